@@ -1,4 +1,4 @@
-"""What every block store owes, and what a folder of one withstands."""
+"""Check the rules for every block store, and damage that a folder store withstands."""
 
 import os
 import threading
@@ -13,7 +13,7 @@ from mmengine.errors import ConfigError
 
 @pytest.fixture(params=BLOCK_STORES.names())
 def make(request, tmp_path):
-    """Stores at one place, as engines of several processes have them."""
+    """Open stores at one place, as several processes' engines would."""
     return lambda size=2**20: BLOCK_STORES.load(request.param)(str(tmp_path / "store"), size)
 
 
@@ -67,7 +67,7 @@ def test_what_was_not_used_for_longest_goes(make):
         put(store, number, bytes(1000))
     held = [number for number in range(13) if got(store, number, 1000) is not None]
     assert {0, 3, 12} <= set(held) and 1 not in held and 7 <= len(held) <= 10
-    put(store, 99, bytes(20_000))  # more than all of it may be
+    put(store, 99, bytes(20_000))  # more than the whole limit
     assert got(store, 99, 20_000) is None and got(store, 12, 1000) is not None
 
 

@@ -1,5 +1,6 @@
-"""Attention by our Triton kernels beside dense attention, on a GPU or in Triton's interpreter; and that bits
-do not depend on how tokens come."""
+"""Check the Triton attention kernels against dense attention, on a GPU or in Triton's interpreter, and that
+bits do not depend on how tokens are spread over steps.
+"""
 
 from contextlib import contextmanager
 from functools import partial
@@ -23,7 +24,7 @@ FLOATS = pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["
 
 @contextmanager
 def short_spans():
-    """Spans of so few keys that short rows have several."""
+    """Use spans with few keys, so that short rows have several."""
     from mmengine.gpu import attention_kernels, attention_tiles
 
     with pytest.MonkeyPatch.context() as patch:
@@ -33,7 +34,7 @@ def short_spans():
 
 
 def make(spec, kv, programs=2, **options):
-    """Without the trial of a new backend. `programs`: more than there are tiles has spans computed apart."""
+    """Build a backend without its trial. With more `programs` than tiles, spans are computed separately."""
     backend = TritonPagedAttention(spec, kv, **({"kernels": load()} | options))
     backend._programs = programs
     return backend
@@ -57,7 +58,7 @@ def make(spec, kv, programs=2, **options):
 def test_ragged_steps_are_as_dense_attention(
     kernel_device, group, kv_heads, head_dim, block_size, dtype, programs, first, steps
 ):
-    """In a pool that is full of NaN wherever nothing was written."""
+    """Fill the pool with NaN wherever nothing was written."""
     spec = spec_of(group * kv_heads, kv_heads, head_dim, layers=1)
     with short_spans():
         rows = Rows(
@@ -70,7 +71,7 @@ def test_ragged_steps_are_as_dense_attention(
 
 @FLOATS
 def test_a_new_backend_is_tried_beside_torch(kernel_device, dtype):
-    """And taken, whatever its heads and blocks."""
+    """Accept the backend for all heads and blocks."""
     for heads, kv_heads, head_dim, block_size, is_fp8 in ((4, 2, 6, 16, False), (6, 1, 16, 1, True)):
         spec = spec_of(heads, kv_heads, head_dim)
         kv = KVPool(spec, 4, block_size, dtype, open_device(str(kernel_device)), is_fp8=is_fp8)
@@ -85,7 +86,7 @@ def test_heads_as_wide_as_they_may_be(kernel_device):
 
 
 def filled(device, dtype, **options):
-    """A pool of random KV, and a function that attends rows (queries, KV tokens, table row)."""
+    """Return a pool of random KV, and a function that attends rows (queries, KV tokens, table row)."""
     spec = spec_of(4, 2, 16, layers=1)
     pool = KVPool(spec, 60, 4, dtype, open_device(str(device)))
     pool.blocks.copy_(torch.randn(pool.blocks.shape, generator=torch.Generator().manual_seed(1)).to(dtype))
@@ -104,7 +105,7 @@ def filled(device, dtype, **options):
 
 @FLOATS
 def test_a_query_has_the_same_bits_alone_in_a_chunk_and_beside_drafts(kernel_device, dots_in_order, dtype):
-    """Whatever rows are beside it, and whether the spans of its keys are computed together or apart."""
+    """Compare bits next to any rows, with a row's spans computed together or separately."""
     with short_spans():
         spec, together = filled(kernel_device, dtype, programs=1)
         _, apart = filled(kernel_device, dtype, programs=99)
@@ -132,7 +133,7 @@ def test_scores_far_apart_do_not_overflow(kernel_device, dtype):
 
 
 def test_every_byte_of_fp8_is_its_value(kernel_device):
-    """Of one token, whose result is its V."""
+    """Attend a row of one token, whose result is its V."""
     spec = spec_of(2, 2, 128, layers=1)
     for dtype in (torch.float32, torch.float16):
         kv = KVPool(spec, 2, 1, dtype, open_device(str(kernel_device)), is_fp8=True)
@@ -155,7 +156,7 @@ def test_an_fp8_pool_holds_rounded_keys_and_values(kernel_device):
     attention.begin(AttentionMeta(five, five, np.array([16, 17, 18, 19, 8]), np.array([[4, 2]], np.int32)))
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(5, heads, 16, generator=generator).half() for heads in (4, 2, 2))
-    k[0, 0, 0] = 1000.0  # more than fp8 can say, which is not to become NaN
+    k[0, 0, 0] = 1000.0  # above the fp8 range, and must not become NaN
     attention.append(0, k.to(kernel_device), v.to(kernel_device))
     got = attention.run(0, q.to(kernel_device)).cpu().float()
     keys, values = (x.clamp(-448, 448).to(torch.float8_e4m3fn).float() for x in (k, v))
@@ -163,20 +164,23 @@ def test_an_fp8_pool_holds_rounded_keys_and_values(kernel_device):
 
 
 def test_no_kernel_is_compiled_anew_for_other_steps(kernel_device, monkeypatch):
-    """What a new backend tries is all that Triton compiles: it does so anew where a pointer's alignment to 16
-    bytes or a number's divisibility by 16 differs, or a number is 1."""
+    """Check that a new backend's trial covers everything that Triton compiles.
+
+    Triton compiles again if a pointer's alignment to 16 bytes or a number's divisibility by 16 changes, or if
+    a number is 1.
+    """
     if kernel_device.type != "cpu":
         pytest.skip("the interpreter is looked at")
     from triton.runtime.interpreter import InterpretedFunction
 
-    seen, run = set(), InterpretedFunction.run  # kernels, and what they are compiled for
+    seen, run = set(), InterpretedFunction.run  # kernels, and the specialisations that they are compiled for
 
     def noted(self, *arguments, **options):
         kinds, free = [], self.kwargs["do_not_specialize"] or ()
         for name, value in zip(self.arg_names, arguments, strict=False):
             if isinstance(value, torch.Tensor):
                 assert value.data_ptr() % 16 == 0, name
-            elif name not in free and name != "q_stride":  # that is the model's
+            elif name not in free and name != "q_stride":  # q_stride depends on the model
                 kinds.append((value % 16 == 0, value == 1))
         if self.__name__.endswith("_kernel"):
             kept = {name: value for name, value in options.items() if name not in ("grid", "warmup")}
@@ -202,7 +206,7 @@ def test_no_kernel_is_compiled_anew_for_other_steps(kernel_device, monkeypatch):
 
 
 class Watched:
-    """The kernels, and what they were launched with."""
+    """Record the kernels and their launch arguments."""
 
     def __init__(self):
         from mmengine.gpu import attention_kernels
@@ -216,8 +220,9 @@ class Watched:
 
 @pytest.mark.parametrize("query_len, programs", [(1, 2), (1, 50), (4, 50)])
 def test_a_captured_step_reads_buffers_that_stay(kernel_device, query_len, programs):
-    """A replay launches what was captured, over the same buffers, whatever the lengths: rows that are only
-    filled up too, whose ends hold NaN."""
+    """Replay a captured launch over the same buffers with other lengths, including padded rows whose ends
+    hold NaN.
+    """
     spec, size, kernels = spec_of(4, 2, 16), 4, Watched()
     kv = KVPool(spec, 80, size, torch.float32, open_device(str(kernel_device)))
     attention = make(spec, kv, programs, kernels=kernels)
@@ -238,8 +243,8 @@ def test_a_captured_step_reads_buffers_that_stay(kernel_device, query_len, progr
             kv_lens = np.array([lens[0], query_len, lens[2]], np.int32)
             index = kv_lens[:, None] - query_len + np.arange(query_len)
             slots = np.take_along_axis(table, index // size, 1) * size + index % size
-            slots[1] %= size  # a row that only fills up
-            slots[0, 1:] %= size  # and drafts that do
+            slots[1] %= size  # a padding row
+            slots[0, 1:] %= size  # padding drafts
             attention.begin(AttentionMeta(counts, kv_lens, slots.reshape(-1).astype(np.int64), table), bucket)
             assert attention._step[1] is captured, "a replay could not be told of others"
             own = [lens[0] - query_len + 1, 0, lens[2]]

@@ -1,4 +1,4 @@
-"""Which program attends what: every query once, every span of a tile once, parts where there is room."""
+"""Check the tile plan: every query once, every span of a tile once, and parts where programs are free."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Our Triton kernels compile for real GPUs, by Triton's own compiler, where no GPU is needed."""
+"""Check that the Triton kernels compile for real GPUs with Triton's compiler, which needs no GPU."""
 
 import os
 import subprocess
@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-SPILLED_BYTES = 160  # of a thread, on its stack: a handful of its 255 registers
+SPILLED_BYTES = 160  # stack bytes per thread: a handful of its 255 registers
 
 
 @pytest.mark.parametrize("words, count", [(["--newest"], 23), pytest.param([], 46, marks=pytest.mark.soak)])
 def test_every_kernel_compiles(kernel_device, words, count):
-    """What was compiled before is found in build/triton by its source, its options and Triton's version."""
+    """Compiled kernels are cached in build/triton by source, options and Triton's version."""
     cache = Path(__file__).parents[2] / "build" / "triton"
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(cache)}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))

@@ -1,4 +1,6 @@
-"""Our matmul is torch's, and a row has the same bits in any number of rows and at any place among them."""
+"""Check that the Triton matmul equals torch's, and that a row has the same bits for any row count and
+position.
+"""
 
 import pytest
 import torch
@@ -35,14 +37,14 @@ def layer(kernels, device, dtype, width, depth, has_bias, seed):
 def test_products_are_torchs(kernels, kernel_device, rows, width, depth, dtype, has_bias, seed):
     linear, x, weight, bias = layer(kernels, kernel_device, dtype, width, depth, has_bias, seed)
     wanted = x[:rows].double() @ weight.double().T + has_bias * bias.double()
-    summed = x[:rows].double().abs() @ weight.double().abs().T + 1  # what is added up, without signs
+    summed = x[:rows].double().abs() @ weight.double().abs().T + 1  # sum of absolute products
     bounds = torch.finfo(dtype).eps * wanted.abs() + 4e-6 * summed
     assert ((linear(x[:rows]) - wanted).abs() <= bounds).all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_row_has_the_same_bits_in_any_company(kernels, kernel_device, dots_in_order, dtype):
-    """For every number of rows, somewhere among 70, and among rows of NaN."""
+    """Compare bits for every row count, at an offset among 70 rows, and among rows of NaN."""
     linear, x, _, _ = layer(kernels, kernel_device, dtype, 40, 72, True, 1)
     whole = linear(x)
     for count in range(1, 71):
@@ -65,7 +67,7 @@ def test_what_lies_on_odd_addresses_or_apart_gives_the_same(kernels, kernel_devi
 
 
 def test_programs_cover_every_tile_once(kernels, kernel_device, dots_in_order, monkeypatch):
-    """Also where groups of row tiles are not full."""
+    """Also use incomplete groups of row tiles."""
     linear, x, _, _ = layer(kernels, kernel_device, torch.float32, 150, 8, False, 3)
     x = x[:35]
     ones = torch.cat([linear(row[None]) for row in x])
@@ -78,7 +80,7 @@ def test_programs_cover_every_tile_once(kernels, kernel_device, dots_in_order, m
     ("width", "columns"), [(24_576, 128), (12_288, 128), (6144, 64), (4096, 64), (2048, 32), (151_936, 128)]
 )
 def test_tiles_follow_from_the_width(kernels, width, columns):
-    """Those of the 8B and the 2B: enough of them, and as wide as that allows."""
+    """Check the tiles of the 8B and the 2B: enough tiles, each as wide as that allows."""
     tile = kernels.tile_of(width, torch.bfloat16)
     assert tile.columns == columns
     in_flight = width // tile.columns * (tile.stages - 1) * tile.columns * tile.depth * 2

@@ -1,4 +1,4 @@
-"""Tokens drawn by our Triton kernels are those of the filters, the noise and the masks of the CPU."""
+"""Check that the Triton kernels sample the same tokens as the filters, noise and masks on a CPU."""
 
 import sys
 from types import SimpleNamespace
@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def kernels(kernel_device):
-    """In small chunks, so that there are many: a row of 300 tokens has 19."""
+    """Use small chunks: a row of 300 tokens has 19."""
     from mmengine.gpu import sampling_kernels
 
     with pytest.MonkeyPatch.context() as patch:
@@ -32,7 +32,7 @@ def kernels(kernel_device):
 
 @pytest.fixture
 def steps(monkeypatch):
-    """Draws on a CPU by torch's operations, one after the other."""
+    """Draw on a CPU with torch's operations in steps."""
     monkeypatch.setattr(drawing, "draw_on_cpu", lambda *args: None)
 
 
@@ -53,14 +53,14 @@ def test_tokens_are_those_of_the_steps(vocab_size, kernels, kernel_device, steps
 def test_the_bound_keeps_what_sorting_keeps(kernels, kernel_device, vocab_size, share, heat, seed):
     random = np.random.default_rng(seed)
     logits = random_logits(random, 2, vocab_size)
-    logits[:, 0] = logits[:, 0].clamp(min=0)  # something is finite
+    logits[:, 0] = logits[:, 0].clamp(min=0)  # keeps one logit finite
     top_p, temperature = torch.full((2,), share), torch.full((2,), heat)
     scaled = apply_temperature(logits, temperature[:, None])
     wanted = keep_top(scaled, torch.full((2, 1), vocab_size), top_p[:, None], vocab_size).isfinite()
     there = [each.to(kernel_device) for each in (logits, logits.amax(-1), temperature, top_p)]
     found = (scaled >= kernels.top_p_bound(*there).cpu()[:, None]) & scaled.isfinite()
     for row in range(2):
-        if not torch.equal(found[row], wanted[row]):  # only where rounding of sums decides
+        if not torch.equal(found[row], wanted[row]):  # only rounding of sums may decide
             mass = scaled[row].double().softmax(-1)
             before = torch.stack([mass[scaled[row] > value].sum() for value in scaled[row]])
             assert (before - share).abs().min() < 1e-6
@@ -71,20 +71,20 @@ def test_the_bound_keeps_what_sorting_keeps(kernels, kernel_device, vocab_size, 
 def test_the_bound_among_the_best_is_that_of_the_filters(kernels, kernel_device, ks, share, seed):
     random = np.random.default_rng(seed)
     logits = random_logits(random, len(ks), 70).clamp(min=-80, max=80)
-    logits = (logits * 4).round() / 4 - 20  # with equals
+    logits = (logits * 4).round() / 4 - 20  # with ties
     best, top_k = logits.topk(max(ks), dim=-1).values, torch.tensor(ks)
     top_p = torch.full((len(ks),), share)
     there = [each.to(kernel_device) for each in (best, top_k, top_p)]
     found = kernels.top_k_bound(*there).cpu()
     wanted = top_bound(logits, top_k[:, None], top_p[:, None], max(ks))[:, 0]
     for row, count in enumerate(ks):
-        if found[row] != wanted[row]:  # only where rounding of sums decides
+        if found[row] != wanted[row]:  # only rounding of sums may decide
             mass = best[row, :count].double().softmax(-1)
             assert ((mass.cumsum(-1) - mass) - share).abs().min() < 1e-6
 
 
 def test_a_rows_bound_and_likelihoods_are_the_same_bits_in_any_company(kernels, kernel_device):
-    """Among other rows, at another address, with a wider list of the best."""
+    """Compare a row among other rows, at another address, with a longer list of best logits."""
     random = np.random.default_rng(4)
     logits = random_logits(random, 5, 301).to(kernel_device)
     likely, best = kernels.log_softmax(logits), logits.topk(99, dim=-1).values
@@ -100,7 +100,7 @@ def test_a_rows_bound_and_likelihoods_are_the_same_bits_in_any_company(kernels, 
 
 @pytest.mark.parametrize("vocab", [1, 16, 31, 33, 77, 150])
 def test_masks_exclude_what_they_exclude_on_a_cpu(vocab, kernels, kernel_device, monkeypatch):
-    """By the very function that a GPU takes, with ties, and rows that no mask is of left as they were."""
+    """Call the function that a GPU uses, with ties, and check that unmasked rows stay unchanged."""
     monkeypatch.setattr(masking, "sampling_kernels", lambda device: kernels)
     random = np.random.default_rng(vocab)
     logits = random.integers(-3, 4, (5, vocab)).astype(np.float32)
@@ -133,7 +133,7 @@ def test_a_cpu_has_kernels_of_its_own():
 
 
 def test_without_triton_torch_samples_and_says_why(monkeypatch):
-    """As on a GPU: the device is only looked at, nothing runs on it."""
+    """Pretend to be on a GPU: only the device type is read, and nothing runs on it."""
     monkeypatch.setitem(sys.modules, "triton", None)
     sampling._tried.cache_clear()
     try:
@@ -144,8 +144,11 @@ def test_without_triton_torch_samples_and_says_why(monkeypatch):
 
 
 def test_no_kernel_is_compiled_anew_for_other_rows(kernels, kernel_device, monkeypatch):
-    """Triton compiles anew where a pointer's alignment to 16 bytes or a number's divisibility by 16 differs,
-    or a number is 1; within a step all rows would wait for it."""
+    """Check that steps cause no new compilation.
+
+    Triton compiles again if a pointer's alignment to 16 bytes or a number's divisibility by 16 changes, or if
+    a number is 1; within a step all rows would wait for it.
+    """
     if kernel_device.type != "cpu":
         pytest.skip("the interpreter is looked at")
     from triton.runtime.interpreter import InterpretedFunction
@@ -166,7 +169,7 @@ def test_no_kernel_is_compiled_anew_for_other_rows(kernels, kernel_device, monke
     sampling.compile_all(kernels, 40, kernel_device)
     compiled = {name: set(kinds) for name, kinds in seen.items()}
     random = np.random.default_rng(2)
-    for rows in (1, 2, 5):  # one, even and odd: none of what is 16 times something in smaller numbers
+    for rows in (1, 2, 5):  # one, even and odd row counts
         for options in ({"top_k": 8 * rows}, {"top_p": 0.8}, {"min_p": 0.1}):
             bench = Bench(40, [SamplingParams(temperature=0.7, seed=1, **options)] * rows, random)
             columns = bench.batch.columns

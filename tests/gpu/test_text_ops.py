@@ -1,4 +1,4 @@
-"""Who does a decoder layer's operations: kernels that give torch's numbers, and torch else."""
+"""Check the choice of a decoder layer's operations: kernels that agree with torch, and torch otherwise."""
 
 import re
 import sys
@@ -80,7 +80,7 @@ def test_what_gives_other_numbers_is_left_out(dtype):
 
 
 def test_flashinfers_functions_are_called_as_they_are_declared(monkeypatch):
-    """They are bound to the recorded signatures, and computed by torch."""
+    """Bind fake functions to the recorded signatures and compute with torch."""
     good, known = text_ops.torch_ops(), signatures()
 
     def rmsnorm(*of, **by_name):
@@ -116,7 +116,7 @@ def test_flashinfers_functions_are_called_as_they_are_declared(monkeypatch):
 def test_the_rotation_is_torchs(
     kernel_device, tokens, heads, kv_heads, half, block_size, dtype, cached, normed, seed
 ):
-    """Also of a part of a wider matrix, and what it does not name stays as it was, to the bit."""
+    """Rotate part of a wider matrix; values outside that part keep their bits."""
     _, functions = text_ops.our_rotation()
     generator = torch.Generator().manual_seed(seed)
     wide = torch.randn(tokens, heads + 2 * kv_heads + 1, 2 * half, generator=generator).to(dtype)
@@ -192,7 +192,7 @@ def test_where_a_kernel_does_not_run_it_is_refused(monkeypatch):
 
 @pytest.mark.parametrize("name", ["rms_norm", "add_norm", "silu_mul", "linear"])
 def test_where_bits_depend_on_the_number_of_rows_it_is_refused(name, monkeypatch):
-    """What stands in for our kernels is a little larger in more than one row."""
+    """The fake kernels return slightly larger values for more than one row."""
     good = text_ops.torch_ops()
 
     def off(x, *of):
@@ -201,7 +201,7 @@ def test_where_bits_depend_on_the_number_of_rows_it_is_refused(name, monkeypatch
         return by_row(x, *of) * (1 + (len(x) > 1) * 2e-7)
 
     def by_row(x, *of):
-        """torch's, a row after the other."""
+        """Compute with torch, row by row."""
         if name == "linear":
             return torch.cat([F.linear(row, *of) for row in x.split(1)])
         if name == "add_norm":

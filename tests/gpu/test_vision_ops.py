@@ -1,4 +1,6 @@
-"""Attention of many frames at once: what is taken for it, and that it gives the numbers of one by one."""
+"""Check attention over many frames at once: which implementation is chosen, and that it equals attention
+frame by frame.
+"""
 
 from types import SimpleNamespace
 
@@ -45,7 +47,9 @@ def test_what_gives_other_numbers_or_does_not_run_is_found_out():
 
 
 def test_the_call_of_torchs_varlen_attention_is_one_it_takes(monkeypatch):
-    """There is none on a CPU: what it is called with is bound to its signature, and computed by frames."""
+    """Replace flash attention, which no CPU has: bind the call to its signature and compute frame by
+    frame.
+    """
     varlen = pytest.importorskip("torch.nn.attention.varlen")
     from inspect import signature
 

@@ -1,5 +1,6 @@
-"""An engine without a model, for adapters: folders whose content is a word, and an executor that says which
-adapter it answers with."""
+"""An engine without a model, for adapters: folders whose content is a word, and an executor whose answer
+names the adapter.
+"""
 
 from types import SimpleNamespace
 
@@ -9,7 +10,7 @@ from tests.serve.serve_fakes import EchoExecutor, builder
 
 
 class Adapted(EchoExecutor):
-    """Says which adapter it answers with."""
+    """Answers with the name of its adapter."""
 
     def dispatch(self, plan):
         for admission in plan.admitted:
@@ -24,7 +25,7 @@ class Adapted(EchoExecutor):
 
 
 def read_adapter(model, folder, max_bytes, value_bytes):
-    """A folder's digest is what stands in its weights."""
+    """Return a folder's digest, which is stored in its weights file."""
     data = (folder / WEIGHTS_FILE).read_bytes()
     if b"broken" in data:
         raise ModelError(f"{folder / WEIGHTS_FILE} is broken")

@@ -1,4 +1,4 @@
-"""A tiny vision-language model, and adapters for it that PEFT made; what transformers answers with each."""
+"""Make a tiny vision-language model and PEFT adapters for it, and compute transformers' answers with each."""
 
 import torch
 from peft import LoraConfig, get_peft_model
@@ -16,7 +16,7 @@ CHATS = [
     asked("Two cats sat on a mat, and one of them slept."),
     asked(noise(1, (64, 64)), "Of which colour is it?"),
 ]
-# Eight of them: ranks, scales and modules of every kind, two of them on the vision tower.
+# Eight adapters: ranks, scales and modules of every kind, two of them on the vision tower.
 KINDS = {
     "attention": {"r": 8, "target_modules": LANGUAGE + "(q|k|v|o)_proj"},
     "queries": {"r": 3, "lora_alpha": 9, "target_modules": LANGUAGE + "q_proj"},
@@ -35,12 +35,12 @@ KINDS = {
 
 
 def make_model(folder):
-    """Writes it to `folder`; gives transformers' model of it, float32."""
+    """Write the model to `folder` and return transformers' model, float32."""
     return Contract().make_checkpoint(folder)
 
 
 def make_adapter(model, folder, seed=0, **kind):
-    """Writes it to `folder`; gives PEFT's model of it. `model` is as before when that is unloaded."""
+    """Write the adapter to `folder` and return PEFT's model. `model` is restored when that is unloaded."""
     config = LoraConfig(**{"lora_alpha": 16, "lora_dropout": 0.0, **kind})
     adapted = get_peft_model(model, config).eval()
     generator = torch.Generator().manual_seed(seed)
@@ -54,7 +54,7 @@ def make_adapter(model, folder, seed=0, **kind):
 
 
 def answers_of(model, folder):
-    """Greedy tokens for each of CHATS."""
+    """Return greedy tokens for each of CHATS."""
     found = []
     for each in CHATS:
         inputs = Contract().inputs(folder, each)
@@ -67,7 +67,9 @@ def answers_of(model, folder):
 
 
 def make_all(folder):
-    """The folder of a model, those of its adapters by name, and the tokens that each gives ("": none)."""
+    """Return the model's folder, the adapters' folders by name, and each adapter's tokens ("": no
+    adapter).
+    """
     model_folder = folder / "model"
     model_folder.mkdir()
     model = make_model(model_folder)

@@ -1,5 +1,6 @@
-"""Requests with adapters outlive their process: adapters are found again by what the log says, and only as
-they were."""
+"""Check that requests with adapters survive a crash: adapters are found again from the log, and only
+unchanged ones.
+"""
 
 import shutil
 
@@ -19,7 +20,7 @@ NAMES = ("attention", "tower")
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """The folder of a model, those of two adapters, and the tokens that each gives."""
+    """Return a model's folder, two adapters' folders, and the tokens of each."""
     folder = tmp_path_factory.mktemp("crash")
     (folder / "model").mkdir()
     model, wanted = make_model(folder / "model"), {}
@@ -36,7 +37,7 @@ def engine_of(made, log, loras, **options):
 
 
 def begun(made, log, loras, steps=4):
-    """A log whose process ended in the middle of answers."""
+    """Return a log whose process ended in the middle of answers."""
     engine = engine_of(made, log.with_name("live"), {})
     for name, folder in loras.items():
         engine.adapters.load(engine.adapters.read(name, folder))
@@ -50,7 +51,7 @@ def begun(made, log, loras, steps=4):
     for name in loras:
         engine.adapters.unload(name)
     while engine.has_work:
-        engine.step()  # who has one goes on with it
+        engine.step()  # requests with an adapter continue
     engine.close()
     return log
 

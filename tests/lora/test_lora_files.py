@@ -1,5 +1,6 @@
-"""What is read of an adapter's folder, and what of it is refused, in one sentence that names the field or the
-tensor."""
+"""Check which parts of an adapter folder are read, and that each refusal is one sentence that names the field
+or tensor.
+"""
 
 import json
 import os
@@ -27,7 +28,7 @@ Q = "base_model.model.model.language_model.layers.0.self_attn.q_proj"
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """The folder of a model, and of an adapter for it."""
+    """Return a model's folder, and an adapter's."""
     folder = tmp_path_factory.mktemp("files")
     (folder / "model").mkdir()
     model = make_model(folder / "model")
@@ -128,7 +129,7 @@ def change_of(name):
     def of_b(weights):
         weights[f"{Q}.lora_B.weight"] = torch.zeros(7, 4)
 
-    def twice(weights):  # text models' name of the same module
+    def twice(weights):  # text models' name for the same module
         weights[Q.replace(".language_model", "") + ".lora_A.weight"] = weights[f"{Q}.lora_A.weight"].clone()
 
     def other(key):
@@ -186,7 +187,7 @@ def test_no_more_is_read_than_there_is_room_for(made, copy):
     [(1000, 0, "raise lora_bytes"), (ROOM, 2**24, "belong to no tensor"), (1000, -1, "cut short")],
 )
 def test_a_large_file_is_refused_by_its_header(copy, room, behind, words):
-    """Of one matrix of 16 MiB, and one of few bytes."""
+    """Use one matrix of 16 MiB, and one of few bytes."""
     with_config(copy, r=4, rank_pattern={})
     header, at = {}, 0
     for which, shape in (("A", (4, 8)), ("B", (2**20, 4))):
@@ -259,7 +260,7 @@ def test_a_pickle_is_never_read(made, copy):
 
 
 class OneHub:
-    """Has these files, and puts those that are asked for into a folder."""
+    """A hub that holds these files, and puts requested ones into a folder."""
 
     def __init__(self, cache, files):
         self.cache, self.files = cache, files

@@ -1,4 +1,4 @@
-"""Names of adapters: what each stands for, and from which folder its content is read."""
+"""Check adapter names: the adapter that each stands for, and the folder that its content is read from."""
 
 import asyncio
 import shutil
@@ -26,7 +26,7 @@ def load(engine, name, folder):
 
 
 def read_again(engine, name):
-    """The digest of what the executor would read for a name now."""
+    """Return the digest that the executor would read for a name now."""
     return engine.built.executor.known[engine.adapters.named(name).digest]().digest
 
 
@@ -63,8 +63,9 @@ def test_loading_what_a_name_stands_for_reads_it_from_there_again(engine, tmp_pa
 
 @contextmanager
 def gone_on(folder, after, loras=None, place="old"):
-    """An engine that goes on where another one ended in the middle of an answer with the adapter `mine`, of
-    which `after` was said before. `place`: where its folder is then."""
+    """Resume an engine that ended in the middle of an answer with the adapter `mine`, after `after` tokens.
+    `place`: where the adapter's folder is then.
+    """
     old = made(folder, "old")
     with Engine(builder=adapted_builder(), log=folder / "live", loras={"mine": old}) as one:
         one.submit("a longer word", request_id="asked", adapter="mine")
@@ -80,7 +81,7 @@ def gone_on(folder, after, loras=None, place="old"):
 
 
 def answer_of(engine):
-    """Of the request that was taken up, and that nothing is left of it."""
+    """Finish the resumed request, and check that nothing of it remains."""
     engine.requests.resume("asked")
     (done,) = [out.completion for _ in range(30) for out in engine.step() if out.completion]
     assert not engine.built.core.state.adapters.nameless
@@ -121,7 +122,7 @@ def test_who_has_what_is_gone_is_told_where_it_was(tmp_path):
 
 
 def test_several_that_are_loaded_at_once_are_read_one_after_the_other(tmp_path):
-    """That of a caller who went away is in memory until it is read."""
+    """The answer of a disconnected client stays in memory until it is read."""
     reading = []
 
     async def asked():

@@ -1,5 +1,6 @@
-"""Answers with adapters are those of PEFT on transformers, however they are batched, cut, preempted or
-drafted."""
+"""Check that answers with adapters equal PEFT on transformers, however they are batched, cut, preempted or
+drafted.
+"""
 
 import pytest
 
@@ -28,7 +29,7 @@ def made(tmp_path_factory):
 
 
 def asked(wanted):
-    """Every chat with every adapter, so that neighbours have different ones."""
+    """Pair every chat with every adapter, so that neighbours have different adapters."""
     return [(name, place) for place in range(len(CHATS)) for name in wanted]
 
 
@@ -53,7 +54,7 @@ def run(engine, wanted, rounds=1):
 
 
 def seldom(name):
-    """The others have rows of all adapters in a step, too."""
+    """Other requests have rows with all adapters in a step, too."""
     return pytest.param(name, marks=pytest.mark.soak if name == "all at once" else ())
 
 
@@ -76,13 +77,15 @@ def test_tokens_are_those_of_peft(made, tmp_path, name):
 @pytest.mark.soak
 @pytest.mark.skipif(library.load() is None, reason="needs the compiled kernels")
 def test_an_image_that_is_encoded_in_parts_reads_its_adapter_once_for_them(made, tmp_path, monkeypatch):
-    """And once more for its rows. Its image stands first behind what is cached, so no row holds it."""
+    """Load the adapter again for its rows. Its image comes first after the cached prefix, so no row holds the
+    adapter.
+    """
     folder, adapters, wanted = made
     load, read = AdapterStore._load, []
     monkeypatch.setattr(
         AdapterStore, "_load", lambda store, digest: read.append(digest) or load(store, digest)
     )
-    room = {"block_size": 4, "lora_bytes": 100_000}  # for one
+    room = {"block_size": 4, "lora_bytes": 100_000}  # capacity for one adapter
     config = EngineConfig(spec="none", encoder_piece=60, encoder_even_patches=8, **room)
     loras = {name: adapters[name] for name in ("tower", "attention")}
     with Engine(folder, config=config, dtype="float32", loras=loras, log=tmp_path / "log") as engine:

@@ -1,5 +1,6 @@
-"""Adapters over HTTP: a call's model chooses one, and an admin key loads and unloads them below one
-folder."""
+"""Check adapters over HTTP: a call's model chooses one, and an admin key loads and unloads adapters below one
+folder.
+"""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Sessions with an adapter: what one says is what one request with that adapter says."""
+"""Check sessions with an adapter: their answers equal one request with that adapter."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ ASKED = {"max_tokens": 8, "ignore_eos": True, "temperature": 0.0}
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """The folder of a model, and those of two adapters."""
+    """Return a model's folder, and two adapters' folders."""
     folder = tmp_path_factory.mktemp("sessions")
     (folder / "model").mkdir()
     model = make_model(folder / "model")
@@ -57,7 +57,7 @@ def test_a_session_says_what_one_request_with_its_adapter_says(made, tmp_path):
 
 
 def test_it_has_its_adapter_behind_a_kill(made, tmp_path):
-    """Which the log names: nobody gives it again. Its blocks are gone, its image is not."""
+    """The log names the adapter, and no client names it again. Its blocks are gone, its image is not."""
     with engine_of(made, tmp_path / "live", made[1]) as engine:
         session = engine.session("s", adapter="tower")
         session.append(SHOWN)

@@ -1,4 +1,4 @@
-"""Gated delta nets over rows and their states, by the kernels alone or by torch, step after step."""
+"""Run gated delta nets over rows and their states, by the kernels or by torch, step after step."""
 
 import ctypes
 from dataclasses import dataclass, field
@@ -18,8 +18,11 @@ EPS = 1e-6
 
 @dataclass
 class Part:
-    """What a row does in a step: of the tokens before, `stayed` are accepted; then come `certain` new ones
-    and `drafts`. `kept`: slots by counts of tokens behind the state."""
+    """A row's work in a step: `stayed` earlier drafts are accepted, then `certain` new tokens and `drafts`
+    follow.
+
+    `kept`: slots for kept states, by the token count after the state.
+    """
 
     slot: int
     row: int
@@ -31,8 +34,9 @@ class Part:
 
 
 class Net:
-    """One layer with weights of its own, over `slots` states that begin at zero, with room for `room`
-    drafts of each row. `library` None: torch."""
+    """One layer with its own weights, over `slots` zeroed states, with `room` drafts per row. `library` None:
+    torch.
+    """
 
     def __init__(self, sizes: DeltaSizes, dtype, library=None, *, slots=8, rows=8, room=4, seed=0):
         random = torch.Generator().manual_seed(seed)
@@ -54,12 +58,12 @@ class Net:
             self._step = StateStep(sizes, dtype)
 
     def begin(self, slot, source=None):
-        """A row's state is zero, or that of another slot."""
+        """Set a row's state to zero, or to a copy of another slot."""
         for each in (self.conv, self.recurrent):
             each[slot] = 0 if source is None else each[source]
 
     def step(self, parts):
-        """What the tokens of each part give, [certain + drafts, values]."""
+        """Return the output for each part's tokens, [certain + drafts, values]."""
         starts = np.cumsum([0, *(len(part.projected) for part in parts)]).astype(np.int32)
         kept = [sorted(part.kept.items()) for part in parts]
         pairs = np.array([pair for each in kept for pair in each], np.int32).reshape(-1, 2)

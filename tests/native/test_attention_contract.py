@@ -1,5 +1,6 @@
-"""The contract of an attention backend, against dense attention: torch, and our kernels for each instruction
-set that this CPU has."""
+"""Check attention backends against dense attention: torch, and the native kernels for each instruction set of
+this CPU.
+"""
 
 from functools import partial
 
@@ -20,7 +21,7 @@ from mmengine.runtime.kv.pool import KVPool
 from tests.instruction_sets import isas, opened
 
 BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-# heads, KV heads, values of a head, tokens of a block: every remainder of 16 and 32, groups of 1 to 8
+# Heads, KV heads, head size, block size: every remainder of 16 and 32, groups of 1 to 8.
 SHAPES = [
     (4, 2, 32, 4),
     (4, 4, 16, 8),
@@ -34,7 +35,7 @@ SHAPES = [
 
 
 def native(isa):
-    """A maker of backends over the kernels for one instruction set."""
+    """Return a factory for backends over the kernels of one instruction set."""
     return partial(NativePagedAttention, library=opened(isa))
 
 
@@ -48,7 +49,7 @@ def backend(request):
 
 
 def interpreted(spec, kv):
-    """Triton's kernels need no GPU in its interpreter, but patience."""
+    """Run the Triton kernels in the interpreter, which needs no GPU, only patience."""
     if kv.dtype == torch.bfloat16:
         pytest.skip("Triton's interpreter multiplies bfloat16 wrongly")
     return TritonPagedAttention(spec, kv)
@@ -68,7 +69,7 @@ def test_random_ragged_batches(backend, dtype, heads, kv_heads, head_dim, block_
     spec = spec_of(heads, kv_heads, head_dim, layers=1)
     rows = Rows(backend, spec, dtype, block_size, num_blocks=2 + 8 * (700 // block_size + 1))
     names = [f"r{i}" for i in range(7)]
-    rows.step(("long", 530), ("r0", 61))  # over the end of a block of keys, and up to that of a span
+    rows.step(("long", 530), ("r0", 61))  # across the end of a block of keys, and up to the end of a span
     for _ in range(8):
         some = random.permutation(names)[: random.integers(1, 8)]
         rows.step(*[(str(name), int(random.choice([1, 1, 2, 7, 13, 40]))) for name in ["long", *some]])
@@ -105,14 +106,14 @@ def test_a_prefix_filled_in_the_same_step(backend):
 
 
 def test_blocks_written_by_another_row_of_the_step_are_read(backend):
-    """A row whose cached tokens another row computes now: all rows are appended before any is run."""
+    """Compute cached tokens of one row in another row's step: all rows are appended before any row runs."""
     spec, size = spec_of(2, 1, 8, layers=1), 4
     pool = KVPool(spec, 8, size, torch.float32, CpuDevice())
     attention = backend(spec, pool)
     generator = torch.Generator().manual_seed(1)
     k, v = torch.randn(2, 5, 1, 8, generator=generator)
     q = torch.randn(5, 2, 8, generator=generator)
-    # Row 0 is token 4 behind block 3, row 1 computes block 3 in this very step.
+    # Row 0 is token 4 after block 3; row 1 computes block 3 in the same step.
     table = np.array([[3, 5], [3, 0]], np.int32)
     lens = np.array([5, 4], np.int32)
     attention.begin(AttentionMeta(np.array([1, 4], np.int32), lens, np.array([20, 12, 13, 14, 15]), table))
@@ -142,7 +143,7 @@ def test_one_row_that_is_nan_leaves_the_others_alone(backend, dtype, queries):
     lens, table = np.full(3, queries, np.int32), np.array([[1], [2], [3]], np.int32)
     slots = np.concatenate([np.arange(4 * block, 4 * block + queries) for block in (1, 2, 3)])
     everything = (q, *kv)
-    # torch's attention gives zeros where keys are NaN and queries are not
+    # torch's attention returns zeros if keys are NaN and queries are not
     for bad in [everything] if backend is TorchPagedAttention else [everything, (q,), (kv[0],), (kv[1],)]:
         was = [part[1, 0].clone() for part in bad]
         for part in bad:
@@ -179,7 +180,9 @@ def test_fused_projections_need_not_be_contiguous(backend):
 
 
 def filled(kernels, dtype, seed=5):
-    """A pool of random KV, and a function that attends rows (queries, KV tokens, table row; drafts)."""
+    """Return a pool of random KV, and a function that attends rows (queries, KV tokens, table row;
+    drafts).
+    """
     spec = spec_of(8, 2, 72, layers=1)
     pool = KVPool(spec, 200, 16, dtype, CpuDevice())
     pool.blocks.normal_(generator=torch.Generator().manual_seed(seed))
@@ -197,7 +200,7 @@ def filled(kernels, dtype, seed=5):
 
 @BOTH
 def test_a_row_depends_neither_on_threads_nor_on_the_others(kernels, dtype):
-    """To the bit: in a batch, alone, in another order, with one thread and with two."""
+    """Compare bits in a batch, alone, in another order, with one thread and with two."""
     spec, attend = filled(kernels, dtype)
     random = np.random.default_rng(1)
     rows = [
@@ -231,7 +234,7 @@ def test_a_query_does_not_depend_on_where_its_chunk_was_cut(kernels, dtype):
 @BOTH
 @pytest.mark.parametrize("length", [16, 63, 70, 700])
 def test_drafts_have_the_bits_of_tokens_one_by_one(kernels, dtype, length):
-    """Across the end of a span of 64 keys, too, which only the later queries see; beside a prompt."""
+    """Cross the end of a span of 64 keys, which only the later queries see, next to a prompt."""
     spec, attend = filled(kernels, dtype)
     blocks = np.random.default_rng(3).integers(1, 200, 50)
     q = torch.randn(16, spec.num_heads, spec.head_dim).to(dtype)

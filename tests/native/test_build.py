@@ -1,4 +1,4 @@
-"""The kernels' library: compiled once, and off with one clear line where it cannot be."""
+"""Check that the kernel library is compiled once, and that failures turn it off with one clear line."""
 
 import logging
 import os
@@ -24,7 +24,7 @@ needs_compiler = pytest.mark.skipif(
 
 @pytest.fixture
 def native(tmp_path, monkeypatch):
-    """Two small sources, an empty cache, and no library loaded yet."""
+    """Provide two small sources, an empty cache, and no loaded library."""
     sources = tmp_path / "src"
     sources.mkdir()
     (sources / "one.cpp").write_text(SOURCE)
@@ -48,7 +48,7 @@ def script(folder, text):
 
 
 def problem(caplog):
-    """What the one line says; there is no library."""
+    """Return the logged reason, and check that no library is loaded."""
     with caplog.at_level(logging.WARNING, logger="mmengine"):
         assert library.load() is None
         assert library.load() is None, "and it is said once"
@@ -116,7 +116,7 @@ def test_a_compiler_that_failed_is_not_waited_for_again(native, monkeypatch, cap
         library.forget()
         assert problem(caplog).startswith(f"{first} (not tried again today; to try, delete ")
         assert len(counter.read_text().split()) == tries
-    os.utime(compiler, ns=(1, 1))  # it was mended, or updated
+    os.utime(compiler, ns=(1, 1))  # the compiler was repaired or updated
     caplog.clear()
     library.forget()
     assert problem(caplog) == first
@@ -200,7 +200,7 @@ def test_a_cache_folder_that_others_can_write_to(native, caplog):
 
 @needs_compiler
 def test_a_cache_below_a_folder_that_others_can_write_to(native, monkeypatch, caplog):
-    """They could move ours away and put theirs in its place."""
+    """Other users could rename the cache folder and put another in its place."""
     open_to_all = native / "open"
     monkeypatch.setenv("MMENGINE_CACHE", str(open_to_all / "mine" / "cache"))
     (open_to_all / "mine").mkdir(parents=True, mode=0o700)
@@ -208,14 +208,14 @@ def test_a_cache_below_a_folder_that_others_can_write_to(native, monkeypatch, ca
     said = problem(caplog)
     assert f"{open_to_all} can be written by others: chmod go-w {open_to_all}, or name" in said
     assert not list(native.rglob("*.so"))
-    open_to_all.chmod(0o1777)  # as /tmp: what is ours there stays ours
+    open_to_all.chmod(0o1777)  # like /tmp: other users cannot replace our folder
     library.forget()
     assert library.load().mm_answer() == 42
 
 
 @needs_compiler
 def test_what_was_looked_at_is_what_is_loaded(native, monkeypatch):
-    """Between the look at the folder and the loading its path may come to lead elsewhere."""
+    """Between the folder's check and the load, its path may be redirected."""
     assert library.load().mm_answer() == 42
     library.forget()
     real = library.cache_folder
@@ -238,7 +238,7 @@ def test_a_damaged_library_is_compiled_again(native, damage):
     assert library.load().mm_answer() == 42
     (path,) = (native / "cache" / "native").glob("*.so")
     whole = path.read_bytes()
-    path.unlink()  # the one that is loaded stays mapped; a new file takes its name
+    path.unlink()  # the loaded file stays mapped; a new file takes its name
     if damage == "no digest":
         path.with_suffix(".sha256").unlink()
         path.write_bytes(whole)
@@ -299,7 +299,7 @@ def test_two_processes_at_once_compile_once(native):
 
 
 def test_openmp_is_asked_for_threads_in_one_place():
-    """Everything else compiles without it, too."""
+    """All other sources must compile without OpenMP too."""
     files = native_compile.source_files() + native_compile.header_files()
     asking = [path.name for path in files if re.search(r"\bomp_|<omp\.h>", path.read_text())]
     assert asking == ["threads.h"]
@@ -308,7 +308,7 @@ def test_openmp_is_asked_for_threads_in_one_place():
 @pytest.mark.soak
 @needs_compiler
 def test_kernels_load_without_openmp(tmp_path):
-    """In a process that has none from elsewhere."""
+    """Load the library in a process that has no OpenMP runtime."""
     out = tmp_path / "kernels.so"
     native_compile.compile_library(native_compile.find_compiler(), cpu.usable_isas()[0], None, out)
     script = "import ctypes, os, sys; ctypes.CDLL(sys.argv[1], mode=os.RTLD_NOW)"

@@ -1,5 +1,6 @@
-"""The gated delta net's kernels, for each instruction set of this CPU: near torch's, and the same bits
-however tokens are spread over steps, drafted, kept, and computed beside others."""
+"""Check the gated delta net's kernels for each instruction set on this CPU: close to torch, with bits that
+are independent of chunks, drafts, kept states and other rows.
+"""
 
 import random
 
@@ -21,7 +22,7 @@ KEPT_SLOT = 7
 
 
 def streams(sizes, dtype):
-    """Of each row: projected and numbers of its tokens."""
+    """Return each row's projections and numbers for its tokens."""
     seeded = torch.Generator().manual_seed(3)
     widths = (sizes.width + sizes.values, 2 * sizes.num_heads)
     return [
@@ -31,7 +32,7 @@ def streams(sizes, dtype):
 
 
 def one_by_one(net, rows):
-    """What each row's tokens give, of a row alone, a token in a step."""
+    """Return each row's outputs when computed alone, one token per step."""
     found = []
     for row, (projected, numbers) in enumerate(rows):
         net.begin(row)
@@ -41,9 +42,11 @@ def one_by_one(net, rows):
 
 
 def spread(net, rows, seed):
-    """Yields (row, first token, what the tokens from it on give), of rows beside each other in chunks of any
-    length, with drafts of which some are accepted, and states kept on the way, which must be those of a row
-    that goes on from them."""
+    """Yield (row, first token, outputs) for rows computed side by side in chunks of any length.
+
+    Some drafts are accepted. States that are kept on the way must equal those of a row that continues from
+    them.
+    """
     choose = random.Random(seed)
     sure, drafted, kept_at = [0] * len(rows), [0] * len(rows), 0
     for row in range(len(rows)):
@@ -56,7 +59,7 @@ def spread(net, rows, seed):
             first = sure[row] + stayed
             count = min(choose.choice((1, 1, 3, 30)), len(projected) - first)
             drafts = choose.randint(0, min(count - 1, 4)) if count else 0
-            if not count:  # the last drafts were all of it
+            if not count:  # all remaining tokens were accepted drafts
                 sure[row], drafted[row] = first, 0
                 continue
             kept = {}

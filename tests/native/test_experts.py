@@ -1,4 +1,4 @@
-"""Mixtures of experts in the kernels against torch and transformers, for each instruction set of this CPU."""
+"""Check mixture-of-experts kernels against torch and transformers, for each instruction set on this CPU."""
 
 import numpy as np
 import pytest
@@ -13,11 +13,11 @@ from mmengine.native.linear import ChunkedCodes, ChunkedWeight, Codes, Form, Pac
 COUNT, TOP_K, HIDDEN, WIDE, SHARED = 10, 3, 72, 40, 24
 DTYPES = (torch.float32, torch.bfloat16)
 FORMS = {"int8": Form.INT8, "fp8": Form.FP8, "int4": Form.INT4}
-OFF = {torch.float32: 5e-5, torch.bfloat16: 0.03}  # of values of about +-1
+OFF = {torch.float32: 5e-5, torch.bfloat16: 0.03}  # tolerance for values of about +-1
 
 
 def drawn(dtype, shared=True, top_k=TOP_K, seed=0):
-    """A mixture as tensors."""
+    """A mixture's weights as tensors."""
     random = torch.Generator().manual_seed(seed)
 
     def weight(*shape):
@@ -67,7 +67,7 @@ def rows(count, dtype, seed=1):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shared", (False, True))
 def test_rows_are_those_of_torch(library, dtype, shared):
-    """But for a few in bfloat16, whose expert of `top_k` and the next one are near ties."""
+    """Allow a few exceptions in bfloat16, where the last chosen expert and the next one nearly tie."""
     weights = drawn(dtype, shared)
     x, residual = rows(300, dtype), rows(300, dtype, seed=2)
     experts = in_kernels(library, weights)
@@ -93,7 +93,7 @@ def test_a_row_has_the_same_bits_in_any_company(library, dtype):
 
 @pytest.mark.parametrize("top_k", (1, 2, 8))
 def test_of_equal_chances_it_takes_those_of_topk(library, top_k):
-    """Experts are one-dimensional in their answers, so that a row tells which were taken."""
+    """Give each expert a one-dimensional output, so that a row shows which experts it used."""
     count, hidden = 128, 32
     eye = torch.eye(hidden, dtype=torch.bfloat16)
     random = torch.Generator().manual_seed(3)
@@ -119,7 +119,7 @@ def test_of_equal_chances_it_takes_those_of_topk(library, top_k):
 
 
 def int4(weight):
-    """Codes of 4 bits with a smallest value for each group of 32."""
+    """Use 4-bit codes with a minimum for each group of 32."""
     n, k = weight.shape
     groups = torch.nn.functional.pad(weight.float(), (0, -k % 32)).unflatten(1, (-1, 32))
     low, high = groups.amin(2), groups.amax(2)

@@ -1,4 +1,4 @@
-"""Linear layers over packed weights, for each instruction set that this CPU has."""
+"""Check linear layers over packed weights, for each instruction set on this CPU."""
 
 import resource
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from mmengine.native.linear import PackedLinear
 
 DTYPES = (torch.float32, torch.bfloat16)
-# n and k around the edges of panels (32), tiles (16) and pieces of k (192); m around those of blocks.
+# n and k around the edges of panels (32), tiles (16) and pieces of k (192); m around the edges of blocks.
 SHAPES = (
     (1, 1),
     (7, 5),
@@ -25,7 +25,7 @@ SHAPES = (
     (96, 1057),
 )
 ROWS = (1, 2, 3, 4, 5, 7, 8, 13, 14, 15, 16, 17, 31, 32, 33, 48, 70)
-# Relative to 1 + |exact|. bfloat16 keeps 8 bits; with silu three roundings follow each other.
+# Relative to 1 + |exact|. bfloat16 keeps 8 bits; with silu there are three roundings in a row.
 BOUND = {torch.float32: 1e-5, torch.bfloat16: 2**-8}
 
 
@@ -125,7 +125,7 @@ def test_a_row_is_the_same_bits_in_any_company(library, dtype, n, k, gate_up):
 @pytest.mark.parametrize("m", (1, 6, 64, 400))
 def test_threads_do_not_change_a_bit(library, dtype, m):
     _, _, packed = layer(library, 700, 320, dtype)
-    _, _, narrow = layer(library, 20, 640, dtype)  # one panel: only rows can be shared
+    _, _, narrow = layer(library, 20, 640, dtype)  # one panel, so threads can share only rows
     before, results = torch.get_num_threads(), []
     try:
         for threads in (1, 2, 3, 5):
@@ -176,7 +176,7 @@ def test_wrong_arguments_say_what_was_wanted(library):
 
 
 def address_space():
-    """Bytes of this process's address space."""
+    """Return the size of this process's address space in bytes."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     return pages * resource.getpagesize()
 
@@ -184,15 +184,16 @@ def address_space():
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
 @pytest.mark.parametrize("gate_up", [False, True])
 def test_bfloat16_rows_without_scratch_memory_are_an_error_of_the_call(library, gate_up):
-    """1.3 GiB of it and more: the limit does not count what tests before gave back to malloc, so it must
-    not be enough."""
+    """Run with an address space limit 1.3 GiB too small: memory that earlier tests returned to malloc does
+    not count towards the limit, so the test needs a large layer.
+    """
     _, _, packed = layer(library, 32, 700_000, torch.bfloat16, gate_up=gate_up)
     x = rows_of(1, 700_000, torch.bfloat16).expand(1024, -1)
     out = torch.empty(1024, 16 if gate_up else 32, dtype=torch.bfloat16)
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
 
     def too_much():
-        packed(x[:1])  # OpenMP's threads are there
+        packed(x[:1])  # starts OpenMP's threads
         resource.setrlimit(resource.RLIMIT_AS, (address_space() + 2**24, hard))
         try:
             with pytest.raises(MemoryError, match="no memory for a linear layer of 1024 rows"):
@@ -201,5 +202,5 @@ def test_bfloat16_rows_without_scratch_memory_are_an_error_of_the_call(library, 
             resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
         assert torch.equal(packed(x[:3]), packed(x[:1]).expand(3, -1))
 
-    with ThreadPoolExecutor(1) as fresh:  # scratch memory is a thread's, and this one has none yet
+    with ThreadPoolExecutor(1) as fresh:  # scratch memory belongs to a thread, and a new thread has none
         fresh.submit(too_much).result()

@@ -1,4 +1,6 @@
-"""Layers in FP8: to the bit what their dequantised weights give, for each instruction set of this CPU."""
+"""Check that FP8 layers have the same bits as their dequantised weights, for each instruction set on this
+CPU.
+"""
 
 import pytest
 import torch
@@ -10,8 +12,11 @@ ROWS = (1, 2, 3, 7, 12, 13, 24, 25, 40, 200)
 
 
 def drawn(n, k, group, shared):
-    """Codes [n, k], every one but NaN among them, subnormals from a third of k on, and scales of either
-    sign: with `shared` as blocks have them, those of the rows of either half of the weight."""
+    """Return codes [n, k] with every code except NaN, subnormals from a third of k on, and scales of either
+    sign.
+
+    With `shared` the scales are per block, otherwise per row in either half of the weight.
+    """
     random = torch.Generator().manual_seed(n * k)
     codes = torch.randint(0, 256, (n, k), generator=random).to(torch.uint8)
     codes[codes & 0x7F == 0x7F] = 0x80
@@ -48,7 +53,7 @@ def test_bits_are_those_of_the_dequantised_layer(library, group, shared, gate_up
 
 
 def test_every_code_is_its_value(library):
-    """Subnormals too; zeros keep their sign as far as anybody sees."""
+    """Unpack all codes including subnormals; the sign of zero is ignored."""
     codes = torch.arange(256).to(torch.uint8).repeat(32, 1)
     codes[codes & 0x7F == 0x7F] = 0
     held = PackedLinear(library, ChunkedCodes(32, 256, Form.FP8, 256, [(0, Codes(codes, torch.ones(32, 1)))]))

@@ -1,4 +1,4 @@
-"""Layers in whole numbers by rows that are rounded to int8, for each instruction set of this CPU."""
+"""Check integer layers with rows rounded to int8, for each instruction set on this CPU."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from tests.instruction_sets import isas, opened
 from tests.native.test_linear_ints import MOST, SHAPES, drawn, exact
 
 ROWS = (1, 2, 3, 4, 5, 6, 7, 13, 600)
-BLOCK = 32  # of x that share a scale
+BLOCK = 32  # values of x that share a scale
 
 
 def layer_of(library, codes, form, group, **how):
@@ -18,7 +18,9 @@ def layer_of(library, codes, form, group, **how):
 
 
 def rounded(x):
-    """What rows are multiplied as, float64: each 32 of them by their largest / 127, to the nearest."""
+    """Return the rows as they are multiplied, float64: each 32 values rounded to multiples of their largest /
+    127.
+    """
     blocks = F.pad(x.float(), (0, -x.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
     most = blocks.abs().amax(2, keepdim=True)
     codes = torch.where(most > 0, blocks * (torch.tensor(127.0) / most), 0).round()
@@ -29,7 +31,7 @@ def rounded(x):
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("mins", (False, True))
 def test_sums_are_those_of_rounded_rows(library, form, group, mins):
-    """And are the same bits in any company."""
+    """Check that a row's bits are independent of the batch."""
     for n, k in SHAPES:
         codes = drawn(n, k, form, group, mins)
         bias = torch.randn(n, generator=torch.Generator().manual_seed(1))
@@ -57,7 +59,7 @@ def test_every_instruction_set_gives_the_same_bits(form, mins):
 
 
 def test_the_largest_codes_do_not_overflow(library):
-    """Of every sign; int4 sums eight products in 16 bits."""
+    """Use extreme values of every sign; int4 sums eight products in 16 bits."""
     for form, value in ((Form.INT8, 127), (Form.INT8, -127), (Form.INT4, 7), (Form.INT4, -8)):
         codes = Codes(torch.full((32, 256), value, dtype=torch.int8), torch.ones(32, 1))
         layer = layer_of(library, codes, form, 256)

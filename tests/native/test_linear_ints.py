@@ -1,4 +1,4 @@
-"""Layers in whole numbers of 8 and 4 bits, for each instruction set of this CPU."""
+"""Check 8-bit and 4-bit integer layers, for each instruction set on this CPU."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ import torch
 from mmengine.native.linear import GROUPS, ChunkedCodes, Codes, Form, PackedLinear, packed_buffer
 
 SHAPES = ((64, 256), (100, 130), (96, 1057), (34, 40), (2, 1))
-ROWS = (2, 3, 4, 5, 6, 7, 12, 13, 25, 40, 600)  # 512 of them and the rest are apart
+ROWS = (2, 3, 4, 5, 6, 7, 12, 13, 25, 40, 600)  # rows are processed in blocks of 512
 ALONE = (*range(40), 511, 512, 599)
 MOST = {Form.INT8: 127, Form.INT4: 7}
 
@@ -23,7 +23,7 @@ def drawn(n, k, form, group, mins):
 
 
 def exact(codes, group):
-    """float64 [n, k]."""
+    """Return the dequantised weights, float64 [n, k]."""
 
     def spread(each):
         return each.double().repeat_interleave(group, 1)[:, : codes.values.shape[1]]
@@ -46,7 +46,9 @@ def held(library, codes, form, group, **how):
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("mins", (False, True))
 def test_sums_are_near_the_exact_ones(library, form, group, mins):
-    """And are the same bits in any company. Rounded weights (AMX) are as near as bfloat16 is."""
+    """Check results and the independence of a row's bits. Rounded weights (AMX) are as accurate as
+    bfloat16.
+    """
     for n, k in SHAPES:
         codes = drawn(n, k, form, group, mins)
         bias = torch.randn(n, generator=torch.Generator().manual_seed(1))
@@ -109,4 +111,4 @@ def test_a_buffer_takes_no_huge_page_that_it_does_not_fill():
     buffers = [packed_buffer(size) for _ in range(32)]
     for buffer in buffers:
         buffer[:] = 1
-    assert private() - before < 1.2 * 32 * size  # half as much again, with a huge page at the end of each
+    assert private() - before < 1.2 * 32 * size  # half as much again, plus a huge page at the end of each

@@ -1,4 +1,4 @@
-"""Low-rank additions of the kernels: their sums, and that a row's bits are its own."""
+"""Check the sums of low-rank additions, and that a row's bits depend only on the row."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +22,7 @@ def drawn(seed, *shape, dtype):
 
 
 def parts_of(seed, k, *sizes, dtype):
-    """(rank, n) of each."""
+    """Return (rank, n) of each part."""
     found, offset = [], 0
     for number, (rank, n) in enumerate(sizes):
         a = drawn(seed + number, rank, k, dtype=dtype) / k**0.5
@@ -56,7 +56,7 @@ def test_sums(library, dtype, m, k, sizes):
 
 @DTYPE
 def test_queries_with_gates_take_the_memory_that_is_counted(library, dtype):
-    """What q adds stands in two places of y, and its a is held once."""
+    """Add one part to two places of y, with its a stored once."""
     config = SimpleNamespace(num_heads=2, head_dim=16, num_kv_heads=1)
     both, keys, values = parts_of(1, 96, (20, 64), (6, 16), (6, 16), dtype=dtype)
     packed = PackedAdapter([tuple(_gates_behind(config, (both, keys, values)))])
@@ -82,7 +82,7 @@ def test_each_row_has_its_adapter_and_bits_of_its_own(library, dtype):
     k, m = 96, 23
     adapters = [parts_of(10 * each, k, (16, 40), (5, 24), dtype=dtype) for each in range(3)]
     x, y = drawn(4, m, k, dtype=dtype), drawn(5, m, 64, dtype=dtype)
-    rows = [np.arange(each, m, 4, dtype=np.int32) for each in range(3)]  # every fourth row has none
+    rows = [np.arange(each, m, 4, dtype=np.int32) for each in range(3)]  # every fourth row has no adapter
     step = LoraStep([(PackedAdapter([(), parts]), own) for parts, own in zip(adapters, rows, strict=True)])
     found = y.clone()
     arguments = (x.data_ptr(), x.stride(0), found.data_ptr(), found.stride(0), DTYPES[dtype])

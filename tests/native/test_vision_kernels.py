@@ -1,4 +1,4 @@
-"""The vision tower's kernels against torch, for each instruction set that this CPU has."""
+"""Check the vision tower's kernels against torch, for each instruction set on this CPU."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ def kernels_of(library, heads, head_dim, dtype):
 
 
 def pack_of(lengths, heads, head_dim, dtype, seed=0):
-    """q, k, v of frames whose content depends on their place in the list alone, not on the others."""
+    """Return q, k, v of frames whose content depends only on the frame's index in the list."""
     parts, angles = [], []
     for n, length in enumerate(lengths):
         random = torch.Generator().manual_seed(100 * seed + n)
@@ -37,7 +37,7 @@ def test_attention_equals_torch_on_ragged_packs(library, heads, head_dim, dtype)
     qkv, pack = pack_of(lengths, heads, head_dim, dtype)
     ours = attend_native(kernels, qkv, pack)
     exact = attend_torch(qkv.double() if dtype == torch.float32 else qkv.float(), heads, pack)
-    error = (ours.double() - exact.double()).abs()  # a bfloat16 near 4 is off by up to 2^-7 as it stands
+    error = (ours.double() - exact.double()).abs()  # rounding alone shifts a bfloat16 near 4 by up to 2^-7
     assert error.max() < (2e-5 if dtype == torch.float32 else 6e-2)
     assert error.mean() < (1e-6 if dtype == torch.float32 else 3e-3)
     assert exact.std() > 0.1
@@ -45,7 +45,7 @@ def test_attention_equals_torch_on_ragged_packs(library, heads, head_dim, dtype)
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_frame_does_not_see_its_neighbours_nor_the_threads(library, dtype):
-    """To the bit: alone, in a pack, in another place of it, with one thread and with two."""
+    """Compare bits alone, in a pack, at another position, with one thread and with two."""
     kernels = kernels_of(library, 4, 24, dtype)
     lengths = [16, 600, 1, 40, 1030, 64]
     qkv, pack = pack_of(lengths, 4, 24, dtype)

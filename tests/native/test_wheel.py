@@ -1,4 +1,6 @@
-"""What a wheel brings: kernels that need no compiler, and a command that works where it is installed."""
+"""Check that a wheel contains kernels that need no compiler, and a command that works where it is
+installed.
+"""
 
 import os
 import shutil
@@ -21,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def without_a_compiler(monkeypatch, tmp_path):
-    """An empty cache, and nothing on the path."""
+    """Provide an empty cache and an empty PATH."""
     monkeypatch.setenv("MMENGINE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     monkeypatch.delenv("CXX", raising=False)
@@ -65,13 +67,13 @@ def ran(*command, **options):
 
 @pytest.fixture
 def clone(tmp_path):
-    """The sources, without what was built among them."""
+    """Clone the sources without build products."""
     ran("git", "clone", "-q", str(ROOT), str(tmp_path / "clone"))
     return tmp_path / "clone"
 
 
 def installed(wheel, home, *options):
-    """The interpreter of an environment of its own that has the wheel, and where its packages lie."""
+    """Install the wheel into a new environment; return its interpreter and site-packages."""
     ran(sys.executable, "-m", "venv", "--without-pip", str(home))
     (site,) = home.glob("lib/python3*/site-packages")
     python = home / "bin" / "python"
@@ -96,13 +98,13 @@ def lend_dependencies(site):
 
 
 def demo(python, folder, **variables):
-    """What `mmengine demo` says with nothing of this environment."""
+    """Run `mmengine demo` without this environment's variables and check its output."""
     said = ran(str(python.with_name("mmengine")), "demo", env={"HOME": str(folder), **variables}, cwd=folder)
     assert "verif" in said.lower()
 
 
 def test_an_installed_wheel_runs_the_demo(tmp_path, clone):
-    """One without kernels, so that nothing is compiled but what is here already."""
+    """Build a wheel without kernels, so that nothing new is compiled."""
     wheels, bare = tmp_path / "dist", os.environ | {"MMENGINE_WHEEL_ISAS": ""}
     how = ("--no-deps", "--no-build-isolation", "-q", "-w", str(wheels))
     ran(sys.executable, "-m", "pip", "wheel", *how, str(clone), env=bare)
@@ -117,7 +119,7 @@ def test_an_installed_wheel_runs_the_demo(tmp_path, clone):
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 def test_an_installed_wheel_answers_without_a_compiler(tmp_path, clone):
-    """Into a bare environment, as users have it. The sdist holds what the wheel was built of."""
+    """Install into a bare environment like a user's, and check that the sdist holds the sources."""
     ran(sys.executable, "-m", "build", "--outdir", str(tmp_path / "dist"), str(clone))
     (wheel,) = (tmp_path / "dist").glob("*.whl")
     (sdist,) = (tmp_path / "dist").glob("*.tar.gz")

@@ -6,9 +6,9 @@ from mmengine.native import library
 BACKENDS = {"kernels": "auto", "torch attention": "torch", "no compiler": "auto"}
 
 
-@pytest.fixture(scope="module", params=BACKENDS)  # what follows must find its compiler again
+@pytest.fixture(scope="module", params=BACKENDS)  # later tests must find their compiler again
 def backend(request, hidden_compiler, tmp_path_factory):
-    """What `attention` is to be, in an environment with or without a compiler."""
+    """Return the value for `attention`, in an environment with or without a compiler."""
     if request.param == "no compiler":
         with hidden_compiler(tmp_path_factory.mktemp("cache")):
             yield BACKENDS[request.param]
@@ -30,6 +30,6 @@ def cases():
 
 @pytest.fixture(scope="session")
 def wanted(cases):
-    """Greedy tokens of transformers, each request alone."""
+    """Return transformers' greedy tokens, each request alone."""
     model = load_reference()
     return [reference_tokens(model, case) for case in cases]

@@ -1,5 +1,6 @@
-"""Requests on the embedded checkpoint, the tokens that transformers gives them, and a way to run
-them through the whole engine with other settings."""
+"""Requests for the embedded checkpoint, transformers' tokens for them, and a way to run them through the
+whole engine with other settings.
+"""
 
 import random
 from dataclasses import dataclass
@@ -42,8 +43,9 @@ class Case:
 
 
 def make_cases(processor, seed: int = 11) -> list[Case]:
-    """124 requests: 20 text, 56 one image, 24 one image shared by all, 14 two or three images,
-    10 videos; in random order."""
+    """Return 124 requests: 20 text, 56 one image, 24 one image shared by all, 14 two or three images, 10
+    videos; in random order.
+    """
     rng = random.Random(seed)
     asked = [([], [], rng.choice(TEXTS)) for _ in range(20)]
     for _ in range(14):
@@ -84,8 +86,9 @@ def load_reference(dtype=torch.float32):
 
 
 def reference_inputs(prepared: Prepared, dtype=torch.float32) -> dict[str, torch.Tensor]:
-    """What transformers' processor would hand to the model, from our ids and pixels (that those
-    are equal is tested on its own)."""
+    """Return the model inputs that transformers' processor would give, from our ids and pixels (whose
+    equality is tested separately).
+    """
     ids = torch.from_numpy(prepared.prompt_token_ids).long()[None]
     types = torch.zeros_like(ids, dtype=torch.int32)
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "mm_token_type_ids": types}
@@ -105,7 +108,7 @@ def reference_inputs(prepared: Prepared, dtype=torch.float32) -> dict[str, torch
 
 
 def reference_tokens(model, case: Case) -> list[int]:
-    """Greedy tokens of `generate`, the request alone, the end of sequence among them."""
+    """Return greedy tokens of `generate` for one request, including the end of sequence."""
     inputs = reference_inputs(case.prepared, model.dtype)
     with torch.inference_mode():
         out = model.generate(**inputs, max_new_tokens=case.max_tokens, do_sample=False)
@@ -117,7 +120,7 @@ def load_processor():
 
 
 class Runner:
-    """One loaded model; every `run` makes an engine of its own around it."""
+    """A loaded model; every `run` builds a new engine around it."""
 
     def __init__(self, dtype: str = "float32", attention: str = "auto"):
         self.dtype, self.attention = getattr(torch, dtype), attention
@@ -146,8 +149,11 @@ class Runner:
         sampling: SamplingParams | None = None,
         copies: int = 1,
     ) -> list[list[int]]:
-        """Tokens of every case. `arrivals`: requests come between steps at random, else all at once.
-        `copies`: every so many cases in a row are answers to one prompt."""
+        """Return every case's tokens. `arrivals`: requests arrive between steps at random, else all at
+        once.
+
+        `copies`: this many consecutive cases are answers to one prompt.
+        """
         sampling = sampling or SamplingParams(seed=0)
         tokens: dict[str, list[int]] = {}
         waiting = [(f"{tag}{number}", case) for number, case in enumerate(cases)][::-1]

@@ -1,4 +1,4 @@
-"""Promise 3: the tokens are those of transformers' `generate`, whatever the engine does to a request.
+"""Check promise 3: the tokens equal transformers' `generate`, whatever the engine does to a request.
 
 fp32, greedy, embedded checkpoint. Every run writes a log, and the log verifies.
 """
@@ -137,8 +137,9 @@ def test_a_video_cut_at_every_place(runner):
 
 
 def test_bfloat16_differs_only_where_the_top_two_are_within_rounding(backend, cases, capsys):
-    """bf16 keeps 8 bits: logits of size 2^k are apart by at least 2^(k-7); sums of a few roundings
-    differ by some of those steps. Prints each margin where the tokens part."""
+    """bf16 keeps 8 bits: logits of size 2^k differ by at least 2^(k-7); sums of a few roundings differ by
+    some of those steps. Prints each margin where the tokens part.
+    """
     runner, model = Runner("bfloat16", backend), load_reference(torch.bfloat16)
     some = cases[:48]
     got = runner.run(runner.engine(runner.config()), some)

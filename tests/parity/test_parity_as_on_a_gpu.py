@@ -1,5 +1,7 @@
-"""The way a GPU goes, on a CPU: the decoder of fused operations, images packed, tokens drawn by bounds. Its
-tokens are those of `generate`, and drawn by our Triton kernels those of the CPU's sampler."""
+"""Run a GPU's code path on a CPU: fused decoder operations, packed images, tokens drawn by bounds.
+
+Its tokens equal those of `generate`, and with the Triton kernels those of the CPU's sampler.
+"""
 
 from dataclasses import replace
 
@@ -18,7 +20,7 @@ BY_MASS = SamplingParams(seed=8, temperature=5.0, top_p=0.9)
 
 
 def make_runner(patch):
-    """A runner whose model is built as for a GPU."""
+    """Return a runner whose model is built as for a GPU."""
     packed = vision_ops.VisionOps(vision_ops.rotate, vision_ops.attend_by_frames)
     patch.setattr(tower, "vision_kernels", lambda *of: None)
     patch.setattr(tower, "vision_ops", lambda *of: packed)

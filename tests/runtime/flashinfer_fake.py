@@ -1,5 +1,6 @@
-"""What FlashInfer's wrappers do, in plain torch: they take calls as the record of its signatures has them,
-and attend by (indptr, indices, last_page_len) alone."""
+"""Fake FlashInfer wrappers in plain torch: they accept calls with the recorded signatures, and attend by
+(indptr, indices, last_page_len) alone.
+"""
 
 import inspect
 import json
@@ -15,7 +16,7 @@ WRAPPERS = ("BatchDecodeWithPagedKVCacheWrapper", "BatchPrefillWithPagedKVCacheW
 
 
 def signatures() -> dict[str, inspect.Signature]:
-    """Of the recorded version, by "class.method"."""
+    """Return the recorded version's signatures, by "class.method"."""
     record = json.loads(RECORD.read_text(encoding="utf-8"))
     return {name: _signature(parameters) for name, parameters in record["calls"].items()}
 
@@ -30,8 +31,10 @@ def _signature(parameters: list[list]) -> inspect.Signature:
 
 
 def recorded(module) -> dict[str, list[list]]:
-    """The signatures of an installed package, as the record has them. What a decode plan takes stands at the
-    method behind it, `plan` itself passes names on."""
+    """Return an installed package's signatures in the record's format.
+
+    The parameters of a decode plan are those of the method behind it, because `plan` itself passes names on.
+    """
     calls = {}
     for wrapper in WRAPPERS:
         of = getattr(module, wrapper)
@@ -49,7 +52,7 @@ def _recorded(function) -> list[list]:
 
 
 class FakeWrapper:
-    """One of WRAPPERS. `log` gets what is planned and run."""
+    """A fake for one of WRAPPERS. `log` records plans and runs."""
 
     def __init__(self, name, log, calls, *arguments, **options):
         self._name, self._log, self._calls = name, log, calls
@@ -113,7 +116,7 @@ class FakeWrapper:
 
 
 def attend(q, k, v, causal):
-    """Like the kernel: what a query does not see is multiplied by 0, so it must be finite."""
+    """Attend like the kernel: unseen values are multiplied by 0, so they must be finite."""
     repeat = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1)
     scores = torch.einsum("qhd,khd->hqk", q, k) * q.shape[-1] ** -0.5
@@ -124,7 +127,7 @@ def attend(q, k, v, causal):
 
 
 def fake_library(log=None):
-    """Stands for the package."""
+    """A fake for the package."""
     log, calls = [] if log is None else log, signatures()
     makers = {
         name: (lambda *a, _name=name, **o: FakeWrapper(_name, log, calls, *a, **o)) for name in WRAPPERS

@@ -1,9 +1,8 @@
-"""A GPU that is not there: its tensors (torch's "meta" device) hold nothing, so what would have to wait for a
-value cannot be done.
+"""A fake GPU whose tensors (torch's "meta" device) hold no values, so that waiting for a value fails.
 
-What asks for a value (`item`, `tolist`, `if tensor`) or for a shape that depends on values (`nonzero`, a
-boolean index, `repeat_interleave` without a size) raises by itself. So does here what waits for a copy: one
-from the host comes from pinned memory, and none is awaited.
+Operations that need a value (`item`, `tolist`, `if tensor`) or a shape that depends on values (`nonzero`, a
+boolean index, `repeat_interleave` without a size) raise by themselves. Copies that would wait raise as well:
+a copy from the host must come from pinned memory, and no copy is awaited.
 """
 
 from contextlib import contextmanager
@@ -30,7 +29,7 @@ ON_GPU = Placement(AbsentGpu(), torch.float32, "torch")
 
 
 class Waited(AssertionError):
-    """An operation that waits for the device."""
+    """An operation waited for the device."""
 
 
 class _NoWaiting(TorchDispatchMode):
@@ -42,7 +41,7 @@ class _NoWaiting(TorchDispatchMode):
             return pinned(arguments[0].clone())
         if (
             operation.namespace == "aten" and operation._can_decompose()
-        ):  # in inference mode `to` arrives whole
+        ):  # in inference mode `to` is dispatched as a whole
             with self:
                 made = operation.decompose(*arguments, **options)
             if made is not NotImplemented:
@@ -67,7 +66,7 @@ class _NoWaiting(TorchDispatchMode):
 
 
 class _NoMaking(TorchFunctionMode):
-    """A tensor made of Python's numbers on a device is a copy that waits."""
+    """Raise for a tensor that is built on the device from Python numbers: that copy waits."""
 
     def __torch_function__(self, function, types, arguments=(), options=None):
         options = options or {}
@@ -79,11 +78,11 @@ class _NoMaking(TorchFunctionMode):
         return function(*arguments, **options)
 
 
-_pins: dict[int, torch.Tensor] = {}  # by address, which nothing else has while they are here
+_pins: dict[int, torch.Tensor] = {}  # by address, which stays unique while the tensors are alive
 
 
 def pinned(tensor):
-    """`tensor`, which counts as pinned from now on, with all views of it."""
+    """Mark `tensor` and all views of it as pinned."""
     _pins[tensor.untyped_storage().data_ptr()] = tensor
     return tensor
 
@@ -93,7 +92,7 @@ def _is_pinned(tensor):
 
 
 def _check(source, to, non_blocking):
-    """Raise where a copy waits; tensors without values are none."""
+    """Raise if a copy waits; tensors without values are ignored."""
     if source.device.type == to.type or not source.numel():
         return
     from_pageable = source.device.type == "cpu" and not _is_pinned(source)
@@ -103,7 +102,7 @@ def _check(source, to, non_blocking):
 
 @contextmanager
 def nothing_to_wait_for():
-    """In here what is made on GPU computes nothing, and waiting for it raises."""
+    """Return a context in which GPU tensors compute nothing, and waiting for them raises."""
     try:
         with _NoMaking(), _NoWaiting():
             yield

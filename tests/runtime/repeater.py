@@ -1,4 +1,4 @@
-"""What stands for CUDA graphs: a Python function over the same buffers, on this rank and on others."""
+"""A fake for CUDA graphs: a Python function over the same buffers, on this rank and on others."""
 
 import itertools
 import os
@@ -11,7 +11,7 @@ from mmengine.runtime.device.cuda import WARM_UPS
 
 
 class Repeater:
-    """Calls the function again."""
+    """Replays by calling the function again."""
 
     def __init__(self):
         self.recorded = self.replayed = 0
@@ -28,7 +28,7 @@ class Repeater:
 
 
 class Warming(Repeater):
-    """Calls it as often as CUDA graphs do until it is captured. `fails_at`: the capture that fails."""
+    """Calls the function as often as a capture of CUDA graphs would. `fails_at`: the capture that fails."""
 
     def __init__(self, fails_at=None):
         super().__init__()
@@ -44,19 +44,19 @@ class Warming(Repeater):
 
 
 def let_backends_capture(set_attribute=setattr):
-    """They make tensors in `begin`, which a CUDA graph could not follow, but a function can."""
+    """Capture backends that make tensors in `begin`: a CUDA graph could not, but a function can."""
     for backend in (NativePagedAttention, TorchPagedAttention):
         set_attribute(backend, "captures", True)
 
 
-# How the process of a rank is told what fails there: the number of a capture, and of a step that fails
-# before it exchanges anything; 0 for none.
+# Environment variables that tell a rank's process where to fail: the number of a capture, and of a step that
+# fails before it exchanges anything; 0 for none.
 FAILS = "MMENGINE_TEST_FAILS"
 FOLLOWER = (sys.executable, __file__)
 
 
 def fail_at(number, function):
-    """`function`, which raises in place of its call of this number."""
+    """Return `function`, which raises on its call with this number."""
     count = itertools.count(1)
 
     def fails_once(*arguments):
@@ -68,7 +68,7 @@ def fail_at(number, function):
 
 
 def main():
-    """A rank that follows and captures."""
+    """A following rank that captures."""
     from mmengine.runtime.parallel import follower
 
     capture, step = map(int, os.environ[FAILS].split())

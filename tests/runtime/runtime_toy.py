@@ -1,4 +1,4 @@
-"""A tiny model behind the model protocol, a dense reference without pages, and plans made by hand."""
+"""A tiny model that implements the model protocol, a dense reference without pages, and hand-made plans."""
 
 import numpy as np
 import torch
@@ -28,11 +28,11 @@ class DenseAttention:
 
 
 class ToyModel:
-    """Two attention layers, positions as added waves, features added in front of and behind a layer."""
+    """Two attention layers, with positions as added waves and features added before and after a layer."""
 
     def __init__(self, seed=0, layers=2, hidden=32, heads=4, kv_heads=2, head_dim=8, dtype=torch.float32):
         self.spec = ModelSpec(layers, heads, kv_heads, head_dim, hidden, VOCAB, 512, 2, 6)
-        self.encoded = []  # how many items each call of encode had
+        self.encoded = []  # number of items in each encode call
         self.poisoned = None  # token id whose embedding is NaN
         random = torch.Generator().manual_seed(seed)
 
@@ -77,7 +77,7 @@ class ToyModel:
 
 
 def positions_of(prompt_token_ids, media):
-    """Text counts up in all three rows; a run of a media item takes three steps whatever its length."""
+    """Count text positions in all three rows; a media run takes three positions whatever its length."""
     columns, at, next_position = [], 0, 0
     for start, length in sorted(run for item in media for run in item.runs):
         columns.append(np.tile(np.arange(next_position, next_position + start - at), (3, 1)))
@@ -91,8 +91,10 @@ def positions_of(prompt_token_ids, media):
 
 
 def toy_request(name, seed, num_text=11, media_runs=(), sampling=None, **columns):
-    """A request with its media: `media_runs` holds, for each item, its (start, length) runs; the
-    lengths sum to a multiple of nothing in particular, an embedding has four patches."""
+    """Return a request with media: `media_runs` holds each item's (start, length) runs.
+
+    The runs' lengths have no common divisor; an embedding has four patches.
+    """
     random = np.random.default_rng(seed)
     size = max([num_text, *(start + length + 2 for runs in media_runs for start, length in runs)])
     prompt = random.integers(0, EOS, size).astype(np.int32)
@@ -111,7 +113,7 @@ def toy_request(name, seed, num_text=11, media_runs=(), sampling=None, **columns
 
 
 def dense_logits(model, request, media, token_ids):
-    """Logits [n, VOCAB] at every known token, by one pass over the whole row."""
+    """Return logits [n, VOCAB] for every known token, by one pass over the whole row."""
     positions, delta = positions_of(request.prompt_token_ids, request.media)
     outputs = np.arange(len(request.prompt_token_ids), len(token_ids)) + delta
     positions = np.concatenate((positions, np.tile(outputs, (3, 1))), axis=1)
@@ -134,7 +136,7 @@ def dense_logits(model, request, media, token_ids):
 
 
 def dense_greedy(model, request, media, count):
-    """The tokens that the model gives with nothing cached: every token by a pass over all before."""
+    """Return the model's tokens without any cache: each token by a pass over all earlier ones."""
     known = request.prompt_token_ids.tolist()
     for _ in range(count):
         known.append(int(dense_logits(model, request, media, known)[-1].argmax()))
@@ -142,7 +144,7 @@ def dense_greedy(model, request, media, count):
 
 
 class Driver:
-    """Keeps what a scheduler would: known and computed tokens, rows, blocks, encoded items."""
+    """Tracks a scheduler's state: known and computed tokens, rows, blocks, encoded items."""
 
     def __init__(self, executor, config, seed=0):
         self.executor, self.config = executor, config
@@ -173,7 +175,9 @@ class Driver:
         self.evict.append(key)
 
     def plan(self, *work):
-        """`work`: (name, tokens) for each scheduled row; tokens None: all that is not yet computed."""
+        """Plan a step. `work`: (name, tokens) for each scheduled row; tokens None: all tokens that are not
+        computed yet.
+        """
         parts, admitted, encode, media, sample = [], [], [], [], []
         start = 0
         for n, (name, count) in enumerate(work):

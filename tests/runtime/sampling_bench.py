@@ -1,4 +1,4 @@
-"""Rows of random sampling parameters and random logits, for tests of whoever draws tokens."""
+"""Rows with random sampling parameters and random logits, for tests of samplers."""
 
 import numpy as np
 import torch
@@ -39,7 +39,7 @@ def random_sampling(random, vocab_size):
 
 
 def random_logits(random, count, vocab_size):
-    """Flat and peaked, some with many equal values, some with tokens that are excluded."""
+    """Return flat and peaked logits, some with many ties, some with excluded tokens."""
     logits = random.standard_normal((count, vocab_size)) * random.choice([0.1, 1, 3, 10])
     if random.random() < 0.3:
         logits = (logits * 2).round() / 2

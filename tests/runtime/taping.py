@@ -1,5 +1,8 @@
-"""What stands for CUDA graphs where what is captured is all torch's: operations are put down with the very
-tensors that they used, and done again over the same memory. What Python decided meanwhile stays decided."""
+"""A fake for CUDA graphs of pure torch work: operations are recorded with their tensors, and repeated over
+the same memory.
+
+Decisions that Python made during the recording stay fixed.
+"""
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode

@@ -1,4 +1,4 @@
-"""An attention backend that a stranger brings is one like ours, from the option to the answer."""
+"""Check that a third-party attention backend works like a built-in one, from the option to the answer."""
 
 import pytest
 
@@ -27,7 +27,7 @@ def answer(attention):
 def test_a_strangers_attention_backend_is_found_and_used(install_stranger):
     install_stranger("mmengine.attention_backends", THEIRS, theirs="Theirs")
     found = answer("theirs")
-    import strange_module  # it is there only now
+    import strange_module  # importable only from here on
 
     assert len(strange_module.steps) >= len(found.token_ids) > 0
     assert found.token_ids == answer("torch").token_ids

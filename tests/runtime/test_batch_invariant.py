@@ -1,5 +1,6 @@
-"""batch_invariant: a request has the same bits alone and in any company, however its tokens are spread over
-steps."""
+"""Check batch_invariant: a request has the same bits alone and in any batch, however its tokens are spread
+over steps.
+"""
 
 import random
 from dataclasses import replace
@@ -27,7 +28,7 @@ from mmengine.serve.engine.engine import Engine
 from tests.spec_decode.equality import Asked, drawn_alike, mixed
 
 ALONE = {"max_num_seqs": 1, "enable_prefix_caching": False, "spec": "none"}
-# Chunks of a token and of all of it, a pool in which requests give way, drafts, other blocks.
+# Chunks of one token and of everything, a pool that preempts, drafts, other block sizes.
 COMPANIES = (
     {"token_budget": 23, "block_size": 4, "num_blocks": 65, "admission_reserve": "none", "max_num_seqs": 20},
     {"long_prefill_token_threshold": 1, "spec": "none", "max_in_flight": 2},
@@ -45,7 +46,7 @@ def kernels():
 
 @pytest.fixture(scope="module")
 def asked():
-    """Requests that each tell the logprobs of four tokens a step."""
+    """Return requests that each report the logprobs of four tokens per step."""
     found = mixed(12, seed=5, most_tokens=40).by_id
     for name, (prepared, options) in found.items():
         sampling = msgspec.structs.replace(options.sampling, logprobs=4)
@@ -54,7 +55,7 @@ def asked():
 
 
 def bits(asked, dtype, *, arrivals=None, attention="auto", **settings):
-    """Tokens and logprobs of every choice."""
+    """Return tokens and logprobs of every choice."""
     waiting, found = list(asked.by_id.values())[::-1], {}
     config = EngineConfig(max_model_len=256, **{"batch_invariant": True, **settings})
     with drawn_alike(), Engine(config=config, dtype=dtype, attention=attention) as engine:
@@ -85,15 +86,16 @@ def test_company_changes_no_bit(asked, dtype, alone, company):
 
 
 def test_without_it_a_bit_may_change(asked):
-    """Else the tests above would show nothing."""
+    """Without this difference the tests above would prove nothing."""
     one, other = (bits(asked, "float32", batch_invariant=False, **each) for each in (ALONE, COMPANIES[0]))
     assert one != other
 
 
 @pytest.mark.soak
 def test_company_changes_no_bit_as_on_a_gpu(asked, kernel_device, dots_in_order, monkeypatch):
-    """The decoder, attention and sampling of a GPU, in Triton's interpreter, steps replayed as well: of the
-    shortest requests five tokens, greedy and drawn."""
+    """Run a GPU's decoder, attention and sampling in Triton's interpreter, with replayed steps: five tokens
+    of the shortest requests, greedy and sampled.
+    """
     if kernel_device.type != "cpu":
         pytest.skip("the engine computes on a CPU here")
     from mmengine.gpu import sampling_kernels

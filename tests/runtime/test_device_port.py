@@ -1,4 +1,4 @@
-"""One file names CUDA, and a device of a stranger's serves as this engine's own do."""
+"""Check that only one file names CUDA, and that a third-party device works like the built-in ones."""
 
 import inspect
 import re
@@ -19,8 +19,8 @@ from mmengine.serve.prompt.prompt import Prompt
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES_CUDA = re.compile(r"torch\.cuda|torch\.version\.cuda|\.is_cuda\b|\.cuda\(|[\"']cuda(:\d+)?[\"']")
-# Beside the device itself: the kernels say for which of torch's device types they are compiled, the
-# registry where the device is, and a docstring what transformers' users type.
+# Besides the device itself: the kernels name the device types that they are compiled for, the registry names
+# the device, and a docstring names the option that transformers' users type.
 ELSEWHERE = {
     "mmengine/gpu/__init__.py": 'DEVICE_TYPES = ("cuda",)',
     "mmengine/runtime/device/registry.py": '"cuda": "mmengine.runtime.device.cuda:CudaDevice"',
@@ -43,7 +43,7 @@ def test_one_file_names_cuda():
 
 
 class Counted(DoneEvent):
-    """A mark that counts how often it was awaited."""
+    """An event that counts how often it was awaited."""
 
     awaited = 0
 
@@ -52,7 +52,9 @@ class Counted(DoneEvent):
 
 
 class Ours(CpuDevice):
-    """Launched ahead, with memory of its own that is measured, as a GPU is; its tensors lie on the CPU."""
+    """A device that launches ahead and has measured memory of its own, like a GPU; its tensors are on the
+    CPU.
+    """
 
     kind = "ours"
     is_async = has_own_memory = True
@@ -70,7 +72,7 @@ class Ours(CpuDevice):
 
 @pytest.fixture
 def no_cuda(monkeypatch):
-    """Whatever the CUDA part of torch is asked for is an error."""
+    """Make every use of torch's CUDA part an error."""
 
     def refuse(name):
         def refused(*arguments, **options):
@@ -86,7 +88,7 @@ def no_cuda(monkeypatch):
 
 @pytest.fixture
 def installed(monkeypatch):
-    """The device comes by an entry point, as that of another package does."""
+    """Install the device as an entry point, like another package's."""
     point = SimpleNamespace(name="ours", value="theirs:Ours", load=lambda: Ours, dist=None, extras=())
     others = registry.entry_points
 
@@ -102,7 +104,7 @@ def answers(device):
     messages = [
         {"role": "user", "content": [{"type": "image", "image": picture}, {"type": "text", "text": "?"}]}
     ]
-    # Small budgets: the largest step is run where memory is measured.
+    # Small budgets: the largest step is run to measure memory.
     config = EngineConfig(max_model_len=256, max_num_seqs=4, token_budget=128, encoder_budget=128)
     with Engine(config=config, device=device) as engine:
         prompts = [Prompt.of("Who are you?"), Prompt(messages=messages)]

@@ -1,4 +1,4 @@
-"""A fold of the log's frames elsewhere has the same plan for each step, whatever happens."""
+"""Check that a fold of the log's frames in another place has the same plan for each step."""
 
 import random
 from contextlib import suppress
@@ -23,14 +23,14 @@ from tests.core.workloads import small_config, small_request
 
 
 class Mirrored(SimulatedExecutor):
-    """Each dispatched plan is compared with that of a fold elsewhere, which sees frames alone."""
+    """Compare each dispatched plan with the plan of a fold that sees only frames."""
 
     needs_plan = True
     frames: Tee
     mirror: Mirror
 
     def dispatch(self, plan):
-        # Kept for later: what is raised here would be a failed step.
+        # Stored for later: an exception here would count as a failed step.
         self.plans = [
             *getattr(self, "plans", ()),
             (copied(plan), copied(self.mirror.fold(self.frames.take()))),

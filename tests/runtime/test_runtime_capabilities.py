@@ -1,4 +1,4 @@
-"""What `mmengine env` says of machines that are not this one."""
+"""Check the output of `mmengine env` for other machines."""
 
 from importlib import metadata
 

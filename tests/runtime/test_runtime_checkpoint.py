@@ -1,4 +1,6 @@
-"""The embedded checkpoint through TorchExecutor, with plans made by hand, beside transformers' generate."""
+"""Run the embedded checkpoint through TorchExecutor with hand-made plans, and compare with transformers'
+generate.
+"""
 
 import random
 
@@ -27,7 +29,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def prompts():
-    """Nine prompts with no, one or two images, or a clip; two of them share an image."""
+    """Return nine prompts with no, one or two images, or a clip; two share an image."""
     rng = random.Random(5)
     scenes = [random_scene(rng).draw() for _ in range(6)]
     clip = [np.asarray(frame) for frame in random_clip(rng).frames()]
@@ -53,13 +55,13 @@ def prompts():
 
 @pytest.fixture(scope="module")
 def wanted(prompts):
-    """Greedy tokens of transformers, each prompt alone, and the end of sequence among them."""
+    """Return transformers' greedy tokens, each prompt alone, including the end of sequence."""
     reference = load_reference()
     return [reference_tokens(reference, Case(one, MAX_TOKENS)) for one in prompts[0]]
 
 
 def drive(model, prepared, eos_token_ids, choose, *, preempt_every=0, **settings):
-    """All prompts until they end; `choose` gives the (name, tokens) of a step. Tokens by prompt."""
+    """Run all prompts to their end and return their tokens; `choose` returns the (name, tokens) of a step."""
     config = EngineConfig(
         max_num_seqs=16, num_blocks=400, encoder_cache_size=1024, eos_token_ids=eos_token_ids
     )
@@ -93,7 +95,7 @@ def everything(driver, alive, step):
 
 
 def chunks_of_eleven(driver, alive, step):
-    """Prompts come in one after the other and in pieces, so that images and clips are cut."""
+    """Start prompts one after the other in pieces, so that images and clips are cut."""
     work = []
     for name in alive[: 1 + step // 3]:
         left = len(driver.known[name]) - driver.computed.get(name, 0)
@@ -111,7 +113,7 @@ def test_cut_prompts_and_preemption_give_the_tokens_of_generate(model, prompts, 
 
 
 def test_bfloat16_runs_close_to_float32(prompts, wanted):
-    """Rounding may turn a token; most of a text must stay as it is."""
+    """Rounding may change a token; most of a text must stay the same."""
     model = plugin.load_model(checkpoint_path(), device="cpu", dtype="bfloat16")
     got = drive(model, *prompts, everything, placement=Placement(CpuDevice(), torch.bfloat16))
     equal = [a == b for tokens, other in zip(got, wanted, strict=True) for a, b in zip(tokens, other)]

@@ -1,4 +1,4 @@
-"""The drawing kernel gives the tokens that the filters and the noise give one after the other."""
+"""Check that the sampling kernel gives the same tokens as filters and noise in steps."""
 
 import numpy as np
 import pytest
@@ -44,7 +44,7 @@ def test_rows_may_lie_apart_and_none_depends_on_the_others():
 
 
 def test_two_that_are_too_close_are_left_to_the_caller(monkeypatch):
-    """Equal logits and equal noise do not happen; a margin that takes in everything does it."""
+    """Use a margin that covers everything, because ties in logits and noise do not occur."""
     random = np.random.default_rng(4)
     bench = Bench(300, [SamplingParams(seed=n, temperature=1.0) for n in range(8)], random)
     logits = random_logits(random, 8, 300)

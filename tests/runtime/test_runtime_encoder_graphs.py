@@ -1,5 +1,8 @@
-"""Calls of the encoder in the size that was captured: which size, that features are those of a call launched
-anew, and what is not replayed. There is no GPU here: what is captured is done again over the same memory."""
+"""Check encoder calls replayed in a captured size: the chosen size, features equal to a fresh launch, and
+calls that are not replayed.
+
+No GPU is used: captured work is repeated over the same memory.
+"""
 
 import numpy as np
 import pytest
@@ -36,8 +39,11 @@ SIZES = [EncoderSize(16, 1), EncoderSize(64, 3), EncoderSize(96, 6)]
 
 
 def attend_masked(q, k, v, starts, longest):
-    """Its shapes follow from q's, so that it can be captured; which patch is of which frame, from values. A
-    patch of none is no number, and in the next layer all are none."""
+    """A fake attention whose shapes depend only on q, so that it can be captured; values show each patch's
+    frame.
+
+    A patch without a frame is NaN, and in the next layer all patches are.
+    """
     frame = torch.searchsorted(starts[1:], torch.arange(len(q), dtype=torch.int32), right=True)
     same = frame[:, None] == frame
     out = F.scaled_dot_product_attention(*(x.transpose(0, 1) for x in (q, k, v)), attn_mask=same)
@@ -117,11 +123,11 @@ GRIDS = st.lists(
 
 @settings(max_examples=25, deadline=None)
 @given(grids=GRIDS, seed=st.integers(0, 9))
-@example(grids=[(1, 4, 4)] * 6, seed=0)  # a whole size, all its segments
+@example(grids=[(1, 4, 4)] * 6, seed=0)  # a complete size with all its segments
 @example(grids=[(6, 2, 2)], seed=0)
 @example(grids=[(7, 2, 2)], seed=0)
 def test_features_are_those_of_a_launched_call(model, graphs, grids, seed):
-    """Of images and videos of any sizes, one call after the other over the same memory."""
+    """Encode images and videos of any sizes, call after call over the same memory."""
     patches = pixels(grids, seed)
     count, frames = sum(map(len, patches)), sum(t for t, _, _ in grids)
     before = dict(graphs.num_calls)
@@ -139,7 +145,7 @@ def test_features_are_those_of_a_launched_call(model, graphs, grids, seed):
 
 
 def leave(graphs, value):
-    """`value` wherever a call before may have left something."""
+    """Write `value` wherever an earlier call may have left something."""
     encoder = graphs._encoder
     for tensor in (encoder._positions, encoder._cos, encoder._sin, encoder._features):
         tensor.fill_(value)
@@ -148,7 +154,7 @@ def leave(graphs, value):
 @settings(max_examples=8, deadline=None)
 @given(GRIDS.filter(lambda grids: sum(t * h * w for t, h, w in grids) <= 80))
 def test_what_fills_a_size_up_is_seen_by_nobody(model, grids):
-    """Where it is no number, by attention that reads a frame's own patches, as kernels for GPUs do."""
+    """Use NaN with an attention that reads only a frame's own patches, like GPU kernels."""
     with pytest.MonkeyPatch.context() as patch, torch.inference_mode():
         patch.setattr(model._vision, "ops", VisionOps(rotate, attend_by_frames))
         graphs = capture(model, Repeater(), [EncoderSize(96, 15)])
@@ -210,7 +216,7 @@ def test_a_capture_that_waits_is_told_once_and_images_are_launched(model, monkey
 
 
 def asked(grids):
-    """Items of one request each, and their pixels."""
+    """Return items of one request each, and their pixels."""
     items, payloads = [], {}
     for number, (grid, patches) in enumerate(zip(grids, pixels(grids, 7), strict=True)):
         name, count = f"r{number}", len(patches) // 4
@@ -227,7 +233,9 @@ def features_in(store, item):
 
 @pytest.mark.parametrize("alone", [False, True])
 def test_features_are_kept_when_the_next_call_writes_over_them(model, alone):
-    """What stands in the cache is a copy; and with `alone` each item is replayed by itself, in its size."""
+    """Check that the cache holds copies, and that with `alone` each item is replayed by itself in its own
+    size.
+    """
     graphs = capture(model)
     store = FeatureStore(model.spec.hidden_size, model.spec.num_deepstack, 200)
     grids = [(1, 4, 4), (2, 4, 2), (1, 6, 4), (1, 2, 2), (1, 4, 8), (1, 8, 8)]

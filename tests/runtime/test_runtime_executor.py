@@ -1,4 +1,4 @@
-"""TorchExecutor driven by plans made by hand, against a dense model without a cache."""
+"""Drive TorchExecutor with hand-made plans, and compare with a dense model without a cache."""
 
 import itertools
 
@@ -145,7 +145,7 @@ def test_a_preempted_row_continues_exactly(model):
 
 
 def test_a_row_recomputed_in_chunks_continues_exactly(model):
-    """The chunk ends inside the outputs that were known before the preemption."""
+    """End the chunk inside the outputs that were known before the preemption."""
     driver = make(model)
     request, media = toy_request(
         "r", 4, media_runs=[[(3, 4)]], sampling=SamplingParams(temperature=1.0, seed=3, ignore_eos=True)
@@ -210,7 +210,7 @@ def test_nan_fails_one_row_alone(model):
     assert "NaN or infinite" in result.errors[0][1]
     assert result.token_ids[0] == 0
     assert driver.outputs("good") == dense_greedy(model, *good, 1)
-    # Another request takes over the blocks and the row.
+    # Another request takes the blocks and the row.
     driver.preempt("bad")
     driver.add(*toy_request("next", 3, 1))
     assert not driver.step(("next", None), ("good", None)).errors
@@ -275,7 +275,7 @@ def test_min_tokens_keeps_the_ends_away(model):
 
 
 class Watcher:
-    """Stops a row at the second token it is fed."""
+    """Stops a row at its second token."""
 
     def __init__(self):
         self.seen, self.calls = {}, []
@@ -361,7 +361,7 @@ def test_close_lets_go(model):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_random_schedules(model, seed):
-    """Random chunks, orders and preemptions of six requests with media."""
+    """Run random chunks, orders and preemptions of six requests with media."""
     random = np.random.default_rng(seed)
     driver = make(model, num_blocks=80)
     requests = {}

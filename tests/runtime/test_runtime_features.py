@@ -1,4 +1,4 @@
-"""The encoder's outputs on the device: what is put, dropped and placed, against a dict of tensors."""
+"""Check encoder outputs on the device (put, drop and place) against a dict of tensors."""
 
 import numpy as np
 import pytest
@@ -28,20 +28,22 @@ def placed_one_by_one(held, spans, embeds):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_long_life_of_puts_and_drops(seed):
-    """Packs of items come and go at the edge of the capacity; what is placed is always what was put last."""
+    """Add and drop packs of items at the capacity's edge; placed features are always the ones put
+    last.
+    """
     random, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
     store, held, capacity = FeatureStore(HIDDEN, DEEP, 64), {}, 64
     for _ in range(120):
         keys = [b"%d" % k for k in random.choice(12, size=random.integers(1, 4), replace=False)]
         sizes = [int(n) for n in random.integers(1, 17, len(keys))]
-        for key in list(held):  # as the scheduler does: evictions first
+        for key in list(held):  # like the scheduler: evictions first
             if sum(len(f) for f in held.values()) + sum(sizes) > capacity or random.random() < 0.1:
                 store.drop(key)
                 del held[key]
         pack = features_of(sum(sizes), generator)
         store.put(keys, sizes, pack)
         held.update(zip(keys, [part.clone() for part in pack.split(sizes)], strict=True))
-        pack.fill_(float("nan"))  # nothing of the pack is kept
+        pack.fill_(float("nan"))  # the store keeps no reference to the pack
         assert len(store) == len(held)
         spans, at = [], 0
         for key in random.permutation(sorted(held))[:4]:
@@ -58,14 +60,14 @@ def test_a_long_life_of_puts_and_drops(seed):
 
 def test_memory_follows_what_is_held_up_to_the_capacity():
     store, generator = FeatureStore(HIDDEN, DEEP, 40), torch.Generator()
-    for n in range(100):  # one item after the other takes the same place
+    for n in range(100):  # items reuse the same place in turn
         store.put([b"%d" % n], [8], features_of(8, generator))
         store.drop(b"%d" % n)
     assert len(store._cache) == 8
     for n in range(5):
         store.put([b"%d" % n], [8], features_of(8, generator))
     assert len(store._cache) == 40
-    store.put([b"4"], [8], features_of(8, generator))  # in place of what it was
+    store.put([b"4"], [8], features_of(8, generator))  # replaces the earlier features
     with pytest.raises(ExecutorFailed, match="do not fit the encoder cache of 40"):
         store.put([b"5"], [1], features_of(1, generator))
     store.clear()
@@ -74,7 +76,7 @@ def test_memory_follows_what_is_held_up_to_the_capacity():
 
 
 def test_all_places_may_be_had_at_once():
-    """As on a GPU: the tensor is never another one, and holds what one that grows would hold."""
+    """As on a GPU: the tensor never moves, and holds the same features as one that grows."""
     grown, whole = (FeatureStore(HIDDEN, DEEP, 24) for _ in range(2))
     whole.hold_all(torch.float32, torch.device("cpu"))
     at_first, generator = whole._cache, torch.Generator().manual_seed(0)

@@ -1,5 +1,8 @@
-"""The FlashInfer backend on a CPU: its calls against the recorded signatures, its metadata by a stand-in that
-attends by nothing else. The kernels themselves have not run here."""
+"""Check the FlashInfer backend on a CPU: its calls against the recorded signatures, its metadata by a fake
+that attends by nothing else.
+
+The kernels themselves have not run here.
+"""
 
 import importlib.util
 import json
@@ -98,7 +101,7 @@ def test_another_version_that_keeps_its_plans_elsewhere_is_refused():
 
 @pytest.mark.parametrize("query_len", [1, 4])
 def test_a_captured_step_reads_buffers_that_stay(query_len):
-    """What `run` gave at the capture is what it gives at a replay: the same wrapper, the same buffers."""
+    """Check that a replay uses the captured wrapper and buffers."""
     log = []
     spec, size = spec_of(4, 2, 64), 4
     kv = KVPool(spec, 40, size, torch.float32, CpuDevice())
@@ -131,13 +134,16 @@ def test_a_captured_step_reads_buffers_that_stay(query_len):
 
 
 def partial_bytes(bucket, spec, multiprocessors):
-    """What FlashInfer sets aside in a captured step whose rows several thread blocks may share, as its
-    scheduler.cuh counts (PrefillSplitQOKVIndptr, FA2DetermineCtaTileQ and PrefillPlanImpl of 0.7.2)."""
+    """Return the workspace that FlashInfer reserves for a captured step whose rows several thread blocks may
+    share.
+
+    Counted as in scheduler.cuh (PrefillSplitQOKVIndptr, FA2DetermineCtaTileQ and PrefillPlanImpl of 0.7.2).
+    """
     group = spec.num_heads // spec.num_kv_heads
     packed = bucket.query_len * group
     tile = 128 if packed > 64 and spec.head_dim < 256 else 64 if packed > 16 else 16
     tiles = bucket.num_rows * -(-packed // tile)
-    if bucket.query_len == 1:  # decoding promises no length, so each row but one may begin a tile
+    if bucket.query_len == 1:  # decoding promises no length, so each row except one may begin a tile
         tiles = -(-bucket.num_rows * group // tile) + bucket.num_rows - 1
     padded = max(2 * multiprocessors // spec.num_kv_heads, tiles)
     return spec.num_heads * -(-padded * tile // group) * (spec.head_dim + 1) * 4
@@ -145,7 +151,7 @@ def partial_bytes(bucket, spec, multiprocessors):
 
 @pytest.mark.parametrize("heads", [(16, 8, 128), (32, 8, 128), (64, 8, 128), (32, 4, 256), (16, 1, 128)])
 def test_the_workspace_holds_what_captured_steps_share(heads):
-    """Of any number of rows with up to 16 drafts; on an H100 one of 264 blocks a head is shared."""
+    """Try any row count with up to 16 drafts; an H100 shares one of 264 blocks per head."""
     spec, log = spec_of(*heads), []
     flash = backend(log)(spec, KVPool(spec, 4, 16, torch.bfloat16, CpuDevice()))
     for rows in (1, 16, 64, 128, 512, 2048):
@@ -163,7 +169,7 @@ def test_the_workspace_holds_what_captured_steps_share(heads):
 
 
 def meta_of(bucket, size):
-    """A step of dummy rows."""
+    """Return a step of dummy rows."""
     counts = np.full(bucket.num_rows, bucket.query_len, np.int32)
     slots = np.arange(bucket.num_tokens, dtype=np.int64) % size
     return AttentionMeta(counts, counts, slots, np.zeros((bucket.num_rows, 4), np.int32))
@@ -181,7 +187,7 @@ def test_an_fp8_pool_holds_rounded_keys_and_values(make):
     assert attention.cache_of(0) is None
     torch.manual_seed(0)
     q, k, v = (torch.randn(8, heads, 64, dtype=torch.bfloat16) for heads in (4, 2, 2))
-    k[0, 0, 0] = 1000.0  # more than fp8 can say, which is not to become NaN
+    k[0, 0, 0] = 1000.0  # above the fp8 range, and must not become NaN
     attention.append(0, k, v)
     got = attention.run(0, q).float()
     keys, values = (x.clamp(-448, 448).to(torch.float8_e4m3fn).float() for x in (k, v))
@@ -235,7 +241,7 @@ def test_a_model_that_does_not_fit_is_told(monkeypatch):
 
 
 def on_a_gpu():
-    """Of a pool only where it lies."""
+    """A pool is used only on its own device."""
     return SimpleNamespace(device=CudaDevice())
 
 

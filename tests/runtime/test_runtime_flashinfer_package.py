@@ -1,5 +1,7 @@
-"""FlashInfer's own wrappers, where the package is installed, with only the kernels replaced: whatever they
-check, copy and hand over on the way is that of the installed version. Needs neither a GPU nor a compiler."""
+"""Run FlashInfer's own wrappers, if the package is installed, with only the kernels replaced.
+
+All checks, copies and calls are those of the installed version. Needs neither a GPU nor a compiler.
+"""
 
 import numpy as np
 import pytest
@@ -20,7 +22,7 @@ SIZE = 16
 
 
 class Kernels:
-    """What a compiled module gives, on a CPU: a plan that notes what it was told, and attention by lists."""
+    """A fake compiled module on a CPU: records plans, and attends by lists."""
 
     def __init__(self, decodes, plans):
         self._decodes, self._plans = decodes, plans
@@ -50,7 +52,7 @@ class Kernels:
 
 @pytest.fixture
 def plans(monkeypatch):
-    """What kernels were told, in order."""
+    """Record the arguments of kernels, in order."""
     plans, empty = [], torch.empty
     for module in (flashinfer.decode, flashinfer.prefill):
         for name, decodes in (("get_batch_decode_module", True), ("get_batch_prefill_module", False)):
@@ -65,7 +67,7 @@ def make(spec, kv):
     return FlashInferAttention(spec, kv, flashinfer)
 
 
-@pytest.mark.parametrize("heads", [4, 8])  # of 2 KV heads: without tensor cores, and with
+@pytest.mark.parametrize("heads", [4, 8])  # with 2 KV heads: without and with tensor cores
 def test_ragged_steps_are_as_dense_attention(plans, heads):
     rows = Rows(make, spec_of(heads, 2, 64), torch.bfloat16, SIZE)
     rows.step(("a", 5), ("b", 1), ("c", 40))

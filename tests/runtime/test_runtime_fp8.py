@@ -1,5 +1,6 @@
-"""K and V kept in fp8, through the whole engine on a CPU: other numbers, so the tokens are those of a model
-whose K and V are rounded; nothing else changes."""
+"""Run the whole engine on a CPU with K and V in fp8: tokens equal those of a model whose K and V are
+rounded.
+"""
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from tests.spec_decode.equality import answers, assert_same, mixed
 
 
 class Rounding(ToyModel):
-    """Rounds k and v where its layers make them: what a dense pass sees is what a pool in fp8 holds."""
+    """Round k and v in the layers, so that a dense pass sees the values of an fp8 pool."""
 
     def forward(self, embeds, deepstack, positions, attention):
         class Port:
@@ -45,7 +46,7 @@ def test_tokens_are_those_of_rounded_keys_and_values():
     "other", [{"num_blocks": 40, "swap_blocks": 30, "preempt_mode": "swap"}, {"spec": "eagle3"}]
 )
 def test_swapping_and_drafting_change_no_token(other):
-    """In fp8 too: the same K and V come back from the host, and drafts are checked by the same model."""
+    """Swap and draft in fp8: the same K and V return from the host, and the same model verifies drafts."""
     asked = mixed(10, seed=3, most_tokens=20)
     common = {"kv_dtype": "fp8", "max_num_seqs": 6, "token_budget": 96, "max_model_len": 400, "spec": "none"}
     assert_same(answers(asked, **{**common, **other}), answers(asked, **common))

@@ -1,4 +1,4 @@
-"""Why a GPU cannot be used, as torch would say it on machines that are not this one."""
+"""Check the reasons why a GPU cannot be used, with torch's messages from other machines."""
 
 import pytest
 import torch
@@ -48,7 +48,7 @@ def test_a_gpu_that_is_there_is_no_problem(monkeypatch):
 
 @pytest.mark.parametrize("device, number", [("cuda:1", 1), ("cuda", None), ("cpu", None)])
 def test_the_gpu_that_is_asked_for_is_the_current_one(monkeypatch, device, number):
-    """Two are there."""
+    """Pretend that there are two GPUs."""
     machine(monkeypatch, "13.0", 2)
     monkeypatch.setattr(torch.cuda, "device", lambda number: f"GPU {number}")
     found = open_device(device).current()

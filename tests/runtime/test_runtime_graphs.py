@@ -1,5 +1,7 @@
-"""Steps in the size of a bucket: which one, what fills it up, and that tokens are those of steps launched
-anew. There is no GPU here: what is captured is a Python function over the buffers that a CUDA graph reads."""
+"""Check steps replayed in a bucket: the chosen bucket, its padding, and that tokens equal a fresh launch.
+
+No GPU is used: the captured work is a Python function over the buffers that a CUDA graph would read.
+"""
 
 import numpy as np
 import pytest
@@ -93,7 +95,9 @@ def test_a_step_with_features_is_launched_anew():
 @settings(max_examples=80, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 4)), min_size=1, max_size=9), st.integers(0, 9))
 def test_what_fills_up_touches_nobodys_blocks(rows, seed):
-    """Each token of the step keeps its slot and sees what it saw; all else is stored in the dummy block."""
+    """Check that each real token keeps its slot and its visible KV; all padding is stored in the dummy
+    block.
+    """
     random = np.random.default_rng(seed)
     counts = np.array([count for _, count in rows], np.int32)
     lens = np.array([before + count for before, count in rows], np.int32)
@@ -141,7 +145,7 @@ def make(recorder, attention="torch", **settings):
 
 
 def run(recorder):
-    """Prompts, chunks, images, sampled and penalised rows; rows come and go."""
+    """Run prompts, chunks, images, sampled and penalised rows, with rows that come and go."""
     driver = make(recorder)
     sampled = SamplingParams(temperature=1.0, seed=3, ignore_eos=True)
     penalised = SamplingParams(repetition_penalty=1.3, ignore_eos=True)
@@ -202,7 +206,7 @@ def test_a_capture_that_fails_is_told_once_and_steps_are_launched_anew(capturabl
 
 
 def test_a_row_that_breaks_leaves_the_dummy_block_to_the_others(capturable):
-    """NaN in one row of a bucket, and in the next step that bucket with dummy rows again."""
+    """Put NaN into one row of a bucket, and replay that bucket with dummy rows in the next step."""
     driver = make(Repeater())
     requests = [toy_request(f"r{i}", i, num_text=5 + i) for i in range(3)]
     for request, media in requests:
@@ -223,7 +227,7 @@ def test_a_row_that_breaks_leaves_the_dummy_block_to_the_others(capturable):
 
 
 class WithAux:
-    """A model whose hidden states say which token stands where, for a head that reads them."""
+    """A model whose hidden states show each token's position, for a head that reads them."""
 
     def __init__(self):
         self.spec = ToyModel().spec
@@ -238,7 +242,7 @@ class WithAux:
 
 @pytest.mark.parametrize("counts", [[1, 1, 1], [2, 3, 1]])
 def test_a_head_gets_copies_of_the_steps_own_tokens(counts):
-    """What it reads later is not to change with the next step."""
+    """States that the head reads later must not change with the next step."""
     spec = ToyModel().spec
     kv = KVPool(spec, 8, SIZE, torch.float32, CpuDevice())
     graphs = DecodeGraphs(

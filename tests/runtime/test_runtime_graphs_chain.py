@@ -1,5 +1,8 @@
-"""A chain of drafts by passes that are replayed: the drafts, and the cache behind them, of passes that are
-launched. There is no GPU here: what is captured is a Python function over the buffers of a CUDA graph."""
+"""Check draft chains by replayed passes: the drafts, and the cache behind them, equal those of launched
+passes.
+
+No GPU is used: the captured work is a Python function over the buffers of a CUDA graph.
+"""
 
 import numpy as np
 import pytest
@@ -23,8 +26,8 @@ from mmengine.runtime.kv.pool import KVPool
 from tests.spec_decode.eagle3_heads import FAMILIES, TARGET
 from tests.spec_decode.eagle3_running import load, sequences
 
-SIZE, MOST_ROWS, MOST = 4, 6, 9  # block size, rows, drafts of one
-WIDTH = 8  # blocks of a row
+SIZE, MOST_ROWS, MOST = 4, 6, 9  # block size, rows, drafts per row
+WIDTH = 8  # blocks per row
 CPU = torch.device("cpu")
 
 
@@ -46,7 +49,7 @@ class Side:
 
     @torch.inference_mode()
     def read(self, rows):
-        """z and carry of the last token of each."""
+        """Return z and carry of the last token of each row."""
         counts = np.array([len(tokens) for _, tokens, _ in rows], np.int32)
         index = [np.arange(count) for count in counts]
         slots = [self.table[row, at // SIZE] * SIZE + at % SIZE for row, at in enumerate(index)]
@@ -73,7 +76,7 @@ class Side:
 
 @pytest.fixture(scope="module")
 def sides(tmp_path_factory):
-    """By family, passes that are replayed and such that are launched, of the same head."""
+    """Return replayed and launched passes of the same head, by family."""
     made = {}
     for family, write in FAMILIES.items():
         head = load(write(), tmp_path_factory.mktemp(family))
@@ -89,7 +92,7 @@ def sides(tmp_path_factory):
     st.integers(0, 99),
 )
 def test_drafts_are_those_of_passes_that_are_launched(sides, family, shapes, is_alike, seed):
-    """Also behind drafts that are given, and one chain after the other over the same buffers."""
+    """Draft after given tokens too, chain after chain over the same buffers."""
     lengths, most, before = (np.array(each, np.int32) for each in zip(*shapes, strict=True))
     most[:] = most[0] if is_alike else most
     given = np.full((len(most), MOST), NO_DRAFT, np.int64)
@@ -109,7 +112,7 @@ def test_drafts_are_those_of_passes_that_are_launched(sides, family, shapes, is_
 
 
 def test_drafts_where_our_kernels_attend(kernel_device, tmp_path):
-    """Their lists of a step lie in one buffer, which each pass finds written anew."""
+    """A step's lists are in one buffer, which every pass finds freshly written."""
     if kernel_device.type != "cpu":
         pytest.skip("gpu.sh compares chains there")
     head = load(FAMILIES["specforge"](), tmp_path)
@@ -139,7 +142,7 @@ def test_each_pass_is_replayed_in_the_smallest_size_that_fits(sides):
 
 
 def test_nan_drafts_are_tokens_and_stay_with_their_row(sides):
-    """Also where the row fills up the passes of others, and in the next chain."""
+    """Check rows that pad other rows' passes, and the next chain."""
     replayed, launched = sides["specforge"]
     rows = sequences(replayed.head, 2, (3, 9, 5))
     for side in (replayed, launched):

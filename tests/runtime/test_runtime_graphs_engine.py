@@ -1,4 +1,4 @@
-"""The whole engine with steps that are replayed, on the embedded checkpoint: the answers are the same."""
+"""Run the whole engine with replayed steps on the embedded checkpoint: the answers are the same."""
 
 from functools import partial
 
@@ -34,7 +34,7 @@ def anew(asked):
 
 @pytest.fixture
 def recorder(monkeypatch):
-    """Captures what every engine that is built now decodes."""
+    """Capture decode steps of every engine that is built from now on."""
     recorder = Repeater()
     monkeypatch.setattr(build, "TorchExecutor", partial(TorchExecutor, recorder=recorder))
     let_backends_capture(monkeypatch.setattr)
@@ -59,7 +59,7 @@ def test_answers_are_those_of_steps_launched_anew(asked, anew, recorder, setting
 
 
 def test_prompts_are_scored_as_in_steps_launched_anew(recorder):
-    """Prompts no longer than a row's drafts are replayed, each in a place that has room for these."""
+    """Replay prompts no longer than a row's drafts, each in a row with space for drafts."""
     prompts = [Prompt(text=text) for text in ("a b c", "d", "e f", "g h i")]
     asked = {"prompt_logprobs": 2, "max_tokens": 2, "temperature": 0.0}
     with Engine(config=EngineConfig(spec="suffix", num_draft_tokens=7, **SMALL)) as engine:
@@ -75,7 +75,7 @@ def test_prompts_are_scored_as_in_steps_launched_anew(recorder):
 
 @pytest.fixture
 def packed(monkeypatch):
-    """Frames of any lengths are attended in one call, as on a GPU, so the encoder is captured as well."""
+    """Attend frames of any lengths in one call, as on a GPU, so that the encoder is captured too."""
     monkeypatch.setattr(tower, "vision_ops", lambda *of: VisionOps(rotate, attend_by_frames))
 
 
@@ -97,7 +97,7 @@ def test_answers_about_images_and_videos_that_are_replayed(recorder, packed, mon
 
 @pytest.mark.parametrize("settings", [{"spec": "suffix", "num_draft_tokens": 3}, {"spec": "eagle3"}])
 def test_answers_by_way_of_flashinfer(asked, anew, recorder, monkeypatch, settings):
-    """Steps planned for it, captured or not; what stands for its kernels knows nothing but its lists."""
+    """Plan steps for FlashInfer, captured or not; the fake kernels know only their lists."""
 
     def make_backend(name, spec, kv, **others):
         return FlashInferAttention(spec, kv, fake_library())
@@ -113,7 +113,7 @@ def test_answers_by_way_of_flashinfer(asked, anew, recorder, monkeypatch, settin
 
 @pytest.mark.parametrize("settings", [{"spec": "none"}, {"spec": "eagle3", "num_draft_tokens": 3}])
 def test_answers_by_way_of_triton(recorder, monkeypatch, kernel_device, settings):
-    """Our kernels in their interpreter: the embedded checkpoint's steps are captured with them."""
+    """Capture the embedded checkpoint's steps with the Triton kernels in their interpreter."""
     if kernel_device.type != "cpu":
         pytest.skip("the engine computes on a CPU here")
 
@@ -129,7 +129,7 @@ def test_answers_by_way_of_triton(recorder, monkeypatch, kernel_device, settings
 
 
 def test_a_head_drafts_what_it_drafted(asked, recorder, monkeypatch):
-    """It reads what replayed steps left of their tokens, now or later; and replays its own passes."""
+    """Let a head read the states of replayed steps, now or later, and replay its own passes."""
     found = answers(asked, spec="eagle3", **SMALL)
     chains = found.drafting.head.graphs.num_chains
     assert chains["replayed"] > 50 and not chains["capture_failed"]

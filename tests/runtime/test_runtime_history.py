@@ -1,4 +1,4 @@
-"""Rules about the tokens before, against transformers' logits processors and plain Python."""
+"""Check rules about earlier tokens against transformers' logits processors and plain Python."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ VOCAB, ROWS = 12, 5
 
 
 def rules(random):
-    """Sampling parameters that ask for some of the rules, and the same for transformers."""
+    """Return sampling parameters with some of the rules, and the same for transformers."""
     words = [tuple(map(int, random.integers(0, VOCAB, random.integers(1, 4)))) for _ in range(6)]
     words = list(dict.fromkeys(words))
     bias = {word: float(random.uniform(-4, 4)) for word in words[:3]} if random.random() < 0.7 else {}
@@ -33,7 +33,7 @@ def rules(random):
 
 
 def theirs(sampling, known, logits):
-    """What transformers' processors make of float32 logits [VOCAB] behind the tokens `known`."""
+    """Return float32 logits [VOCAB] after transformers' processors, for the tokens `known`."""
     transformers = pytest.importorskip("transformers")
     ids, scores = torch.tensor([known]), torch.from_numpy(logits.copy())[None]
     if sampling.sequence_bias:
@@ -49,7 +49,7 @@ def theirs(sampling, known, logits):
 
 
 class Table:
-    """Rows as the sampler has them, and beside them what they hold."""
+    """The sampler's rows, and a plain copy of their content."""
 
     def __init__(self, random):
         self.random = random
@@ -58,7 +58,7 @@ class Table:
         self.known, self.sampling = [[] for _ in range(ROWS)], [None] * ROWS
 
     def admit(self, row):
-        """A new request, or one that comes back with what it said before it was preempted."""
+        """Admit a new request, or a preempted one that returns with its output."""
         known = self.random.integers(0, VOCAB, self.random.integers(1, 20)).astype(np.int32)
         self.known[row], self.sampling[row] = known.tolist(), rules(self.random)
         prompt = known[: self.random.integers(1, len(known) + 1)]
@@ -115,7 +115,7 @@ def test_drafts_stand_for_said_tokens_and_are_forgotten_when_they_were_not():
             before = drafts[row_of[position]][: depth[position]]
             table.expect(rows[row_of[position]], before, logits[position], token)
         counts = runs.counts(sampled.numpy().astype(np.int32))
-        for each in range(int(counts.max())):  # as the reader does: one token of each row at a time
+        for each in range(int(counts.max())):  # like the reader: one token per row at a time
             positions = runs.first[counts > each] + each
             table.sampler.count(batch.take(positions), sampled[positions])
         for index, row in enumerate(rows):
@@ -136,6 +136,6 @@ def test_typical_p_keeps_what_transformers_keeps():
 
 
 def test_a_form_with_typical_p_is_masked_first():
-    """What is typical depends on what is allowed, as with the other filters."""
+    """The typical tokens depend on the allowed ones, as with the other filters."""
     options = np.array([GRAMMAR | RANDOM, GRAMMAR | RANDOM | TYPICAL, GRAMMAR | RANDOM | HISTORY])
     assert uses_lazy_mask(options).tolist() == [True, False, True]

@@ -1,5 +1,8 @@
-"""Launching a step never waits for the device: with two steps in flight the second one is prepared while the
-first runs. On a device that holds no values, whatever waits for one raises."""
+"""Check that launching a step never waits: with two steps in flight the second is prepared while the first
+runs.
+
+On a device without values, every wait for a value raises.
+"""
 
 import random
 from collections import Counter
@@ -86,7 +89,7 @@ def test_what_does_not_wait_is_let_through():
 
 
 class Launching:
-    """An executor that launches and never reads back; tokens are made up."""
+    """An executor that launches and never reads back; its tokens are made up."""
 
     def __init__(self, model, positions, config, **options):
         with nothing_to_wait_for():
@@ -111,7 +114,7 @@ class Launching:
 
 
 class AllowAll:
-    """Stands for the matchers of rows with grammars: what they may say is known on the host."""
+    """Fake matchers for rows with grammars; the allowed tokens are known on the host."""
 
     def admit(self, row, request, token_ids, cut=None):
         pass
@@ -142,7 +145,7 @@ def config_of(**settings):
 
 
 def run(executor, config):
-    """Prompts, chunks, images, every option of sampling; then steps that decode."""
+    """Run prompts, chunks, images and every sampling option, then decode steps."""
     driver = Driver(executor, config)
     for number, (name, options) in enumerate(OPTIONS.items()):
         driver.add(*toy_request(name, number, 9, sampling=SamplingParams(ignore_eos=True, **options)))
@@ -167,7 +170,7 @@ def test_no_step_waits():
 
 @pytest.fixture
 def drawing_kernels(monkeypatch):
-    """What stands for the kernels that draw and mask takes their calls and computes nothing; how often."""
+    """Replace the sampling and masking kernels with fakes that count their calls and compute nothing."""
     calls = Counter()
 
     def draw(logits, largest, temperature, least, keys):
@@ -229,7 +232,7 @@ def test_an_engine_that_is_closed_holds_no_blocks_of_a_gpu():
 
 
 def test_copies_of_blocks_do_not_wait():
-    """Out to the host, between blocks, and back."""
+    """Copy out to the host, between blocks, and back."""
     config = config_of(swap_blocks=4)
     executor = Launching(toy_on_gpu(), positions_of, config)
     driver = Driver(executor, config)
@@ -246,7 +249,7 @@ def test_copies_of_blocks_do_not_wait():
 
 @pytest.fixture
 def flashinfer(monkeypatch):
-    """What stands for FlashInfer takes its calls and computes nothing."""
+    """Replace FlashInfer with a fake that accepts its calls and computes nothing."""
     monkeypatch.setattr(FakeWrapper, "plan", lambda self, *a, **o: self._bind("plan", a, o))
     monkeypatch.setattr(FakeWrapper, "run", lambda self, q, kv, out: out)
     for module in (running, drafting):
@@ -257,7 +260,7 @@ def flashinfer(monkeypatch):
 
 @pytest.fixture
 def triton(monkeypatch):
-    """What stands for our kernels computes nothing."""
+    """Replace the Triton kernels with fakes that compute nothing."""
     kernels = SimpleNamespace(attend=lambda q, blocks, work: torch.empty_like(q))
     for module in (running, drafting):
         monkeypatch.setattr(
@@ -281,7 +284,7 @@ def test_no_step_waits_with_flashinfer_and_graphs(flashinfer):
 
 @pytest.fixture
 def fused(monkeypatch):
-    """The networks are those of a GPU."""
+    """Use the networks of a GPU."""
 
     def attend(q, k, v, starts, longest):
         assert starts.device == q.device and starts.dtype == torch.int32 and type(longest) is int
@@ -324,7 +327,7 @@ def test_no_step_of_the_real_networks_waits(flashinfer, request, kind):
     ids=["captured", "captured, triton", "launched"],
 )
 def test_a_chain_of_drafts_waits_once_for_all_of_them(request, monkeypatch, backend, captured):
-    """Rows come, go on and have different numbers of drafts."""
+    """Run rows that come, continue and have different draft counts."""
     request.getfixturevalue(backend)
     network = plugin.load_model(checkpoint_path(), device=str(GPU), dtype="float32")
     spec, waits = network.spec, []

@@ -1,4 +1,4 @@
-"""Rows that go by a grammar without masks say what they would with them."""
+"""Check that rows with lazy masks sample the same tokens as with masks."""
 
 import numpy as np
 import pytest
@@ -37,7 +37,7 @@ def backend():
 
 
 class Bench:
-    """Some rows with a grammar each, half of them sampled with penalties, by their matchers and a sampler."""
+    """Return rows with a grammar each, half of them penalised, with their matchers and a sampler."""
 
     def __init__(self, backend, forms):
         compiled = {
@@ -60,7 +60,7 @@ class Bench:
             self.matchers.admit(row, request, prompt)
 
     def one_by_one(self, logits, row, drafts):
-        """What the row says by masks, a token at a time, as far as it agrees with its drafts."""
+        """Return the row's tokens by masks, one at a time, as far as they match its drafts."""
         said, complete = [], False
         for depth, line in enumerate(logits):
             batch = SampleRows.of(self.columns, np.array([row]), self.known[[row]] + depth)

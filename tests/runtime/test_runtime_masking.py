@@ -1,4 +1,4 @@
-"""Masks in the sampler: what they exclude is never sampled, the rest is as without it."""
+"""Check masks in the sampler: excluded tokens are never sampled, and everything else stays the same."""
 
 from contextlib import nullcontext
 
@@ -15,7 +15,7 @@ from mmengine.runtime.sampling.sample_rows import SampleRows
 from mmengine.runtime.sampling.sampler import Sampler
 from mmengine.structured_output.rows.rows import Masks
 
-VOCAB = 77  # no multiple of 32
+VOCAB = 77  # not a multiple of 32
 KINDS = {
     "greedy": {},
     "drawn": {"temperature": 1.5},
@@ -97,7 +97,7 @@ def test_likelihoods_stay_the_models(kernels):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_row_that_may_say_nothing_or_is_broken_gets_no_token(kind, kernels):
-    """Also where what is broken is masked: its KV may be."""
+    """Mask NaN logits too, because a row's KV may be broken."""
     nan = float("nan")
     for logits, allowed in (
         ([0.0, 1.0], []),
@@ -116,7 +116,7 @@ def test_a_row_that_may_say_nothing_or_is_broken_gets_no_token(kind, kernels):
 
 @pytest.mark.parametrize("vocab", [1, 31, 32, 33, 64, 1000])
 def test_the_kernel_does_what_numpy_does(vocab):
-    """Ties, rows apart, words that allow all or nothing, rows that nobody reads later."""
+    """Try ties, strided rows, words that allow all or nothing, and rows that are not read later."""
     if library.load() is None:
         pytest.skip("no kernels here")
     rng = np.random.default_rng(vocab)

@@ -1,4 +1,6 @@
-"""What a device has room for: the sums, the pass that measures them, and the refusals that show them."""
+"""Check the computation of a device's memory: the sums, the measuring pass, and the refusals that show
+them.
+"""
 
 from dataclasses import replace
 from functools import partial
@@ -53,7 +55,9 @@ sizes = st.integers(1, 2**24)
 def test_what_is_left_is_shared_by_the_encoder_cache_and_the_pool(
     total, taken, embed, block, least_blocks, item, budget
 ):
-    """Never more than there is, never a pool or a cache too small to work, and no refusal without need."""
+    """Results never exceed the memory, never give an unusable pool or cache, and are refused only when
+    necessary.
+    """
     left, kv, wanted = total - taken, least_blocks * block, item + budget
     cached = cached_embeds(left, embed, kv, least=item, wanted=wanted)
     memory = Memory(total, taken, features=cached * embed)
@@ -66,13 +70,13 @@ def test_what_is_left_is_shared_by_the_encoder_cache_and_the_pool(
     assert taken + cached * embed + count * block <= total and count >= least_blocks
     assert cached <= max(item, wanted, MOST_CACHED)
     assert cached == item or cached * embed <= left // 2, "but for the largest item, half is for the pool"
-    if cached < wanted:  # only where it would be more than half, or the pool's
+    if cached < wanted:  # only if the cache would take more than half, or the pool's share
         assert (cached + 1) * embed > min(left // 2, left - kv)
     assert cached >= min(left // CACHE_PART // embed, MOST_CACHED, (left - kv) // embed)
 
 
 def test_a_share_of_a_gpu():
-    """The 8B on a GPU of 80 GB with the usual settings, and on one of 24."""
+    """Size the 8B on a GPU of 80 GB with the usual settings, and on one of 24 GB."""
     embed, kv = 4 * 4096 * 2, 2 * 36 * 16 * 8 * 128 * 2
     for left, cached in ((52 * GIB, 85_196), (300 * GIB, 2**17), (3 * GIB, 32_768), (GIB, 16_384)):
         assert cached_embeds(left, embed, 2 * kv, least=16_384, wanted=32_768) == cached
@@ -92,7 +96,7 @@ def test_a_refusal_shows_the_sum_and_what_to_lower():
 
 
 class Counting:
-    """A meter that gives what it is told, and a model that counts what it is asked."""
+    """A meter with given results, and a model that records its calls."""
 
     spec = SPEC
 
@@ -237,7 +241,7 @@ def test_nothing_is_set_aside_for_the_features_of_a_model_of_text(monkeypatch, a
     st.sampled_from(("auto", "fp8")),
 )
 def test_a_gpu_is_never_given_more_than_it_has(free, peak, length, cached, budget, kv_dtype):
-    """What is resolved works, and fits beside all that was measured; or the refusal shows both parts."""
+    """The resolved sizes work and fit next to everything measured, or the refusal shows both parts."""
     config = EngineConfig(
         max_model_len=length, encoder_cache_size=cached, encoder_budget=budget, kv_dtype=kv_dtype
     )

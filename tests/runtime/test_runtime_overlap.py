@@ -1,5 +1,6 @@
-"""The order of things where the executor launches ahead, with events that note what is asked of them; and a
-GPU that fails."""
+"""Check the order of operations when the executor launches ahead, with events that record their calls, and a
+failing GPU.
+"""
 
 import re
 from contextlib import contextmanager
@@ -34,7 +35,7 @@ FORM = GrammarRequest("regex", "a")
 
 @pytest.fixture
 def order(monkeypatch):
-    """What the executor asks of CUDA, in order."""
+    """The executor's calls to CUDA, in order."""
     order = []
 
     class Event:
@@ -59,7 +60,7 @@ def order(monkeypatch):
 
 
 def on_gpu(order, matchers=None):
-    """An engine with two steps in flight. Its tokens have no values there; here they are all 0."""
+    """An engine with two steps in flight. Its tokens have no values; here they are all 0."""
     config = config_of(max_num_seqs=4)
     model = toy_on_gpu()
     with nothing_to_wait_for():
@@ -88,7 +89,7 @@ def test_a_step_is_launched_before_the_one_before_is_awaited(order):
 
 
 class Noted(AllowAll):
-    """Matchers that note in `order` what is asked of them."""
+    """Matchers that record their calls in `order`."""
 
     def __init__(self, order):
         self._order, self.closers = order, {}
@@ -103,7 +104,7 @@ class Noted(AllowAll):
 
 
 def test_what_a_form_allows_is_asked_when_the_step_before_was_read_and_its_own_is_launched(order):
-    """Another step, behind the end of which the device would stand still, is launched after that."""
+    """Another step must be launched after the step at whose end the device would idle."""
     core = on_gpu(order, Noted(order))
     form = toy_request("form", 1, sampling=SamplingParams(max_tokens=6, ignore_eos=True), grammar=FORM)[0]
     plain = toy_request("plain", 2, sampling=SamplingParams(max_tokens=6, ignore_eos=True))[0]
@@ -121,8 +122,10 @@ def test_what_a_form_allows_is_asked_when_the_step_before_was_read_and_its_own_i
 
 
 def form_beside(text, more, **asked):
-    """Answers to a plain request and to one with a form, and how many tokens were computed; `more` is told
-    of the engine before it runs."""
+    """Return answers to a plain request and one with a grammar, and the number of computed tokens.
+
+    `more` receives the engine before it runs.
+    """
     with Engine(config=EngineConfig(spec="none", max_model_len=200, max_in_flight=2)) as engine:
         LaunchedAhead(engine.built.executor)
         more(engine)
@@ -137,7 +140,7 @@ def form_beside(text, more, **asked):
 
 @pytest.fixture(params=["masks", "following"])
 def by(request, monkeypatch):
-    """Forms go by masks, as on a GPU, or as on a CPU."""
+    """Use masks, as on a GPU, or lazy masks, as on a CPU."""
     if request.param == "masks":
         for module in (forms, reading):
             monkeypatch.setattr(module, "uses_lazy_mask", lambda options: np.zeros(len(options), bool))
@@ -145,7 +148,7 @@ def by(request, monkeypatch):
 
 
 def test_a_form_ends_while_the_step_behind_runs(by):
-    """What that one says of its row is dropped."""
+    """The failed step's token for the row is dropped."""
     given = []
 
     def watch(engine):
@@ -165,8 +168,10 @@ def test_a_form_ends_while_the_step_behind_runs(by):
 
 
 def spoil(engine, masks_of):
-    """What `masks_of` makes of the masks that rows get: given them, why some have none, and how many times
-    masks were asked for. That number is returned, in a list."""
+    """Apply `masks_of` to the masks of rows and the reasons for missing masks.
+
+    Returns a list with the number of mask requests.
+    """
     matchers, calls = engine.built.executor._runner._matchers, [0]
     masks = matchers.masks
 
@@ -191,7 +196,7 @@ def test_a_row_whose_grammar_fails_while_the_step_behind_runs_ends_alone(by):
 
 @pytest.mark.parametrize("by", ["masks"], indirect=True)
 def test_masks_that_raise_fail_the_step_that_they_are_of(by):
-    """What the one before said stands: one more is asked for in the end."""
+    """The previous step's token stands, so one more token is requested at the end."""
     num_calls, answers = [], []
     for bad in (6, 0):
 
@@ -209,7 +214,7 @@ def test_masks_that_raise_fail_the_step_that_they_are_of(by):
 
 
 def test_two_in_flight_on_a_gpu_and_one_on_a_cpu(tmp_path):
-    """Where the settings leave it open. What is meant stands in the log, which any machine goes by."""
+    """Leave the setting open: the log stores the effective value, which every machine follows."""
     gpu, cpu = CudaDevice(), CpuDevice()
     assert steps_in_flight(EngineConfig(), gpu) == 2 and steps_in_flight(EngineConfig(), cpu) == 1
     assert steps_in_flight(EngineConfig(compat="vllm"), gpu) == 1
@@ -224,7 +229,9 @@ def test_two_in_flight_on_a_gpu_and_one_on_a_cpu(tmp_path):
 
 
 def test_a_step_takes_the_time_between_two_results(monkeypatch):
-    """Of two in flight each what passed since the one before was read; to wait for requests is none."""
+    """With two steps in flight, each counts the time since the previous result; waiting for requests does not
+    count.
+    """
     now = {"wall": 0, "cpu": 0}
     monkeypatch.setattr(clock, "perf_counter_ns", lambda: now["wall"])
     monkeypatch.setattr(clock, "process_time_ns", lambda: now["cpu"])
@@ -233,13 +240,13 @@ def test_a_step_takes_the_time_between_two_results(monkeypatch):
         now["wall"], now["cpu"] = now["wall"] + wall, now["cpu"] + cpu
 
     launches = clock.LaunchClock()
-    passes(1000, 30)  # nobody asked for anything, for long
+    passes(1000, 30)  # idle for a long time
     launches.launch()
     passes(100, 5)
     assert launches.finish() == 30 + 100
     passes(20, 20)
     launches.launch()
-    passes(50, 50)  # a second step is launched behind it
+    passes(50, 50)  # a second step is launched after it
     passes(60)
     assert launches.finish() == 20 + 110
     passes(70, 40)
@@ -295,7 +302,7 @@ def test_a_step_that_fails_is_told_of_and_its_requests_go_on(error, told):
     "error",
     [
         torch.AcceleratorError("CUDA error: unspecified launch failure\nmore"),
-        # As FlashInfer and Triton say it.
+        # The message that FlashInfer and Triton give.
         RuntimeError("BatchPrefillWithPagedKVCache failed with error an illegal memory access\nmore"),
         RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered"),
     ],

@@ -1,4 +1,4 @@
-"""A step's metadata as lists of pages: whoever reads only those finds each row's slots, in order."""
+"""Check a step's page lists: a reader of the lists alone finds each row's slots, in order."""
 
 from dataclasses import replace
 
@@ -35,7 +35,7 @@ def test_the_longest_rows_have_room_for_what_fills_up_their_drafts(size):
 
 @st.composite
 def steps(draw):
-    """Rows of random lengths over random blocks; what stands in the table behind a row is anybody's."""
+    """Return rows of random lengths over random blocks; table entries after a row's blocks are arbitrary."""
     rows = draw(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 9)), min_size=1, max_size=12))
     if draw(st.booleans()):
         rows = [(before, 1 if draw(st.booleans()) else count) for before, count in rows]
@@ -54,7 +54,7 @@ def slots_of(blocks, length):
 
 
 def read(part):
-    """(places in the batch, slots) of each row, by a reader that knows the lists alone."""
+    """Return (batch positions, slots) of each row, read from the lists alone."""
     tokens = part.tokens if isinstance(part.tokens, np.ndarray) else np.arange(10**4)[part.tokens]
     assert len(tokens) == part.query_starts[-1] and len(part.pages) == part.page_starts[-1]
     for row, last in enumerate(part.last_page_len.tolist()):

@@ -1,5 +1,6 @@
-"""What is kept of a run: a text ends in it where it would have ended token by token, and what is not finite
-there breaks its row no sooner."""
+"""Check which tokens of a run are kept: a text stops where it would have stopped token by token, and NaN
+fails a row no earlier.
+"""
 
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ CONFIG = EngineConfig(
 
 
 class Drafts:
-    """Proposes what `ahead_of(request id, tokens said so far)` gives."""
+    """Proposes the result of `ahead_of(request id, tokens so far)`."""
 
     name = "test"
 
@@ -52,7 +53,7 @@ class Drafts:
 
 
 def run(model, wanted, ahead_of=None, attention="auto"):
-    """(tokens, reason, detail, logprobs) of each, the requests `wanted` by name; and the number of steps."""
+    """Return (tokens, reason, detail, logprobs) of each request in `wanted`, by name, and the step count."""
     drafters = [Drafts(ahead_of)] if ahead_of else []
     placement = Placement(CpuDevice(), torch.float32, attention)
     executor = TorchExecutor(model, positions_of, CONFIG, placement, drafters=drafters)
@@ -104,7 +105,7 @@ def test_a_run_that_is_right_is_kept_up_to_where_the_text_ends():
     assert plain["token"][2] == "token" and len(plain["token"][0]) == place + 1
 
     def ahead_of(name, said):
-        """What would be said if nothing ended there."""
+        """Return the tokens that would follow if nothing stopped."""
         return plain["a" if name in ("a", "b", "token") else name][0][len(said) :]
 
     found, fast = run(model, wanted, ahead_of)
@@ -113,7 +114,7 @@ def test_a_run_that_is_right_is_kept_up_to_where_the_text_ends():
 
 
 class LateNan(ToyModel):
-    """The token `poisoned` is as any other until the last layer; behind that it is NaN."""
+    """A model in which the token `poisoned` is normal up to the last layer, and NaN after it."""
 
     broken = None
 
@@ -128,7 +129,7 @@ class LateNan(ToyModel):
 
 
 def unsaid(plain):
-    """A token that stands in no prompt and no answer."""
+    """Return a token that occurs in no prompt and no answer."""
     held = {token for tokens, *_ in plain.values() for token in tokens}
     held |= {int(t) for n in range(9) for t in np.random.default_rng(n).integers(0, EOS, 7)}
     return next(token for token in range(VOCAB) if token not in held)
@@ -164,12 +165,12 @@ def test_a_row_that_breaks_inside_a_run_breaks_where_it_would_have():
 
 @pytest.mark.parametrize("attention", ["torch", "auto"])
 def test_a_draft_whose_keys_are_not_finite_breaks_its_row_alone(attention):
-    """Attention multiplies what it does not look at by nothing, and NaN stays NaN."""
+    """Attention multiplies unseen values by zero, and NaN stays NaN."""
     model = ToyModel()
     plain, _ = run(model, MIXED, attention=attention)
     model.poisoned = unsaid(plain)
     ahead = {"a": lambda said: [model.poisoned] if len(said) == 5 else ()}
-    again = {**MIXED, "d": FREE, "e": FREE}  # which take the places of those that ended
+    again = {**MIXED, "d": FREE, "e": FREE}  # these take the rows of requests that ended
 
     def ahead_of(name, said):
         return ahead[name](said) if name in ahead else plain.get(name, [()])[0][len(said) :]
@@ -225,7 +226,7 @@ SWITCHED = {
     wrong=st.lists(st.none() | st.integers(0, 6), min_size=1, max_size=40),
 )
 def test_the_number_of_drafts_may_change_with_every_step(counts, wrong):
-    """`counts` of drafts one time after the other, and which of them is `wrong`, in a circle."""
+    """Cycle through the draft `counts`, and through the `wrong` draft."""
     model = ToyModel()
     plain, slow = run(model, SWITCHED)
     asked = 0

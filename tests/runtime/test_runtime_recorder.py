@@ -1,4 +1,6 @@
-"""A capture that fails leaves nothing behind: torch's own context manager, with what needs a GPU replaced."""
+"""Check that a failing capture leaves nothing behind: torch's context manager, with everything that needs a
+GPU replaced.
+"""
 
 import pytest
 import torch
@@ -17,7 +19,9 @@ class Stream:
 
 
 class Graph:
-    """`fails`: at which of its calls. A call that is not allowed within a capture makes its end fail too."""
+    """A fake graph. `fails`: the call that fails. A forbidden call within a capture makes its end fail
+    too.
+    """
 
     fails, pools = "", []
 
@@ -39,7 +43,7 @@ class Graph:
 
 @pytest.fixture
 def current(monkeypatch):
-    """The streams that are current, the innermost last."""
+    """The current streams, innermost last."""
     streams = [Stream("usual")]
 
     class Current:
@@ -77,7 +81,7 @@ def test_the_usual_stream_is_the_current_one_again(current, monkeypatch, fails):
 
 
 def test_behind_a_capture_that_failed_another_one_begins_anew(current, monkeypatch):
-    """torch's allocator refuses the pool of a capture that did not end, and goes on asking its graph."""
+    """torch's allocator refuses the pool of an unfinished capture, and keeps asking its graph."""
     recorder = CudaRecorder(torch.device("cuda"))
     for fails in ("", "", "end", "", ""):
         monkeypatch.setattr(Graph, "fails", fails)

@@ -1,4 +1,4 @@
-"""Runs, as arrays, are what a loop over rows would make of them."""
+"""Check runs, computed as arrays, against a loop over rows."""
 
 import numpy as np
 from hypothesis import given
@@ -28,7 +28,7 @@ def plan_of(num_scheduled, num_drafts, sample, input_ids):
 
 @st.composite
 def steps(draw):
-    """A step's rows: how much each computes, how many of that are drafts, and which of them sample."""
+    """Return a step's rows: computed tokens, drafts among them, and whether each row samples."""
     shapes = draw(
         st.lists(st.tuples(st.integers(1, 4), st.integers(0, 5), st.booleans()), min_size=1, max_size=6)
     )
@@ -40,7 +40,7 @@ def steps(draw):
 
 
 def plain(num_scheduled, num_drafts, sample, input_ids):
-    """(places, drafts behind them) of each row that samples."""
+    """Return (places, following drafts) of each sampling row."""
     found, end = [], 0
     for row, count in enumerate(num_scheduled):
         end += count

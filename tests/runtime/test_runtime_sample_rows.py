@@ -1,4 +1,6 @@
-"""What stands before a position of a run counts for its penalties as if it had been said one by one."""
+"""Check that drafts before a run's position count for its penalties as if they had been sampled one by
+one.
+"""
 
 import numpy as np
 import torch
@@ -23,7 +25,7 @@ def runs_of(drafts):
 
 
 class Bench:
-    """Rows that know some tokens already, every second of them with penalties."""
+    """Return rows with known tokens, every second one with penalties."""
 
     def __init__(self, known, is_penalised):
         self.columns = RowColumns(ROWS, VOCAB, (), lambda ids, _: (np.zeros((3, len(ids)), np.int32), 0))
@@ -81,7 +83,7 @@ def test_penalties_in_runs_are_those_of_tokens_said_one_by_one(case):
 
 
 def _compare_logits(bench, batch, runs, rows, drafts, logits, known, is_penalised):
-    """The penalised logits themselves, against counts of a plain list."""
+    """Check the penalised logits against counts of a plain list."""
     adjusted = logits.clone()
     if not batch.wanted & PENALTIES:
         assert batch.drafted is None

@@ -1,4 +1,4 @@
-"""The sampler against a plain reference of one row, transformers' processors, and chi-square."""
+"""Check the sampler against a plain one-row reference, transformers' processors, and chi-square."""
 
 import math
 
@@ -35,7 +35,7 @@ def no_positions(prompt_token_ids, media):
 
 
 class Bench:
-    """A sampler with rows admitted; each row is (sampling, prompt, outputs, sample_index)."""
+    """Return a sampler with admitted rows; each row is (sampling, prompt, outputs, sample_index)."""
 
     def __init__(self, vocab_size, rows, max_rows=40):
         self.vocab_size, self.rows = vocab_size, rows
@@ -67,7 +67,9 @@ class Bench:
 
 
 def reference_scores(logits, sampling, prompt, outputs):
-    """What a row's token is drawn from, in float64, one token after the other: log weights, -inf: out."""
+    """Return the log weights that a row's token is drawn from, float64, computed token by token; -inf:
+    excluded.
+    """
     scores = [float(x) for x in logits]
     for token, bias in sampling.logit_bias.items():
         scores[token] += bias
@@ -182,7 +184,7 @@ def test_filters_equal_transformers_processors():
 
 
 def test_a_nucleus_of_the_whole_vocabulary_keeps_every_tail():
-    """The first token's share rounds to 1: beside a row that filters, top_p 1 must cut nothing."""
+    """The first token's share rounds to 1: next to a row that filters, top_p 1 must cut nothing."""
     logits = torch.full((2, 50), -20.0)
     logits[:, 7] = 0.0
     kept = keep_top(logits, torch.tensor([[50], [50]]), torch.tensor([[1.0], [0.5]]), 50)
@@ -220,7 +222,7 @@ def test_bias_and_repetition_equal_transformers_processors():
 
 @pytest.mark.parametrize("among", ["alone", "with one that is random", "with penalties"])
 def test_greedy_rows_give_their_next_best_token_before_min_tokens(among):
-    """Of six tokens the end of sequence is the most likely one, token 4 the next, token 1 the third."""
+    """Among six tokens the end of sequence is likeliest, then token 4, then token 1."""
     early, late = (1, 2), [5] * 3
     rows = {
         0: (SamplingParams(min_tokens=3), early, [5] * 2, 0),
@@ -240,7 +242,7 @@ def test_greedy_rows_give_their_next_best_token_before_min_tokens(among):
 
 
 def test_penalties_follow_the_tokens_that_are_sampled():
-    """Counts go on from step to step, and begin anew when another request takes the row."""
+    """Counts continue from step to step, and restart when another request takes the row."""
     logits = torch.tensor([[5.0, 4.0, 3.0, 2.0, 0.0]])
     frequency = SamplingParams(frequency_penalty=0.6)
     bench = Bench(5, {7: (frequency, (1,), (), 0)})
@@ -314,7 +316,7 @@ def test_extreme_settings():
 
 
 def chi_square(counts, probabilities):
-    """Statistic and degrees of freedom, cells with fewer than 5 expected drawn together."""
+    """Return the statistic and the degrees of freedom; cells with fewer than 5 expected draws are merged."""
     expected = probabilities * counts.sum()
     small = expected < 5
     observed = np.append(counts[~small], counts[small].sum())
@@ -338,7 +340,9 @@ def chi_square(counts, probabilities):
 )
 @pytest.mark.parametrize("along", ["seed", "output", "sample"])
 def test_the_sampled_distribution(options, along):
-    """20,000 draws, the keys differing in one part only. The bound is the mean plus six deviations."""
+    """Draw 20,000 tokens whose keys differ in one part. The bound is the mean plus six standard
+    deviations.
+    """
     n, vocab_size = 20000, 30
     logits = torch.randn(1, vocab_size, generator=torch.Generator().manual_seed(6)) * 2
     sampling = SamplingParams(**{"temperature": 1.0, "seed": 0} | options)
@@ -360,7 +364,7 @@ def test_the_sampled_distribution(options, along):
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.lists(st.sampled_from(LIKELY), min_size=9, max_size=9)))
 def test_of_equally_likely_tokens_the_lowest_is_listed_first(rows):
-    """However many are listed, and in whatever company."""
+    """Penalise any number of listed tokens, in any batch."""
     logprobs = torch.tensor([[0.5, *row] for row in rows] + [[float(place) for place in range(10)]])
     for most in (1, 4, 10):
         values, token_ids = topk_tokens_of(logprobs, most)

@@ -1,4 +1,6 @@
-"""The threads that call a store of blocks: who was given up costs nothing, and no store ends them."""
+"""Check the threads that call a block store: abandoned requests cost nothing, and no store ends the
+threads.
+"""
 
 import threading
 import time
@@ -49,15 +51,15 @@ class HeldUp:
         return [True]
 
     def remove(self, keys):
-        """Nothing is."""
+        """Do nothing: no value is removed."""
 
     def close(self):
-        """Nothing is open."""
+        """Do nothing: nothing is open."""
 
 
 @pytest.fixture
 def client_of():
-    """A client of a store, and what it tells."""
+    """Return a store's client, and its reported events."""
     made = []
 
     def make(store):
@@ -110,7 +112,7 @@ def test_who_hung_up_while_the_store_was_asked_leaves_no_features_and_is_not_rea
     store.gate.set()
     until(lambda: told)
     assert [(event.request_id, len(event.items)) for event in told] == [("r4", 1)]
-    assert store.num_read == (2 if at == "get" else 1)  # of the one that it was at, and of the one that waits
+    assert store.num_read == (2 if at == "get" else 1)  # for the active request, and for the waiting one
     client.forget("r4")
     assert client._features._bytes == 0 and not client._features._came
 
@@ -153,7 +155,7 @@ def test_what_a_fetch_reads_is_of_who_asked_for_it(client_of):
 
 
 class Panic(BaseException):
-    """As pyo3's, which is no Exception."""
+    """Raise like pyo3, whose panic is not an Exception."""
 
 
 def panicking(keys):

@@ -1,4 +1,6 @@
-"""Blocks go to the host and come back beside the computation: however late a copy runs, nothing is lost."""
+"""Check that blocks are copied to the host and back next to the computation without loss, however late a copy
+runs.
+"""
 
 import weakref
 
@@ -20,7 +22,7 @@ SPEC = ModelSpec(2, 2, 1, 4, 8, 100, 64, 0, 8)
 
 
 class Late:
-    """Copies run as late as may be: when the computation waits for them, or never."""
+    """A stream that runs copies as late as possible: when the computation waits for them, or never."""
 
     def __init__(self):
         self.waiting = []
@@ -43,7 +45,7 @@ class Plan:
 
 
 def one_to_one(draw, sources, targets):
-    """Pairs in which no block comes twice on either side."""
+    """Return pairs in which no block occurs twice on either side."""
     count = draw(st.integers(1, min(sources, targets)))
     left = draw(st.permutations(range(sources)))[:count]
     right = draw(st.permutations(range(targets)))[:count]
@@ -52,7 +54,7 @@ def one_to_one(draw, sources, targets):
 
 @st.composite
 def steps(draw):
-    """Steps of copies, each with the block that the layers write to afterwards."""
+    """Return steps of copies, each with the block that the layers write afterwards."""
     found = []
     for _ in range(draw(st.integers(1, 8))):
         copies = {}
@@ -80,7 +82,7 @@ def test_the_latest_copies_change_nothing(plans, per_slab):
         for name, (source, target) in ways.items():
             for left, right in getattr(plan, name) if getattr(plan, name) is not None else ():
                 target[right] = source[left]
-        pool.blocks[:, written] = float(number)  # what the layers do
+        pool.blocks[:, written] = float(number)  # stands for the layers
         device[written] = float(number)
         assert [sorted(set(pool.blocks[:, block].flatten().tolist())) for block in range(BLOCKS)] == [
             [value] for value in device
@@ -112,7 +114,7 @@ class Stream:
 
 
 class Event:
-    done = 0  # copies that ran
+    done = 0  # number of copies that ran
 
     def __init__(self, number):
         self.number = number
@@ -144,7 +146,7 @@ def test_what_is_staged_is_kept_until_it_was_copied_and_is_not_too_much(monkeypa
     assert order == ["side waits for usual", "copies 4", "usual waits for copy 1"]
     assert [ref() is not None for ref in kept] == [False, True, True, True]
     monkeypatch.setattr(Event, "done", 3)
-    run(20)  # more than may be staged at once: it is waited for
+    run(20)  # more than may be staged at once, so it waits
     assert [ref() is not None for ref in kept] == [False] * 5 and order[-1] == "usual waits for copy 5"
     run(4)
     beside.join()

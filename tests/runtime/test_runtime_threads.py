@@ -1,4 +1,4 @@
-"""How many threads compute: from the machine, the model, the environment and the setting."""
+"""Check the thread count from the machine, the model, the environment and the setting."""
 
 import os
 import threading
@@ -15,7 +15,7 @@ from mmengine.serve.engine.engine import Engine
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """A machine with so many CPUs, two on each core, and files by path."""
+    """Return a machine with this many CPUs, two per core, and files by path."""
 
     def make(num_cpus, files=(), siblings=2):
         monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(num_cpus)), raising=False)
@@ -85,7 +85,7 @@ V1 = "sys/fs/cgroup/memory/y/memory"
                 "proc/self/cgroup": "0::/a/b\n",
                 f"{V2}.max": "3072000000\n",
                 f"{V2}.current": "2048000000\n",
-                f"{V2}.stat": "anon 7\ninactive_file 1024000000\n",  # gives way
+                f"{V2}.stat": "anon 7\ninactive_file 1024000000\n",  # reclaimable
             },
             2_000_000,
         ),
@@ -121,14 +121,14 @@ def test_an_engine_sets_the_number_and_gives_it_back(monkeypatch):
     try:
         seen = []
         with Engine(device="cpu", config=EngineConfig(num_blocks=8)) as engine:
-            assert engine.built.num_threads == torch.get_num_threads() == 1  # it is small
+            assert engine.built.num_threads == torch.get_num_threads() == 1  # the model is small
             thread = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
             thread.start()
             thread.join()
         assert torch.get_num_threads() == 3
         with Engine(device="cpu", config=EngineConfig(num_blocks=8, num_threads=2)):
             assert torch.get_num_threads() == 2
-            torch.set_num_threads(4)  # the host program knows better
+            torch.set_num_threads(4)  # the host program's choice stands
         assert torch.get_num_threads() == 4
         assert seen == [1]
     finally:

@@ -1,4 +1,4 @@
-"""Where our Triton kernels for attention are refused, and why; what they compute is tested in tests/gpu."""
+"""Check where the Triton attention kernels are refused, and why; their results are tested in tests/gpu."""
 
 from types import SimpleNamespace
 
@@ -51,7 +51,7 @@ def test_an_old_gpu_is_told(monkeypatch):
 
 
 def pretend(monkeypatch, attend):
-    """The kernels can be loaded, and do this."""
+    """Pretend that the kernels can be loaded and give these results."""
     monkeypatch.setattr(triton_paged, "unfit", lambda spec, kv: None)
     monkeypatch.setattr(triton_paged, "load", lambda: SimpleNamespace(attend=attend))
 
@@ -84,7 +84,7 @@ def test_triton_that_cannot_be_imported_is_told_of(monkeypatch):
 
 
 def test_torch_is_what_it_is_tried_beside(monkeypatch):
-    """The trial lets through what computes as torch does, of every shape that may be asked for."""
+    """The trial accepts kernels that agree with torch, for every shape that may be requested."""
     made = []
 
     class Watched(TorchPagedAttention):

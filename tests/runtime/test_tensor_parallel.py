@@ -1,4 +1,6 @@
-"""A model cut over two processes on a CPU: the tokens of one process, and an end for whatever goes wrong."""
+"""Check a model sharded over two processes on a CPU: the tokens equal one process's, and every failure ends
+cleanly.
+"""
 
 import os
 import select
@@ -33,7 +35,7 @@ from mmengine_qwen3_vl.names import NAMES
 from mmengine_shapes import checkpoint_path
 from tests.spec_decode.equality import answers, assert_same, mixed
 
-# A pool so small that requests give way, and budgets that cut prompts and images.
+# A pool so small that requests are preempted, and budgets that cut prompts and images.
 TIGHT = {
     "block_size": 4,
     "num_blocks": 65,
@@ -56,14 +58,16 @@ def wanted(asked):
 
 
 def fail_once(executor):
-    """Rank 0 breaks down in its ninth step, before it exchanges anything; no rank may be out of step then."""
+    """Rank 0 fails in its ninth step, before any exchange; afterwards no rank may be out of step."""
     executor._runner.launch = fail_at(9, executor._runner.launch)
 
 
 @pytest.fixture
 def captured(monkeypatch):
-    """Steps of two ranks are captured from now on. Called with what fails on rank 1, the number of a capture
-    and that of a step, it gives the recorder of rank 0."""
+    """Capture the steps of two ranks from now on.
+
+    Called with the numbers for the capture and the step that fail on rank 1; returns rank 0's recorder.
+    """
 
     def begin(capture=0, step=0):
         recorder = Warming()
@@ -77,8 +81,8 @@ def captured(monkeypatch):
 
 
 SWAP = {"swap_blocks": 64, "preempt_mode": "swap"}
-AHEAD = {"max_in_flight": 2}  # and drafts where forms leave no choice
-PIECES = {"encoder_piece": 40, "encoder_even_patches": 256}  # an image in pieces, on rank 0 alone
+AHEAD = {"max_in_flight": 2}  # and drafts where grammars force tokens
+PIECES = {"encoder_piece": 40, "encoder_even_patches": 256}  # an image in parts, on rank 0 alone
 
 
 @pytest.mark.parametrize(
@@ -89,8 +93,9 @@ PIECES = {"encoder_piece": 40, "encoder_even_patches": 256}  # an image in piece
 def test_two_processes_give_the_tokens_of_one(
     asked, wanted, captured, settings, replays, tmp_path, monkeypatch
 ):
-    """A step fails on rank 0, and one on rank 1 where steps are replayed: the other one replays it. Images
-    are encoded on rank 0, and replayed there as well."""
+    """Fail a step on rank 0, and one on rank 1 while steps are replayed: the other rank replays the step.
+    Images are encoded on rank 0, and replayed there as well.
+    """
     recorder, seen = captured(step=30) if replays else None, []
     monkeypatch.setattr(tower, "vision_ops", lambda *of: VisionOps(rotate, attend_by_frames))
 
@@ -166,7 +171,7 @@ def test_a_rank_that_loses_its_way_says_so(noticed_by):
                 select.select([channel._end], [], [], 60)
             else:
                 process.wait(60)
-                send(*message)  # finds the channel closed, its words unread
+                send(*message)  # finds the channel closed, with its messages unread
 
         if noticed_by != "whoever is first":
             channel.send = send_and_wait
@@ -177,7 +182,7 @@ def test_a_rank_that_loses_its_way_says_so(noticed_by):
 
 
 def test_a_rank_that_failed_a_step_at_once_is_heard_when_that_is_collected():
-    """Rank 0 takes part in the step all the same: the others are in the middle of it."""
+    """Rank 0 still takes part in the step, because the other ranks are in the middle of it."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         waiting = object.__new__(Followers)

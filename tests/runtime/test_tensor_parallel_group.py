@@ -1,4 +1,4 @@
-"""What the ranks of a model exchange within a step, captured or not: on threads, without a model."""
+"""Check the exchanges of a model's ranks within a step, captured or not: on threads, without a model."""
 
 import threading
 from functools import partial
@@ -24,7 +24,7 @@ PLAN_OF_3 = SimpleNamespace(input_ids=np.zeros(3, np.int32), encode=())
 
 
 def ranks_in_threads(tmp_path, *doings, size=2, may_wait=False):
-    """Each of `doings` is called with the group of its rank, on a thread; gives what they gave or raised."""
+    """Call each of `doings` with its rank's group on a thread; return results or exceptions."""
     results = [None] * size
 
     def run(rank):
@@ -111,7 +111,7 @@ def test_features_and_tokens_come_from_rank_0(tmp_path):
 
 
 def test_exchanges_between_gpus_stay_on_the_stream_of_the_layers():
-    """NCCL's then have nothing to wait for, and torch gives none."""
+    """NCCL's work has nothing to wait for then, and torch returns none."""
     calls = []
 
     def exchange(tensors, options):
@@ -140,7 +140,7 @@ def compute(group, fail_at=None):
 
 
 class Captured:
-    """What a group asks of captured steps: all are replayed in one size."""
+    """Fake graphs for a group: all steps are replayed in one size."""
 
     def __init__(self, group, begin=lambda: None):
         self.replay, self._begin = partial(group.replay, FOUR, partial(compute, group)), begin
@@ -155,7 +155,7 @@ class Captured:
 
 
 def replayed(group, fail=None, **report):
-    """A step; `fail`: whether before it is replayed or behind that."""
+    """Run a step; `fail`: whether before or after the replay."""
     group.graphs = group.graphs or Captured(group)
     with group.step(PLAN_OF_3, **report):
         if fail == "before":
@@ -188,7 +188,7 @@ def test_a_rank_that_fails_replays_the_step_all_the_same(tmp_path, fail):
 
 
 def test_a_rank_that_can_replay_nothing_is_lost(tmp_path):
-    """The others wait for what is in the graph."""
+    """The other ranks wait for exchanges in the graph."""
 
     def failing(group):
         def begin():
@@ -217,8 +217,9 @@ def test_a_replay_that_no_rank_expects_is_refused(tmp_path):
 
 @pytest.mark.parametrize("where", ["begin", (0, 0), (1, 3), (2, 1), "end", "other sizes", "nowhere"])
 def test_steps_are_captured_by_all_ranks_or_by_none(tmp_path, monkeypatch, where):
-    """Rank 1 fails before the second size, in an exchange of one of its passes, or at its end; then both
-    launch the next step, in which nobody waits."""
+    """Rank 1 fails before the second size, in an exchange, or at its end; then both ranks launch the next
+    step, and no rank waits.
+    """
     monkeypatch.setattr(capture.log, "warning", lambda what, **facts: None)
     words, meeting = {}, threading.Barrier(2, timeout=30)
 
@@ -230,7 +231,7 @@ def test_steps_are_captured_by_all_ranks_or_by_none(tmp_path, monkeypatch, where
         return agreed
 
     def doing(group):
-        passes = iter(range(6))  # of the second size, the first three
+        passes = iter(range(6))  # for the second size, the first three
 
         def prepare(bucket):
             if where == "begin" and group.rank and bucket == Bucket(2, 1):
@@ -257,7 +258,7 @@ def test_steps_are_captured_by_all_ranks_or_by_none(tmp_path, monkeypatch, where
 
 
 def test_a_step_that_waits_on_the_device_looks_at_the_others():
-    """Of a graph that waits for a rank that is gone nobody else hears."""
+    """No other error reports a graph that waits for a dead rank."""
 
     def check():
         seen.append(1)

@@ -8,7 +8,7 @@ __all__ = ["random_weights"]
 
 @pytest.fixture(params=["kernels", "torch"])
 def compute(request, monkeypatch):
-    """A head and its attention by our kernels, or both by torch."""
+    """Run a head and its attention with the native kernels, or both with torch."""
     if request.param == "torch":
         monkeypatch.setattr(native_library, "load", lambda: None)
     elif native_library.load() is None:

@@ -1,4 +1,4 @@
-"""An EAGLE-3 head over one sequence at once, written straight from the formulas."""
+"""An EAGLE-3 head over one sequence at once, written directly from the formulas."""
 
 import torch
 
@@ -6,7 +6,7 @@ from tests.spec_decode.eagle3_heads import HEAD_DIM, HEADS, KV_HEADS, TARGET
 
 
 def plain_names(written):
-    """The tensors under the names of the formulas; fused ones cut."""
+    """Return the tensors under the formulas' names; joined tensors are split."""
     named = {}
     for name, tensor in written.tensors.items():
         named[name.removeprefix("model.").replace("midlayer.", "layers.0.")] = tensor.float()
@@ -24,7 +24,7 @@ def rms(x, weight, eps=1e-6):
 
 
 def dense_fuse(written, aux_hidden_states):
-    """The tapped states of one sequence, [n, 3 * H], to g."""
+    """Project the auxiliary states of one sequence, [n, 3 * H], to g."""
     w = plain_names(written)
     if "input_norm.weight" in w:
         aux_hidden_states = rms(aux_hidden_states, w["input_norm.weight"])
@@ -35,8 +35,9 @@ def dense_fuse(written, aux_hidden_states):
 
 
 def dense(written, hidden, embeds, positions):
-    """One sequence at once: hidden [n, h], embeds of the next tokens [n, e], positions [3, n].
-    Gives z and carry."""
+    """Run one sequence at once and return z and carry: hidden [n, h], embeddings of the next tokens [n, e],
+    positions [3, n].
+    """
     w, traits = plain_names(written), written.traits
     x = hidden
     for index in range(written.config.get("num_hidden_layers", 1)):
@@ -70,7 +71,7 @@ def dense(written, hidden, embeds, positions):
 
 
 def turned(x, positions, traits):
-    """Pairs (i, i + half) of each head turned by position * frequency."""
+    """Rotate pairs (i, i + half) of each head by position * frequency."""
     half = HEAD_DIM // 2
     out = torch.empty_like(x)
     for i in range(half):

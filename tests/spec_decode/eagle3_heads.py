@@ -1,4 +1,4 @@
-"""Random heads as each family writes them (tensor names, spelling of config.json), tiny."""
+"""Tiny random heads in each family's format (tensor names, spelling of config.json)."""
 
 import json
 from dataclasses import dataclass, field
@@ -16,11 +16,11 @@ MROPE = {"rope_type": "default", "mrope_interleaved": True, "mrope_section": [4,
 
 @dataclass
 class Written:
-    """A head in memory: its config.json, and its tensors as they are stored."""
+    """A head in memory: its config.json, and its stored tensors."""
 
     config: dict
     tensors: dict
-    traits: dict = field(default_factory=dict)  # what `dense` computes with, said by the test, not the file
+    traits: dict = field(default_factory=dict)  # parameters for `dense`, set by the test, not the file
 
     def save(self, folder):
         folder.mkdir(exist_ok=True)
@@ -99,7 +99,7 @@ def _generator(seed):
 
 
 def specforge():
-    """EAGLE's own layout, as SpecForge and SGLang write it."""
+    """EAGLE's own layout, also written by SpecForge and SGLang."""
     g = _generator(1)
     config = sizes(
         architectures=["LlamaForCausalLMEagle3"],
@@ -119,7 +119,7 @@ def specforge():
 
 
 def angelslim():
-    """tie_word_embeddings although the head is its own."""
+    """Sets tie_word_embeddings although the head has its own output matrix."""
     g = _generator(2)
     config = sizes(
         architectures=["Eagle3LlamaForCausalLM"],
@@ -140,7 +140,7 @@ def angelslim():
 
 
 def speculators():
-    """With the 3.1 flags, its own embedding of the target's size, and states of a chosen set of layers."""
+    """Has the 3.1 flags, its own embedding with the target's size, and a chosen set of layers."""
     g = _generator(3)
     layer = sizes(model_type="llama", rope_parameters={"rope_theta": 20000.0, "rope_type": "default"})
     del layer["rope_theta"], layer["rope_scaling"]
@@ -183,7 +183,7 @@ def speculators():
 
 
 def modelopt():
-    """Shares the target's head and vocabulary; one norm before fc; llama3's rotation."""
+    """Shares the target's output matrix and vocabulary; one norm before fc; llama3's rotation."""
     g = _generator(4)
     llama3 = {
         "rope_type": "llama3",
@@ -220,7 +220,7 @@ def modelopt():
 
 
 def qwen3():
-    """A norm on each head of q and k, biases, and a smaller hidden size than the target's."""
+    """Has norms for q and k heads, biases, and a smaller hidden size than the target's."""
     g = _generator(5)
     h = 32
     config = sizes(
@@ -241,7 +241,7 @@ def qwen3():
 
 
 def deep():
-    """Two layers and the whole vocabulary under a head of its own; q, k and v stored as one."""
+    """Two layers and the whole vocabulary with its own output matrix; q, k and v stored as one."""
     g = _generator(6)
     config = sizes(architectures=["Eagle3Qwen3vlForCausalLM"], num_hidden_layers=2, num_aux_hidden_states=3)
     tensors = head_tensors("layers.0.", g, vocab=TARGET.vocab_size)
@@ -258,7 +258,7 @@ FAMILIES = {f.__name__: f for f in (specforge, angelslim, speculators, modelopt,
 
 
 def edited(family, **changes):
-    """A family's head with values of its config changed; None deletes; `a.b` stands in an object."""
+    """Return a family's head with changed config values; None deletes; `a.b` addresses an inner object."""
     written = FAMILIES[family]()
     for path, value in changes.items():
         *parents, name = path.split("__")

@@ -1,4 +1,4 @@
-"""Heads in memory beside a made-up target, and ragged passes over a paged cache."""
+"""Heads in memory with a made-up target, and ragged passes over a paged cache."""
 
 import numpy as np
 import torch
@@ -14,12 +14,12 @@ from tests.qwen3_vl.qwen3_vl_reference import PagedRows, ragged_steps
 from tests.spec_decode.eagle3_heads import TARGET
 
 CPU = torch.device("cpu")
-FIRST_LAYER = 2  # of the head in the cache: the target's come before it
+FIRST_LAYER = 2  # the head's first layer in the cache, after the target's
 LENGTHS = (9, 1, 14)
 
 
 class FakeTarget:
-    """What a head asks of its target."""
+    """A fake target with everything that a head needs."""
 
     def __init__(self, dtype=torch.float32):
         g = torch.Generator().manual_seed(11)
@@ -46,7 +46,7 @@ def cache(head, compute, num_rows):
 
 
 class OpenCache(PagedRows):
-    """What lies in the pool can be looked at."""
+    """An attention backend whose pool can be inspected."""
 
     def __init__(self, make, spec, dtype, num_rows):
         def kept(spec, pool):
@@ -57,24 +57,26 @@ class OpenCache(PagedRows):
         self.table, self.block_size = self._table, self._size
 
     def begin(self, step):
-        """Of rows as PagedRows has them, or of a step that places its tokens itself."""
+        """Begin a step of PagedRows' rows, or a step that places its tokens itself."""
         if isinstance(step, list):
             super().begin(step)
         else:
             self._backend.begin(step)
 
     def pool(self, layer):
-        """[block, 2, offset, num_kv_heads, head_dim]"""
+        """Return [block, 2, offset, num_kv_heads, head_dim]."""
         return self._pool.layers[layer]
 
     def tokens_of(self, layer, row, length):
-        """K and V of a row's first tokens, [2, length, num_kv_heads, head_dim]."""
+        """Return K and V of a row's first tokens, [2, length, num_kv_heads, head_dim]."""
         blocks = torch.from_numpy(self.table[row].astype(np.int64))
         return self.pool(layer)[blocks].transpose(0, 1).flatten(1, 2)[:, :length]
 
 
 def sequences(head, seed=12, lengths=LENGTHS):
-    """(taps [n, 3 * H], next tokens [n], positions [3, n]) of each row; as with images, rows differ."""
+    """Return (auxiliary states [n, 3 * H], next tokens [n], positions [3, n]) of each row; rows differ, as
+    with images.
+    """
     g = torch.Generator().manual_seed(seed)
     made = []
     for length in lengths:
@@ -91,7 +93,7 @@ def sequences(head, seed=12, lengths=LENGTHS):
 
 
 def run_ragged(head, rows, attention):
-    """z and carry of each row, in chunks of random length, several rows in a step."""
+    """Return z and carry of each row, computed in chunks of random length with several rows per step."""
     steps = ragged_steps([Sequence(len(tokens)) for _, tokens, _ in rows], np.random.default_rng(13), 5)
     done, got = [0] * len(rows), [[] for _ in rows]
     for step in steps:

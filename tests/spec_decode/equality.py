@@ -1,5 +1,6 @@
-"""The same requests answered with drafts and without; and a drafter that knows what will be said, and
-proposes it more or less rightly by a rule."""
+"""Answer the same requests with and without drafts; includes a drafter that knows the answers and proposes
+them with chosen errors.
+"""
 
 import math
 import random
@@ -50,7 +51,7 @@ class Asked:
         return len(self.by_id)
 
     def kinds(self):
-        """How many there are of each kind."""
+        """Return the request count per kind."""
         found = Counter()
         for prepared, options in self.by_id.values():
             sampling, form = options.sampling, options.grammar
@@ -68,8 +69,9 @@ class Asked:
 
 
 def mixed(count, seed=0, most_tokens=40):
-    """`count` requests of all kinds: a third with an image, a tenth with a video, about half in a form, some
-    of these behind reasoning; with seeds and without, greedy too. Some are asked twice."""
+    """Return `count` requests of all kinds: a third with an image, a tenth with a video, about half with a
+    grammar, some after reasoning; with and without seeds, also greedy. Some are repeated.
+    """
     rng, processor = random.Random(seed), load_processor()
     forms = [scene_schema(), *random_schemas(max(4, count // 6))]
     pictures, clips = _scenes(rng, 3 + count // 20), _clips(rng, 2 + count // 50)
@@ -98,7 +100,7 @@ def mixed(count, seed=0, most_tokens=40):
 
 
 def _scenes(rng, count):
-    """(picture, questions by task)"""
+    """Return (picture, questions by task)."""
     scenes = [random_scene(rng, side=rng.choice((64, 96, 128))) for _ in range(count)]
     return [(scene.draw(), image_questions(scene, rng)) for scene in scenes]
 
@@ -109,14 +111,14 @@ def _clips(rng, count):
 
 
 def _about(rng, kind, media, questions):
-    """A task, and a question of it about an image or a video."""
+    """Return a task, and its question about an image or a video."""
     task, pairs = rng.choice(list(questions.items()))
     parts = [{"type": kind}, {"type": "text", "text": rng.choice(pairs or [("What is it?", "")])[0]}]
     return task, Prompt(messages=[{"role": "user", "content": parts}], **{f"{kind}s": [media]})
 
 
 def _form(rng, forms, task):
-    """A grammar, and whether it begins behind reasoning."""
+    """Return a grammar, and whether it begins after reasoning."""
     form = {
         "type": "json_schema",
         "json_schema": {"schema": forms[0] if task == "json" else rng.choice(forms)},
@@ -128,7 +130,7 @@ def _form(rng, forms, task):
 
 
 def _rules(rng):
-    """About the tokens before, and what is never said."""
+    """Return options about earlier tokens, and excluded tokens."""
     words = [tuple(rng.randrange(1510) for _ in range(rng.randint(1, 3))) for _ in range(4)]
     given = {"no_repeat_ngram_size": rng.randint(1, 4)} if rng.random() < 0.6 else {}
     given |= {"bad_words_ids": words[:2]} if rng.random() < 0.5 else {}
@@ -174,11 +176,11 @@ def _sampling(rng, seed, most_tokens, in_form):
 class Answers:
     by_id: dict[str, Completion]
     stats: Stats
-    drafting: object  # of runtime/drafting/next_drafts.py; None where nobody drafts
+    drafting: object  # of runtime/drafting/next_drafts.py; None without drafters
 
     @property
     def truth(self):
-        """Tokens of every choice, by the id that the core knows it by."""
+        """Return every choice's tokens, by the core's id."""
         return {
             f"{name}/{choice.index}" if len(answer.choices) > 1 else name: choice.token_ids
             for name, answer in self.by_id.items()
@@ -188,15 +190,16 @@ class Answers:
 
 @contextmanager
 def drawn_alike():
-    """In here requests without a seed are given the same ones each time."""
+    """Return a context in which requests without a seed always get the same seeds."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(secrets, "randbits", random.Random(0).getrandbits)
         yield
 
 
 def answers(asked, model=None, log=None, arrivals=None, steer=None, **options):
-    """`arrivals`: a random source, by which requests come between steps; None: all at once. `steer`: called
-    with the executor before it runs."""
+    """Run an engine. `arrivals`: a random source, by which requests arrive between steps; None: all at once.
+    `steer`: called with the executor before it runs.
+    """
     waiting, found, texts = list(asked.by_id.values())[::-1], {}, {}
     config = EngineConfig(**{"max_model_len": 256, "draft_policy": "all", **options})
     with drawn_alike(), Engine(model, dtype="float32", config=config, log=log) as engine:
@@ -232,7 +235,7 @@ def _assert_same_logprobs(got, due):
     assert (got is None) == (due is None)
     for mine, theirs in zip(got or (), due or (), strict=True):
         assert mine[0][0] == theirs[0][0] and len(mine) == len(theirs)
-        # Steps of another shape add up float32 in another order: likelihoods were seen 2.3e-5 apart.
+        # Steps of another shape sum float32 in another order: logprobs differed by up to 2.3e-5.
         assert np.allclose([value for _, value in mine], [value for _, value in theirs], atol=1e-4)
         kept = [value for _, value in theirs[1:]]
         sure = {token for token, value in theirs[1:] if value > min(kept) + 1e-4}
@@ -241,14 +244,14 @@ def _assert_same_logprobs(got, due):
 
 @contextmanager
 def known_as(name, make):
-    """In here `spec=name` finds what `make` makes of a number of rows, as if it were installed."""
+    """Return a context in which `spec=name` finds the drafter made by `make`, as if it were installed."""
     with pytest.MonkeyPatch.context() as patch:
         declare_drafter(patch, name, lambda: make)
         yield
 
 
 def declare_drafter(patch, name, load):
-    """`patch`: pytest's. An entry point of that name is the only one of a drafter, and this loads it."""
+    """Install a drafter's only entry point with this name, which loads this object. `patch`: pytest's."""
     installed = registry.entry_points
     point = SimpleNamespace(name=name, value=f"theirs:{name}", dist=None, load=load, extras=())
 
@@ -259,16 +262,16 @@ def declare_drafter(patch, name, load):
 
 
 class Scripted:
-    """Proposes what `truth` says comes next, all of it, some, more, or something else; by a rule that
-    depends on the request, on how much it said and on `seed` alone. `most_of` says how many drafts there may
-    be in the n-th step in which it is asked."""
+    """Proposes the tokens in `truth`: all, some, more, or wrong ones, by a rule that depends only on the
+    request, the answer's length and `seed`. `most_of` returns the draft limit of the n-th step with drafts.
+    """
 
     name = "scripted"
 
     def __init__(self, truth, seed=0, vocab_size=1536, most_of=lambda step: math.inf):
         self._truth, self._seed, self._vocab_size, self._most_of = truth, seed, vocab_size, most_of
         self._requests, self._step = {}, -1
-        self.num_true = 0  # drafts that are what will be said
+        self.num_true = 0  # drafts that match the answer
 
     def __call__(self, max_rows):
         return self

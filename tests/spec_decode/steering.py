@@ -1,4 +1,4 @@
-"""What decides how many drafts there are, in the hands of a test."""
+"""Control the draft count from a test."""
 
 import numpy as np
 from msgspec import structs
@@ -10,8 +10,9 @@ STEP_NS = 200_000
 
 
 class Clock:
-    """Says in place of `executor` how long its steps took. A draft costs nothing for `turn` steps, and a
-    whole step for as many after that."""
+    """Override the step times of `executor`: drafts cost nothing for `turn` steps, then a whole step for as
+    many.
+    """
 
     def __init__(self, executor, turn=25):
         self._dispatch, self._collect, self._turn = executor.dispatch, executor.collect, turn
@@ -32,8 +33,7 @@ class Clock:
 
 
 class Granting:
-    """Behind a step of `executor` a row may have `most_of(step)` drafts made; None: as many as there is room
-    for."""
+    """Let a row have `most_of(step)` drafts after a step of `executor`; None: no further limit."""
 
     def __init__(self, executor, most_of):
         self._dispatch, self._most_of = executor.dispatch, most_of
@@ -48,8 +48,9 @@ class Granting:
 
 
 class LaunchedAhead:
-    """`executor`, on a CPU, goes the way of a GPU: a step is computed when it is dispatched, before the one
-    before it is read."""
+    """Make `executor`, on a CPU, behave like a GPU: dispatch computes a step before the previous one is
+    read.
+    """
 
     def __init__(self, executor):
         self._executor, self._clock = executor, LaunchClock()

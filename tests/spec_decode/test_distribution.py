@@ -1,6 +1,6 @@
-"""What is sampled with drafts is distributed as what is sampled without.
+"""Check that tokens sampled with drafts have the same distribution as without.
 
-The equality tests say more, seed by seed; this one does not rely on how the noise is keyed: it compares the
+The equality tests are stronger, seed by seed; this test does not rely on the noise's keys: it compares the
 counts of two runs with other seeds.
 """
 
@@ -17,7 +17,7 @@ HOW = {"temperature": 1.3, "max_tokens": NUM_TOKENS, "ignore_eos": True}
 
 
 def sampled(spec, first_seed):
-    """Tokens of answers to one prompt, and how many drafts were kept."""
+    """Return the answer tokens for one prompt, and the number of accepted drafts."""
     with Engine(config=EngineConfig(spec=spec, draft_policy="all")) as engine:
         prompt = [{"role": "user", "content": "Describe a red star and a blue circle."}]
         ids = [engine.submit(prompt, seed=first_seed + number, **HOW) for number in range(NUM_ANSWERS)]
@@ -31,8 +31,11 @@ def sampled(spec, first_seed):
 
 
 def chi_square(one, other):
-    """The statistic over two lists of values, and its 99.9 % point (Wilson and Hilferty's approximation).
-    Values that are seen seldom count as one."""
+    """Return the statistic for two lists of values, and its 99.9 % point (Wilson and Hilferty's
+    approximation).
+
+    Rare values count as one.
+    """
     counts, others = Counter(one), Counter(other)
     seldom = {value for value in {*counts, *others} if counts[value] + others[value] < FEW}
     pairs = [(counts[value], others[value]) for value in sorted({*counts, *others} - seldom)]

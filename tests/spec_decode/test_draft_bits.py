@@ -1,4 +1,6 @@
-"""With the CPU kernels a verified draft has the bits of a token that was computed alone, in bfloat16 too."""
+"""Check that with the CPU kernels a verified draft has the same bits as a token computed alone, also in
+bfloat16.
+"""
 
 import pytest
 
@@ -11,11 +13,11 @@ TEXTS = ("a a a b a a a b a a", "What is 3 plus 4?", "1 2 3 4 1 2 3 4 1 2", "Who
 
 
 def told(**settings):
-    """Tokens of greedy answers, and likelihoods of four at each place; and how many drafts were accepted."""
+    """Return greedy answers, four logprobs at each position, and the number of accepted drafts."""
     config = EngineConfig(max_model_len=256, enable_prefix_caching=False, num_blocks=200, **settings)
     with Engine(dtype="bfloat16", config=config) as engine:
         chats = [[{"role": "user", "content": text}] for text in TEXTS]
-        for _ in range(2):  # what was said once is proposed when it is asked again
+        for _ in range(2):  # the second run proposes the first run's tokens
             answers = engine.generate(chats, max_tokens=90, logprobs=4, ignore_eos=True)
         accepted = sum(counts.accepted for counts in engine.stats().drafts.values())
     return [(answer.token_ids, answer.choices[0].logprobs) for answer in answers], accepted

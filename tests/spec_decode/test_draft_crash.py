@@ -1,4 +1,4 @@
-"""A process that ends while drafts are on their way: another one goes on, and says the same."""
+"""Check that after a crash with drafts in flight another process continues with the same answers."""
 
 from types import SimpleNamespace
 
@@ -20,14 +20,14 @@ POOL = {"draft_policy": "all", "num_blocks": 30, "max_num_seqs": 6, "token_budge
 
 
 def drafts_in_flight(folder):
-    """How many drafts the log's last step leaves for the next one."""
+    """Return how many drafts the log's last step leaves for the next."""
     steps = [record.event for record in LogReader(folder) if isinstance(record.event, ev.Executed)]
     columns = steps[-1].num_drafts if steps else None
     return 0 if columns is None else int(np.frombuffer(columns, np.int32).sum())
 
 
 def copies_of_a_run(asked, folder, config, count):
-    """Logs as they stand after a step that left drafts."""
+    """Return logs that end after a step that left drafts."""
     copies = []
     with drawn_alike(), Engine(config=config, dtype="float32", log=folder / "log") as engine:
         Clock(engine.built.executor, turn=10**6)
@@ -49,14 +49,14 @@ def copies_of_a_run(asked, folder, config, count):
         ("eagle3", "all", "eagle3"),
         ("eagle3", "goodput", "eagle3"),
         ("script", "goodput", "script"),
-        ("grammar", "all", "auto"),  # which has no slots for a head there
+        ("grammar", "all", "auto"),  # without slots for a head
         ("auto", "all", "grammar"),
         ("auto", "all", "eagle3"),
         ("eagle3", "all", "auto"),
     ],
 )
 def test_who_goes_on_says_the_same(spec, policy, later, tmp_path):
-    """With goodput from snapshots too, which hold what it knows. `later`: who drafts then."""
+    """Continue with goodput from snapshots too, which store its state. `later`: the drafters afterwards."""
     everything = mixed(24, seed=12, most_tokens=40 if policy == "all" else 120).by_id.items()
     in_forms = bool({"auto", "grammar"} & {spec, later})
     bound = [(name, each) for name, each in everything if (each[1].grammar is not None) == in_forms]

@@ -1,4 +1,4 @@
-"""Answers with drafts are the answers without: tokens, ends, likelihoods and texts."""
+"""Check that answers with drafts equal answers without: tokens, ends, logprobs and texts."""
 
 import random
 
@@ -11,7 +11,7 @@ from tests.spec_decode.steering import Clock, Granting
 
 LONGEST = {"max_model_len": 112}
 WIDE = {"num_blocks": 2049, **LONGEST}
-# Each cuts prompts, images and videos, and its pool is too small for what runs.
+# Each cuts prompts, images and videos, and its pool is too small for the running requests.
 RECOMPUTE = {
     "num_blocks": 9,
     "max_num_seqs": 9,
@@ -27,7 +27,7 @@ SWAP = {
     "enable_prefix_caching": True,
 }
 
-# Drafters, by what they are told of; how many drafts they may make; and what is verified of those.
+# Drafters, draft limits, and how many drafts are verified.
 WAYS = {
     "auto": {"spec": "auto", **RECOMPUTE},
     "ngram": {"spec": "ngram", **SWAP},
@@ -56,7 +56,7 @@ WAYS = {
 
 
 def check(asked, model, log):
-    """Each of WAYS, and scripts."""
+    """Run each of WAYS, and scripts."""
     kinds = asked.kinds()
     assert len(kinds) == 12 and min(kinds.values()) > 0, kinds
     want = answers(asked, model, **WIDE, spec="none")

@@ -1,4 +1,4 @@
-"""What is said of drafts, by answers, metrics and the log, is what the steps' records say."""
+"""Check that answers, metrics and the log report the same drafts as the steps' records."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from tests.spec_decode.test_failing_drafters import Failing
 
 
 def counted(folder):
-    """Proposed and accepted of each request, and counts of each drafter, by a loop over the log."""
+    """Return proposed and accepted drafts of each request, and counts per drafter, by a loop over the log."""
     proposed, accepted, drafters = Counter(), Counter(), defaultdict(DraftCounts)
     for state, record in fold(CheckedLog(folder)):
         event = record.event

@@ -1,5 +1,4 @@
-"""Two steps in flight beside drafts: what is said is what is said one step after the other, and steps overlap
-where nobody drafts."""
+"""Check two steps in flight with drafts: the answers stay the same, and steps without drafts overlap."""
 
 import random
 from pathlib import Path
@@ -24,14 +23,14 @@ TWO = {"max_in_flight": 2, "draft_policy": "goodput"}
 
 
 def steer(executor):
-    """As on a GPU, where drafts pay for 25 steps and do not for 25 more."""
+    """As on a GPU, where drafts pay off for 25 steps and then do not for 25 more."""
     LaunchedAhead(executor)
     Clock(executor)
 
 
 @pytest.fixture(scope="module")
 def wanted():
-    """Of all kinds, and behind them some without forms, for which drafters of forms have nothing."""
+    """Return requests of all kinds, then some without grammars, for which grammar drafters have no drafts."""
     every = list(mixed(48, seed=31, most_tokens=60).by_id.items())
     plain = [(name, each) for name, each in every[20:] if each[1].grammar is None]
     asked = Asked(dict([*every[:20], *plain]))
@@ -54,8 +53,9 @@ def test_answers_are_the_same(spec, pool, wanted, tmp_path):
 @pytest.mark.parametrize("pool", [SWAP, RECOMPUTE], ids=["swap", "recompute"])
 @pytest.mark.parametrize("by_masks", [True, False], ids=["masks", "following"])
 def test_forms_do_not_keep_steps_apart(by_masks, pool, wanted, tmp_path, monkeypatch):
-    """By masks, as on a GPU, for all of them, and as on a CPU. But for those that are completed within their
-    budgets."""
+    """Use masks for all grammars, as on a GPU, and lazy masks, as on a CPU; except for answers completed
+    within their budgets.
+    """
     asked, want = wanted
     if by_masks:
         for module in (forms, reading):
@@ -69,7 +69,7 @@ def test_forms_do_not_keep_steps_apart(by_masks, pool, wanted, tmp_path, monkeyp
 
 
 def test_who_goes_on_after_a_crash_says_the_same(wanted, tmp_path):
-    """From where two steps were in flight, and from where drafts were on their way."""
+    """Continue from a point with two steps in flight, and from one with drafts in flight."""
     asked, want = wanted
     config = EngineConfig(spec=HEAD, **TWO, **RECOMPUTE)
     copies: dict[str, Path] = {}

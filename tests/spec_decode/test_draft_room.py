@@ -1,5 +1,6 @@
-"""Each row has drafts of the first drafter that has any for it, no more than that one was granted, and none
-that its grammar does not allow."""
+"""Check that each row gets drafts from the first drafter that has any, within that drafter's limit and the
+row's grammar.
+"""
 
 from types import SimpleNamespace
 
@@ -20,7 +21,7 @@ NOBODY = np.zeros((0, 0), np.int32)
 
 
 def drafter(number, rows_of):
-    """Proposes its number as often as it may, for `rows_of`."""
+    """Proposes its number as often as allowed, for `rows_of`."""
 
     def propose(rows, texts, most):
         counts = np.where(np.isin(rows, rows_of), most, 0)
@@ -35,7 +36,7 @@ def drafter(number, rows_of):
 
 
 def drafted(room, max_tokens=30, prompt=6, bound=(), matchers=None):
-    """[(who, how many)] of each row; those `bound` have a grammar."""
+    """Return [(drafter, count)] for each row; rows in `bound` have a grammar."""
     rows = RowColumns(ROWS, VOCAB, (), lambda ids, _: (np.zeros((3, len(ids)), np.int32), 0))
     drafters = [drafter(number, of) for number, of in enumerate(FOR)]
     drafting = Drafting(drafters, MOST, LONGEST, VOCAB, rows, matchers)
@@ -61,7 +62,7 @@ def drafted(room, max_tokens=30, prompt=6, bound=(), matchers=None):
         (None, [(0, 5)] * 4),
         (NOBODY, [None] * 4),
         ([[9, 3, 0, 1]], [(0, 5), (0, 3), None, (0, 1)]),
-        ([[0, 0, 2, 0], [4, 4, 4, 0]], [(2, 4), (1, 4), (0, 2), None]),  # the third as the second
+        ([[0, 0, 2, 0], [4, 4, 4, 0]], [(2, 4), (1, 4), (0, 2), None]),  # the third has the second's limit
         ([[0, 0, 0, 0], [0, 1, 0, 0], [2, 2, 3, 0]], [(2, 2), (1, 1), (2, 3), None]),
         ([[0] * 4, [0] * 4, [0] * 4], [None] * 4),
     ],
@@ -73,9 +74,9 @@ def test_who_drafts_and_how_much(room, want):
 @pytest.mark.parametrize(
     "settings, count",
     [
-        ({"max_tokens": 4}, 2),  # one was said, and the last is not a draft
+        ({"max_tokens": 4}, 2),  # one token exists, and the last is not drafted
         ({"max_tokens": 2}, 0),
-        ({"max_tokens": 300, "prompt": LONGEST - 4}, 2),  # of LONGEST tokens in all
+        ({"max_tokens": 300, "prompt": LONGEST - 4}, 2),  # LONGEST tokens in all
         ({"max_tokens": 300, "prompt": LONGEST - 2}, 0),
     ],
 )
@@ -84,7 +85,7 @@ def test_a_row_has_no_more_than_its_answer_has_room_for(settings, count):
 
 
 def test_a_row_has_no_more_than_its_grammar_allows():
-    """What the log holds of drafts is cut already. Row 2 has no grammar."""
+    """The log's drafts are already cut. Row 2 has no grammar."""
     matchers = SimpleNamespace(num_allowed=lambda row, drafts: min(row, len(drafts)))
     found = drafted(None, bound=(0, 1, 3), matchers=matchers)
     assert found == [None, (0, 1), (0, 5), (0, 3)]

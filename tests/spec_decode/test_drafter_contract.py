@@ -1,4 +1,4 @@
-"""What every drafter keeps to: whom it is asked about, how much it may give, and what it forgets."""
+"""Check the rules for every drafter: which rows it drafts for, how many tokens, and what it forgets."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ ROWS, WIDTH, VOCAB = 6, 200, 5
 
 
 def of_grammars(texts):
-    """In a grammar that forces the text 0 1 2 3 4 for ever."""
+    """Force the text 0 1 2 3 4 forever, like a grammar."""
 
     def forced(row, most):
         said = texts.tokens[row, texts.num_prompt[row] : texts.lengths[row]].tolist()
@@ -31,7 +31,7 @@ MAKERS = {
 
 
 class Rows:
-    """A drafter, and texts that go round in a circle, so that each drafter knows how they go on."""
+    """A drafter, and cyclic texts, so that each drafter can know the next tokens."""
 
     def __init__(self, make):
         self.texts = Texts(ROWS, WIDTH)
@@ -55,7 +55,7 @@ class Rows:
         self.texts.append(np.array(rows, np.intp), np.concatenate(said).astype(np.int32), np.array(counts))
 
     def propose(self, rows, most):
-        """Drafts of each of `rows`, checked for what holds of all."""
+        """Return drafts for each of `rows`, after checking the general rules."""
         rows, most = np.array(rows, np.intp), np.array(most, np.intp)
         proposed = self.drafter.propose(rows, self.texts, most)
         if proposed is None:
@@ -70,7 +70,7 @@ class Rows:
 
 
 def held(value):
-    """Bytes of arrays, and how many other values there are."""
+    """Return the bytes of arrays, and the number of other values."""
     if isinstance(value, np.ndarray):
         return value.nbytes
     if isinstance(value, dict):
@@ -84,7 +84,7 @@ def held(value):
 @pytest.fixture(params=MAKERS)
 def rows(request):
     bench = Rows(MAKERS[request.param])
-    for row in range(ROWS):  # a past answer, for those that look there
+    for row in range(ROWS):  # an earlier answer, for drafters that search those
         bench.admit(row, num_said=40)
     for row in range(ROWS):
         bench.admit(row)
@@ -92,7 +92,7 @@ def rows(request):
 
 
 def check(bench, rows, most):
-    """Each of `rows` has drafts where there is room, at most as many, and right ones."""
+    """Check that each of `rows` has correct drafts, within its limit, where there is space."""
     for row, room, found in zip(rows, most, bench.propose(rows, most), strict=True):
         said = int(bench.texts.lengths[row] - bench.texts.num_prompt[row])
         assert found == [(said + n) % VOCAB for n in range(len(found))]
@@ -150,7 +150,7 @@ def test_rows_that_were_not_asked_about_for_some_steps_are_caught_up_with(rows):
 def test_a_row_that_another_request_has_now_knows_nothing_of_the_one_before(rows):
     rows.say([2], [30])
     rows.drafter.leave(2, rows.texts)
-    prompt = np.array([4, 2, 0, 1, 2], np.int32)  # its end stood in the text before, further on
+    prompt = np.array([4, 2, 0, 1, 2], np.int32)  # its end occurred earlier in the text
     rows.texts.admit(2, prompt, 4)
     assert rows.drafter.admit(
         2, Request("new", prompt[:4], SamplingParams(), grammar=GrammarRequest("regex", "given")), rows.texts

@@ -1,4 +1,4 @@
-"""A head beside other rows, other drafters, other requests' blocks, and with another K in each step."""
+"""Check a head next to other rows, other drafters, other requests' blocks, and with changing draft counts."""
 
 import random
 from collections import Counter
@@ -31,7 +31,7 @@ SEVEN = {"spec": HEAD, "num_draft_tokens": 7, "max_model_len": 160, "num_blocks"
 
 
 class Heard:
-    """Drafts of a head, by the request and how long its text was."""
+    """Return a head's drafts by request and text length."""
 
     def __init__(self):
         self.drafts, self.batches = {}, Counter()
@@ -59,7 +59,7 @@ class Heard:
 
 
 def asked_about(count):
-    """Images, videos and texts; long greedy answers."""
+    """Return prompts with images, videos and texts, and long greedy answers."""
     processor = load_processor()
     sampling = SamplingParams(max_tokens=40, ignore_eos=True)
     return Asked(
@@ -71,7 +71,7 @@ def asked_about(count):
 
 
 def test_drafts_are_the_same_alone_and_in_a_batch():
-    """Behind an image, a video and neither the rotary positions of drafts lie elsewhere, for each row."""
+    """After an image, a video and neither, each row's drafts have different rotary positions."""
     asked, alone, together = asked_about(8), Heard(), Heard()
     for name, one in asked.by_id.items():
         answers(Asked({name: one}), steer=alone, **SEVEN)
@@ -83,7 +83,7 @@ def test_drafts_are_the_same_alone_and_in_a_batch():
 
 
 def test_a_prefix_that_another_token_follows_is_not_taken_from_the_head():
-    """What the head keeps of a block's last token depends on the token behind it."""
+    """The head's KV for a block's last token depends on the next token."""
     rng = np.random.default_rng(3)
     shared, others = rng.integers(300, 1500, 32), rng.integers(300, 1500, (2, 9))
     asked = [Prepared(np.append(shared, each).astype(np.int32), (), "") for each in others]
@@ -109,7 +109,7 @@ def test_a_prefix_that_another_token_follows_is_not_taken_from_the_head():
 
 
 class ForSome(Scripted):
-    """Drafts for every third request only."""
+    """Return drafts for every third request only."""
 
     def __init__(self, truth, which):
         super().__init__(truth, which)
@@ -121,7 +121,7 @@ class ForSome(Scripted):
 
 
 def num_drafters(folder):
-    """By how many drafters' drafts a step verified, how many steps did."""
+    """Return the step count by the number of drafters whose drafts were verified."""
     found = Counter()
     for state, record in fold(CheckedLog(folder)):
         if isinstance(record.event, ev.Executed):
@@ -132,7 +132,9 @@ def num_drafters(folder):
 
 @pytest.mark.parametrize("policy", ["all", "goodput"])
 def test_rows_of_one_batch_are_drafted_for_by_different_drafters(policy, monkeypatch, tmp_path):
-    """Two know what some requests say; where they propose nothing, and for the other ones, a head drafts."""
+    """Two drafters know some requests' answers; where they propose nothing, and for other requests, a head
+    drafts.
+    """
     asked = mixed(20, seed=4)
     want = answers(asked, spec="none")
     scripts = [ForSome(want.truth, which) for which in (0, 1)]
@@ -152,7 +154,7 @@ def test_rows_of_one_batch_are_drafted_for_by_different_drafters(policy, monkeyp
 
 @pytest.fixture(scope="module")
 def wanted():
-    """Requests of all kinds, and what is said without drafts."""
+    """Return requests of all kinds, and their answers without drafts."""
     asked = mixed(12, seed=15, most_tokens=24)
     return asked, answers(asked, spec="none", max_model_len=112)
 
@@ -171,7 +173,7 @@ POOLS = st.fixed_dictionaries(
 
 
 def check(wanted, pool, most, seed, folder):
-    """`most` drafts in one step after the other, in a circle."""
+    """Cycle through `most` draft counts, step by step."""
     asked, want = wanted
 
     def steer(executor):
@@ -202,7 +204,7 @@ def test_many_schedules_and_ks_give_the_same(wanted, pool, most, seed, tmp_path)
 
 
 def test_rows_without_a_seed_leave_those_beside_them_alone():
-    """Each of them has noise of its own, in each run another."""
+    """Give each request different noise in each run."""
     seeds = [0, None, 1, None, 2**62, None]
 
     def said(spec):

@@ -1,4 +1,4 @@
-"""Heads on the taps of a real target's forward."""
+"""Run heads on the auxiliary states of a real target's forward."""
 
 import numpy as np
 import torch
@@ -20,8 +20,9 @@ from tests.spec_decode.eagle3_heads import DEFAULT_AUX_LAYERS, FAMILIES, TARGET
 
 
 def test_a_head_beside_a_qwen3_vl(tmp_path):
-    """Taps out of the target's forward, image and deepstack included, through the head: what the formulas
-    make of the inputs of transformers' layers."""
+    """Compare the head on the target's auxiliary states, with image and deepstack, with the formulas on the
+    layer inputs of transformers.
+    """
     from mmengine_qwen3_vl import plugin
 
     reference = make_reference(tmp_path / "target", seed=14, text={"num_hidden_layers": TARGET.num_layers})

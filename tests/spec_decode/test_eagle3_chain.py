@@ -1,4 +1,6 @@
-"""Chains of drafts: those of the formulas, whoever computes them, and what they leave in the cache."""
+"""Check draft chains: drafts equal the formulas for every implementation, and the cache's content
+afterwards.
+"""
 
 import numpy as np
 import pytest
@@ -19,7 +21,7 @@ LENGTHS = (9, 1, 14, 3, 6)
 
 
 def prefilled(written, folder, compute, dtype=torch.float32):
-    """A head, rows that it has read, and z and carry of the last token of each."""
+    """Return a head, rows that it has read, and z and carry for the last token of each row."""
     head = load(written, folder, dtype)
     assert isinstance(head, NativeDraftHead) == (compute == "kernels")
     rows = sequences(head, lengths=LENGTHS)
@@ -41,7 +43,7 @@ def drafted(head, rows, attention, z, carry, most=MOST, given=None):
 
 
 def chain_of_formulas(written, head, row, most, given=()):
-    """One sequence computed anew, whole, for each draft."""
+    """Recompute one whole sequence for each draft."""
     aux_hidden_states, tokens, positions = row
     hidden, embeds, drafts = dense_fuse(written, aux_hidden_states), head.embed(tokens), []
     for _ in range(most):
@@ -71,7 +73,7 @@ def test_drafts_are_those_of_the_formulas(family, most_of, compute, tmp_path):
 @pytest.mark.parametrize("most_of", [MOST, np.full(5, 4, np.int32)], ids=["each its own", "all alike"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_chain_goes_on_behind_tokens_that_are_given(family, most_of, compute, tmp_path):
-    """All, some or none of a row's: what others drafted passes the head as its own best tokens do."""
+    """Give all, some or no drafts of a row: other drafters' tokens pass the head like its own."""
     written = FAMILIES[family]()
     head, rows, attention, z, carry = prefilled(written, tmp_path, compute)
     given = np.full((5, 9), NO_DRAFT, np.int64)
@@ -107,8 +109,9 @@ def test_nothing_to_draft(compute, tmp_path):
 
 
 def test_what_the_target_decides_is_written_over_provisional_drafts(compute, tmp_path):
-    """After a chain the true tokens follow, some of them where drafts stood; then what is computed is what a
-    cache has that never held a draft."""
+    """After a chain, feed the true tokens, some in the drafts' places; results equal a cache that never held
+    drafts.
+    """
     written = FAMILIES["specforge"]()
     head = load(written, tmp_path)
     rows = sequences(head, lengths=(12, 15))
@@ -144,7 +147,7 @@ def test_drafts_stay_within_the_blocks_of_their_row(compute, tmp_path):
     with pytest.raises(ValueError, match="need more than"):
         draft(head, z, carry, narrow, attention, FIRST_LAYER, blocks)
     before = attention.pool(FIRST_LAYER).clone()
-    # A view, whose rows lie further apart than they are long.
+    # A view whose row stride exceeds its row length.
     enough = ChainRows(MOST, places.kv_lens, places.positions, attention.table[:, :width])
     with torch.inference_mode():
         draft(head, z, carry, enough, attention, FIRST_LAYER, blocks)

@@ -1,4 +1,4 @@
-"""An EAGLE-3 head in the engine: the same tokens, and its KV is that of one pass over the whole text."""
+"""Check an EAGLE-3 head in the engine: the same tokens, and KV equal to one pass over the whole text."""
 
 import random
 import shutil
@@ -31,12 +31,12 @@ from tests.spec_decode.steering import Granting
 scenes = pytest.importorskip("mmengine_shapes.scenes")
 FORM = {"type": "json_schema", "json_schema": {"schema": scene_schema()}}
 TEXTS = ("Describe the image as JSON.", "Describe the image.", "What happens in the video?")
-LONGEST = {"max_model_len": 96}  # which some answers reach
-TIGHT = {"max_num_seqs": 6, "token_budget": 24, "num_blocks": 7, **LONGEST}  # one of them has all blocks then
+LONGEST = {"max_model_len": 96}  # some answers reach this length
+TIGHT = {"max_num_seqs": 6, "token_budget": 24, "num_blocks": 7, **LONGEST}  # then one request has all blocks
 
 
 def prompts(count):
-    """Two about the same image, one about a video, one about nothing, and so on."""
+    """Return prompts: two about the same image, one about a video, one without media, and so on."""
     for number in range(count):
         rng = random.Random(number // 2)
         if number % 4 == 2:
@@ -65,7 +65,7 @@ def answers(count, sampling, **settings):
     ],
 )
 def test_a_head_changes_no_token(sampling):
-    """Also in a pool that preempts, swaps, cuts prompts and images, and finds prefixes again."""
+    """Also use a pool that preempts and swaps, cuts prompts and images, and hits the prefix cache."""
     want, plain = answers(16, sampling, spec="none", **LONGEST)
     for settings in (LONGEST, TIGHT, {**TIGHT, "swap_blocks": 30, "preempt_mode": "swap"}):
         found, stats = answers(16, sampling, spec="eagle3", **settings)
@@ -82,8 +82,9 @@ def test_the_prefix_cache_finds_as_much_as_without():
 
 
 def states_of_one_pass(built, request, token_ids, media):
-    """What a head is fed of a whole text, were it one prompt: taps [n, taps * hidden], the tokens int64 [n],
-    and their positions int64 [3, n]."""
+    """Return a head's inputs for a whole text as one prompt: auxiliary states [n, taps * hidden], tokens
+    int64 [n], and positions int64 [3, n].
+    """
     model, head, size = (
         built.executor._runner._model,
         built.executor._runner._drafting.head._head,
@@ -111,7 +112,7 @@ def states_of_one_pass(built, request, token_ids, media):
 
 
 def head_kv_of_one_pass(built, request, token_ids, media):
-    """The head's K and V, [tokens - 1, 2, kv heads, head_dim], where its states come from one prefill."""
+    """Return the head's K and V, [tokens - 1, 2, kv heads, head_dim], if its states come from one prefill."""
     head, size = built.executor._runner._drafting.head._head, len(token_ids)
     aux_hidden_states, ids, positions = states_of_one_pass(built, request, token_ids, media)
     pool, port = dense(kv_spec(head.config), size - 1)
@@ -120,7 +121,7 @@ def head_kv_of_one_pass(built, request, token_ids, media):
 
 
 def drafts_of_one_pass(built, request, token_ids, media, count, given=()):
-    """`count` drafts behind a text and those `given`, each from a pass of the head over all before it."""
+    """Return `count` drafts after a text and the `given` drafts, each by a pass over all earlier tokens."""
     head = built.executor._runner._drafting.head._head
     aux_hidden_states, ids, positions = states_of_one_pass(built, request, token_ids, media)
     hidden, tokens, positions = head.fuse(aux_hidden_states[:-1]), ids[1:], positions[:, :-1]
@@ -135,7 +136,7 @@ def drafts_of_one_pass(built, request, token_ids, media, count, given=()):
 
 
 def dense(spec, size):
-    """A pool with one row of `size` tokens in a step, one block behind the other."""
+    """Return a pool with one row of `size` tokens per step, in consecutive blocks."""
     pool = KVPool(spec, -(-size // 16) + 1, 16, torch.float32, CpuDevice())
     port = TorchPagedAttention(spec, pool)
     lengths = np.array([size], np.int32)
@@ -146,16 +147,17 @@ def dense(spec, size):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"num_blocks": 40},  # prompts and images in pieces, prefixes found that another token follows
-        {"num_blocks": 6, "max_model_len": 72},  # rows come back, and reach the longest
+        {"num_blocks": 40},  # prompts and images in pieces, and prefix hits followed by another token
+        {"num_blocks": 6, "max_model_len": 72},  # preempted rows return, and reach the longest length
         {"num_blocks": 6, "max_model_len": 72, "swap_blocks": 12, "preempt_mode": "swap"},
-        {"num_blocks": 40, "spec": "auto"},  # behind what a grammar forces
+        {"num_blocks": 40, "spec": "auto"},  # after tokens that a grammar forces
     ],
 )
 @pytest.mark.parametrize("pauses", [False, True])
 def test_what_is_kept_lies_where_one_pass_would_have_put_it(settings, pauses):
-    """After every step, of every row: the head's KV of all states behind which a token is known; where
-    drafting `pauses`, of those of which nothing waits for the head."""
+    """Check after every step the head's KV for all states with a known next token; if drafting `pauses`, only
+    for rows without waiting states.
+    """
     sizes = {"max_num_seqs": 3, "token_budget": 17, "draft_policy": "all", "spec": "eagle3", **settings}
     _skip_without_a_head(sizes["spec"])
     built = build(config=EngineConfig(**sizes))
@@ -186,7 +188,7 @@ def test_what_is_kept_lies_where_one_pass_would_have_put_it(settings, pauses):
             plan = seen.plan
             assert PENDING not in plan.input_ids
             for place, row in enumerate(plan.rows.tolist()):
-                swapped = pauses and "swap_blocks" in settings  # what waited of a row is lost then
+                swapped = pauses and "swap_blocks" in settings  # a row's waiting states are then lost
                 assert head.keys.whole[row] or swapped
                 if head.deferred.is_late(np.array([row]))[0] or not head.keys.whole[row]:
                     continue
@@ -204,7 +206,7 @@ def test_what_is_kept_lies_where_one_pass_would_have_put_it(settings, pauses):
 
         head.prepare, head.catch_up = prepared, watched
         how = {"response_format": FORM} if "spec" in settings else {"ignore_eos": True}
-        for prompt in prompts(4):  # all are there before the first step, however long a video takes
+        for prompt in prompts(4):  # all prompts are there before the first step, however long a video takes
             engine.submit(prompt, max_tokens=40, **how)
         while engine.has_work:
             engine.step()
@@ -222,7 +224,7 @@ def _skip_without_a_head(spec):
 
 @pytest.fixture
 def attentive_head(tmp_path):
-    """The embedded checkpoint's head, but where it looks depends on positions much more."""
+    """The embedded checkpoint's head, with attention that depends more strongly on positions."""
     folder = shutil.copytree(draft_head_path(), tmp_path / "head")
     tensors = load_file(folder / "model.safetensors")
     for name in [name for name in tensors if "q_proj" in name or "k_proj" in name]:
@@ -234,8 +236,7 @@ def attentive_head(tmp_path):
 
 @pytest.mark.parametrize("spec", ["eagle3", "auto"])
 def test_drafts_are_those_of_passes_over_the_whole_text(spec, attentive_head, monkeypatch):
-    """Behind an image, a video and neither, of several rows together, seven of each; with `auto` behind what
-    a grammar forces, too."""
+    """Run seven rows each after an image, a video and neither; with `auto` also after forced tokens."""
     _skip_without_a_head(spec)
     point = SimpleNamespace(load=lambda: lambda: attentive_head)
     monkeypatch.setattr(drafters, "entry_points", lambda group: [point])

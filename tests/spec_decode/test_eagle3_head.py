@@ -1,4 +1,4 @@
-"""A head over ragged batches and a paged cache gives what the formulas give for each sequence alone."""
+"""Check that a head over ragged batches and a paged cache equals the formulas for each sequence alone."""
 
 from dataclasses import replace
 
@@ -56,7 +56,7 @@ def test_what_follows_is_fed_what_the_head_reads_or_what_its_norm_reads(tmp_path
 
 
 def test_the_embedding_stands_before_the_state(tmp_path):
-    """With the columns of one of them zero, the other alone moves q, k and v."""
+    """With one input's columns set to zero, only the other input affects q, k and v."""
     for half, embeds_matter in ((slice(0, 48), False), (slice(48, 96), True)):
         written = FAMILIES["specforge"]()
         for name in "qkv":
@@ -83,7 +83,7 @@ class Recorder(DenseAttention):
 
 @pytest.mark.parametrize("family", ["specforge", "modelopt", "qwen3"])
 def test_keys_are_turned_by_the_position_of_the_state_itself(family, tmp_path):
-    """At position 0, not 1, nothing is turned; and the same state further on is turned by just that much."""
+    """Position 0 is not rotated; the same state at a later position is rotated by exactly the difference."""
     head = load(FAMILIES[family](), tmp_path)
     h = head.config.hidden_size
     hidden, embeds = torch.ones(2, h), torch.ones(2, head.config.embed_size)
@@ -101,14 +101,14 @@ def test_keys_are_turned_by_the_position_of_the_state_itself(family, tmp_path):
 
 
 def untouched_keys(head, hidden, embeds):
-    """k before any rotation: an angle of 0 for all frequencies."""
+    """Return k before any rotation: an angle of 0 for all frequencies."""
     at = Recorder()
     head.forward(hidden, embeds, torch.zeros(3, 1, dtype=torch.long), at, 0)
     return at.k, at.v, at.q
 
 
 def test_positions_follow_their_axes(tmp_path):
-    """Sections one after the other, interleaved, and none: then height and width move nothing."""
+    """Use consecutive sections, interleaved ones, and none: then height and width have no effect."""
     for family, moves in (("specforge", True), ("angelslim", True), ("speculators", False)):
         head = load(FAMILIES[family](), tmp_path / family)
         keys = []

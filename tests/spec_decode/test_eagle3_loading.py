@@ -1,4 +1,4 @@
-"""Head folders of every family as they are: what is read out of them."""
+"""Check the settings read from real head folders of every family."""
 
 import json
 import subprocess
@@ -124,23 +124,23 @@ def test_names_of_tensors(stored, canonical):
     assert canonical_name(stored) == canonical
 
 
-# The table: (file: top level, eagle_config), layers of the target, and the inputs that are tapped.
+# The table: (file: top level, eagle_config), target layers, and the auxiliary layers.
 @pytest.mark.parametrize(
     "top, nested, num_layers, aux_hidden_states",
     [
         (None, None, 12, (2, 6, 9)),  # EAGLE's default
         (None, None, 28, (2, 14, 25)),
         (None, None, 7, (2, 3, 4)),
-        ([], {}, 12, (2, 6, 9)),  # written, but empty
+        ([], {}, 12, (2, 6, 9)),  # present but empty
         (None, {FIELD: None}, 12, (2, 6, 9)),
         ([2, 6, 9], None, 12, (2, 6, 9)),  # vLLM, speculators: L_in(i)
         ([1, 5, 8], None, 12, (1, 5, 8)),
-        ([2, 4, 6], None, 6, (2, 4, 6)),  # the last is what enters the final norm
+        ([2, 4, 6], None, 6, (2, 4, 6)),  # the last is the input of the final norm
         (None, {FIELD: [1, 5, 8]}, 12, (2, 6, 9)),  # outputs of layers
         (None, {FIELD: [1, 13, 24]}, 28, (2, 14, 25)),
         (None, {FIELD: [2, 6, 9]}, 12, (2, 6, 9)),
         (None, {FIELD: [3, 17, 32]}, 36, (3, 17, 32)),
-        ([3, 5, 7], {FIELD: [1, 5, 8]}, 12, (3, 5, 7)),  # the top level goes first
+        ([3, 5, 7], {FIELD: [1, 5, 8]}, 12, (3, 5, 7)),  # the top level takes precedence
     ],
 )
 def test_which_layers_are_tapped(top, nested, num_layers, aux_hidden_states, tmp_path):

@@ -1,4 +1,4 @@
-"""Each way in which a head folder can be wrong is one clear error that names the field or the tensor."""
+"""Check that each defect of a head folder gives one clear error that names the field or the tensor."""
 
 import struct
 
@@ -168,7 +168,7 @@ IDS = torch.arange(DRAFT_VOCAB)
         (replaced(d2t=torch.zeros(40)), "d2t is F32 [40]"),
         (replaced(d2t=57 * torch.ones(40, dtype=torch.int64)), "d2t must hold offsets"),
         (replaced(d2t=-torch.ones(40, dtype=torch.int64)), "d2t must hold offsets"),
-        (replaced(d2t=-IDS), "d2t must hold offsets"),  # all lead to token 0
+        (replaced(d2t=-IDS), "d2t must hold offsets"),  # all map to token 0
         (replaced(d2t=torch.full((40,), 2**62) * (IDS % 4)), "d2t must hold offsets"),
         (replaced(t2d=torch.zeros(96, dtype=torch.bool)), "t2d and d2t name different tokens"),
         (replaced(t2d=torch.zeros(95, dtype=torch.bool)), "t2d is BOOL [95]; [96]"),
@@ -271,7 +271,7 @@ JUNK = st.one_of(
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_values_changed_in_a_config(data, tmp_path):
-    """Read, or refused; nothing else is raised."""
+    """A folder is read or refused; no other exception is raised."""
     written = FAMILIES[data.draw(st.sampled_from(sorted(FAMILIES)))]()
     places = [(written.config, name) for name in written.config]
     for child in list(written.config.values()):

@@ -1,4 +1,4 @@
-"""A head that nobody asks: what it would read waits, or it sleeps; when it is asked, it drafts on."""
+"""Check an idle head: its states wait or it sleeps, and it drafts again when needed."""
 
 import random
 from contextlib import contextmanager
@@ -23,7 +23,7 @@ def bounds(tokens, steps, at_once):
 
 
 class Watched(Heard):
-    """Also counts steps of which the head read nothing, now or later."""
+    """Count steps that the head never reads, too."""
 
     def __init__(self, most_of):
         super().__init__()
@@ -49,7 +49,7 @@ class Watched(Heard):
 @pytest.mark.parametrize("at_once", [64, 1024])
 @pytest.mark.parametrize("caching", [False, True])
 def test_behind_a_pause_there_are_the_drafts_that_there_are_without(at_once, caching):
-    """Requests share images in pairs, so that one waits for what the other one has to read."""
+    """Requests share images in pairs, so that one waits for states that the other must read."""
     asked, through, paused = asked_about(8), Watched(lambda step: 7), Watched(lambda step: 7 * (step > 12))
     config = {**SEVEN, "enable_prefix_caching": caching}
     answers(asked, steer=through, **config)

@@ -1,4 +1,4 @@
-"""A drafter that raises, or gives what are no drafts, costs its drafts and nothing else."""
+"""Check that a drafter that raises, or returns invalid drafts, loses only its drafts."""
 
 import itertools
 import random
@@ -21,7 +21,7 @@ pytest.importorskip("mmengine_shapes")
 
 
 def wrong(kind, rows, most):
-    """What `kind` of drafter proposes."""
+    """Return the proposal of a drafter of this `kind`."""
     total, full = int(most.sum()), most.astype(np.intp)
     zeros = np.zeros(total, np.int32)
     return {
@@ -50,7 +50,7 @@ KINDS += ["half tokens", "counts of other rows", "a table", "objects", "nan coun
 
 
 class Failing(Scripted):
-    """`Scripted`, but in every second step something else goes wrong. `num_wrong` says how often."""
+    """A `Scripted` drafter with a different error in every second step, counted by `num_wrong`."""
 
     def __init__(self, truth, touch=False):
         super().__init__(truth)
@@ -103,7 +103,7 @@ def test_answers_are_the_same_whatever_a_drafter_does(touch):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_of_these_is_no_draft(kind):
-    """Nothing of it reaches a step, whoever else is asked."""
+    """No invalid draft reaches a step, whatever other drafters propose."""
     rows = RowColumns(4, 1536, (), lambda ids, _: (np.zeros((3, len(ids)), np.int32), 0))
     wrongly = SimpleNamespace(
         name="wrong",
@@ -170,7 +170,7 @@ def test_one_that_cannot_be_loaded_is_refused_by_name(monkeypatch):
 
 @pytest.mark.parametrize("method", ["catch_up", "propose"])
 def test_a_head_that_fails_now_and_then_costs_those_drafts(method, monkeypatch):
-    """What it wrote down of its steps has holes then, and answers have none."""
+    """The drafter's own record of steps has gaps then; answers have none."""
     asked = mixed(10, seed=6)
     want = answers(asked, spec="none")
     good, calls = getattr(Eagle3Drafter, method), itertools.count(1)

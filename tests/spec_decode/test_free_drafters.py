@@ -1,4 +1,4 @@
-"""Drafters that look texts up find what a loop over the whole text would."""
+"""Check that drafters with an index find the same drafts as a loop over the whole text."""
 
 import random
 
@@ -23,8 +23,7 @@ def request_of(prompt, salt=""):
 
 
 class Rows:
-    """Rows that are given to requests, say something and are asked about, at random; `known` holds in lists
-    what they said."""
+    """Random admissions, tokens and proposals; `known` holds the rows' tokens as lists."""
 
     def __init__(self, seed):
         self.rng = random.Random(seed)
@@ -37,7 +36,7 @@ class Rows:
             self.rng.choice((self.admit, self.say, self.say, self.propose, self.propose))()
 
     def tokens(self, low, high):
-        """Few different ones, mostly in the same order, so that they repeat."""
+        """Return few distinct tokens, mostly in the same order, so that they repeat."""
         first = self.rng.randrange(5)
         run = [(first + n) % 5 for n in range(self.rng.randint(low, high))]
         return [token if self.rng.random() < 0.9 else self.rng.randrange(5) for token in run]
@@ -92,7 +91,7 @@ class NgramRows(Rows):
     def expected(self, row, room):
         text = self.known[row]
         for size in ngram.SIZES:
-            for end in range(len(text) - 1, size - 1, -1):  # places before which a gram ends
+            for end in range(len(text) - 1, size - 1, -1):  # positions before which an n-gram ends
                 if room and len(text) > size and text[end - size : end] == text[-size:]:
                     ahead = text[end:]
                     return [ahead[n % len(ahead)] for n in range(room)]
@@ -105,7 +104,7 @@ class SuffixRows(Rows):
 
     def __init__(self, seed):
         super().__init__(seed)
-        self.ring = []  # (token, salt) of all that was ever said; an END behind each answer
+        self.ring = []  # (token, salt) of all past tokens; an END after each answer
 
     def left(self, row):
         if row in self.known:
@@ -123,7 +122,7 @@ class SuffixRows(Rows):
                 continue
             for end in range(len(self.ring), length - 1, -1):
                 if self.ring[end - length : end] == gram:
-                    if end - 1 - length < oldest:  # it, or what stood before it, is overwritten
+                    if end - 1 - length < oldest:  # overwritten, or preceded by an overwritten token
                         break
                     ahead = [token for token, _ in self.ring[end : end + room]]
                     return ahead[: ahead.index(suffix.END)] if suffix.END in ahead else ahead
@@ -197,7 +196,7 @@ def test_equal_hashes_of_another_salt_give_none(monkeypatch):
         said_and_left(drafter, texts, 0, [10, 11, 12], "mine")
         ring = drafter._ring
         said_and_left(drafter, texts, 0, [], "mine")
-        ring[3] = 13  # so that something follows the one gram there is
+        ring[3] = 13  # so that a token follows the only n-gram
         said_and_left(drafter, texts, 1, [10, 11, 12], asker)
         proposed = drafter.propose(np.array([1]), texts, np.array([1]))
         assert want is None and proposed is None or proposed.token_ids.tolist() == want

@@ -1,5 +1,6 @@
-"""Drafts from a grammar: the sketch that a row follows, the next one where it departs, and no sketch at all
-where compiling one fails or takes for ever."""
+"""Check drafts from a grammar: the row's draft grammar, the next one after a departure, and none if
+compilation fails or never ends.
+"""
 
 import threading
 import time
@@ -35,7 +36,7 @@ def backend():
 
 
 class Bench:
-    """One row in a grammar, its drafter, and what a row can say."""
+    """One row in a grammar, its drafter, and tokens for the row."""
 
     def __init__(self, backend, text=TEXT, compile=None, deadline_s=10):
         self.grammars = Grammars(backend, deadline_s=deadline_s, compile=compile)
@@ -65,7 +66,7 @@ class Bench:
         return b"" if proposed is None else bytes(proposed.token_ids.tolist())
 
     def settled(self, most=50):
-        """What it proposes once its sketches are compiled, or will not be."""
+        """Return the proposal once the draft grammars are compiled, or have failed."""
         end = time.monotonic() + 20
         while self.grammars.draft_grammars(self.request) is None and time.monotonic() < end:
             self.grammars.wait(0.02)

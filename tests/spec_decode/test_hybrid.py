@@ -1,4 +1,4 @@
-"""The default drafts from grammars and by the checkpoint's own head, in one run where both can."""
+"""Check that by default grammars and the checkpoint's own head both draft, in one run where possible."""
 
 import shutil
 
@@ -75,7 +75,7 @@ def test_a_head_that_is_damaged_is_left_out(tmp_path, monkeypatch):
 
 
 def test_a_run_has_what_is_forced_and_then_the_heads(monkeypatch):
-    """Of rows with a form and without beside each other; and each run counts for who made its last draft."""
+    """Mix rows with and without grammars; each run counts for the drafter of its last draft."""
     if library.load() is None:
         pytest.skip(library.describe())
     runs, ask = [], Drafting._ask

@@ -1,5 +1,6 @@
-"""The training of a draft head: its data are the target's own answers, the same ones every time, and what it
-asks for is what the target says."""
+"""Check the training of a draft head: its data are the target's own answers, always the same, with the
+target's tokens as labels.
+"""
 
 import argparse
 from collections import Counter
@@ -75,7 +76,7 @@ def test_scenes_of_the_other_split_are_drawn_for_held_out_items_alone(monkeypatc
 
 
 def test_a_step_is_asked_for_what_the_target_says_that_much_later(target, samples):
-    """The target's most likely token after each place of a greedy answer is the answer's next one."""
+    """The target's most likely token after each position of a greedy answer is the answer's next token."""
     vocabulary = draft_vocabulary(samples, target.config.text.vocab_size, 512)
     batch = collate(samples[:8])
     last = batch.lengths[:, None] - 2

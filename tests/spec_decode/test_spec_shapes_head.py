@@ -1,5 +1,6 @@
-"""The head that drafts for the embedded checkpoint is good at it, and the engine drafts with it as it was
-trained."""
+"""Check that the embedded checkpoint's draft head is accurate, and that the engine drafts with it as
+trained.
+"""
 
 import json
 
@@ -37,7 +38,7 @@ def target(trained):
 
 @pytest.fixture(scope="module")
 def samples(target):
-    """Twelve held-out conversations of each task, images of mixed sizes, by task."""
+    """Return twelve held-out conversations per task, with images of mixed sizes, by task."""
     drawn = held_out_samples(target, ("json", "describe", "direction"), 12, seed=7)
     return {task: [one for one in drawn if one.task == task] for task in ("json", "describe", "direction")}
 
@@ -48,7 +49,7 @@ def test_four_drafts_a_pass_are_worth_their_while(trained, samples):
 
 
 def test_taps_of_other_layers_are_worth_little(trained, samples):
-    """What the drafts know of a picture comes from what the target read, not from the tokens alone."""
+    """Drafts know about a picture from the target's states, not from the tokens alone."""
     swapped = [
         type(one)(one.task, one.ids, one.num_prompt, one.positions, one.aux_hidden_states.flip(1))
         for one in samples["json"]
@@ -58,7 +59,7 @@ def test_taps_of_other_layers_are_worth_little(trained, samples):
 
 @pytest.fixture(scope="module", params=["hub", "speculators"])
 def served(request, trained, tmp_path_factory):
-    """The head as the engine loads it, from either layout."""
+    """Return the head as the engine loads it, from either layout."""
     folder = draft_head_path()
     if request.param == "speculators":
         folder = tmp_path_factory.mktemp("speculators")
@@ -70,7 +71,9 @@ def served(request, trained, tmp_path_factory):
 
 
 def chain(served, sample, row, count):
-    """Logits of `count` drafts begun at `row`: one pass of the engine's head over all of its inputs each."""
+    """Return logits of `count` drafts from `row` on, with one pass of the engine's head over all inputs
+    each.
+    """
     hidden = served.fuse(sample.aux_hidden_states[: row + 1].float().flatten(1))
     tokens, positions = sample.ids[1 : row + 2], sample.positions[:, : row + 1]
     found = []
@@ -114,7 +117,7 @@ def test_the_engine_reads_the_head_as_it_was_trained(trained, served):
 
 
 def engine_passes(task, number, seed):
-    """The answers of an engine that drafts with the head, and how many passes each took after the first."""
+    """Return an engine's answers with the head, and how many passes each took after the first."""
     config = EngineConfig(
         spec=f"eagle3={draft_head_path()}", num_draft_tokens=4, num_threads=1, draft_policy="all"
     )
@@ -135,7 +138,7 @@ def engine_passes(task, number, seed):
 
 @pytest.mark.parametrize("task", ["json", "describe", "direction"])
 def test_an_engine_takes_the_passes_that_are_simulated(trained, samples, task):
-    """Pass for pass, so what the simulation says of a head is what an engine would count."""
+    """The simulation's numbers equal the engine's, pass for pass."""
     answers, passes = engine_passes(task, 12, seed=7)
     assert answers == [one.ids[one.num_prompt :].tolist() for one in samples[task]]
     simulated = [
@@ -146,14 +149,15 @@ def test_an_engine_takes_the_passes_that_are_simulated(trained, samples, task):
 
 
 def test_passes_are_walked_as_an_engine_takes_them():
-    # Token 0 comes with the prompt. From it 4 drafts hold: tokens 1 to 4, and 5 by the target itself.
+    # Token 0 comes with the prompt. From it 4 drafts are accepted: tokens 1 to 4, and the target gives token
+    # 5.
     assert passes_of([4, 9, 9, 9, 9, 0, 2, 9], num_answer=9) == [5, 1, 2]
     assert passes_of([0], num_answer=2) == [1]
     assert passes_of([0], num_answer=1) == []
 
 
 def test_a_target_reads_the_same_alone_and_beside_others(target, samples):
-    """Padding of a batch changes nothing: the target's choice after each token is its own answer."""
+    """Padding a batch changes nothing: the target's choice after each token is its own answer."""
     for group in samples.values():
         for sample in group:
             after = target.logits(sample.aux_hidden_states[sample.num_prompt - 1 : -1, -1].float()[None])[0]
