@@ -1,7 +1,7 @@
-"""Errors of msgspec's decoders, as data.
+"""msgspec's decoder errors as data.
 
-msgspec reports what is wrong with a value by a sentence alone. This adapter is the only code that reads such
-sentences. It returns the place of the value and the kind of the error; nothing else parses a message.
+msgspec reports an invalid value by a sentence alone. This adapter is the only module that parses such
+sentences. The result is the value's place and the error's kind.
 """
 
 import re

@@ -27,9 +27,9 @@ _E = TypeVar("_E", bound="MMEngineError")
 
 
 class ErrorCode(StrEnum):
-    """What went wrong, for programs. Logs and wire messages hold these values: they only ever grow."""
+    """The kind of an error, for programs. Logs and wire messages hold these values, so none may change."""
 
-    # The request is wrong.
+    # Invalid requests.
     INVALID_VALUE = "invalid_value"
     INVALID_TYPE = "invalid_type"
     INVALID_JSON = "invalid_json"
@@ -42,13 +42,13 @@ class ErrorCode(StrEnum):
     INVALID_ADAPTER = "invalid_adapter"
     CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
     FILES_FULL = "files_full"
-    # Media of the request.
+    # Invalid media in a request.
     INVALID_MEDIA = "invalid_media"
     MEDIA_NOT_FETCHED = "media_not_fetched"
     MEDIA_NOT_STORED = "media_not_stored"
     URL_NOT_FETCHED = "url_not_fetched"
     URL_NOT_ALLOWED = "url_not_allowed"
-    # The transport of a call is wrong, or the caller may not make it.
+    # Calls with an invalid transport, and calls that the caller may not make.
     INVALID_API_KEY = "invalid_api_key"
     NO_LORA_ROOT = "no_lora_root"
     METHOD_NOT_ALLOWED = "method_not_allowed"
@@ -59,7 +59,7 @@ class ErrorCode(StrEnum):
     FILE_TOO_LARGE = "file_too_large"
     LOG_TOO_LARGE = "log_too_large"
     CLIENT_LEFT = "client_left"
-    # The request names what does not exist, is in use, or is busy.
+    # Requests for something that does not exist, is in use, or is busy.
     NOT_FOUND = "not_found"
     UNKNOWN_URL = "unknown_url"
     MODEL_NOT_FOUND = "model_not_found"
@@ -77,17 +77,17 @@ class ErrorCode(StrEnum):
     SESSION_BUSY = "session_busy"
     SESSION_INDEX = "session_index"
     BATCH_NOT_CANCELLABLE = "batch_not_cancellable"
-    # There is no room now.
+    # Temporary lack of room.
     QUEUE_FULL = "queue_full"
     KEY_SHARE_FULL = "key_share_full"
     BODIES_FULL = "bodies_full"
     UPLOADS_FULL = "uploads_full"
     LIVE_PAGES_FULL = "live_pages_full"
-    # The request was accepted and has no answer.
+    # Accepted requests without an answer.
     REQUEST_FAILED = "request_failed"
     CANCELLED = "cancelled"
     DEADLINE_EXCEEDED = "deadline_exceeded"
-    # The settings, the model, the engine or the storage are at fault.
+    # Faults in settings, models, the engine or storage.
     INVALID_SETTING = "invalid_setting"
     INVALID_MODEL = "invalid_model"
     ENGINE_FAILED = "engine_failed"
@@ -102,9 +102,11 @@ class ErrorCode(StrEnum):
 
 
 class FieldPath(tuple[str | int, ...]):
-    """The place of a value in a request: keys and indices from the outside in. `path / key` is one step
-    further in. The text form is that of API errors, such as `messages[0].content[1]`. An index that is not
-    known is "", and is written []."""
+    """The place of a value in a request: keys and indices, outermost first. `path / key` appends a key.
+
+    The text form is the notation of API errors, such as `messages[0].content[1]`. An unknown index is "",
+    written `[]`.
+    """
 
     __slots__ = ()
 
@@ -125,15 +127,15 @@ class FieldPath(tuple[str | int, ...]):
 
 
 HERE = FieldPath()
-# Stands in an error's text for the field at `path`, so that each API writes the name that it gives the field.
+# Placeholder for the field's name in an error's text. Each API fills in its own name of the field.
 FIELD = "\N{SUBSTITUTE}"
 
 
 class MMEngineError(Exception):
-    """Base of all errors raised on purpose.
+    """Base class for all errors that mmengine raises on purpose.
 
-    `code` is for programs; a class has a default. `path` names the field at fault, as far as a field is.
-    `text` is for people: what was wrong, the rule, what to do. FIELD in it stands for the field's name.
+    `code` is for programs; each class has a default. `path` names the field at fault, or is empty. `text` is
+    for people: what was wrong, the rule, what to do. FIELD in the text is replaced by the field's name.
     """
 
     code = ErrorCode.ENGINE_FAILED
@@ -145,31 +147,30 @@ class MMEngineError(Exception):
             self.code = code
 
     def __str__(self) -> str:
-        """Return the text with the field's place in words, after the number of the prompt or line."""
+        """Return the text with the field's name in words, after the number of the prompt or line, if any."""
         unit, path = "", self.path
         if path and path[0] in _UNITS:
             unit, path = f"{_UNITS[path[0]]} {path[1]}: ", FieldPath(*path[2:])
         return unit + self.text.replace(FIELD, in_words(path))
 
     def located(self: _E, path: Iterable[str | int]) -> _E:
-        """Set the path of an error that has none, and return the error."""
+        """Set the path if the error has none, and return the error."""
         self.path = self.path or FieldPath(*path)
         return self
 
     def within(self: _E, *keys: str | int) -> _E:
-        """Move the path below `keys`, and return the error."""
+        """Put `keys` in front of the path, and return the error."""
         self.path = FieldPath(*keys, *self.path)
         return self
 
 
-# First keys of a path in one of several prompts, or lines of a request file; the prompt's index, or the
-# line's number from 1, follows.
+# First key of a path in a batch. The prompt's index, or the line's number from 1, follows.
 PROMPTS, LINES = "prompts", "lines"
 _UNITS: dict[str | int, str] = {PROMPTS: "prompt", LINES: "line"}
 
 
 def in_words(path: FieldPath) -> str:
-    """Return the place as a sentence has it: `message 0, part 1` for messages[0].content[1]."""
+    """Return the name of a place for a sentence: `message 0, part 1` for messages[0].content[1]."""
     match path:
         case ():
             return "the request"
@@ -217,20 +218,21 @@ class QueueFull(InvalidRequest):
 
 
 class RequestFailed(MMEngineError):
-    """A request that was accepted, and ended with finish_reason "error"."""
+    """An accepted request that ended with finish_reason "error"."""
 
     code = ErrorCode.REQUEST_FAILED
 
 
 class ExecutorFailed(MMEngineError):
-    """The device side of a step raised. The text may hold what a library said, addresses and paths included,
-    which clients of a server do not see."""
+    """The device side of a step raised. The text may quote a library, with addresses and paths: a server does
+    not show it to its clients.
+    """
 
     code = ErrorCode.EXECUTOR_FAILED
 
 
 class ExecutorLost(ExecutorFailed):
-    """The device side of a step raised, and no step can run in this process any more."""
+    """The device side of a step raised, and this process can run no further step."""
 
 
 class KeepFailed(MMEngineError):
@@ -264,9 +266,9 @@ class Diverged(LogError):
     code = ErrorCode.DIVERGED
 
 
-# Exit codes for a log without its end, of each command that reads it.
+# Exit codes for a log without its end, for every command that reads logs.
 NO_END = {"end": 13, "unclosed": 14, "truncated": 6}
-# Exit codes of a command that an error ends; 1 for other codes.
+# Exit codes of commands, by error code; 1 for all others.
 EXIT_CODES = {
     ErrorCode.INVALID_SETTING: 2,
     ErrorCode.DIVERGED: 3,
@@ -275,27 +277,27 @@ EXIT_CODES = {
 
 
 def id_in_use(name: str) -> InvalidRequest:
-    """Return the error of a request whose id another request has, which is live."""
+    """Return the error for a request id that a live request has."""
     text = f"the request id {name!r} is in use; choose another"
     return InvalidRequest(text, code=ErrorCode.REQUEST_ID_IN_USE, path=FieldPath("request_id"))
 
 
 def in_one_line(error: BaseException, most: int = 300) -> str:
-    """Return the error's class and at most `most` characters of its first line: libraries append pages."""
+    """Return the error's class and the first `most` characters of its first line. Libraries append pages."""
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:most]}"
 
 
 def shown(value: object) -> str:
-    """Return a caller's value for a message: its repr, of at most 80 characters."""
+    """Return the repr of a caller's value for a message, cut to 80 characters."""
     try:
         text = repr(value)
-    except ValueError:  # Python prints no integer of thousands of digits
+    except ValueError:  # Python refuses to print integers with thousands of digits.
         return "a huge number"
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def code_of(error: MMEngineError) -> int:
-    """Return the exit code of a command that the error ends."""
+    """Return the exit code for a command that failed with `error`."""
     if isinstance(error, CorruptLog) and error.kind in ("end", "unclosed"):
         return NO_END[error.kind]
     if isinstance(error, InvalidRequest):

@@ -1,4 +1,4 @@
-"""What a user asks for: prompt tokens, media, and how to sample."""
+"""A request as the scheduler sees it: prompt tokens, media, sampling and grammar."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
@@ -14,22 +14,23 @@ from mmengine.errors import FIELD, ErrorCode, FieldPath, InvalidRequest, shown
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 256
-STOP_OVERHANG = 16  # bytes of a token behind the stop string in it, at most but for odd ones
+# Most bytes of a token after the stop string that it contains; a few odd tokens have more.
+STOP_OVERHANG = 16
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
-MAX_BIAS = 100  # of logit_bias and sequence_bias, either way
-MAX_CHOICES = 64  # answers to one prompt, n
-MAX_SUPPRESSED = 1024  # tokens in suppress_tokens
-MAX_SEQUENCES = 256  # in bad_words_ids and sequence_bias together
-MAX_SEQUENCE_TOKENS = 16  # of one of these sequences
-MAX_NGRAM = 64  # of no_repeat_ngram_size
+MAX_BIAS = 100  # Largest absolute value in logit_bias and sequence_bias.
+MAX_CHOICES = 64  # Largest n: answers to one prompt.
+MAX_SUPPRESSED = 1024  # Largest number of tokens in suppress_tokens.
+MAX_SEQUENCES = 256  # Largest number of sequences in bad_words_ids and sequence_bias together.
+MAX_SEQUENCE_TOKENS = 16  # Largest number of tokens in such a sequence.
+MAX_NGRAM = 64  # Largest no_repeat_ngram_size.
 MAX_SEED = 2**63 - 1
-CallFormat = Literal["json", "xml"]  # how a model's chat template has calls of tools written
-MAX_AFTER = 256  # tokens behind which a form begins
+CallFormat = Literal["json", "xml"]  # Format in which a model's chat template writes tool calls.
+MAX_AFTER = 256  # Largest number of tokens after which a grammar begins.
 
 
 def check_unicode(path: Iterable[str | int], text: str) -> None:
-    """Raise InvalidRequest, with `path`, for a text with half of a surrogate pair: it is no character."""
+    """Raise InvalidRequest, with `path`, for a text with half a surrogate pair, which is no character."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -39,16 +40,17 @@ def check_unicode(path: Iterable[str | int], text: str) -> None:
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How to choose tokens. `temperature` 0 is greedy; `seed` None is drawn at submit.
+    """Sampling options. `temperature` 0 is greedy; a `seed` of None is drawn at submit.
 
-    `logprobs` is the number of alternatives reported beside the chosen token (None: off), `prompt_logprobs`
-    the same of each token of the prompt but the first.
-    `n` asks for several answers to one prompt, each with its own sample index.
+    `logprobs` is the number of alternatives reported with the chosen token (None: off). `prompt_logprobs` is
+    the same number for each prompt token except the first. `n` asks for several answers to the prompt, each
+    with its own sample index.
 
-    `suppress_tokens` are never sampled, nor is what would complete one of `bad_words_ids`, or an n-gram of
-    `no_repeat_ngram_size` tokens that prompt and answer hold already. `sequence_bias`: (tokens, what is added
-    to the logit of the last one where the others stand before it). `stop_in_min_tokens`: stop strings also
-    end an answer that has not `min_tokens` yet.
+    The sampler never takes a token from `suppress_tokens`, the last token of a sequence in `bad_words_ids`,
+    or a token that would repeat an n-gram of `no_repeat_ngram_size` tokens from prompt and answer.
+    `sequence_bias` holds pairs (tokens, bias): the bias is added to the last token's logit if the other
+    tokens come right before it. With `stop_in_min_tokens`, stop strings also end an answer with fewer than
+    `min_tokens` tokens.
     """
 
     max_tokens: int = 256
@@ -77,11 +79,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def min_stop_tokens(self) -> int:
-        """Tokens that an answer has before a stop string ends it."""
+        """Return the number of tokens that an answer needs before a stop string ends it."""
         return 0 if self.stop_in_min_tokens else self.min_tokens
 
     def check(self) -> None:
-        """Raise InvalidRequest for the first field of another type or out of range."""
+        """Raise InvalidRequest for the first field with a wrong type or out of range."""
         try:
             msgspec.convert(msgspec.to_builtins(self), SamplingParams)
         except (TypeError, msgspec.ValidationError) as error:
@@ -91,7 +93,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         self.check_ranges()
 
     def check_ranges(self) -> None:
-        """`check` where the types are known to be right."""
+        """Run `check` for fields whose types are known to be right."""
         for name, least, most in _INT_RANGES:
             value = getattr(self, name)
             if not least <= value <= most:
@@ -101,7 +103,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                 )
         for name, low, high in _FLOAT_RANGES:
             value = getattr(self, name)
-            if not low <= value <= high:  # nor NaN
+            if not low <= value <= high:  # NaN fails this test too.
                 raise InvalidRequest(
                     f"{FIELD} must be a number from {low} to {high}, not {shown(value)}", path=FieldPath(name)
                 )
@@ -150,7 +152,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                 f"{FIELD} holds at most {MAX_LOGIT_BIAS} tokens", path=FieldPath("logit_bias")
             )
         for token, bias in self.logit_bias.items():
-            if not abs(bias) <= MAX_BIAS:  # nor NaN
+            if not abs(bias) <= MAX_BIAS:  # NaN fails this test too.
                 raise InvalidRequest(
                     f"{FIELD} of token {token} must lie in -100 to 100, not {bias!r}",
                     path=FieldPath("logit_bias"),
@@ -182,15 +184,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                     path=FieldPath("suppress_tokens"),
                 )
         for _, bias in self.sequence_bias:
-            if not abs(bias) <= MAX_BIAS:  # nor NaN
+            if not abs(bias) <= MAX_BIAS:  # NaN fails this test too.
                 raise InvalidRequest(
                     f"{FIELD} must lie in -{MAX_BIAS} to {MAX_BIAS}, not {bias!r}; "
-                    "what is never to be said goes into bad_words_ids",
+                    "to ban a sequence, use bad_words_ids",
                     path=FieldPath("sequence_bias"),
                 )
 
     def check_vocabulary(self, vocab_size: int) -> None:
-        """Raise InvalidRequest for a token that a model with `vocab_size` logits never samples."""
+        """Raise InvalidRequest for a token id that a model with `vocab_size` logits does not have."""
         for name, tokens in (
             ("logit_bias", self.logit_bias),
             ("stop_token_ids", self.stop_token_ids),
@@ -207,8 +209,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                 )
 
 
-# A prompt is computed for what comes behind it, and nothing is sampled. Not among the ranges that callers
-# have.
+# The engine computes the prompt for a later request and samples nothing. Callers cannot ask for this: it is
+# outside the ranges below.
 PREFILL = SamplingParams(max_tokens=0)
 
 _INT_RANGES = (
@@ -230,11 +232,11 @@ _FLOAT_RANGES = (
 
 
 class MediaItem(msgspec.Struct, frozen=True, array_like=True):
-    """One image or video of a prompt, as the scheduler sees it.
+    """An image or a video in a prompt, as the scheduler sees it.
 
-    `mm_hash`: SHA-256 of what the encoder will see. `runs`: (start, length) of prompt positions
-    that hold its embeddings, ascending; an image has one run, a video one a temporal patch (the
-    timestamps between them are text). `grid`: patches (t, h, w).
+    `mm_hash`: SHA-256 of the encoder's input. `runs`: (start, length) for the prompt positions with its
+    embeddings, ascending. An image has one run, a video one run per temporal patch, with the timestamps as
+    text between them. `grid`: patches (t, h, w).
     """
 
     mm_hash: bytes
@@ -256,7 +258,7 @@ class MediaItem(msgspec.Struct, frozen=True, array_like=True):
         return start + length
 
     def moved(self, by: int) -> "MediaItem":
-        """The same item so many positions further on."""
+        """Return the same item, `by` positions further on."""
         runs = tuple((start + by, length) for start, length in self.runs)
         return MediaItem(self.mm_hash, self.modality, runs, self.grid)
 
@@ -265,15 +267,16 @@ _END = attrgetter("end")
 
 
 def num_before(media: Sequence[MediaItem], position: int) -> int:
-    """How many of a prompt's items end at `position` or before it: they stand there one behind the other."""
+    """Return how many items in a prompt end at `position` or before. The items are in prompt order."""
     return bisect_right(media, position, key=_END)
 
 
 class Adapter(msgspec.Struct, frozen=True, array_like=True):
-    """A LoRA adapter, as the scheduler sees it: content, whatever it is called.
+    """A LoRA adapter, as the scheduler sees it: identified by its content and not by its name.
 
-    `digest`: SHA-256 over its files. `num_bytes`: of its matrices where they are multiplied. `visual`:
-    whether it changes what the encoder gives. `name`: by which it was asked for; no decision reads it.
+    `digest`: SHA-256 over its files. `num_bytes`: size of its matrices in the form used for multiplication.
+    `visual`: whether the adapter changes the encoder's output. `name`: the name in the request; no decision
+    reads it.
     """
 
     digest: bytes
@@ -287,12 +290,11 @@ TokenIds = Annotated[tuple[_TokenId, ...], msgspec.Meta(max_length=MAX_AFTER)]
 
 
 class GrammarRequest(msgspec.Struct, frozen=True, array_like=True):
-    """The form that an answer is to have, complete in itself: another process compiles the same from it.
+    """The grammar of an answer. It is self-contained: another process compiles the same grammar from it.
 
-    `kind`, `source`: what is asked for, as structured_output/request/spec.py writes and reads it. `after`:
-    the tokens behind which the form begins, one behind the other, such as the end of the model's reasoning;
-    (): at once.
-    `on_truncation` "close": where the budget ends, the answer is completed; "length": it is cut.
+    `kind` and `source` are written and read by structured_output/request/spec.py. `after`: consecutive tokens
+    after which the grammar begins, such as the end marker of reasoning; (): at the first token.
+    `on_truncation`: when the budget ends, "close" completes the answer and "length" cuts it.
     """
 
     kind: str
@@ -306,8 +308,10 @@ class GrammarRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ThinkingBudget(msgspec.Struct, frozen=True, array_like=True):
-    """How many `tokens` of an answer may be reasoning: then `end` is said, and the answer goes on behind it.
-    Reasoning begins at once (`is_open`), or where the answer begins with `start`."""
+    """A limit on reasoning tokens, `tokens`. At the limit the engine emits `end`, and the answer goes on.
+
+    Reasoning begins with the first token (`is_open`), or if the answer begins with `start`.
+    """
 
     tokens: Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
     is_open: bool
@@ -317,14 +321,14 @@ class ThinkingBudget(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request that passed the front: token ids (int32 [n]), media, sampling with its seed drawn.
+    """A validated request: token ids (int32 [n]), media, and sampling with its seed drawn.
 
-    `priority`: smaller is more important. `cache_salt` separates tenants in both caches.
-    `deadline_ns`: time from arrival after which it is given up, 0 for never. `group`: id of a request
-    with the same prompt that came before; this one waits for its prefill and shares its blocks. `envelope`:
-    bytes that whoever brought it keeps with it in the log. `outputs`: int32 [m], the first tokens of its
-    answer, which another engine gave; they count as this one's, which goes on behind them. `adapter`: with
-    which it is computed; None: with the model as it is.
+    `priority`: smaller is more important. `cache_salt` separates tenants in both caches. `deadline_ns`: time
+    from arrival to cancellation, 0 for never. `group`: id of an earlier request with the same prompt; this
+    request waits for its prefill and shares its blocks. `envelope`: bytes that a server keeps in the log with
+    the request. `outputs`: int32 [m], the first tokens of the answer, which another engine sampled; they
+    count as output tokens, and sampling continues after them. `adapter`: the LoRA adapter, None for the base
+    model.
     """
 
     request_id: str
@@ -344,25 +348,25 @@ class Request:
 
     @property
     def visual_adapter(self) -> bytes:
-        """The digest of its adapter, where features of its media depend on that."""
+        """Return the adapter's digest if the encoder's output depends on the adapter, else b""."""
         return self.adapter.digest if self.adapter is not None and self.adapter.visual else b""
 
     @property
     def is_prefill(self) -> bool:
-        """Whether its prompt is computed, and no token sampled."""
+        """Whether the engine computes the prompt and samples no token."""
         return not self.sampling.max_tokens
 
     @property
     def closes(self) -> bool:
-        """Whether its answer, which has a form, is completed where its budget ends."""
+        """Whether the answer has a grammar and is completed when its budget ends."""
         return self.grammar is not None and self.grammar.closes
 
     @property
     def stop_reserve(self) -> int:
-        """Tokens that suffice to say again, byte by byte, what a stop string cuts off."""
+        """Return the number of tokens that can repeat, byte by byte, the text that a stop string cuts off."""
         longest = max((len(text.encode()) for text in self.sampling.stop), default=-STOP_OVERHANG)
         return longest + STOP_OVERHANG
 
     def budget(self, max_model_len: int) -> int:
-        """Tokens that its answer may have."""
+        """Return the largest number of tokens that the answer may have."""
         return min(self.sampling.max_tokens, max_model_len - len(self.prompt_token_ids))

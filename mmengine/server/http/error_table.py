@@ -1,15 +1,15 @@
-"""What an HTTP client is told for each error code: a table, and the only place that decides a status."""
+"""The table from error codes to HTTP statuses and public codes. No other module decides a status."""
 
 from typing import Literal, NamedTuple
 
 from mmengine.errors import ErrorCode as C
 
-# When a client may send the call again: after the queue has drained a little, after a pause, or never.
+# When a client may retry: as soon as the queue has drained a little, after a pause, or never.
 Retry = Literal["soon", "later", "never"]
 
 
 class HttpError(NamedTuple):
-    """`code`: the word for programs in an error's body."""
+    """The response to an error code. `code`: the value in the error's body."""
 
     status: int
     code: str | None = None
@@ -76,9 +76,9 @@ HTTP_ERRORS = {
     C.SHUTTING_DOWN: HttpError(503, "shutting_down"),
     C.DEADLINE_EXCEEDED: HttpError(504, "deadline_exceeded", "never"),
 }
-# Errors of settings, models and logs look to a client like a failed engine.
+# Codes for settings, models and logs. Clients see them as a failed engine.
 INTERNAL = frozenset(C) - HTTP_ERRORS.keys()
-# Codes of errors with a medium, which every API names by its place in the messages.
+# Codes for media. Every API names the field by its place in the messages.
 MEDIA_CODES = frozenset((C.INVALID_MEDIA, C.MEDIA_NOT_FETCHED))
 TYPES = {
     401: "authentication_error",
@@ -87,21 +87,21 @@ TYPES = {
     429: "rate_limit_error",
     **dict.fromkeys((400, 405, 408, 409, 413, 415, 422, 431), "invalid_request_error"),
 }
-STATUSES = {  # what each says
-    400: "What was asked cannot be done; param names the field",
-    401: "No key, or an unknown one",
-    403: "Not allowed here",
-    404: "No such model, file, batch or session, or no such route",
-    405: "Another method is wanted",
-    408: "The body did not come in time",
-    409: "In use, or too late: a request with this request_id, or Idempotency-Key, or of this session, runs",
+STATUSES = {  # Descriptions for the OpenAPI document.
+    400: "The request is invalid; param names the field",
+    401: "The API key is missing or unknown",
+    403: "The call is not allowed",
+    404: "The model, file, batch, session or route does not exist",
+    405: "The method is not allowed",
+    408: "The body did not arrive in time",
+    409: "A request with this request_id, Idempotency-Key or session is running, or the call comes too late",
     413: "The body is too large",
     415: "The body is compressed",
-    422: "Another body came with this request_id, or Idempotency-Key, before",
-    429: "The queue is full, or bodies fill their room",
-    431: "The head is too large",
+    422: "This request_id or Idempotency-Key was used with another body",
+    429: "The queue is full, or request bodies take too much memory",
+    431: "The request's head is too large",
     500: "The request failed",
-    503: "Not ready, with the reasons, or shutting down",
+    503: "The server is not ready, with the reasons, or shutting down",
     504: "deadline_s passed",
-    529: "The queue is full, not ready, or shutting down",
+    529: "The queue is full, or the server is not ready or shutting down",
 }

@@ -1,4 +1,4 @@
-"""Errors as OpenAI's clients read them: {"error": {"message", "type", "param", "code"}} and a status."""
+"""Errors in OpenAI's format: {"error": {"message", "type", "param", "code"}} and an HTTP status."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
@@ -11,10 +11,10 @@ from mmengine.server.http.error_table import HTTP_ERRORS, INTERNAL, MEDIA_CODES,
 from mmengine.server.http.json_values import MAX_VALUES, has_too_many_values
 
 Json = dict[str, object]
-MAX_MESSAGE_CHARS = 2000  # of an error; the rest is cut
-LATER_S = 5  # least Retry-After of a server that is not ready, or shuts down, in seconds
+MAX_MESSAGE_CHARS = 2000  # Longer error messages are cut.
+LATER_S = 5  # Least Retry-After in seconds while the server is not ready or shuts down.
 _STOPPED = "the engine failed, and its log says why; try again later"
-_OF_ALL = frozenset(("prompt", "request_id", "session_id"))  # fields that errors of every route may name
+_OF_ALL = frozenset(("prompt", "request_id", "session_id"))  # Fields that errors on every route may name.
 _D = TypeVar("_D")
 _T = TypeVar("_T")
 
@@ -27,10 +27,11 @@ class ErrorBody(msgspec.Struct, frozen=True):
 
 
 class ApiError(Exception):
-    """An error as a client is told it.
+    """An error for an HTTP client.
 
-    `path`: the field of the body that is wrong, for which FIELD stands in `text`. `param`: whether the body
-    of the error names the field. The status, and the word for programs, follow from `code`."""
+    `path`: the invalid field of the body; FIELD in `text` is replaced by its name. `has_param`: whether the
+    response names the field in `param`. The status and the response's code follow from `code` by HTTP_ERRORS.
+    """
 
     def __init__(
         self,
@@ -67,11 +68,11 @@ class ApiError(Exception):
         return ErrorBody(self.message, TYPES.get(self.status, "server_error"), self.param, self._name)
 
     def at(self, path: FieldPath) -> "ApiError":
-        """Return the same error of the field at `path`."""
+        """Return the same error for the field at `path`."""
         return ApiError(self.code, self.text, path, headers=self.headers)
 
     def renamed(self, name: Callable[[FieldPath], FieldPath]) -> "ApiError":
-        """Return the same error with the field's path as `name` gives it."""
+        """Return the same error with its path mapped by `name`."""
         return ApiError(self.code, self.text, name(self.path), headers=self.headers, has_param=self.has_param)
 
     def json(self) -> bytes:
@@ -79,18 +80,18 @@ class ApiError(Exception):
 
 
 class ClientLeft(Exception):
-    """The client closed its connection: no answer reaches it."""
+    """The client closed its connection, so no response can reach it."""
 
 
 def api_error(error: BaseException, params: frozenset[str] = frozenset(), retry_after_s: int = 1) -> ApiError:
-    """Return an error as a client is told it. `params`: the fields of the body that `param` may name."""
+    """Return the error to send to a client for an exception. `params`: fields that `param` may name."""
     if isinstance(error, ApiError):
         return error
     if not isinstance(error, MMEngineError):
         text = f"the server failed ({type(error).__name__}); its log says more"
         return ApiError(ErrorCode.INTERNAL_ERROR, text)
     code, text = error.code, error.text
-    if code is ErrorCode.EXECUTOR_FAILED:  # a library's text may hold addresses and paths
+    if code is ErrorCode.EXECUTOR_FAILED:  # The text may quote a library, with addresses and paths.
         text = _STOPPED
     elif code in INTERNAL:
         code = ErrorCode.ENGINE_FAILED
@@ -106,27 +107,28 @@ def api_error(error: BaseException, params: frozenset[str] = frozenset(), retry_
 
 
 def _in_body(path: FieldPath, params: frozenset[str]) -> FieldPath:
-    """Return the place in a body for a place in what the engine was given."""
+    """Return the path in the body for a path in the engine's input."""
     if path[:1] == (PROMPTS,):
         path = FieldPath(*path[2:])
     return FieldPath("messages") if path == ("prompt",) and "messages" in params else path
 
 
 def late() -> ApiError:
-    """Return the error of a request whose deadline passed."""
+    """Return the error for a request whose deadline passed."""
     text = f"the deadline passed before the answer was complete; raise {FIELD}, or send less at once"
     return ApiError(ErrorCode.DEADLINE_EXCEEDED, text, "deadline_s")
 
 
 def cancelled() -> ApiError:
-    """Return the error of a request that was cancelled."""
+    """Return the error for a cancelled request."""
     return ApiError(ErrorCode.CANCELLED, "the request was cancelled")
 
 
 def failed(request_id: str) -> ApiError:
-    """Return the error of a request that ended with an error.
+    """Return the error for a request that ended with an error.
 
-    What a library said may hold addresses and paths: the log has that under the request's id."""
+    The reason may quote a library, with addresses and paths, so only the log has it, under the request's id.
+    """
     return ApiError(ErrorCode.REQUEST_FAILED, f"request {request_id} failed; the server's log says why")
 
 
@@ -136,7 +138,7 @@ def shutting_down(retry_after_s: int) -> ApiError:
 
 
 def left_behind(request_id: str, has_log: bool, retry_after_s: int) -> ApiError:
-    """Return the error of a request that the server does not finish before it ends."""
+    """Return the error for a request that is still running when the server ends."""
     fate = (
         "stays in its log, and is finished when a server goes on with that"
         if has_log
@@ -152,14 +154,13 @@ def not_ready(reasons: tuple[str, ...], retry_after_s: int) -> ApiError:
 
 
 def not_served(name: str, names: Sequence[str]) -> ApiError:
-    """Return the error of a call for a model that is not among `names`."""
+    """Return the error for a call to a model that is not among `names`."""
     text = f"the model {name[:256]!r} is not served here; there is {', '.join(names)}"
     return ApiError(ErrorCode.MODEL_NOT_FOUND, text, "model")
 
 
 def decoded(data: _D, decode: Callable[[_D], _T]) -> _T:
-    """Return a body, or a value of one that was left as it came, as `decode` of msgspec reads it. Raises
-    ApiError."""
+    """Return `data` as decoded by `decode` of msgspec: a body, or a value kept raw. Raises ApiError."""
     if isinstance(data, bytes) and has_too_many_values(data):
         text = (
             f"the body has more than {MAX_VALUES} values (commas, brackets and braces outside of texts), "
@@ -173,7 +174,7 @@ def decoded(data: _D, decode: Callable[[_D], _T]) -> _T:
 
 
 def _undecodable(error: Exception) -> ApiError:
-    """Return the error of a body that is no JSON, or has a value of another type than its field's."""
+    """Return the error for a body that is invalid JSON or has a value with a wrong type."""
     if not isinstance(error, msgspec.ValidationError):
         return ApiError(ErrorCode.INVALID_JSON, f"the body is no valid JSON: {in_one_line(error, 120)}")
     found = decode_error(error)

@@ -1,21 +1,22 @@
-"""Names of fields in the bodies of other APIs.
+"""Field names for bodies in the Responses and Messages APIs.
 
-Bodies of the Responses and Messages APIs are read as chat reads its own. An error then has a path in chat's
-body. This module finds the path in the body that the caller sent, from tables of prefixes.
+Both APIs are translated into a chat body, so errors have paths in the chat body. This module maps such a path
+back to the body that the client sent, by tables with prefixes.
 """
 
 from typing import NamedTuple
 
 from mmengine.errors import FieldPath
 
-INDEX = None  # in a prefix: any index, which the target takes over
+INDEX = None  # Matches any index in a prefix; the target keeps the index.
 Prefix = tuple[str | None, ...]
 Renames = tuple[tuple[Prefix, Prefix], ...]
 
 
 class Place(NamedTuple):
-    """Where a message of chat stands in a body. `parts`: where the parts of its content stand; (): in the
-    content of the message, one for one."""
+    """The place in the client's body for a chat message. `parts`: the places of its content parts; (): the
+    message's own content, part by part.
+    """
 
     message: FieldPath
     parts: tuple[FieldPath, ...] = ()
@@ -25,16 +26,17 @@ class Place(NamedTuple):
 
 
 class FieldNames(NamedTuple):
-    """The names that a body has for chat's fields. `places`: one for each message. `renames`: prefixes of
-    chat's paths and what stands for them, of which the first that fits is used. `media`: the name of the
-    field that chat calls image_url or video_url; "" for the same."""
+    """The client's names for chat's fields. `places`: one per message. `renames`: pairs: a chat path's prefix
+    and its replacement; the first match wins. `media`: the client's name for image_url and video_url, "" for
+    the same names.
+    """
 
     places: tuple[Place, ...]
     renames: Renames
     media: str = ""
 
     def path(self, path: FieldPath) -> FieldPath:
-        """Return the path in the body for a path in chat's."""
+        """Return the path in the client's body for a path in the chat body."""
         match path:
             case ("messages", int(number), *rest) if number < len(self.places):
                 return self._in_message(self.places[number], rest)
@@ -55,7 +57,7 @@ class FieldNames(NamedTuple):
 
 
 def _fit(path: FieldPath, prefix: Prefix) -> list[int] | None:
-    """Return the indices of a path that begins with `prefix`, or None if it begins otherwise."""
+    """Return the indices that match INDEX if the path begins with `prefix`, else None."""
     indices = []
     if len(path) < len(prefix):
         return None

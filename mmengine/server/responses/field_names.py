@@ -1,4 +1,4 @@
-"""The names of fields in a body of /v1/responses, where chat has others."""
+"""Field names of /v1/responses that differ from chat's."""
 
 from mmengine.errors import FieldPath
 from mmengine.server.http.field_names import INDEX, FieldNames, Renames
@@ -16,6 +16,6 @@ RENAMES: Renames = (
 
 
 def upload_place(where: FieldPath, names: FieldNames) -> FieldPath:
-    """Return the field that names an uploaded image, which chat calls image_url."""
+    """Return the client's field for an uploaded image, which chat calls image_url."""
     path = names.path(where)
     return FieldPath(*path[:-1], "file_id") if path[-1] == "image_url" else path / "file_id"
