@@ -119,12 +119,12 @@ def mmengine(folder: Path, photographs: list[Path], rows: list[int]) -> Found:
     from mmengine.cli.loading import Loading
     from mmengine.config import EngineConfig
     from mmengine.models.network import Network  # noqa: F401
-    from mmengine.models.progress import weights_told
+    from mmengine.models.progress import weights_reported_to
 
     found.import_s, begun = time.perf_counter() - begun, time.perf_counter()
     told = Loading()
     gc.disable()  # as the commands do
-    with weights_told(told):
+    with weights_reported_to(told):
         engine = Engine(folder, dtype="bfloat16", config=EngineConfig(spec="none"))
     gc.enable()
     found.load_s = time.perf_counter() - begun

@@ -20,7 +20,7 @@ import preparation_decoder
 from PIL import Image
 
 from mmengine.config import EngineConfig
-from mmengine.models.decoding import DecoderRecipe, EncodedMedia
+from mmengine.models.media_decoding import DecoderRecipe, EncodedMedia
 from mmengine.processing.workers.decoders import Decoders
 from mmengine.serve.async_engine.async_engine import AsyncEngine
 from mmengine_qwen3_vl.processing import load_processor

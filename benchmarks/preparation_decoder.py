@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from mmengine.models.decoding import DecodedMedia, EncodedMedia, MediaDecoder
+from mmengine.models.media_decoding import DecodedMedia, EncodedMedia, MediaDecoder
 
 ROW_BYTES = 1536
 

@@ -15,7 +15,7 @@ from mmengine.version import __version__
 
 if TYPE_CHECKING:
     from mmengine.config import EngineConfig
-    from mmengine.processing.fetch.door import MediaDoor
+    from mmengine.processing.fetch.fetcher import MediaFetcher
     from mmengine.processing.fetch.limits import FetchLimits
     from mmengine.request import SamplingParams
     from mmengine.serve.async_engine.async_engine import AsyncEngine
@@ -29,7 +29,7 @@ __all__ = [
     "Engine",
     "EngineConfig",
     "FetchLimits",
-    "MediaDoor",
+    "MediaFetcher",
     "Pipeline",
     "Prompt",
     "SamplingParams",
@@ -44,7 +44,7 @@ _HOMES = {
     "Engine": "mmengine.serve.engine.engine",
     "EngineConfig": "mmengine.config",
     "FetchLimits": "mmengine.processing.fetch.limits",
-    "MediaDoor": "mmengine.processing.fetch.door",
+    "MediaFetcher": "mmengine.processing.fetch.fetcher",
     "Pipeline": "mmengine.serve.pipeline.pipeline",
     "Prompt": "mmengine.serve.prompt.prompt",
     "SamplingParams": "mmengine.request",

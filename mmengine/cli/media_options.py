@@ -8,7 +8,7 @@ import typer
 from mmengine.errors import InvalidRequest
 
 if TYPE_CHECKING:  # heavy: loaded when a command runs
-    from mmengine.processing.fetch.door import MediaDoor
+    from mmengine.processing.fetch.fetcher import MediaFetcher
     from mmengine.processing.fetch.limits import FetchLimits
 
 MEDIA = "Media by URL"
@@ -51,13 +51,13 @@ class MediaUrls:
         int, typer.Option(rich_help_panel=MEDIA, help="Of all that are fetched and not yet prepared.")
     ] = 2**30
 
-    def media_options(self) -> "dict[str, MediaDoor] | None":
+    def media_options(self) -> "dict[str, MediaFetcher] | None":
         """Of a prompt whose media may be fetched; None: nothing may. Raises ConfigError."""
         if not self.allow_media_urls:
             return None
-        from mmengine.processing.fetch.door import MediaDoor  # lazy: help needs no ssl
+        from mmengine.processing.fetch.fetcher import MediaFetcher  # lazy: help needs no ssl
 
-        return {"urls": MediaDoor(self._limits())}
+        return {"urls": MediaFetcher(self._limits())}
 
     def check(self, sources: list[str]) -> None:
         """Raise InvalidRequest for a URL that is not fetched, with the options by which it would be."""

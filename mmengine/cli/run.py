@@ -20,11 +20,11 @@ if TYPE_CHECKING:  # heavy: loaded when a command runs
 
     from mmengine.config import EngineConfig
     from mmengine.core.resume import Resume
-    from mmengine.processing.fetch.door import MediaDoor
+    from mmengine.processing.fetch.fetcher import MediaFetcher
     from mmengine.serve.engine.engine import Engine
     from mmengine.serve.text.request_output import Completion
 
-    MediaOptions = dict[str, MediaDoor] | None
+    MediaOptions = dict[str, MediaFetcher] | None
     MakeEngine = Callable[[Resume | None], Engine]
     MakeEngineOf = Callable[[Path | None, Resume | None], Engine]
 
@@ -95,14 +95,14 @@ def _make_engine(
 ) -> "Engine":
     """`tells`: also when loading does not take long."""
     from mmengine.cli import supervisor  # lazy: help needs no processes
-    from mmengine.models.progress import weights_told
+    from mmengine.models.progress import weights_reported_to
     from mmengine.serve.engine.engine import Engine  # lazy: torch
 
     if resume is not None:
         cause = supervisor.ended_by()
         resume = replace(resume, mode=files.recovery, force=files.force_resume, cause=cause)
     with loading(model.model or "the embedded checkpoint", quiet=not tells) as progress:
-        with weights_told(progress):
+        with weights_reported_to(progress):
             engine = Engine(
                 model.model,
                 config=config,

@@ -34,7 +34,7 @@ from mmengine.cli.serve_options import (
 from mmengine.cli.settings import kept_of_log
 from mmengine.errors import ConfigError, InvalidRequest, LogError, MMEngineError, code_of
 from mmengine.extras import install_hint
-from mmengine.models.progress import weights_told
+from mmengine.models.progress import weights_reported_to
 
 if TYPE_CHECKING:  # heavy: loaded when a command runs
     from mmengine.build import Built
@@ -231,7 +231,7 @@ def _answer(
             door = media_door(settings)
             if http.chat_template is not None:
                 check_template(model.model, http.chat_template, settings.chat_template)
-            with weights_told(progress):
+            with weights_reported_to(progress):
                 engine = _engine(model, log, engine_config, progress, beats, _loras(model, settings))
         say("running the first steps")
         scheme = "https" if settings.ssl_certfile else "http"

@@ -2,7 +2,7 @@
 
 A unit is the time that all layers of the encoder take for one patch, apart from attention. Attention grows
 with a frame's square: with `even_patches` patches it takes as much as everything else. A unit's time and
-`even_patches` are measured when a model is loaded (models/vision/measured.py).
+`even_patches` are measured when a model is loaded (models/vision/tower_cost.py).
 """
 
 EVEN_PATCHES = 4096  # default without a measurement

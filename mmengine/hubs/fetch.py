@@ -13,10 +13,10 @@ from mmengine.checkpoint.files import MAX_JSON_BYTES
 from mmengine.checkpoint.peft import CONFIG_FILE, WEIGHTS_FILE
 from mmengine.checkpoint.tensors import INDEX_FILE, SINGLE_FILE, indexed_files
 from mmengine.errors import ModelError
+from mmengine.hubs.hub import Hub, HubError, HubFile, no_file
 from mmengine.hubs.huggingface import HuggingFace
 from mmengine.hubs.modelscope import ModelScope
 from mmengine.hubs.names import HUGGING_FACE, MODELSCOPE, TITLES, HubName
-from mmengine.hubs.port import Hub, HubError, HubFile, no_file
 
 MAX_LISTED_FILES = 100_000  # Per model revision; the largest checkpoints have some thousands.
 MAX_SMALL_FILES = 64  # Configs, tokenizers, templates; hub models have about ten.

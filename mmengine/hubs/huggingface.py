@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from mmengine.hubs.names import HubName
-from mmengine.hubs.port import (
+from mmengine.hubs.hub import (
     HubError,
     HubFile,
     cut_off,
@@ -23,6 +22,7 @@ from mmengine.hubs.port import (
     not_found,
     wrong_bytes,
 )
+from mmengine.hubs.names import HubName
 
 _HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 LOG_IN = "set HF_TOKEN or run `hf auth login`"

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from mmengine.errors import ModelError
 from mmengine.extras import install_hint
-from mmengine.hubs.names import HubName
-from mmengine.hubs.port import (
+from mmengine.hubs.hub import (
     HubFile,
     cut_off,
     first_line,
@@ -24,6 +23,7 @@ from mmengine.hubs.port import (
     not_found,
     wrong_bytes,
 )
+from mmengine.hubs.names import HubName
 
 MAIN_BRANCH = "master"
 LOG_IN = "set MODELSCOPE_API_TOKEN or run `ms login`"

@@ -25,11 +25,11 @@ from mmengine.models.quantising import Activations, Quantize
 from mmengine.models.reader import WeightReader
 from mmengine.models.sharding import Shard
 from mmengine.models.states import StepStates
-from mmengine.models.vision.adapted import adapted_tower
-from mmengine.models.vision.captured import CapturedVision
-from mmengine.models.vision.measured import measure_tower
-from mmengine.models.vision.parts import TowerPass
+from mmengine.models.vision.captured_tower import CapturedVision
+from mmengine.models.vision.lora_tower import adapted_tower
 from mmengine.models.vision.tower import VisionTower
+from mmengine.models.vision.tower_cost import measure_tower
+from mmengine.models.vision.tower_pass import TowerPass
 from mmengine.models.weights import open_weights
 from mmengine.native import library as native
 from mmengine.native.decoder_weights import fits

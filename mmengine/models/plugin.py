@@ -11,8 +11,8 @@ from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from mmengine.models.decoding import DecoderRecipe, MediaDecoder
 from mmengine.models.media_cache import MediaCache
+from mmengine.models.media_decoding import DecoderRecipe, MediaDecoder
 from mmengine.models.sharding import Shard
 from mmengine.models.states import StateSpec, StepStates
 from mmengine.request import CallFormat, MediaItem

@@ -1,23 +1,43 @@
-"""Who wants to know how far the reading of weights is. No torch here."""
+"""Progress reports from a thread that reads weights or computes a step. No torch here."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-Progress = Callable[[int, int], None]  # bytes that are read, of how many
-_listener: ContextVar[Progress | None] = ContextVar("weights", default=None)
+Progress = Callable[[int, int], None]  # Bytes read so far, and in total.
+_weights: ContextVar[Progress | None] = ContextVar("weights", default=None)
+_step: ContextVar[Callable[[], None] | None] = ContextVar("step", default=None)
 
 
 @contextmanager
-def weights_told(progress: Progress) -> Iterator[None]:
-    """`progress` hears of each tensor that this thread reads meanwhile."""
-    token = _listener.set(progress)
+def weights_reported_to(progress: Progress) -> Iterator[None]:
+    """Call `progress` for each tensor that this thread reads while the context lasts."""
+    token = _weights.set(progress)
     try:
         yield
     finally:
-        _listener.reset(token)
+        _weights.reset(token)
 
 
-def tell(num_bytes: int, whole: int) -> None:
-    if (listener := _listener.get()) is not None:
-        listener(num_bytes, whole)
+def report_weights(num_bytes: int, total: int) -> None:
+    if (listener := _weights.get()) is not None:
+        listener(num_bytes, total)
+
+
+@contextmanager
+def steps_reported_to(listener: Callable[[], None]) -> Iterator[None]:
+    """Call `listener` repeatedly, on this thread, while it computes a step within the context.
+
+    A step without reports for a long time counts as hung.
+    """
+    token = _step.set(listener)
+    try:
+        yield
+    finally:
+        _step.reset(token)
+
+
+def report_step() -> None:
+    """Report that a part of the step is done: a layer, or a part of a layer."""
+    if (listener := _step.get()) is not None:
+        listener()

@@ -19,11 +19,11 @@ from mmengine.checkpoint import fp8
 from mmengine.checkpoint.fp8 import Fp8Entry
 from mmengine.checkpoint.gguf.tensors import GGUFEntry
 from mmengine.checkpoint.int4 import Int4Entry
-from mmengine.checkpoint.mapped import MappedFile
-from mmengine.checkpoint.stacked import TurnedEntry
+from mmengine.checkpoint.mapped_file import MappedFile
+from mmengine.checkpoint.stacked_experts import TurnedEntry
 from mmengine.checkpoint.tensors import Coding, TensorEntry
 from mmengine.errors import ModelError
-from mmengine.models.progress import tell
+from mmengine.models.progress import report_weights
 from mmengine.models.quantising import FP8_ROWS, Activations, quantise
 from mmengine.native import library as native
 from mmengine.native.linear import GROUPS, ChunkedCodes, ChunkedWeight, Codes, Form
@@ -229,7 +229,7 @@ class WeightReader:
                 yield row + place, values
                 num_rows = len(values[0] if isinstance(values, tuple) else values)
                 self._num_read = before + entry.num_bytes * (place + num_rows) // count
-                tell(self._num_read, self._whole)
+                report_weights(self._num_read, self._whole)
             row += count
 
     def _stored(self, name: str, rows_in: int = 1) -> Iterator[tuple[int, torch.Tensor]]:
@@ -307,7 +307,7 @@ class WeightReader:
             memory = file.memory if aligned else bytearray(file.memory[start:end])
             rows = torch.frombuffer(memory, dtype=dtype, count=size, offset=start if aligned else 0)
             yield first - cut.start, rows.view(count, *entry.shape[1:])
-            file.let_go(start, end - start)
+            file.release(start, end - start)
 
 
 def holds_codes(device: torch.device, dtype: torch.dtype) -> bool:

@@ -8,7 +8,7 @@ import torch
 
 from mmengine.checkpoint.int4 import without_zero_biases
 from mmengine.checkpoint.names import TensorNames
-from mmengine.checkpoint.stacked import each_expert
+from mmengine.checkpoint.stacked_experts import each_expert
 from mmengine.checkpoint.tensors import check_tensors
 from mmengine.errors import ModelError
 from mmengine.models.config import NetworkConfig

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from mmengine.errors import FIELD, FieldPath, InvalidMedia, InvalidRequest, MMEngineError, ModelError
-from mmengine.models.decoding import DecoderRecipe, MediaDecoder
 from mmengine.models.media_cache import MediaCache
+from mmengine.models.media_decoding import DecoderRecipe, MediaDecoder
 from mmengine.models.plugin import MediaInput, MediaSource, Opens, Prepared
 from mmengine.processing.chat.messages import MAX_TEXT_CHARS, fill, read_messages, read_variables
+from mmengine.processing.chat.session_turn import around_video, in_one_film, render_turn
 from mmengine.processing.chat.template import ChatTemplate
 from mmengine.processing.chat.token_writer import TokenWriter
-from mmengine.processing.chat.turns import around_video, in_one_film, render_turn
 from mmengine.processing.description import Description, MediaDescription
 from mmengine.processing.media.arguments import as_images, as_videos, for_item, read_arguments
 from mmengine.processing.media.decoder import check_length, recipe

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from mmengine.models.decoder.positions import text_positions
-from mmengine.models.described import DescribedPlugin
+from mmengine.models.described_plugin import DescribedPlugin
 from mmengine.models.plugin import Processor
 from mmengine.request import MediaItem
 from mmengine_llama.config import KINDS, NAMES, ModelConfig, read_config

@@ -12,7 +12,7 @@ from mmengine.checkpoint.fields import Fields
 from mmengine.checkpoint.model_files import model_file, read_model_json
 from mmengine.checkpoint.names import TensorNames
 from mmengine.models.config import NetworkConfig
-from mmengine.models.reading import check_served, read_decoder, read_experts
+from mmengine.models.config_reader import check_served, read_decoder, read_experts
 
 NAMES = TensorNames(((re.compile(r"model\."), "text."),))
 

@@ -11,8 +11,8 @@ from mmengine.checkpoint.fields import Fields
 from mmengine.checkpoint.files import read_json
 from mmengine.checkpoint.rope import RopeConfig
 from mmengine.models.config import NetworkConfig
+from mmengine.models.config_reader import MAX_LAYERS, check_served, read_decoder, read_mixture
 from mmengine.models.decoder.config import DecoderConfig, DeltaConfig, ExpertsConfig
-from mmengine.models.reading import MAX_LAYERS, check_served, read_decoder, read_mixture
 from mmengine.models.vision.config import VisionConfig
 from mmengine_qwen3_vl.config import read_vision, text_rope
 

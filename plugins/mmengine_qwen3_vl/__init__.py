@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mmengine.models.described import DescribedPlugin
+from mmengine.models.described_plugin import DescribedPlugin
 from mmengine.models.plugin import Processor
 from mmengine.request import MediaItem
 from mmengine_qwen3_vl.config import ARCHITECTURES, ModelConfig, read_config

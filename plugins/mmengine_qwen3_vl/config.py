@@ -12,8 +12,8 @@ from mmengine.checkpoint.fields import Fields
 from mmengine.checkpoint.files import read_json
 from mmengine.checkpoint.rope import RopeConfig
 from mmengine.models.config import NetworkConfig
+from mmengine.models.config_reader import check_served, read_decoder, read_experts
 from mmengine.models.decoder.config import DecoderConfig
-from mmengine.models.reading import check_served, read_decoder, read_experts
 from mmengine.models.vision.config import VisionConfig
 
 DENSE, MIXTURE = "Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import ray
 from ray import serve
 
-from mmengine.processing.fetch.door import MediaDoor
+from mmengine.processing.fetch.fetcher import MediaFetcher
 from mmengine.server.http.auth import ApiKeys
 from mmengine.server.lifecycle import lifecycle
 from mmengine_ray.deployments import fleet_engine, kept_of, opening, replicas_of
@@ -29,7 +29,7 @@ def serve_fleet(
     keys: ApiKeys,
     bound: socket.socket,
     listening: Callable[[], None],
-    door: MediaDoor | None,
+    door: MediaFetcher | None,
     say: Callable[[str], None],
 ) -> None:
     """Answer until a signal ends it, and the replicas with it. `say`: tells a person. Raises LogError where

@@ -7,7 +7,7 @@ import numpy as np
 
 from mmengine.errors import InvalidRequest
 from mmengine.models.decoder.positions import text_positions
-from mmengine.models.described import DescribedPlugin
+from mmengine.models.described_plugin import DescribedPlugin
 from mmengine.models.plugin import Processor
 from mmengine.request import MediaItem
 from mmengine_smolvlm.config import ARCHITECTURE, ModelConfig, read_config

@@ -10,8 +10,8 @@ from pathlib import Path
 from mmengine.checkpoint.fields import Fields
 from mmengine.checkpoint.files import read_json
 from mmengine.models.config import NetworkConfig
+from mmengine.models.config_reader import check_served, read_decoder
 from mmengine.models.decoder.config import DecoderConfig
-from mmengine.models.reading import check_served, read_decoder
 from mmengine.models.vision.config import VisionConfig
 
 ARCHITECTURE = "SmolVLMForConditionalGeneration"

@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 
 from mmengine.errors import InvalidRequest, ModelError
-from mmengine.models.decoding import DecodedMedia
+from mmengine.models.media_decoding import DecodedMedia
 from mmengine.processing.media.options import LONGEST, SPLITS, ImageOptions, VideoOptions
 from mmengine.processing.media.patches import PatchSettings, patchify
 from mmengine.processing.media.resample import resize

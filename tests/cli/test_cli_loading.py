@@ -9,7 +9,7 @@ from mmengine import Engine
 from mmengine.cli import loading
 from mmengine.cli.loading import IMAGE, LINE_EVERY_S, PROMPT
 from mmengine.config import EngineConfig
-from mmengine.models.progress import tell, weights_told
+from mmengine.models.progress import report_weights, weights_reported_to
 
 
 class Terminal(io.StringIO):
@@ -112,11 +112,11 @@ def test_a_bar_of_a_prompt_is_of_a_large_image_meanwhile(monkeypatch):
 
 def test_an_engine_tells_of_its_weights():
     told = []
-    with weights_told(lambda *some: told.append(some)), Engine():
+    with weights_reported_to(lambda *some: told.append(some)), Engine():
         pass
     whole = max(whole for _, whole in told)  # of the model; its draft head comes behind
     read = [num_bytes for num_bytes, of in told if of == whole]
     assert len(read) > 10 and read == sorted(read) and 0.9 < read[-1] / whole <= 1
     count = len(told)
-    tell(1, 2)  # nobody hears it any more
+    report_weights(1, 2)  # nobody hears it any more
     assert len(told) == count

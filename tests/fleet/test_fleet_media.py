@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from mmengine.processing.fetch.door import MediaDoor
+from mmengine.processing.fetch.fetcher import MediaFetcher
 from mmengine.processing.fetch.limits import FetchLimits
 from mmengine.processing.fetch.refusals import FetchRefused
 from mmengine.serve.prompt.prompt import Prompt
@@ -23,7 +23,7 @@ def asking(door, *urls):
 
 def test_what_was_fetched_to_count_a_prompt_is_given_back_however_it_ends(tmp_path):
     (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + b"x" * SIZE)
-    door = MediaDoor(FetchLimits(root=tmp_path, max_bytes=2 * SIZE, max_bytes_in_flight=4 * SIZE))
+    door = MediaFetcher(FetchLimits(root=tmp_path, max_bytes=2 * SIZE, max_bytes_in_flight=4 * SIZE))
     good, bad = (f"file://{tmp_path}/{name}" for name in ("a.png", "missing.png"))
 
     async def go():
@@ -50,7 +50,7 @@ def test_silent_hosts_hold_no_thread_that_others_wait_for():
     silent.listen(64)
     port = silent.getsockname()[1]
     limits = FetchLimits(http=True, ports=(port,), timeout_s=4.0)
-    door = MediaDoor(limits, is_allowed=lambda address: True)
+    door = MediaFetcher(limits, is_allowed=lambda address: True)
 
     async def go():
         one = replica("a")

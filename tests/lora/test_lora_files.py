@@ -16,8 +16,8 @@ from mmengine.checkpoint import peft
 from mmengine.checkpoint.peft import CONFIG_FILE, MAX_RANK, MAX_TENSORS, PICKLED_FILE, WEIGHTS_FILE
 from mmengine.errors import ModelError
 from mmengine.hubs.fetch import adapter_from
+from mmengine.hubs.hub import HubFile
 from mmengine.hubs.names import parse_name
-from mmengine.hubs.port import HubFile
 from mmengine.models.loader import resolve_adapter
 from mmengine_qwen3_vl import plugin
 from tests.lora.making import KINDS, make_adapter, make_model

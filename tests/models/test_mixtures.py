@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mmengine import Engine
-from mmengine.checkpoint.stacked import each_expert
+from mmengine.checkpoint.stacked_experts import each_expert
 from mmengine.errors import ConfigError, ModelError
 from mmengine.gpu.text_ops import torch_ops
 from mmengine.models.decoder.fused_text import FusedTextDecoder

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from mmengine.checkpoint.tensors import open_tensors
 from mmengine.errors import ModelError
 from mmengine.models import read_ahead, reader
-from mmengine.models.progress import weights_told
+from mmengine.models.progress import weights_reported_to
 from mmengine.models.reader import Part, open_reader
 from mmengine.native import library as native
 from mmengine.native.linear import PackedLinear
@@ -137,7 +137,7 @@ def test_what_is_packed_piece_by_piece_is_what_is_packed_at_once(stored, monkeyp
 def test_progress_comes_with_each_piece(stored, small_pieces):
     told = []
     with (
-        weights_told(lambda *some: told.append(some)),
+        weights_reported_to(lambda *some: told.append(some)),
         open_reader(stored({"a": drawn(40, 96), "b": drawn(8)}), CPU, torch.float32) as weights,
     ):
         weights.read("a")

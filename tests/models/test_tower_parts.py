@@ -5,9 +5,10 @@ import pytest
 import torch
 
 from mmengine.encoder_cache.work import work_of
-from mmengine.models.step_progress import steps_told
-from mmengine.models.vision import measured, parts
+from mmengine.models.progress import steps_reported_to
 from mmengine.models.vision import tower as vision
+from mmengine.models.vision import tower_cost as measured
+from mmengine.models.vision import tower_pass as parts
 from mmengine.native.library import describe
 from mmengine_qwen3_vl import plugin
 from tests.qwen3_vl.qwen3_vl_reference import make_reference
@@ -73,7 +74,7 @@ def test_each_part_computes_its_share(folder, monkeypatch):
     model, grid = load(folder, "float32", True, monkeypatch), (1, 24, 24)
     told = []
     encoding, work = model.encode_in_parts(pixels_of(grid), grid, 64), work_of(grid, 64)
-    with torch.inference_mode(), steps_told(lambda: told.append(None)):
+    with torch.inference_mode(), steps_reported_to(lambda: told.append(None)):
         for done in range(work // 10, work, work // 10):
             before = len(told)
             assert encoding.advance(done, work) is None and len(told) > before

@@ -11,8 +11,8 @@ import torch
 from mmengine.checkpoint.fields import Fields
 from mmengine.checkpoint.names import TensorNames
 from mmengine.models.config import NetworkConfig
+from mmengine.models.config_reader import read_decoder
 from mmengine.models.network import Network
-from mmengine.models.reading import read_decoder
 
 NAMES = TensorNames(((re.compile(r"model\."), "text."),))
 SIZES = {

@@ -9,7 +9,7 @@ import torch
 
 from mmengine.checkpoint.peft import LoraPair
 from mmengine.checkpoint.tensors import TensorEntry
-from mmengine.models.decoder.adapted import _gates_behind
+from mmengine.models.decoder.lora_parts import _gates_behind
 from mmengine.native.dtypes import DTYPES
 from mmengine.native.lora import LoraPart, LoraStep, PackedAdapter, add_all, declare_functions
 

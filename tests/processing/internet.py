@@ -14,7 +14,7 @@ import trustme
 from PIL import Image
 
 from mmengine.processing.fetch.addresses import is_public
-from mmengine.processing.fetch.door import MediaDoor
+from mmengine.processing.fetch.fetcher import MediaFetcher
 from mmengine.processing.fetch.limits import FetchLimits
 
 PUBLIC, PRIVATE = "127.0.0.1", "127.0.0.2"
@@ -101,7 +101,7 @@ class Internet:
 
     def door(self, is_allowed=None, **limits):
         ports = self.port, self.plain_port
-        return MediaDoor(
+        return MediaFetcher(
             FetchLimits(**{"ports": ports, "timeout_s": 5.0, **limits}),
             resolve=self.resolve,
             is_allowed=is_allowed or _is_public_here,

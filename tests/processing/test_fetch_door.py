@@ -191,7 +191,7 @@ def test_a_name_service_that_answers_nonsense_costs_one_request(net):
 
 
 def test_threads_without_work_go(net, monkeypatch):
-    monkeypatch.setattr("mmengine.processing.fetch.door._IDLE_S", 0.05)
+    monkeypatch.setattr("mmengine.processing.fetch.fetcher._IDLE_S", 0.05)
     net.pages["/a.png"] = answer(png())
     door = net.door()
     assert fetch(door, net.url("/a.png")) == [png()]

@@ -6,9 +6,9 @@ import threading
 import pytest
 
 from mmengine.errors import ConfigError
-from mmengine.processing.fetch.door import MediaDoor
+from mmengine.processing.fetch.fetcher import MediaFetcher
 from mmengine.processing.fetch.limits import FetchLimits
-from mmengine.processing.fetch.local import LocalFiles
+from mmengine.processing.fetch.local_files import LocalFiles
 from mmengine.processing.fetch.refusals import FetchRefused
 from tests.processing.internet import fetch, png
 
@@ -135,11 +135,11 @@ def test_a_folder_that_is_none_is_told_of_at_once(tmp_path):
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "none", tmp_path / "file"):
         with pytest.raises(ConfigError, match="the media folder"):
-            MediaDoor(FetchLimits(root=path))
+            MediaFetcher(FetchLimits(root=path))
 
 
 def test_the_door_reads_files_beside_urls(root):
-    door = MediaDoor(FetchLimits(hosts=(), root=root))
+    door = MediaFetcher(FetchLimits(hosts=(), root=root))
     assert fetch(door, "a.png", f"file://{root}/a.png") == [png(), png()]
     with pytest.raises(FetchRefused, match="URLs are not fetched here"):
         fetch(door, "https://example.org/a.png")

@@ -14,7 +14,7 @@ from PIL import Image, ImageCms
 from test_images import encoded, load, picture
 
 from mmengine.errors import InvalidMedia
-from mmengine.models.decoding import EncodedMedia
+from mmengine.models.media_decoding import EncodedMedia
 from mmengine.processing.media import images, video_file
 from mmengine.processing.media.sources import Access
 from mmengine.processing.media.video_file import VideoFile

@@ -8,7 +8,7 @@ import pytest
 
 from mmengine.errors import InvalidRequest
 from mmengine.processing.chat import text_length
-from mmengine.processing.chat.text_length import exceeds
+from mmengine.processing.chat.tokens import exceeds
 
 CHARS = 2_000_000
 LETTERS = "abcdefghijklmnopqrstuvwxyz"

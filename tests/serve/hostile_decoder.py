@@ -7,7 +7,7 @@ import time
 import numpy as np
 
 from mmengine.errors import InvalidMedia
-from mmengine.models.decoding import DecodedMedia
+from mmengine.models.media_decoding import DecodedMedia
 
 MODULES = ("torch", "tokenizers", "jinja2", "transformers")
 

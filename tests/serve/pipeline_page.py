@@ -71,7 +71,7 @@ pipeline is made.
 * Special tokens in a message are text here, and structure in transformers.
 * An image by `https://` is fetched where that is asked for: `processor_kwargs={{"urls": True}}`, of a call or
   of the pipeline, or a list of hosts (`["images.example.org", "*.example.net"]`), or a
-  `mmengine.MediaDoor(mmengine.FetchLimits(…))` with limits of its own. Else it is refused. transformers
+  `mmengine.MediaFetcher(mmengine.FetchLimits(…))` with limits of its own. Else it is refused. transformers
   fetches whatever a message names; here a URL never leads to an address of this network, and time, bytes
   and redirects are bounded ([how](http.md#media-by-url)).
 

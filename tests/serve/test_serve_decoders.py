@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mmengine.errors import InvalidMedia, MMEngineError, QueueFull, RequestFailed
-from mmengine.models.decoding import DecoderRecipe, EncodedMedia
+from mmengine.models.media_decoding import DecoderRecipe, EncodedMedia
 from mmengine.processing.workers import decoders as decoders_module
 from mmengine.processing.workers.attempt import Attempt
 from mmengine.processing.workers.decoders import Decoders

@@ -9,7 +9,7 @@ import pytest
 from mmengine.errors import ExecutorFailed, RequestFailed
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader
-from mmengine.models.step_progress import tell
+from mmengine.models.progress import report_step
 from mmengine.replay.verify import verify
 from mmengine.serve.async_engine.admission import Admission
 from mmengine.serve.async_engine.async_engine import AsyncEngine
@@ -212,7 +212,7 @@ def test_a_long_step_that_tells_that_it_gets_on_is_no_hang(tmp_path):
             if self._steps == 0:
                 for _ in range(30):
                     time.sleep(0.1)
-                    tell()
+                    report_step()
             return super().collect()
 
     Hanging.released = threading.Event()

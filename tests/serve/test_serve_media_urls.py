@@ -11,7 +11,7 @@ import pytest
 from mmengine.cli.batch import run_batch_file
 from mmengine.core.resume import Resume
 from mmengine.errors import FIELD, InvalidMedia, InvalidRequest, in_words
-from mmengine.processing.fetch.door import MediaDoor
+from mmengine.processing.fetch.fetcher import MediaFetcher
 from mmengine.processing.fetch.limits import FetchLimits
 from mmengine.processing.fetch.refusals import FetchRefused
 from mmengine.serve.async_engine.async_engine import AsyncEngine
@@ -146,7 +146,7 @@ def test_the_setting_opens_a_door_or_says_what_is_wrong():
     assert door.limits.hosts is None and not door.limits.http and not door.reads_files
     assert door_of(Prompt(media_options={"urls": "public"})) is door, "one for all, with its limits"
     assert door_of(Prompt(media_options={"urls": ["a.b"]})).limits.hosts == ("a.b",)
-    given = MediaDoor(FetchLimits(hosts=()))
+    given = MediaFetcher(FetchLimits(hosts=()))
     assert door_of(Prompt(media_options={"urls": given})) is given
     for wrong in (5, ["a b"], {"a": 1}, ["https://a.b"]):
         with pytest.raises(InvalidRequest, match="media_options.urls"):

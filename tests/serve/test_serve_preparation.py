@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mmengine.errors import ConfigError, InvalidMedia, InvalidRequest, RequestFailed
-from mmengine.models.decoding import EncodedMedia
+from mmengine.models.media_decoding import EncodedMedia
 from mmengine.processing.workers.decoders import Decoders
 from mmengine.serve.async_engine import preparation
 from mmengine.serve.async_engine.async_engine import AsyncEngine

@@ -98,12 +98,12 @@ def send(by_url: bool) -> None:
 def serve_urls(arguments: list[str]) -> None:
     """`mmengine serve`, whose only name is that of the pages on this machine, behind their port."""
     from mmengine.cli.main import main
-    from mmengine.processing.fetch.door import MediaDoor
+    from mmengine.processing.fetch.fetcher import MediaFetcher
     from mmengine.processing.fetch.limits import FetchLimits
     from mmengine.server.chat import media_fetch as media
 
     limits = FetchLimits(http=True, ports=(int(arguments[0]),))
-    media.media_door = lambda settings: MediaDoor(
+    media.media_door = lambda settings: MediaFetcher(
         limits, resolve=lambda name: [ip_address("127.0.0.1")], is_allowed=lambda address: True
     )
     sys.argv[1:] = arguments[1:]

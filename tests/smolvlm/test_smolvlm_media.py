@@ -19,7 +19,7 @@ from mmengine.request import MediaItem
 from mmengine.serve.engine.engine import Engine
 from mmengine.server.chat.parsed_request import bounded
 from mmengine_smolvlm import plugin
-from mmengine_smolvlm.number_words import in_words
+from mmengine_smolvlm.processing import in_words
 from tests.processing.video_cases import draw
 from tests.smolvlm.make_goldens import GOLDENS, MAX_NUMBER
 from tests.smolvlm.tiny import SIDE, images_only, make_tiny, patches_of

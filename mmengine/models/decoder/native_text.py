@@ -13,17 +13,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mmengine.models.decoder.adapted import decoder_parts
 from mmengine.models.decoder.config import DecoderConfig
 from mmengine.models.decoder.layers import Makers, gates_behind, is_tied, read_final_norm, read_layer
+from mmengine.models.decoder.lora_parts import decoder_parts
 from mmengine.models.decoder.rotary import Rotary
 from mmengine.models.decoder.tensors import EMBEDDING, HEAD
 from mmengine.models.lora.adapter import AdapterRows
 from mmengine.models.lora.tensors import AdapterTensors
 from mmengine.models.plugin import AttentionPort, AuxHiddenStates
+from mmengine.models.progress import report_step
 from mmengine.models.reader import WeightReader
 from mmengine.models.states import StepStates
-from mmengine.models.step_progress import tell
 from mmengine.native.decoder import Decoder
 from mmengine.native.decoder_weights import LayerWeights, NativeLayer, Sizes
 from mmengine.native.delta import STATE_ARRAYS, DeltaSizes, StateStep
@@ -111,7 +111,7 @@ class NativeTextDecoder:
         Fills the rows of `aux_hidden_states`, updates `states`, and computes rows with their adapters.
         """
         cos, sin = self._rotary.rows(positions)
-        tell()  # The step's media are encoded by now; all layers are one call.
+        report_step()  # The step's media are encoded by now; all layers are one call.
         aux_rows = None if aux_hidden_states is None else (aux_hidden_states.layers, aux_hidden_states.rows)
         pointed = None
         if self._states is not None and states is not None:

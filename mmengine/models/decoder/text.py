@@ -14,23 +14,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mmengine.models.decoder.adapted import decoder_parts
 from mmengine.models.decoder.config import DecoderConfig
 from mmengine.models.decoder.delta import DeltaMixer
 from mmengine.models.decoder.experts import Gate, TorchLayer, feed_forward, silu_mul
 from mmengine.models.decoder.layers import Makers, gates_behind, is_tied, read_final_norm, read_layer
+from mmengine.models.decoder.lora_parts import decoder_parts
 from mmengine.models.decoder.operations import norm_and_rotate, rms_norm_of
 from mmengine.models.decoder.prepacked import Linear, MakeLinear, linear_of
 from mmengine.models.decoder.rotary import Rotary
 from mmengine.models.decoder.tensors import EMBEDDING, HEAD
 from mmengine.models.lora.adapter import AdapterRows
-from mmengine.models.lora.added import AddedRows, rows_on, with_rows
 from mmengine.models.lora.tensors import AdapterTensors
+from mmengine.models.lora.torch_linear import AddedRows, rows_on, with_rows
 from mmengine.models.plugin import AttentionPort, AuxHiddenStates
+from mmengine.models.progress import report_step
 from mmengine.models.reader import WeightReader
 from mmengine.models.sharding import Shard
 from mmengine.models.states import StepStates
-from mmengine.models.step_progress import tell
 from mmengine.native.feed_forward import Dense
 from mmengine.native.lora import DECODER_LINEARS, LoraPart
 
@@ -150,7 +150,7 @@ class TextDecoder:
             hidden = hidden + self._sum(self._feed_forwards[index](normed))
             if deepstack is not None and index < len(deepstack):
                 hidden = hidden + deepstack[index]
-            tell()
+            report_step()
         if aux_hidden_states is not None:
             aux_layer(aux_hidden_states, len(self._layers), hidden)
         return self._rms_norm(hidden, self._norm, eps)

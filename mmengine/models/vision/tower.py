@@ -15,10 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mmengine.gpu.vision_ops import vision_ops
+from mmengine.models.progress import report_step
 from mmengine.models.reader import WeightReader
-from mmengine.models.step_progress import tell
 from mmengine.models.vision.config import VisionConfig
-from mmengine.models.vision.grid_positions import interpolation, patch_coordinates
 from mmengine.models.vision.layers import Block, LayerReader, Merger
 from mmengine.models.vision.segments import (
     Rotation,
@@ -146,7 +145,7 @@ class VisionTower:
             inner = self.finish_block(block, mixed, hidden, inner)
             if index in self.taps:
                 taps.append(self.merge(self.taps[index], hidden))
-            tell()
+            report_step()
         return torch.cat([self.merge(self.merger, hidden), *taps], dim=-1, out=features)
 
     def embed_patches(self, pixels: Tensor, hidden: Tensor) -> None:
@@ -252,3 +251,33 @@ def normalise(pixels: Tensor) -> Tensor:
     """Map uint8 to float32, (x / 255 - 0.5) / 0.5: bit for bit the result of the reference's Pillow
     backend."""
     return pixels.float().div_(255.0).sub_(0.5).div_(0.5)
+
+
+def patch_coordinates(height: int, width: int, merge: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return row and column (int64 [height * width]) for each patch in a frame, in windows of merge x
+    merge."""
+    windows = np.arange(height * width).reshape(height // merge, merge, width // merge, merge)
+    return np.divmod(windows.swapaxes(1, 2).reshape(-1), width)
+
+
+def interpolation(
+    rows: np.ndarray, columns: np.ndarray, height: int, width: int, num_positions: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Interpolate bilinearly, with corners aligned, from the learned square of positions to a frame's grid.
+    Returns indices int64 [n, 4] into the square and weights float32 [n, 4].
+    """
+    side = round(num_positions**0.5)
+    row_taps, row_shares = _axis_taps(rows, height, side)
+    column_taps, column_shares = _axis_taps(columns, width, side)
+    taps = row_taps[:, :, None] * side + column_taps[:, None, :]
+    shares = row_shares[:, :, None] * column_shares[:, None, :]
+    return taps.reshape(-1, 4), shares.reshape(-1, 4)
+
+
+def _axis_taps(index: np.ndarray, size: int, side: int) -> tuple[np.ndarray, np.ndarray]:
+    source = index.astype(np.float32) * np.float32(side - 1) / np.float32(max(size - 1, 1))
+    floor = np.floor(source)
+    fraction = source - floor
+    low = floor.astype(np.int64)
+    taps = np.stack((low, np.minimum(low + 1, side - 1)), 1)
+    return taps, np.stack((1 - fraction, fraction), 1)

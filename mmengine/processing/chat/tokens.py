@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
 
@@ -11,7 +11,6 @@ import tokenizers
 
 from mmengine.checkpoint.model_files import model_file, read_model_json
 from mmengine.errors import ModelError
-from mmengine.processing.chat.text_length import exceeds
 from mmengine.request import check_unicode
 
 SHORT_CHARS = 16  # Longest text whose tokens are cached: templates write the same texts into every prompt.
@@ -194,3 +193,55 @@ def _twin(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer | None:
 def _fields(token: tokenizers.AddedToken) -> tuple[object, ...]:
     names = ("content", "special", "normalized", "lstrip", "rstrip", "single_word")
     return tuple(getattr(token, name) for name in names)
+
+
+SLICE_CHARS = 2**15
+SURE_CHARS = 4  # Characters per allowed token: a shorter text is not counted beforehand.
+_MARGIN = 2**10  # Characters at a slice's end whose tokens depend on the following text.
+_AGREE = 4  # Tokens after a cut that both slices must read alike.
+_CUTS = 32  # Token ends that are tried as cuts.
+
+
+def exceeds(tokenizer: tokenizers.Tokenizer, text: str, limit: int) -> bool:
+    """Return whether `text` has more than `limit` tokens, reading it slice by slice until soon after the limit.
+
+    For a short text the result is False without counting: tokenizing it takes no longer than counting. A slice
+    ends at a token end, well before the last character that was read, and the next slice begins there. The
+    cut is exact if the next slice reads the same tokens at its beginning. Byte-level BPE decides whether to
+    join two tokens by these two alone (van Antwerpen and Neubeck, "So many tokens, so little time", 2024), so
+    tokens that are neighbours in one slice are neighbours in the whole text. Without an exact cut, which only
+    crafted text causes, a slice counts half.
+    """
+    if len(text) <= max(SLICE_CHARS, SURE_CHARS * limit):
+        return False
+    count = start = 0
+    while count <= limit and start + SLICE_CHARS < len(text):
+        tokens, length = _slice(tokenizer, text, start)
+        count += tokens
+        start += length
+    return count > limit
+
+
+def _slice(tokenizer: tokenizers.Tokenizer, text: str, start: int) -> tuple[int, int]:
+    """Return how many tokens the text has from `start` on, and how many characters these span."""
+    encoding = tokenizer.encode(text[start : start + SLICE_CHARS], add_special_tokens=False)
+    ids = encoding.ids
+    for place, end in _ends(encoding.offsets):
+        behind = text[start + end : start + end + _MARGIN]
+        again = tokenizer.encode(behind, add_special_tokens=False).ids
+        if again[:_AGREE] == ids[place : place + _AGREE]:
+            return place, end
+    return len(ids) // 2, SLICE_CHARS
+
+
+def _ends(offsets: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Yield (index, character) of tokens that begin where the previous token ended, from the margin
+    backwards.
+    """
+    place, found = len(offsets), 0
+    while place > 1 and found < _CUTS:
+        place -= 1
+        end = offsets[place][0]
+        if end <= SLICE_CHARS - _MARGIN and offsets[place - 1][1] == end:
+            found += 1
+            yield place, end

@@ -5,10 +5,10 @@ from typing import NamedTuple
 
 import h11
 
-from mmengine.processing.fetch.kinds import HEAD_BYTES, is_media
+from mmengine.processing.fetch.connection import Connection
+from mmengine.processing.fetch.file_types import HEAD_BYTES, is_media
 from mmengine.processing.fetch.refusals import FetchRefused, refused
 from mmengine.processing.fetch.urls import Url
-from mmengine.processing.fetch.wire import Wire
 from mmengine.version import __version__
 
 MAX_HEADER_BYTES = 2**15  # For a response, before its body.
@@ -23,19 +23,22 @@ class Redirect(NamedTuple):
     location: str
 
 
-def get(url: Url, wire: Wire, max_bytes: int, took: Callable[[int], None]) -> bytes | Redirect:
-    """Send a GET and return the response's body, or a redirect. `wire` is connected to the URL's host.
-    `took`: called with the number of bytes as they arrive, and may raise. Raises FetchRefused, AttemptOver.
+def get(
+    url: Url, connection: Connection, max_bytes: int, count_bytes: Callable[[int], None]
+) -> bytes | Redirect:
+    """Send a GET and return the response's body, or a redirect. `connection` is connected to the URL's host.
+    `count_bytes`: called with the number of bytes as they arrive, and may raise. Raises FetchRefused,
+    AttemptOver.
     """
     try:
-        return _Exchange(wire, max_bytes, took).run(url)
+        return _Exchange(connection, max_bytes, count_bytes).run(url)
     except h11.ProtocolError:
         raise refused("protocol") from None
 
 
 class _Exchange:
-    def __init__(self, wire: Wire, max_bytes: int, took: Callable[[int], None]) -> None:
-        self._wire, self._max_bytes, self._took = wire, max_bytes, took
+    def __init__(self, connection: Connection, max_bytes: int, count_bytes: Callable[[int], None]) -> None:
+        self._connection, self._max_bytes, self._count_bytes = connection, max_bytes, count_bytes
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEADER_BYTES)
         self._received = 0
 
@@ -48,7 +51,9 @@ class _Exchange:
             ("Connection", "close"),
         ]
         request = self._http.send(h11.Request(method="GET", target=url.target, headers=headers))
-        self._wire.send(b"".join(part for part in (request, self._http.send(h11.EndOfMessage())) if part))
+        self._connection.send(
+            b"".join(part for part in (request, self._http.send(h11.EndOfMessage())) if part)
+        )
         while isinstance(head := self._event(), h11.InformationalResponse):
             if self._received > MAX_HEADER_BYTES:
                 raise refused("protocol")
@@ -59,7 +64,7 @@ class _Exchange:
     def _event(self) -> object:
         """Return h11's next event; h11 bounds headers and trailers."""
         while (event := self._http.next_event()) is h11.NEED_DATA:
-            data = self._wire.receive()
+            data = self._connection.receive()
             self._received += len(data)
             self._http.receive_data(data)
         return event
@@ -86,7 +91,7 @@ class _Exchange:
             num_pieces += 1
             if num_pieces > MAX_CRUMBS + len(body) // LEAST_PIECE:
                 raise refused("protocol")
-            self._took(len(event.data))
+            self._count_bytes(len(event.data))
             if len(body) > self._max_bytes:
                 raise self._too_large()
             if not is_known and len(body) >= HEAD_BYTES:

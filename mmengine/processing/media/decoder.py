@@ -8,7 +8,7 @@ from functools import partial
 import msgspec
 
 from mmengine.errors import ErrorCode, InvalidRequest
-from mmengine.models.decoding import DecodedMedia, DecoderRecipe, EncodedMedia, MediaDecoder
+from mmengine.models.media_decoding import DecodedMedia, DecoderRecipe, EncodedMedia, MediaDecoder
 from mmengine.processing.media.loader import MediaLoader
 from mmengine.processing.media.settings import MediaSettings
 from mmengine.processing.media.sources import Access, MediaPart

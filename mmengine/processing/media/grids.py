@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 from mmengine.errors import ModelError
-from mmengine.models.decoding import DecodedMedia
+from mmengine.models.media_decoding import DecodedMedia
 from mmengine.processing.media.options import LONGEST, SPLITS, ImageOptions, VideoOptions
 from mmengine.processing.media.options import NAMES as OPTION_NAMES
 from mmengine.processing.media.patches import PatchSettings, image_size, patchify, video_size

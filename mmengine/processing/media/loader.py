@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from mmengine.errors import InvalidMedia
-from mmengine.models.decoding import DecodedMedia, Encoded, EncodedMedia, FrameTimes, MediaDecoder
 from mmengine.models.media_cache import MediaCache
+from mmengine.models.media_decoding import DecodedMedia, Encoded, EncodedMedia, FrameTimes, MediaDecoder
 from mmengine.models.plugin import MediaSource
 from mmengine.processing.media.images import load_rgb
 from mmengine.processing.media.options import NAMES as OPTION_NAMES

@@ -12,7 +12,7 @@ from PIL import Image
 
 from mmengine.checkpoint.files import read_json
 from mmengine.errors import ModelError
-from mmengine.models.decoding import DecodedMedia
+from mmengine.models.media_decoding import DecodedMedia
 from mmengine.processing.media.options import ImageOptions, VideoOptions
 from mmengine.processing.media.patches import PatchSettings
 from mmengine.processing.media.sources import Access

@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from mmengine.errors import InvalidMedia
-from mmengine.models.decoding import DecodedMedia
+from mmengine.models.media_decoding import DecodedMedia
 from mmengine.processing.media.formats import MAX_DECODED_PIXELS
 from mmengine.processing.media.images import array_to_rgb, load_rgb, to_array, to_uint8
 from mmengine.processing.media.options import VideoOptions

@@ -6,7 +6,7 @@ import threading
 import time
 
 from mmengine.errors import InvalidMedia, QueueFull
-from mmengine.models.decoding import DecodedMedia, DecoderRecipe, EncodedMedia
+from mmengine.models.media_decoding import DecodedMedia, DecoderRecipe, EncodedMedia
 from mmengine.processing.workers.attempt import Attempt, current_attempt
 from mmengine.processing.workers.process import DecoderLost, DecoderProcess
 

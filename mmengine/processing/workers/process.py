@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from mmengine.errors import InvalidMedia, InvalidRequest, RequestFailed
-from mmengine.models.decoding import DecodedMedia, DecoderRecipe, Encoded, EncodedMedia
+from mmengine.models.media_decoding import DecodedMedia, DecoderRecipe, Encoded, EncodedMedia
 from mmengine.processing.workers import worker
 from mmengine.processing.workers.messages import (
     MAX_PIXEL_BYTES,

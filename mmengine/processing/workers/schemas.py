@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from mmengine.errors import ErrorCode, InvalidMedia, InvalidRequest
-from mmengine.models.decoding import DecodedMedia, DecoderRecipe, EncodedMedia, MediaDecoder
+from mmengine.models.media_decoding import DecodedMedia, DecoderRecipe, EncodedMedia, MediaDecoder
 from mmengine.processing.workers.decoders import Decoders
 from mmengine.structured_output.json_schema.emission.bounds import Bounds
 from mmengine.structured_output.json_schema.normalization import normalize_schema

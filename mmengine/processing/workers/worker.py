@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from mmengine.errors import InvalidMedia, InvalidRequest
-from mmengine.models.decoding import DecodedMedia, Encoded, EncodedMedia, FrameTimes, MediaDecoder
+from mmengine.models.media_decoding import DecodedMedia, Encoded, EncodedMedia, FrameTimes, MediaDecoder
 from mmengine.processing.workers.messages import (
     MAX_INLINE,
     MAX_PIXEL_BYTES,

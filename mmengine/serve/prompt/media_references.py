@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from mmengine.errors import FIELD, FieldPath
-from mmengine.processing.fetch.fetching import URL_HEADS
+from mmengine.processing.fetch.prompt_fetch import URL_HEADS
 
 _KEYS = ("image", "image_url", "video", "video_url", "url", "path", "base64")  # in the order of processors
 _WITH_URL = ("image_url", "video_url")  # which may be objects

@@ -1,6 +1,6 @@
 """URLs and files that a prompt names, in place of which the processor gets bytes.
 
-`media_options={"urls": …}` opens the door: True for every public host, names of hosts, or a MediaDoor with
+`media_options={"urls": …}` opens the door: True for every public host, names of hosts, or a MediaFetcher with
 limits of its own. What was fetched is an image or a video like one that was sent as bytes: the log and the
 media store know of its content, and never of a URL. What is not fetched here, the processor refuses."""
 
@@ -10,9 +10,9 @@ from dataclasses import replace
 from functools import lru_cache
 
 from mmengine.errors import FIELD, ConfigError, InvalidRequest
-from mmengine.processing.fetch.door import MediaDoor
-from mmengine.processing.fetch.fetching import Fetching
+from mmengine.processing.fetch.fetcher import MediaFetcher
 from mmengine.processing.fetch.limits import FetchLimits, hosts_of
+from mmengine.processing.fetch.prompt_fetch import PromptFetch
 from mmengine.processing.fetch.refusals import FetchRefused
 from mmengine.serve.prompt.media_references import Place, Replace, replaced, replaced_items
 from mmengine.serve.prompt.prompt import Prompt
@@ -26,10 +26,10 @@ def names_urls(prompt: Prompt) -> bool:
     return bool((prompt.media_options or {}).get("urls"))
 
 
-def door_of(prompt: Prompt) -> MediaDoor | None:
+def door_of(prompt: Prompt) -> MediaFetcher | None:
     """Raises InvalidRequest for a value that opens none."""
     given = (prompt.media_options or {}).get("urls")
-    if isinstance(given, MediaDoor):
+    if isinstance(given, MediaFetcher):
         return given
     if given is None or given is False:
         return None
@@ -42,8 +42,8 @@ def door_of(prompt: Prompt) -> MediaDoor | None:
 
 
 @lru_cache(MAX_DOORS)
-def _shared_door(hosts: tuple[str, ...] | None) -> MediaDoor:
-    return MediaDoor(FetchLimits(hosts=hosts))
+def _shared_door(hosts: tuple[str, ...] | None) -> MediaFetcher:
+    return MediaFetcher(FetchLimits(hosts=hosts))
 
 
 class PromptMedia:
@@ -57,7 +57,7 @@ class PromptMedia:
         is_over: Callable[[], bool] = lambda: False,
     ) -> None:
         self._prompt = prompt
-        self._fetching: Fetching | None = None
+        self._fetching: PromptFetch | None = None
         self._places: dict[str, Place] = {}
         door = door_of(prompt)
         self._reads_files = door is not None and door.reads_files

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from mmengine.core.decide.stalls import THRASH
 from mmengine.core.engine import EngineCore
 from mmengine.errors import ErrorCode, LogError, MMEngineError
-from mmengine.models.step_progress import steps_told
+from mmengine.models.progress import steps_reported_to
 from mmengine.serve.requests.operator_log import operator_log
 
 THRASH_STEPS = 256  # a thrash counts against an engine with work for so many steps
@@ -112,7 +112,7 @@ class StallWatch:
 
 class Watchdog:
     """Calls `on_hang`, once and on its own thread, when a `with` block gets no further for `limit_s`: neither
-    ends nor tells of anything done (models/step_progress.py). A long step that gets on may be as long as it
+    ends nor tells of anything done (models/progress.py). A long step that gets on may be as long as it
     is."""
 
     def __init__(self, limit_s: float, on_hang: Callable[[], None]):
@@ -124,7 +124,7 @@ class Watchdog:
         self._thread.start()
 
     def __enter__(self) -> None:
-        self._telling = steps_told(self._tell)
+        self._telling = steps_reported_to(self._tell)
         self._telling.__enter__()
         self._moved = time.monotonic()
 

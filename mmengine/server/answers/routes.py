@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from mmengine.errors import FIELD, ErrorCode, FieldPath
-from mmengine.processing.fetch.door import MediaDoor
+from mmengine.processing.fetch.fetcher import MediaFetcher
 from mmengine.serve.async_engine.served_engine import ServedEngine
 from mmengine.serve.prompt.prompt import request_ids
 from mmengine.serve.prompt.tools import ToolLimits
@@ -84,7 +84,7 @@ class AnswerRoutes:
         metrics: HttpMetrics,
         admission: Admission,
         texts: TokenTexts,
-        door: MediaDoor | None = None,
+        door: MediaFetcher | None = None,
         keep: Keep | None = None,
         tracing: "Tracing | None" = None,
     ):

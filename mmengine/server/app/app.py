@@ -13,7 +13,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mmengine.errors import ErrorCode, in_one_line
-from mmengine.processing.fetch.door import MediaDoor
+from mmengine.processing.fetch.fetcher import MediaFetcher
 from mmengine.serve.async_engine.served_engine import ServedEngine
 from mmengine.serve.requests.operator_log import operator_log
 from mmengine.server.answers.route_table import ANSWER_ROUTES, MESSAGES
@@ -84,7 +84,7 @@ class App:
         settings: ServerSettings,
         keys: ApiKeys,
         names: tuple[str, ...],
-        door: MediaDoor | None = None,
+        door: MediaFetcher | None = None,
         keep: Keep | None = None,
         tracing: "Tracing | None" = None,
         live: Path | None = None,

@@ -9,7 +9,7 @@ import msgspec
 
 from mmengine.errors import FIELD, ErrorCode, FieldPath, InvalidRequest, shown
 from mmengine.models.plugin import Processor
-from mmengine.processing.fetch.door import MediaDoor
+from mmengine.processing.fetch.fetcher import MediaFetcher
 from mmengine.serve.chat.completion import with_tools
 from mmengine.serve.prompt.prompt import Prompt
 from mmengine.serve.prompt.tools import ToolCallSpec, ToolLimits, parse_tools
@@ -72,7 +72,7 @@ class ChatReader:
         pixels: Pixels,
         tools: Tools,
         ignore_unknown: bool,
-        door: MediaDoor | None = None,
+        door: MediaFetcher | None = None,
         max_messages: int = ServerSettings().max_messages,
         max_schema_bytes: int = ServerSettings().max_schema_bytes,
     ):
@@ -193,7 +193,7 @@ class _Media(NamedTuple):
     """How media that messages name are read."""
 
     pixels: Pixels
-    door: MediaDoor | None
+    door: MediaFetcher | None
     payloads: Payloads
     uploads: list[Uploaded] | None
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
 
 from mmengine.errors import FIELD, ErrorCode, FieldPath
-from mmengine.processing.fetch.door import Fetched, MediaDoor
-from mmengine.processing.fetch.fetching import URL_HEADS
+from mmengine.processing.fetch.fetcher import Fetched, MediaFetcher
 from mmengine.processing.fetch.limits import FetchLimits, hosts_of
+from mmengine.processing.fetch.prompt_fetch import URL_HEADS
 from mmengine.serve.requests.operator_log import operator_log
 from mmengine.server.http.errors import ApiError
 from mmengine.server.settings import ServerSettings
@@ -17,11 +17,11 @@ _SECONDS = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _ELSEWHERE = ("ftp:", "s3:", "gs:", *URL_HEADS)
 
 
-def media_door(settings: ServerSettings) -> MediaDoor | None:
+def media_door(settings: ServerSettings) -> MediaFetcher | None:
     """None: neither URLs nor files are read. Raises ConfigError."""
     if not settings.allow_media_urls and not settings.media_root:
         return None
-    return MediaDoor(
+    return MediaFetcher(
         FetchLimits(
             hosts=hosts_of(settings.allow_media_urls) if settings.allow_media_urls else (),
             http=settings.allow_http_media,
@@ -36,7 +36,7 @@ def media_door(settings: ServerSettings) -> MediaDoor | None:
     )
 
 
-def check_url(where: FieldPath, url: str, door: MediaDoor | None) -> None:
+def check_url(where: FieldPath, url: str, door: MediaFetcher | None) -> None:
     """Raises ApiError for a kind of URL that is never taken here, before anything is done."""
     head = url[:16].lower()
     fetches = door is not None and door.limits.hosts != ()
@@ -63,7 +63,7 @@ class FetchMetrics:
     """Of a door, which tells it of each fetch. The log of operators gets hosts, and never a path or a query:
     these may hold what grants access."""
 
-    def __init__(self, door: MediaDoor | None) -> None:
+    def __init__(self, door: MediaFetcher | None) -> None:
         self._registry = registry = CollectorRegistry(auto_describe=False)
         self._seconds = Histogram(
             "mmengine_media_fetch_seconds",

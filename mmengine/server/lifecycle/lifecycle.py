@@ -20,7 +20,7 @@ import uvloop
 from PIL import Image
 
 from mmengine.errors import ExecutorFailed, InvalidMedia, InvalidRequest, MMEngineError
-from mmengine.processing.fetch.door import MediaDoor
+from mmengine.processing.fetch.fetcher import MediaFetcher
 from mmengine.serve.async_engine.served_engine import ServedEngine
 from mmengine.serve.prompt.prompt import Prompt
 from mmengine.serve.requests.operator_log import operator_log
@@ -104,7 +104,7 @@ async def serve(
     names: tuple[str, ...],
     bound: socket.socket,
     listening: Callable[[], None],
-    door: MediaDoor | None = None,
+    door: MediaFetcher | None = None,
     open_keep: Callable[[], Keep] | None = None,
     beats: Beats | None = None,
     in_haste: bool = False,

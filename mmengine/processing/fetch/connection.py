@@ -1,4 +1,4 @@
-"""A connection to a checked address, with or without TLS; all waits go through a watch."""
+"""A connection to a checked address, with or without TLS; all waits go through a deadline."""
 
 import select
 import socket
@@ -9,21 +9,23 @@ from functools import partial
 from typing import TypeVar
 
 from mmengine.processing.fetch.addresses import IPAddress
+from mmengine.processing.fetch.deadline import Deadline
 from mmengine.processing.fetch.refusals import FetchRefused, refused
 from mmengine.processing.fetch.urls import Url
-from mmengine.processing.fetch.watch import Watch
 
 CHUNK = 2**16
 MAX_TRIED = 3  # Addresses per host.
 _T = TypeVar("_T")
 
 
-class Wire:
+class Connection:
     """An open connection; `close` ends it. Raises FetchRefused, AttemptOver."""
 
-    def __init__(self, url: Url, addresses: Sequence[IPAddress], tls: ssl.SSLContext, watch: Watch) -> None:
-        self._watch = watch
-        plain = _connected(url.port, addresses, watch)
+    def __init__(
+        self, url: Url, addresses: Sequence[IPAddress], tls: ssl.SSLContext, deadline: Deadline
+    ) -> None:
+        self._deadline = deadline
+        plain = _connect(url.port, addresses, deadline)
         self._socket = plain
         if url.scheme == "https":
             try:
@@ -51,15 +53,15 @@ class Wire:
         own.
         """
         while True:
-            self._watch.check()
+            self._deadline.check()
             try:
                 return call()
             except BlockingIOError:
-                self._watch.wait_for(one, what)
+                self._deadline.wait_for(one, what)
             except ssl.SSLWantReadError:
-                self._watch.wait_for(one, select.POLLIN)
+                self._deadline.wait_for(one, select.POLLIN)
             except ssl.SSLWantWriteError:
-                self._watch.wait_for(one, select.POLLOUT)
+                self._deadline.wait_for(one, select.POLLOUT)
 
     def send(self, data: bytes) -> None:
         view = memoryview(data)
@@ -82,11 +84,11 @@ class Wire:
             self._socket.close()
 
 
-def _connected(port: int, addresses: Sequence[IPAddress], watch: Watch) -> socket.socket:
+def _connect(port: int, addresses: Sequence[IPAddress], deadline: Deadline) -> socket.socket:
     """Connect to the first address that answers; each remaining address gets an equal share of the time."""
     tried = addresses[:MAX_TRIED]
     for number, address in enumerate(tried):
-        part = watch.part(len(tried) - number)
+        part = deadline.part(len(tried) - number)
         one = socket.socket(socket.AF_INET if address.version == 4 else socket.AF_INET6, socket.SOCK_STREAM)
         try:
             one.setblocking(False)
@@ -96,7 +98,7 @@ def _connected(port: int, addresses: Sequence[IPAddress], watch: Watch) -> socke
             if not one.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                 return one
         except FetchRefused:  # Its share is over.
-            watch.check()
+            deadline.check()
         except OSError:
             pass
         except BaseException:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from mmengine.models.lora.added import add_parts
 from mmengine.models.lora.tensors import AdapterTensors
+from mmengine.models.lora.torch_linear import add_parts
 from mmengine.models.vision.layers import Linear, Merger
 from mmengine.models.vision.tensors import QKV
 from mmengine.models.vision.tower import VisionTower

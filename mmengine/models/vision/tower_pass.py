@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mmengine.models.step_progress import tell
+from mmengine.models.progress import report_step
 from mmengine.models.vision.config import VisionConfig
 from mmengine.models.vision.layers import Linear, Merger
 from mmengine.models.vision.segments import Rotation, rotated
@@ -70,7 +70,7 @@ class TowerPass:
         """
         while until >= work or (self._done + self._next) * work <= until * self._total:
             self._done += self._next
-            tell()
+            report_step()
             try:
                 self._next = next(self._stages)
             except StopIteration as end:

@@ -23,7 +23,7 @@ class MappedFile:
         if hasattr(mmap, "MADV_SEQUENTIAL"):  # Linux, macOS.
             self.memory.madvise(mmap.MADV_SEQUENTIAL)
 
-    def let_go(self, start: int, num_bytes: int) -> None:
+    def release(self, start: int, num_bytes: int) -> None:
         """Release whole pages of these bytes from this process, because they are not read again soon; the
         page cache keeps them while memory lasts.
         """

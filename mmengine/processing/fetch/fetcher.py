@@ -2,6 +2,8 @@
 module's threads, and return as bytes. The server only sets the limits.
 """
 
+import ipaddress
+import socket
 import ssl
 import threading
 import time
@@ -9,17 +11,63 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from mmengine.processing.fetch.addresses import AddressPolicy, is_public
-from mmengine.processing.fetch.fetching import Fetching, Wanted
+from mmengine.processing.fetch.addresses import AddressPolicy, IPAddress, is_public
+from mmengine.processing.fetch.connection import Connection
+from mmengine.processing.fetch.deadline import Deadline
 from mmengine.processing.fetch.limits import FetchLimits
-from mmengine.processing.fetch.local import LocalFiles
+from mmengine.processing.fetch.local_files import LocalFiles
+from mmengine.processing.fetch.prompt_fetch import PromptFetch, Wanted
 from mmengine.processing.fetch.refusals import FetchRefused, refused
-from mmengine.processing.fetch.resolving import Lookups, Resolver, system_resolver
 from mmengine.processing.fetch.transfer import Redirect, get
 from mmengine.processing.fetch.urls import Url, parse_url
-from mmengine.processing.fetch.watch import Watch
-from mmengine.processing.fetch.wire import Wire
 from mmengine.processing.workers.attempt import AttemptOver
+
+Resolver = Callable[[str], Sequence[IPAddress]]  # Raises OSError or UnicodeError for an unknown name.
+MAX_LOOKUPS = 32  # Concurrent lookups; a hanging lookup keeps its slot.
+MAX_ANSWERS = 64  # Per name; a name with more is refused.
+
+
+def system_resolver(name: str) -> list[IPAddress]:
+    """Return the addresses in all A and AAAA records. The final dot excludes this machine's search
+    domains."""
+    found = socket.getaddrinfo(f"{name}.", None, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(ipaddress.ip_address(str(entry[4][0])) for entry in found))
+
+
+class Lookups:
+    """Resolves names with `resolve`, once per fetch. `is_allowed`: decides which addresses may be
+    connected."""
+
+    def __init__(self, resolve: Resolver, is_allowed: AddressPolicy) -> None:
+        self._resolve, self._is_allowed = resolve, is_allowed
+        self._room = threading.BoundedSemaphore(MAX_LOOKUPS)
+
+    def addresses(self, url: Url, deadline: Deadline) -> list[IPAddress]:
+        """Return all addresses of the URL's host; each must be allowed. Raises FetchRefused, AttemptOver."""
+        found = [url.literal] if url.literal is not None else self._lookup(url.host, deadline)
+        if not 1 <= len(found) <= MAX_ANSWERS or not all(map(self._is_allowed, found)):
+            raise refused("address")
+        return found
+
+    def _lookup(self, name: str, deadline: Deadline) -> list[IPAddress]:
+        found: list[IPAddress] = []
+        ready = threading.Event()
+
+        def look() -> None:
+            try:
+                found.extend(self._resolve(name))
+            except (OSError, UnicodeError, ValueError):
+                pass  # Unknown: there is no address.
+            finally:
+                self._room.release()
+                ready.set()
+
+        while not self._room.acquire(timeout=min(deadline.check(), 0.1)):
+            pass
+        threading.Thread(target=look, name="mmengine-lookup", daemon=True).start()
+        deadline.wait_until(ready)
+        return found
+
 
 _IDLE_S = 10.0  # An idle thread ends after this time.
 _LOCAL = ""  # The host of files.
@@ -36,7 +84,7 @@ class Fetched(NamedTuple):
     host: str
 
 
-class MediaDoor:
+class MediaFetcher:
     """Fetches media for prompts. Thread-safe.
 
     `told`: called with the outcome of each fetch. `resolve`, `is_allowed` and `tls` default to the system's
@@ -58,7 +106,7 @@ class MediaDoor:
         self._files = LocalFiles(limits.root) if limits.root is not None else None
         self._changed = threading.Condition()
         self._queue: deque[Wanted] = deque()
-        self._holders: dict[Fetching, None] = {}  # In the order of arrival.
+        self._holders: dict[PromptFetch, None] = {}  # In the order of arrival.
         self._hosts: Counter[str] = Counter()  # Running fetches by host.
         self._num_threads = self._num_idle = 0
 
@@ -79,15 +127,15 @@ class MediaDoor:
     def begin(
         self,
         names: Sequence[str],
-        done: Callable[[Fetching], None] = lambda fetching: None,
+        done: Callable[[PromptFetch], None] = lambda fetching: None,
         is_over: Callable[[], bool] = lambda: False,
-    ) -> Fetching:
+    ) -> PromptFetch:
         """Start fetching the URLs and files in `names`, each once.
 
         `done`: called on a fetcher thread when all are there or one is refused. `is_over`: tells whether the
         request was given up. The caller releases the returned object.
         """
-        fetching = Fetching(self.limits, done, is_over, self._release)
+        fetching = PromptFetch(self.limits, done, is_over, self._release)
         wanted = [Wanted(name, fetching, _host_of(name)) for name in dict.fromkeys(names)]
         if len(wanted) > self.limits.max_urls:
             raise refused("count", f"at most {self.limits.max_urls}")
@@ -102,7 +150,7 @@ class MediaDoor:
             self._changed.notify_all()
         return fetching
 
-    def _release(self, fetching: Fetching) -> None:
+    def _release(self, fetching: PromptFetch) -> None:
         with self._changed:
             self._holders.pop(fetching, None)
             self._changed.notify_all()
@@ -170,25 +218,25 @@ class MediaDoor:
 
     def _data(self, wanted: Wanted) -> bytes:
         fetching, limits = wanted.fetching, self.limits
-        watch = Watch(limits.timeout_s, lambda: fetching.is_over)
-        watch.check()
+        deadline = Deadline(limits.timeout_s, lambda: fetching.is_over)
+        deadline.check()
         if wanted.is_url:
-            return self._get(wanted.name, watch, fetching.took)
+            return self._get(wanted.name, deadline, fetching.count_bytes)
         if self._files is None:
             raise refused("file")
         data = self._files.read(wanted.name, limits.max_bytes)
-        fetching.took(len(data))
+        fetching.count_bytes(len(data))
         return data
 
-    def _get(self, name: str, watch: Watch, took: Callable[[int], None]) -> bytes:
+    def _get(self, name: str, deadline: Deadline, count_bytes: Callable[[int], None]) -> bytes:
         """Fetch a URL. Each redirect's target is checked like the original URL."""
         for _ in range(self.limits.max_redirects + 1):
             url = self._checked(parse_url(name))
-            wire = Wire(url, self._lookups.addresses(url, watch), self._tls, watch)
+            connection = Connection(url, self._lookups.addresses(url, deadline), self._tls, deadline)
             try:
-                found = get(url, wire, self.limits.max_bytes, took)
+                found = get(url, connection, self.limits.max_bytes, count_bytes)
             finally:
-                wire.close()
+                connection.close()
             if not isinstance(found, Redirect):
                 return found
             name = url.joined(found.location)

@@ -16,7 +16,7 @@ class Wanted(NamedTuple):
     """A URL or file to fetch. `host`: the host whose slot it takes, "" for a file."""
 
     name: str
-    fetching: "Fetching"
+    fetching: "PromptFetch"
     host: str
 
     @property
@@ -24,17 +24,17 @@ class Wanted(NamedTuple):
         return self.name[:8].lower().startswith(URL_HEADS)
 
 
-class Fetching:
-    """The fetches of one prompt, made by MediaDoor.begin. They are over when all are complete, one is
+class PromptFetch:
+    """The fetches of one prompt, made by MediaFetcher.begin. They are over when all are complete, one is
     refused, or the prompt is given up.
     """
 
     def __init__(
         self,
         limits: FetchLimits,
-        done: Callable[["Fetching"], None],
+        done: Callable[["PromptFetch"], None],
         is_over: Callable[[], bool],
-        release: Callable[["Fetching"], None],
+        release: Callable[["PromptFetch"], None],
     ) -> None:
         self._limits, self._done, self._is_over, self._release = limits, done, is_over, release
         self._lock = threading.Lock()
@@ -53,7 +53,7 @@ class Fetching:
     def is_over(self) -> bool:
         return self._given_up or self.error is not None or self._is_over()
 
-    def took(self, num_bytes: int) -> None:
+    def count_bytes(self, num_bytes: int) -> None:
         """Count received bytes. Raises FetchRefused if the prompt's media are too large together."""
         with self._lock:
             self._taken += num_bytes

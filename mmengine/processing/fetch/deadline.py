@@ -12,7 +12,7 @@ from mmengine.processing.workers.attempt import GIVEN_UP, AttemptOver
 _POLL_S = 0.1  # Interval at which a waiting fetch checks whether it was given up.
 
 
-class Watch:
+class Deadline:
     """A deadline. `limit_s`: seconds from now. `is_over`: tells whether the request was given up."""
 
     def __init__(self, limit_s: float, is_over: Callable[[], bool]) -> None:
@@ -27,9 +27,9 @@ class Watch:
             raise refused("timeout")
         return left
 
-    def part(self, number: int) -> "Watch":
-        """Return a watch over one of `number` equal parts of the time left."""
-        return Watch(self.check() / number, self._is_over)
+    def part(self, number: int) -> "Deadline":
+        """Return a deadline over one of `number` equal parts of the time left."""
+        return Deadline(self.check() / number, self._is_over)
 
     def wait_for(self, one: socket.socket, what: int) -> None:
         """Wait for a socket. `what`: select.POLLIN or POLLOUT."""

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import torch
 
 from mmengine.models.plugin import EncoderCost
-from mmengine.models.vision.parts import PatchCosts
 from mmengine.models.vision.segments import Rotation, rotated
 from mmengine.models.vision.tower import VisionTower
+from mmengine.models.vision.tower_pass import PatchCosts
 
 PATCHES, KEYS = 256, 1024  # Sizes for timing the linear layers and attention.
 TRIES = 3  # The fastest try counts.

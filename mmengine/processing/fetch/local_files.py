@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import unquote, urlsplit
 
 from mmengine.errors import ConfigError
-from mmengine.processing.fetch.kinds import HEAD_BYTES, is_media
+from mmengine.processing.fetch.file_types import HEAD_BYTES, is_media
 from mmengine.processing.fetch.refusals import refused
 
 MAX_PATH_CHARS = 4096  # For a path or a file: URL in an untrusted message.
