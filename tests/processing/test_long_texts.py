@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mmengine.errors import InvalidRequest
-from mmengine.processing.chat import text_length
+from mmengine.processing.chat import tokens as chat_tokens
 from mmengine.processing.chat.tokens import exceeds
 
 CHARS = 2_000_000
@@ -56,9 +56,9 @@ def counted(processor, monkeypatch):
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_slices_count_exactly(processor, name, monkeypatch):
-    monkeypatch.setattr(text_length, "SLICE_CHARS", 3000)
-    monkeypatch.setattr(text_length, "SURE_CHARS", 0)
-    monkeypatch.setattr(text_length, "_MARGIN", 200)
+    monkeypatch.setattr(chat_tokens, "SLICE_CHARS", 3000)
+    monkeypatch.setattr(chat_tokens, "SURE_CHARS", 0)
+    monkeypatch.setattr(chat_tokens, "_MARGIN", 200)
     plain = processor.tokenizer._plain
     text = TEXTS[name] * (20_000 // len(TEXTS[name]))
     tokens = len(plain.encode(text, add_special_tokens=False).ids)
@@ -69,8 +69,8 @@ def test_slices_count_exactly(processor, name, monkeypatch):
 
 @pytest.mark.parametrize("name", CRAFTED)
 def test_no_slice_counts_too_much(processor, name, monkeypatch):
-    monkeypatch.setattr(text_length, "SLICE_CHARS", 3000)
-    monkeypatch.setattr(text_length, "SURE_CHARS", 0)
+    monkeypatch.setattr(chat_tokens, "SLICE_CHARS", 3000)
+    monkeypatch.setattr(chat_tokens, "SURE_CHARS", 0)
     plain = processor.tokenizer._plain
     text = CRAFTED[name] * (20_000 // len(CRAFTED[name]))
     tokens = len(plain.encode(text, add_special_tokens=False).ids)
@@ -85,7 +85,7 @@ def test_work_until_a_refusal_is_bounded_by_the_limit(counted, name):
     message = {"role": "user", "content": text * (CHARS // len(text))}
     with pytest.raises(InvalidRequest, match="tokens or more; the limit of the model is 4096"):
         processor.prepare([message])
-    assert tokenizer.longest <= text_length.SLICE_CHARS
+    assert tokenizer.longest <= chat_tokens.SLICE_CHARS
     assert tokenizer.chars <= 32 * processor.max_positions  # its longest tokens: 16 characters of white space
 
 
@@ -123,7 +123,7 @@ def test_text_behind_a_picture_that_fills_the_prompt(counted, monkeypatch):
     content = [{"type": "image", "image": picture}, {"type": "text", "text": "a b " * 100_000}]
     with pytest.raises(InvalidRequest, match="limit of this engine is 100"):
         processor.prepare([{"role": "user", "content": content}])
-    assert tokenizer.chars < 2 * text_length.SLICE_CHARS
+    assert tokenizer.chars < 2 * chat_tokens.SLICE_CHARS
 
 
 def test_what_is_no_text_counts_too(processor):
@@ -138,8 +138,8 @@ def test_what_is_no_text_counts_too(processor):
 
 
 def test_an_accepted_text_is_tokenized_whole(processor, reference_tokenizer, monkeypatch):
-    monkeypatch.setattr(text_length, "SLICE_CHARS", 3000)
-    monkeypatch.setattr(text_length, "SURE_CHARS", 0)
+    monkeypatch.setattr(chat_tokens, "SLICE_CHARS", 3000)
+    monkeypatch.setattr(chat_tokens, "SURE_CHARS", 0)
     text = TEXTS["mixed"] * 3 + "the end"
     expected = reference_tokenizer(text).input_ids
     assert len(text) > 3000 and len(expected) <= processor.max_positions
