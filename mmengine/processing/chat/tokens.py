@@ -207,11 +207,11 @@ def exceeds(tokenizer: tokenizers.Tokenizer, text: str, limit: int) -> bool:
 
     For a short text the result is False without counting: tokenizing it takes no longer than counting.
 
-    A slice ends at a token end, well before the last character that was read, and the next slice begins there.
-    The cut is exact if the next slice reads the same tokens at its beginning. Byte-level BPE decides whether to
-    join two tokens by these two alone (van Antwerpen and Neubeck, "So many tokens, so little time", 2024), so
-    tokens that are neighbours in one slice are neighbours in the whole text. Without an exact cut, which only
-    crafted text causes, a slice counts half.
+    A slice ends at a token end, well before the last character that was read, and the next slice begins
+    there. The cut is exact if the next slice reads the same tokens at its beginning. Byte-level BPE decides
+    whether to join two tokens by these two alone (van Antwerpen and Neubeck, "So many tokens, so little
+    time", 2024), so tokens that are neighbours in one slice are neighbours in the whole text. Without an
+    exact cut, which only crafted text causes, a slice counts half.
     """
     if len(text) <= max(SLICE_CHARS, SURE_CHARS * limit):
         return False
