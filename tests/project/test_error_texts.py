@@ -14,9 +14,9 @@ NAMES = ("error", "exception", "failure", "refusal", "detail", "why")  # of vari
 # Adapters that read what a library reports by a sentence alone, and what they read.
 ADAPTERS = {
     "mmengine/decode_errors.py": "msgspec",
-    "mmengine/structured_output/engines/llguidance/errors.py": "llguidance",
+    "mmengine/structured_output/engines/llguidance/compile_errors.py": "llguidance",
     "mmengine/structured_output/engines/llguidance/backend.py": "llguidance",
-    "mmengine/structured_output/engines/engine_words.py": "llguidance, xgrammar",
+    "mmengine/structured_output/engines/engine_errors.py": "llguidance, xgrammar",
 }
 SOURCES = [
     str(path.relative_to(ROOT))
