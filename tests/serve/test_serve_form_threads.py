@@ -14,7 +14,12 @@ from tests.server.running import served
 
 pytest.importorskip("mmengine_shapes")
 
-WORK = ((fields, "gate"), (structured, "grammar_of"), (structured, "notes_of"), (structured, "schema_of"))
+WORK = (
+    (fields, "normalize_schema"),
+    (structured, "grammar_of"),
+    (structured, "notes_of"),
+    (structured, "schema_of"),
+)
 
 
 @pytest.fixture
@@ -79,5 +84,5 @@ def test_the_server_works_no_form_out_on_its_loop(threads: Any) -> None:
         large = {"enum": [f"{'a' * 200} {number}" for number in range(5_000)]}
         server.chat(response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": large}})
         loop = server._thread
-    for name in ("gate", "grammar_of", "notes_of"):
+    for name in ("normalize_schema", "grammar_of", "notes_of"):
         assert threads[name] and loop not in threads[name], name

@@ -175,7 +175,7 @@ def test_lines_of_a_request_file(tmp_path):
     answered = {each["custom_id"]: each for each in map(json.loads, (tmp_path / "out.jsonl").open())}
     assert answered["0"]["text"] == answered["1"]["text"] and len(calls(answered["0"]["text"], TOOLS)[0]) == 1
     assert (
-        "line 3: grammar.structural_tag.triggers[0], '<tools>', begins no structure" in answered["2"]["error"]
+        "line 3: grammar.structural_tag.triggers[0], '<tools>', starts no structure" in answered["2"]["error"]
     )
 
 

@@ -80,7 +80,7 @@ REFUSED = (
     (
         {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "zzz"}}}},
         400,
-        "schema refused: type at #/type: it must be one of null, boolean, number, string, array, object, "
+        "schema refused: type at #/type: must be one of null, boolean, number, string, array, object, "
         'integer, or a list of them, not "zzz"',
         "response_format.json_schema.schema",
         None,

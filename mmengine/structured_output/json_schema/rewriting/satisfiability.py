@@ -14,7 +14,8 @@ from mmengine.structured_output.json_schema.constraints.json_types import (
     Constraint,
     Object,
 )
-from mmengine.structured_output.json_schema.rewriting.shapes import Shapes, parts_of
+from mmengine.structured_output.json_schema.rewriting.expansion import parts_of
+from mmengine.structured_output.json_schema.rewriting.shapes import Shapes
 from mmengine.structured_output.json_schema.vocabulary.keywords import find_contradiction
 from mmengine.structured_output.json_schema.vocabulary.refusal import join_pointer, refuse
 

@@ -6,19 +6,15 @@ in it, and excludes the schemas that must not hold (negation.py).
 """
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
-import msgspec
 from msgspec.structs import replace
 
 from mmengine.structured_output.json_schema.constraints.comparison import simplify_shapes
 from mmengine.structured_output.json_schema.constraints.json_types import (
     UNCONSTRAINED,
-    Array,
     Conjunction,
     Object,
     Shape,
-    intersect_shapes,
 )
 from mmengine.structured_output.json_schema.reading.document import Document, scalar_type
 from mmengine.structured_output.json_schema.reading.dynamic_references import dynamic_target
@@ -29,6 +25,14 @@ from mmengine.structured_output.json_schema.rewriting.alternatives import (
     if_then_else,
     one_of,
     pointer_of,
+)
+from mmengine.structured_output.json_schema.rewriting.expansion import (
+    Expansion,
+    OpenChoice,
+    PendingSchema,
+    is_assertion,
+    places_below,
+    property_names,
 )
 from mmengine.structured_output.json_schema.rewriting.key_order import order_properties
 from mmengine.structured_output.json_schema.rewriting.key_patterns import separate_keys
@@ -44,7 +48,6 @@ from mmengine.structured_output.json_schema.rewriting.unevaluated import (
     restricts_unevaluated,
     unevaluated_shape,
 )
-from mmengine.structured_output.json_schema.vocabulary.keywords import ANNOTATIONS, ASSERTIONS
 from mmengine.structured_output.json_schema.vocabulary.refusal import SchemaRefused, refuse
 
 # Keywords that `_apply` expands, and keywords that build a shape from several schemas.
@@ -56,40 +59,6 @@ MAX_SHAPES = 512  # Maximum number of shapes of one place, after anyOf and oneOf
 MAX_EARLY = 16  # Maximum number of shapes of one place before all choices are taken.
 MAX_STEPS = 50_000  # Maximum number of steps to multiply out alternatives.
 MAX_PLACES = 20_000  # Maximum number of different conjunctions.
-
-
-class PendingSchema(NamedTuple):
-    """A schema to add: its place, the places that led to it, and its position in the schema's text."""
-
-    place: int
-    path: tuple[int, ...]
-    where: tuple[int, ...]
-
-
-class OpenChoice(NamedTuple):
-    """A choice that is still open, with its branches' path and position."""
-
-    path: tuple[int, ...]
-    where: tuple[int, ...]
-    choice: Choice
-
-
-class Expansion(msgspec.Struct):
-    """The state during an expansion: the shapes so far, the schemas to add, and the open choices."""
-
-    shapes: list[Shape]  # A value must have one of these shapes.
-    todo: list[PendingSchema]
-    held: tuple[PendingSchema, ...] = ()  # Every schema that was added, once for each path that led to it.
-    choices: tuple[OpenChoice, ...] = ()
-    # Schemas that must not hold and are not subtracted yet.
-    excluded: tuple[tuple[Conjunction, Origin], ...] = ()
-    taken: bool = False  # Whether a choice was taken.
-
-    def meet(self, shape: Shape) -> None:
-        if len(self.shapes) == 1 and self.shapes[0] is UNCONSTRAINED:
-            self.shapes = [shape] if shape else []
-            return
-        self.shapes = [met for each in self.shapes if (met := intersect_shapes(each, shape))]
 
 
 @dataclass(slots=True)
@@ -392,34 +361,3 @@ class Shapes:
                 work.todo.append(PendingSchema(dynamic_target(document, place), path, where))
         if choice is not None:
             work.choices += (OpenChoice(path, where, choice),)
-
-
-def property_names(schema: dict) -> tuple[str, ...]:
-    """Return the names in `properties` that may be present."""
-    return tuple(name for name, value in schema.get("properties", {}).items() if value is not False)
-
-
-def is_assertion(keyword: str) -> bool:
-    """Return whether the keyword restricts values, and is not an annotation."""
-    return keyword in ASSERTIONS and keyword not in ANNOTATIONS
-
-
-def places_below(held: dict[int, list[int]], place: int) -> list[int]:
-    """Return the places that hold in place below a place, including the place itself."""
-    out = [place]
-    for each in out:  # The list grows during the loop.
-        out += [below for below in dict.fromkeys(held.get(each, ())) if below not in out]
-    return out
-
-
-def parts_of(constraint: object) -> list[Conjunction]:
-    """Return the schemas for an array's items or an object's properties."""
-    if isinstance(constraint, Array):
-        return [*constraint.prefix, constraint.rest]
-    if isinstance(constraint, Object):
-        return [
-            *constraint.properties.values(),
-            *(conj for _, conj in constraint.patterns.values()),
-            constraint.rest,
-        ]
-    return []

@@ -1,0 +1,82 @@
+"""The state while in-place keywords are expanded, and helpers that read schemas and constraints."""
+
+from typing import NamedTuple
+
+import msgspec
+
+from mmengine.structured_output.json_schema.constraints.json_types import (
+    UNCONSTRAINED,
+    Array,
+    Conjunction,
+    Object,
+    Shape,
+    intersect_shapes,
+)
+from mmengine.structured_output.json_schema.rewriting.alternatives import Choice
+from mmengine.structured_output.json_schema.rewriting.negation import Origin
+from mmengine.structured_output.json_schema.vocabulary.keywords import ANNOTATIONS, ASSERTIONS
+
+
+class PendingSchema(NamedTuple):
+    """A schema to add: its place, the places that led to it, and its position in the schema's text."""
+
+    place: int
+    path: tuple[int, ...]
+    where: tuple[int, ...]
+
+
+class OpenChoice(NamedTuple):
+    """A choice that is still open, with its branches' path and position."""
+
+    path: tuple[int, ...]
+    where: tuple[int, ...]
+    choice: Choice
+
+
+class Expansion(msgspec.Struct):
+    """The state during an expansion: the shapes so far, the schemas to add, and the open choices."""
+
+    shapes: list[Shape]  # A value must have one of these shapes.
+    todo: list[PendingSchema]
+    held: tuple[PendingSchema, ...] = ()  # Every schema that was added, once for each path that led to it.
+    choices: tuple[OpenChoice, ...] = ()
+    # Schemas that must not hold and are not subtracted yet.
+    excluded: tuple[tuple[Conjunction, Origin], ...] = ()
+    taken: bool = False  # Whether a choice was taken.
+
+    def meet(self, shape: Shape) -> None:
+        if len(self.shapes) == 1 and self.shapes[0] is UNCONSTRAINED:
+            self.shapes = [shape] if shape else []
+            return
+        self.shapes = [met for each in self.shapes if (met := intersect_shapes(each, shape))]
+
+
+def property_names(schema: dict) -> tuple[str, ...]:
+    """Return the names in `properties` that may be present."""
+    return tuple(name for name, value in schema.get("properties", {}).items() if value is not False)
+
+
+def is_assertion(keyword: str) -> bool:
+    """Return whether the keyword restricts values, and is not an annotation."""
+    return keyword in ASSERTIONS and keyword not in ANNOTATIONS
+
+
+def places_below(held: dict[int, list[int]], place: int) -> list[int]:
+    """Return the places that hold in place below a place, including the place itself."""
+    out = [place]
+    for each in out:  # The list grows during the loop.
+        out += [below for below in dict.fromkeys(held.get(each, ())) if below not in out]
+    return out
+
+
+def parts_of(constraint: object) -> list[Conjunction]:
+    """Return the schemas for an array's items or an object's properties."""
+    if isinstance(constraint, Array):
+        return [*constraint.prefix, constraint.rest]
+    if isinstance(constraint, Object):
+        return [
+            *constraint.properties.values(),
+            *(conj for _, conj in constraint.patterns.values()),
+            constraint.rest,
+        ]
+    return []
