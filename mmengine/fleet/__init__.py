@@ -1,5 +1,5 @@
-"""Many engines as one: who has a request, who goes on with it, and what they say to one another.
+"""Many engines as one: an ingress routes requests to replicas and moves those whose replica fails.
 
-Nothing here knows of Ray or of HTTP. An ingress holds a FleetEngine, which a server takes for an engine; each
-replica holds an AsyncEngine behind a Replica. Between them go bytes, by whatever carries them.
+Nothing here knows of Ray or HTTP. An ingress holds a FleetEngine, which a server uses like an engine; each
+replica holds an AsyncEngine inside a Replica. A Carrier exchanges bytes between them.
 """

@@ -1,4 +1,4 @@
-"""Of one choice of a request what its caller has, or what logs say of it."""
+"""The outputs of one choice of a request that its caller has or that replicas' logs hold."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,19 +13,19 @@ from mmengine.serve.text.request_output import Choice, Logprobs, RequestOutput, 
 
 @dataclass(slots=True)
 class ChoiceProgress:
-    """Of one choice, what the caller has."""
+    """The outputs of one choice that were forwarded to the caller."""
 
     index: int
     token_ids: list[int] = field(default_factory=list)
     logprobs: Logprobs | None = None
-    last: RequestOutput | None = None  # it is over
+    last: RequestOutput | None = None  # set when the choice has ended
 
-    def add(self, said: RequestOutput) -> None:
-        self.token_ids += said.token_ids
-        if said.logprobs is not None:
-            self.logprobs = (self.logprobs or []) + said.logprobs
-        if said.finish_reason is not None:
-            self.last = said
+    def add(self, output: RequestOutput) -> None:
+        self.token_ids += output.token_ids
+        if output.logprobs is not None:
+            self.logprobs = (self.logprobs or []) + output.logprobs
+        if output.finish_reason is not None:
+            self.last = output
 
     def choice(self, *, has_form: bool) -> Choice:
         assert self.last is not None and self.last.finish_reason is not None
@@ -49,8 +49,10 @@ def logged_outputs(
     grammar: GrammarRequest | None,
     logs: Iterable[Mapping[str, ResumedAnswer]],
 ) -> list[RequestOutput]:
-    """What logs say of a request, by core id, as news of its choices: each from its first token on. A choice
-    that went over several replicas stands in several of them."""
+    """Return the outputs in logs (by core id) of a request's choices, each from its first token on.
+
+    A choice that several replicas computed stands in several logs.
+    """
     names = core_ids(request_id, sampling.n)
     found = [[log[name] for log in logs if name in log] for name in names]
     given = (each.prompt_logprobs for answers in found for each in answers)
@@ -59,7 +61,7 @@ def logged_outputs(
     news: list[RequestOutput] = []
     for index, answers in enumerate(found):
         if not answers or (index == 0 and sampling.prompt_logprobs is not None and scores is None):
-            continue  # from its beginning, with what of the prompt nobody knows any more
+            continue  # compute the choice again, since no log has its prompt's logprobs
         news.append(_news(request_id, index, answers, sampling, after, scores if index == 0 else None))
     return [each for each in news if each.token_ids or each.finish_reason]
 
@@ -79,7 +81,7 @@ def _news(
         logprobs = _joined(answers)[: len(token_ids)]
         if len(logprobs) < len(token_ids):
             whole, token_ids = None, token_ids[: len(logprobs)]
-    if whole is None:  # its end may be its last token, and not in the log: that one is said again
+    if whole is None:  # the last token may end the choice, which no log says: compute that token again
         token_ids = token_ids[:-1]
         logprobs = None if logprobs is None else logprobs[: len(token_ids)]
     reason, detail = (None, "") if whole is None else (whole.reason, whole.detail)
@@ -98,7 +100,9 @@ def _news(
 
 
 def _joined(answers: Sequence[ResumedAnswer]) -> Logprobs:
-    """Those from the first token on, as far as there is no gap. Each log has them from where it went on."""
+    """Return the logprobs from the first token up to the first gap. Each log has them from the token where
+    its replica continued.
+    """
     joined: Logprobs = []
     for each in sorted(answers, key=_num_given):
         if (given := _num_given(each)) <= len(joined):
@@ -107,5 +111,5 @@ def _joined(answers: Sequence[ResumedAnswer]) -> Logprobs:
 
 
 def _num_given(answer: ResumedAnswer) -> int:
-    """Tokens that came along with it, int32 each."""
+    """Return the number of tokens (int32) that came with the request."""
     return len(answer.queued.outputs) // 4

@@ -1,9 +1,9 @@
-"""Requests that outlive the ingress that accepted them: where they stand, and how they go on.
+"""Requests that survive the ingress that accepted them.
 
-    FOLDER/ingress/requests   what is owed, locked by the ingress that owes it
-    FOLDER/REPLICA            a log of each life of a replica, locked by that
+    FOLDER/ingress/requests   requests without a stored answer, locked by their ingress
+    FOLDER/REPLICA            the log of one replica process, locked by that process
 
-Nothing else is written for it: who computed what is what the replicas' logs say.
+Nothing else is written: the replicas' logs say which replica computed which tokens.
 """
 
 import asyncio
@@ -23,80 +23,90 @@ from mmengine.serve.text.request_output import RequestOutput
 
 INGRESS = "ingress"  # below the folder of all logs
 REQUESTS = "requests"
-OWNER_WAIT_S, OWNER_AGAIN_S = 15.0, 0.05  # for an ingress that is ending
-NOT_ADOPTED = "nothing is adopted from logs of the dead, and nothing kept: store, background, files, batches"
+OWNER_WAIT_S, OWNER_AGAIN_S = 15.0, 0.05  # while another ingress ends
+NOT_ADOPTED = "requests do not survive the ingress, and store, background, files and batches are off"
 
 
 class DurableRequests:
-    """`root` is the folder of all logs. Made by `open_durable_requests`; belongs to an event loop."""
+    """The requests to keep and the replicas' logs below the folder `root`.
+
+    `open_durable_requests` makes it. It belongs to an event loop.
+    """
 
     def __init__(self, root: Path, ledger: Ledger, patience_s: float):
         self.folder, self._ledger = ledger.folder, ledger
-        before = [
-            name for kept in ledger.found.values() for name in core_ids(kept.request_id, kept.ask.sampling.n)
+        names = [
+            name
+            for entry in ledger.found.values()
+            for name in core_ids(entry.request_id, entry.request.sampling.n)
         ]
-        self._lives = ReplicaLogs(root, before, ledger.since, patience_s)
+        self._logs = ReplicaLogs(root, names, ledger.since, patience_s)
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._ledger
 
     def recovered_requests(self) -> list[LedgerEntry]:
-        """Of an ingress before this one, and nobody took them up yet."""
+        """Return the previous ingress's requests that are not claimed yet."""
         return list(self._ledger.found.values())
 
-    def take(self, request_id: str) -> LedgerEntry:
-        """One of them, the caller's from now on. Raises KeyError."""
+    def claim(self, request_id: str) -> LedgerEntry:
+        """Return one of them, which now belongs to the caller. Raises KeyError."""
         return self._ledger.found.pop(request_id)
 
-    async def heard(self, kept: LedgerEntry) -> list[RequestOutput]:
-        """What replicas' logs say of one, choice by choice, when none of them computes it any more."""
-        sampling = kept.ask.sampling
-        logs = await self._lives.heard(core_ids(kept.request_id, sampling.n))
-        return await asyncio.to_thread(logged_outputs, kept.request_id, sampling, kept.begun.grammar, logs)
+    async def logged_outputs(self, entry: LedgerEntry) -> list[RequestOutput]:
+        """Return the outputs in the replicas' logs, choice by choice, when no replica computes the request.
+        """
+        sampling, names = entry.request.sampling, core_ids(entry.request_id, entry.request.sampling.n)
+        logs = await self._logs.answers(names)
+        grammar = entry.accepted.grammar
+        return await asyncio.to_thread(logged_outputs, entry.request_id, sampling, grammar, logs)
 
     async def released(self, replica: str, names: Collection[str]) -> None:
-        """As Keeper says."""
-        await self._lives.released(replica, names)
+        """Wait as RequestKeeper describes."""
+        await self._logs.released(replica, names)
 
-    async def accept(self, ask: ReplicaRequest, begun: Accepted) -> None:
-        """As Keeper says. Raises QueueFull, KeepFailed."""
-        writing = asyncio.ensure_future(asyncio.to_thread(self._ledger.put, LedgerEntry(ask, begun)))
+    async def accept(self, request: ReplicaRequest, accepted: Accepted) -> None:
+        """Store the request as RequestKeeper describes. Raises QueueFull, KeepFailed."""
+        entry = LedgerEntry(request, accepted)
+        writing = asyncio.ensure_future(asyncio.to_thread(self._ledger.put, entry))
         try:
             await asyncio.shield(writing)
         except asyncio.CancelledError:
-            writing.add_done_callback(partial(self._unkept, ask.request_id))
+            writing.add_done_callback(partial(self._drop_written, request.request_id))
             raise
 
-    def _unkept(self, request_id: str, writing: "asyncio.Future[None]") -> None:
-        """It was given up while it was written."""
+    def _drop_written(self, request_id: str, writing: "asyncio.Future[None]") -> None:
+        """Remove a request that was cancelled while it was written."""
         if writing.exception() is None:
             self.drop(request_id)
 
     def drop(self, request_id: str) -> None:
-        """Nobody needs its answer any more. An unknown one is no error."""
+        """Remove a request whose answer is no longer needed. An unknown one is no error."""
         self._ledger.drop(request_id)
 
     async def settled(self) -> None:
-        """Wait until what was dropped before stays so. Raises RequestFailed."""
+        """Wait until all removals are on the disk. Raises RequestFailed."""
         try:
             await asyncio.to_thread(self._ledger.sync)
         except OSError as error:
-            raise RequestFailed(f"the folder of what is kept cannot be synced: {error.strerror}") from None
+            raise RequestFailed(f"the folder of kept requests cannot be synced: {error.strerror}") from None
 
     def close(self) -> None:
-        """Leave what is left to the next ingress. Closing twice is no error."""
+        """Leave the remaining requests to the next ingress. Closing twice is no error."""
         self._ledger.close()
 
 
 def open_durable_requests(
-    root: Path, patience_s: float, say: Callable[[str], None]
+    root: Path, patience_s: float, warn: Callable[[str], None]
 ) -> DurableRequests | None:
-    """What is kept below `root`; None where locks there do not hold, which is said. Waits for an ingress that
-    is ending. Raises LogError where another one has it, OSError."""
+    """Open the requests below `root`. Returns None, after a call of `warn`, if file locks do not work there.
+
+    Waits for an ingress that is ending. Raises LogError if another ingress has the folder, OSError.
+    """
     folder = root / INGRESS
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if why := why_not_held(folder):
-        say(f"{NOT_ADOPTED}: {why}")
+    if reason := why_not_held(folder):
+        warn(f"{NOT_ADOPTED}: {reason}")
         return None
     until = time.monotonic() + OWNER_WAIT_S
     while True:

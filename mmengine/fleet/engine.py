@@ -1,4 +1,4 @@
-"""Many replicas as one engine, for a server: what AsyncEngine is, without a model."""
+"""Many replicas as one engine for a server, with the methods of AsyncEngine and without a model."""
 
 import asyncio
 import secrets
@@ -13,12 +13,13 @@ import msgspec
 
 from mmengine.config import EngineConfig
 from mmengine.core.outputs import Stats
-from mmengine.errors import ConfigError, InvalidRequest, QueueFull, RequestFailed
+from mmengine.errors import ConfigError, InvalidRequest, QueueFull, RequestFailed, id_in_use
+from mmengine.fleet.attempt import Carrier, ReplicaLost, RoutingLimits
 from mmengine.fleet.durable_requests import DurableRequests
 from mmengine.fleet.ledger import LedgerEntry
 from mmengine.fleet.media import with_fetched_media
 from mmengine.fleet.metrics import FleetMetrics
-from mmengine.fleet.routed_request import Carrier, ReplicaLost, RoutedRequest, RoutingLimits
+from mmengine.fleet.routed_request import RoutedRequest
 from mmengine.fleet.routing import affinity
 from mmengine.fleet.wire import (
     Accepted,
@@ -46,19 +47,22 @@ from mmengine.serve.text.output_text import OutputText
 from mmengine.serve.text.reasoning import Reasoning
 from mmengine.serve.text.request_output import RequestOutput, engine_failed
 
-COUNT_TRIES = 3  # replicas that may be lost while a prompt is counted
-STRANDED_S = 5.0  # without a word of a request, after which no other should be sent
-LEFT = "the ingress ends; the request is kept, and goes on when another one serves with the same --log"
-PASSED_ON = SUBMIT - {"request_id", "calls", "outputs", "sample_index"}  # as they are; an Ask names these
+COUNT_TRIES = 3  # replicas that may be lost during one count of a prompt's tokens
+STRANDED_S = 5.0  # without an answer of any replica, after which the fleet is not ready
+LEFT = "the ingress ends; the request is kept and continues when another ingress serves with the same --log"
+FORWARDED = SUBMIT - {"request_id", "calls", "outputs", "sample_index"}  # ReplicaRequest has its own fields
 
 
 class FleetEngine(AsyncAnswers):
-    """`processor`, `config`: those of the replicas' model. `max_open`: requests that may be open at once; one
-    more raises QueueFull. It has what was said of each request in memory: its own end is a broken connection
-    to all of its callers. What is asked to `hold` outlives it where there is `kept`, which it closes: whoever
-    asks the next one has it. It must be made on the event loop that it belongs to."""
+    """An engine whose requests are computed by replicas.
 
-    metrics: "FleetMetrics"
+    `processor` and `config` are those of the replicas' model. At most `max_open` requests are open at once;
+    one more raises QueueFull. Outputs are kept in memory, so the end of this process breaks the connections
+    of all callers. Requests with `hold` survive it if there is `durable`, which this engine closes: the next
+    ingress continues them. Must be created on the event loop that it belongs to.
+    """
+
+    metrics: FleetMetrics
 
     def __init__(
         self,
@@ -66,21 +70,21 @@ class FleetEngine(AsyncAnswers):
         processor: Processor,
         config: EngineConfig,
         max_open: int,
-        patience: RoutingLimits = RoutingLimits(),  # noqa: B008 (it is frozen)
-        kept: DurableRequests | None = None,
+        limits: RoutingLimits = RoutingLimits(),  # noqa: B008 (it is frozen)
+        durable: DurableRequests | None = None,
     ):
-        self._kept = kept
+        self._durable = durable
         self._carrier, self._processor, self.config = carrier, processor, config
-        self._max_open, self._patience = max_open, patience
+        self._max_open, self._limits = max_open, limits
         self._loop = asyncio.get_running_loop()
         self._open: dict[Channel, asyncio.Task[None]] = {}
-        self._journeys: dict[Channel, RoutedRequest] = {}  # of those whose prompts are here
-        self._names: set[str] = set()  # of the requests that are open
+        self._routed: dict[Channel, RoutedRequest] = {}  # requests whose media are fetched
+        self._names: set[str] = set()  # ids of open requests
         self._new_id = request_ids()
         markers = config.reasoning_start, config.reasoning_end
         reasoning = Reasoning(processor.tokenizer, config.eos_token_ids, *markers)
         self._can_end_reasoning = reasoning.can_end
-        self._closing = self._leaving = False
+        self._is_closing = self._leaves = False
         self.metrics = FleetMetrics(lambda: len(self._open))
 
     @property
@@ -89,13 +93,13 @@ class FleetEngine(AsyncAnswers):
 
     @property
     def has_log(self) -> bool:
-        """False: what is not asked to `hold` ends with this process."""
+        """False: a request without `hold` ends with this process."""
         return False
 
     @property
     def keeps_held(self) -> bool:
-        """Whether what is asked to `hold` outlives this process."""
-        return self._kept is not None
+        """Whether requests with `hold` survive the end of this process."""
+        return self._durable is not None
 
     @property
     def max_open(self) -> int:
@@ -103,38 +107,41 @@ class FleetEngine(AsyncAnswers):
 
     @property
     def adapters(self) -> tuple[LocalAdapter, ...]:
-        """None: replicas are given no adapters."""
+        """Always empty: replicas do not support adapters."""
         return ()
 
     async def load_adapter(self, name: str, source: str) -> LocalAdapter:
-        """Raises ConfigError."""
-        raise ConfigError("replicas take no adapters")
+        """Raise ConfigError."""
+        raise ConfigError("replicas do not support adapters")
 
     async def unload_adapter(self, name: str) -> None:
-        """Raises InvalidRequest."""
+        """Raise InvalidRequest."""
         raise InvalidRequest(f"no adapter {name!r:.80} is loaded")
 
     @property
     def can_end_reasoning(self) -> bool:
-        """Whether thinking_token_budget is taken."""
+        """Whether thinking_token_budget is supported."""
         return self._can_end_reasoning
 
     async def count(self, prompt: PromptInput) -> int:
-        """Tokens of a prompt with its media, as a replica prepares it. Raises what comes out of a stream."""
-        async with with_fetched_media(Prompt.of(prompt)) as given:
-            return await self._count(given)
+        """Return the number of tokens of a prompt with its media, as a replica prepares it.
 
-    async def _count(self, given: Prompt) -> int:
-        ask = ReplicaRequest(self._new_id(), wire_prompt(given), SamplingParams(), is_count=True)
+        Raises what a stream raises.
+        """
+        async with with_fetched_media(Prompt.of(prompt)) as fetched:
+            return await self._count(fetched)
+
+    async def _count(self, prompt: Prompt) -> int:
+        request = ReplicaRequest(self._new_id(), wire_prompt(prompt), SamplingParams(), is_count=True)
         for _ in range(COUNT_TRIES):
             with suppress(ReplicaLost, TimeoutError):
-                async with asyncio.timeout(self._patience.patience_s):
-                    async for word in self._carrier.call(affinity(given), encode(ask)):
-                        match decode_message(word):
+                async with asyncio.timeout(self._limits.patience_s):
+                    async for message in self._carrier.call(affinity(prompt), encode(request)):
+                        match decode_message(message):
                             case Accepted(num_prompt_tokens=count):
                                 return count
-                            case Rejection() as refused:
-                                raise refused.error()
+                            case Rejection() as rejection:
+                                raise rejection.error()
         raise RequestFailed("no replica counted the prompt's tokens; try again later")
 
     def stream(
@@ -145,37 +152,42 @@ class FleetEngine(AsyncAnswers):
         hold: bool = False,
         **options: Unpack[SubmitOptions],
     ) -> Stream:
-        """As AsyncEngine's, with a seed that is drawn here, so that all replicas draw alike. `hold` changes
-        nothing where nothing is kept."""
-        asked = make_options(sampling, options)
-        asked.check()
-        if asked.outputs or asked.sample_index:
-            raise InvalidRequest("outputs and sample_index are the fleet's own; leave them out")
-        seed = secrets.randbits(63) if asked.sampling.seed is None else asked.sampling.seed
-        params = msgspec.structs.replace(asked.sampling, seed=seed)
-        name = asked.request_id or self._new_id()
-        asked = replace(asked, sampling=params, request_id=name)
-        channel = Channel(asked, OutputText(self._processor.tokenizer, params), hold)
+        """Submit a prompt as `AsyncEngine.stream` does; the seed is drawn here, for all replicas.
+
+        `hold` has no effect without `durable`.
+        """
+        given = make_options(sampling, options)
+        given.check()
+        if given.outputs or given.sample_index:
+            raise InvalidRequest("outputs and sample_index are set by the fleet; leave them out")
+        seed = secrets.randbits(63) if given.sampling.seed is None else given.sampling.seed
+        params = msgspec.structs.replace(given.sampling, seed=seed)
+        name = given.request_id or self._new_id()
+        channel = Channel(
+            replace(given, sampling=params, request_id=name),
+            OutputText(self._processor.tokenizer, params),
+            hold,
+        )
         channel.request_id = name
         if len(self._open) >= self._max_open:
-            raise QueueFull(f"{self._max_open} requests are open already; try again later")
-        if name in self._names or (self._kept is not None and name in self._kept):
-            raise InvalidRequest(f"a request with the id {name!r} is running; ids must differ")
-        return self._begin(channel, self._asked(channel, Prompt.of(prompt), options))
+            raise QueueFull(f"{self._max_open} requests are open, which is the limit: try again later")
+        if name in self._names or (self._durable is not None and name in self._durable):
+            raise id_in_use(name)
+        return self._begin(channel, self._run_new(channel, Prompt.of(prompt), options))
 
-    def _begin(self, channel: Channel, way: Coroutine[None, None, None]) -> Stream:
-        if self._closing:
-            way.close()
+    def _begin(self, channel: Channel, answer: Coroutine[None, None, None]) -> Stream:
+        if self._is_closing:
+            answer.close()
             raise InvalidRequest("the engine is closed")
-        self._open[channel] = self._loop.create_task(self._answer(channel, way))
+        self._open[channel] = self._loop.create_task(self._run(channel, answer))
         self._names.add(channel.request_id)
         return Stream(channel, self._close_channel, self.release_answers)
 
-    async def _answer(self, channel: Channel, way: Coroutine[None, None, None]) -> None:
+    async def _run(self, channel: Channel, answer: Coroutine[None, None, None]) -> None:
         try:
-            await way
+            await answer
         except asyncio.CancelledError:
-            channel.end(RequestFailed(LEFT if self._leaving else GIVEN_UP))
+            channel.end(RequestFailed(LEFT if self._leaves else GIVEN_UP))
             if not channel.closed:
                 raise
         except Exception as error:
@@ -183,142 +195,138 @@ class FleetEngine(AsyncAnswers):
         finally:
             self._names.discard(channel.request_id)
             self._open.pop(channel, None)
-            if self._kept is not None and not (channel.is_held or self._leaving):
-                self._kept.drop(channel.request_id)  # as it is handed over, it is delivered
+            if self._durable is not None and not (channel.is_held or self._leaves):
+                self._durable.drop(channel.request_id)  # an answer without `hold` is delivered by now
 
-    async def _asked(self, channel: Channel, prompt: Prompt, options: SubmitOptions) -> None:
-        async with with_fetched_media(prompt, lambda: channel.closed) as given:
-            await self._travel(channel, given, options)
+    async def _run_new(self, channel: Channel, prompt: Prompt, options: SubmitOptions) -> None:
+        async with with_fetched_media(prompt, lambda: channel.closed) as fetched:
+            request = ReplicaRequest(
+                channel.options.request_id,
+                wire_prompt(fetched),
+                channel.options.sampling,
+                {key: value for key, value in options.items() if key in FORWARDED and value is not None},
+                options.get("calls"),
+                route=secrets.token_hex(8),
+            )
+            await self._route(channel, request, fetched, ())
 
-    async def _travel(self, channel: Channel, prompt: Prompt, options: SubmitOptions) -> None:
-        asked = channel.options
-        ask = ReplicaRequest(
-            asked.request_id,
-            wire_prompt(prompt),
-            asked.sampling,
-            {key: value for key, value in options.items() if key in PASSED_ON and value is not None},
-            options.get("calls"),
-            journey=secrets.token_hex(8),
-        )
-        await self._journey(channel, ask, prompt, ())
+    async def _run_recovered(self, channel: Channel, entry: LedgerEntry) -> None:
+        assert self._durable is not None
+        outputs = await self._durable.logged_outputs(entry)
+        await self._route(channel, entry.request, prompt_from_wire(entry.request.prompt), outputs)
 
-    async def _journey(
-        self, channel: Channel, ask: ReplicaRequest, prompt: Prompt, said: Iterable[RequestOutput]
+    async def _route(
+        self, channel: Channel, request: ReplicaRequest, prompt: Prompt, outputs: Iterable[RequestOutput]
     ) -> None:
-        """`said`: of the answer by an ingress before this one."""
+        """Run a request to its end. `outputs` are those that a previous ingress had."""
         salt = channel.options.cache_salt
-        if prompt.has_media:  # which may be large
+        if prompt.has_media:  # hashing it may take long
             key = await asyncio.to_thread(affinity, prompt, salt)
         else:
             key = affinity(prompt, salt)
-        moved = partial(self._moved, ask.request_id)
-        keeper = self._kept if channel.is_held or channel.accepted.is_set else None
-        journey = RoutedRequest(ask, key, channel, self._carrier, self._patience, moved, keeper)
-        journey.go_on(said)
-        self._journeys[channel] = journey
+        moved = partial(self._count_move, request.request_id)
+        keeper = self._durable if channel.is_held or channel.accepted.is_set else None
+        routed = RoutedRequest(request, key, channel, self._carrier, self._limits, moved, keeper)
+        routed.restore(outputs)
+        self._routed[channel] = routed
         try:
-            await journey.run()
+            await routed.run()
         finally:
-            del self._journeys[channel]
-            self.metrics.ended(journey.num_tokens)
+            del self._routed[channel]
+            self.metrics.ended(routed.num_tokens)
 
-    def _moved(self, request_id: str, why: str) -> None:
+    def _count_move(self, request_id: str, reason: str) -> None:
         self.metrics.moves.inc()
-        operator_log.info("request moves", request_id=request_id, reason=why)
+        operator_log.info("request moves", request_id=request_id, reason=reason)
 
     def _close_channel(self, channel: Channel) -> None:
-        """From any thread."""
+        """Cancel a request. Any thread may call it."""
         if channel.closed:
             return
         channel.closed = True
         if (task := self._open.get(channel)) is not None:
-            journey = self._journeys.get(channel)
-            if journey is None or not journey.is_over:  # what is given up is nobody's
+            routed = self._routed.get(channel)
+            if routed is None or not routed.is_over:  # a cancelled request is not kept
                 self.release_answers([HeldAnswer(channel.request_id, 1)])
             with suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(task.cancel)
 
-    # Of an ingress before this one
+    # Requests of the previous ingress
 
     def recovered_requests(self) -> list[LedgerEntry]:
-        """Requests of an ingress before this one that nobody took up yet."""
-        return [] if self._kept is None else self._kept.recovered_requests()
+        """Return the previous ingress's requests to which no caller is attached yet."""
+        return [] if self._durable is None else self._durable.recovered_requests()
 
     def attach(self, request_id: str, *, hold: bool = False) -> Stream:
-        """As AsyncEngine's: what replicas' logs have of its answer comes first."""
-        kept = self._taken(request_id)
-        sampling, options = kept.ask.sampling, submit_options(kept.ask)
-        asked = Options(
+        """Return a stream of a recovered request; the outputs in the replicas' logs come first."""
+        entry = self._claim(request_id)
+        sampling, options = entry.request.sampling, submit_options(entry.request)
+        given = Options(
             sampling,
             request_id,
             cache_salt=options.get("cache_salt") or "",
             deadline_s=options.get("deadline_s") or 0.0,
-            envelope=kept.envelope,
+            envelope=entry.envelope,
         )
-        channel = Channel(asked, OutputText(self._processor.tokenizer, sampling), hold)
+        channel = Channel(given, OutputText(self._processor.tokenizer, sampling), hold)
         channel.request_id = request_id
-        kept.begun.tell(channel)
-        return self._begin(channel, self._go_on(channel, kept))
-
-    async def _go_on(self, channel: Channel, kept: LedgerEntry) -> None:
-        assert self._kept is not None
-        said = await self._kept.heard(kept)
-        await self._journey(channel, kept.ask, prompt_from_wire(kept.ask.prompt), said)
+        entry.accepted.tell(channel)
+        return self._begin(channel, self._run_recovered(channel, entry))
 
     def give_up(self, request_id: str) -> None:
-        """Nobody will take up a request of an ingress before. Raises InvalidRequest for one that is not among
-        the `recovered_requests`."""
-        self.release_answers([HeldAnswer(self._taken(request_id).request_id, 1)])
+        """Drop a recovered request. Raises InvalidRequest if it is not among `recovered_requests`."""
+        self.release_answers([HeldAnswer(self._claim(request_id).request_id, 1)])
 
-    def _taken(self, request_id: str) -> LedgerEntry:
-        if self._kept is not None:
+    def _claim(self, request_id: str) -> LedgerEntry:
+        if self._durable is not None:
             with suppress(KeyError):
-                return self._kept.take(request_id)
-        raise InvalidRequest(f"no request {request_id!r} of the process before waits to be taken up")
+                return self._durable.claim(request_id)
+        raise InvalidRequest(f"no request {request_id!r} of the previous process waits to be attached")
 
     def release_answers(self, answers: list[HeldAnswer]) -> None:
-        """These answers, of streams that held them, are where they will not be lost."""
-        if self._kept is None or self._leaving:
+        """Forget these answers, which their streams held and their callers have stored."""
+        if self._durable is None or self._leaves:
             return
         for answer in answers:
-            self._kept.drop(answer.request_id)
+            self._durable.drop(answer.request_id)
 
     async def settled(self) -> None:
-        """Wait until what was let go before stays so. Raises RequestFailed."""
-        if self._kept is not None:
-            await self._kept.settled()
+        """Wait until all earlier `release_answers` are on the disk. Raises RequestFailed."""
+        if self._durable is not None:
+            await self._durable.settled()
 
     def tell_times(self, told: Callable[[str, Times], None]) -> None:
-        """What of an answer began when, its replicas know: spans have no children here."""
+        """Do nothing: the replicas know the times, so spans have no children here."""
 
-    # How it is
+    # State
 
     def stats(self) -> Stats:
-        """Tokens that were forwarded, and the requests that are open."""
-        live = sum(journey.num_tokens for journey in self._journeys.values())
+        """Return the numbers of forwarded tokens and of open requests."""
+        live = sum(routed.num_tokens for routed in self._routed.values())
         return Stats(num_output_tokens=self.metrics.num_tokens + live, num_running=len(self._open))
 
     def readiness(self) -> Readiness:
-        """Not ready while nothing is heard of a request, which shows that no replica takes any."""
-        if self._closing:
+        """Return not ready if no replica has answered a request for STRANDED_S."""
+        if self._is_closing:
             return Readiness(("the engine is closed",), is_over=True)
         now = time.monotonic()
-        silent_s = max(
-            (now - each.news_at for each in self._journeys.values() if each.is_unheard), default=0.0
-        )
+        silent_s = max((now - each.news_at for each in self._routed.values() if each.is_unheard), default=0.0)
         if silent_s <= STRANDED_S:
             return Readiness()
         return Readiness((f"no replica has taken a request for {silent_s:.0f} seconds",))
 
     async def close(self, *, drain: bool = True, leave: bool = False) -> None:
-        """Take no more requests, and finish those that run (`drain`), or give them up, or `leave` those that
-        are kept to the next ingress, and give the others up. Closing twice is no error."""
-        self._closing, self._leaving = True, leave
+        """Refuse new requests and end the running ones.
+
+        They finish (`drain`), or are cancelled; with `leave` durable ones stay for the next ingress, and the
+        others are cancelled. Closing twice is no error.
+        """
+        self._is_closing, self._leaves = True, leave
         for channel, task in [] if drain and not leave else list(self._open.items()):
-            if leave and self._kept is not None and channel.request_id in self._kept:
-                self._loop.call_soon(task.cancel)  # behind its beginning, without which it has no end
+            if leave and self._durable is not None and channel.request_id in self._durable:
+                self._loop.call_soon(task.cancel)  # after its first step, without which it has no end
             else:
                 self._close_channel(channel)
         await asyncio.gather(*self._open.values(), return_exceptions=True)
-        if self._kept is not None:
-            self._kept.close()
+        if self._durable is not None:
+            self._durable.close()

@@ -1,7 +1,7 @@
-"""What an ingress owes answers to, on a disk: one file a request, until its answer is where it is not lost.
+"""The requests that an ingress still has to answer, on disk: one file for each, until its answer is stored.
 
-A request is written down when a replica's log has it and before its caller hears so. Whoever has the lock on
-the folder owns all of them, and nobody else does: an ingress that ends leaves them to the next one.
+A request is written after a replica's log has it and before its caller is told so. The ingress that has the
+lock on the folder owns all of them. An ingress that ends leaves them to the next one.
 """
 
 import hashlib
@@ -18,26 +18,28 @@ from mmengine.events.lock import lock
 from mmengine.fleet.wire import Accepted, ReplicaRequest, as_plain
 from mmengine.serve.requests.operator_log import operator_log
 
-MAX_LEDGER_BYTES = 4 * 2**30  # of requests with their media
+MAX_LEDGER_BYTES = 4 * 2**30  # bytes of requests with their media
 _SUFFIX = ".request"
 _NAME_BYTES = 16
 
 
 class LedgerEntry(msgspec.Struct, frozen=True):
-    """A request that was accepted. `ask`: as its first replica was asked. Fields are only ever added, with a
-    default."""
+    """A request that was accepted, as its first replica received it.
 
-    ask: ReplicaRequest
-    begun: Accepted
+    Later versions may only add fields with a default.
+    """
+
+    request: ReplicaRequest
+    accepted: Accepted
 
     @property
     def request_id(self) -> str:
-        return self.ask.request_id
+        return self.request.request_id
 
     @property
     def envelope(self) -> bytes:
-        """What whoever asked keeps with it."""
-        found = self.ask.options.get("envelope", b"")
+        """The bytes that the caller keeps with the request."""
+        found = self.request.options.get("envelope", b"")
         return found if isinstance(found, bytes) else b""
 
 
@@ -46,8 +48,10 @@ _decode = msgspec.msgpack.Decoder(LedgerEntry).decode
 
 
 class Ledger:
-    """`max_bytes`: of all that it holds. Any thread may use it. Raises LogError where another process has the
-    folder, OSError where it cannot be read or written."""
+    """The folder of requests, at most `max_bytes` in all. Thread-safe.
+
+    Raises LogError if another process has the folder, OSError if it cannot be read or written.
+    """
 
     def __init__(self, folder: Path, max_bytes: int = MAX_LEDGER_BYTES):
         self.folder, self._max_bytes = folder, max_bytes
@@ -55,8 +59,8 @@ class Ledger:
         self._held: int | None = lock(folder)
         self._guard = threading.Lock()
         self._sizes: dict[str, int] = {}  # bytes by request id
-        self.since = 0.0  # when the first of those that are here was written, Unix time; 0.0: none is
-        self.found: dict[str, LedgerEntry] = {}  # that stood here, by request id, until somebody takes them
+        self.since = 0.0  # Unix time of the oldest file found; 0.0 without any
+        self.found: dict[str, LedgerEntry] = {}  # by request id, until they are claimed
         try:
             for path in sorted(folder.glob(f"*{_SUFFIX}")):
                 self._read(path)
@@ -67,51 +71,53 @@ class Ledger:
     def _read(self, path: Path) -> None:
         data, written = path.read_bytes(), path.stat().st_mtime
         try:
-            kept = _decode(data)
+            entry = _decode(data)
         except (msgspec.MsgspecError, RecursionError) as error:
-            operator_log.error("a request that was kept cannot be read", file=path.name, reason=str(error))
+            operator_log.error("a kept request cannot be read", file=path.name, reason=str(error))
             return
-        self.found[kept.request_id] = kept
-        self._sizes[kept.request_id] = len(data)
+        self.found[entry.request_id] = entry
+        self._sizes[entry.request_id] = len(data)
         self.since = min(self.since or written, written)
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._sizes
 
-    def put(self, kept: LedgerEntry) -> None:
-        """It is on the disk when this returns. Raises QueueFull, KeepFailed, LogError when it is closed."""
-        data = _encode(kept)
+    def put(self, entry: LedgerEntry) -> None:
+        """Write an entry to the disk. Raises QueueFull, KeepFailed, and LogError if the ledger is closed."""
+        data = _encode(entry)
         with self._guard:
             if self._held is None:
-                raise LogError("what an ingress owes is closed, for it ends; send the request again")
+                raise LogError("the ingress is ending: send the request again")
             if sum(self._sizes.values()) + len(data) > self._max_bytes:
                 raise QueueFull(
-                    f"requests that are kept have more than {self._max_bytes} bytes; try again later"
+                    f"the kept requests take more than {self._max_bytes:,} bytes: try again later"
                 )
             try:
-                write_whole(self._path(kept.request_id), data)
+                write_whole(self._path(entry.request_id), data)
             except OSError as error:
                 raise KeepFailed(
-                    f"the request cannot be kept beside the logs ({error.strerror}); try again later"
+                    f"the request cannot be written beside the logs ({error.strerror}): try again later"
                 ) from None
-            self._sizes[kept.request_id] = len(data)
+            self._sizes[entry.request_id] = len(data)
 
     def drop(self, request_id: str) -> None:
-        """Nobody needs its answer any more. An unknown one is no error, nor is one when it is closed, which
-        stays."""
+        """Remove a request whose answer is no longer needed.
+
+        An unknown one is no error. After `close` nothing is removed.
+        """
         with self._guard:
             if self._held is None or self._sizes.pop(request_id, None) is None:
                 return
             self.found.pop(request_id, None)
-            with suppress(OSError):  # it is answered once more, by whoever comes next
+            with suppress(OSError):  # the next ingress answers it once more
                 self._path(request_id).unlink(missing_ok=True)
 
     def sync(self) -> None:
-        """What was dropped stays so, whatever happens to this machine. Raises OSError."""
+        """Force removals to the disk, so that they survive a power cut. Raises OSError."""
         sync_folder(self.folder)
 
     def close(self) -> None:
-        """Let go of the folder, and of nothing in it. Closing twice is no error."""
+        """Unlock the folder and keep its contents. Closing twice is no error."""
         with self._guard:
             if self._held is not None:
                 os.close(self._held)

@@ -1,4 +1,4 @@
-"""What an ingress counts of its requests."""
+"""The metrics of an ingress."""
 
 from collections.abc import Callable, Iterator
 
@@ -6,19 +6,19 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Metric
 
 
 class FleetMetrics:
-    """What an ingress counts; its replicas count the rest."""
+    """Counts moves, tokens and open requests of an ingress; its replicas have metrics of their own."""
 
     def __init__(self, num_open: Callable[[], int]) -> None:
         self._registry = registry = CollectorRegistry(auto_describe=False)
         self.moves = Counter(
             "mmengine_fleet_moves", "Times that a request went on elsewhere.", registry=registry
         )
-        self.num_tokens = 0  # of answers that ended
+        self.num_tokens = 0  # tokens of answers that have ended
         self._tokens = Counter("mmengine_fleet_tokens", "Tokens of answers that ended.", registry=registry)
         Gauge("mmengine_fleet_open", "Requests that are open.", registry=registry).set_function(num_open)
 
     def ended(self, num_tokens: int) -> None:
-        """An answer ended, of which so many tokens were forwarded."""
+        """Count an ended answer and its number of forwarded tokens."""
         self.num_tokens += num_tokens
         self._tokens.inc(num_tokens)
 

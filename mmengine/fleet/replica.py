@@ -1,4 +1,4 @@
-"""A replica's side: requests of an ingress on an AsyncEngine, told of until they are over or have to move."""
+"""A replica: runs an ingress's requests on an AsyncEngine and sends their outputs until they end or move."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -28,13 +28,13 @@ from mmengine.serve.async_engine.async_engine import AsyncEngine
 from mmengine.serve.stream.request_stream import Stream
 from mmengine.serve.text.reasoning import NO_REASONING
 
-BEAT_S = 1.0  # of silence, after which an ingress hears that its request is still there
-HANG_S = 60.0  # that a step may take before requests go elsewhere
-VACATE_S = 10.0  # that a request of the same id is waited for, which its ingress gave up
+BEAT_S = 1.0  # seconds without output after which a heartbeat is sent
+HANG_S = 60.0  # seconds after which a step counts as hung and its requests move
+VACATE_S = 10.0  # seconds to wait for an earlier request with the same id that its ingress has cancelled
 
 
 class Load(NamedTuple):
-    """Of a replica now. `waiting_tokens`: of prompts of which no token has been answered yet."""
+    """A replica's load now. `waiting_tokens` counts prompt tokens of requests without output."""
 
     num_open: int
     waiting_tokens: int
@@ -42,55 +42,61 @@ class Load(NamedTuple):
 
 
 class Replica:
-    """`name`: of this life; another one has another name, and another log. `beat_s`: between signs of life.
-    `hang_s`: a step that takes longer hangs: its requests go elsewhere, and `check` raises. Belongs to an
-    event loop."""
+    """One process of a replica.
+
+    Another process has another `name` and another log. A heartbeat is sent after `beat_s` seconds without
+    output. A step that takes longer than `hang_s` seconds hangs: its requests move, and `check` raises.
+    Belongs to an event loop.
+    """
 
     def __init__(self, name: str, engine: AsyncEngine, *, beat_s: float = BEAT_S, hang_s: float = HANG_S):
         self.name, self.engine = name, engine
         self._beat_s, self._hang_s = beat_s, hang_s
-        self._leaving = ""  # why all requests are to move
+        self._leaving = ""  # the reason why all requests have to move
         self._runs: dict[str, _Run] = {}
 
     async def run(self, data: bytes) -> AsyncIterator[bytes]:
-        """Answers an Ask; leaving the iteration cancels the request. Raises InvalidRequest for what is no
-        Ask."""
-        ask = decode_request(data)
+        """Answer an encoded ReplicaRequest. Leaving the iteration cancels the request. Raises InvalidRequest
+        if `data` cannot be decoded.
+        """
+        request = decode_request(data)
         yield encode(ReplicaName(self.name))
-        if self.name in ask.avoid or self._leaving:
+        if self.name in request.avoid or self._leaving:
             yield encode(Redirect(self._leaving or "it is not wanted here"))
             return
-        if ask.is_count:
-            yield encode(await self._counted(ask))
+        if request.is_count:
+            yield encode(await self._counted(request))
             return
-        await self._vacate(ask)
+        await self._vacate(request)
         try:
-            stream = self.engine.stream(prompt_from_wire(ask.prompt), ask.sampling, **submit_options(ask))
+            stream = self.engine.stream(
+                prompt_from_wire(request.prompt), request.sampling, **submit_options(request)
+            )
         except MMEngineError as error:
             yield encode(_refusal(error))
             return
-        run = _Run(stream, ask.journey, len(ask.outputs) // 4)
-        self._runs[ask.request_id] = run
+        run = _Run(stream, request.route, len(request.outputs) // 4)
+        self._runs[request.request_id] = run
         try:
-            async for told in self._tell(run):
-                yield encode(told)
+            async for message in self._messages(run):
+                yield encode(message)
         finally:
             run.stream.cancel()
-            run.is_told = True
+            run.is_left = True
             if run.stream.is_over:
-                self._forget(ask.request_id, run)
-            else:  # the engine has it until a step ends it, and its id
-                run.stream.listen(partial(self._take_rest, ask.request_id, run))
-                self._take_rest(ask.request_id, run)
+                self._forget(request.request_id, run)
+            else:  # the engine has the request and its id until a step ends it
+                run.stream.listen(partial(self._take_rest, request.request_id, run))
+                self._take_rest(request.request_id, run)
 
-    async def _counted(self, ask: ReplicaRequest) -> ReplicaMessage:
+    async def _counted(self, request: ReplicaRequest) -> ReplicaMessage:
         try:
-            return Accepted(NO_REASONING, None, {}, await self.engine.count(prompt_from_wire(ask.prompt)))
+            return Accepted(NO_REASONING, None, {}, await self.engine.count(prompt_from_wire(request.prompt)))
         except MMEngineError as error:
             return _refusal(error)
 
     def _take_rest(self, request_id: str, run: "_Run") -> None:
-        """The last news of a request that nobody is told of."""
+        """Discard the last outputs of a request that its ingress has left."""
         with suppress(MMEngineError):
             while run.stream.backlog:
                 run.stream.take()
@@ -103,18 +109,20 @@ class Replica:
         if self._runs.get(request_id) is run:
             del self._runs[request_id]
 
-    async def _vacate(self, ask: ReplicaRequest) -> None:
-        """A request that comes again was given up by its ingress, which may not have come through yet."""
-        before = self._runs.get(ask.request_id)
-        if before is None or before.journey != ask.journey:
+    async def _vacate(self, request: ReplicaRequest) -> None:
+        """Wait for an earlier attempt at the same request. Its ingress has cancelled that, but the engine may
+        still have it.
+        """
+        before = self._runs.get(request.request_id)
+        if before is None or before.route != request.route:
             return
         before.stream.cancel()
-        before.leave("its ingress asked again")
+        before.leave("its ingress sent it again")
         with suppress(TimeoutError):
             async with asyncio.timeout(VACATE_S):
                 await before.gone.wait()
 
-    async def _tell(self, run: "_Run") -> AsyncIterator[ReplicaMessage]:
+    async def _messages(self, run: "_Run") -> AsyncIterator[ReplicaMessage]:
         stream = run.stream
         run.listen()
         accepted = asyncio.ensure_future(stream.accepted())
@@ -126,7 +134,7 @@ class Replica:
                 done, _ = await asyncio.wait((accepted,), timeout=self._beat_s)
                 if not done:
                     yield Heartbeat()
-            accepted.result()  # raises why it was refused
+            accepted.result()  # raises the reason of a refusal
             yield accepted_message(stream.accepted_request)
             while not stream.is_over:
                 if (moved := self._moved(run)) is not None:
@@ -144,25 +152,26 @@ class Replica:
             accepted.cancel()
 
     def _moved(self, run: "_Run") -> Redirect | None:
-        """Why a request is to go on elsewhere, if it is."""
-        why = self._leaving or run.why or self._hang()
-        return Redirect(why) if why else None
+        """Return a Redirect if the request has to continue elsewhere."""
+        reason = self._leaving or run.reason or self._hang()
+        return Redirect(reason) if reason else None
 
     def _hang(self) -> str:
         step_s = self.engine.step_clock.seconds
         return f"a step has not returned for {step_s:.0f} seconds" if step_s > self._hang_s else ""
 
-    def leave(self, why: str) -> None:
-        """Take no more requests, and send those that are here elsewhere, at once."""
-        self._leaving = why
+    def leave(self, reason: str) -> None:
+        """Refuse new requests and redirect the running ones at once."""
+        self._leaving = reason
         for run in self._runs.values():
-            run.leave(why)
+            run.leave(reason)
 
     def check(self) -> None:
-        """Raises ExecutorFailed where only another process would help: a step hangs, or the engine stopped.
-        A full disk, and whatever else keeps it from being ready, is no reason to be started again."""
-        if (why := self._hang()) or (why := self._stopped()):
-            raise ExecutorFailed(why)
+        """Raise ExecutorFailed if only a new process would help: a step hangs, or the engine has stopped.
+        Other reasons to be not ready, such as a full disk, do not count.
+        """
+        if (reason := self._hang()) or (reason := self._stopped()):
+            raise ExecutorFailed(reason)
 
     def _stopped(self) -> str:
         readiness = self.engine.readiness()
@@ -170,32 +179,32 @@ class Replica:
 
     def load(self) -> Load:
         stats = self.engine.stats()
-        told = [run for run in self._runs.values() if not run.is_told]
-        waiting = sum(run.num_waiting_tokens for run in told)
-        return Load(len(told), waiting, stats.kv_blocks_total - stats.kv_blocks_used)
+        runs = [run for run in self._runs.values() if not run.is_left]
+        waiting = sum(run.num_waiting_tokens for run in runs)
+        return Load(len(runs), waiting, stats.kv_blocks_total - stats.kv_blocks_used)
 
 
 class _Run:
-    """A request that an ingress listens to. `num_outputs`: tokens of its answer."""
+    """A request whose outputs an ingress reads. `num_outputs` is its answer's number of tokens."""
 
-    def __init__(self, stream: Stream, journey: str, num_outputs: int):
-        self.stream, self.journey, self.num_outputs = stream, journey, num_outputs
-        self.why = ""  # it is to move
-        self.is_told = False  # its ingress hears no more
-        self.gone = asyncio.Event()  # the engine has it no more
+    def __init__(self, stream: Stream, route: str, num_outputs: int):
+        self.stream, self.route, self.num_outputs = stream, route, num_outputs
+        self.reason = ""  # the reason why the request has to move
+        self.is_left = False  # whether the ingress has left
+        self.gone = asyncio.Event()  # set when the engine no longer has the request
         self._come = asyncio.Event()
 
     def listen(self) -> None:
         self.stream.listen(self._come.set)
 
-    def leave(self, why: str) -> None:
-        self.why = why
+    def leave(self, reason: str) -> None:
+        self.reason = reason
         self._come.set()
 
     async def wait(self, limit_s: float) -> bool:
-        """Whether something came within so long, or it is to move."""
+        """Return whether outputs came within `limit_s` seconds or the request has to move."""
         self._come.clear()
-        if self.stream.backlog or self.why:
+        if self.stream.backlog or self.reason:
             return True
         with suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
@@ -208,7 +217,7 @@ class _Run:
 
 
 def _refusal(error: MMEngineError) -> Rejection | Redirect:
-    """An engine that stopped says nothing of the request: another one may answer it."""
+    """Return a redirect if the engine has stopped, which is not the request's fault, else a rejection."""
     if isinstance(error, ExecutorFailed):
         return Redirect(str(error))
     return Rejection.by(error)

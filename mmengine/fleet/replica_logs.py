@@ -1,7 +1,8 @@
-"""Logs of replicas, one for each life of one: who has a request, and what was computed of it.
+"""The logs of replicas, one for each process: which requests a replica had, and what it computed.
 
-A log whose lock is free was written by a process that is no more: what stands in it is all that it did. Where
-the lock is held, its process may compute what the log has open, and nobody else does before it is over there.
+A log whose lock is free belongs to a process that has ended, and shows everything that the process did. If
+the lock is held, the process may still compute the log's open requests. No other replica computes them until
+they have ended there.
 """
 
 import asyncio
@@ -18,13 +19,14 @@ from mmengine.events.lock import is_locked
 from mmengine.events.segment import segment_paths
 from mmengine.serve.requests.operator_log import operator_log
 
-FIRST_LOOK_S, LONGEST_PAUSE_S = 0.05, 2.0  # between two looks at a log that somebody writes
-SLACK_S = 600.0  # by which clocks of machines, and a log and what was kept behind it, may lie apart
+FIRST_LOOK_S, LONGEST_PAUSE_S = 0.05, 2.0  # seconds between two reads of a log that a process writes
+SLACK_S = 600.0  # tolerance in seconds between clocks of machines, and between a log and the ledger
 
 
 class _LogState(NamedTuple):
-    """A log as it was. `looked_at`: monotonic. `is_known`: whether it could be read. `answers`: those that
-    are open in it, or wanted, by core id."""
+    """A log as it was read. `looked_at` is monotonic time, `is_known` says whether the log was readable.
+    `answers` holds the open and the wanted answers by core id.
+    """
 
     looked_at: float
     is_locked: bool
@@ -32,11 +34,11 @@ class _LogState(NamedTuple):
     answers: dict[str, ResumedAnswer]
 
     def num_tokens(self, core_ids: Collection[str]) -> int:
-        """Of their answers, as far as they are here."""
+        """Return the number of tokens that these requests have in this log."""
         return sum(len(self.answers[name].token_ids) for name in core_ids if name in self.answers)
 
     def has_open(self, core_ids: Collection[str]) -> bool:
-        """Whether a process that lives may compute one of these."""
+        """Return whether a live process may compute one of these requests."""
         if not self.is_locked:
             return False
         found = (self.answers.get(core_id) for core_id in core_ids)
@@ -44,9 +46,12 @@ class _LogState(NamedTuple):
 
 
 class ReplicaLogs:
-    """`root`: the folder of all logs, each by its replica's name. `wanted`: core ids of requests that were
-    begun before, since `since` (Unix time). Who waits for a replica that gets no further is heard of each
-    `patience_s`, and waits on. Belongs to an event loop."""
+    """The logs below the folder `root`, each under its replica's name.
+
+    `wanted` are core ids of requests that began before this process, since `since` (Unix time). If a replica
+    makes no progress, a warning is logged every `patience_s` seconds and the wait goes on. Belongs to an
+    event loop.
+    """
 
     def __init__(
         self, root: Path, wanted: Collection[str] = (), since: float = 0.0, patience_s: float = 120.0
@@ -58,7 +63,7 @@ class ReplicaLogs:
         self._turns: defaultdict[Path, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def _logs_before(self) -> Iterator[Path]:
-        """Logs that may have what is wanted; one whose files cannot be looked at may, too."""
+        """Yield logs that may have wanted requests, and logs whose files cannot be examined."""
         for log in sorted(self._root.iterdir()):
             try:
                 written = [path.stat().st_mtime for path in segment_paths(log)] if log.is_dir() else []
@@ -69,28 +74,29 @@ class ReplicaLogs:
                 yield log
 
     async def released(self, replica: str, core_ids: Collection[str]) -> None:
-        """Wait until nobody who lives has one of these in the log of a replica."""
+        """Wait until no live process has one of these requests in the replica's log."""
         await self._settled(self._root / replica, core_ids)
 
-    async def heard(self, core_ids: Collection[str]) -> list[dict[str, ResumedAnswer]]:
-        """What each log of before says of these, by core id, once nobody who lives has one of them."""
+    async def answers(self, core_ids: Collection[str]) -> list[dict[str, ResumedAnswer]]:
+        """Return the answers in each earlier log by core id, once no live process has one of these requests.
+        """
         found = [await self._settled(log, core_ids) for log in self._before]
         return [{name: life.answers[name] for name in core_ids if name in life.answers} for life in found]
 
     async def _settled(self, log: Path, core_ids: Collection[str]) -> _LogState:
-        pause, told, news_at = FIRST_LOOK_S, -1, time.monotonic()
+        pause, last_count, news_at = FIRST_LOOK_S, -1, time.monotonic()
         while (life := await self._look(log, time.monotonic())).has_open(core_ids):
-            if (count := life.num_tokens(core_ids)) != told:
-                told, news_at = count, time.monotonic()
+            if (count := life.num_tokens(core_ids)) != last_count:
+                last_count, news_at = count, time.monotonic()
             elif time.monotonic() - news_at > self._patience_s:
-                operator_log.warning("a replica lives and gets no further; end it", replica=log.name)
+                operator_log.warning("a live replica makes no progress; end it", replica=log.name)
                 news_at = time.monotonic()
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_S)
         return life
 
     async def _look(self, log: Path, since: float) -> _LogState:
-        """As it was then or later; all who ask meanwhile have one look together."""
+        """Return the log's state at `since` or later. Concurrent callers share one read."""
         async with self._turns[log]:
             life = self._seen.get(log)
             if life is None or (life.is_locked and life.looked_at < since):
@@ -98,15 +104,16 @@ class ReplicaLogs:
             return life
 
     def _read(self, log: Path) -> _LogState:
-        begun, locked = time.monotonic(), is_locked(log)  # first: who is dead by then has written all
+        # read the lock first: a process without it has written everything
+        begun, locked = time.monotonic(), is_locked(log)
         if not locked and log not in self._before:
             return _LogState(begun, False, True, {})
         wanted = self._wanted.__contains__ if self._wanted else None
         try:
             answers = read_resume_state(log, Resume(wanted=wanted)).answers
         except (LogError, OSError) as error:
-            if not locked:  # then it is computed again
-                operator_log.warning("a log of before cannot be read", log=log.name, reason=str(error))
+            if not locked:  # the requests are computed again
+                operator_log.warning("an earlier log cannot be read", log=log.name, reason=str(error))
             return _LogState(begun, locked, False, {})
         kept = {name: each for name, each in answers.items() if name in self._wanted or not each.reason}
         return _LogState(begun, locked, True, kept)

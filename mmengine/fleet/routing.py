@@ -1,9 +1,9 @@
-"""Which replica a request should go to: the one that may have its prefix.
+"""The choice of a replica by the prefix that a request shares with others.
 
-What is the same in many requests is what they begin with: their salt and adapter, without which no block is
-shared, and then the first image, whose features and blocks cost most. Consistent hashing of that reads no
-load: a hot image stays on one replica and, where that is full, on the next ones of the ring, so its prefix is
-computed that many times at most.
+Requests share what they begin with: their cache salt and adapter, without which no block is shared, and then
+the first image, whose features and blocks cost most. Consistent hashing of these does not consider load. A
+popular image stays on one replica and, when that is full, moves to the next replicas on the ring, so that its
+prefix is computed once on each of them at most.
 """
 
 import bisect
@@ -15,14 +15,13 @@ import msgspec
 
 from mmengine.serve.prompt.prompt import MAX_LOOKED_AT, MEDIA_KEYS, Prompt
 
-TEXT_CHARS = 1024  # of a prompt without media that count
-VIRTUAL_NODES = 100  # of a replica on the ring
+TEXT_CHARS = 1024  # characters that count of a prompt without media
+VIRTUAL_NODES = 100  # points of one replica on the ring
 _KEY_BYTES = 16
 
 
 def affinity(prompt: Prompt, salt: str = "", adapter: str = "") -> str:
-    """Hex of 32 characters, equal for requests that should share a replica. URLs count as they are
-    written."""
+    """Return 32 hex characters, equal for requests that should share a replica. A URL counts as text."""
     digest = hashlib.blake2b(digest_size=_KEY_BYTES)
     for part in (salt.encode(), adapter.encode(), _beginning(prompt)):
         digest.update(len(part).to_bytes(8, "little"))
@@ -65,7 +64,9 @@ def _texts(prompt: Prompt) -> Iterator[str]:
 
 
 class Ring:
-    """Replicas by name on a circle. Who comes or goes moves only the keys beside it."""
+    """Replica names on a consistent-hash ring. A replica that comes or goes changes only the keys next to its
+    points.
+    """
 
     def __init__(self, names: Iterable[str]):
         self._points = sorted(
@@ -73,7 +74,7 @@ class Ring:
         )
 
     def order(self, key: str) -> list[str]:
-        """All of them, the one that the key belongs to first, then its successors."""
+        """Return all replicas, beginning with the key's own, then its successors."""
         at = bisect.bisect(self._points, (_place(key), ""))
         return list(dict.fromkeys(name for _, name in (*self._points[at:], *self._points[:at])))
 

@@ -1,7 +1,8 @@
-"""What an ingress and its replicas say to one another: msgpack, held to its types as it is read.
+"""The messages between an ingress and its replicas: msgpack, checked against their types when decoded.
 
-An ingress sends one Ask. A replica answers with a Here, then, when the log has the request, a Begun, and News
-up to the answer's end; a Beat where nothing else came for a while. Moved and Refused end it before.
+An ingress sends one ReplicaRequest. A replica answers with a ReplicaName, with Accepted when its log has the
+request, and with Outputs up to the answer's end. A Heartbeat comes if nothing else did for a while. Redirect
+and Rejection end the answer early.
 """
 
 from collections.abc import Mapping
@@ -49,7 +50,7 @@ _ERRORS: dict[str, type[MMEngineError]] = {
 
 
 class WirePrompt(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A Prompt whose media stand in it, as bytes or data: URLs."""
+    """A Prompt with its media as bytes or data: URLs."""
 
     messages: list[dict[str, object]] | None = None
     text: str | None = None
@@ -63,11 +64,14 @@ class WirePrompt(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ReplicaRequest(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One request. `options`: those of `AsyncEngine.stream` that are neither here nor `calls`, whose types
-    are the caller's business there. `outputs`: int32 [m], tokens of the answer that the ingress has.
-    `avoid`: replicas that are not to take it. `journey`: a word of the ingress's own for all that it asks of
-    this request. `is_count`: its prompt is only counted, which Begun tells. Fields are only ever added, with
-    a default: in a rolling update both sides may be the older one."""
+    """One request.
+
+    `options` are those of `AsyncEngine.stream` without fields of their own here; the replica's engine checks
+    their types. `outputs` (int32 [m]) are the answer's tokens that the ingress has. Replicas in `avoid`
+    redirect the request. `route` identifies all attempts of one ingress at this request. With `is_count` the
+    replica only counts the prompt's tokens and answers with Accepted. In a rolling update either side may be
+    older: later versions may only add fields with a default.
+    """
 
     request_id: str
     prompt: WirePrompt
@@ -77,7 +81,7 @@ class ReplicaRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     outputs: bytes = b""
     sample_index: int = 0
     avoid: tuple[str, ...] = ()
-    journey: str = ""
+    route: str = ""
     is_count: bool = False
 
     @property
@@ -86,13 +90,13 @@ class ReplicaRequest(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ReplicaName(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """`replica`: by this name. The log of its life has it, too."""
+    """The name of the answering replica, which is also its log's."""
 
     replica: str
 
 
 class Accepted(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The log has the request: what Stream tells of it from then on."""
+    """The replica's log has the request; the fields are those that Stream gives from then on."""
 
     reasoning: ReasoningTokens
     grammar: GrammarRequest | None
@@ -100,7 +104,7 @@ class Accepted(msgspec.Struct, frozen=True, array_like=True, tag=True):
     num_prompt_tokens: int
 
     def tell(self, channel: Channel) -> None:
-        """On the channel's loop: it is accepted, and this is known of it."""
+        """Mark the channel as accepted and set its fields. Called on the channel's event loop."""
         channel.reasoning, channel.num_embeds = self.reasoning, self.num_embeds
         channel.num_prompt_tokens = self.num_prompt_tokens
         channel.options = replace(channel.options, grammar=self.grammar)
@@ -109,7 +113,7 @@ class Accepted(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class WireScores(NamedTuple):
-    """PromptLogprobs, row by row: int32 and float32 [n, 1 + k]."""
+    """PromptLogprobs row by row: int32 and float32 [n, 1 + k]."""
 
     num_columns: int
     token_ids: bytes
@@ -117,7 +121,7 @@ class WireScores(NamedTuple):
 
 
 class WireOutput(msgspec.Struct, frozen=True, array_like=True):
-    """A RequestOutput without its text and its completion."""
+    """A RequestOutput without text and completion."""
 
     index: int
     token_ids: list[int]
@@ -144,7 +148,7 @@ class WireOutput(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AnswerEnd(msgspec.Struct, frozen=True, array_like=True):
-    """What is known of the whole answer, by the replica that ended it. `prompt`: int32 [n]."""
+    """Facts about the whole answer from the replica that ended it. `prompt` is int32 [n]."""
 
     prompt: bytes
     num_cached_tokens: int = 0
@@ -154,24 +158,24 @@ class AnswerEnd(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Outputs(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """What came together, and with the last of it the answer's end."""
+    """Outputs that came together. The last message of a request has the answer's end."""
 
     outputs: list[WireOutput]
     end: AnswerEnd | None = None
 
 
 class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Nothing came, and the replica lives."""
+    """The replica is alive and has nothing to send."""
 
 
 class Redirect(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Another replica is to go on, for this reason."""
+    """Another replica has to continue, for this reason."""
 
-    why: str
+    reason: str
 
 
 class Rejection(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """It is over without an answer, by an error of this kind."""
+    """The request has ended with an error of this class instead of an answer."""
 
     kind: str
     text: str
@@ -191,11 +195,13 @@ ReplicaMessage = ReplicaName | Accepted | Outputs | Heartbeat | Redirect | Rejec
 
 
 def wire_prompt(prompt: Prompt) -> WirePrompt:
-    """Raises InvalidRequest for what cannot leave this process: media as objects, paths."""
+    """Return the prompt as a message. Raises InvalidRequest for media that cannot leave this process (objects
+    and paths).
+    """
     given = (*prompt.images, *prompt.videos)
     if prompt.base_folder is not None or not all(isinstance(each, (bytes, str)) for each in given):
         raise InvalidRequest(
-            "media of a fleet's requests are bytes or data: URLs; put them into the messages"
+            "media of a fleet's requests must be bytes or data: URLs: put them into the messages"
         )
     options = None if prompt.media_options is None else dict(prompt.media_options)
     return WirePrompt(
@@ -211,26 +217,26 @@ def wire_prompt(prompt: Prompt) -> WirePrompt:
     )
 
 
-def prompt_from_wire(asked: WirePrompt) -> Prompt:
+def prompt_from_wire(prompt: WirePrompt) -> Prompt:
     return Prompt(
-        messages=asked.messages,
-        text=asked.text,
-        token_ids=asked.token_ids,
-        images=asked.images,
-        videos=asked.videos,
-        continue_final_message=asked.continue_final_message,
-        add_generation_prompt=asked.add_generation_prompt,
-        media_options=asked.media_options,
-        template_options=asked.template_options,
+        messages=prompt.messages,
+        text=prompt.text,
+        token_ids=prompt.token_ids,
+        images=prompt.images,
+        videos=prompt.videos,
+        continue_final_message=prompt.continue_final_message,
+        add_generation_prompt=prompt.add_generation_prompt,
+        media_options=prompt.media_options,
+        template_options=prompt.template_options,
     )
 
 
-def accepted_message(prompted: AcceptedRequest) -> Accepted:
-    return Accepted(prompted.reasoning, prompted.grammar, prompted.num_embeds, prompted.num_prompt_tokens)
+def accepted_message(request: AcceptedRequest) -> Accepted:
+    return Accepted(request.reasoning, request.grammar, request.num_embeds, request.num_prompt_tokens)
 
 
 def answer_end(stream: Stream) -> AnswerEnd | None:
-    """Of one that is over, with an answer."""
+    """Return the end of a stream's answer; None if the stream runs or has failed."""
     answer = stream.completion
     if answer is None or not stream.is_over:
         return None
@@ -259,31 +265,31 @@ def _prompt_logprobs(scores: WireScores) -> PromptLogprobs:
     return PromptLogprobs(0, ids, np.frombuffer(scores.logprobs, np.float32).reshape(ids.shape))
 
 
-def submit_options(ask: ReplicaRequest) -> SubmitOptions:
-    """As `AsyncEngine.stream` takes them, which checks them as it does those of any caller."""
-    options: SubmitOptions = msgspec.to_builtins(ask.options, builtin_types=(bytes,))
-    options["request_id"], options["sample_index"] = ask.request_id, ask.sample_index
-    if ask.outputs:
-        options["outputs"] = ask.output_ids
-    if ask.calls is not None:
-        options["calls"] = ask.calls
+def submit_options(request: ReplicaRequest) -> SubmitOptions:
+    """Return the options for `AsyncEngine.stream`, which checks them like those of any caller."""
+    options: SubmitOptions = msgspec.to_builtins(request.options, builtin_types=(bytes,))
+    options["request_id"], options["sample_index"] = request.request_id, request.sample_index
+    if request.outputs:
+        options["outputs"] = request.output_ids
+    if request.calls is not None:
+        options["calls"] = request.calls
     return options
 
 
 def as_plain(value: object) -> object:
-    """For an encoder, which knows of dicts alone. Raises TypeError for what is no mapping."""
+    """Convert mappings for the encoder, which supports dicts only. Raises TypeError for other types."""
     if isinstance(value, Mapping):
         return dict(value)
     raise TypeError(type(value).__name__)
 
 
 _encode = msgspec.msgpack.Encoder(enc_hook=as_plain).encode
-_decode_ask = msgspec.msgpack.Decoder(ReplicaRequest).decode
-_decode_told = msgspec.msgpack.Decoder(ReplicaMessage).decode
+_decode_request = msgspec.msgpack.Decoder(ReplicaRequest).decode
+_decode_message = msgspec.msgpack.Decoder(ReplicaMessage).decode
 
 
 def encode(message: ReplicaRequest | ReplicaMessage) -> bytes:
-    """Raises InvalidRequest for a value that is no text, number, bytes, list or mapping of those."""
+    """Raises InvalidRequest for values other than text, numbers, bytes, and lists or mappings of these."""
     try:
         return _encode(message)
     except TypeError as error:
@@ -295,7 +301,7 @@ def encode(message: ReplicaRequest | ReplicaMessage) -> bytes:
 def decode_request(data: bytes) -> ReplicaRequest:
     """Raises InvalidRequest."""
     try:
-        return _decode_ask(data)
+        return _decode_request(data)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise InvalidRequest(f"an ingress sent what is no request of this version: {error}") from None
 
@@ -303,6 +309,6 @@ def decode_request(data: bytes) -> ReplicaRequest:
 def decode_message(data: bytes) -> ReplicaMessage:
     """Raises RequestFailed."""
     try:
-        return _decode_told(data)
+        return _decode_message(data)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise RequestFailed(f"a replica said what nobody here understands: {error}") from None

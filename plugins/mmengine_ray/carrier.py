@@ -7,7 +7,7 @@ from ray.serve.exceptions import BackPressureError, RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from mmengine.errors import QueueFull
-from mmengine.fleet.routed_request import ReplicaLost
+from mmengine.fleet.attempt import ReplicaLost
 from mmengine_ray import router
 
 

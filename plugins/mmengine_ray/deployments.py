@@ -16,6 +16,7 @@ from ray.serve.handle import DeploymentHandle
 
 from mmengine.config import EngineConfig
 from mmengine.events.lock import is_locked
+from mmengine.fleet.attempt import RoutingLimits
 from mmengine.fleet.durable_requests import (
     INGRESS,
     NOT_ADOPTED,
@@ -25,7 +26,6 @@ from mmengine.fleet.durable_requests import (
 )
 from mmengine.fleet.engine import FleetEngine
 from mmengine.fleet.replica import Replica
-from mmengine.fleet.routed_request import RoutingLimits
 from mmengine.models.loader import resolve_folder
 from mmengine.models.registry import plugin_for
 from mmengine.serve.async_engine.async_engine import AsyncEngine

@@ -9,8 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+from mmengine.fleet.attempt import ReplicaLost
 from mmengine.fleet.replica import Replica
-from mmengine.fleet.routed_request import ReplicaLost
 from mmengine.fleet.routing import Ring
 
 LONGEST = 2**28  # of a frame

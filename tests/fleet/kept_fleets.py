@@ -7,10 +7,10 @@ from pathlib import Path
 from mmengine.core.resume import Resume, read_resume_state
 from mmengine.errors import LogError
 from mmengine.events.lock import is_locked
+from mmengine.fleet.attempt import RoutingLimits
 from mmengine.fleet.durable_requests import INGRESS, REQUESTS, open_durable_requests
 from mmengine.fleet.engine import FleetEngine
 from mmengine.fleet.replica import Replica
-from mmengine.fleet.routed_request import RoutingLimits
 from mmengine.fleet.wire import decode_request
 from mmengine.serve.async_engine.async_engine import AsyncEngine
 from mmengine.serve.prompt.prompt import core_ids

@@ -7,9 +7,9 @@ import random
 import pytest
 
 from mmengine.config import EngineConfig
+from mmengine.fleet.attempt import ReplicaLost, RoutingLimits
 from mmengine.fleet.engine import FleetEngine
 from mmengine.fleet.replica import Replica
-from mmengine.fleet.routed_request import ReplicaLost, RoutingLimits
 from mmengine.fleet.wire import Accepted, Outputs, decode_message
 from mmengine.serve.async_engine.async_engine import AsyncEngine
 from mmengine.serve.prompt.prompt import Prompt

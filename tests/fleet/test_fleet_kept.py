@@ -13,10 +13,10 @@ from mmengine.events.log import LogReader, LogWriter
 from mmengine.events.segment import segment_name
 from mmengine.fleet import durable_requests as kept_requests
 from mmengine.fleet import ledger as ledgers
+from mmengine.fleet.attempt import ReplicaLost, RoutingLimits
 from mmengine.fleet.durable_requests import INGRESS, NOT_ADOPTED, REQUESTS, open_durable_requests
 from mmengine.fleet.ledger import Ledger, LedgerEntry
 from mmengine.fleet.replica_logs import ReplicaLogs
-from mmengine.fleet.routed_request import ReplicaLost, RoutingLimits
 from mmengine.fleet.wire import Accepted, ReplicaName, ReplicaRequest, encode, wire_prompt
 from mmengine.request import SamplingParams
 from mmengine.serve.prompt.prompt import Prompt
@@ -80,8 +80,8 @@ def test_all_is_there_again_behind_a_kill_of_ingress_and_replicas(tmp_path):
 
 def num_said(server, name):
     """Tokens that the ingress has of a response that runs."""
-    journeys = list(server.engine._journeys.values())
-    return sum(each.num_tokens for each in journeys if f"resp_{each._ask.request_id}" == name)
+    journeys = list(server.engine._routed.values())
+    return sum(each.num_tokens for each in journeys if f"resp_{each._request.request_id}" == name)
 
 
 def test_a_replica_that_is_lost_hands_on_what_it_had_when_its_log_says_so(tmp_path):
@@ -104,7 +104,7 @@ def test_a_log_without_a_record_keeps_nobody_from_going_on(tmp_path):
         alive = LogWriter(tmp_path / "a")
         begin_log(tmp_path / "a")
         lives = ReplicaLogs(tmp_path, ["r"])
-        waiting = asyncio.ensure_future(lives.heard(["r"]))
+        waiting = asyncio.ensure_future(lives.answers(["r"]))
         await asyncio.sleep(0.2)
         assert not waiting.done()
         alive.close()
@@ -122,7 +122,7 @@ def test_logs_that_cannot_be_read_keep_nobody_from_going_on(tmp_path):
         write_log(tmp_path / name, [started, queued])
     segment = tmp_path / "b" / segment_name(0)
     segment.symlink_to(segment.rename(tmp_path / "elsewhere"))
-    found = asyncio.run(ReplicaLogs(tmp_path, ["r"]).heard(["r"]))
+    found = asyncio.run(ReplicaLogs(tmp_path, ["r"]).answers(["r"]))
     assert [list(each) for each in found] == [[], [], ["r"]]
 
 
@@ -146,7 +146,7 @@ def test_what_a_frozen_replica_has_goes_nowhere_else(tmp_path, caplog):
         (victim,) = (each.name for each in one.carrier.kept if each.load().num_open)
         one.loop.call_soon_threadsafe(one.carrier.lose, victim)
         try:
-            wait_for(lambda: "gets no further" in caplog.text)
+            wait_for(lambda: "makes no progress" in caplog.text)
             assert look(one, name)[2]["status"] == "in_progress" and len(one.carrier.calls) == 1
             assert one.engine.readiness().ready
         finally:
@@ -225,7 +225,7 @@ def test_where_locks_do_not_hold_nothing_is_kept(tmp_path, monkeypatch, take, wh
 
 
 def test_without_a_folder_it_is_refused_with_its_sentence(tmp_path, monkeypatch):
-    monkeypatch.setattr("tests.fleet.kept_fleets.opened", lambda *given: None)
+    monkeypatch.setattr("tests.fleet.kept_fleets.open_durable_requests", lambda *given: None)
     with fleet(tmp_path / "logs", "a") as one:
         status, _, found = one.call(PATH, {"input": "hi", "background": True})
         assert status == 400 and "background needs a log" in found["error"]["message"]
@@ -242,7 +242,7 @@ def test_a_ledger_is_bounded_and_forgives_what_it_cannot_read(tmp_path, monkeypa
     ledger = Ledger(tmp_path, max_bytes=1000)
     ledger.put(kept_of("a"))
     ledger.put(kept_of("b"))
-    with pytest.raises(QueueFull, match="more than 1000 bytes"):
+    with pytest.raises(QueueFull, match="more than 1,000 bytes"):
         ledger.put(kept_of("large", "x" * 1000))
     with pytest.raises(LogError, match="another process"):
         Ledger(tmp_path)
@@ -259,7 +259,7 @@ def test_a_ledger_is_bounded_and_forgives_what_it_cannot_read(tmp_path, monkeypa
     assert "a" in ledger and "c" not in ledger
     ledger.close()
     ledger.drop("a")
-    with pytest.raises(LogError, match="it ends"):
+    with pytest.raises(LogError, match="is ending"):
         ledger.put(kept_of("d"))
     (tmp_path / "torn.request").write_bytes(b"torn")
     again = Ledger(tmp_path)

@@ -7,9 +7,9 @@ import pytest
 from typer.testing import CliRunner
 
 from mmengine.cli.main import app
+from mmengine.fleet.attempt import RoutingLimits
 from mmengine.fleet.engine import FleetEngine
 from mmengine.fleet.replica import Replica
-from mmengine.fleet.routed_request import RoutingLimits
 from mmengine.replay.queries.fleet import core_ids, describe_path, is_fleet, logs_in, replica_paths
 from mmengine.serve.async_engine.async_engine import AsyncEngine
 from mmengine.serve.prompt.prompt import Prompt

@@ -7,9 +7,9 @@ import time
 import pytest
 
 from mmengine.errors import ExecutorFailed, ExecutorLost, InvalidRequest, QueueFull, RequestFailed
+from mmengine.fleet.attempt import RoutingLimits
 from mmengine.fleet.engine import FleetEngine
 from mmengine.fleet.replica import Replica
-from mmengine.fleet.routed_request import RoutingLimits
 from mmengine.fleet.wire import (
     Accepted,
     Outputs,
@@ -188,7 +188,7 @@ def test_what_kills_every_replica_is_given_up(words):
 
         for each in kept:
             each.run = kill(each.name)
-        with pytest.raises(RequestFailed, match="3 replicas in a row ended without a token of it"):
+        with pytest.raises(RequestFailed, match="3 replicas in a row ended without a token of this request"):
             await told(engine.stream(Prompt(text=TEXT)))
         assert len(carrier.replicas) == 1
         await closed(engine, *kept)
@@ -231,7 +231,7 @@ def test_what_is_refused_is_refused_as_by_one_engine():
         engine, carrier = fleet(one, max_open=3)
         with pytest.raises(InvalidRequest, match="temperature"):
             engine.stream(Prompt(text="a"), temperature=-1)
-        with pytest.raises(InvalidRequest, match="fleet's own"):
+        with pytest.raises(InvalidRequest, match="set by the fleet"):
             engine.stream(Prompt(text="a"), outputs=[1])
         with pytest.raises(InvalidRequest, match="image 1 is no image"):
             await engine.generate(Prompt(text="bad"))
@@ -259,7 +259,7 @@ def test_who_leaves_is_left_and_deadlines_hold_across_replicas():
         stream = engine.stream(Prompt(text=TEXT))
         await stream.accepted()
         await anext(stream)
-        with pytest.raises(InvalidRequest, match="ids must differ"):
+        with pytest.raises(InvalidRequest, match="choose another"):
             engine.stream(Prompt(text=TEXT), request_id=stream.request_id)
         stream.cancel()
         said = [output async for output in stream]
@@ -299,7 +299,7 @@ def test_who_asks_again_at_once_is_not_in_its_own_way():
     async def go():
         one = replica("a")
         prompt = wire_prompt(Prompt(text=TEXT))
-        data = encode(ReplicaRequest("r", prompt, SamplingParams(seed=1), journey="j"))
+        data = encode(ReplicaRequest("r", prompt, SamplingParams(seed=1), route="j"))
         for number in range(4):
             words = one.run(data)
             async for word in words:
@@ -307,13 +307,13 @@ def test_who_asks_again_at_once_is_not_in_its_own_way():
                     break  # the second time before it is begun
             await words.aclose()
         said = [decode_message(word) async for word in one.run(data)]
-        assert isinstance(said[-1], Outputs) and said[-1].ended is not None, said[-1]
-        other = encode(ReplicaRequest("r", prompt, SamplingParams(seed=1), journey="another"))
+        assert isinstance(said[-1], Outputs) and said[-1].end is not None, said[-1]
+        other = encode(ReplicaRequest("r", prompt, SamplingParams(seed=1), route="another"))
         first = one.run(data)
         while not isinstance(decode_message(await anext(first)), Accepted):
             pass
         refused = [decode_message(word) async for word in one.run(other)][-1]
-        assert isinstance(refused, Rejection) and "ids must differ" in refused.text
+        assert isinstance(refused, Rejection) and "choose another" in refused.text
         await first.aclose()
         while one._runs:
             await asyncio.sleep(0.01)
