@@ -83,7 +83,7 @@ def test_an_error_keeps_its_kind_and_words(error, kind):
 
 
 def test_what_cannot_cross_is_refused():
-    with pytest.raises(InvalidRequest, match="media of a fleet's requests are bytes"):
+    with pytest.raises(InvalidRequest, match="media of a fleet's requests must be bytes"):
         wire.wire_prompt(Prompt(text="<image>", images=[object()]))
     ask = wire.ReplicaRequest(
         "r", wire.wire_prompt(Prompt([{"role": "user", "content": object()}])), SamplingParams()
