@@ -128,7 +128,9 @@ class Attempt:
         self._replica = ""  # its name, when it has answered
 
     async def run(self) -> None:
-        """Pass on the replica's messages until the answer ends. Raises Reroute, and the replica's rejection.
+        """Pass on the replica's messages until the answer ends.
+
+        Raises Reroute, and the replica's rejection.
         """
         async with aclosing(self._carrier.call(self._choice.key, encode(self._request))) as messages:
             while True:

@@ -54,8 +54,7 @@ class DurableRequests:
         return self._ledger.found.pop(request_id)
 
     async def logged_outputs(self, entry: LedgerEntry) -> list[RequestOutput]:
-        """Return the outputs in the replicas' logs, choice by choice, when no replica computes the request.
-        """
+        """Return the outputs in the replicas' logs, choice by choice, once no replica computes it."""
         sampling, names = entry.request.sampling, core_ids(entry.request_id, entry.request.sampling.n)
         logs = await self._logs.answers(names)
         grammar = entry.accepted.grammar

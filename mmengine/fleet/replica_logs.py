@@ -78,8 +78,7 @@ class ReplicaLogs:
         await self._settled(self._root / replica, core_ids)
 
     async def answers(self, core_ids: Collection[str]) -> list[dict[str, ResumedAnswer]]:
-        """Return the answers in each earlier log by core id, once no live process has one of these requests.
-        """
+        """Return the answers in each earlier log by core id, when no live process has one of these."""
         found = [await self._settled(log, core_ids) for log in self._before]
         return [{name: life.answers[name] for name in core_ids if name in life.answers} for life in found]
 

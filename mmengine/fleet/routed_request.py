@@ -130,8 +130,7 @@ class RoutedRequest:
         is_done: Callable[[], bool],
         choices: Sequence[ChoiceProgress],
     ) -> None:
-        """Attempt to have these choices answered until one attempt succeeds or `is_done` after a failed one.
-        """
+        """Make attempts for these choices until one succeeds, or until `is_done` after a failed one."""
         names = [self._core_ids[choice.index] for choice in choices]
         pause, deaths = FIRST_PAUSE_S, 0 if _num_tokens(choices) else self._deaths
         while not is_done() and not self._end_if_late():
