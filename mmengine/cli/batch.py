@@ -1,4 +1,4 @@
-"""`mmengine run --batch`: a file of requests, a progress bar, and an orderly end on Ctrl-C."""
+"""`mmengine run --batch`: answers a file of requests, with a progress bar and a clean end on Ctrl-C."""
 
 import os
 import signal
@@ -32,9 +32,11 @@ def run_batch_file(
     media_options: Mapping[str, object] | None = None,
     shard: Shard = WHOLE_FILE,
 ) -> int:
-    """Answer every line of `requests`, or of a `shard` of it, into `out`. 0 when each line got an answer, 1
-    when some got an error, 130 when a signal ended it before. With a `log` that this batch began, go on where
-    the log ends. `media_options`: of all prompts."""
+    """Answer every line of `requests`, or of a `shard` of it, into `out`.
+
+    Returns 0 if each line got an answer, 1 if some got an error, 130 if a signal ended the run before. With a
+    `log` that this batch began, continue where the log ends. `media_options` apply to all prompts.
+    """
     index = RequestIndex(requests, shard=shard)
     check_apart(requests, out)
     console = Console(stderr=True)
@@ -53,7 +55,7 @@ def run_batch_file(
 
 
 def check_apart(requests: Path, out: Path) -> None:
-    """Raises InvalidRequest where the answers would stand in the request file's place."""
+    """Raise InvalidRequest if the answers would overwrite the request file."""
     if out.exists() and out.samefile(requests):
         raise InvalidRequest("--out is the request file itself; name another file")
 
@@ -69,7 +71,7 @@ def _answer_all(
     before = len(answers.answered)
     if engine.built.resumed is not None:
         console.print(
-            f"going on: {before} of {len(index)} lines have their answers; {_lost(engine.built.resumed)}",
+            f"resuming: {before} of {len(index)} lines have their answers; {_lost(engine.built.resumed)}",
             highlight=False,
             soft_wrap=True,
         )
@@ -93,11 +95,12 @@ def _answer_all(
     if missing:
         console.print(f"stopped: {missing} of {len(index)} lines have no answer", soft_wrap=True)
         return INTERRUPTED
-    return HAS_ERRORS if num_errors(answers.path) else 0  # those of a process before count too
+    return HAS_ERRORS if num_errors(answers.path) else 0  # Errors from an earlier process count too.
 
 
 def code_of_answers(out: Path) -> int:
-    """The exit code of a batch that was answered before, or in shards; how many errors it has is said."""
+    """Return the exit code of a batch that was answered before, or in shards, and print its number of
+    errors."""
     failed = num_errors(out)
     if failed:
         Console(stderr=True).print(f"{failed} of them are errors", highlight=False, soft_wrap=True)
@@ -105,7 +108,7 @@ def code_of_answers(out: Path) -> int:
 
 
 def draft_lines(engine: Engine) -> Iterator[str]:
-    """A line for each drafter that did anything."""
+    """Yield a line for each drafter that drafted or failed."""
     found = engine.stats().drafts
     for number, (name, failures) in enumerate(engine.drafters):
         if number in found:
@@ -115,7 +118,7 @@ def draft_lines(engine: Engine) -> Iterator[str]:
 
 
 def _lost(resumed: ResumeState) -> str:
-    """What the end of the process before cost, in words."""
+    """Describe the losses from the previous process's end."""
     cut = "".join(f", {size} bytes were cut from {name} at {place}" for name, place, size in resumed.cuts)
     return f"{len(resumed.steps)} steps are computed again{cut}"
 
@@ -163,12 +166,13 @@ def _progress(console: Console) -> Progress:
 
 @contextmanager
 def _signals(drain: threading.Event, stop: threading.Event) -> Iterator[None]:
-    """The first SIGINT or SIGTERM drains, the second stops, a third one kills."""
+    """Drain on the first SIGINT or SIGTERM, stop on the second; the third kills."""
 
     def handle(number: int, frame: FrameType | None) -> None:
         if not drain.is_set():
             drain.set()
-            os.write(2, b"\nmmengine: finishing what runs; press again to stop at once\n")  # print may lock
+            # `print` may lock.
+            os.write(2, b"\nmmengine: finishing running requests; press again to stop at once\n")
         else:
             stop.set()
             signal.signal(number, signal.SIG_DFL)

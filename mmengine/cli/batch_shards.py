@@ -1,9 +1,10 @@
-"""`mmengine run --batch --shards N`: a batch that many processes answer over one folder, on as many machines.
+"""`mmengine run --batch --shards N`: many processes answer a batch over a shared folder, on any number of
+machines.
 
-Each shard has a log of its own, which one process writes: the lock on it says whether somebody is at work
-there. Who is done with its own shard takes up those that are unfinished and that nobody holds, with all that
-their logs know, half answers included. Who sees that all are answered joins the answers into one file. What
-stands there already counts only where its log was begun with this request file.
+Each shard has its own log, which a single process writes; the lock on the log shows whether a process is at
+work. A process that finished its own shard takes over unfinished shards without a process, with everything in
+their logs, half answers included. The process that sees all shards answered joins the answers into a single
+file. Existing results count only if their log was begun with this request file.
 """
 
 import os
@@ -21,17 +22,19 @@ from mmengine.events.lock import is_locked, lock
 from mmengine.serve.batch.progress import RequestIndex, answered_in
 from mmengine.serve.batch.request_file import Shard
 
-LOOK_AGAIN_S = 1.0  # whether a shard that somebody holds was finished, or abandoned
+LOOK_AGAIN_S = 1.0  # Interval in seconds to check whether a held shard was finished or abandoned.
 _CHUNK = 2**20
-RunShard = Callable[[Path, Path, Shard], int]  # of its answers and its log: the exit code
+RunShard = Callable[[Path, Path, Shard], int]  # Called with a shard's answers and log; returns the exit code.
 
 
 class Shards:
-    """`own`: that this process begins with. Raises InvalidRequest, OSError."""
+    """The shards of a batch; this process begins with `own`. Raises InvalidRequest, OSError."""
 
     def __init__(self, requests: Path, out: Path, log: Path, own: Shard):
         if own.index >= own.count:
-            raise InvalidRequest(f"--shard {own.index} is none of --shards {own.count}; they count from 0")
+            raise InvalidRequest(
+                f"--shard {own.index} is out of range; with --shards {own.count} it is 0 to {own.count - 1}"
+            )
         self._out, self._log, self._own = out, log, own
         self._index = RequestIndex(requests)
         check_apart(requests, out)
@@ -40,21 +43,23 @@ class Shards:
         log.mkdir(parents=True, exist_ok=True)
 
     def run(self, run_shard: RunShard) -> int:
-        """Until all shards are answered, by whomever: 0; 130 when a signal ended it before. Raises LogError
-        for a log of another request file, InvalidRequest for answers of another one."""
+        """Run until all shards are answered by any process; return 0, or 130 after a signal.
+
+        Raises LogError for another request file's log, InvalidRequest for another request file's answers.
+        """
         while unfinished := [shard for shard in self._in_order() if not self._is_answered(shard)]:
             free = next((shard for shard in unfinished if not is_locked(self.log_of(shard))), None)
             if free is None:
                 time.sleep(LOOK_AGAIN_S)
                 continue
             if free != self._own:
-                self._say(f"taking up shard {free.index}, which nobody answers")
+                self._say(f"taking over shard {free.index}, which has no process")
             try:
                 code = run_shard(answers_of(self._out, free), self.log_of(free), free)
             except LogError as error:
                 if not is_locked(self.log_of(free)):
                     raise
-                self._say(f"somebody else has taken shard {free.index} up: {error}")
+                self._say(f"another process has taken over shard {free.index}: {error}")
                 time.sleep(LOOK_AGAIN_S)
                 continue
             if code == INTERRUPTED:
@@ -66,7 +71,7 @@ class Shards:
         self._console.print(text, highlight=False, soft_wrap=True)
 
     def _in_order(self) -> Iterator[Shard]:
-        """From the own one on. One without a line is nobody's work."""
+        """Yield the shards from this process's own on, without empty shards."""
         count = self._own.count
         shards = (Shard((self._own.index + step) % count, count) for step in range(count))
         return (shard for shard in shards if shard.num_of(len(self._index)))
@@ -75,7 +80,9 @@ class Shards:
         return self._log / f"shard-{shard.index}-of-{shard.count}"
 
     def _is_answered(self, shard: Shard) -> bool:
-        """Whether each request of it has its answer, and nobody writes there. Remembered: it stays so."""
+        """Return whether the shard is answered and no process writes to it. The result is cached: it stays
+        true.
+        """
         log = self.log_of(shard)
         if shard in self._answered:
             return True
@@ -86,7 +93,7 @@ class Shards:
             is_begun = index.is_begun(log)
             answered = answered_in(answers_of(self._out, shard), index) if is_begun else set()
         except MMEngineError:
-            if is_locked(log):  # meanwhile: what is there of before is about to go
+            if is_locked(log):  # Another process started meanwhile, and is about to replace the old files.
                 return False
             raise
         if len(answered) == len(index) and not is_locked(log):
@@ -94,7 +101,7 @@ class Shards:
         return shard in self._answered
 
     def _join(self) -> None:
-        """One file of all answers, once: the others wait until it is there."""
+        """Join all answers into a file, once: other processes wait for it."""
         held = None
         while held is None:
             try:
@@ -117,7 +124,7 @@ class Shards:
             os.close(held)
 
     def _is_joined(self, parts: list[Path]) -> bool:
-        """By its bytes: answers to another request file may be as long."""
+        """Compare by contents: another request file's answers may have the same size."""
         if not self._out.exists() or self._out.stat().st_size != sum(part.stat().st_size for part in parts):
             return False
         with self._out.open("rb") as file:
@@ -135,6 +142,6 @@ def answers_of(out: Path, shard: Shard) -> Path:
 
 
 def num_answer_bytes(out: Path, count: int) -> int:
-    """That all shards have given so far."""
+    """Return the number of answer bytes that all shards have written so far."""
     parts = (answers_of(out, Shard(index, count)) for index in range(count))
     return sum(part.stat().st_size for part in parts if part.exists())

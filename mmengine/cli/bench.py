@@ -1,4 +1,4 @@
-"""`mmengine bench serve`: how a server bears a load."""
+"""`mmengine bench serve`: measures a server under load."""
 
 import json
 import math
@@ -11,54 +11,62 @@ import typer
 from mmengine.cli.commands import Command, Group
 from mmengine.errors import ConfigError
 
-HELP = """Measure a server that speaks OpenAI's chat API, this one or another.
+HELP = """Measure a server with OpenAI's chat API, mmengine or another.
 
 [bold]Examples[/bold]
 
   mmengine bench serve                                         64 calls, 16 at a time, to 127.0.0.1:8000
 
-  mmengine bench serve --rate 4 --ttft-ms 500 --tpot-ms 50     how many of them are good enough
+  mmengine bench serve --rate 4 --ttft-ms 500 --tpot-ms 50     also count calls within these limits
 
   mmengine bench serve --image photo.jpg --picture bench.png
 
-Each call has a prompt of its own, so that no cache has it, and streams. Times are those of this client: run
-it beside the server, and not on its cores where it matters.
+Each call has a unique prompt, so that no cache contains it, and streams. Times are measured by this client:
+run it near the server, but on other cores.
 """
 Images = Annotated[
     list[Path] | None,
-    typer.Option(metavar="PATH", help="A file to ask about; may be repeated, they take turns."),
+    typer.Option(metavar="PATH", help="Image to ask about; may be repeated, used in turn."),
 ]
-bench_app = typer.Typer(cls=Group, help="Measure what runs.", no_args_is_help=True, rich_markup_mode="rich")
+bench_app = typer.Typer(
+    cls=Group, help="Measure running servers.", no_args_is_help=True, rich_markup_mode="rich"
+)
 
 
 @bench_app.callback()
 def bench() -> None:
-    """Measure what runs."""
+    """Measure running servers."""
 
 
 @bench_app.command(cls=Command, help=HELP)
 def serve(
-    url: Annotated[str, typer.Option(help="Of the server, with /v1.")] = "http://127.0.0.1:8000/v1",
-    model: Annotated[str, typer.Option(help="By which name it is asked for.", show_default="its first")] = "",
-    api_key: Annotated[str, typer.Option(envvar="MMENGINE_API_KEY", help="Its key.")] = "",
-    requests: Annotated[int, typer.Option(min=1, help="Calls.")] = 64,
+    url: Annotated[str, typer.Option(help="Server's URL, with /v1.")] = "http://127.0.0.1:8000/v1",
+    model: Annotated[str, typer.Option(help="Model name.", show_default="the server's first")] = "",
+    api_key: Annotated[str, typer.Option(envvar="MMENGINE_API_KEY", help="API key.")] = "",
+    requests: Annotated[int, typer.Option(min=1, help="Number of calls.")] = 64,
     rate: Annotated[
-        float, typer.Option(min=0.001, help="Calls a second.", show_default="as one place is free")
+        float, typer.Option(min=0.001, help="Calls per second.", show_default="as soon as a place is free")
     ] = math.inf,
-    concurrency: Annotated[int, typer.Option(min=1, help="Calls that are open at once.")] = 16,
-    prompt_words: Annotated[int, typer.Option(min=1, help="Of a prompt.")] = 64,
-    max_tokens: Annotated[int, typer.Option(min=1, max=1_000_000, help="Of an answer.")] = 64,
-    ends: Annotated[bool, typer.Option("--ends", help="Answers may end before that.")] = False,
+    concurrency: Annotated[int, typer.Option(min=1, help="Maximum number of concurrent calls.")] = 16,
+    prompt_words: Annotated[int, typer.Option(min=1, help="Words per prompt.")] = 64,
+    max_tokens: Annotated[int, typer.Option(min=1, max=1_000_000, help="Maximum tokens per answer.")] = 64,
+    ends: Annotated[bool, typer.Option("--ends", help="Allow answers to end earlier.")] = False,
     image: Images = None,
-    ttft_ms: Annotated[float, typer.Option(min=0, help="A good call has its first token by then.")] = 0.0,
-    tpot_ms: Annotated[float, typer.Option(min=0, help="And a token each so often behind it.")] = 0.0,
-    timeout_s: Annotated[float, typer.Option(min=1, max=86400, help="Of one call.")] = 600.0,
-    seed: Annotated[int, typer.Option(help="Of prompts, and of when calls come.")] = 0,
+    ttft_ms: Annotated[
+        float, typer.Option(min=0, help="Time limit for a good call's first token in ms.")
+    ] = 0.0,
+    tpot_ms: Annotated[
+        float, typer.Option(min=0, help="Time limit per further token of a good call in ms.")
+    ] = 0.0,
+    timeout_s: Annotated[float, typer.Option(min=1, max=86400, help="Timeout per call in seconds.")] = 600.0,
+    seed: Annotated[int, typer.Option(help="Seed for prompts and arrival times.")] = 0,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Write the table here, as markdown.")
+        Path | None, typer.Option("--out", "-o", help="Output file for the table, as Markdown.")
     ] = None,
-    as_json: Annotated[Path | None, typer.Option("--json", help="Write the figures here.")] = None,
-    picture: Annotated[Path | None, typer.Option(help="Draw the times into this file.")] = None,
+    as_json: Annotated[
+        Path | None, typer.Option("--json", help="Output file for the figures, as JSON.")
+    ] = None,
+    picture: Annotated[Path | None, typer.Option(help="Output file for a picture of the times.")] = None,
 ) -> None:
     import asyncio  # lazy, as the others: help is instant, and the supervisor of a server stays small
 
@@ -75,7 +83,7 @@ def serve(
         check_picture(picture, "--picture")
     for path in image or ():
         if not path.is_file():
-            raise ConfigError(f"--image {path} is no file")
+            raise ConfigError(f"--image {path} is not a file")
     target, limits = Target.of(url, api_key), Limits(ttft_ms, tpot_ms)
     load = Load(
         requests,

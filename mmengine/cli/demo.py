@@ -1,4 +1,4 @@
-"""`mmengine demo`: the whole path in one command, with the checkpoint that comes along."""
+"""`mmengine demo`: the whole path in a single command, with the embedded checkpoint."""
 
 import time
 from pathlib import Path
@@ -9,24 +9,24 @@ import typer
 from mmengine.cli.run import printable
 from mmengine.errors import Diverged
 
-if TYPE_CHECKING:  # heavy: loaded when a command runs
+if TYPE_CHECKING:  # Heavy; loaded when a command runs.
     from rich.console import Console
     from rich.table import Table
 
     from mmengine.cli.showcase import Question
     from mmengine.core.outputs import Stats
 
-MAX_TOKENS = 160  # of an answer of the demo; a longer one is cut
+MAX_TOKENS = 160  # Longest answer of the demo.
 
 
 def demo(
-    folder: Annotated[Path, typer.Option(help="Where the images and the logs go.")] = Path("demo"),
-    seed: Annotated[int, typer.Option(help="Other images for other seeds.")] = 12,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    folder: Annotated[Path, typer.Option(help="Folder for the images and the logs.")] = Path("demo"),
+    seed: Annotated[int, typer.Option(help="Seed for the images.")] = 12,
+    device: Annotated[str, typer.Option(help="Device: auto, cpu, cuda or cuda:N.")] = "auto",
 ) -> None:
     """Answer 12 questions about 6 images and a short video, in one batch, and verify the log.
 
-    The images are drawn on the spot; the checkpoint has not seen them. Two answers are JSON.
+    The images are drawn during the run; the checkpoint was not trained on them. Two answers are JSON.
     """
     from rich.console import Console  # lazy, as all below: help needs none of it
 
@@ -46,7 +46,7 @@ def demo(
     console.print(f"log {log}: {'; '.join(report_lines(report))}", markup=False, soft_wrap=True)
     if not report.ok:
         raise Diverged(f"the log in {log} does not verify; see mmengine log verify {log}")
-    console.print(f"look into it with: mmengine log show {log} --steps", markup=False, soft_wrap=True)
+    console.print(f"inspect it with: mmengine log show {log} --steps", markup=False, soft_wrap=True)
 
 
 def _answer(asked: "list[Question]", log: Path, device: str, console: "Console") -> "tuple[Stats, float]":
@@ -101,7 +101,7 @@ def _table(num_requests: int, stats: "Stats", seconds: float) -> "Table":
 
 
 def _next_log(folder: Path) -> Path:
-    """A folder that does not exist yet: a log is never written over."""
+    """Return a folder that does not exist yet, since a log is never overwritten."""
     number = 1
     while (folder / f"log-{number}").exists():
         number += 1

@@ -1,4 +1,4 @@
-"""`mmengine env`: what is installed here, for a bug report or to see why something is slow."""
+"""`mmengine env`: lists the installed parts, for a bug report or to explain slow runs."""
 
 import platform
 import sys
@@ -27,7 +27,7 @@ def env(
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show versions, devices, attention backends, CPU kernels, model plugins and the embedded checkpoint."""
-    from mmengine.runtime.startup import capabilities  # lazy: torch
+    from mmengine.runtime.startup import capabilities  # Lazy: torch
 
     facts = {
         "mmengine-vl": __version__,
@@ -70,7 +70,7 @@ def _threads() -> str:
 
 
 def _kernels() -> str:
-    from mmengine.native.library import describe  # lazy: it may compile
+    from mmengine.native.library import describe  # Lazy: it may compile
 
     return describe()
 
@@ -86,7 +86,7 @@ def _quantised() -> str:
 
 
 def _plugins() -> str:
-    from mmengine.models.registry import load_plugins  # lazy: numpy
+    from mmengine.models.registry import load_plugins  # Lazy: numpy
 
     try:
         plugins = load_plugins()
@@ -107,7 +107,7 @@ def _checkpoint() -> str:
 
 
 def clash() -> str:
-    """One sentence when PyPI's `mmengine`, another project, is installed too; else empty."""
+    """Return a warning if PyPI's `mmengine`, another project, is installed too; otherwise ""."""
     try:
         version = metadata.version("mmengine")
     except metadata.PackageNotFoundError:

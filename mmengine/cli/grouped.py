@@ -1,4 +1,4 @@
-"""Options of a command in groups: a dataclass for each, whose fields are options as typer reads them."""
+"""Groups of command options: a dataclass per group, whose fields are typer options."""
 
 import copy
 import inspect
@@ -11,8 +11,10 @@ from typer.models import OptionInfo
 
 
 def grouped(environment: str = "") -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A command for typer whose options are the fields of the dataclasses that it takes, in order.
-    `environment`: how the variables begin that options may also be given in; "": there are none."""
+    """Return a decorator that gives a command the fields of its dataclass parameters as options, in order.
+
+    `environment` is the prefix of the environment variables that set the same options; "" for none.
+    """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         groups = {name: kind for name, kind in get_type_hints(command).items() if name != "return"}
@@ -39,13 +41,13 @@ def _options(kind: type, environment: str) -> Iterator[inspect.Parameter]:
         hint = hints[field.name]
         value, option = get_args(hint)
         if environment and isinstance(option, OptionInfo):
-            option = copy.copy(option)  # another command may have it without a variable
+            option = copy.copy(option)  # Another command may use the option without a variable.
             option.envvar, option.show_envvar = environment + _name(option, field.name).upper(), False
             hint = Annotated[value, option]
         yield inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
 
 
 def _name(option: OptionInfo, name: str) -> str:
-    """As the flag has it, where it is not the field's. In Annotated a first flag stands as the default."""
+    """Return the flag's name if it differs from the field's. In Annotated the first flag is the default."""
     flags = [each for each in (option.default, *(option.param_decls or ())) if isinstance(each, str)]
     return flags[0].removeprefix("--").replace("-", "_") if flags else name

@@ -1,8 +1,8 @@
-"""`mmengine serve` with a log, above the process that answers: it has the listening socket, so who connects
-while there is no engine waits for the next one, it starts that, and it says how things stand.
+"""Supervises the engine's process of `mmengine serve` with a log.
 
-It has no torch, no model and no event log, and takes what no request can reach: clients are accepted by the
-engine's process alone, which inherits the socket.
+The supervisor owns the listening socket, so clients that connect without an engine wait for the next one. It
+starts the engine's process and reports the health. It has no torch, no model and no event log, and reads no
+client input: only the engine's process accepts clients, over the inherited socket.
 """
 
 import os
@@ -23,36 +23,38 @@ from mmengine.server.http.errors import LATER_S
 from mmengine.server.lifecycle.health_port import Health, HealthPort
 from mmengine.server.lifecycle.heartbeat import Beat, Heard
 
-SOCKET = "MMENGINE_SOCKET"  # environment: the descriptor of the listening socket
-BEATS = "MMENGINE_BEATS"  # environment: the descriptor by which the engine's process is heard
-HASTE = "MMENGINE_IN_HASTE"  # environment: there where a process before this one has served
+SOCKET = "MMENGINE_SOCKET"  # Environment: the listening socket's descriptor.
+BEATS = "MMENGINE_BEATS"  # Environment: the descriptor for the engine's heartbeats.
+HASTE = "MMENGINE_IN_HASTE"  # Environment: set if an earlier process has served.
 INTERRUPTED = 130
 ENDS = (signal.SIGTERM, signal.SIGINT)
-LATE_S = 5.0  # of silence, after which an engine counts as frozen
-FROZEN_S = 600.0  # of silence, after which its process is killed
-LAST_WORDS_S = 5.0  # that the engine's process has after a second signal
+LATE_S = 5.0  # Seconds of silence after which an engine counts as frozen.
+FROZEN_S = 600.0  # Seconds of silence after which its process is killed.
+LAST_WORDS_S = 5.0  # Seconds for the engine's process to end after a second signal.
 LONGEST_RETRY_S = 60
 
 
 class Guard:
-    """`arguments`: of the command that serves. `health`: a bound socket to answer about health on."""
+    """The supervisor. `arguments` are the serving command's; `health` is a bound socket for health
+    requests."""
 
     def __init__(self, arguments: Sequence[str], bound: socket.socket, health: socket.socket | None) -> None:
         self._arguments, self._bound = arguments, bound
         self._selector = selectors.DefaultSelector()
         self._health = None if health is None else HealthPort(health, self._selector, self.health)
         self._restarts = Restarts()
-        self._signals: list[int] = []  # that came and were not looked at yet
-        self._num_ends = 0  # signals to end
-        self._reloads = False  # whether SIGHUP waits for an engine that serves
+        self._signals: list[int] = []  # Received and not handled yet.
+        self._num_ends = 0  # Number of signals to end.
+        self._reloads = False  # Whether SIGHUP waits for an engine that serves.
         self._running: _Running | None = None
         self._kill_at = float("inf")
-        self._load_s = float(LATER_S)  # that the last engine took until it served
+        self._load_s = float(LATER_S)  # Seconds that the last engine took until it served.
         self._has_served = False
 
     def run(self) -> int:
-        """Until it is told to end, or the engine's process ends by itself or cannot be started; gives the
-        exit code. Raises MMEngineError when it breaks down again and again."""
+        """Run until a signal to end, until the engine's process ends by itself or until it cannot be started;
+        return the exit code. Raises MMEngineError when the process fails repeatedly.
+        """
         with self._hearing_signals():
             while not self._num_ends:
                 try:
@@ -67,13 +69,13 @@ class Guard:
         return 0
 
     def health(self) -> Health:
-        """As of now."""
+        """Return the current health."""
         running = self._running
         if running is None:
-            return Health(("the engine broke down and is started again",), self._retry_after_s(0.0), False)
+            return Health(("the engine failed and is restarting",), self._retry_after_s(0.0), False)
         silent_s = time.monotonic() - running.heard_at
         if running.beat.is_regular and silent_s > LATE_S:
-            why = f"nothing was heard of the engine for {silent_s:.0f} seconds"
+            why = f"the engine has not responded for {silent_s:.0f} seconds"
             return Health((why,), LATER_S, is_told=False, is_alive=False)
         if not running.beat.is_serving:
             why = "the first steps run" if running.beat.is_built else "the model is being loaded"
@@ -84,7 +86,9 @@ class Guard:
         return max(1, min(LONGEST_RETRY_S, ceil(self._load_s - waited_s)))
 
     def _one_life(self) -> int | None:
-        """Of the engine's process. None: it broke down, and is to be started again."""
+        """Run an engine's process once. Return None if it failed and is to be restarted, otherwise the exit
+        code.
+        """
         kills = num_memory_kills()
         with closing(Heard.pair()) as heard:
             running, ended = self._watched(heard)
@@ -97,21 +101,21 @@ class Guard:
             ended, is_built, running.beat.num_tokens, running.served_s, running.beat.reasons, by_memory
         )
         if ended.code > 0 and ended.code != HANG_EXIT and not self._has_served:
-            return ended.code  # it refused to begin, and has said why
+            return ended.code  # It refused to start, and has reported the reason.
         is_killed = ended.code == -signal.SIGKILL
         self._pause(life, how_killed(kills, after, ended.peak_bytes) if is_killed else life.what)
         return None
 
     def _watched(self, heard: Heard) -> tuple["_Running", Ended]:
-        """A process that ran, and how it ended."""
+        """Return a process that ran, and how it ended."""
         fds = self._bound.fileno(), heard.mouth.fileno()
         environment = {SOCKET: str(fds[0]), BEATS: str(fds[1]), **({HASTE: "1"} if self._has_served else {})}
         with started(self._arguments, self._restarts.cause, environment, fds, own_group=True) as process:
-            heard.mouth.close()  # the other process has it
+            heard.mouth.close()  # The other process holds it.
             running = self._running = _Running(process.popen.pid, heard)
             self._selector.register(heard.ear, selectors.EVENT_READ, self._hear)
             ended = self._watch(process, running)
-            self._hear()  # its last words
+            self._hear()  # Read its last heartbeat.
             self._selector.unregister(heard.ear)
             self._running = None
         return running, ended
@@ -121,7 +125,7 @@ class Guard:
             found, status, usage = os.wait4(-1, os.WNOHANG)
             if found == running.pid:
                 return process.ended(status, usage.ru_maxrss)
-            if found:  # an orphan of its own, where this is the first process of a container
+            if found:  # An orphaned process, if this is the first process in a container.
                 continue
             self._turn(self._due(running))
             if self._reloads and running.beat.is_serving:
@@ -129,18 +133,18 @@ class Guard:
                 os.kill(running.pid, signal.SIGHUP)
             if time.monotonic() >= self._due(running):
                 if not self._num_ends:
-                    say(f"nothing was heard of the engine for {FROZEN_S:g} s: it is frozen, and killed")
+                    say(f"the engine has not responded for {FROZEN_S:g} s and is killed")
                 running.is_killed = True
                 os.kill(running.pid, signal.SIGKILL)
 
     def _due(self, running: "_Running") -> float:
-        """When the engine's process is to be killed."""
+        """Return the time at which the engine's process is to be killed."""
         if running.is_killed:
             return float("inf")
         return min(self._kill_at, running.heard_at + FROZEN_S if running.beat.is_regular else float("inf"))
 
     def _pause(self, life: Life, what: str) -> None:
-        """Say `what` has happened, and wait before the next process."""
+        """Print `what` has happened, and wait before the next process."""
         pause_s = self._restarts.pause_s(life)
         say(f"{what}; starting again" + (f" in {pause_s:g} s" if pause_s else ""))
         until = time.monotonic() + pause_s
@@ -148,7 +152,7 @@ class Guard:
             self._turn(until)
 
     def _turn(self, until: float) -> None:
-        """Wait for something to happen, at most until then, and do what is to be done."""
+        """Wait for an event, at most until the given time, and handle it."""
         waits = [until - time.monotonic()]
         if self._health is not None and (wait_s := self._health.wait_s()) is not None:
             waits.append(wait_s)
@@ -158,7 +162,7 @@ class Guard:
         if self._health is not None:
             self._health.tidy()
         while self._signals:
-            self._heed(self._signals.pop(0))
+            self._handle_signal(self._signals.pop(0))
 
     def _hear(self) -> None:
         running = self._running
@@ -170,15 +174,19 @@ class Guard:
             running.serving_since, self._load_s, self._has_served = now, now - running.begun, True
         running.beat, running.heard_at = beat, now
 
-    def _heed(self, number: int) -> None:
-        """A signal. What ends the engine's process is passed on: the first lets streams finish, the second
-        has them told, and who does not end by then is killed."""
+    def _handle_signal(self, number: int) -> None:
+        """Handle a signal.
+
+        Signals to end are forwarded to the engine's process: the first lets streams finish, the second ends
+        them with an error, and the process is killed if it does not end in time.
+        """
         running = self._running
         if number == signal.SIGHUP:
-            self._reloads = True  # passed on when an engine serves: before, nobody would read keys again
+            # Forwarded when an engine serves; before that the signal would have no effect.
+            self._reloads = True
         elif number in ENDS:
             self._num_ends += 1
-            self._bound.close()  # else who connects from now on would wait for nobody
+            self._bound.close()  # Otherwise new clients would wait in vain.
             if self._num_ends == 2:
                 self._kill_at = time.monotonic() + LAST_WORDS_S
             if running is not None:
@@ -210,7 +218,7 @@ class Guard:
 
 
 class _Running:
-    """The engine's process, and what was heard of it."""
+    """The engine's process and its latest heartbeat."""
 
     def __init__(self, pid: int, heard: Heard) -> None:
         self.pid, self.heard = pid, heard

@@ -1,4 +1,4 @@
-"""The process that publishes KV events beside `mmengine serve`."""
+"""Runs the process that publishes KV events beside `mmengine serve`."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ from pathlib import Path
 from mmengine.errors import ConfigError
 from mmengine.extras import install_hint
 
-END_S = 5  # for it to end by itself
+END_S = 5  # Seconds for the process to end by itself.
 
 
 def check_installed() -> None:
@@ -20,19 +20,21 @@ def check_installed() -> None:
 
 @contextmanager
 def publishing(log: Path | None, publish: str, replay: str, topic: str) -> Iterator[None]:
-    """`mmengine log kv-events` runs on `log` meanwhile, where `publish` says at which endpoint. It ends with
-    this process, however that ends. Raises ConfigError."""
+    """Run `mmengine log kv-events` on `log` in this block, if `publish` names an endpoint.
+
+    The process ends with this process in any case. Raises ConfigError.
+    """
     if not publish:
         if replay or topic:
-            raise ConfigError("--kv-events-replay and --kv-events-topic go with --kv-events")
+            raise ConfigError("--kv-events-replay and --kv-events-topic need --kv-events")
         yield
         return
     if log is None:
-        raise ConfigError("--kv-events tells what the event log says; give --log, a folder, too")
+        raise ConfigError("--kv-events reads the event log; give --log FOLDER, too")
     check_installed()
-    asked = ["--publish", publish, *(["--replay", replay] if replay else []), "--topic", topic, "--beside"]
-    verb = [sys.executable, "-m", "mmengine.cli.main", "log", "kv-events", str(log), *asked]
-    process = subprocess.Popen(verb, stdin=subprocess.DEVNULL)
+    options = ["--publish", publish, *(["--replay", replay] if replay else []), "--topic", topic, "--beside"]
+    command = [sys.executable, "-m", "mmengine.cli.main", "log", "kv-events", str(log), *options]
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     try:
         yield
     finally:

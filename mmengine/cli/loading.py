@@ -1,5 +1,6 @@
-"""How loading a model, and computing a prompt, get on, on stderr: a bar in a terminal, else a line now and
-then."""
+"""Shows the progress of loading a model and of computing a prompt on stderr: a bar in a terminal, otherwise a
+line now and then.
+"""
 
 import gc
 import sys
@@ -17,7 +18,7 @@ LINE_EVERY_S = 10.0
 
 
 class Stage(NamedTuple):
-    """What is under way: its name beside a bar, and the line that says how much of how much is done."""
+    """A stage in progress: its name beside a bar, and its progress line."""
 
     name: str
     line: str
@@ -29,16 +30,16 @@ IMAGE = Stage("image, %", "{} of {} per cent of an image are encoded")
 
 
 class Bar:
-    """Called with how much of the `stage` is done, and how much there is."""
+    """A progress bar. Call it with the finished and the total amount of the `stage`."""
 
     def __init__(self, stage: Stage, *, counts_bytes: bool) -> None:
         self.stage, self._counts_bytes = stage, counts_bytes
         self._drawn: Stage | None = None
         self._begun = time.monotonic()
-        self._told = 0.0  # when a line last came, or the first call
+        self._told = 0.0  # Time of the last line, or of the first call.
         self._bar: Progress | None = None
         self.said_anything = False
-        self.whole = 0  # the most there was
+        self.whole = 0  # The largest total so far.
 
     def __call__(self, done: int, whole: int) -> None:
         self.whole = max(self.whole, whole)
@@ -53,7 +54,7 @@ class Bar:
 
     def _draw(self, done: int, whole: int) -> None:
         if self._bar is None:
-            from rich.console import Console  # lazy: help needs no console
+            from rich.console import Console  # Lazy: help needs no console
             from rich.progress import (
                 BarColumn,
                 DownloadColumn,
@@ -68,27 +69,27 @@ class Bar:
             self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
             self._bar.add_task(self.stage.name)
             self._bar.start()
-        if self.stage is not self._drawn:  # another stage has a pace of its own
+        if self.stage is not self._drawn:  # Another stage has its own pace.
             self._drawn = self.stage
             self._bar.reset(self._bar.task_ids[0], description=self.stage.name)
         self._bar.update(self._bar.task_ids[0], completed=done, total=whole)
 
     def end(self) -> float:
-        """How many seconds it took. The bar goes."""
+        """Remove the bar, and return the elapsed seconds."""
         if self._bar is not None:
             self._bar.stop()
         return time.monotonic() - self._begun
 
 
 class Loading(Bar):
-    """Called with the bytes of weights that are read and packed, and all there are."""
+    """A progress bar for weights. Call it with the bytes read and packed, and the total."""
 
     def __init__(self) -> None:
         super().__init__(WEIGHTS, counts_bytes=True)
         self.sizes = ""
 
     def loaded(self, built: "Built") -> None:
-        """What was chosen for this machine belongs into the last line."""
+        """Store the settings chosen for this machine, for the last line."""
         config, tokens = built.config, (built.config.num_blocks - 1) * built.config.block_size
         form = built.spec.weights_held
         held = form and f", {form}"
@@ -96,18 +97,19 @@ class Loading(Bar):
             f": {_size(self.whole)} of weights{held}; KV pool of {tokens:,} tokens ({config.num_blocks:,} "
             f"blocks, {_size(built.kv_bytes)} when full); max_model_len {config.max_model_len:,}; "
             f"{built.num_threads} thread{'s' * (built.num_threads > 1)}; {_size(built.free_bytes)} of memory "
-            "are free beside"
+            "free"
         )
 
 
 @contextmanager
 def loading(what: str, *, quiet: bool = False) -> Iterator[Loading]:
-    """`quiet`: first and last line come only where there was something to tell between them."""
+    """Show a bar for loading. With `quiet`, the first and last line appear only if a line came between
+    them."""
     if not quiet:
         say(f"loading {what}")
     shown = Loading()
     collects = gc.isenabled()
-    gc.disable()  # nearly all that is made here stays, and to look for the rest takes a tenth of the time
+    gc.disable()  # Nearly all objects created here stay, and collecting would take a tenth of the time.
     try:
         yield shown
     except BaseException:
@@ -123,7 +125,7 @@ def loading(what: str, *, quiet: bool = False) -> Iterator[Loading]:
 
 @contextmanager
 def prompt_bar() -> Iterator[Bar]:
-    """Called with the tokens of a prompt that are computed, and all it has; of a large image in per cent."""
+    """Show a bar for a prompt's computed tokens; for a large image in per cent."""
     bar = Bar(PROMPT, counts_bytes=False)
     try:
         yield bar

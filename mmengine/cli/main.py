@@ -1,4 +1,4 @@
-"""The command `mmengine`. Commands import what they need when they run, so that help is instant."""
+"""The command `mmengine`. Commands import their dependencies when they run, so that help is instant."""
 
 import sys
 from typing import Annotated
@@ -24,7 +24,7 @@ from mmengine.version import __version__
 app = typer.Typer(
     cls=Group,
     name="mmengine",
-    help="Answers questions about images and videos, and can prove afterwards why it did what it did.",
+    help="Run and serve multimodal models, with an event log that explains and verifies every decision.",
     epilog="Start with: mmengine demo",
     no_args_is_help=True,
     add_completion=False,
@@ -43,7 +43,10 @@ def _print_version(is_wanted: bool) -> None:
 @app.callback()
 def _top(
     version: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print it, and exit.")
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_print_version, help="Print the version, and exit."
+        ),
     ] = False,
 ) -> None:
     pass
@@ -60,8 +63,11 @@ app.command(cls=Command)(demo)
 
 
 def main() -> None:
-    """Entry point. Errors are one line on stderr. Exit code 2: what was asked; 3: a log whose decisions
-    are not those derived again; 4: a log that is damaged; 13, 14: one without its end; 1: the rest."""
+    """Run the command; errors are a line on stderr.
+
+    Exit codes: 2 for wrong arguments; 3 for a log whose decisions differ from the derived ones; 4 for a
+    damaged log; 13 and 14 for a log without its end; 1 for other errors.
+    """
     warning = clash()
     if warning:
         print(f"mmengine: warning: {warning}", file=sys.stderr)
@@ -75,7 +81,7 @@ def main() -> None:
             raise
         _fail(hint, 2)
     except BrokenPipeError:
-        sys.stderr.close()  # the reader of our output left; nothing to say
+        sys.stderr.close()  # The reader of our output is gone.
         sys.exit(1)
     except OSError as error:
         _fail(f"{error.filename or 'a file'}: {error.strerror or error}", 1)

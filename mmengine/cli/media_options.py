@@ -1,4 +1,4 @@
-"""Options of `mmengine run` and `mmengine serve` that open the door to media by URL."""
+"""Options of `mmengine run` and `mmengine serve` that allow media by URL."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
@@ -7,7 +7,7 @@ import typer
 
 from mmengine.errors import InvalidRequest
 
-if TYPE_CHECKING:  # heavy: loaded when a command runs
+if TYPE_CHECKING:  # Heavy; loaded when a command runs.
     from mmengine.processing.fetch.fetcher import MediaFetcher
     from mmengine.processing.fetch.limits import FetchLimits
 
@@ -17,60 +17,70 @@ URL_HEADS = ("http://", "https://")
 
 @dataclass(frozen=True, slots=True)
 class MediaUrls:
-    """What may be fetched."""
+    """Options for downloads."""
 
     allow_media_urls: Annotated[
         list[str] | None,
         typer.Option(
             rich_help_panel=MEDIA,
             metavar="HOST",
-            help="Fetch https: URLs of this host, as images.example.org or '*.example.org'; may be repeated. "
-            "public: of all hosts on the internet. Never of addresses of this network.",
+            help="Host from which https: URLs are fetched, such as images.example.org or '*.example.org'; "
+            "may be repeated. public: all hosts on the internet. Addresses in this network are never "
+            "fetched.",
         ),
     ] = None
     allow_http_media: Annotated[
-        bool, typer.Option("--allow-http-media", rich_help_panel=MEDIA, help="http: URLs of them too.")
+        bool,
+        typer.Option(
+            "--allow-http-media", rich_help_panel=MEDIA, help="Also fetch http: URLs from these hosts."
+        ),
     ] = False
     media_ports: Annotated[
         list[int] | None,
         typer.Option(
             rich_help_panel=MEDIA,
             metavar="PORT",
-            help="A port of URLs; may be repeated. Left out: 80 and 443.",
+            help="Allowed port; may be repeated (default: 80 and 443).",
         ),
     ] = None
-    media_timeout_s: Annotated[float, typer.Option(rich_help_panel=MEDIA, help="For one URL.")] = 10.0
-    max_media_bytes: Annotated[int, typer.Option(rich_help_panel=MEDIA, help="Of one URL or file.")] = (
-        64 * 2**20
-    )
+    media_timeout_s: Annotated[
+        float, typer.Option(rich_help_panel=MEDIA, help="Timeout per URL in seconds.")
+    ] = 10.0
+    max_media_bytes: Annotated[
+        int, typer.Option(rich_help_panel=MEDIA, help="Maximum size per URL or file in bytes.")
+    ] = 64 * 2**20
     max_media_urls: Annotated[
-        int, typer.Option(rich_help_panel=MEDIA, help="Of one call, or one line of a batch.")
+        int,
+        typer.Option(rich_help_panel=MEDIA, help="Maximum number of URLs per call, or per line of a batch."),
     ] = 64
-    max_media_fetches: Annotated[int, typer.Option(rich_help_panel=MEDIA, help="At once.")] = 16
+    max_media_fetches: Annotated[
+        int, typer.Option(rich_help_panel=MEDIA, help="Maximum number of concurrent fetches.")
+    ] = 16
     max_media_in_flight_bytes: Annotated[
-        int, typer.Option(rich_help_panel=MEDIA, help="Of all that are fetched and not yet prepared.")
+        int,
+        typer.Option(rich_help_panel=MEDIA, help="Maximum bytes of fetched media that are not prepared yet."),
     ] = 2**30
 
     def media_options(self) -> "dict[str, MediaFetcher] | None":
-        """Of a prompt whose media may be fetched; None: nothing may. Raises ConfigError."""
+        """Return the media options for a prompt; None if downloads are off. Raises ConfigError."""
         if not self.allow_media_urls:
             return None
-        from mmengine.processing.fetch.fetcher import MediaFetcher  # lazy: help needs no ssl
+        from mmengine.processing.fetch.fetcher import MediaFetcher  # Lazy: help needs no ssl
 
         return {"urls": MediaFetcher(self._limits())}
 
     def check(self, sources: list[str]) -> None:
-        """Raise InvalidRequest for a URL that is not fetched, with the options by which it would be."""
+        """Raise InvalidRequest for a URL that is not allowed, naming the options that allow it."""
         if not any(name[:8].lower().startswith(URL_HEADS) for name in sources):
             return
-        from mmengine.processing.fetch.refusals import FetchRefused  # lazy: help needs no idna
+        from mmengine.processing.fetch.refusals import FetchRefused  # Lazy: help needs no idna
         from mmengine.processing.fetch.urls import parse_url
 
         limits = self._limits()
         for name in sources:
             try:
                 url = parse_url(name)
-            except FetchRefused:  # a path, or a URL of which more is said where it is read
+            except FetchRefused:  # A path, or a URL whose error is reported where it is read.
                 continue
             lacks = {
                 f"--allow-media-urls {url.host} (or public)": not limits.allows_host(url.host),
@@ -78,11 +88,11 @@ class MediaUrls:
                 f"--media-ports {url.port}": url.port not in limits.ports,
             }
             if options := [option for option, is_lacking in lacks.items() if is_lacking]:
-                raise InvalidRequest(f"{name[:200]} is a URL that is not fetched; give {' '.join(options)}")
+                raise InvalidRequest(f"the URL {name[:200]} is not allowed; give {' '.join(options)}")
 
     def _limits(self) -> "FetchLimits":
-        """Raises ConfigError."""
-        from mmengine.processing.fetch.limits import DEFAULT_PORTS, FetchLimits, hosts_of  # lazy: idna
+        """Return the download limits. Raises ConfigError."""
+        from mmengine.processing.fetch.limits import DEFAULT_PORTS, FetchLimits, hosts_of  # Lazy: idna
 
         return FetchLimits(
             hosts=hosts_of(self.allow_media_urls),

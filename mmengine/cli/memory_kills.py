@@ -1,8 +1,7 @@
-"""Whether the kernel killed a process for memory, and how that is told.
+"""Finds out whether the kernel killed a process for memory.
 
-SIGKILL says nothing of who sent it. The kernel counts the processes of a cgroup that it killed for memory,
-whichever limit was reached; a supervisor is in the cgroup of its child, so it asks that count before and
-after.
+SIGKILL does not name its sender. The kernel counts the out-of-memory kills in each cgroup, for any limit. A
+supervisor shares its child's cgroup, so it reads this count before and after.
 """
 
 from pathlib import Path
@@ -12,7 +11,7 @@ MOUNT = Path("/sys/fs/cgroup")
 
 
 def num_memory_kills() -> int | None:
-    """Processes of this one's cgroup that the kernel killed for memory so far; None where it does not say."""
+    """Return the number of out-of-memory kills in this process's cgroup so far; None if unknown."""
     try:
         lines = CGROUPS.read_text().splitlines()
     except OSError:
@@ -32,7 +31,9 @@ def num_memory_kills() -> int | None:
 
 
 def _count(files: list[Path]) -> int | None:
-    """The `oom_kill` of the first that has one: inside of a container its own cgroup is the mounted one."""
+    """Return `oom_kill` from the first file that has it: inside a container its own cgroup is mounted at the
+    top.
+    """
     for file in files:
         try:
             counts = dict(line.split() for line in file.read_text().splitlines())
@@ -43,11 +44,11 @@ def _count(files: list[Path]) -> int | None:
 
 
 def how_killed(before: int | None, after: int | None, peak_bytes: int) -> str:
-    """What is known of a process that died of SIGKILL: `before` and `after` of `num_memory_kills`."""
+    """Describe a process that died from SIGKILL. `before` and `after` are results of `num_memory_kills`."""
     if before is None or after is None:
         who = "probably by the kernel, for memory"
     elif after > before:
         who = "by the kernel, for memory"
     else:
-        who = "not by the kernel for memory, as its count of such kills did not rise"
-    return f"the process was killed (SIGKILL), {who}; it held {peak_bytes / 2**30:.2f} GiB at most"
+        who = "not by the kernel for memory (its count of such kills did not rise)"
+    return f"the process was killed (SIGKILL), {who}; its peak memory was {peak_bytes / 2**30:.2f} GiB"

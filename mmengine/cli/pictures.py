@@ -1,4 +1,4 @@
-"""Pictures that commands draw into files."""
+"""Checks for commands that draw pictures into files."""
 
 from pathlib import Path
 
@@ -7,10 +7,11 @@ from mmengine.extras import install_hint
 
 
 def check_picture(path: Path, option: str) -> None:
-    """Raises ConfigError, which names the `option`, when there is nothing to draw with, or the file is no
-    picture by its name."""
+    """Raise ConfigError naming `option` if matplotlib is missing or the file's suffix is not a picture
+    format.
+    """
     try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg  # lazy: only a picture needs it
+        from matplotlib.backends.backend_agg import FigureCanvasAgg  # Lazy: only a picture needs it
     except ImportError:
         raise ConfigError(f"{option} needs matplotlib: {install_hint('plot')}") from None
     kinds = sorted(FigureCanvasAgg.get_supported_filetypes())

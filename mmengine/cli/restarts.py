@@ -1,4 +1,4 @@
-"""Whether a server's process that broke down is started again, when, and which step has the blame."""
+"""Decides whether and when a server's failed process is restarted, and which step is blamed."""
 
 import signal
 from dataclasses import dataclass
@@ -7,16 +7,18 @@ from typing import NamedTuple
 from mmengine.cli.supervisor import MAX_RESTARTS, Ended
 from mmengine.errors import MMEngineError
 
-MAX_FAILED_LOADS = 5  # processes of a server in a row that end before their model is loaded
-BLAMED_KILLS = 3  # processes in a row that somebody kills without a token of any: then the step has the blame
-STEADY_S = 60.0  # who has served so long began well
-FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 10.0  # before the second restart in a row, doubled for each further one
-STAYS = "what was accepted stays in the log, and the same command goes on from there"
+MAX_FAILED_LOADS = 5  # Limit of consecutive processes that end before their model is loaded.
+BLAMED_KILLS = 3  # Consecutive kills without a token before the step is blamed.
+STEADY_S = 60.0  # A process that served for this long counts as started well.
+# Pause before the second consecutive restart, doubled for each further restart, and its maximum.
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 10.0
+STAYS = "accepted requests stay in the log, and the same command continues with them"
 
 
 class Life(NamedTuple):
-    """What is known of a process that broke down. `reasons`: what it said last against itself. `by_memory`:
-    whether the kernel killed it for memory."""
+    """A failed process. `reasons` are its last reported problems. `by_memory` says whether the kernel killed
+    it for memory.
+    """
 
     ended: Ended
     is_built: bool
@@ -34,7 +36,7 @@ class Life(NamedTuple):
 
     @property
     def was_killed(self) -> bool:
-        """By somebody, as far as is known: it may have done nothing to deserve it."""
+        """Whether it was killed from outside, as far as is known; such a process may be innocent."""
         return self.ended.code == -signal.SIGKILL and not self.by_memory
 
     @property
@@ -44,14 +46,14 @@ class Life(NamedTuple):
 
 @dataclass(slots=True)
 class Restarts:
-    """`cause`: what the next process is to hold against the step that was on its way."""
+    """The restart policy. `cause` is the blame for the step in progress that the next process receives."""
 
     cause: str = ""
     _in_a_row: int = 0
     _failed_loads: int = 0
 
     def pause_s(self, life: Life) -> float:
-        """How long to wait before the next process. Raises MMEngineError: it is given up."""
+        """Return the pause before the next process. Raises MMEngineError when restarting is given up."""
         self._in_a_row = 1 if life.got_on else self._in_a_row + 1
         if life.is_built:
             self._failed_loads = 0
@@ -59,8 +61,8 @@ class Restarts:
             self._failed_loads += 1
         if self._failed_loads > MAX_FAILED_LOADS:
             raise MMEngineError(
-                f"given up: {self._failed_loads} processes in a row ended before the model was loaded, the "
-                f"last one so: {life.what}; {STAYS}"
+                f"given up: {self._failed_loads} processes in a row ended before the model was loaded; the "
+                f"last error: {life.what}; {STAYS}"
             )
         if self._in_a_row > MAX_RESTARTS:
             raise MMEngineError(
@@ -68,7 +70,7 @@ class Restarts:
             )
         if self._blames(life):
             self.cause = life.what
-        elif life.got_on:  # else a process before may have a blame that no process took up yet
+        elif life.got_on:  # Otherwise an earlier process may have a blame that no process received yet.
             self.cause = ""
         if self._in_a_row == 1:
             return 0.0

@@ -1,4 +1,4 @@
-"""`mmengine run`: one question from the command line, or a file of them."""
+"""`mmengine run`: answers a question from the command line, or a file of requests."""
 
 import sys
 from dataclasses import asdict, fields, replace
@@ -15,7 +15,7 @@ from mmengine.cli.run_options import Files, Model, Printing, Question, Sampling
 from mmengine.cli.settings import kept_of_log
 from mmengine.errors import InvalidRequest
 
-if TYPE_CHECKING:  # heavy: loaded when a command runs
+if TYPE_CHECKING:  # Heavy; loaded when a command runs.
     from collections.abc import Callable
 
     from mmengine.config import EngineConfig
@@ -44,11 +44,11 @@ HELP = """Answer a question about images or videos, or a file of questions.
 
 """ + (
     'A line of a request file is {"custom_id": "a", "messages": […], "max_tokens": 64, …}; paths in it are '
-    "relative to the file. An answer line holds custom_id, text, token_ids, finish_reason and usage, or "
-    "custom_id and error. Ctrl-C once finishes what runs, twice stops. A run with --log that was stopped, or "
-    "killed, is finished by the same command: each request has one line in the end, with the tokens that it "
-    "would have had. Exit code of a batch: 0 when each line has an answer, 1 when one has an error, 130 when "
-    "it was stopped."
+    "relative to the file. An answer line contains custom_id, text, token_ids, finish_reason and usage, or "
+    "custom_id and error. The first Ctrl-C finishes running requests, the second stops. The same command "
+    "finishes a run with --log that was stopped or killed: each request gets exactly one line, with the same "
+    "tokens. Exit code of a batch: 0 if each line has an answer, 1 if any has an error, 130 if it was "
+    "stopped."
 )
 _CONTROL = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)), "�")
 
@@ -63,16 +63,16 @@ def run(
     files: Files,
 ) -> None:
     if printing.verbose:
-        from mmengine.cli.records import show_records  # lazy: seldom needed
+        from mmengine.cli.records import show_records  # Lazy: seldom needed
 
         show_records()
     media_options = media.media_options()
     kept = kept_of_log(files.log, files.log_bytes, files.log_days)
     config = model.config(keeps_media=not files.no_media_store, kept_of_log=kept)
     tells = sys.stderr.isatty() or printing.verbose
-    make_engine = partial(_make_engine, model, files, config, tells)  # of a log
+    make_engine = partial(_make_engine, model, files, config, tells)  # For a log.
     if files.shards > 1 and (files.batch is None or files.log is None):
-        raise InvalidRequest("--shards needs --batch, --out and --log, the folder that all processes share")
+        raise InvalidRequest("--shards needs --batch, --out and --log (a folder shared by all processes)")
     if files.batch is not None:
         _refuse_beside_batch(question, printing, sampling)
         raise typer.Exit(_answer_file(files.batch, files, make_engine, media_options))
@@ -93,10 +93,10 @@ def _make_engine(
     log: Path | None,
     resume: "Resume | None",
 ) -> "Engine":
-    """`tells`: also when loading does not take long."""
-    from mmengine.cli import supervisor  # lazy: help needs no processes
+    """Load the engine. With `tells`, print progress even if loading is fast."""
+    from mmengine.cli import supervisor  # Lazy: help needs no processes
     from mmengine.models.progress import weights_reported_to
-    from mmengine.serve.engine.engine import Engine  # lazy: torch
+    from mmengine.serve.engine.engine import Engine  # Lazy: torch
 
     if resume is not None:
         cause = supervisor.ended_by()
@@ -119,17 +119,19 @@ def _make_engine(
 def _answer_file(
     requests: Path, files: Files, make_engine: "MakeEngineOf", media_options: "MediaOptions"
 ) -> int:
-    """The exit code. With a log, this process only watches over another one that answers."""
-    from mmengine.cli import supervisor  # lazy: help needs no processes
+    """Answer a file and return the exit code. With a log, this process only supervises another process that
+    answers.
+    """
+    from mmengine.cli import supervisor  # Lazy: help needs no processes
 
     out = files.out
     if out is None:
-        raise InvalidRequest("--batch needs --out, the file that the answers go to")
+        raise InvalidRequest("--batch needs --out, a file for the answers")
     if files.log is not None and not supervisor.is_supervised():
         return supervisor.supervise(sys.argv[1:], lambda: _num_bytes(out, files.shards))
     if supervisor.is_supervised():
         supervisor.obey_supervisor()
-    from mmengine.cli.batch import code_of_answers, run_batch_file  # lazy: numpy, msgspec
+    from mmengine.cli.batch import code_of_answers, run_batch_file  # Lazy: numpy, msgspec
 
     if files.shards == 1 or files.log is None:
         return run_batch_file(requests, out, files.log, partial(make_engine, files.log), media_options)
@@ -146,7 +148,7 @@ def _answer_file(
 def _num_bytes(out: Path, shards: int) -> int:
     if shards == 1:
         return out.stat().st_size if out.exists() else 0
-    from mmengine.cli.batch_shards import num_answer_bytes  # lazy: numpy, msgspec
+    from mmengine.cli.batch_shards import num_answer_bytes  # Lazy: numpy, msgspec
 
     return num_answer_bytes(out, shards)
 
@@ -159,14 +161,14 @@ def _answer_one(
     media_options: "MediaOptions",
     adapter: str,
 ) -> None:
-    from mmengine.cli.batch import draft_lines  # lazy: numpy, msgspec
+    from mmengine.cli.batch import draft_lines  # Lazy: numpy, msgspec
     from mmengine.serve.prompt.options import Options, make_sampling
     from mmengine.serve.prompt.prompt import Prompt
     from mmengine.serve.text.request_output import CUT, require_success
-    from mmengine.structured_output.request.spec import grammar_of  # lazy: msgspec
+    from mmengine.structured_output.request.spec import grammar_of  # Lazy: msgspec
 
     response_format = question.response_format()
-    # Bad sampling, a bad budget and a bad schema are refused before the model is loaded.
+    # Invalid sampling, budgets and schemas are refused before the model is loaded.
     params, budget = make_sampling(asdict(options)), question.thinking_token_budget
     Options(params, thinking_token_budget=budget).check()
     grammar_of(response_format)
@@ -188,7 +190,7 @@ def _answer_one(
         drafts = list(draft_lines(engine))
     require_success(completion)
     if as_json:
-        import msgspec  # lazy: not needed for help
+        import msgspec  # Lazy: not needed for help
 
         print(msgspec.json.encode(completion.as_json()).decode())
     elif live:
@@ -196,7 +198,7 @@ def _answer_one(
     else:
         for choice in completion.choices:
             print(choice.text if choice.content is None else choice.content)
-    if not as_json:  # in JSON, usage says it
+    if not as_json:  # In JSON, usage has the numbers.
         for line in drafts:
             print(line, file=sys.stderr)
     cut = [choice.detail for choice in completion.choices if choice.finish_reason == "length"]
@@ -206,7 +208,7 @@ def _answer_one(
 
 
 def _stepped(engine: "Engine", request_id: str, bar: Bar, live: bool) -> "Completion":
-    """The answer. `live`: its text is printed as it comes."""
+    """Step until the answer is complete. With `live`, print its text as it arrives."""
     completion: Completion | None = None
     while completion is None:
         outputs = engine.step()
@@ -227,7 +229,7 @@ def _stepped(engine: "Engine", request_id: str, bar: Bar, live: bool) -> "Comple
 
 
 def printable(text: str) -> str:
-    """Text without control characters, which could steer a terminal."""
+    """Return text without control characters, which could affect a terminal."""
     return text.translate(_CONTROL)
 
 
@@ -235,7 +237,7 @@ def _refuse_beside_batch(question: Question, printing: Printing, sampling: Sampl
     if printing.json_output:
         raise InvalidRequest("--json and --batch exclude each other; the answers of a batch are JSON anyway")
     for group, where in ((question, "into the request lines"), (sampling, "on each request line")):
-        for one in fields(group):
-            if getattr(group, one.name) not in (one.default, [], ""):
-                shown = "a question" if one.name == "prompt" else f"--{one.name.replace('_', '-')}"
+        for field in fields(group):
+            if getattr(group, field.name) not in (field.default, [], ""):
+                shown = "a question" if field.name == "prompt" else f"--{field.name.replace('_', '-')}"
                 raise InvalidRequest(f"{shown} and --batch exclude each other; it belongs {where}")

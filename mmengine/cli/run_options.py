@@ -1,4 +1,4 @@
-"""Options of `mmengine run`, in the groups that its help shows."""
+"""Option groups of `mmengine run`, as its help shows them."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,64 +9,64 @@ import typer
 from mmengine.cli.settings import engine_config
 from mmengine.errors import ConfigError, InvalidRequest
 
-if TYPE_CHECKING:  # heavy: loaded when a command runs
+if TYPE_CHECKING:  # Heavy; loaded when a command runs.
     from mmengine.config import EngineConfig
 
-MAX_SHARDS = 65536  # of one batch
+MAX_SHARDS = 65536  # Limit per batch.
 SAMPLING, MODEL, FILES = "Sampling (in a request file: on each line)", "Model", "Files"
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One question, and the form of its answer."""
+    """A question, and its answer's format."""
 
-    prompt: Annotated[str | None, typer.Argument(help="The question.", show_default=False)] = None
+    prompt: Annotated[str | None, typer.Argument(help="Question.", show_default=False)] = None
     image: Annotated[
-        list[str] | None, typer.Option(help="An image file, or its URL; may be repeated.", metavar="PATH")
+        list[str] | None, typer.Option(help="Image file or URL; may be repeated.", metavar="PATH")
     ] = None
     video: Annotated[
-        list[str] | None, typer.Option(help="A video file, or its URL; may be repeated.", metavar="PATH")
+        list[str] | None, typer.Option(help="Video file or URL; may be repeated.", metavar="PATH")
     ] = None
     min_pixels: Annotated[
-        int | None, typer.Option(help="Of an image, or a frame: smaller ones are enlarged.")
+        int | None, typer.Option(help="Minimum pixels per image or frame; smaller ones are enlarged.")
     ] = None
     max_pixels: Annotated[
-        int | None, typer.Option(help="Of an image, or a frame: larger ones are made smaller.")
+        int | None, typer.Option(help="Maximum pixels per image or frame; larger ones are shrunk.")
     ] = None
-    system: Annotated[str | None, typer.Option(help="A system message.")] = None
+    system: Annotated[str | None, typer.Option(help="System message.")] = None
     schema: Annotated[
         Path | None,
         typer.Option(
-            help="A JSON schema: the answer is JSON that it describes; exit code 1 where it was cut before."
+            help="File with a JSON schema for the answer; exit code 1 if the answer was cut before its end."
         ),
     ] = None
     on_truncation: Annotated[
         Literal["length", "close"],
-        typer.Option(help="With --schema, where --max-tokens ends: cut the answer, or complete it in time."),
+        typer.Option(help="With --schema, at --max-tokens: cut the answer, or complete it within the limit."),
     ] = "length"
     reasoning: Annotated[
         bool | None, typer.Option(help="With --schema: whether the model reasons first.", show_default="auto")
     ] = None
 
     thinking_token_budget: Annotated[
-        int | None, typer.Option(help="Tokens that may be reasoning: then it is ended. -1: no bound.")
+        int | None, typer.Option(help="Maximum number of reasoning tokens; -1 for no limit.")
     ] = None
 
-    adapter: Annotated[str, typer.Option(help="Which of --lora answers.", show_default="the only one")] = ""
+    adapter: Annotated[
+        str, typer.Option(help="Name of the LoRA adapter to use.", show_default="the only one")
+    ] = ""
 
     def check(self) -> None:
-        """Raise InvalidRequest for options that ask for nothing."""
+        """Raise InvalidRequest for options without an effect."""
         if self.on_truncation == "close" and self.schema is None:
-            raise InvalidRequest(
-                "--on-truncation close needs --schema: without one nothing has to be completed"
-            )
+            raise InvalidRequest("--on-truncation close needs --schema")
         if self.reasoning is not None and self.schema is None:
-            raise InvalidRequest("--reasoning needs --schema: it says where the form of the answer begins")
+            raise InvalidRequest("--reasoning needs --schema")
         if not (self.image or self.video) and (self.min_pixels, self.max_pixels) != (None, None):
             raise InvalidRequest("--min-pixels and --max-pixels need --image or --video")
         if not self.prompt:
             raise InvalidRequest(
-                'give a question, as in mmengine run "What is this?" --image a.png, or --batch'
+                'give a question, such as mmengine run "What is this?" --image a.png, or --batch'
             )
 
     def messages(self) -> list[dict[str, Any]]:
@@ -78,10 +78,10 @@ class Question:
         return [*([{"role": "system", "content": self.system}] if self.system else []), user]
 
     def response_format(self) -> dict[str, Any] | None:
-        """What the file with a JSON schema asks for. Raises InvalidRequest."""
+        """Return the response format for the schema file. Raises InvalidRequest."""
         if self.schema is None:
             return None
-        import msgspec  # lazy: not needed for help
+        import msgspec  # Lazy: not needed for help
 
         try:
             found = self.schema.read_bytes()
@@ -90,84 +90,112 @@ class Question:
             raise InvalidRequest(f"--schema {self.schema} cannot be read: {error.strerror}") from None
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
             raise InvalidRequest(f"--schema {self.schema} is not valid JSON ({error})") from None
-        # The schema as text: a key may be in it twice.
+        # The schema is passed as text, because a key may occur twice.
         form = {"type": "json_schema", "json_schema": {"schema": found}}
         return {**form, "on_truncation": self.on_truncation, "reasoning": self.reasoning}
 
 
 @dataclass(frozen=True, slots=True)
 class Printing:
-    """What is printed."""
+    """Options for the output."""
 
-    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False
-    verbose: Annotated[bool, typer.Option("--verbose", help="Tell on stderr what happens.")] = False
+    json_output: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False
+    verbose: Annotated[bool, typer.Option("--verbose", help="Log progress to stderr.")] = False
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """The fields of SamplingParams that the command line has."""
+    """The fields of SamplingParams on the command line."""
 
-    max_tokens: Annotated[int, typer.Option(rich_help_panel=SAMPLING, help="Longest answer.")] = 256
-    min_tokens: Annotated[int, typer.Option(rich_help_panel=SAMPLING, help="Shortest answer.")] = 0
-    temperature: Annotated[float, typer.Option(rich_help_panel=SAMPLING, help="0 is greedy.")] = 0.0
-    top_k: Annotated[int, typer.Option(rich_help_panel=SAMPLING, help="0 is off.")] = 0
-    top_p: Annotated[float, typer.Option(rich_help_panel=SAMPLING, help="1 is off.")] = 1.0
-    min_p: Annotated[float, typer.Option(rich_help_panel=SAMPLING, help="0 is off.")] = 0.0
-    repetition_penalty: Annotated[float, typer.Option(rich_help_panel=SAMPLING, help="1 is off.")] = 1.0
-    presence_penalty: Annotated[float, typer.Option(rich_help_panel=SAMPLING, help="0 is off.")] = 0.0
-    frequency_penalty: Annotated[float, typer.Option(rich_help_panel=SAMPLING, help="0 is off.")] = 0.0
-    seed: Annotated[int | None, typer.Option(rich_help_panel=SAMPLING, help="Drawn when left out.")] = None
+    max_tokens: Annotated[
+        int, typer.Option(rich_help_panel=SAMPLING, help="Maximum number of answer tokens.")
+    ] = 256
+    min_tokens: Annotated[
+        int, typer.Option(rich_help_panel=SAMPLING, help="Minimum number of answer tokens.")
+    ] = 0
+    temperature: Annotated[
+        float, typer.Option(rich_help_panel=SAMPLING, help="Sampling temperature; 0 is greedy.")
+    ] = 0.0
+    top_k: Annotated[
+        int, typer.Option(rich_help_panel=SAMPLING, help="Number of candidate tokens; 0 is off.")
+    ] = 0
+    top_p: Annotated[float, typer.Option(rich_help_panel=SAMPLING, help="Nucleus probability; 1 is off.")] = (
+        1.0
+    )
+    min_p: Annotated[
+        float, typer.Option(rich_help_panel=SAMPLING, help="Minimum relative probability; 0 is off.")
+    ] = 0.0
+    repetition_penalty: Annotated[
+        float, typer.Option(rich_help_panel=SAMPLING, help="Factor against repeated tokens; 1 is off.")
+    ] = 1.0
+    presence_penalty: Annotated[
+        float, typer.Option(rich_help_panel=SAMPLING, help="Penalty per present token; 0 is off.")
+    ] = 0.0
+    frequency_penalty: Annotated[
+        float, typer.Option(rich_help_panel=SAMPLING, help="Penalty per occurrence; 0 is off.")
+    ] = 0.0
+    seed: Annotated[
+        int | None, typer.Option(rich_help_panel=SAMPLING, help="Sampling seed (default: random).")
+    ] = None
     stop: Annotated[
         list[str] | None,
-        typer.Option(rich_help_panel=SAMPLING, metavar="TEXT", help="Ends the text; may be repeated."),
+        typer.Option(rich_help_panel=SAMPLING, metavar="TEXT", help="Stop string; may be repeated."),
     ] = None
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", rich_help_panel=SAMPLING, help="Go on.")] = False
-    logprobs: Annotated[int | None, typer.Option(rich_help_panel=SAMPLING, help="With --json.")] = None
-    n: Annotated[int, typer.Option("--n", rich_help_panel=SAMPLING, help="Answers to the prompt.")] = 1
+    ignore_eos: Annotated[
+        bool,
+        typer.Option("--ignore-eos", rich_help_panel=SAMPLING, help="Continue after an end of sequence."),
+    ] = False
+    logprobs: Annotated[
+        int | None,
+        typer.Option(rich_help_panel=SAMPLING, help="Number of logprobs per token; with --json."),
+    ] = None
+    n: Annotated[int, typer.Option("--n", rich_help_panel=SAMPLING, help="Number of answers.")] = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """The model, where it runs, and settings of its engine."""
+    """The model, its device, and its engine's settings."""
 
     model: Annotated[
         str | None,
         typer.Option(
             rich_help_panel=MODEL,
-            help="A folder, a GGUF file, or a hub id as owner/name, owner/name@revision or "
-            "modelscope:owner/name; without one, the embedded checkpoint.",
+            help="Model folder, GGUF file, or hub id such as owner/name, owner/name@revision or "
+            "modelscope:owner/name (default: the embedded checkpoint).",
         ),
     ] = None
-    device: Annotated[str, typer.Option(rich_help_panel=MODEL, help="auto, cpu, cuda or cuda:N.")] = "auto"
-    dtype: Annotated[str, typer.Option(rich_help_panel=MODEL, help="auto, float32 or bfloat16.")] = "auto"
+    device: Annotated[str, typer.Option(rich_help_panel=MODEL, help="Device: auto, cpu, cuda or cuda:N.")] = (
+        "auto"
+    )
+    dtype: Annotated[str, typer.Option(rich_help_panel=MODEL, help="Dtype: auto, float32 or bfloat16.")] = (
+        "auto"
+    )
     quantize: Annotated[
         Literal["int8", "fp8"] | None,
         typer.Option(
             rich_help_panel=MODEL,
-            help="Hold the decoder's weights as codes of a byte, on a CPU: int8 loses next to nothing.",
+            help="Byte format of the decoder's weights on a CPU; int8 has no noticeable loss.",
         ),
     ] = None
     activations: Annotated[
         Literal["int8"] | None,
         typer.Option(
             rich_help_panel=MODEL,
-            help="Multiply weights held as int8 or int4 by activations rounded to int8: outside parity.",
+            help="Rounding of activations for int8 and int4 weights; results are outside parity.",
         ),
     ] = None
     tensor_parallel: Annotated[
-        int, typer.Option(rich_help_panel=MODEL, help="Devices that the model is cut over.")
+        int, typer.Option(rich_help_panel=MODEL, help="Number of devices to shard the model over.")
     ] = 1
     grammar_backend: Annotated[
         str | None,
-        typer.Option(
-            rich_help_panel=MODEL, help="What enforces a schema or a grammar: llguidance, or a plugin's name."
-        ),
+        typer.Option(rich_help_panel=MODEL, help="Grammar engine: llguidance, or a plugin's name."),
     ] = None
     spec: Annotated[
         str | None,
         typer.Option(
             rich_help_panel=MODEL,
-            help="Who drafts tokens: auto, none, grammar, ngram, suffix, eagle3, eagle3=FOLDER.",
+            help="Drafter: auto, none, grammar, ngram, suffix, eagle3, eagle3=FOLDER.",
         ),
     ] = None
     lora: Annotated[
@@ -175,7 +203,7 @@ class Model:
         typer.Option(
             rich_help_panel=MODEL,
             metavar="NAME=PATH",
-            help="A LoRA adapter, a folder or a hub id, and by which name it is asked for; may be repeated.",
+            help="Name of a LoRA adapter, and its folder or hub id; may be repeated.",
         ),
     ] = None
     setting: Annotated[
@@ -184,29 +212,32 @@ class Model:
             "--set",
             rich_help_panel=MODEL,
             metavar="NAME=VALUE",
-            help="A setting of the engine, as max_model_len=2048; may be repeated. "
-            "docs/reference/limits.md has their names and ranges.",
+            help="Engine setting, such as max_model_len=2048; may be repeated. "
+            "docs/reference/limits.md has the names and ranges.",
         ),
     ] = None
 
     def loras(self) -> dict[str, str]:
-        """Raises ConfigError."""
+        """Return the adapters by name. Raises ConfigError."""
         found: dict[str, str] = {}
         for given in self.lora or []:
             name, equals, source = given.partition("=")
             if not (equals and name and source):
-                raise ConfigError(f"--lora {given!r:.80} is no NAME=PATH, such as --lora mine=folder")
+                raise ConfigError(f"--lora {given!r:.80} is not NAME=PATH, such as --lora mine=folder")
             if name in found:
-                raise ConfigError(f"--lora gives the name {name!r:.80} twice")
+                raise ConfigError(f"--lora has the name {name!r:.80} twice")
             found[name] = source
         return found
 
     def config(
         self, *, keeps_media: bool, kept_of_log: list[str], unless_set: tuple[str, ...] = ()
     ) -> "EngineConfig":
-        """Settings of the engine. `keeps_media`: whether images and videos are kept beside a log.
-        `kept_of_log`: settings; `unless_set`: those where none of that name was given, as name=value. Raises
-        ConfigError."""
+        """Return the engine's config.
+
+        `keeps_media` says whether images and videos are stored beside a log. `kept_of_log` has settings;
+        `unless_set` has settings (name=value) that apply only if their name was not given. Raises
+        ConfigError.
+        """
         return engine_config(
             [
                 *unless_set,
@@ -228,15 +259,15 @@ class Files:
 
     batch: Annotated[
         Path | None,
-        typer.Option(rich_help_panel=FILES, help="Answer the requests of this file (JSON lines)."),
+        typer.Option(rich_help_panel=FILES, help="File of requests (JSON lines)."),
     ] = None
-    out: Annotated[Path | None, typer.Option(rich_help_panel=FILES, help="Where the answers go.")] = None
+    out: Annotated[Path | None, typer.Option(rich_help_panel=FILES, help="File for the answers.")] = None
     log: Annotated[
         Path | None,
         typer.Option(
             rich_help_panel=FILES,
-            help="Folder for the event log. A batch that was interrupted goes on with its own log; else the "
-            "folder must hold none.",
+            help="Folder for the event log. An interrupted batch continues with its own log; otherwise the "
+            "folder must not contain a log.",
         ),
     ] = None
     shards: Annotated[
@@ -245,8 +276,8 @@ class Files:
             min=1,
             max=MAX_SHARDS,
             rich_help_panel=FILES,
-            help="Cut the batch into so many parts, which as many processes answer over a shared folder: the "
-            "same command on each, but for --shard. The log is then a folder of logs.",
+            help="Number of parts of the batch, for as many processes over a shared folder: the same command "
+            "on each, except for --shard. The log is then a folder of logs.",
         ),
     ] = 1
     shard: Annotated[
@@ -254,7 +285,7 @@ class Files:
         typer.Option(
             min=0,
             rich_help_panel=FILES,
-            help="Which part this process answers first; then those that nobody answers any more.",
+            help="Part that this process answers first; then it takes over abandoned parts.",
         ),
     ] = 0
     force_resume: Annotated[
@@ -262,15 +293,15 @@ class Files:
         typer.Option(
             "--force-resume",
             rich_help_panel=FILES,
-            help="Go on though model, processor, dtype or device changed.",
+            help="Resume although model, processor, dtype or device changed.",
         ),
     ] = False
     recovery: Annotated[
         Literal["strict", "tail", "salvage"],
         typer.Option(
             rich_help_panel=FILES,
-            help="What damage of an interrupted batch's log is forgiven: none; bytes cut short at its end; "
-            "records in the middle too, where a snapshot stands behind them.",
+            help="Accepted damage in an interrupted batch's log: none; a truncated end; also records in the "
+            "middle, if a later snapshot exists.",
         ),
     ] = "tail"
     log_bytes: Annotated[
@@ -278,17 +309,18 @@ class Files:
         typer.Option(
             min=0,
             rich_help_panel=FILES,
-            help="Of the log, that are kept; what is not answered stays. 0: all.",
+            help="Bytes of the log to keep; unanswered requests stay. 0: all.",
         ),
     ] = None
     log_days: Annotated[
-        float | None, typer.Option(rich_help_panel=FILES, help="That the log is kept; likewise.")
+        float | None,
+        typer.Option(rich_help_panel=FILES, help="Days for which the log is kept; unanswered requests stay."),
     ] = None
     no_media_store: Annotated[
         bool,
         typer.Option(
             "--no-media-store",
             rich_help_panel=FILES,
-            help="Keep no images and videos beside the log; requests that need theirs after a crash fail.",
+            help="Store no images and videos beside the log; requests that need them after a crash fail.",
         ),
     ] = False

@@ -1,4 +1,4 @@
-"""`mmengine schema`: what becomes of JSON schemas, before any model is loaded."""
+"""`mmengine schema`: checks JSON schemas before any model is loaded."""
 
 from pathlib import Path
 from typing import Annotated
@@ -10,20 +10,21 @@ from mmengine.cli.logs.printing import Json
 from mmengine.errors import InvalidRequest
 
 CHECK_HELP = (
-    "Say whether answers of a JSON schema can be enforced, and how exactly.\n\n"
-    "[bold]exact[/bold]: answers are the values that the schema describes. [bold]approximated[/bold]: they "
-    "are some of them, and it says which not. [bold]refused[/bold]: with the keyword, its JSON pointer and "
-    "the reason. What only the bounds and the order of keys leave out is said beside an exact verdict.\n\n"
-    "PATH is a file, a folder (its .json files) or - for standard input. A file may hold a schema, a "
+    "Check whether a JSON schema can be enforced, and how exactly.\n\n"
+    "[bold]exact[/bold]: answers are the values that the schema describes. [bold]approximated[/bold]: "
+    "answers are some of these values, and the report lists the missing ones. [bold]refused[/bold]: with the "
+    "keyword, its JSON pointer and the reason. Values that only the bounds and the key order exclude are "
+    "listed beside an exact verdict.\n\n"
+    "PATH is a file, a folder (its .json files) or - for standard input. A file may contain a schema, a "
     "response_format, or an object with the key schema.\n\n"
-    "Exit code: 0 when all are taken, 1 when one is refused, 2 when one cannot be read.\n\n"
+    "Exit code: 0 if all schemas are accepted, 1 if any is refused, 2 if any cannot be read.\n\n"
     "[bold]Examples[/bold]\n\n  mmengine schema check invoice.json\n\n"
     "  mmengine schema check schemas/ --json\n\n"
     "  mmengine schema check schemas/ --tokenizer Qwen3-VL-2B-Instruct"
 )
 schema_app = typer.Typer(
     cls=Group,
-    help="Ask what becomes of a JSON schema. No model and no GPU is needed.",
+    help="Check JSON schemas. Needs neither a model nor a GPU.",
     epilog="Start with: mmengine schema check FILE.",
     no_args_is_help=True,
     rich_markup_mode="rich",
@@ -32,7 +33,7 @@ schema_app = typer.Typer(
 
 @schema_app.callback()
 def schema() -> None:
-    """Keeps `check` a verb, though it is the only one."""
+    """Keep `check` a subcommand although it is the only command."""
 
 
 @schema_app.command(cls=Command, help=CHECK_HELP)
@@ -41,25 +42,23 @@ def check(
         list[Path], typer.Argument(metavar="PATH...", help="Files, folders, or -.", show_default=False)
     ],
     json_output: Json = False,
-    bounds: Annotated[
-        bool, typer.Option(help="Bound what a schema leaves open, as requests do by default.")
-    ] = True,
+    bounds: Annotated[bool, typer.Option(help="Apply the default bounds of requests.")] = True,
     strict: Annotated[
         bool, typer.Option("--strict", help="Note what OpenAI's strict mode would refuse.")
     ] = False,
     strict_keywords: Annotated[
-        bool, typer.Option("--strict-keywords", help="Refuse keywords that no draft knows.")
+        bool, typer.Option("--strict-keywords", help="Refuse keywords that no draft defines.")
     ] = False,
     tokenizer: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="A model's folder or GGUF file: times masks for its tokenizer."),
+        typer.Option(metavar="DIR", help="Model folder or GGUF file for whose tokenizer masks are timed."),
     ] = None,
     grammar_backend: Annotated[
-        str, typer.Option(help="What enforces it: llguidance, or a plugin's name.")
+        str, typer.Option(help="Grammar engine: llguidance, or a plugin's name.")
     ] = "llguidance",
 ) -> None:
-    from mmengine.checkpoint.model_files import is_gguf  # lazy: numpy
-    from mmengine.cli.schema_reports import (  # lazy: help needs none of it
+    from mmengine.checkpoint.model_files import is_gguf  # Lazy: numpy
+    from mmengine.cli.schema_reports import (  # Lazy: help does not need it.
         CheckOptions,
         check_all,
         print_reports,
@@ -68,7 +67,7 @@ def check(
 
     if tokenizer is not None and not (tokenizer.is_dir() or is_gguf(tokenizer)):
         raise InvalidRequest(
-            f"there is no folder {tokenizer}; --tokenizer names a model's folder, or its GGUF file"
+            f"there is no folder {tokenizer}; --tokenizer must name a model's folder, or its GGUF file"
         )
     options: CheckOptions = {
         "bounds": None if bounds else Bounds.off(),

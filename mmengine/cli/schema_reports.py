@@ -1,4 +1,4 @@
-"""Files of JSON schemas, what becomes of each, and all of it as a table."""
+"""Reads files of JSON schemas, checks each, and prints the results."""
 
 import sys
 from collections import Counter
@@ -20,13 +20,13 @@ from mmengine.structured_output.report.report import SchemaReport, check_schema
 if TYPE_CHECKING:
     from mmengine.structured_output.engines.base import Backend
 
-MAX_ROWS = 40  # of a table that has all files; a longer one leaves out those that are exact
-MAX_POINTERS = 3  # that stand behind one note
+MAX_ROWS = 40  # Rows in a full table; a longer table omits exact schemas.
+MAX_POINTERS = 3  # Pointers printed per note.
 STDIN = Path("-")
 
 
 class CheckOptions(TypedDict):
-    """Of `check_schema`."""
+    """Options of `check_schema`."""
 
     bounds: Bounds | None
     strict: bool
@@ -34,7 +34,7 @@ class CheckOptions(TypedDict):
 
 
 class Checked(NamedTuple):
-    """`error`: why there is no report."""
+    """A file's result. `error` says why there is no report."""
 
     name: str
     report: SchemaReport | None
@@ -44,8 +44,10 @@ class Checked(NamedTuple):
 def check_all(
     paths: list[Path], grammar_backend: str, tokenizer: Path | None, options: CheckOptions
 ) -> Iterator[Checked]:
-    """One after the other. Raises InvalidRequest for a folder without files, ConfigError for a name that no
-    grammar backend has."""
+    """Check the schemas one after the other.
+
+    Raises InvalidRequest for a folder without files, ConfigError for an unknown grammar backend.
+    """
     backend = grammar_backend if tokenizer is None else _backend(grammar_backend, tokenizer)
     for path in _files(paths):
         try:
@@ -57,12 +59,12 @@ def check_all(
 
 
 def _backend(name: str, folder: Path) -> "Backend":
-    from mmengine.models.registry import plugin_for  # lazy: numpy and a tokenizer
+    from mmengine.models.registry import plugin_for  # Lazy: numpy and a tokenizer
     from mmengine.structured_output.engines.backends import GRAMMAR_BACKENDS
 
     tokenizer = plugin_for(folder).load_processor(folder).tokenizer
     tokens = tokenizer.token_bytes()
-    eos = max(tokenizer.special_ids, default=len(tokens) - 1)  # any: no answer is read
+    eos = max(tokenizer.special_ids, default=len(tokens) - 1)  # Any token: no answer is read.
     make = GRAMMAR_BACKENDS.load(name)
     return make(lambda: tokens, tokenizer.encode, tokenizer.special_ids, [eos], len(tokens))
 
@@ -74,12 +76,12 @@ def _files(paths: list[Path]) -> Iterator[Path]:
             continue
         found = sorted(each for each in path.rglob("*.json") if each.is_file())
         if not found:
-            raise InvalidRequest(f"{path} holds no .json files")
+            raise InvalidRequest(f"{path} contains no .json files")
         yield from found
 
 
 def _schema_in(path: Path) -> object:
-    """The schema that a file holds, alone, in a response_format, or behind the key schema."""
+    """Return the schema in a file: alone, in a response_format, or under the key schema."""
     if path == STDIN:
         data = sys.stdin.buffer.read(MAX_BYTES + 1)
     else:
@@ -98,7 +100,7 @@ def _schema_in(path: Path) -> object:
 
 
 def print_reports(checked: Iterator[Checked], as_json: bool) -> int:
-    """Print them as they come; the exit code."""
+    """Print the results as they arrive, and return the exit code."""
     reports = list(_printed(checked)) if as_json else list(checked)
     verdicts = Counter(each.report.verdict if each.report else "unreadable" for each in reports)
     if as_json:
@@ -148,7 +150,7 @@ def _print_one(checked: Checked) -> None:
 
 
 def _grouped(notes: tuple[Note, ...]) -> Iterator[tuple[str, str]]:
-    """Each text once, with where it holds."""
+    """Yield each text once, with its places."""
     ordered = sorted(notes, key=lambda note: note.text)
     for text, group in groupby(ordered, key=lambda note: note.text):
         places = [note.pointer for note in group]

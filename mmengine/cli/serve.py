@@ -36,7 +36,7 @@ from mmengine.errors import ConfigError, InvalidRequest, LogError, MMEngineError
 from mmengine.extras import install_hint
 from mmengine.models.progress import weights_reported_to
 
-if TYPE_CHECKING:  # heavy: loaded when a command runs
+if TYPE_CHECKING:  # Heavy; loaded when a command runs.
     from mmengine.build import Built
     from mmengine.config import EngineConfig
     from mmengine.serve.async_engine.async_engine import AsyncEngine
@@ -44,7 +44,7 @@ if TYPE_CHECKING:  # heavy: loaded when a command runs
     from mmengine.server.lifecycle.heartbeat import Beats
     from mmengine.server.settings import ServerSettings
 
-HELP = """Serve a model over HTTP, as OpenAI's chat API.
+HELP = """Serve a model over HTTP with OpenAI's chat API.
 
 [bold]Examples[/bold]
 
@@ -60,13 +60,13 @@ HELP = """Serve a model over HTTP, as OpenAI's chat API.
     -d '{"messages": [{"role": "user", "content": "What is a triangle?"}]}'
 
 """ + (
-    "Each option is also read from the environment, as MMENGINE_PORT, and from the file of --config, "
-    "as port: 8000; the command line wins, then the environment. Ctrl-C or SIGTERM lets streams finish, "
-    "a second one does not. The fields of a call that are taken are listed in docs/reference/http.md."
+    "Each option is also read from the environment (MMENGINE_PORT) and from the --config file (port: 8000); "
+    "the command line wins, then the environment. The first Ctrl-C or SIGTERM lets streams finish, the "
+    "second ends them. docs/reference/http.md lists the accepted fields of a call."
 )
-BATCHED = ("policy=priority",)  # of a new log: calls go before the requests of batches
+BATCHED = ("policy=priority",)  # For a new log: calls precede batch requests.
 EMBEDDED_NAME = "mmengine-shapes"
-LOCK_WAIT_S, LOCK_AGAIN_S = 5.0, 0.05  # for a log that a process holds which is ending
+LOCK_WAIT_S, LOCK_AGAIN_S = 5.0, 0.05  # For a log whose process is ending.
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -87,27 +87,25 @@ def serve(
 ) -> None:
     if supervisor.is_supervised():
         supervisor.obey_supervisor()
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until somebody reads keys again
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # Ignored until the keys can be read again.
     check_installed()
     model = named.of(model)
-    from mmengine.server.http.auth import ADMIN_ENVIRONMENT, ApiKeys  # lazy: help needs no server
+    from mmengine.server.http.auth import ADMIN_ENVIRONMENT, ApiKeys  # Lazy: help needs no server
     from mmengine.server.lifecycle.tls import check_tls
 
     settings = server_settings(http, limits, media, kept, loras)
     check_tls(settings)
     check_tracing(settings)
     if settings.live and log.log is None:
-        raise ConfigError("--live shows a log, and here is none; give --log FOLDER")
+        raise ConfigError("--live needs a log; give --log FOLDER")
     keys, admin_keys = ApiKeys(http.api_key_file), ApiKeys(loras.admin_key_file, ADMIN_ENVIRONMENT)
     check_loras(model, settings, admin_keys)
     if fleet.ray:
         if routers.kv_events:
-            raise ConfigError(
-                "--kv-events tells of one log, and --ray has one for each replica; leave it out"
-            )
+            raise ConfigError("--kv-events reads a single log, and --ray has a log per replica; leave it out")
         if model.lora or settings.lora_root:
-            raise ConfigError("--ray gives its replicas no adapters; leave --lora and --lora-root out")
-        from mmengine.cli.serve_ray import serve_ray  # lazy: most serve by one process
+            raise ConfigError("--ray does not support adapters; leave --lora and --lora-root out")
+        from mmengine.cli.serve_ray import serve_ray  # Lazy: most serve by one process
 
         serve_ray(model, log, fleet, settings, keys, _engine_config(model, log, is_new=log.log is not None))
         return
@@ -117,10 +115,10 @@ def serve(
             raise typer.Exit(_guarded(settings, log.log))
     check_supervised(settings)
     if http.request_log:
-        from mmengine.cli.records import show_records  # lazy: help needs no logs
+        from mmengine.cli.records import show_records  # Lazy: help needs no logs
 
         show_records()
-    from mmengine.events.segment import segment_paths  # lazy: help and a supervisor need no logs
+    from mmengine.events.segment import segment_paths  # Lazy: help and a supervisor need no logs
 
     is_new = log.log is not None and not segment_paths(log.log)
     told = nullcontext() if supervisor.is_supervised() else _told(routers, log)
@@ -129,21 +127,23 @@ def serve(
 
 
 def check_loras(model: Model, settings: "ServerSettings", admin_keys: "ApiKeys") -> None:
-    """Raises ConfigError for adapters that could not be asked for, and calls that nobody may make."""
+    """Raise ConfigError for adapters that cannot be requested, and for calls that no key allows."""
     own = settings.served_model_names or (model.model or EMBEDDED_NAME,)
     if taken := sorted(set(own) & model.loras().keys()):
-        raise ConfigError(f"--lora gives an adapter the name {taken[0]!r:.80}, which the model has")
+        raise ConfigError(
+            f"--lora uses the model's name {taken[0]!r:.80} for an adapter; choose another name"
+        )
     if settings.lora_root and not admin_keys.any:
-        raise ConfigError("--lora-root loads adapters by calls with an admin key; give --admin-key-file")
+        raise ConfigError("--lora-root needs an admin key; give --admin-key-file")
 
 
 def _told(routers: Routers, log: Log) -> AbstractContextManager[None]:
-    """Routers are told meanwhile what the KV cache holds."""
+    """Publish KV events to routers in this block."""
     return publishing(log.log, routers.kv_events, routers.kv_events_replay, routers.kv_events_topic)
 
 
 def check_tracing(settings: "ServerSettings") -> None:
-    """Raises ConfigError where spans are asked for, and what sends them is not installed."""
+    """Raise ConfigError if tracing is requested and its exporter is not installed."""
     if not settings.otlp_traces_endpoint:
         return
     try:
@@ -155,7 +155,7 @@ def check_tracing(settings: "ServerSettings") -> None:
 
 
 def _engine_config(model: Model, log: Log, is_new: bool) -> "EngineConfig":
-    """`is_new`: of a log that begins. Raises ConfigError."""
+    """Return the engine's config. `is_new` says whether the log begins. Raises ConfigError."""
     return model.config(
         keeps_media=not log.no_media_store,
         kept_of_log=kept_of_log(log.log, log.log_bytes, log.log_days),
@@ -164,17 +164,14 @@ def _engine_config(model: Model, log: Log, is_new: bool) -> "EngineConfig":
 
 
 def check_supervised(settings: "ServerSettings") -> None:
-    """Raises ConfigError for what a supervisor would do, where there is none."""
+    """Raise ConfigError for options that need a supervisor if there is none."""
     if settings.health_port is not None and not supervisor.is_supervised():
-        raise ConfigError(
-            "--health-port is answered by a supervisor; give --log, with which there is one, and no "
-            "--no-supervise"
-        )
+        raise ConfigError("--health-port needs a supervisor; give --log, and leave --no-supervise out")
 
 
 def _guarded(settings: "ServerSettings", log: Path) -> int:
-    """Watch over the process that answers; gives the exit code. Nothing heavy is imported here."""
-    from mmengine.cli.guard import Guard  # lazy: help needs no processes
+    """Supervise the process that answers, and return the exit code. Nothing heavy is imported here."""
+    from mmengine.cli.guard import Guard  # Lazy: help needs no processes
     from mmengine.server.lifecycle.health_port import MAX_ASKING
     from mmengine.server.lifecycle.listening_socket import address_of, bind, listen
 
@@ -189,13 +186,17 @@ def _guarded(settings: "ServerSettings", log: Path) -> int:
 
 
 def _wait_for_log(folder: Path) -> None:
-    """A process that was killed holds its log until the system has taken its memory. Raises LogError."""
-    from mmengine.events.lock import is_locked  # lazy: help needs no logs
+    """Wait until the log is free, because a killed process holds its log until the system has taken its
+    memory.
+
+    Raises LogError after LOCK_WAIT_S.
+    """
+    from mmengine.events.lock import is_locked  # Lazy: help needs no logs
 
     until = time.monotonic() + LOCK_WAIT_S
     while is_locked(folder):
         if time.monotonic() > until:
-            raise LogError(f"another process writes the log in {folder}; end it, or name another folder")
+            raise LogError(f"another process writes the log in {folder}; stop it, or name another folder")
         time.sleep(LOCK_AGAIN_S)
 
 
@@ -208,8 +209,8 @@ def _answer(
     admin_keys: "ApiKeys",
     engine_config: "EngineConfig",
 ) -> None:
-    """Load the model and serve it, until a signal ends that."""
-    from mmengine.cli.guard import BEATS, HASTE, SOCKET  # lazy: help needs no server
+    """Load the model and serve it, until a signal ends this."""
+    from mmengine.cli.guard import BEATS, HASTE, SOCKET  # Lazy: help needs no server
     from mmengine.server.lifecycle.heartbeat import Beats
     from mmengine.server.lifecycle.listening_socket import address_of, listen, taken
 
@@ -224,7 +225,7 @@ def _answer(
         names = settings.served_model_names or (model.model or EMBEDDED_NAME,)
         with loading(model.model or "the embedded checkpoint") as progress:
             from mmengine.server.chat.media_fetch import media_door
-            from mmengine.server.lifecycle.lifecycle import run  # lazy: torch
+            from mmengine.server.lifecycle.lifecycle import run  # Lazy: torch
             from mmengine.server.lifecycle.lifecycle import serve as serve_engine
             from mmengine.server.storage.storage import Keep
 
@@ -267,11 +268,11 @@ def _answer(
                 raise
             say(str(error))
             beats.tell_end(str(error))
-            os._exit(code_of(error))  # a thread that is stuck in a device keeps no process from ending
+            os._exit(code_of(error))  # A thread stuck in a device call would keep the process alive.
 
 
 def _loras(model: Model, settings: "ServerSettings") -> dict[str, str] | None:
-    """Adapters that it begins with; None where there will be none."""
+    """Return the adapters to load at start; None if there will be none."""
     return model.loras() if model.lora or settings.lora_root else None
 
 
@@ -283,14 +284,14 @@ def _engine(
     beats: "Beats | None",
     loras: dict[str, str] | None,
 ) -> "AsyncEngine":
-    from mmengine.build import build  # lazy: torch
+    from mmengine.build import build  # Lazy: torch
     from mmengine.core.resume import Resume
     from mmengine.serve.async_engine.async_engine import AsyncEngine
 
     def built(found: "Built") -> None:
         progress.loaded(found)
         if beats is not None:
-            beats.tell_built()  # before a step runs that may bring this process down
+            beats.tell_built()  # Before a step runs that may crash this process.
 
     resume = None
     if log.log is not None:
@@ -308,7 +309,7 @@ def _engine(
 
 
 def then(call: Callable[P, T], told: Callable[[T], None]) -> Callable[P, T]:
-    """`call`, and then tell somebody what it gave."""
+    """Return a function that calls `call`, and then `told` with its result."""
 
     def both(*arguments: P.args, **options: P.kwargs) -> T:
         found = call(*arguments, **options)
@@ -319,8 +320,10 @@ def then(call: Callable[P, T], told: Callable[[T], None]) -> Callable[P, T]:
 
 
 def check_template(model: str | None, path: Path, source: str) -> None:
-    """Whether the model's processor can read it, before weights are. Raises ConfigError."""
-    from mmengine.models.loader import resolve_folder  # lazy: help needs no models
+    """Raise ConfigError if the model's processor cannot read the template; checked before the weights are
+    loaded.
+    """
+    from mmengine.models.loader import resolve_folder  # Lazy: help needs no models
     from mmengine.models.registry import plugin_for
 
     folder = resolve_folder(model)
@@ -328,4 +331,4 @@ def check_template(model: str | None, path: Path, source: str) -> None:
     try:
         processor.call_format({"chat_template": source})
     except InvalidRequest as error:
-        raise ConfigError(f"--chat-template {path} is no template that can be read: {error}") from None
+        raise ConfigError(f"--chat-template {path} is not a valid template: {error}") from None

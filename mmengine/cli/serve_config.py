@@ -1,4 +1,4 @@
-"""Where the options of `mmengine serve` stand: its words, and a YAML file."""
+"""Sources of the options of `mmengine serve`: the command line, and a YAML file."""
 
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -12,15 +12,15 @@ from mmengine.errors import ConfigError
 from mmengine.extras import install_hint
 
 NEEDED = ("starlette", "uvicorn", "uvloop", "httptools", "yaml", "python_multipart")
-MAX_CONFIG_BYTES = 2**20  # of the file of --config
+MAX_CONFIG_BYTES = 2**20  # Maximum size of the --config file.
 
 
 def read_config(context: typer.Context, path: Path | None) -> Path | None:
-    """The options of a YAML file become defaults. Raises ConfigError."""
+    """Make the options in a YAML file the defaults. Raises ConfigError."""
     if path is None:
         return None
     check_installed()
-    import yaml  # lazy: only with --config
+    import yaml  # Lazy: only with --config
 
     try:
         with path.open("rb") as file:
@@ -28,22 +28,21 @@ def read_config(context: typer.Context, path: Path | None) -> Path | None:
     except OSError as error:
         raise ConfigError(f"--config {path} cannot be read: {error.strerror}") from None
     if len(data) > MAX_CONFIG_BYTES:
-        raise ConfigError(f"--config {path} has more than {MAX_CONFIG_BYTES} bytes; it holds options alone")
+        raise ConfigError(f"--config {path} has more than {MAX_CONFIG_BYTES} bytes")
     try:
         found = yaml.safe_load(data)
-    except (yaml.YAMLError, ValueError, RecursionError):  # a day that no month has, lists in lists
-        raise ConfigError(f"--config {path} is no YAML that can be read") from None
+    # For example an invalid date, or deeply nested lists.
+    except (yaml.YAMLError, ValueError, RecursionError):
+        raise ConfigError(f"--config {path} is not valid YAML") from None
     if not isinstance(found, dict):
-        raise ConfigError(f"--config {path} must hold option: value, as port: 8000")
+        raise ConfigError(f"--config {path} must contain lines of option: value, such as port: 8000")
     options_of = [each for each in context.command.params if each.param_type_name == "option"]
     known = {opt.lstrip("-"): each for each in options_of for opt in each.opts}
     options = {}
     for given, value in found.items():
         name = str(given).replace("_", "-")
         if name not in known or name in ("config", "help"):
-            raise ConfigError(
-                f"--config {path}: there is no option {str(given)!r}; see mmengine serve --help"
-            )
+            raise ConfigError(f"--config {path}: unknown option {str(given)!r}; see mmengine serve --help")
         option = known[name]
         options[option.name] = _several(value) if getattr(option, "multiple", False) else value
     context.default_map = options
@@ -51,7 +50,7 @@ def read_config(context: typer.Context, path: Path | None) -> Path | None:
 
 
 def _several(value: object) -> list[str]:
-    """Values of an option that may be given several times: one, a list of them, or for --set a mapping."""
+    """Return the values of a repeatable option: from a single value, a list, or for --set a mapping."""
     if isinstance(value, dict):
         return [f"{name}={_word(each)}" for name, each in value.items()]
     return [_word(each) for each in (value if isinstance(value, list) else [value])]
@@ -63,31 +62,31 @@ def _word(value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Where options stand."""
+    """The option for the file with options."""
 
     config: Annotated[
         Path | None,
-        typer.Option(help="A YAML file with options.", is_eager=True, callback=read_config),
+        typer.Option(help="YAML file with options.", is_eager=True, callback=read_config),
     ] = None
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """The model as a word of its own."""
+    """The model as a positional argument."""
 
     first: Annotated[
         str | None,
-        typer.Argument(metavar="MODEL", help="The model, as by --model.", show_default=False),
+        typer.Argument(metavar="MODEL", help="Model, as in --model.", show_default=False),
     ] = None
 
     def of(self, model: Model) -> Model:
-        """The options of the model, with this one. Raises ConfigError where they name another."""
+        """Return the model options with this model. Raises ConfigError if they name another model."""
         if self.first is None:
             return model
         if model.model not in (None, self.first):
             raise ConfigError(
                 f"serve {self.first!r:.80} and --model {model.model!r:.80} (or MMENGINE_MODEL, or --config) "
-                "are two models; name one"
+                "name different models; name only one"
             )
         return replace(model, model=self.first)
 

@@ -1,4 +1,4 @@
-"""`mmengine serve --ray`: this process speaks HTTP, and Ray runs the replicas."""
+"""`mmengine serve --ray`: this process serves HTTP, and Ray runs the replicas."""
 
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -7,7 +7,7 @@ from mmengine.cli.loading import say
 from mmengine.errors import ConfigError
 from mmengine.extras import install_hint
 
-if TYPE_CHECKING:  # heavy: loaded when a command runs
+if TYPE_CHECKING:  # Heavy; loaded when a command runs.
     from mmengine.cli.run_options import Model
     from mmengine.cli.serve_options import Fleet, Log
     from mmengine.config import EngineConfig
@@ -23,13 +23,15 @@ def serve_ray(
     keys: "ApiKeys",
     engine: "EngineConfig",
 ) -> None:
-    """Raises ConfigError where Ray is not installed, or an option needs one process."""
+    """Serve with replicas on Ray. Raises ConfigError if Ray is not installed, or for options that need a
+    single process.
+    """
     if find_spec("ray") is None:
         raise ConfigError(f"--ray needs Ray: {install_hint('ray')}")
     if settings.health_port is not None:
-        raise ConfigError("--health-port belongs to a supervisor, and --ray has none; ask /health here")
+        raise ConfigError("--health-port needs a supervisor, which --ray does not have; use /health instead")
     from mmengine.server.chat.media_fetch import media_door
-    from mmengine.server.lifecycle.listening_socket import address_of, listen  # lazy: help needs no server
+    from mmengine.server.lifecycle.listening_socket import address_of, listen  # Lazy: help needs no server
     from mmengine_ray.serving import begin, serve_fleet
     from mmengine_ray.settings import RaySettings
 

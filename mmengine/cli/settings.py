@@ -1,43 +1,43 @@
-"""Engine settings from words of a command line."""
+"""Builds engine settings from command line words."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmengine.errors import ConfigError
 
-if TYPE_CHECKING:  # heavy: loaded when a command runs
+if TYPE_CHECKING:  # Heavy; loaded when a command runs.
     from mmengine.config import EngineConfig
 
-STEP_TIMEOUT_S = 600  # unless step_timeout_s is set
+STEP_TIMEOUT_S = 600  # Default of step_timeout_s.
 
 DAY_S, MAX_DAYS = 86_400, 36_500
 
 
 def kept_of_log(log: Path | None, log_bytes: int | None, log_days: float | None) -> list[str]:
-    """The settings that --log-bytes and --log-days stand for. Raises ConfigError where there is no log."""
+    """Return the settings for --log-bytes and --log-days. Raises ConfigError if there is no log."""
     for name, value in (("--log-bytes", log_bytes), ("--log-days", log_days)):
         if value is not None and log is None:
-            raise ConfigError(f"{name} says how much of the log is kept, and there is no --log")
+            raise ConfigError(f"{name} limits the log; give --log FOLDER, too")
     if log_days is not None and not 0 <= log_days <= MAX_DAYS:
-        raise ConfigError(f"--log-days is a number from 0 to {MAX_DAYS}, not {log_days}")
+        raise ConfigError(f"--log-days is {log_days}; it must be from 0 to {MAX_DAYS}")
     words = [] if log_bytes is None else [f"log_retain_bytes={log_bytes}"]
     return words if log_days is None else [*words, f"log_retain_s={round(log_days * DAY_S)}"]
 
 
 def engine_config(settings: list[str]) -> "EngineConfig":
-    """From `name=value` words. Raises ConfigError."""
-    from mmengine.config import EngineConfig  # lazy: msgspec
+    """Build the engine's config from `name=value` words. Raises ConfigError."""
+    from mmengine.config import EngineConfig  # Lazy: msgspec
 
     values: dict[str, Any] = {"step_timeout_s": STEP_TIMEOUT_S}
     for word in settings:
         name, equals, value = word.partition("=")
         if not equals:
-            raise ConfigError(f"--set takes name=value, as token_budget=512, not {word!r}")
+            raise ConfigError(f"--set {word!r} is not name=value, such as token_budget=512")
         values[name] = _plain(value)
     unknown = sorted(set(values) - set(EngineConfig.__struct_fields__))
     if unknown:
         known = ", ".join(EngineConfig.__struct_fields__)
-        raise ConfigError(f"there is no engine setting {unknown[0]!r}; there are {known}")
+        raise ConfigError(f"unknown engine setting {unknown[0]!r}; the settings are {known}")
     config = EngineConfig.from_dict(values)
     config.check()
     return config

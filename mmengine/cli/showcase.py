@@ -1,4 +1,4 @@
-"""The questions of `mmengine demo`: drawn images the checkpoint was not trained on, and the answers."""
+"""The questions of `mmengine demo`: held-out drawn images, and the expected answers."""
 
 import random
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from typing import Any
 from mmengine_shapes.questions import clip_questions, image_questions, pair_questions
 from mmengine_shapes.scenes import Scene, random_clip, random_scene
 
-# For each of the six images: how many shapes it has, and what is asked about it.
+# For each of the six images: its number of shapes, and its questions.
 PLAN = (
     (2, ("describe",)),
     (3, ("json", "count")),
@@ -21,7 +21,7 @@ PLAN = (
 
 @dataclass(frozen=True)
 class Question:
-    """A prompt, what to call its pictures, and the answer that is right."""
+    """A prompt, a label for its pictures, and the expected answer."""
 
     about: str
     text: str
@@ -30,10 +30,12 @@ class Question:
 
 
 def questions(folder: Path, seed: int) -> list[Question]:
-    """Twelve questions: ten about one image each, one about two of them, one about a clip. The
-    images are written to `folder` as PNG files."""
+    """Return twelve questions: ten about single images, one about two images, one about a clip.
+
+    The images are written to `folder` as PNG files.
+    """
     rng = random.Random(seed)
-    asked: list[Question] = []
+    found: list[Question] = []
     paths, scenes = [], []
     for number, (count, tasks) in enumerate(PLAN, 1):
         scene = _scene(rng, count, tasks)
@@ -41,14 +43,14 @@ def questions(folder: Path, seed: int) -> list[Question]:
         scene.draw().save(path)
         paths.append(path)
         scenes.append(scene)
-        asked += [_ask([path], *image_questions(scene)[task][0]) for task in tasks]
-    asked.append(_ask(paths[:2], *pair_questions(scenes[0], scenes[1])["more"][0]))
-    asked.append(_about_clip(rng))
-    return asked
+        found += [_question([path], *image_questions(scene)[task][0]) for task in tasks]
+    found.append(_question(paths[:2], *pair_questions(scenes[0], scenes[1])["more"][0]))
+    found.append(_clip_question(rng))
+    return found
 
 
 def _scene(rng: random.Random, count: int, tasks: tuple[str, ...]) -> Scene:
-    """A held-out scene that gives occasion for all of `tasks`."""
+    """Return a held-out scene with at least one question for all `tasks`."""
     while True:
         scene = random_scene(rng, count=count)
         items = image_questions(scene)
@@ -56,12 +58,12 @@ def _scene(rng: random.Random, count: int, tasks: tuple[str, ...]) -> Scene:
             return scene
 
 
-def _ask(paths: list[Path], text: str, expected: str) -> Question:
+def _question(paths: list[Path], text: str, expected: str) -> Question:
     parts = [{"type": "image", "image": str(path)} for path in paths]
     return Question(" + ".join(path.name for path in paths), text, expected, _user(parts, text))
 
 
-def _about_clip(rng: random.Random) -> Question:
+def _clip_question(rng: random.Random) -> Question:
     clip = random_clip(rng)
     text, expected = clip_questions(clip)["happens"][0]
     video = {"type": "video", "video": clip.frames(), "sample_fps": clip.fps}

@@ -1,4 +1,4 @@
-"""`mmengine simulate`: the real scheduler on a workload from a file, without a model."""
+"""`mmengine simulate`: runs the real scheduler on a workload from a file, without a model."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -9,13 +9,13 @@ import typer
 
 from mmengine.errors import ConfigError
 
-if TYPE_CHECKING:  # heavy: loaded when a command runs
+if TYPE_CHECKING:  # Heavy; loaded when a command runs.
     from mmengine.simulation import Settings, Workload
     from mmengine.simulation.records import Recorder
 
 HELP = (
-    "Run the scheduler on a scenario, a file of requests or a public trace, with a model that is "
-    "arithmetic.\n\nPrints latencies under a cost model, preemptions, hit rates and memory in use.\n\n"
+    "Run the scheduler on a scenario, a file of requests or a public trace, with an arithmetic model.\n\n"
+    "Prints latencies under a cost model, preemptions, hit rates and memory in use.\n\n"
     "[bold]Examples[/bold]\n\n  mmengine simulate scenario.json --compat vllm --decisions out.jsonl\n\n"
     "  mmengine simulate trace.csv --format azure --limit 1000 --plot run.png"
 )
@@ -24,21 +24,23 @@ Format = Literal["auto", "scenario", "azure", "mooncake", "servegen"]
 
 def simulate(
     workload: Annotated[
-        Path, typer.Argument(help="A scenario (.json), requests or a trace.", show_default=False)
+        Path, typer.Argument(help="Scenario (.json), requests or a trace.", show_default=False)
     ],
     config: Annotated[
-        Path | None, typer.Option(help="Settings as one JSON object; a scenario brings its own.")
+        Path | None, typer.Option(help="File with a JSON object of settings, added to a scenario's own.")
     ] = None,
     compat: Annotated[
-        Literal["vllm"] | None, typer.Option(help="Decide as vLLM 0.33 does where our defaults differ.")
+        Literal["vllm"] | None, typer.Option(help="Use vLLM 0.33's decisions where our defaults differ.")
     ] = None,
-    decisions: Annotated[Path | None, typer.Option(help="Write one record a step here (.jsonl).")] = None,
-    log: Annotated[Path | None, typer.Option(help="Write the event log into this folder.")] = None,
-    form: Annotated[Format, typer.Option("--format", help="What the workload file is.")] = "auto",
-    limit: Annotated[int | None, typer.Option(min=1, help="Take only so many requests.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw the run over time into this picture.")] = None,
+    decisions: Annotated[
+        Path | None, typer.Option(help="Output file for a record per step (.jsonl).")
+    ] = None,
+    log: Annotated[Path | None, typer.Option(help="Folder for the event log.")] = None,
+    form: Annotated[Format, typer.Option("--format", help="Format of the workload file.")] = "auto",
+    limit: Annotated[int | None, typer.Option(min=1, help="Maximum number of requests.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Output file for a picture of the run over time.")] = None,
 ) -> None:
-    from mmengine.cli.pictures import check_picture  # lazy, like all below: help needs none of it
+    from mmengine.cli.pictures import check_picture  # Lazy, like all below: help needs none of them.
     from mmengine.cli.simulate_table import print_report
     from mmengine.events.log import LogWriter
     from mmengine.simulation import Driver, read_settings
@@ -57,7 +59,7 @@ def simulate(
         out = stack.enter_context(decisions.open("w")) if decisions is not None else None
         sink = None
         if log is not None:
-            sink = LogWriter(log, wall_ns=lambda: 0)  # the same run gives the same bytes
+            sink = LogWriter(log, wall_ns=lambda: 0)  # The same run gives the same bytes.
             stack.callback(sink.close)
         progress = stack.enter_context(_progress(len(work.requests)))
         recorder = _recorder(work, settings, out, actual)
@@ -70,17 +72,17 @@ def simulate(
 def _recorder(
     work: "Workload", settings: "Settings", out: TextIO | None, actual: list[dict[str, Any]]
 ) -> "Recorder | None":
-    """Records go to the file, and where the scenario says what it expects into `actual`; nobody makes
-    them when nobody wants them. Only a scenario names the queues, other files get their config first."""
-    from mmengine.simulation.records import Recorder, record_line  # lazy: numpy
+    """Return a recorder, or None if no records are needed.
+
+    Records go to the file, and into `actual` if the scenario has expectations. Only a scenario's records name
+    the queues; other files begin with their config.
+    """
+    from mmengine.simulation.records import Recorder, record_line  # Lazy: numpy
 
     if out is None and work.expect is None:
         return None
     if settings.config.max_in_flight > 1:
-        raise ConfigError(
-            "records of decisions have one step after the other; with max_in_flight above 1 leave out "
-            "--decisions, or use --log"
-        )
+        raise ConfigError("decision records need max_in_flight 1; leave --decisions out, or use --log")
     is_scenario = work.events is not None
 
     def write(record: dict[str, Any]) -> None:
@@ -96,7 +98,7 @@ def _recorder(
 
 @contextmanager
 def _progress(total: int) -> Iterator[Callable[[int], None]]:
-    from rich.console import Console  # lazy
+    from rich.console import Console  # Lazy import.
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     console = Console(stderr=True)

@@ -1,4 +1,4 @@
-"""What `mmengine simulate` prints."""
+"""Prints the result of `mmengine simulate`."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from mmengine.simulation.meter import Meter, Spread
 def print_report(
     work: Workload, settings: Settings, report: SimulationReport, actual: list[dict[str, Any]]
 ) -> None:
-    """The table, and a line for each thing that did not go as the file asks."""
+    """Print the table, and a line for each deviation from the file's expectations."""
     console = Console(highlight=False, soft_wrap=True)
     console.print(_summary(work, settings, report))
     if report.num_refused:
@@ -25,7 +25,7 @@ def print_report(
     if work.expect is not None:
         difference = first_difference(work.expect, actual, open_ends=work.without_grammar)
         text = (
-            f"differs from what the scenario expects: {difference}"
+            f"differ from the scenario's expectation: {difference}"
             if difference
             else "as the scenario expects"
         )
@@ -70,8 +70,8 @@ def _milliseconds(spread: Spread) -> str:
 
 def _prefix_hits(meter: Meter) -> str:
     ran = meter.num_cached >= 0
-    hit, asked = int(meter.num_cached[ran].sum()), int(meter.num_prompt[ran].sum())
-    return f"{_percent(hit, asked)} of {asked} prompt tokens hit"
+    hits, prompt = int(meter.num_cached[ran].sum()), int(meter.num_prompt[ran].sum())
+    return f"{_percent(hits, prompt)} of {prompt} prompt tokens hit"
 
 
 def _encoder_hits(report: SimulationReport) -> str:

@@ -35,7 +35,7 @@ MISTAKES = (
     (["run", "hi", "--max-tokens", "0"], 2, "max_tokens must be an integer from 1"),
     (["run", "hi", "--temperature", "nan"], 2, "temperature must be a number"),
     (["run", "hi", "--set", "token_budget"], 2, "name=value"),
-    (["run", "hi", "--set", "tokens=3"], 2, "no engine setting 'tokens'"),
+    (["run", "hi", "--set", "tokens=3"], 2, "unknown engine setting 'tokens'"),
     (["run", "hi", "--set", "token_budget=many"], 2, "token_budget"),
     (["run", "hi", "--set", "token_budget=1"], 2, "smaller than max_num_seqs"),
     (["run", "hi", "--out", "x"], 2, "--out belongs to --batch"),

@@ -85,7 +85,7 @@ def test_a_torn_tail_is_told_and_damage_is_refused(log, monkeypatch, capsys):
     data = path.read_bytes()
     path.write_bytes(data[:-3])
     code, printed = call(monkeypatch, capsys, "log", "verify", log)
-    assert code == 6 and "torn tail" in printed.out and "it has no end" in printed.out
+    assert code == 6 and "torn tail" in printed.out and "the log has no end" in printed.out
     path.write_bytes(data[:200] + b"\0\0\0\0" + data[204:])
     code, printed = call(monkeypatch, capsys, "log", "verify", log)
     assert code == 4 and printed.err.startswith("mmengine: ") and len(printed.err.splitlines()) == 1
@@ -182,24 +182,24 @@ def test_show_one_request_one_step_and_the_state(tmp_path, monkeypatch, capsys):
     code, printed = call(monkeypatch, capsys, "log", "show", log, "--request", live.queued[0])
     assert code == 0 and "arrived: " in printed.out and "ended: " in printed.out
     code, printed = call(monkeypatch, capsys, "log", "show", log, "--step", "20")
-    assert code == 0 and "KV blocks" in printed.out and "got nothing" in printed.out
+    assert code == 0 and "KV blocks" in printed.out and "not scheduled" in printed.out
     code, printed = call(monkeypatch, capsys, "log", "show", log, "--step", "20", "--json")
     step = json.loads(printed.out)
     assert len(step["batch"]) == live.steps[20][0] and step["waits"][0]["kind"]
     code, printed = call(monkeypatch, capsys, "log", "show", log, "--at", "20")
-    assert code == 0 and "before step 20: " in printed.out and "waiting, the next one first" in printed.out
+    assert code == 0 and "before step 20: " in printed.out and "waiting, in queue order" in printed.out
     code, printed = call(monkeypatch, capsys, "log", "show", log, "--at", "-1", "--json")
     assert json.loads(printed.out)["running"] == []
     code, printed = call(monkeypatch, capsys, "log", "why", log, live.queued[0])
-    assert code == 0 and "It came with" in printed.out and "It ended after" in printed.out
+    assert code == 0 and "Arrived with" in printed.out and "Finished after" in printed.out
     code, printed = call(monkeypatch, capsys, "log", "why", log, live.queued[0], "--json")
     assert json.loads(printed.out.splitlines()[0])["kind"] == "arrival"
 
 
 def test_show_says_what_it_cannot_show(log, monkeypatch, capsys):
     for arguments, said, expected in (
-        (["--step", "9999"], "nothing was decided in step 9999", 1),
-        (["--request", "nobody"], "has that id", 1),
+        (["--step", "9999"], "step 9999 has no decisions", 1),
+        (["--request", "nobody"], "has this id", 1),
         (["--step", "1", "--steps"], "choose one of", 2),
         (["--at", "1", "--follow"], "choose one of", 2),
     ):
@@ -250,16 +250,18 @@ def test_diff_and_redact(tmp_path, monkeypatch, capsys):
     busy_run(tmp_path / "a", 1)
     busy_run(tmp_path / "b", 1, token_budget=23)
     code, printed = call(monkeypatch, capsys, "log", "diff", tmp_path / "a", tmp_path / "a")
-    assert code == 0 and printed.out.startswith("the same: ")
+    assert code == 0 and printed.out.startswith("equal: ")
     code, printed = call(monkeypatch, capsys, "log", "diff", tmp_path / "a", tmp_path / "b")
-    assert code == 3 and "token_budget" in printed.out and "then other decisions: tokens of" in printed.out
+    assert (
+        code == 3 and "token_budget" in printed.out and "then different decisions: tokens of" in printed.out
+    )
     code, printed = call(monkeypatch, capsys, "log", "diff", tmp_path / "a", tmp_path / "b", "--json")
     found = json.loads(printed.out)
     assert code == 3 and not found["same"] and found["settings"]["token_budget"] == [24, 23]
     code, printed = call(monkeypatch, capsys, "log", "redact", tmp_path / "a", tmp_path / "public")
-    assert code == 0 and "verified: the same decisions follow from it" in printed.out
+    assert code == 0 and "verified: the redacted log has the same decisions" in printed.out
     code, printed = call(monkeypatch, capsys, "log", "redact", tmp_path / "a", tmp_path / "public")
-    assert code == 2 and "is defined twice" in printed.err
+    assert code == 2 and "already exists" in printed.err
     (tmp_path / "key").write_bytes(b"short")
     arguments = tmp_path / "a", tmp_path / "other", "--key", tmp_path / "key"
     code, printed = call(monkeypatch, capsys, "log", "redact", *arguments)

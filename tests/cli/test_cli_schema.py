@@ -79,7 +79,7 @@ def test_standard_input_and_no_traceback(
 def test_what_cannot_be_read(tmp_path: Path) -> None:
     found = call_cli("schema", "check", str(tmp_path / "nowhere.json"))
     assert found.returncode == 2 and "No such file" in found.stdout
-    assert "holds no .json files" in call_cli("schema", "check", str(tmp_path)).stderr
+    assert "contains no .json files" in call_cli("schema", "check", str(tmp_path)).stderr
     assert "there is no folder" in call_cli("schema", "check", "-", "--tokenizer", "nowhere").stderr
 
 

@@ -131,7 +131,7 @@ def test_it_gives_up_when_nothing_is_gained(folder, monkeypatch):
     code = "import os, signal; os.kill(os.getpid(), signal.SIGABRT)"
     monkeypatch.setattr(supervisor, "COMMAND", (sys.executable, "-c", code))
     monkeypatch.setattr(supervisor, "MAX_RESTARTS", 3)
-    with pytest.raises(MMEngineError, match="3 restarts without a new answer: the process died of SIGABRT"):
+    with pytest.raises(MMEngineError, match="3 restarts without a new answer: the process died from SIGABRT"):
         supervisor.supervise([], lambda: 0)
 
 
@@ -162,7 +162,7 @@ def test_what_was_killed_for_memory_is_told(monkeypatch, capfd, kills, said):
     assert supervisor.supervise([], lambda: 0) == 137
     printed = capfd.readouterr().err
     assert said in printed and "the same command goes on" in printed
-    held = float(re.search(r"it held ([0-9.]+) GiB at most", printed)[1])
+    held = float(re.search(r"its peak memory was ([0-9.]+) GiB", printed)[1])
     # A child counts the memory of the process that it was forked from, which here is the tests' own.
     own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     assert 0.19 < held < max(0.5, own + 0.2)

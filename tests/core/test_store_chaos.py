@@ -232,7 +232,7 @@ def test_a_log_says_what_came_of_a_store_and_can_be_shown_to_strangers(pair, tmp
     other.run()
     other.check()
     told = {claim.kind: claim.text for claim in why(other.folder, "b")}
-    assert "4 blocks are fetched" in told["fetch"] and "3 blocks" in told["arrived"]
+    assert "4 further blocks" in told["fetch"] and "3 blocks" in told["arrived"]
     assert "it does not hold" in told["lost"] and "it is computed" in told["lost"]
     redact(other.folder, tmp_path / "redacted", b"k" * 16)
     assert verify(tmp_path / "redacted").ok

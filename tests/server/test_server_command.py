@@ -208,8 +208,8 @@ def test_mistakes_are_said_before_a_model_is_loaded(tmp_path):
     taken = socket.create_server(("127.0.0.1", 0))
     port = taken.getsockname()[1]
     for arguments, says in (
-        (["--config", tmp_path / "a.yaml"], "there is no option 'prot'"),
-        (["--config", tmp_path / "first.yaml"], "there is no option 'first'"),
+        (["--config", tmp_path / "a.yaml"], "unknown option 'prot'"),
+        (["--config", tmp_path / "first.yaml"], "unknown option 'first'"),
         (["--config", tmp_path / "b.yaml"], "cannot be read: No such file"),
         (["--config", tmp_path / "day.yaml"], "day.yaml is no YAML that can be read"),
         (["--config", tmp_path / "deep.yaml"], "deep.yaml is no YAML that can be read"),

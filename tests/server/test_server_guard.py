@@ -43,7 +43,7 @@ def test_the_socket_outlives_what_answers_and_nothing_heavy_is_there(tmp_path):
         assert one.life(1)[1] == "", "who is killed has not to blame its step"
         assert one.ask(port, "die SIGSEGV") == "life 1"
         assert one.ask(port, "unwell") == "life 2"
-        assert one.life(2)[1] == "the process died of SIGSEGV"
+        assert one.life(2)[1] == "the process died from SIGSEGV"
         one.wait_for(lambda: one.health()[0] == 503)
         status, headers, body = one.health()
         assert json.loads(body) == {"status": "not ready", "reasons": ["a reason"]}
@@ -83,7 +83,7 @@ def test_an_engine_that_is_frozen_does_not_look_healthy(tmp_path):
     with guarded(tmp_path, options=("--port", port, "--health-port", "0")) as one:
         assert one.ask(port, "freeze") == "life 0"
         one.wait_for(lambda: one.health()[0] == 503)
-        assert "nothing was heard of the engine for" in one.health()[2]
+        assert "the engine has not responded for" in one.health()[2]
         assert one.health("/health/live")[0] == 503
         for _ in range(2):
             one.process.send_signal(signal.SIGTERM)
@@ -96,7 +96,7 @@ def test_an_engine_that_stays_frozen_is_followed_by_another(tmp_path):
     with guarded(tmp_path, options=("--port", port), frozen_s=0.8) as one:
         assert one.ask(port, "freeze") == "life 0"
         assert one.ask(port) == "life 1"
-        assert "nothing was heard of the engine for 0.8 s: it is frozen, and killed" in one.said
+        assert "the engine has not responded for 0.8 s and is killed" in one.said
 
 
 def test_a_first_signal_lets_it_drain_and_nobody_new_waits_for_nothing(tmp_path):
@@ -207,8 +207,8 @@ def test_it_gives_up_with_a_sentence():
         one.pause_s(lived(70, reasons=("the engine stopped: a bug",)))
     assert str(raised.value) == (
         f"given up after {MAX_RESTARTS} restarts without a new token: the process ended with exit code 70 "
-        "(the engine stopped: a bug); what was accepted stays in the log, and the same command goes on from "
-        "there"
+        "(the engine stopped: a bug); accepted requests stay in the log, and the same command continues "
+        "with them"
     )
 
 
@@ -217,9 +217,9 @@ def test_who_has_the_blame():
     again, and not where no step can have run. A blame that nobody took up is not forgotten."""
     one = Restarts()
     one.pause_s(lived(-signal.SIGSEGV, num_tokens=5))
-    assert one.cause == "the process died of SIGSEGV"
+    assert one.cause == "the process died from SIGSEGV"
     one.pause_s(lived(-signal.SIGKILL, is_built=False))
-    assert one.cause == "the process died of SIGSEGV", "killed before it could read that"
+    assert one.cause == "the process died from SIGSEGV", "killed before it could read that"
     one.pause_s(lived(-signal.SIGKILL, num_tokens=5))
     assert one.cause == ""
     for number in range(1, BLAMED_KILLS):

@@ -282,7 +282,7 @@ def test_a_wrong_value_of_a_file_is_told(tmp_path):
         ("set: {tokens: 1}\n", "no engine setting 'tokens'"),
         ("- port\n", "must hold option: value"),
         ("port: [\n", "is no YAML"),
-        ("help: true\n", "there is no option 'help'"),
+        ("help: true\n", "unknown option 'help'"),
     ):
         (tmp_path / "a.yaml").write_text(text)
         ran = call_cli("serve", "--config", tmp_path / "a.yaml")

@@ -1,4 +1,4 @@
-"""`mmengine log`: what a log can be asked. Needs neither a model nor torch. One file a verb."""
+"""`mmengine log`: commands over an event log, a file each. Need neither a model nor torch."""
 
 import typer
 
@@ -19,8 +19,8 @@ from mmengine.cli.logs import (
 
 log_app = typer.Typer(
     cls=Group,
-    help="Ask an event log what happened, and whether it is true. No model and no GPU is needed.",
-    epilog="Start with: mmengine log show DIR, then mmengine log why DIR REQUEST. Each verb has --help.",
+    help="Inspect, verify and convert an event log. Needs neither a model nor a GPU.",
+    epilog="Start with: mmengine log show DIR, then mmengine log why DIR REQUEST. Each command has --help.",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )

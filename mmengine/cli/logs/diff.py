@@ -1,4 +1,4 @@
-"""`mmengine log diff`: where two logs part."""
+"""`mmengine log diff`: the first difference between two logs."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -8,13 +8,13 @@ import typer
 from mmengine.cli.logs.printing import Json, clean, console, existing, print_json, short
 from mmengine.cli.logs.verify import DIVERGED, SAME
 
-if TYPE_CHECKING:  # heavy: loaded when a command runs
+if TYPE_CHECKING:  # Heavy; loaded when a command runs.
     from mmengine.replay.diff import LogDifference, Side
 
 HELP = (
-    "The first step in which two logs part, and how: by what came in, or by what was decided.\n\n"
-    "Row and block numbers and times are no difference. Exit code 0 when the logs do not part, 3 when they "
-    "do.\n\n"
+    "Find the first step in which two logs differ, in their inputs or in their decisions.\n\n"
+    "Row numbers, block numbers and times are not compared. Exit code: 0 for equal logs, 3 for different "
+    "logs.\n\n"
     "[bold]Examples[/bold]\n\n  mmengine log diff before.log after.log\n\n"
     "  mmengine log diff run.log public.log --match arrival --shapes"
 )
@@ -25,14 +25,14 @@ def diff(
     first: Log,
     second: Log,
     match: Annotated[
-        Literal["id", "arrival"], typer.Option(help="Which requests are the same: by id, or in order.")
+        Literal["id", "arrival"], typer.Option(help="Match requests by id, or by order of arrival.")
     ] = "id",
     shapes: Annotated[
-        bool, typer.Option("--shapes", help="Of tokens, media and texts compare only how many there are.")
+        bool, typer.Option("--shapes", help="Compare only the number of tokens, media and texts.")
     ] = False,
     json_output: Json = False,
 ) -> None:
-    import msgspec  # lazy, like all below: help needs none of it
+    import msgspec  # Lazy, like all below: help needs none of them.
 
     from mmengine.replay.diff import diff as compare
 
@@ -54,31 +54,31 @@ def _print(found: "LogDifference", first: Path, second: Path, match: str) -> Non
             table.add_row(clean(name), clean(short(one, 80)), clean(short(two, 80)))
         out.print(table)
     if not found.kind or found.sides is None:
-        out.print(f"the same: {found.events} events up to step {found.last_common_step}")
+        out.print(f"equal: {found.events} events up to step {found.last_common_step}")
         return
     of = f" of {found.request}" if found.request and found.field != "request_id" else ""
     how = {
-        "inputs": f"other inputs: {found.field}{of}",
-        "decisions": f"other decisions: {found.field}{of}",
-        "end": "one log ends, the other goes on",
+        "inputs": f"different inputs: {found.field}{of}",
+        "decisions": f"different decisions: {found.field}{of}",
+        "end": "one log ends, the other continues",
     }[found.kind]
-    out.print(f"{found.events} events are the same; then {how}", markup=False, soft_wrap=True)
+    out.print(f"{found.events} events are equal; then {how}", markup=False, soft_wrap=True)
     table = Table("", clean(str(first)), clean(str(second)))
     one, two = found.sides
     table.add_row("record", *(f"{side.sequence} {side.event}" if side.event else "" for side in (one, two)))
     table.add_row("step", *(str(side.step) if side.event else "" for side in (one, two)))
-    values = _values(one, two) if found.field != "event" else (_told(one), _told(two))
+    values = _values(one, two) if found.field != "event" else (_describe(one), _describe(two))
     table.add_row(clean(found.field + of), *(clean(text) for text in values))
     for name in ("running", "waiting", "free_blocks"):
         figures = (str(getattr(side, name)) if side.event else "" for side in (one, two))
         table.add_row(name.replace("_", " "), *figures)
     out.print(table)
     if found.field == "request_id" and match == "id":
-        out.print("if these are the same requests under other ids, compare with --match arrival")
+        out.print("to match requests with different ids, use --match arrival")
 
 
 def _values(one: "Side", two: "Side") -> tuple[str, str]:
-    """Both values; of long ones, where they begin to differ."""
+    """Return both values; for long values, the part from the first difference on."""
     left, right = one.value, two.value
     if isinstance(left, dict) and isinstance(right, dict):
         names = [name for name in {**left, **right} if left.get(name) != right.get(name)]
@@ -91,12 +91,12 @@ def _values(one: "Side", two: "Side") -> tuple[str, str]:
     return _shown(left), _shown(right)
 
 
-def _told(side: "Side") -> str:
+def _describe(side: "Side") -> str:
     """An event that the other log does not have here."""
     if side.event in ("Executed", "Dispatched", "Failed", ""):
         return {
             "Executed": "the step ran",
-            "Dispatched": "the step is whole",
+            "Dispatched": "the step is complete",
             "Failed": "the step failed",
         }.get(side.event, "the log ends")
     facts = {

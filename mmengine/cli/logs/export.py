@@ -1,4 +1,4 @@
-"""`mmengine log export`: a log for other programs."""
+"""`mmengine log export`: writes a log for other programs."""
 
 import sys
 from pathlib import Path
@@ -10,23 +10,27 @@ from mmengine.cli.logs.printing import Folder, existing
 from mmengine.errors import InvalidRequest
 
 HELP = (
-    "Write a log in a form that other programs read.\n\n"
+    "Write a log in a format for other programs.\n\n"
     "[bold]Examples[/bold]\n\n"
     "  mmengine log export run.log --perfetto -o run.json     for https://ui.perfetto.dev\n\n"
     "  mmengine log export run.log --mooncake -o trace.jsonl  for mmengine simulate --format mooncake\n\n"
-    "  mmengine log export run.log --csv -o requests.csv      with --steps: one line a step"
+    "  mmengine log export run.log --csv -o requests.csv      with --steps: a line per step"
 )
 
 
 def export(
     folder: Folder,
-    perfetto: Annotated[bool, typer.Option("--perfetto", help="A Chrome trace (JSON).")] = False,
-    mooncake: Annotated[bool, typer.Option("--mooncake", help="A trace of lengths and prefixes.")] = False,
-    csv: Annotated[bool, typer.Option("--csv", help="A table, one line a request.")] = False,
-    steps: Annotated[bool, typer.Option("--steps", help="With --csv: one line a step.")] = False,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="A file; else standard output.")] = None,
+    perfetto: Annotated[bool, typer.Option("--perfetto", help="Write a Chrome trace (JSON).")] = False,
+    mooncake: Annotated[
+        bool, typer.Option("--mooncake", help="Write a trace with lengths and prefixes.")
+    ] = False,
+    csv: Annotated[bool, typer.Option("--csv", help="Write a table with a line per request.")] = False,
+    steps: Annotated[bool, typer.Option("--steps", help="With --csv: write a line per step.")] = False,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Output file (default: standard output).")
+    ] = None,
 ) -> None:
-    from mmengine.replay.convert.export import csv_lines, mooncake_lines  # lazy: numpy
+    from mmengine.replay.convert.export import csv_lines, mooncake_lines  # Lazy: numpy
     from mmengine.replay.convert.perfetto import perfetto_lines
 
     if perfetto + mooncake + csv != 1 or steps and not csv:

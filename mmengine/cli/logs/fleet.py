@@ -1,4 +1,4 @@
-"""`mmengine log show`, `why` and `report` of a folder of replicas' logs: where requests went."""
+"""`mmengine log show`, `why` and `report` over a folder of replicas' logs."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -6,26 +6,26 @@ from typing import TYPE_CHECKING
 from mmengine.cli.logs.printing import clean, console, print_json, printable
 from mmengine.errors import InvalidRequest, LogError
 
-if TYPE_CHECKING:  # heavy: loaded when a command runs
+if TYPE_CHECKING:  # Heavy; loaded when a command runs.
     from mmengine.replay.queries.fleet import ReplicaPath
 
 
 def is_fleet(folder: Path) -> bool:
-    from mmengine.replay.queries.fleet import is_fleet  # lazy, like all below: help needs none of it
+    from mmengine.replay.queries.fleet import is_fleet  # Lazy, like all below: help needs none of them.
 
     return is_fleet(folder)
 
 
-def only_requests(folder: Path, others: bool) -> None:
-    """Raises InvalidRequest for a view of one log's steps."""
+def refuse_step_views(folder: Path, others: bool) -> None:
+    """Raise InvalidRequest for a view of a single log's steps."""
     if others:
         raise InvalidRequest(
-            f"{folder} holds logs of replicas, and steps are of one of them; name that log: {folder}/NAME"
+            f"{folder} contains replicas' logs; to see steps, name one of them: {folder}/NAME"
         )
 
 
 def show_requests(folder: Path, limit: int, json_output: bool) -> None:
-    """A line for each choice of each request, over all logs."""
+    """Print a line for each choice of each request, over all logs."""
     ways = list(_ways(folder).values())
     if json_output:
         for way in ways:
@@ -43,19 +43,21 @@ def show_requests(folder: Path, limit: int, json_output: bool) -> None:
     moved = sum(len(way.stops) > 1 for way in ways)
     twice = sum(way.num_computed - way.num_tokens + way.stops[0].num_given for way in ways)
     out.print(
-        f"{len(ways)} answers, {moved} of them moved; {max(0, twice)} tokens were computed twice",
+        f"{len(ways)} answers, {moved} of them migrated; {max(0, twice)} tokens were computed twice",
         markup=False,
     )
 
 
-def tell_of(folder: Path, request_id: str, json_output: bool) -> list[Path]:
-    """The way of one request; gives the logs that have it. Raises LogError where none does."""
+def print_path(folder: Path, request_id: str, json_output: bool) -> list[Path]:
+    """Print a request's path, and return the logs that contain it. Raises LogError where none does."""
     from mmengine.replay.queries.fleet import core_ids, describe_path
 
     ways = _ways(folder)
     found = [ways[name] for name in core_ids(ways, request_id)]
     if not found:
-        raise LogError(f"no log in {folder} has a request with that id; see mmengine log show {folder}")
+        raise LogError(
+            f"no log in {folder} has a request with this id; mmengine log show {folder} lists them"
+        )
     for way in found:
         if json_output:
             print_json(_as_json(way))
@@ -67,14 +69,14 @@ def tell_of(folder: Path, request_id: str, json_output: bool) -> list[Path]:
 
 
 def write_page(folder: Path, out: Path, json_output: bool) -> None:
-    """One page for the fleet, and one beside it for each log that has a step to show."""
+    """Write a page for the fleet, and a page beside it for each log with a step."""
     from mmengine.replay.report.fleet_page import write_fleet_report
 
     num_logs, num_requests = write_fleet_report(folder, out)
     if json_output:
         print_json({"page": str(out), "logs": num_logs, "requests": num_requests})
     else:
-        print(f"{out}: {num_requests} answers over {num_logs} logs, each of which has a page beside it")
+        print(f"{out}: {num_requests} answers over {num_logs} logs, with a page for each log beside it")
 
 
 def _ways(folder: Path) -> "dict[str, ReplicaPath]":

@@ -1,4 +1,4 @@
-"""`mmengine log fsck`: whether the files of a log are whole, and what stands in them."""
+"""`mmengine log fsck`: checks a log's files and lists their contents."""
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
@@ -7,32 +7,32 @@ import typer
 
 from mmengine.cli.logs.printing import Folder, Json, clean, console, existing, print_json, printable
 
-if TYPE_CHECKING:  # heavy: loaded when a command runs
+if TYPE_CHECKING:  # Heavy; loaded when a command runs.
     from rich.table import Table
 
     from mmengine.events.fsck import FsckReport
 
 HELP = (
     "Check every byte of a log, list its segments, and repair its tail.\n\n"
-    "Nothing is folded and no decision is derived: that is what verify does. A torn tail is what a killed "
-    "process or a power cut leaves; --repair cuts it off (the bytes stay in a .cut file) and closes the log. "
-    "Damage before the tail is only told.\n\n"
+    "Only bytes are checked; verify derives the decisions. A killed process or a power cut may leave a torn "
+    "tail; --repair cuts it off (the bytes stay in a .cut file) and closes the log. Damage before the tail "
+    "is only reported.\n\n"
     "[bold]Exit codes[/bold]\n\n"
     "0 whole; 4 bytes contradict their checksum; 6 truncated; 7 a length that reaches past the end; 8 a "
-    "format or a type newer than this build; 9 a size that no log has; 10 a link; 11 another process "
-    "writes the log; 12 records are missing; 13 the end is missing; 14 nothing says that it is the end: its "
-    "process was killed, or the file was cut between two frames; 2 wrong arguments; 1 anything else. With "
-    "several findings: that of the first. What a writer at work has not finished is no finding.\n\n"
+    "format or a type newer than this build; 9 an impossible size; 10 a link; 11 another process writes the "
+    "log; 12 records are missing; 13 the end is missing; 14 the last file has no end mark: its process was "
+    "killed, or the file was cut between two frames; 2 wrong arguments; 1 any other error. With several "
+    "findings: the first one's code. An unfinished write by a running process is not a finding.\n\n"
     "[bold]Examples[/bold]\n\n  mmengine log fsck run.log\n\n  mmengine log fsck run.log --repair"
 )
 
 
 def fsck(
     folder: Folder,
-    repair: Annotated[bool, typer.Option("--repair", help="Cut a torn tail off, and close the log.")] = False,
+    repair: Annotated[bool, typer.Option("--repair", help="Cut off a torn tail, and close the log.")] = False,
     json_output: Json = False,
 ) -> None:
-    from mmengine.events.fsck import fsck as check  # lazy: help needs none of it
+    from mmengine.events.fsck import fsck as check  # Lazy: help does not need it.
 
     report = check(existing(folder), repair=repair)
     if json_output:
@@ -47,7 +47,7 @@ def _print(report: "FsckReport") -> None:
     if report.segments:
         out.print(_table(report))
     if report.snapshots:
-        out.print(f"{len(report.snapshots)} snapshots, the last one behind record {report.snapshots[-1]}")
+        out.print(f"{len(report.snapshots)} snapshots, the last one after record {report.snapshots[-1]}")
     lines = [f"repaired: {cut}" for cut in report.repaired.cuts] if report.repaired is not None else []
     lines += [f"{finding.kind}: {finding.text}" for finding in report.findings]
     for line in [*lines, *_verdict(report)]:

@@ -1,4 +1,4 @@
-"""`mmengine log kv-events`: what is in the KV cache, for routers."""
+"""`mmengine log kv-events`: prints or publishes KV events for routers."""
 
 import os
 from typing import Annotated
@@ -8,9 +8,9 @@ import typer
 from mmengine.cli.logs.printing import Folder, existing, print_json
 
 HELP = (
-    "Tell which blocks the KV cache holds, as vLLM's engines tell routers (Dynamo, llm-d).\n\n"
-    "With --publish the log is followed while it is written, and each batch goes out by ZeroMQ; without it "
-    "the batches are printed, one JSON object a line.\n\n"
+    "Print or publish the KV cache's changes in the format of vLLM's KV events (for Dynamo, llm-d).\n\n"
+    "With --publish the command follows the log while it is written, and sends each batch by ZeroMQ. Without "
+    "it the batches are printed, a JSON object per line.\n\n"
     "[bold]Example[/bold]\n\n  mmengine log kv-events run.log\n\n"
     "  mmengine log kv-events run.log --publish tcp://127.0.0.1:5557 --replay tcp://127.0.0.1:5558"
 )
@@ -19,16 +19,16 @@ HELP = (
 def kv_events(
     folder: Folder,
     publish: Annotated[
-        str, typer.Option(help="Endpoint to publish at, as tcp://*:5557; whoever reads it reads prompts.")
+        str, typer.Option(help="Endpoint to publish to, such as tcp://*:5557; its readers can read prompts.")
     ] = "",
-    replay: Annotated[str, typer.Option(help="Endpoint where batches can be asked for again.")] = "",
-    topic: Annotated[str, typer.Option(help="What each message begins with.")] = "",
+    replay: Annotated[str, typer.Option(help="Endpoint for requests to repeat batches.")] = "",
+    topic: Annotated[str, typer.Option(help="Topic prefix of each message.")] = "",
     beside: Annotated[bool, typer.Option("--beside", hidden=True)] = False,
 ) -> None:
     if not publish:
         _print(folder)
         return
-    from mmengine.cli.kv_events import check_installed  # lazy, like all below: help needs none of it
+    from mmengine.cli.kv_events import check_installed  # Lazy, like all below: help needs none of them.
 
     check_installed()
     from mmengine.cli.loading import say

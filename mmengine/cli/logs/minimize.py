@@ -1,4 +1,4 @@
-"""`mmengine log minimize`."""
+"""`mmengine log minimize`: reduces a failing log."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -11,7 +11,7 @@ import typer
 from mmengine.cli.logs.printing import Folder, Json, existing, print_json
 from mmengine.errors import MMEngineError, code_of
 
-if TYPE_CHECKING:  # heavy: loaded when a command runs
+if TYPE_CHECKING:  # Heavy; loaded when a command runs.
     from mmengine.replay.minimize.command_probe import Main
     from mmengine.replay.minimize.deadline import Deadline
     from mmengine.replay.minimize.failures import Failure
@@ -19,12 +19,12 @@ if TYPE_CHECKING:  # heavy: loaded when a command runs
     from mmengine.replay.minimize.probe import Probe
 
 HELP = (
-    "Make a failing log small: leave out requests, then shrink values, while it fails in the same way.\n\n"
+    "Reduce a failing log: leave out requests, then shrink values, while it fails in the same way.\n\n"
     "Writes the smallest log and a pytest file that replays it. FAILING is a kind of failure (any, encoder, "
     "media, references, blocks, host_blocks, rows, state_slots, sessions, queue, budgets, computed, flights, "
-    "stalled, thrash, crash, tokens, divergence), or a command that fails on a log; {} in it stands for the "
-    "log's folder. "
-    "With --against the log fails when another build of mmengine decides otherwise on the same requests.\n\n"
+    "stalled, thrash, crash, tokens, divergence), or a command that fails on a log, with {} for the log's "
+    "folder. With --against the log fails when another build of mmengine decides differently on the same "
+    "requests.\n\n"
     "[bold]Examples[/bold]\n\n  mmengine log minimize night.log --failing any -o small\n\n"
     "  mmengine log minimize night.log --failing 'python check.py {}' -o small\n\n"
     "  mmengine log minimize night.log --against ~/last-release/.venv -o small"
@@ -35,24 +35,24 @@ def minimize(
     context: typer.Context,
     folder: Folder,
     out: Annotated[
-        Path, typer.Option("--out", "-o", help="A new folder for the log and the test.", show_default=False)
+        Path, typer.Option("--out", "-o", help="New folder for the log and the test.", show_default=False)
     ],
-    failing: Annotated[str, typer.Option(help="A kind of failure, or a command.", show_default=False)] = "",
+    failing: Annotated[str, typer.Option(help="Kind of failure, or a command.", show_default=False)] = "",
     against: Annotated[
         str,
         typer.Option(
-            help="Another build: its Python, its virtual environment, or a checkout.", show_default=False
+            help="Another build: a Python, a virtual environment, or a checkout.", show_default=False
         ),
     ] = "",
     settings: Annotated[
-        bool, typer.Option("--settings", help="Shrink settings too: the pool, budgets, rows.")
+        bool, typer.Option("--settings", help="Also shrink settings: the pool, budgets, rows.")
     ] = False,
     seconds: Annotated[
-        int, typer.Option(min=1, help="Be done within so long, with the smallest log until then.")
+        int, typer.Option(min=1, help="Time limit in seconds; then the smallest log so far is written.")
     ] = 600,
     json_output: Json = False,
 ) -> None:
-    from mmengine.replay.minimize.deadline import Deadline  # lazy, like all below: help needs none of it
+    from mmengine.replay.minimize.deadline import Deadline  # Lazy, like all below: help needs none of them.
     from mmengine.replay.minimize.minimize import Minimizer
     from mmengine.replay.minimize.probe import KindProbe
     from mmengine.replay.minimize.reproduction import refuse_used, reproduce
@@ -73,14 +73,14 @@ def minimize(
 
 @contextmanager
 def _probe(failing: str, against: str, deadline: "Deadline", main: "Main") -> "Iterator[Probe]":
-    """What says whether a log fails."""
+    """Yield the probe that detects the failure."""
     from mmengine.replay.minimize.build_probe import BuildProbe
     from mmengine.replay.minimize.command_probe import CommandProbe
     from mmengine.replay.minimize.failures import KINDS
     from mmengine.replay.minimize.probe import KindProbe
 
     if bool(failing) == bool(against):
-        raise typer.BadParameter("give one of them", param_hint="--failing / --against")
+        raise typer.BadParameter("give exactly one of the two", param_hint="--failing / --against")
     if against:
         with BuildProbe(against, deadline) as other:
             yield other
@@ -89,7 +89,7 @@ def _probe(failing: str, against: str, deadline: "Deadline", main: "Main") -> "I
 
 
 def _main_of(context: typer.Context) -> "Main":
-    """Runs the program that this command is of with other arguments, and gives its exit code."""
+    """Return a function that runs the current program with other arguments and returns its exit code."""
     program = context.find_root().command
 
     def main(arguments: list[str]) -> int:
@@ -140,9 +140,7 @@ def _print(
     ):
         console.print(line, markup=False)
     if minimizer.is_cut_short:
-        text = (
-            f"{deadline.seconds:g} seconds were over before nothing got smaller any more; give --seconds more"
-        )
+        text = f"the limit of {deadline.seconds:g} seconds passed before the search ended; raise --seconds"
         console.print(text, markup=False)
 
 
@@ -152,7 +150,7 @@ def _progress() -> Iterator[Callable[["Progress"], None]]:
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
 
-    console = Console(file=sys.stderr)  # a command that runs here has another one for a while
+    console = Console(file=sys.stderr)  # A command in this process temporarily replaces sys.stderr.
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Bar(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
         task = bar.add_task("reading the log", total=1)

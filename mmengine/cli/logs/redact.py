@@ -1,4 +1,4 @@
-"""`mmengine log redact`: the same decisions, nobody's words."""
+"""`mmengine log redact`: the same decisions without user content."""
 
 import os
 from pathlib import Path
@@ -10,31 +10,31 @@ from mmengine.cli.logs.printing import Json, console, existing, print_json
 from mmengine.errors import InvalidRequest
 
 HELP = (
-    "Write a log without content, for showing to strangers.\n\n"
-    "Each token becomes a number that depends on all before it and on a secret key, so that only equal "
-    "beginnings stay equal; ids, salts and hashes of media become keyed hashes; grammars, stop strings, "
-    "logprobs and texts of errors are dropped. What stays: lengths, shapes, times, settings. The result "
-    "has the same decisions, and is verified at the end.\n\n"
+    "Write a log without user content, for publication.\n\n"
+    "Each token becomes a number that depends on all tokens before it and on a secret key, so that only "
+    "equal prefixes stay equal. Ids, salts and media hashes become keyed hashes. Grammars, stop strings, "
+    "logprobs and error texts are dropped. Lengths, shapes, times and settings stay. The result has the same "
+    "decisions, and is verified at the end.\n\n"
     "[bold]Example[/bold]\n\n  mmengine log redact run.log public.log"
 )
 MAX_KEY_BYTES = 2**20
 
 
 def redact(
-    source: Annotated[Path, typer.Argument(metavar="IN", help="A log.", show_default=False)],
-    target: Annotated[Path, typer.Argument(metavar="OUT", help="A new folder.", show_default=False)],
+    source: Annotated[Path, typer.Argument(metavar="IN", help="Log to redact.", show_default=False)],
+    target: Annotated[Path, typer.Argument(metavar="OUT", help="New folder.", show_default=False)],
     key: Annotated[
         Path | None,
-        typer.Option(help="A file with 16 bytes or more: the same names as with it before."),
+        typer.Option(help="File with 16 bytes or more; the same key gives the same names."),
     ] = None,
     json_output: Json = False,
 ) -> None:
-    from mmengine.replay.convert.redact import redact as redact_log  # lazy: numpy
+    from mmengine.replay.convert.redact import redact as redact_log  # Lazy: numpy
     from mmengine.replay.verify import verify
 
     existing(source)
     if target.exists() and any(target.iterdir() if target.is_dir() else [target]):
-        raise InvalidRequest(f"{target} is there already; name a new folder")
+        raise InvalidRequest(f"{target} already exists; name a new folder")
     secret = os.urandom(32) if key is None else _key_in(key)
     report = redact_log(source, target, secret)
     verified = verify(target)
@@ -55,16 +55,16 @@ def redact(
         if verified.divergence is not None:
             found = verified.divergence
             where = f"step {found.step}, record {found.sequence}"
-            out.print(f"it diverges at {where}, as the log itself does: see mmengine log verify {source}")
+            out.print(f"diverges at {where}, like the original log: see mmengine log verify {source}")
         elif verified.rederived:
-            out.print("verified: the same decisions follow from it")
+            out.print("verified: the redacted log has the same decisions")
         else:
-            out.print("folded: its decisions were made under other rules than those of this build")
+            out.print("folded: the log's decisions were made under other rules than this build's")
 
 
 def _key_in(path: Path) -> bytes:
     with path.open("rb") as file:
         data = file.read(MAX_KEY_BYTES + 1)
     if len(data) > MAX_KEY_BYTES:
-        raise InvalidRequest(f"{path} is no key: it has more than {MAX_KEY_BYTES} bytes")
+        raise InvalidRequest(f"the key in {path} has more than {MAX_KEY_BYTES} bytes")
     return data

@@ -1,4 +1,4 @@
-"""`mmengine log report`."""
+"""`mmengine log report`: writes a log as an HTML page."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,25 +10,25 @@ import typer
 from mmengine.cli.logs import fleet
 from mmengine.cli.logs.printing import Folder, Json, existing, print_json
 
-if TYPE_CHECKING:  # heavy: loaded when a command runs
+if TYPE_CHECKING:  # Heavy; loaded when a command runs.
     from mmengine.events.codec import Record
 
 HELP = (
-    "Write a log as one page for a browser: a lane a request, memory and budgets over time, and for each "
-    "step its batch and why the others waited.\n\n"
-    "Of a folder of replicas' logs it is one page for all of them, which says where each request went, and a "
-    "page beside it for each log.\n\n"
-    "The page needs no network and asks for nothing.\n\n"
+    "Write a log as an HTML page: a lane per request, memory and budgets over time, and each step's batch "
+    "with the reasons why other requests waited.\n\n"
+    "For a folder of replicas' logs, write a page with each request's path, and a page for each log beside "
+    "it.\n\n"
+    "The page needs no network.\n\n"
     "[bold]Example[/bold]\n\n  mmengine log report run.log -o report.html"
 )
 
 
 def report(
     folder: Folder,
-    out: Annotated[Path, typer.Option("--out", "-o", help="The page.", show_default=False)],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Output file.", show_default=False)],
     json_output: Json = False,
 ) -> None:
-    from mmengine.replay.report import write_report  # lazy: numpy
+    from mmengine.replay.report import write_report  # Lazy: numpy
 
     if fleet.is_fleet(existing(folder)):
         fleet.write_page(folder, out, json_output)

@@ -1,4 +1,4 @@
-"""`mmengine log rerun`."""
+"""`mmengine log rerun`: estimates a log under other settings."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -7,16 +7,16 @@ import typer
 
 from mmengine.cli.logs.printing import Folder, Json, console, existing, print_json, short
 
-if TYPE_CHECKING:  # heavy: loaded when a command runs
+if TYPE_CHECKING:  # Heavy; loaded when a command runs.
     from rich.table import Table
 
     from mmengine.replay.rerun.rerun import Rerun
 
 HELP = (
-    "Estimate what a log's requests would have seen under other settings.\n\n"
-    "The scheduler is the engine's own; arrivals and answers are the log's; time comes from a cost model "
-    "fitted to the log's own steps. The log's own settings are simulated as well: how far that is "
-    "from what was logged is the error of the estimate, and stands beside each number.\n\n"
+    "Estimate a log's latencies under other settings.\n\n"
+    "The scheduler is the engine's own, arrivals and answers are the log's, and times come from a cost model "
+    "fitted to the log's own steps. The log's own settings are simulated as well; the deviation from the "
+    "logged figures is the estimate's error, and is printed beside each number.\n\n"
     "[bold]Examples[/bold]\n\n  mmengine log rerun run.log --set num_blocks=4097 --set policy=priority\n\n"
     "  mmengine log rerun run.log --config other.json --json"
 )
@@ -24,14 +24,16 @@ HELP = (
 
 def rerun(
     folder: Folder,
-    config: Annotated[Path | None, typer.Option(help="Settings to change, as one JSON object.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="File with a JSON object of settings to change.")
+    ] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", help="One setting to change; may be repeated.", metavar="NAME=VALUE"),
+        typer.Option("--set", help="Setting to change; may be repeated.", metavar="NAME=VALUE"),
     ] = None,
     json_output: Json = False,
 ) -> None:
-    from rich.console import Console  # lazy, like all below: help needs none of it
+    from rich.console import Console  # Lazy, like all below: help needs none of them.
 
     from mmengine.replay.rerun.rerun import read_changes, rerun
     from mmengine.simulation.bounded_files import read_object
@@ -93,7 +95,7 @@ def _table(result: "Rerun") -> "Table":
 
 
 def _margin(error: float | None, value: float) -> str:
-    """The error of the same number where it could be checked, in its own unit."""
+    """Return the same number's measured error, in its own unit."""
     return "" if error is None or abs(error) < 0.0005 else f" ± {_number(abs(error) * value)}"
 
 
@@ -105,10 +107,10 @@ def _words(result: "Rerun") -> list[str]:
     prices = zip(PARTS, result.prices.prices.tolist(), strict=True)
     return [
         f"changed: {changed or 'nothing'}",
-        f"cost model: fitted to {fit.num_steps} steps; on steps it had not seen its error is "
+        f"cost model: fitted to {fit.num_steps} steps; its error on held-out steps is "
         f"{100 * fit.median:.1f} % (median), {100 * fit.p90:.1f} % (p90), {100 * fit.total:+.1f} % in sum",
         "prices in ns: " + ", ".join(f"{price:.0f} per {part}" for part, price in prices if price >= 0.5),
-        "change: what if against simulated as logged; ±: the error of simulated as logged",
+        "change: what if relative to simulated as logged; ±: error of simulated as logged",
         *result.notes,
         *(f"simulated as logged: {note}" for note in result.again.notes),
         *(f"what if: {short(note)}" for note in result.what_if.notes),

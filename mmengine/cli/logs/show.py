@@ -1,4 +1,4 @@
-"""`mmengine log show`: requests, steps, one request's life, one step, the state at a step."""
+"""`mmengine log show`: requests, steps, a request's events, a step, or the state at a step."""
 
 import sys
 from collections import deque
@@ -12,52 +12,58 @@ from mmengine.cli.logs import fleet
 from mmengine.cli.logs.printing import Folder, Json, console, existing, print_json, printable
 from mmengine.errors import NO_END, InvalidRequest, LogError
 
-if TYPE_CHECKING:  # heavy: loaded when a command runs
+if TYPE_CHECKING:  # Heavy; loaded when a command runs.
     from mmengine.replay.checked_log import CheckedLog
 
 _Line = TypeVar("_Line")
-POLL_S = 0.2  # how often --follow looks
+POLL_S = 0.2  # Interval between two checks with --follow.
 HELP = (
-    "Show the requests of a log, its steps, one request's life, one step, or the state at a step.\n\n"
+    "Show a log's requests, its steps, a request's events, a step, or the state at a step.\n\n"
     "[bold]Examples[/bold]\n\n"
-    "  mmengine log show run.log                 requests: what each took, and how it ended\n\n"
-    "  mmengine log show run.log --request r17   every event of one request\n\n"
-    "  mmengine log show run.log --steps         one line a step\n\n"
-    "  mmengine log show run.log --step 120      its batch, its budgets, who waited and why\n\n"
+    "  mmengine log show run.log                 all requests with their costs and ends\n\n"
+    "  mmengine log show run.log --request r17   every event of a request\n\n"
+    "  mmengine log show run.log --steps         a line per step\n\n"
+    "  mmengine log show run.log --step 120      a step's batch, budgets, and waiting requests\n\n"
     "  mmengine log show run.log --at 120        the whole state just before step 120; -1: at the end\n\n"
-    "  mmengine log show logs                    a folder of replicas' logs: where each request went\n\n"
-    "  mmengine log show run.log --steps --follow   as the steps come, until Ctrl-C\n\n"
+    "  mmengine log show logs                    a folder of replicas' logs: each request's path\n\n"
+    "  mmengine log show run.log --steps --follow   the steps as they happen, until Ctrl-C\n\n"
     "[bold]Exit codes[/bold]\n\n"
-    "0; 13 the end of the log is missing; 14 nothing says that it is the end; 6 it is cut short within a "
-    "frame; 4 corrupt; 2 wrong arguments; 1 anything else. What is there is shown all the same."
+    "0; 13 the log's end is missing; 14 the last file has no end mark; 6 truncated within a frame; 4 "
+    "corrupt; 2 wrong arguments; 1 any other error. The readable part is shown in any case."
 )
 
 
 def show(
     folder: Folder,
-    request: Annotated[str | None, typer.Option(metavar="ID", help="The life of one request.")] = None,
-    steps: Annotated[bool, typer.Option("--steps", help="One line a step.")] = False,
-    step: Annotated[int | None, typer.Option(min=0, metavar="N", help="One step, and who waited.")] = None,
-    at: Annotated[int | None, typer.Option(min=-1, metavar="N", help="The state before a step.")] = None,
+    request: Annotated[
+        str | None, typer.Option(metavar="ID", help="Show the events of this request.")
+    ] = None,
+    steps: Annotated[bool, typer.Option("--steps", help="Show a line per step.")] = False,
+    step: Annotated[
+        int | None, typer.Option(min=0, metavar="N", help="Show this step and its waiting requests.")
+    ] = None,
+    at: Annotated[
+        int | None, typer.Option(min=-1, metavar="N", help="Show the state before this step; -1: at the end.")
+    ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on with a log that is being written.")
+        bool, typer.Option("--follow", "-f", help="Continue with a log that is being written.")
     ] = False,
-    limit: Annotated[int, typer.Option(min=1, help="Most lines shown of a list; the last ones.")] = 40,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of lines; the last ones are shown.")] = 40,
     json_output: Json = False,
 ) -> None:
-    from mmengine.cli.logs import show_tables as tables  # lazy, like all below: help needs none of it
+    from mmengine.cli.logs import show_tables as tables  # Lazy, like all below: help needs none of them.
     from mmengine.events.lock import is_locked
     from mmengine.events.log_end import log_end
     from mmengine.replay.queries.summaries import request_lines, step_lines
 
     existing(folder)
     if fleet.is_fleet(folder):
-        fleet.only_requests(folder, steps or follow or step is not None or at is not None)
+        fleet.refuse_step_views(folder, steps or follow or step is not None or at is not None)
         if request is None:
             fleet.show_requests(folder, limit, json_output)
             return
-        for log in fleet.tell_of(folder, request, json_output):
-            _lives(log, request, json_output)
+        for log in fleet.print_path(folder, request, json_output):
+            _print_events(log, request, json_output)
         return
     had_writer = not follow and is_locked(folder)
     views = [request is not None, steps, step is not None, at is not None]
@@ -81,7 +87,9 @@ def show(
 
         life = list(request_events(CheckedLog(folder), request))
         if not life:
-            raise LogError(f"no request in {folder} has that id; see mmengine log show {folder}")
+            raise LogError(
+                f"no request in {folder} has this id; mmengine log show {folder} lists the requests"
+            )
         _list(tables.life_table(life), life, json_output)
     elif steps:
         last_steps = deque(step_lines(folder), maxlen=limit)
@@ -95,9 +103,9 @@ def show(
         raise typer.Exit(NO_END.get(end.kind, 4))
 
 
-def _lives(log: Path, request: str, json_output: bool) -> None:
-    """What one of several logs has of a request and its choices."""
-    from mmengine.cli.logs import show_tables as tables  # lazy
+def _print_events(log: Path, request: str, json_output: bool) -> None:
+    """Print the events of a request and its choices in one of several logs."""
+    from mmengine.cli.logs import show_tables as tables  # Lazy import.
     from mmengine.replay.checked_log import CheckedLog
     from mmengine.replay.queries.fleet import core_ids
     from mmengine.replay.queries.request_events import request_events
@@ -128,16 +136,16 @@ def _one(report: Any, tables: Any, limit: int, json_output: bool) -> None:
 
 
 def _builtins(value: Any) -> dict[str, Any]:
-    import msgspec  # lazy
+    import msgspec  # Lazy import.
 
     return msgspec.to_builtins(value)
 
 
 def _follow(folder: Path, request: str | None, steps: bool, json_output: bool) -> None:
-    """Lines as they come, until Ctrl-C."""
+    """Print lines as they arrive, until Ctrl-C."""
     import time
 
-    from mmengine.replay.checked_log import CheckedLog  # lazy
+    from mmengine.replay.checked_log import CheckedLog  # Lazy import.
 
     def wait() -> bool:
         time.sleep(POLL_S)
@@ -150,7 +158,7 @@ def _follow(folder: Path, request: str | None, steps: bool, json_output: bool) -
 
 
 def _print_lines(log: "CheckedLog", request: str | None, steps: bool, json_output: bool) -> None:
-    from mmengine.cli.logs import show_tables as tables  # lazy
+    from mmengine.cli.logs import show_tables as tables  # Lazy import.
     from mmengine.replay.queries.request_events import request_events
     from mmengine.replay.queries.summaries import ended_requests, step_lines
 

@@ -1,4 +1,4 @@
-"""What `mmengine log show` prints, as tables and as lines."""
+"""Tables and lines for `mmengine log show`."""
 
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -7,7 +7,7 @@ from rich.table import Table
 
 from mmengine.cli.logs.printing import clean, ms, printable
 
-if TYPE_CHECKING:  # heavy: loaded when a command runs
+if TYPE_CHECKING:  # Heavy; loaded when a command runs.
     from mmengine.replay.queries.request_events import RequestEvent
     from mmengine.replay.queries.state_report import SessionReport, StateReport
     from mmengine.replay.queries.step_report import BatchRow, StepReport
@@ -33,7 +33,7 @@ def request_table(lines: Iterable["RequestLine"]) -> Table:
 
 
 def request_text(line: "RequestLine") -> str:
-    """One line, when the request ends."""
+    """Return a line for a request that ends."""
     return printable(
         f"step {line.end_step}  {line.request_id}  {line.num_prompt_tokens} + {line.num_output_tokens} "
         f"tokens, {line.num_cached_tokens} cached, {_drafts(line)}{line.num_preemptions} preemptions, first "
@@ -75,7 +75,7 @@ def step_text(line: "StepLine") -> str:
 
 
 def life_table(lines: list["RequestEvent"]) -> Table:
-    """Steps that only decode, one token each, are drawn together."""
+    """Return the events as a table, with steps that only decode a single token grouped."""
     table = Table("step", "ms", "event", "what")
     for group in _decode_runs(lines):
         first, last = group[0], group[-1]
@@ -83,7 +83,7 @@ def life_table(lines: list["RequestEvent"]) -> Table:
             table.add_row(str(first.step), ms(first.since_ns), first.event, clean(first.text))
             continue
         tokens = [token for line in group for token in line.changed.get("token_ids", ())]
-        what = f"decodes: {len(tokens)} tokens, one a step, up to token {group[-1].changed['num_tokens']}"
+        what = f"decodes {len(tokens)} tokens, one per step, up to token {group[-1].changed['num_tokens']}"
         times = f"{ms(first.since_ns)} to {ms(last.since_ns)}"
         table.add_row(f"{first.step} to {last.step}", times, "Executed", what)
     return table
@@ -94,8 +94,9 @@ def life_text(line: "RequestEvent") -> str:
 
 
 def _decode_runs(lines: list["RequestEvent"]) -> Iterator[list["RequestEvent"]]:
-    """Runs of (SCHEDULED one token, EXECUTED one token) that say nothing else, as one group; the other
-    lines one by one."""
+    """Yield runs of (SCHEDULED a token, EXECUTED a token) without other content as groups, and other events
+    alone.
+    """
     run: list[RequestEvent] = []
     for line in lines:
         if _is_plain(line):
@@ -108,14 +109,14 @@ def _decode_runs(lines: list["RequestEvent"]) -> Iterator[list["RequestEvent"]]:
 
 
 def _as_groups(run: list["RequestEvent"]) -> Iterator[list["RequestEvent"]]:
-    if run and run[0].event == "Executed":  # the token that a chunk of the prompt gave
+    if run and run[0].event == "Executed":  # The token from a prompt chunk.
         yield [run.pop(0)]
-    behind = [run.pop()] if run and run[-1].event == "Scheduled" else []
+    last = [run.pop()] if run and run[-1].event == "Scheduled" else []
     if len(run) > 4:
         yield run
     else:
         yield from ([line] for line in run)
-    yield from ([line] for line in behind)
+    yield from ([line] for line in last)
 
 
 def _is_plain(line: "RequestEvent") -> bool:
@@ -130,14 +131,14 @@ def _is_plain(line: "RequestEvent") -> bool:
 
 
 def step_tables(report: "StepReport", limit: int) -> Iterator[Table | str]:
-    when = f"{report.mono_ns / 1e6:.1f} ms after the log begins"
+    when = f"{report.mono_ns / 1e6:.1f} ms after the log's start"
     took = f", {report.device_ns / 1e6:.2f} ms on the device" if report.device_ns else ""
-    outcome = {"": "; the log does not tell how it went", "executed": f"; it ran{took}"}.get(
-        report.outcome, f"; it FAILED: {report.error}"
+    outcome = {"": "; the log has no result", "executed": f"; executed{took}"}.get(
+        report.outcome, f"; FAILED: {report.error}"
     )
     yield clean(f"step {report.step}, decided {when}{outcome}")
     if not report.is_whole:
-        yield "the log, or the process that wrote it, ended within this step: more may have been decided"
+        yield "the log, or the process that wrote it, ended within this step; decisions may be missing"
     yield _batch_table(report.batch[:limit], len(report.batch))
     budgets = Table("budget", "used", "of")
     for name, budget in report.budgets.items():
@@ -146,9 +147,9 @@ def step_tables(report: "StepReport", limit: int) -> Iterator[Table | str]:
     yield budgets
     if report.part is not None:
         name, item, start, until, work = report.part
-        yield clean(f"encodes a part of item {item} of {name}: {start} to {until} of {work} of its work")
+        yield clean(f"encodes a part of {name}'s item {item}: {start} to {until} of its work of {work}")
     for name, mode, other in report.preempted:
-        yield clean(f"preempted ({mode}): {name}" + (f", to make room for {other}" if other else ""))
+        yield clean(f"preempted ({mode}): {name}" + (f", in favour of {other}" if other else ""))
     if report.num_evicted:
         yield f"encoder outputs evicted: {report.num_evicted}"
     if report.waits:
@@ -156,7 +157,7 @@ def step_tables(report: "StepReport", limit: int) -> Iterator[Table | str]:
 
 
 def _batch_table(batch: list["BatchRow"], count: int) -> Table:
-    table = Table("row", "request", "tokens", "of", "drafts", "gives a token", "")
+    table = Table("row", "request", "tokens", "of", "drafts", "samples", "")
     for row in batch:
         span = str(row.first) if row.num_tokens == 1 else f"{row.first} to {row.first + row.num_tokens - 1}"
         notes = [row.start] if row.start else []
@@ -173,7 +174,7 @@ def _batch_table(batch: list["BatchRow"], count: int) -> Table:
 
 
 def _waits_table(report: "StepReport", limit: int) -> Table:
-    table = Table("got nothing", "why", "")
+    table = Table("not scheduled", "why", "")
     for reason in report.waits[:limit]:
         table.add_row(clean(reason.request_id), reason.kind, clean(reason.sentence()))
     if len(report.waits) > limit:
@@ -183,12 +184,12 @@ def _waits_table(report: "StepReport", limit: int) -> Table:
 
 def state_tables(report: "StateReport", limit: int) -> Iterator[Table | str]:
     yield (
-        f"before step {report.step}: {len(report.running)} run, {len(report.waiting)} wait, "
-        f"{report.num_arrived} came so far, {report.num_preempted} preemptions so far"
+        f"before step {report.step}: {len(report.running)} running, {len(report.waiting)} waiting, "
+        f"{report.num_arrived} arrivals and {report.num_preempted} preemptions so far"
     )
     pools = Table("pool", "total", "free", "")
     blocks, encoder = report.blocks, report.encoder
-    note = f"{blocks['free_with_content']} free ones hold prefixes, {blocks['shared']} are shared"
+    note = f"{blocks['free_with_content']} free blocks hold prefixes, {blocks['shared']} blocks are shared"
     pools.add_row("KV blocks", str(blocks["total"]), str(blocks["free"]), note)
     free = encoder["capacity"] - encoder["used"]
     note = f"{encoder['items']} items, {encoder['idle']} embeddings of them idle"
@@ -197,11 +198,11 @@ def state_tables(report: "StateReport", limit: int) -> Iterator[Table | str]:
         pools.add_row("host blocks", *(str(report.host_blocks[name]) for name in ("total", "free")), "")
     states = report.state_slots
     if states["total"]:
-        note = f"{states['kept']} free ones hold states behind prefixes"
+        note = f"{states['kept']} free slots hold states after prefixes"
         pools.add_row("state slots", str(states["total"]), str(states["total"] - states["held"]), note)
     leases = report.leases
     if report.sessions:
-        note = f"{len(report.sessions)} sessions keep them between their requests"
+        note = f"{len(report.sessions)} sessions hold them between their requests"
         pools.add_row("leases", str(leases["total"]), str(leases["total"] - leases["held"]), note)
     rows = len(report.free_rows) + len(report.running) + len(report.rows_being_left)
     pools.add_row("rows", str(rows), str(len(report.free_rows)), "")
@@ -218,7 +219,7 @@ def state_tables(report: "StateReport", limit: int) -> Iterator[Table | str]:
 
 def _sessions_table(sessions: list["SessionReport"], count: int) -> Table:
     table = Table(
-        *("session", "requests", "tokens", "media", "blocks kept", "on its way"),
+        *("session", "requests", "tokens", "media", "leased blocks", "live request"),
         title="sessions",
         title_justify="left",
     )
@@ -250,19 +251,17 @@ def _running_table(running: list[dict[str, Any]], count: int) -> Table:
 
 
 def _waiting_table(waiting: list[dict[str, Any]], count: int) -> Table:
-    table = Table(
-        "request", "prompt", "tokens", "", title="waiting, the next one first", title_justify="left"
-    )
+    table = Table("request", "prompt", "tokens", "", title="waiting, in queue order", title_justify="left")
     for each in waiting:
         notes = []
         if each["preempted"]:
-            notes.append("was preempted")
+            notes.append("preempted")
         if each["num_swapped_tokens"]:
             notes.append(f"{each['num_swapped_tokens']} tokens on the host")
         if each["waits_for_grammar"]:
-            notes.append("its grammar is not compiled")
+            notes.append("grammar not compiled")
         if each.get("waits_for_store"):
-            notes.append("a store is asked for its prefix, or sends it")
+            notes.append("waits for its prefix from a store")
         if each["group"]:
             notes.append(f"shares the prompt of {each['group']}")
         if each["priority"]:
@@ -275,7 +274,7 @@ def _waiting_table(waiting: list[dict[str, Any]], count: int) -> Table:
 
 
 def _ranges(numbers: list[int]) -> str:
-    """7, 8, 9, 12 as "7-9, 12"; the first few ranges of them."""
+    """Return numbers 7, 8, 9, 12 as "7-9, 12", limited to the first few ranges."""
     ranges: list[list[int]] = []
     for number in numbers:
         if ranges and number == ranges[-1][1] + 1:

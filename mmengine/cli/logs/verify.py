@@ -1,4 +1,4 @@
-"""`mmengine log verify`: one log or many, with the first divergence of each as a table."""
+"""`mmengine log verify`: verifies logs, and prints the first divergence of each as a table."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,27 +10,27 @@ import typer
 from mmengine.cli.logs.printing import Json, clean, console, existing, print_json, printable, short
 from mmengine.errors import NO_END, CorruptLog, LogError, code_of
 
-if TYPE_CHECKING:  # heavy: loaded when a command runs
+if TYPE_CHECKING:  # Heavy; loaded when a command runs.
     from rich.table import Table
 
     from mmengine.events.codec import Record
     from mmengine.replay.verify import Divergence, VerifyReport
 
 HELP = (
-    "Derive every decision in a log again, and compare it with what was logged.\n\n"
-    "The first divergence is named: step, field, logged and derived value, the last inputs before it. A "
-    "folder of logs stands for all logs in it. With --invariants every reference to a block and an encoder "
-    "output, every queue and every budget is counted anew behind each record, and the first that is wrong is "
-    "named; that takes some times as long.\n\n"
+    "Derive every decision in a log again, and compare it with the logged one.\n\n"
+    "The first divergence is printed with its step, its field, the logged and the derived value, and the "
+    "last inputs before it. A folder of logs means all logs in it. With --invariants every reference to a "
+    "block and an encoder output, every queue and every budget is counted again after each record, and the "
+    "first wrong one is printed; this takes several times as long.\n\n"
     "[bold]Exit codes[/bold]\n\n"
-    "0 all agree; 3 diverged, or an invariant is broken; 4 corrupt; 5 folded only, because the rules of the "
-    "log's version are not those of this build; 2 wrong arguments; 1 anything else. What is there agrees, "
-    "but the log has no end: 13 it is missing, 14 nothing says that it is the end (its process was killed, "
-    "or the file was cut between two frames), 6 it is cut short within a frame. With many logs: the first of "
-    "4, 3, 1, 13, 14, 6, 5 that one of them has.\n\n"
+    "0 no divergence; 3 diverged, or an invariant is broken; 4 corrupt; 5 folded only, because this build "
+    "has other rules than the log; 2 wrong arguments; 1 any other error. No divergence, but the log has no "
+    "end: 13 the end is missing, 14 the last file has no end mark (its process was killed, or the file was "
+    "cut between two frames), 6 truncated within a frame. With many logs: the first of 4, 3, 1, 13, 14, 6, 5 "
+    "among them.\n\n"
     "[bold]Examples[/bold]\n\n  mmengine log verify run.log\n\n  mmengine log verify nightly/*.log --json"
 )
-MAX_REQUESTS = 8  # named with a digest that differs
+MAX_REQUESTS = 8  # Requests listed for a differing digest.
 SAME, OTHER, DIVERGED, CORRUPT, FOLDED = 0, 1, 3, 4, 5
 _WORST_FIRST = (CORRUPT, DIVERGED, OTHER, *NO_END.values(), FOLDED, SAME)
 
@@ -43,14 +43,14 @@ def verify(
     after: Annotated[
         int | None,
         typer.Option(
-            "--from", min=0, help="Begin at the newest snapshot of before this record.", show_default=False
+            "--from", min=0, help="Begin at the newest snapshot before this record.", show_default=False
         ),
     ] = None,
     invariants: Annotated[
-        bool, typer.Option("--invariants", help="Count every reference and budget behind each record, too.")
+        bool, typer.Option("--invariants", help="Also count every reference and budget after each record.")
     ] = False,
 ) -> None:
-    from mmengine.replay.verify import verify as verify_log  # lazy, like all below: help needs none of it
+    from mmengine.replay.verify import verify as verify_log  # Lazy, like all below: help needs none of them.
 
     logs = [log for folder in folders for log in _logs_in(existing(folder))]
     results: list[tuple[Path, VerifyReport | LogError]] = []
@@ -86,7 +86,7 @@ def _code(result: "VerifyReport | LogError") -> int:
 
 
 def _logs_in(folder: Path) -> list[Path]:
-    """The folder, or the logs right below it."""
+    """Return the folder, or the logs directly in it."""
     if any(folder.glob("*.mmlog*")):
         return [folder]
     below = sorted({path.parent for path in folder.glob("*/*.mmlog*")})
@@ -94,19 +94,19 @@ def _logs_in(folder: Path) -> list[Path]:
 
 
 def report_lines(report: "VerifyReport") -> list[str]:
-    """What `verify` found, in words."""
-    from mmengine.events.log_end import CLOSED  # lazy: help needs none of it
+    """Return the result of `verify` as lines."""
+    from mmengine.events.log_end import CLOSED  # Lazy: help does not need it.
 
     lines = [
         f"{report.steps} steps, {report.events} events, {report.requests} requests, {report.tokens} tokens, "
         f"{report.checkpoints} state digests"
     ]
     if report.begins_after >= 0:
-        lines.append(f"begun at the snapshot behind record {report.begins_after}")
+        lines.append(f"started at the snapshot after record {report.begins_after}")
     if report.torn is not None:
         lines.append(
-            f"torn tail: {report.torn.num_bytes} bytes at the end of {report.torn.path.name} are no whole "
-            "record; a write was cut short"
+            f"torn tail: {report.torn.num_bytes} bytes at the end of {report.torn.path.name} are not a whole "
+            "record; a write was interrupted"
         )
     elif report.end != CLOSED:
         lines.append(report.end.text)
@@ -116,19 +116,19 @@ def report_lines(report: "VerifyReport") -> list[str]:
 
 
 def _verdict(report: "VerifyReport | LogError") -> str:
-    """One line."""
+    """Return the verdict as a single line."""
     if isinstance(report, LogError):
         return ("corrupt: " if isinstance(report, CorruptLog) else "") + str(report)
     found = report.divergence
     if found is not None and found.field.startswith("invariant "):
-        return f"BROKEN at step {found.step}, behind record {found.sequence}, {found.event}: {found.field}"
+        return f"BROKEN at step {found.step}, after record {found.sequence}, {found.event}: {found.field}"
     if found is not None:
         return f"DIVERGED at step {found.step}, record {found.sequence}: {found.event}, field {found.field}"
     if report.rederived and report.end.kind:
-        return "no divergence up to where the log stops, but it has no end"
+        return "no divergence, but the log has no end"
     if report.rederived:
         return "verified: no divergence"
-    return f"folded; written under rules {report.logged_version}, this build {report.version}"
+    return f"folded; written under rules {report.logged_version}, this build has {report.version}"
 
 
 def _print_one(report: "VerifyReport") -> None:
@@ -138,7 +138,7 @@ def _print_one(report: "VerifyReport") -> None:
     if not report.rederived:
         out.print(
             "the state and its digests were compared; the decisions were not derived again, because this "
-            "build would decide otherwise",
+            "build has other rules",
             markup=False,
             soft_wrap=True,
         )
@@ -169,7 +169,7 @@ def _print_many(results: "list[tuple[Path, VerifyReport | LogError]]") -> None:
 
 
 def _divergence_tables(report: "VerifyReport", found: "Divergence") -> "Iterator[Table]":
-    """What differs, and the inputs before it."""
+    """Yield tables with the difference and the inputs before it."""
     from rich.table import Table
 
     table = Table("", "", show_header=False)
@@ -193,7 +193,9 @@ def _divergence_tables(report: "VerifyReport", found: "Divergence") -> "Iterator
 
 
 def _where(found: "Divergence") -> Iterator[tuple[str, str]]:
-    """Of a digest: between which steps the states parted, and in what."""
+    """Yield, for a digest, the steps between which the states diverged, and the differing columns and
+    requests.
+    """
     if found.event != "Checkpoint" or found.field == "event":
         return
     before = "never before in this log" if found.agreed is None else f"last at step {found.agreed[1]}"
@@ -256,7 +258,9 @@ def _input_json(record: "Record") -> dict[str, Any]:
 
 @contextmanager
 def _progress(logs: list[Path]) -> "Iterator[Callable[[Path], Callable[[Record], None] | None]]":
-    """A bar on a terminal, over the bytes of all logs. Gives what gives each log its callback."""
+    """Show a bar on a terminal, over the bytes of all logs. Yields a function that returns a log's progress
+    callback.
+    """
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
@@ -274,7 +278,7 @@ def _progress(logs: list[Path]) -> "Iterator[Callable[[Path], Callable[[Record],
             nonlocal before
             start, before = before, before + sizes[log]
             bar.update(task, completed=start, description=f"verifying {clean(log.name)}")
-            full = last = 0  # bytes of the segments before, and the place in this one
+            full = last = 0  # Bytes in the earlier segments, and the place in the current segment.
 
             def move(record: "Record") -> None:
                 nonlocal full, last

@@ -1,4 +1,4 @@
-"""`mmengine log why`: a request's course, each sentence with its step."""
+"""`mmengine log why`: a request's course in sentences, each with its step."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -7,22 +7,22 @@ import typer
 from mmengine.cli.logs import fleet
 from mmengine.cli.logs.printing import Folder, Json, console, existing, ms, print_json, printable
 
-if TYPE_CHECKING:  # heavy: loaded when a command runs
+if TYPE_CHECKING:  # Heavy; loaded when a command runs.
     from mmengine.replay.queries.why import Claim
 
 HELP = (
-    "Say in sentences why a request waited, was preempted, missed the caches and ended.\n\n"
-    "Each claim has its step; look there with mmengine log show DIR --step N.\n\n"
+    "Explain why a request waited, was preempted, missed the caches and ended.\n\n"
+    "Each sentence has its step; inspect a step with mmengine log show DIR --step N.\n\n"
     "[bold]Example[/bold]\n\n  mmengine log why run.log r17"
 )
 
 
 def why(
     folder: Folder,
-    request: Annotated[str, typer.Argument(metavar="REQUEST", help="Its id.", show_default=False)],
+    request: Annotated[str, typer.Argument(metavar="REQUEST", help="Request id.", show_default=False)],
     json_output: Json = False,
 ) -> None:
-    from mmengine.replay.queries.why import why as explain  # lazy: help needs none of it
+    from mmengine.replay.queries.why import why as explain  # Lazy: help does not need it.
 
     if not fleet.is_fleet(existing(folder)):
         _print(explain(folder, request), json_output)
@@ -30,7 +30,7 @@ def why(
     from mmengine.replay.queries.fleet import core_ids
     from mmengine.replay.queries.summaries import request_lines
 
-    for log in fleet.tell_of(folder, request, json_output):
+    for log in fleet.print_path(folder, request, json_output):
         for name in core_ids([line.request_id for line in request_lines(log)], request):
             if not json_output:
                 print(f"\n{printable(log.name)}, {printable(name)}")
@@ -38,7 +38,7 @@ def why(
 
 
 def _print(claims: "list[Claim]", json_output: bool) -> None:
-    import msgspec  # lazy
+    import msgspec  # Lazy import.
 
     if json_output:
         for claim in claims:
