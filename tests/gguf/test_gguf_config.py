@@ -1,4 +1,4 @@
-"""What a GGUF file says of its model becomes transformers' config, and what nobody here knows is refused."""
+"""Tests that a GGUF file's metadata becomes transformers' config, and that unknown keys are refused."""
 
 import numpy as np
 import pytest
@@ -101,7 +101,7 @@ def test_rope_scaling_is_said_for_who_reads_it(opened):
 
 
 def as_llama_cpp_writes(theta: float, head_dim: int, scaling: dict) -> np.ndarray:
-    """Plain frequencies over those of transformers' llama3, float32 [head_dim / 2]."""
+    """Return plain frequencies divided by those of transformers' llama3, float32 [head_dim / 2]."""
     fields = {"rope_type": "llama3", "rope_theta": theta, **scaling}
     config = transformers.LlamaConfig(
         head_dim=head_dim, hidden_size=head_dim, num_attention_heads=1, rope_parameters=fields

@@ -1,4 +1,5 @@
-"""GGUF files are read as they were written, and wild numbers are refused before anything is made of them."""
+"""Tests that GGUF files are read as written, and that numbers out of range are refused before any
+allocation."""
 
 import struct
 import tracemalloc
@@ -99,7 +100,7 @@ SOUND = [tensor("a", "F32", (4, 8), 1), tensor("b", "Q8_0", (2, 32), 2)]
 
 
 def changed(span: str, form: str, *values, keys=(("k", UINT32, 1),), tensors=SOUND) -> bytes:
-    """A sound file with one field of the header written over."""
+    """Return a valid file with one header field overwritten."""
     out = write(list(keys), tensors)
     (start,) = [start for name, start, _ in out.spans if name == span]
     struct.pack_into(f"<{form}", out.data, start, *values)
@@ -238,7 +239,7 @@ def test_many_strings_are_refused_over_all_arrays(opened, monkeypatch):
 
 
 def test_a_header_full_of_strings_takes_little_memory(opened):
-    """They are walked over, and not kept."""
+    """Strings are skipped and not stored."""
     count = 2**17
     out = write([("k", ARRAY, (STRING, []))])
     (place,) = [start for name, start, _ in out.spans if name == "count of k"]

@@ -1,6 +1,7 @@
-"""Damaged files: cut off anywhere, any field of the header written over, bytes changed at random. Each is
-refused in a sentence, or it is sound: whatever it says lies in the file. Nothing else is raised, and nothing
-takes more memory than a small file can ask for."""
+"""Tests damaged files: truncated anywhere, any header field overwritten, bytes changed at random. Each is
+refused in one sentence, or is valid: all its data lie within the file. No other exception is raised, and
+memory use stays small.
+"""
 
 import random
 import struct
@@ -14,7 +15,7 @@ from mmengine.errors import ModelError
 from tests.gguf.writing import ARRAY, STRING, UINT32, Written, model, vocabulary, weights, write
 
 FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
-MEMORY = 4 * 2**20  # of a file of 0.1 MB, whose vocabulary and tensors are read whole when they are sound
+MEMORY = 4 * 2**20  # For a file of 0.1 MB, whose vocabulary and tensors are read completely if valid.
 WILD = {
     1: (0, 1, 7, 127, 128, 255),
     4: (0, 1, 3, 8, 9, 31, 33, 255, 2**16, 2**31 - 1, 2**31, 2**32 - 1),
@@ -35,7 +36,7 @@ SOUND = sound()
 
 
 def refused(path, measures: bool = True) -> bool:
-    """`measures`: the memory, which takes longer."""
+    """Read a damaged file. `measures`: measure memory, which takes longer."""
     if not measures:
         return read(path)
     tracemalloc.start()
@@ -49,7 +50,7 @@ def refused(path, measures: bool = True) -> bool:
 
 
 def read(path) -> bool:
-    """Everything that the file says; whether it was refused. It is sound where it was not."""
+    """Read everything in the file; return whether it was refused. Otherwise it must be valid."""
     try:
         opened = GGUFModel(path)
         for name in FILES:
@@ -79,7 +80,8 @@ def test_the_sound_one_is_read(path):
 
 
 def test_cut_off_anywhere(path):
-    """At every byte of the header, where only the end of a tensor can tell, and at each 97th of the data."""
+    """Truncate at every byte of the header, where only a tensor's end can tell, and at each 97th data
+    byte."""
     header = max(start + size for _, start, size in SOUND.spans)
     places = [*range(header + 40), *range(header + 40, len(SOUND.data), 97), len(SOUND.data) - 1]
     rng = random.Random(1)
@@ -95,7 +97,7 @@ def written_over(name: str, start: int, size: int, rng: random.Random) -> list[b
 
 
 def each_field() -> list[tuple[str, int, int]]:
-    """Of the header; of long lists the first two and the last entries."""
+    """Return places in the header; of long lists the first two and the last entries."""
     found, seen = [], {}
     for name, start, size in SOUND.spans:
         family = name.rsplit(" ", 1)[0] if name[-1].isdigit() else name
@@ -119,7 +121,7 @@ def test_every_field_of_the_header_written_over(path, part):
 
 
 def damaged(rng: random.Random, header: int) -> bytes:
-    """Some bytes changed, moved, doubled or taken out, most of them in the header."""
+    """Change, move, repeat or remove some bytes, most of them in the header."""
     data = bytearray(SOUND.data)
     for _ in range(rng.choice((1, 1, 2, 5, 40))):
         place = rng.randrange(header if rng.random() < 0.9 else len(data))
@@ -166,7 +168,7 @@ def test_what_is_no_gguf_at_all(path):
 
 
 def test_overlaps_of_any_two_tensors_are_refused(path):
-    """Every tensor moved over every other one: to its beginning, into it, or so that it ends in it."""
+    """Move every tensor over every other tensor: to its beginning, into it, or to end in it."""
     offsets = {
         name.removeprefix("offset of "): at for name, at, _ in SOUND.spans if name.startswith("offset of ")
     }

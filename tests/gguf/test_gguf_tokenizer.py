@@ -1,4 +1,4 @@
-"""A vocabulary of a GGUF file becomes what tokenizer.json and tokenizer_config.json would say."""
+"""Tests that a GGUF file's vocabulary becomes tokenizer.json and tokenizer_config.json."""
 
 import json
 
@@ -76,7 +76,7 @@ def test_what_only_fills_the_list_up_is_no_text(opened):
 
 
 def test_special_tokens_at_the_end_are_added_ones_only(opened):
-    """As tokenizer.json of the models has them, so that no merge could ever make one."""
+    """Return tokens as in the models' tokenizer.json, such that no merge can make a special token."""
     tokens = [*BYTES, "he", "ll", "hell", "<|start|>", "<|end|>"]
     types = [1] * 259 + [3, 3]
     told = opened(

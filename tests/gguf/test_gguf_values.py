@@ -1,4 +1,4 @@
-"""What a GGUF file's tensors become: values to the bit, rows as transformers has them, in little memory."""
+"""Tests a GGUF file's tensors: values to the bit, rows in transformers' order, with little memory."""
 
 import tracemalloc
 
@@ -54,7 +54,7 @@ def test_a_product_and_a_sum_are_each_rounded():
 
 
 def q6_k_by_hand(block: bytes) -> list[np.float32]:
-    """As ggml's dequantize_row_q6_K goes through a block, a value after the other."""
+    """Decode a block value by value, as ggml's dequantize_row_q6_K does."""
     scale, found = np.frombuffer(block[208:], "<f2")[0].astype(np.float32), [np.float32(0)] * 256
     for half in range(2):
         for l in range(32):  # noqa: E741
@@ -98,7 +98,7 @@ def whole(entry) -> np.ndarray:
 
 
 def as_llama_cpp_stores(rows: np.ndarray, heads: int) -> np.ndarray:
-    """The converter's permutation of a matrix or a bias: halves of a head become pairs."""
+    """Permute a matrix or a bias as the converter does: halves of a head become pairs."""
     split = rows.reshape(heads, 2, len(rows) // heads // 2, *rows.shape[1:])
     return split.swapaxes(1, 2).reshape(rows.shape)
 
@@ -135,7 +135,7 @@ def test_pieces_of_any_size_make_the_same_rows(opened, monkeypatch, kind, heads,
     pieces = list(entry.pieces(5, 43))
     assert [place for place, _ in pieces] == list(range(0, 38, max(1, piece // columns)))
     assert (np.concatenate([values for _, values in pieces]) == expected[5:43]).all()
-    assert all(values.flags.writeable for _, values in pieces)  # or torch warns whoever opens the file
+    assert all(values.flags.writeable for _, values in pieces)  # Otherwise torch warns.
 
 
 @pytest.mark.parametrize("piece", [1, 100, 2**20])
@@ -144,7 +144,7 @@ def test_pieces_of_any_size_make_the_same_rows(opened, monkeypatch, kind, heads,
 def test_codes_are_what_the_values_are(opened, monkeypatch, kind, heads, piece):
     blocks = np.frombuffer(packed(kind, (48, 64), seed=5), np.uint8).reshape(-1, BLOCKS[kind][2]).copy()
     if kind == "Q8_0":
-        blocks[:, 2:][blocks[:, 2:] == 0x80] = 0  # -128: no code that is written
+        blocks[:, 2:][blocks[:, 2:] == 0x80] = 0  # -128: a code that no writer produces.
     (entry,) = opened([Tensor("q", kind, (48, 64), blocks.tobytes())], {"q": heads}).values()
     expected = whole(entry)
     monkeypatch.setattr(tensors_module, "PIECE_VALUES", piece)
@@ -255,7 +255,7 @@ def test_a_reader_cuts_for_ranks(small, name, axis):
 
 
 def test_llama_is_put_right_and_qwen_is_not(tmp_path):
-    """The same bytes under two architectures: q and k of one are permuted, and nothing else."""
+    """The same bytes under two architectures: only q and k of one are permuted."""
     found = {}
     for architecture in ("llama", "qwen3"):
         path = tmp_path / f"{architecture}.gguf"
@@ -269,7 +269,7 @@ def test_llama_is_put_right_and_qwen_is_not(tmp_path):
 
 
 def test_a_large_tensor_is_read_in_little_memory(opened):
-    """16 million values stand in the file; the reader's own 64 MiB are torch's."""
+    """The file has 16 million values; the reader's own 64 MiB belong to torch."""
     (entry,) = opened([Tensor("q", "Q8_0", (4096, 4096), bytes(4096 * 4096 // 32 * 34))], {"q": 32}).values()
     with open_reader({"q": entry}, torch.device("cpu"), torch.float32) as reader:
         tracemalloc.start()

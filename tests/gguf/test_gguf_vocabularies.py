@@ -1,5 +1,6 @@
-"""The real vocabularies of Qwen, Llama 3, StarCoder and GPT-2: llama.cpp's own cases, which the models' own
-tokenizers made, and random texts beside transformers' reading of the same file."""
+"""Tests the real vocabularies of Qwen, Llama 3, StarCoder and GPT-2: llama.cpp's own cases, made by the
+models' tokenizers, and random texts compared with transformers' reading of the same file.
+"""
 
 import json
 from functools import lru_cache
@@ -15,7 +16,7 @@ from tests.gguf.texts import texts
 COUNTS = {"qwen2": 10_000, "llama-bpe": 2_000, "smollm": 2_000}
 DOCS = Path(__file__).parents[2] / "docs"
 SEPARATOR = "\n__ggml_vocab_test__\n"
-LOWEST_UNSPELLED = 0x40000  # first bytes of what is above are no tokens of the small vocabularies
+LOWEST_UNSPELLED = 0x40000  # The small vocabularies have no tokens for the first bytes above.
 
 
 def path_of(name):
@@ -41,8 +42,9 @@ def test_llama_cpps_own_cases(name):
 
 
 def theirs(name) -> tokenizers.Tokenizer:
-    """What AutoTokenizer.from_pretrained(gguf_file=) makes of the file, and what it leaves out of it, so that
-    it fails two of llama.cpp's cases: digits are cut first, a piece that is a token is not merged."""
+    """Return the tokenizer from AutoTokenizer.from_pretrained(gguf_file=), corrected: without the corrections
+    two of llama.cpp's cases fail, because it does not split digits first and merges pieces that are tokens.
+    """
     integration = pytest.importorskip("transformers.integrations.gguf")
     architecture, found, _ = integration.get_gguf_tokenizer(str(path_of(name)))
     tokenizer, _ = integration.convert_gguf_tokenizer(architecture, found)
@@ -56,7 +58,8 @@ def theirs(name) -> tokenizers.Tokenizer:
 
 @pytest.mark.parametrize("name", COUNTS)
 def test_random_texts_beside_transformers(name):
-    """Ids, and round trips. Qwen's tokenizer.json composes a text (NFC), which no GGUF says."""
+    """Compare ids and round trips. Qwen's tokenizer.json normalises a text (NFC), which no GGUF file
+    records."""
     (tokenizer, data), other = ours(name), theirs(name)
     compose = tokenizers.normalizers.NFC().normalize_str if name == "qwen2" else str
     given = [
@@ -98,14 +101,14 @@ def test_special_tokens(name, count, special):
     for token, place in special.items():
         tokenizer.encode_special_tokens = False
         assert tokenizer.encode(f"a{token}b", add_special_tokens=False).ids[1] == place
-        tokenizer.encode_special_tokens = True  # meaning: as the text that they look like
+        tokenizer.encode_special_tokens = True  # Meaning: encode them as the text that they look like.
         assert place not in tokenizer.encode(f"a{token}b", add_special_tokens=False).ids
     tokenizer.encode_special_tokens = False
     assert [tokenizer.id_to_token(place) for place in special.values()] == list(special)
 
 
 def test_qwens_ids_without_a_token():
-    """A converter wrote names for 290 rows of the embedding that have none; no text is one of them."""
+    """A converter wrote names for 290 embedding rows without tokens; no text becomes such a row."""
     tokenizer, _ = ours("qwen2")
     assert tokenizer.id_to_token(151_646) is None
     ids = tokenizer.encode("[PAD151646]", add_special_tokens=False).ids

@@ -1,4 +1,4 @@
-"""A model's files are asked for alike, whether it is a folder or a GGUF file."""
+"""Tests that a folder and a GGUF file give access to a model's files in the same way."""
 
 import json
 
@@ -27,7 +27,7 @@ TEMPLATE = "{% for m in messages %}<|start|>{{ m.content }}{{ eos_token }}{% end
 
 @pytest.fixture
 def both(tmp_path):
-    """A GGUF file, and a folder of the same words and names."""
+    """Return a GGUF file, and a folder with the same tokens and tensor names."""
     path, folder = tmp_path / "model.gguf", tmp_path / "folder"
     path.write_bytes(write(model("qwen3") + vocabulary(), weights("F32")).data)
     folder.mkdir()

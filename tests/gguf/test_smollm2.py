@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct out of its GGUF file: config, template and weights, which answer a question."""
+"""Tests SmolLM2-135M-Instruct from its GGUF file: config, template and weights, which answer a question."""
 
 import json
 
@@ -82,8 +82,8 @@ def test_every_weight_is_to_the_bit_what_transformers_reads(model, weights):
 
 
 def test_it_answers(model, weights):
-    """In transformers' network, with nothing but what was read from the file."""
-    from transformers import LlamaConfig, LlamaForCausalLM  # slow to import
+    """Compute with transformers' network, using only data from the file."""
+    from transformers import LlamaConfig, LlamaForCausalLM  # Slow to import.
 
     tokenizer = tokenizers.Tokenizer.from_str(json.dumps(model.file("tokenizer.json")))
     with torch.device("meta"):

@@ -1,4 +1,6 @@
-"""Random texts of every script, with what tokenizers cut differently: spaces, digits, marks, contractions."""
+"""Random texts in every script, with features that tokenizers split differently: spaces, digits, marks,
+contractions.
+"""
 
 import random
 from collections.abc import Iterator
@@ -27,7 +29,7 @@ RANGES = (
 
 
 def texts(count: int, seed: int, highest: int = 0x110000) -> Iterator[str]:
-    """`highest`: code points are below."""
+    """Return random texts. `highest`: upper bound of code points."""
     rng = random.Random(f"texts {seed}")
     for _ in range(count):
         yield "".join(_piece(rng, highest) for _ in range(rng.randrange(50)))

@@ -1,5 +1,4 @@
-"""Writes GGUF files as the format's description has them, for tests: what was written, and where each part of
-the header stands."""
+"""Writes GGUF files for tests by the format's description, and records the place of each header field."""
 
 import struct
 from dataclasses import dataclass, field
@@ -10,7 +9,7 @@ import numpy as np
 STRING, ARRAY = 8, 9
 FORMS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 UINT32, INT32, FLOAT32, BOOL, UINT64 = 4, 5, 6, 7, 10
-BLOCKS = {  # values and bytes of a block, by type
+BLOCKS = {  # Values and bytes in a block, by type.
     "F32": (0, 1, 4),
     "F16": (1, 1, 2),
     "BF16": (30, 1, 2),
@@ -25,13 +24,13 @@ BLOCKS = {  # values and bytes of a block, by type
 class Tensor:
     name: str
     type: str
-    shape: tuple[int, ...]  # as torch has it
+    shape: tuple[int, ...]  # In torch's order.
     data: bytes
 
 
 @dataclass
 class Written:
-    """`spans`: name, start and bytes of each field of the header."""
+    """A written file. `spans`: name, start and bytes of each header field."""
 
     data: bytearray = field(default_factory=bytearray)
     spans: list[tuple[str, int, int]] = field(default_factory=list)
@@ -72,8 +71,9 @@ def write(
     alignment: int = 32,
     counts: tuple[int, int] | None = None,
 ) -> Written:
-    """`metadata`: keys, types and values; an array is (type, entries). `counts`: other numbers of tensors and
-    keys than those that follow."""
+    """Write a file. `metadata`: keys, types and values; an array is (type, entries). `counts`: numbers of
+    tensors and keys in the header, if they should be wrong.
+    """
     out = Written(bytearray(b"GGUF"), [("magic", 0, 4)])
     num_tensors, num_keys = counts or (len(tensors), len(metadata))
     out.put("version", "I", version)
@@ -101,7 +101,7 @@ def write(
 
 
 def packed(kind: str, shape: tuple[int, ...], seed: int) -> bytes:
-    """Random bytes of a tensor, with finite numbers of moderate size for scales and values."""
+    """Return random tensor bytes, with finite, moderate scales and values."""
     rng = np.random.default_rng(seed)
     _, values, size = BLOCKS[kind]
     count = int(np.prod(shape)) // values
@@ -126,15 +126,16 @@ def tensor(name: str, kind: str, shape: tuple[int, ...], seed: int = 0) -> Tenso
 
 
 def byte_characters() -> list[str]:
-    """How byte-level BPE spells the bytes 0 to 255."""
+    """Return byte-level BPE's spelling of the bytes 0 to 255."""
     printing = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = iter(range(256, 512))
     return [chr(byte if byte in printing else next(others)) for byte in range(256)]
 
 
 def vocabulary(cut: str = "smollm", **more: tuple[int, Any]) -> list[tuple[str, int, Any]]:
-    """Keys of a small vocabulary: two special tokens, bytes, three merges, an added token and one that fills
-    up. `more`: others, or others in their place, by what follows `tokenizer.ggml.`."""
+    """Return the keys of a small vocabulary: two special tokens, bytes, three merges, an added token and a
+    padding token. `more`: additional or replaced keys, without the prefix `tokenizer.ggml.`.
+    """
     tokens = ["<|start|>", "<|end|>", *byte_characters(), "he", "ll", "hell", "<think>", "[PAD262]"]
     types = [3, 3, *[1] * 259, 4, 5]
     keys: dict[str, tuple[int, Any]] = {
@@ -150,7 +151,9 @@ def vocabulary(cut: str = "smollm", **more: tuple[int, Any]) -> list[tuple[str, 
 
 
 def model(architecture: str = "llama", **more: tuple[int, Any]) -> list[tuple[str, int, Any]]:
-    """Keys of a small model: 2 layers, hidden 64, 4 heads and 2 of KV of 16, middle 96, 263 tokens."""
+    """Return the keys of a small model: 2 layers, hidden 64, 4 heads and 2 KV heads of 16, intermediate 96,
+    263 tokens.
+    """
     keys: dict[str, tuple[int, Any]] = {
         "block_count": (UINT32, 2),
         "context_length": (UINT32, 128),
@@ -166,8 +169,9 @@ def model(architecture: str = "llama", **more: tuple[int, Any]) -> list[tuple[st
 
 
 def weights(kind: str = "Q4_1", *, head: bool = False, hidden: int = 64, ends: str = "") -> list[Tensor]:
-    """The tensors of `model`, matrices of one type and norms of float32. `hidden`: its embedding_length.
-    `ends`: another type of the embedding and the head."""
+    """Return the tensors of `model`: matrices of one type and float32 norms. `hidden`: its embedding_length.
+    `ends`: another type for the embedding and the head.
+    """
     shapes = {"token_embd.weight": (263, hidden), "output_norm.weight": (hidden,)}
     square, half, up = (hidden, hidden), (hidden // 2, hidden), (96, hidden)
     layer = {"attn_norm": (hidden,), "attn_q": square, "attn_k": half, "attn_v": half, "attn_output": square}

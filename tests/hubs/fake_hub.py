@@ -1,5 +1,6 @@
-"""A hub on the loopback: of Hugging Face's HTTP API and of ModelScope's what their clients ask for a
-model."""
+"""A model hub on the loopback interface: the parts of Hugging Face's HTTP API and ModelScope's that their
+clients use for a model.
+"""
 
 import hashlib
 import json
@@ -11,21 +12,21 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
 
 REPO = "acme/tiny-1B"
-LARGE = 1024  # bytes from which a file has a hash in the list, as those in Git's large file storage have
-CHANGED = 1_600_000_000  # when each file was
+LARGE = 1024  # A larger file has a hash in the list, as files in Git LFS do.
+CHANGED = 1_600_000_000  # Each file's modification time.
 
 
 @dataclass
 class FakeHub:
-    """What it has, and what it does to who asks. `asked`: what came, "GET /path" and the range."""
+    """The hub's files and scripted failures. `asked`: received requests, "GET /path" with the range."""
 
     revisions: dict[str, dict[str, bytes]]
     gated: bool = False
-    cut_after: dict[str, int] = field(default_factory=dict)  # bytes of a file, once
+    cut_after: dict[str, int] = field(default_factory=dict)  # Bytes of a file, once.
     always_cut: bool = False
-    sent: dict[str, bytes] = field(default_factory=dict)  # in place of what is listed
-    gone: set[str] = field(default_factory=set)  # listed, and not there
-    listed: dict[str, int] = field(default_factory=dict)  # beside what is there, with sizes
+    sent: dict[str, bytes] = field(default_factory=dict)  # Sent in place of the listed bytes.
+    gone: set[str] = field(default_factory=set)  # Listed but missing.
+    listed: dict[str, int] = field(default_factory=dict)  # Listed in addition, with sizes.
     asked: list[str] = field(default_factory=list)
     url: str = ""
 
@@ -34,14 +35,14 @@ class FakeHub:
         return hashlib.sha1(content.encode()).hexdigest()
 
     def files(self, revision: str) -> dict[str, bytes] | None:
-        """Of a branch or a commit."""
+        """Return the files of a branch or a commit."""
         for name, files in self.revisions.items():
             if revision in (name, self.commit(name)):
                 return files
         return None
 
     def fetched(self) -> list[str]:
-        """The files whose bytes were asked for."""
+        """Return the files whose bytes were requested."""
         names = (each.partition(" ")[2] for each in self.asked if each.startswith("GET"))
         return sorted({name.partition(" ")[0] for name in names if "/api/" not in name})
 
@@ -116,7 +117,7 @@ class _Handler(BaseHTTPRequestHandler):
             name = next(each for each in hub.revisions if files is hub.revisions[each])
             etag = _sha256(files[file])
             return self._bytes(file, files[file], {"X-Repo-Commit": hub.commit(name), "ETag": f'"{etag}"'})
-        return self._error(401, "RepoNotFound")  # whether it is private is nobody's business
+        return self._error(401, "RepoNotFound")  # The answer does not tell whether the model is private.
 
     def _modelscope(self, path: str, query: dict[str, str]) -> None:
         hub, model = self.hub, f"/api/v1/models/{REPO}"

@@ -1,4 +1,6 @@
-"""Models of hubs, by the real clients against a hub on the loopback: the same must hold for both."""
+"""Tests hub models with the real clients against a hub on the loopback interface; both hubs must behave
+alike.
+"""
 
 import json
 import os
@@ -56,7 +58,8 @@ def hub(name, tmp_path, monkeypatch):
         monkeypatch.setattr(constants, "ENDPOINT", hub.url)
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + template)
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hf"))
-        monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 100)  # what is kept of a file is whole ones
+        # The client stores whole chunks of a file.
+        monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 100)
         monkeypatch.setenv("MODELSCOPE_ENDPOINT", hub.url)
         monkeypatch.setenv("MODELSCOPE_CACHE", str(tmp_path / "modelscope"))
         monkeypatch.setenv("MODELSCOPE_HOME", str(tmp_path / "home"))
@@ -77,11 +80,11 @@ def test_what_an_engine_reads_comes_and_nothing_else(name, hub):
     assert hub.fetched() == sorted(WHOLE)
     hub.asked.clear()
     assert fetch_model(name) == folder
-    assert not hub.fetched()  # it is here
+    assert not hub.fetched()  # Cached already.
 
 
 def test_a_single_file_comes_before_what_an_index_names(name, hub):
-    """As `weight_files` takes it of the folder."""
+    """The choice of files equals `weight_files` for the folder."""
     hub.revisions["main"]["model.safetensors"] = WEIGHTS[:1000]
     folder = fetch_model(name)
     assert [path.name for path in weight_files(folder)] == ["model.safetensors"]
@@ -119,7 +122,7 @@ def test_other_bytes_than_listed_are_thrown_away(name, hub):
 
 
 def large_files():
-    """In the caches."""
+    """Return the files in the caches."""
     return [path for path in Path.cwd().rglob("*") if path.is_file() and path.stat().st_size >= LARGE]
 
 
@@ -177,7 +180,7 @@ def test_what_is_too_much_is_refused_before_it_comes(name, hub, listed, words):
 
 
 def test_what_another_commit_has_in_common_needs_no_room(name, hub, monkeypatch):
-    """A commit that changes a README alone makes no file of the cache one that is to come."""
+    """A commit that changes only a README leaves nothing to download."""
     if name.hub != "hf":
         pytest.skip("the cache of ModelScope has no commits")
     first = fetch_model(name)
@@ -191,7 +194,7 @@ def test_what_another_commit_has_in_common_needs_no_room(name, hub, monkeypatch)
     assert not [file for file in hub.asked if file.startswith("GET model")]
     hub.revisions["main"]["model-2.safetensors"] = WEIGHTS[1:] + b"?"
     refused(name, "needs 0.0 GB more in .*, and 0.0 GB are free; free some space")
-    (first / "model-1.safetensors").resolve().write_bytes(WEIGHTS[1:])  # by another program
+    (first / "model-1.safetensors").resolve().write_bytes(WEIGHTS[1:])  # Changed by another program.
     hub.revisions["main"]["model-2.safetensors"] = WHOLE["model-2.safetensors"]
     hub.revisions["main"]["README.md"] = b"newer"
     refused(name, "needs 0.0 GB more")
@@ -206,7 +209,7 @@ def test_names_that_leave_the_folder_are_never_fetched(name, hub):
     files["model.safetensors.index.json"] = json.dumps(
         {"weight_map": {"a": "../model-1.safetensors"}}
     ).encode()
-    files["config.json"] = b"{  }"  # another commit
+    files["config.json"] = b"{  }"  # Another commit.
     with pytest.raises(ModelError, match="no safetensors file of this folder"):
         fetch_model(name)
 

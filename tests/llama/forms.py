@@ -1,4 +1,4 @@
-"""Forty texts that state the values of a form: eight schemas as people send them, five texts each."""
+"""Forty texts that state the values of a form: eight realistic schemas, five texts each."""
 
 
 def of(required, **properties):
@@ -10,7 +10,7 @@ def of(required, **properties):
     }
 
 
-TEXT = {"type": "string", "maxLength": 40}  # a small model may not find the end of one
+TEXT = {"type": "string", "maxLength": 40}  # A small model may not find the end of a longer text.
 COUNT, TRUTH = {"type": "integer", "minimum": 0}, {"type": "boolean"}
 DATE = {"type": "string", "format": "date"}
 PERSON = of(None, name=TEXT, age={"type": "integer", "minimum": 0, "maximum": 130}, city=TEXT)

@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct in the engine and in transformers, and what to ask it."""
+"""SmolLM2-135M-Instruct in the engine and in transformers, with prompts."""
 
 import re
 from pathlib import Path
@@ -12,7 +12,7 @@ from mmengine.serve.engine.engine import Engine
 from tests.gguf.fetched import SMOLLM2, fetched
 
 ROOT = Path(__file__).parents[2]
-EVERY = 13  # of the written prompts, one for `make test`
+EVERY = 13  # `make test` uses every 13th written prompt.
 ASKED_OF_TEXTS = (
     "Summarize in one sentence: {}",
     "What is this text about?\n\n{}",
@@ -28,9 +28,10 @@ def open_engine(log=None, **settings):
 
 
 def load_transformers():
-    """transformers' network in float32, with the weights that were read out of the file; that these are what
-    it reads itself, to the bit, is tested in tests/gguf."""
-    from transformers import LlamaConfig, LlamaForCausalLM  # slow to import
+    """Return transformers' float32 network with the file's weights; tests/gguf tests that these equal
+    transformers' own reading, to the bit.
+    """
+    from transformers import LlamaConfig, LlamaForCausalLM  # Slow to import.
 
     model = GGUFModel(fetched(SMOLLM2))
     entries = model.tensors(lambda name: name)
@@ -48,7 +49,7 @@ def written_prompts():
 
 
 def prompts(count):
-    """The written ones, and then questions about paragraphs of this repository's pages."""
+    """Return the written prompts, then questions about paragraphs from this repository's pages."""
     asked = written_prompts()
     pages = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
     texts = [
@@ -67,7 +68,7 @@ def chat(question):
 
 
 def scores(network, prompt_ids, token_ids):
-    """transformers' log-probabilities where each of the tokens was chosen, float32 [tokens, vocab]."""
+    """Return transformers' log-probabilities at each chosen token's place, float32 [tokens, vocab]."""
     ids = torch.tensor([[*prompt_ids, *token_ids[:-1]]])
     with torch.inference_mode():
         hidden = network.model(ids, use_cache=False).last_hidden_state[0, len(prompt_ids) - 1 :]

@@ -1,4 +1,4 @@
-"""config.json of Llama and its like: each architecture's own defaults, and what is refused."""
+"""Tests config.json for Llama and similar models: each architecture's defaults, and refusals."""
 
 import json
 
@@ -16,7 +16,7 @@ from tests.processing.test_text_models import NAMES, TEMPLATE, trained
 
 
 def written(folder, architecture, **fields):
-    """The config.json that transformers writes."""
+    """Return the config.json that transformers writes."""
     import transformers
 
     made = getattr(transformers, f"{architecture}Config")(**SIZES | MODELS[architecture] | fields)
@@ -124,7 +124,7 @@ def test_what_is_refused(tmp_path, architecture, fields, words):
 
 @pytest.mark.parametrize("architecture", [name for name in MODELS if name != "Mistral"])
 def test_a_window_counts_where_transformers_has_one(tmp_path, architecture):
-    """Llama reads no such field, and of Qwen's the flag is false where it is missing."""
+    """Llama has no such field; for Qwen a missing flag is false."""
     import transformers
 
     path = written(tmp_path, architecture)

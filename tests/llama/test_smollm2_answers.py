@@ -1,4 +1,5 @@
-"""SmolLM2 answers as it does in transformers: greedy tokens, log-probabilities, forms; its log verifies."""
+"""Tests that SmolLM2 answers as in transformers: greedy tokens, log-probabilities, forms; its log
+verifies."""
 
 import json
 from typing import NamedTuple
@@ -11,7 +12,7 @@ from tests.llama.smollm2 import EVERY, chat, load_transformers, open_engine, pro
 
 FEW = written_prompts()[::EVERY]
 SAMPLED = {"temperature": 0.8, "top_p": 0.9, "seed": 3}
-NEAR = 1e-3  # float32 sums in another order move a log-probability by some 1e-5
+NEAR = 1e-3  # Another order of float32 sums changes a log-probability by about 1e-5.
 COLOUR = {"type": "object", "properties": {"colour": {"type": "string"}}, "required": ["colour"]}
 
 
@@ -36,9 +37,10 @@ def few(tmp_path_factory):
 
 
 class Judged(NamedTuple):
-    """`parted`: where greedy answers leave transformers', the prompt's number, the place, and by how much the
-    token that was chosen is less likely than the best; nothing behind that place counts. `difference`: the
-    largest one of log-probabilities of what was chosen."""
+    """Comparison of greedy answers with transformers. `parted`: where answers differ: the prompt's number,
+    the place, and how much less likely the chosen token is than the best; later tokens do not count.
+    `difference`: the largest difference in the chosen tokens' log-probabilities.
+    """
 
     parted: list[tuple[int, int, float]]
     difference: float
@@ -63,8 +65,9 @@ def test_the_prompts_are_many_and_of_many_kinds():
 
 
 def test_greedy_tokens_and_their_log_probabilities_are_transformers(network, few):
-    """Each token is the likeliest in transformers' network behind the tokens before it, so by induction all
-    of them are what its `generate` says."""
+    """Each token is the likeliest in transformers' network after the preceding tokens. By induction the
+    tokens equal its `generate`.
+    """
     assert few["greedy"][0].text == "The capital of France is Paris."
     parted, difference = judged(network, few["greedy"])
     assert parted == [] and difference < 1e-4
@@ -106,7 +109,7 @@ def test_200_answers_are_those_of_generate(network, capsys):
 
 
 def generated(network, prompt_ids, count):
-    """Greedy tokens of transformers' `generate`, the prompt alone."""
+    """Compare with greedy tokens from transformers' `generate`, given only the prompt."""
     ids = torch.from_numpy(prompt_ids).long()[None]
     ends = {"eos_token_id": 2, "pad_token_id": 2}
     with torch.inference_mode():

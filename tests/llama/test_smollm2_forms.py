@@ -1,4 +1,4 @@
-"""SmolLM2 fills forms out of texts that state the values, and drafters read what it writes."""
+"""Tests that SmolLM2 fills forms from texts that state the values, with drafters reading its output."""
 
 import json
 
@@ -9,13 +9,13 @@ from tests.llama.forms import CASES
 from tests.llama.smollm2 import chat, open_engine, prompts
 
 SPECS = ("none", "ngram", "suffix", "grammar")
-MAX_TOKENS = 256  # all that the texts' lengths in the schemas leave room for
-ROWS = 8  # so that most are asked when others were answered, which the suffix drafter reads
-LEAST_RIGHT = 12  # of 40: what is said here is that forms do not keep the model from what it knows
+MAX_TOKENS = 256  # The schemas' text lengths allow no more.
+ROWS = 8  # Most are submitted after others were answered, whose text the suffix drafter reads.
+LEAST_RIGHT = 12  # Of 40: the test shows that forms do not prevent the model from giving values it knows.
 
 
 def filled(engine):
-    """One answer for each form, all asked for at once."""
+    """Return one answer for each form, all submitted at once."""
     ids = {}
     for number, (text, schema, _) in enumerate(CASES):
         form = {"type": "json_schema", "json_schema": {"name": "form", "schema": schema, "strict": True}}
@@ -29,7 +29,8 @@ def filled(engine):
 
 
 def same(said, stated):
-    """The stated values; letters' case and what else the form allows do not count."""
+    """Return whether the answer has the stated values; letter case and other parts of the form do not
+    count."""
     return all(str(said.get(name)).lower() == str(value).lower() for name, value in stated.items())
 
 

@@ -1,11 +1,11 @@
-"""Tiny lively text models in transformers' own format, with a tokenizer and a chat template."""
+"""Tiny random text models in transformers' own format, with a tokenizer and a chat template."""
 
 import json
 
 from tests.models.text_reference import EXPERTS, Kind, make_reference
 from tests.processing.test_text_models import NAMES, TEMPLATE, trained
 
-SPARE_ROWS = 3  # of the embedding, which no token has: as published models pad it
+SPARE_ROWS = 3  # Embedding rows without a token: published models are padded like this.
 MODELS = {
     "Llama": {},
     "Qwen2": {},
@@ -16,7 +16,7 @@ MODELS = {
 
 
 def make_tiny(folder, architecture="Llama", **sizes):
-    """Writes it to `folder`; gives transformers' model of it, float32."""
+    """Write the model to `folder`. Returns its transformers model in float32."""
     tokenizer = trained()
     rows = tokenizer.get_vocab_size() + SPARE_ROWS
     ends = {"bos_token_id": 0, "eos_token_id": tokenizer.token_to_id("<|end|>")}

@@ -1,11 +1,12 @@
-"""Which fields of a config.json a plugin reads, and which transformers' model does: what the second reads and
-the first does not would be ignored."""
+"""Compares the config.json fields that a plugin reads with those that transformers' model reads: a field that
+only transformers reads would be silently ignored.
+"""
 
 import ast
 from importlib.util import find_spec
 from pathlib import Path
 
-# What no forward without training depends on, in any model.
+# Fields that affect only training, in any model.
 CHANGES_NOTHING = {
     "_attn_implementation",
     "attention_dropout",
@@ -18,7 +19,7 @@ CONFIGS = ("config", "text_config", "vision_config")
 
 
 class Noted(dict):
-    """A JSON object that notes which fields are asked for, in objects inside it too."""
+    """A JSON object that records which fields are read, including nested objects."""
 
     def __init__(self, values, asked):
         super().__init__((name, self._noted(value, asked)) for name, value in values.items())
@@ -38,7 +39,7 @@ class Noted(dict):
 
 
 def read_by_transformers(model):
-    """Names of fields, as its modeling file has them behind a config."""
+    """Return the field names that a transformers modeling file reads from a config."""
     folder = Path(find_spec("transformers").origin).parent / "models" / model
     found = set()
     for node in ast.walk(ast.parse((folder / f"modeling_{model}.py").read_text())):
@@ -54,5 +55,5 @@ def read_by_transformers(model):
 
 
 def ignored(model, asked):
-    """Fields that transformers' model reads, and whoever asked for `asked` did not."""
+    """Return the fields that transformers' model reads and `asked` does not contain."""
     return read_by_transformers(model) - asked - CHANGES_NOTHING - set(CONFIGS)

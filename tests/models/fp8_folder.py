@@ -1,23 +1,23 @@
-"""Folders of FP8 weights, as the hub has them, made of folders in float."""
+"""Writes FP8 folders in the hub's format from float folders."""
 
 import json
 
 import torch
 from safetensors.torch import load_file, save_file
 
-LARGEST = 448.0  # of e4m3
+LARGEST = 448.0  # In e4m3.
 BLOCK = (128, 128)
 LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-LAYERS += ("in_proj_qkv", "in_proj_z", "out_proj")  # of delta nets
+LAYERS += ("in_proj_qkv", "in_proj_z", "out_proj")  # Of delta nets.
 
 
 def is_vision(name):
-    """Whether a tensor is of the vision tower, which folders of the hub leave as it is."""
+    """Return whether a tensor belongs to the vision tower, which hub folders leave unquantised."""
     return "visual" in name or "vision" in name
 
 
 def quantised(weight, block):
-    """e4m3 [out, in] and the scales of its blocks, float32."""
+    """Return e4m3 [out, in] and its blocks' scales, float32."""
     rows, columns = (-(-size // each) for size, each in zip(weight.shape, block, strict=True))
     scales = torch.empty(rows, columns)
     values = torch.empty(weight.shape, dtype=torch.float8_e4m3fn)
@@ -30,7 +30,7 @@ def quantised(weight, block):
 
 
 def plain(values, scales, block):
-    """What they stand for, float32, a block after the other."""
+    """Dequantise to float32, block by block."""
     found = values.float()
     for i in range(scales.shape[0]):
         rows = slice(i * block[0], (i + 1) * block[0])
@@ -40,7 +40,7 @@ def plain(values, scales, block):
 
 
 def to_fp8(folder, block=BLOCK, scale_dtype=torch.bfloat16):
-    """Quantise the layers' matrices of the text model in place. Gives all tensors as they are meant."""
+    """Quantise the matrices in the text model's layers in place. Returns all tensors, dequantised."""
     path = folder / "model.safetensors"
     tensors, meant = load_file(path), {}
     for name in list(tensors):

@@ -1,4 +1,4 @@
-"""Folders of weights of 4 bits, as compressed-tensors, GPTQ and AWQ write them, made of folders in float."""
+"""Writes 4-bit folders in the formats of compressed-tensors, GPTQ and AWQ from float folders."""
 
 import json
 
@@ -7,11 +7,11 @@ from safetensors.torch import load_file, save_file
 
 from tests.models.fp8_folder import LAYERS, is_vision
 
-AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)  # which column stands at each place of a word, from the low bits up
+AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)  # The column at each place in a word, from the low bits up.
 
 
 def quantised(weight, group, symmetric):
-    """Codes 0 to 15 [out, in], zeros 0 to 15 and scales of float16 [out, in / group]."""
+    """Return codes 0 to 15 [out, in], zeros 0 to 15 and float16 scales [out, in / group]."""
     groups = weight.float().unflatten(1, (-1, group))
     low, high = groups.amin(2), groups.amax(2)
     if symmetric:
@@ -19,13 +19,13 @@ def quantised(weight, group, symmetric):
         zeros = torch.full_like(scales, 8)
     else:
         scales = ((high - low) / 15).half().float().clamp(min=1e-4)
-        zeros = (-low / scales).round().clamp(1, 15)  # 0 is no zero that GPTQ's first format can say
+        zeros = (-low / scales).round().clamp(1, 15)  # GPTQ's first format cannot express zero 0.
     codes = ((groups / scales[..., None]).round() + zeros[..., None]).clamp(0, 15)
     return codes.flatten(1).int(), zeros.int(), scales.half()
 
 
 def meant(codes, zeros, scales, group):
-    """What they stand for, float32, one value after the other."""
+    """Dequantise to float32, value by value."""
     found = torch.empty(codes.shape)
     for i in range(codes.shape[0]):
         for j in range(codes.shape[1]):
@@ -34,7 +34,7 @@ def meant(codes, zeros, scales, group):
 
 
 def words(values, order=range(8)):
-    """int32 [..., n / 8] of values 0 to 15 [..., n]."""
+    """Pack values 0 to 15 [..., n] into int32 [..., n / 8]."""
     eights = values.long().unflatten(-1, (-1, 8))
     found = sum(eights[..., column] << 4 * place for place, column in enumerate(order))
     return torch.where(found >= 2**31, found - 2**32, found).int()
@@ -88,7 +88,7 @@ def _config(method, group, **more):
     return {"quant_method": method, "bits": 4, "group_size": group, **more}
 
 
-LAYOUTS = {  # how a matrix is written, and what config.json says
+LAYOUTS = {  # How a matrix is written, and the config.json entry.
     "compressed-tensors, symmetric": (
         lambda *matrix: compressed(*matrix, True),
         lambda group: _compressed_config(group, True),
@@ -107,7 +107,7 @@ LAYOUTS = {  # how a matrix is written, and what config.json says
 
 
 def to_int4(folder, layout, group):
-    """Quantise the layers' matrices of the text model in place. Gives all tensors as they are meant."""
+    """Quantise the matrices in the text model's layers in place. Returns all tensors, dequantised."""
     path = folder / "model.safetensors"
     tensors, found = load_file(path), {}
     write, config = LAYOUTS[layout]

@@ -1,4 +1,4 @@
-"""Experts as folders of the hub have them: each by itself, or stacked."""
+"""Writes experts in the forms of hub folders: separate or stacked."""
 
 import re
 
@@ -8,8 +8,9 @@ _EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(\w+)_proj\.weight(|_scale_inv)")
 
 
 def stacked(tensors, count, *, turned):
-    """All tensors, with those of `count` experts a layer as one of gate and up and one of down, and those of
-    their scales likewise; `turned`: each of their matrices."""
+    """Return all tensors, with the `count` experts in a layer stacked: one tensor for gate and up, one for
+    down, and likewise for their scales. `turned`: transpose each matrix.
+    """
     found, groups = {}, {}
     for name, value in tensors.items():
         if place := _EXPERT.fullmatch(name):
@@ -26,7 +27,7 @@ def stacked(tensors, count, *, turned):
 
 
 def alone(tensors):
-    """The same the other way, of stacks that are not turned: experts each by itself."""
+    """Return stacked, untransposed experts as separate tensors."""
     found = {}
     for name, value in tensors.items():
         whole, _, part = name.rpartition(".experts.")

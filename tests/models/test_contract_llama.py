@@ -1,4 +1,4 @@
-"""The contract of plugins, for Llama and each of its like."""
+"""Runs the plugin contract for Llama and similar architectures."""
 
 from mmengine.testing.contract import PluginContract
 from mmengine_llama import plugin
@@ -30,7 +30,7 @@ class TestQwen3(TestLlama):
 
 class TestQwen3Moe(TestLlama):
     architecture, sizes = "Qwen3Moe", {"norm_topk_prob": True}
-    test_the_processor_starts_without_torch = None  # it is that of the dense model
+    test_the_processor_starts_without_torch = None  # The same as for the dense model.
     refused = {"num_experts_per_tok": 9, "mlp_only_layers": [-1], "scoring_func": "sigmoid"}
 
 

@@ -1,12 +1,12 @@
-"""The contract of plugins, for the hybrid family, dense and mixtures: with images, and the text alone."""
+"""Runs the plugin contract for the hybrid family, dense and mixtures, with images and text-only."""
 
 from mmengine.testing.contract import PluginContract
 from mmengine_qwen3_5 import plugin
 from tests.models import test_contract_qwen3_vl
 from tests.qwen3_5.tiny import make_text, make_whole
 
-# Behind a row's first tokens a head gives (q'k) beta v, and its norm leaves the sign of q'k alone: where that
-# is near 0, a rounding in bfloat16 turns it. transformers' own bfloat16 is 80 steps from its float32 here.
+# After a row's first tokens a head outputs (q'k) beta v, and its norm keeps only the sign of q'k: near 0, a
+# bfloat16 rounding flips the sign. transformers' own bfloat16 is 80 steps from its float32 here.
 NEAR_STEPS = 32
 
 
@@ -45,7 +45,7 @@ class TestQwen35(test_contract_qwen3_vl.TestQwen3VL):
 
 
 class TestQwen35MoeText(TestQwen35Text):
-    test_the_processor_starts_without_torch = None  # it is that of the dense model
+    test_the_processor_starts_without_torch = None  # The same as for the dense model.
     mixture = True
     refused = {"num_experts_per_tok": 9, "shared_expert_intermediate_size": 0, "norm_topk_prob": False}
 

@@ -1,6 +1,7 @@
-"""The contract of plugins with quantised weights, for every family: tokens and log-probabilities are those of
-transformers' model of what the codes stand for. How prompts are made, and what a config may say, is the plain
-folder's."""
+"""Runs the plugin contract with quantised weights for every family. Tokens and log-probabilities must equal
+those of transformers' model with the dequantised weights. Prompts and configs are tested with the plain
+folder.
+"""
 
 import shutil
 
@@ -21,7 +22,7 @@ from tests.models.stacked_folder import alone, stacked
 
 
 class Quantised(PluginContract):
-    """`held`: what the loading line says in bfloat16."""
+    """A quantisation scheme. `held`: the loading line's text in bfloat16."""
 
     held = ""
     test_it_is_found_by_its_architecture = test_prompts_are_transformers = None
@@ -57,15 +58,16 @@ class Fp8(Quantised):
 
 
 class WholeNumbers(Quantised):
-    """Codes are multiplied as they are, and no weight is rounded to bfloat16: so it is the float32 model that
-    answers are near to. AMX multiplies weights that are rounded."""
+    """Codes are multiplied directly and no weight is rounded to bfloat16, so answers are near the float32
+    model's. AMX multiplies rounded weights.
+    """
 
     def reduced(self, made):
         return super().reduced(made) if library.describe().startswith("amx") else made.reference
 
 
 class Int4(WholeNumbers):
-    """Matrices have whole groups."""
+    """The model's matrices have whole groups."""
 
     held = "int4"
     sizes = {"hidden_size": 64, "intermediate_size": 96}
@@ -75,7 +77,7 @@ class Int4(WholeNumbers):
 
 
 class Int8(WholeNumbers):
-    """As it is made of float weights at loading, which is done in bfloat16 alone."""
+    """Float weights quantised at loading, which works only in bfloat16."""
 
     held, sizes = "int8", {}
     test_log_probabilities_are_transformers = test_tokens_are_transformers = None
@@ -96,7 +98,7 @@ class Int8(WholeNumbers):
 
 
 class ExpertsAlone:
-    """As quantised folders of the family have them; transformers wants them stacked in float."""
+    """The family's quantised hub folders have separate experts; transformers needs them stacked in float."""
 
     def quantise(self, folder):
         path, count = folder / "model.safetensors", self.sizes["num_experts"]
@@ -105,7 +107,7 @@ class ExpertsAlone:
 
 
 SHARED = {"shared_expert_intermediate_size": 64}
-FAMILIES = {  # bases, and sizes that have whole groups
+FAMILIES = {  # Bases, and sizes with whole groups.
     "Qwen3VL": ((qwen3_vl.TestQwen3VL,), {}),
     "Qwen3VLMoe": ((ExpertsAlone, qwen3_vl.TestQwen3VLMoe), {}),
     "Llama": ((llama.TestLlama,), {}),
@@ -119,10 +121,11 @@ FAMILIES = {  # bases, and sizes that have whole groups
     "Qwen35MoeText": ((qwen3_5.TestQwen35MoeText,), SHARED),
     "SmolVLM": ((smolvlm.TestSmolVLM,), {"num_attention_heads": 4}),
 }
-# Of tiny ones a rounding to bfloat16 sends a token to other experts, or turns the sign of what a delta net
-# reads: transformers' own bfloat16 parts from its float32, and whole numbers have no bfloat16 to equal.
+# In tiny models, a bfloat16 rounding sends a token to other experts, or flips a delta net's input sign:
+# transformers' own bfloat16 differs from its float32, and integer codes have no bfloat16 reference.
 ROUGH = ("Qwen3VLMoe", "Qwen3Moe", "Qwen35", "Qwen35Text", "Qwen35Moe", "Qwen35MoeText")
-SHORT = ("Qwen3VL", "Qwen3VLMoe", "Qwen3", "Qwen35Moe")  # a kind of decoder each; the others in `make soak`
+# One per kind of decoder; `make soak` runs the others.
+SHORT = ("Qwen3VL", "Qwen3VLMoe", "Qwen3", "Qwen35Moe")
 
 
 def classes():

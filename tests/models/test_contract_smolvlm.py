@@ -1,4 +1,4 @@
-"""The contract of plugins, for SmolVLM2 with images."""
+"""Runs the plugin contract for SmolVLM2 with images."""
 
 import torch
 from tokenizers import Tokenizer
@@ -40,7 +40,8 @@ class TestSmolVLM(PluginContract):
         if "pixel_values" not in inputs:
             return []
         ids = inputs["input_ids"][0]
-        marks = ids[(ids >= self.whole) & (ids <= self.whole + 36)]  # the whole's, and of places
+        # The marks for the whole image and for places.
+        marks = ids[(ids >= self.whole) & (ids <= self.whole + 36)]
         ends = (marks == self.whole).nonzero().flatten() + 1
         tiles = torch.diff(ends, prepend=torch.zeros(1, dtype=torch.long))
         return [patches_of(each) for each in inputs["pixel_values"][0].split(tiles.tolist())]

@@ -1,4 +1,4 @@
-"""FP8 folders: what their weights stand for, which of them are refused, and that they are computed with."""
+"""Tests FP8 folders: dequantised values, refusals, and computation."""
 
 import json
 from types import SimpleNamespace
@@ -33,7 +33,7 @@ class TestFp8Llama(PluginContract):
         "quantization_config.quant_method": "bitsandbytes",
         "quantization_config.activation_scheme": "static",
     }
-    block = (24, 32)  # whose rows divide nothing; in bfloat16 its codes are held
+    block = (24, 32)  # Its rows divide nothing; in bfloat16 the codes are held.
 
     def make_checkpoint(self, folder):
         model = make_tiny(folder)
@@ -41,7 +41,7 @@ class TestFp8Llama(PluginContract):
         return model
 
     def reduced(self, made):
-        """transformers reads FP8 with a package of its own alone."""
+        """transformers needs a special package to read FP8."""
         folder = made.folder.parent / "plain"
         made.reference.save_pretrained(folder)
         return made.reference.from_pretrained(folder, dtype=torch.bfloat16)
@@ -53,7 +53,7 @@ def drawn(*shape):
 
 @pytest.fixture
 def folder(tmp_path):
-    """One matrix in FP8, one as it is."""
+    """One matrix in FP8, one unquantised."""
     save_file({"a.q_proj.weight": drawn(70, 50), "norm.weight": drawn(50)}, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text("{}")
     to_fp8(tmp_path, (16, 24))
@@ -77,7 +77,7 @@ def test_a_weight_is_value_times_scale(tmp_path, monkeypatch, dtype, scale_dtype
     save_file({"a.q_proj.weight": drawn(70, 50)}, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text("{}")
     meant = to_fp8(tmp_path, (16, 24), scale_dtype)["a.q_proj.weight"]
-    monkeypatch.setattr(reader, "PIECE_VALUES", 300)  # rows of six, blocks of sixteen
+    monkeypatch.setattr(reader, "PIECE_VALUES", 300)  # Rows of six, blocks of sixteen.
     with open_reader(entries(tmp_path), CPU, dtype) as weights:
         assert torch.equal(weights.read("a.q_proj.weight"), meant.to(dtype))
     for axis, wanted in ((0, meant[35:]), (1, meant[:, 25:])):
@@ -86,7 +86,7 @@ def test_a_weight_is_value_times_scale(tmp_path, monkeypatch, dtype, scale_dtype
 
 
 def test_every_value_of_e4m3_is_its_own(tmp_path):
-    """Subnormals and zeros of both signs among them; the two that are no numbers stay none."""
+    """Includes subnormals and zeros of both signs; the two NaN codes stay NaN."""
     values = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).reshape(16, 16)
     tensors = {"a.weight": values, "a.weight_scale_inv": torch.full((1, 1), 0.25)}
     save_file(tensors, tmp_path / "model.safetensors")
@@ -119,7 +119,7 @@ def packed(weights, *, held):
 
 @pytest.fixture
 def joined(tmp_path):
-    """Two matrices in FP8, whose rows fill no blocks."""
+    """Two FP8 matrices whose rows do not fill whole blocks."""
     drawings = {"a.q_proj.weight": drawn(70, 160), "b.k_proj.weight": drawn(30, 160)}
     save_file(drawings, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text("{}")
@@ -148,7 +148,7 @@ def test_what_is_held_is_what_it_stands_for(joined, monkeypatch, piece, part):
     "dtype, part",
     [
         (torch.float32, Part(0, 1, lambda name: None)),
-        (torch.bfloat16, Part(1, 2, lambda name: 1)),  # in the middle of a block
+        (torch.bfloat16, Part(1, 2, lambda name: 1)),  # In the middle of a block.
     ],
 )
 def test_what_cannot_be_held_is_dequantised(joined, dtype, part):

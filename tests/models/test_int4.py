@@ -1,4 +1,4 @@
-"""Folders of 4 bits: what their weights stand for in each layout, which are refused, and that they answer."""
+"""Tests 4-bit folders: dequantised values in each layout, refusals, and answers."""
 
 import json
 import re
@@ -28,7 +28,7 @@ needs_kernels = pytest.mark.skipif(library.load() is None, reason="needs the com
 
 
 class TestInt4Llama(PluginContract):
-    """AWQ's, whose groups have zeros."""
+    """AWQ, whose groups have zeros."""
 
     plugin = plugin
     refused = {"quantization_config.bits": 8, "quantization_config.group_size": 16}
@@ -39,7 +39,7 @@ class TestInt4Llama(PluginContract):
         return model
 
     def reduced(self, made):
-        """transformers reads AWQ with a package of its own alone."""
+        """transformers needs a special package to read AWQ."""
         folder = made.folder.parent / "plain"
         made.reference.save_pretrained(folder)
         return made.reference.from_pretrained(folder, dtype=torch.bfloat16)
@@ -60,8 +60,8 @@ def plain(tmp_path):
     return tmp_path
 
 
-# By hand from the three formats' documents: a matrix [8, 32] in one group, whose codes count up along k from
-# the row's number, with zeros 3 and scales 0.5 in all rows.
+# Written by hand from the three formats' documents: a matrix [8, 32] in one group. Its codes count up along k
+# from the row's number, with zeros 3 and scales 0.5 in all rows.
 HAND = torch.tensor([[(r + c) % 16 for c in range(32)] for r in range(8)])
 
 
@@ -70,12 +70,12 @@ def signed(word):
 
 
 def by_hand(layout):
-    """Words as a person would write them down, a hexadecimal digit a code, the first one last."""
-    if layout == "awq":  # a word has columns 0, 2, 4, 6, 1, 3, 5, 7 of eight rows of the weight
+    """Return words as a person would write them, one hexadecimal digit per code, the first code last."""
+    if layout == "awq":  # A word has columns 0, 2, 4, 6, 1, 3, 5, 7 from eight weight rows.
         rows = [[(r + c) % 16 for r in (7, 5, 3, 1, 6, 4, 2, 0)] for c in range(32)]
         codes = [[signed(int("".join(f"{x:x}" for x in row), 16))] for row in rows]
         return {"qweight": codes, "qzeros": [[0x33333333]], "scales": 0.5 * torch.ones(1, 8).half()}
-    if layout == "gptq":  # eight values along k in a word, zeros less one
+    if layout == "gptq":  # Eight values along k in a word, zeros less one.
         codes = [
             [
                 signed(int("".join(f"{(r + c) % 16:x}" for c in range(8 * w + 7, 8 * w - 1, -1)), 16))
@@ -134,7 +134,7 @@ def test_what_compressed_tensors_itself_packs_is_read_as_it_unpacks_it(plain, gr
 
     packer = packed.PackedQuantizationCompressor
     layout = "compressed-tensors, symmetric" if symmetric else "compressed-tensors"
-    to_int4(plain, layout, group)  # for its config.json
+    to_int4(plain, layout, group)  # For its config.json.
     random, (n, k) = torch.Generator().manual_seed(group), (40, 128)
     zeros = torch.randint(-8, 8, (n, k // group), generator=random).to(torch.int8)
     module = {
@@ -157,7 +157,7 @@ def test_what_compressed_tensors_itself_packs_is_read_as_it_unpacks_it(plain, gr
 
 
 def ordered(folder, order):
-    """A folder of compressed-tensors that says how columns were ordered when it was calibrated."""
+    """Return a compressed-tensors folder whose config names the column order during calibration."""
     meant = to_int4(folder, "compressed-tensors", 32)[WEIGHT]
     config = json.loads((folder / "config.json").read_text())
     config["quantization_config"]["config_groups"]["group_0"]["weights"]["actorder"] = order
@@ -313,7 +313,7 @@ def test_biases_of_zeros_that_gptq_stores_for_every_matrix_are_left_out(tmp_path
         tensors[f"{name.removesuffix('qweight')}bias"] = -torch.zeros(rows).half()
 
     def biases():
-        """Of the matrices, that the model is loaded with."""
+        """Return the dequantised matrices that the model is loaded with."""
         save_file(tensors, path, {"format": "pt"})
         config = plugin.read_config(tmp_path)
         with open_weights(tmp_path, plugin.names, config, CPU, torch.float32) as weights:
@@ -326,7 +326,7 @@ def test_biases_of_zeros_that_gptq_stores_for_every_matrix_are_left_out(tmp_path
             biases()
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"attention_bias": True, "mlp_bias": True}))
-    assert len(biases()) == 7  # of a model that has them, zeros or not
+    assert len(biases()) == 7  # In a model with biases, zero or not.
 
 
 @pytest.mark.parametrize(
@@ -352,7 +352,9 @@ def test_a_format_is_what_transformers_takes_it_for(plain, layout, said):
 
 @pytest.mark.parametrize("layout", ("compressed-tensors, symmetric", "gptq", "awq"))
 def test_answers_are_those_of_the_plain_folder(tmp_path, layout):
-    """In float32 all tokens; in bfloat16, where codes are multiplied and no rounded weights, the first."""
+    """Compare all tokens in float32, and the first tokens in bfloat16, where codes are multiplied and weights
+    are not rounded.
+    """
     for name in ("int4", "plain"):
         (tmp_path / name).mkdir()
         make_tiny(tmp_path / name, hidden_size=64, intermediate_size=96)

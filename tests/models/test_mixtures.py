@@ -1,4 +1,4 @@
-"""Experts in files: each a tensor, stacked, turned, and in FP8; whole and cut over ranks."""
+"""Tests experts in files: separate, stacked, transposed, and in FP8; whole and split over ranks."""
 
 import json
 import shutil
@@ -57,7 +57,7 @@ def in_stacks(turned):
 
 
 def read(folder, shard=None, dtype=torch.float32, piece=None):
-    """All tensors, by canonical name."""
+    """Return all tensors by canonical name."""
     config = read_config(folder)
     with pytest.MonkeyPatch.context() as patch:
         if piece is not None:
@@ -117,9 +117,9 @@ def test_fp8_of_each_expert_is_its_dequantised_model(made, tmp_path, native, mon
 
 @pytest.mark.parametrize("turned", (False, True))
 def test_fp8_of_stacked_experts_is_that_of_each(made, tmp_path, turned):
-    """As Qwen3-VL-30B-A3B-Instruct-FP8 has them, turned."""
+    """Transposed, as in Qwen3-VL-30B-A3B-Instruct-FP8."""
     shutil.copytree(made[0], tmp_path / "alone")
-    to_fp8(tmp_path / "alone", block=(32, 32))  # of 48 columns
+    to_fp8(tmp_path / "alone", block=(32, 32))  # For 48 columns.
     folder = rewritten(tmp_path / "alone", tmp_path / "stacked", in_stacks(turned))
     shapes = {name: list(value.shape) for name, value in load_file(folder / "model.safetensors").items()}
     scale = shapes["model.layers.2.mlp.experts.gate_up_proj_scale_inv"]
@@ -153,7 +153,7 @@ def test_answers_of_stacked_experts_in_fp8(tmp_path):
 
 
 def test_blocks_of_turned_experts_are_turned_too(tmp_path):
-    """Of 24 columns and 16 rows of a matrix, which are rows and columns where it is turned."""
+    """Blocks of 24 columns and 16 rows; rows and columns swap in a transposed matrix."""
     drawn = torch.randn(3, 64, 36, generator=torch.Generator().manual_seed(0))
     each = [quantised(one, (16, 24)) for one in drawn]
     gate_up = {
@@ -187,7 +187,7 @@ def test_gate_and_up_that_share_a_scale_are_refused_by_name(made, tmp_path, turn
 
 @pytest.mark.parametrize("dtype", ("float32", "bfloat16"))
 def test_ranks_add_up_to_the_whole_model(made, dtype):
-    """The feed-forwards of each layer: what a rank would send, before it is summed."""
+    """Return each layer's feed-forward output: a rank's part before the sum."""
 
     def part(rank, size):
         shard = Shard(rank, size, lambda x: x)
@@ -210,7 +210,7 @@ def test_experts_that_cannot_be_cut_are_refused(made, tmp_path):
 
 
 def test_the_decoder_of_gpus_computes_the_same(made):
-    """With torch's operations, on a CPU."""
+    """Return a decoder with torch operations on a CPU."""
     folder, reference = made
     config = read_config(folder)
     with open_weights(folder, NAMES, config, CPU, torch.float32) as weights:

@@ -1,4 +1,4 @@
-"""Linear layers of torch with weights that oneDNN reordered once."""
+"""Tests torch's linear layers with weights that oneDNN reordered once."""
 
 import pytest
 import torch

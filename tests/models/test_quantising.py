@@ -1,4 +1,4 @@
-"""Weights that become codes while they are read."""
+"""Tests quantisation of weights while they are read."""
 
 import pytest
 import torch
@@ -38,7 +38,7 @@ def test_weights_are_near(form, error):
         codes.values.view(torch.uint8).bitwise_and(0x7F).max() if form == "fp8" else codes.values.abs().max()
     )
     assert largest == (0x7E if form == "fp8" else 127)
-    if form == "fp8":  # kernels decode faster where 16 columns share a scale
+    if form == "fp8":  # Kernels decode faster if 16 columns share a scale.
         assert torch.equal(codes.scales[16:32], codes.scales[16].expand(16, -1))
 
 
@@ -82,7 +82,9 @@ def test_pieces_make_no_difference(tmp_path, monkeypatch, form, piece):
 @needs_kernels
 @pytest.mark.parametrize("form", CODINGS)
 def test_a_model_answers(tmp_path, form):
-    """What is held is said, the log's identity has it, and int8 has the plain model's first tokens."""
+    """The held format is reported and enters the log's identity, and int8 gives the plain model's first
+    tokens.
+    """
     make_tiny(tmp_path)
     said = []
     for quantize in ("none", form):
@@ -111,7 +113,9 @@ def test_where_it_cannot_be_is_refused(tmp_path):
 
 @needs_kernels
 def test_activations_in_int8(tmp_path):
-    """Said at loading and in the log's identity; refused where no weights are whole numbers."""
+    """The option is reported at loading and enters the log's identity; it is refused if no weights are
+    integers.
+    """
     make_tiny(tmp_path)
     config = EngineConfig(quantize="int8", activations="int8")
     with Engine(tmp_path, device="cpu", dtype="bfloat16", config=config, log=tmp_path / "log") as engine:

@@ -1,4 +1,4 @@
-"""Weights out of mapped files: lent in pieces, joined, cut, cast; and on their way before they are wanted."""
+"""Tests weights from mapped files: read in pieces, joined, cut, cast, and prefetched."""
 
 import json
 import os
@@ -26,7 +26,7 @@ def drawn(*shape, dtype=torch.bfloat16, seed=0):
 
 @pytest.fixture
 def stored(tmp_path):
-    """Entries of tensors that were written to a file."""
+    """Return the entries of tensors that were written to a file."""
 
     def write(tensors):
         save_file(tensors, tmp_path / "model.safetensors")
@@ -58,7 +58,7 @@ def test_what_is_read_whole_and_in_pieces_is_what_was_stored(stored, small_piece
 
 @pytest.mark.parametrize("shard_is_there", (True, False))
 def test_a_single_file_comes_before_an_index_that_was_left(stored, tmp_path, shard_is_there):
-    """As in a folder that was saved again, in one file."""
+    """A folder that was saved again as one file."""
     index = {"weight_map": {"a": "model-00001-of-00001.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     if shard_is_there:

@@ -1,4 +1,4 @@
-"""From a name to a folder to a plugin: entry points, folders, the hub, and clear errors."""
+"""Tests the way from a name to a folder to a plugin: entry points, folders, the hub, and clear errors."""
 
 import importlib
 import json
@@ -15,7 +15,9 @@ from tests.gguf.writing import model, vocabulary, weights, write
 
 @pytest.fixture
 def install(tmp_path, monkeypatch):
-    """Install a distribution of entry points and modules for one test, instead of what is there."""
+    """Install a distribution with entry points and modules for one test, in place of the existing entry
+    points.
+    """
     site = tmp_path / "site"
     ours = [str(site)]
 

@@ -1,5 +1,6 @@
-"""The text decoder behind its description, in its three forms: transformers' logits, whatever biases, norms
-and rotary it has, whole and in chunks."""
+"""Tests the text decoder in its three forms against transformers' logits, for all biases, norms and rotary
+options, whole and in chunks.
+"""
 
 import json
 import threading
@@ -45,13 +46,13 @@ FORMS = {"torch": TextDecoder, "kernels": NativeTextDecoder, "as on a GPU": Fuse
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """Folder and transformers' model of each kind."""
+    """Return each kind's folder and transformers model."""
     folders = {name: tmp_path_factory.mktemp("text") for name in KINDS}
     return {name: (folder, make_reference(folder, KINDS[name], seed=2)) for name, folder in folders.items()}
 
 
 def load(folder, form, dtype="float32"):
-    """A model whose decoder is of that form."""
+    """Return a model whose decoder has that form."""
     if form == "kernels" and library.load() is None:
         pytest.skip(library.describe())
     with pytest.MonkeyPatch.context() as patch:
@@ -66,7 +67,7 @@ def load(folder, form, dtype="float32"):
 
 
 def attention_of(model, form, count):
-    """That of the runtime, with all that it offers to this form."""
+    """Return the runtime's attention backend, with all methods that it offers to this form."""
     if form == "torch":
         return DenseAttention()
     if form == "kernels":
@@ -76,7 +77,8 @@ def attention_of(model, form, count):
 
 
 def logits_of(model, form, prompts, largest=None):
-    """Of each prompt; all whole in one step, or in ragged chunks of up to `largest` tokens."""
+    """Return the logits of each prompt: all whole in one step, or in ragged chunks of up to `largest`
+    tokens."""
     steps = [[(row, len(ids)) for row, ids in enumerate(prompts)]]
     if largest is not None:
         rows = [type("Ids", (), {"ids": ids}) for ids in prompts]
@@ -100,8 +102,10 @@ def test_logits_are_transformers(made, kind, form):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kind", ["plain", "llama3", "all biases", "norms of q and k"])
 def test_bfloat16_is_as_near_as_its_rounding_allows(made, kind, form):
-    """Against transformers in bfloat16: nearer than transformers' own two precisions are. What rounds less
-    often than it, as a GPU's form does, is nearer to its float32 than it is itself."""
+    """Compare in bfloat16: the difference must be smaller than between transformers' own two precisions. A
+    form that rounds less often, such as the GPU's, is nearer to transformers' float32 than transformers'
+    bfloat16 is.
+    """
     folder, exact = made[kind]
     model, prompts = load(folder, form, "bfloat16"), make_prompts(4)
     rounded = type(exact).from_pretrained(folder, dtype=torch.bfloat16).eval()
@@ -113,7 +117,7 @@ def test_bfloat16_is_as_near_as_its_rounding_allows(made, kind, form):
 
 
 def test_the_scaling_of_frequencies_matters_here(made):
-    """Else the comparisons above would hold without it."""
+    """Otherwise the comparisons above would hold without it."""
     folder, reference = made["llama3"]
     config = described(folder)
     plain = replace(config, text=replace(config.text, rope=RopeConfig(config.text.rope.theta)))
@@ -160,7 +164,7 @@ def test_another_scaling_is_refused_by_name(tmp_path, kind):
 
 
 class Sums:
-    """The sum over ranks that are threads of one process."""
+    """Sum over ranks that are threads in one process."""
 
     def __init__(self, size):
         self._parts, self._barrier = [None] * size, threading.Barrier(size)

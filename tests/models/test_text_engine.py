@@ -1,4 +1,5 @@
-"""A model of text alone in the engine: greedy tokens are transformers', and nothing asks it to encode."""
+"""Tests a text-only model in the engine: greedy tokens equal transformers', and the encoder is never
+called."""
 
 import numpy as np
 import pytest

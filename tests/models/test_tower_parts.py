@@ -1,4 +1,4 @@
-"""The vision tower a part at a time: the features of the whole, to the bit with the CPU's kernels."""
+"""Tests the vision tower in parts: the features equal the whole item's, to the bit with the CPU kernels."""
 
 import numpy as np
 import pytest
@@ -38,7 +38,7 @@ def pixels_of(grid, seed=0):
 
 
 def in_parts(model, grid, piece, even=64):
-    """The features, and how often the encoder was left in between."""
+    """Return the features, and how often the encoder stopped in between."""
     work, done, left = work_of(grid, even), 0, 0
     encoding = model.encode_in_parts(pixels_of(grid), grid, even)
     while True:
@@ -69,7 +69,7 @@ def test_parts_give_what_the_whole_gives(folder, dtype, kernels, monkeypatch):
 
 
 def test_each_part_computes_its_share(folder, monkeypatch):
-    """As near as stages allow, which add up to the whole; progress is told of each."""
+    """Stages stop as near as possible and add up to the whole; each reports progress."""
     monkeypatch.setattr(parts, "TILE", 64)
     model, grid = load(folder, "float32", True, monkeypatch), (1, 24, 24)
     told = []
@@ -90,7 +90,7 @@ def test_patches_that_contradict_their_grid_are_refused(folder, monkeypatch):
 
 
 def test_the_pace_is_measured(folder, monkeypatch):
-    """Attention that takes twice as long is even with the rest at half the patches."""
+    """Attention that takes twice as long equals the rest at half the patches."""
     model = load(folder, "float32", True, monkeypatch)
     times = iter([400_000, 800_000, 400_000, 1_600_000])
     monkeypatch.setattr(measured, "_fastest", lambda compute: compute() or next(times))

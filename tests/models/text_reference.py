@@ -1,5 +1,6 @@
-"""Random checkpoints of text models with transformers' model beside them, described for the floor without a
-plugin: what the tests of the text decoder are measured with."""
+"""Random text model checkpoints with their transformers models, described without a plugin, for the text
+decoder's tests.
+"""
 
 import json
 import re
@@ -28,7 +29,7 @@ SIZES = {
     "tie_word_embeddings": False,
 }
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "mlp_only_layers": [1]}
-# Waves of 6, 20, 63, 199 and more tokens: one stays, one is eased, the others are divided.
+# Waves of 6, 20, 63, 199 and more tokens: one stays, one is in the transition, the others are divided.
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 10000.0,
@@ -40,7 +41,7 @@ LLAMA3 = {
 
 
 class Kind(NamedTuple):
-    """A model: transformers' name of its architecture, and what differs from SIZES."""
+    """A model: transformers' name for its architecture, and its differences from SIZES."""
 
     architecture: str = "Llama"
     sizes: dict = {}
@@ -70,10 +71,10 @@ KINDS = {
 
 
 def make_reference(folder, kind=KINDS["plain"], seed=0):
-    """Write a lively random checkpoint to `folder`; gives transformers' model of it, float32.
+    """Write a random checkpoint with varied outputs to `folder`. Returns its transformers model in float32.
 
     Plain initialisation makes greedy text repeat one token, and norms of one and biases of zero would hide a
-    wrong name, so every parameter is drawn, and the outputs of each part are made loud.
+    wrong name. So every parameter is random, and each part's outputs are scaled up.
     """
     import transformers
 
@@ -89,7 +90,7 @@ def make_reference(folder, kind=KINDS["plain"], seed=0):
             elif name.endswith("bias"):
                 weight.copy_(0.3 * torch.randn_like(weight))
             elif "embed_tokens" in name:
-                weight.copy_(0.25 * torch.randn_like(weight))  # tied, this scales the logits
+                weight.copy_(0.25 * torch.randn_like(weight))  # If tied, this scales the logits.
             else:
                 weight.copy_(torch.randn_like(weight) / weight[0].numel() ** 0.5)
     model.save_pretrained(folder)
@@ -97,7 +98,7 @@ def make_reference(folder, kind=KINDS["plain"], seed=0):
 
 
 def described(folder):
-    """The description of a folder that `make_reference` wrote."""
+    """Return the description of a folder that `make_reference` wrote."""
     path = folder / "config.json"
     return describe(Fields(json.loads(path.read_text()), path, ""))
 
@@ -126,7 +127,8 @@ def reference_logits(model, ids):
 
 
 def run_prompts(model: Network, prompts, steps, attention):
-    """Logits [n, vocab] of every token of every prompt, computed in `steps`: lists of (row, tokens)."""
+    """Return logits [n, vocab] for every token of every prompt, computed in `steps`: lists of (row,
+    tokens)."""
     done = [0] * len(prompts)
     logits = [[] for _ in prompts]
     for rows in steps:

@@ -23,7 +23,7 @@ def reference_tokenizer(folder):
 
 @pytest.fixture(scope="session")
 def reference(folder, reference_tokenizer):
-    """transformers' processor of Qwen3-VL, images by Pillow; the video half needs torchvision."""
-    from tests.processing.images_reference import images_only  # transformers is slow to import
+    """Return transformers' Qwen3-VL processor, with images by Pillow; its video half needs torchvision."""
+    from tests.processing.images_reference import images_only  # transformers is slow to import.
 
     return images_only(folder, reference_tokenizer)

@@ -1,4 +1,4 @@
-"""Image files whose decoding costs more than their bytes let expect. Each is made when it is asked for."""
+"""Image files that cost more to decode than their size suggests. Each is made on demand."""
 
 import io
 import struct
@@ -16,14 +16,17 @@ def encoded(form, size=(16, 16), mode="RGB", **options):
 
 
 def tiff(entries, following=0, more=b""):
-    """A little-endian TIFF of one directory at 8: (tag, type, count, value or offset), and `more` behind."""
+    """Return a little-endian TIFF with one directory at 8: (tag, type, count, value or offset), followed by
+    `more`.
+    """
     head = b"II*\0" + struct.pack("<IH", 8, len(entries))
     body = b"".join(struct.pack("<HHII", *entry) for entry in sorted(entries))
     return head + body + struct.pack("<I", following) + more
 
 
 def grey_tiff(*entries, width=16, height=16, following=0, more=b"\0" * 256):
-    """One strip of `more`'s first bytes, and the `entries` beside what an image needs."""
+    """Return a TIFF with one strip, the first bytes in `more`, and the `entries` beside the necessary
+    tags."""
     plain = {256: (4, 1, width), 257: (4, 1, height), 258: (3, 1, 8), 259: (3, 1, 1), 262: (3, 1, 1)}
     plain |= {273: (4, 1, 0), 277: (3, 1, 1), 278: (4, 1, height), 279: (4, 1, width * height)}
     plain |= {entry[0]: entry[1:] for entry in entries}
@@ -34,7 +37,7 @@ def grey_tiff(*entries, width=16, height=16, following=0, more=b"\0" * 256):
 
 
 def tiff_pages(size):
-    """Pages of 114 bytes that all show the same pixels."""
+    """Return pages of 114 bytes that all show the same pixels."""
     count = size // 114
     page, pixels = grey_tiff()[8:122], 8 + 114 * count
     assert struct.unpack("<H", page[:2]) == (9,)
@@ -47,18 +50,18 @@ def tiff_pages(size):
 
 
 def tiff_tags_share_data(size):
-    """Thousands of tags, each of which is the whole file."""
+    """Return thousands of tags that each span the whole file."""
     tags = [(30_000 + number, 7, size, 8) for number in range(4000)]
     return grey_tiff(*tags, more=b"\0" * size)
 
 
 def tiff_fractions(size):
-    """A resolution of a million fractions."""
+    """Return a resolution with a million fractions."""
     return grey_tiff((282, 5, size // 8 - 32, 200), more=b"\1\0\0\0" * (size // 4))
 
 
 def tiff_strips(size):
-    """More strips than rows."""
+    """Return more strips than rows."""
     return grey_tiff(
         (273, 4, size // 4 - 64, 200),
         (278, 4, 1, 1),
@@ -68,19 +71,19 @@ def tiff_strips(size):
 
 
 def tiff_exif_fractions(size):
-    """The directory of the camera's data holds a million fractions."""
+    """Return a camera directory with a million fractions."""
     behind = 8 + 2 + 12 * 10 + 4
     inner = struct.pack("<H", 1) + struct.pack("<HHIII", 40_000, 5, size // 8, behind, 0)
     return grey_tiff((34665, 4, 1, behind), more=inner + b"\1\0\0\0" * (size // 4))
 
 
 def tiff_shared_tags(size):
-    """Some tags, each of which is the whole file."""
+    """Return some tags that each span the whole file."""
     return grey_tiff(*((30_000 + number, 7, size, 8) for number in range(100)), more=b"\0" * size)
 
 
 def tiff_shared_strips(size):
-    """Strips that all are the whole file, in an order of bits that wants a copy of each."""
+    """Return strips that all span the whole file, in a bit order that needs a copy for each."""
     count, behind = 4096, 8 + 2 + 12 * 10 + 4
     offsets, counts = struct.pack("<I", 8) * count, struct.pack("<I", size) * count
     return grey_tiff(
@@ -95,12 +98,12 @@ def tiff_shared_strips(size):
 
 
 def tiff_directories(size):
-    """A directory of camera data that names itself as that of the place, again and again."""
+    """Return a camera directory that names itself as the GPS directory, repeatedly."""
     return grey_tiff((34665, 4, 1, 8), (34853, 4, 1, 8), more=b"\0" * size)
 
 
 def gif_frames(size):
-    """Frames of one pixel: 14 bytes."""
+    """Return frames with a single pixel: 14 bytes."""
     frame = b"," + struct.pack("<HHHHB", 0, 0, 1, 1, 0) + b"\x02\x02\x44\x01\x00"
     return b"GIF89a" + struct.pack("<HHBBB", 1, 1, 0, 0, 0) + frame * (size // len(frame)) + b";"
 
@@ -118,7 +121,7 @@ def gif_extension_blocks(size):
 
 
 def gif_tail_blocks(size):
-    """Behind the picture, blocks of one byte to look through for a second one."""
+    """Return one-byte blocks after the picture, which a search for a second frame must read."""
     return encoded("GIF")[:-2] + b"\x01a" * (size // 2) + b"\0;"
 
 
@@ -127,7 +130,7 @@ def chunk(name, data=b""):
 
 
 def _png(chunks, **options):
-    """`chunks` stand behind the header."""
+    """Return a PNG with `chunks` after the header."""
     data = encoded("PNG", **options)
     return data[:33] + chunks + data[33:]
 
@@ -137,20 +140,20 @@ def png_chunks(size):
 
 
 def png_small_data(size):
-    """Pixels in pieces of nothing."""
+    """Return pixels in empty chunks."""
     data = encoded("PNG", (64, 64))
     return data[:33] + chunk(b"IDAT") * (size // 12) + data[33:]
 
 
 def png_texts(size):
-    """Compressed texts of a megabyte each."""
+    """Return compressed texts with a megabyte each."""
     packed = zlib.compress(b"a" * (MB - 100), 9)
     one = len(packed) + 20
     return _png(b"".join(chunk(b"zTXt", b"k%d\0\0" % i + packed) for i in range(min(63, size // one))))
 
 
 def png_profiles(size):
-    """Colour profiles of a megabyte each."""
+    """Return colour profiles with a megabyte each."""
     one = chunk(b"iCCP", b"k\0\0" + zlib.compress(b"a" * (MB - 100), 9))
     return _png(one * (size // len(one)))
 
@@ -179,7 +182,7 @@ def jpeg_junk(size):
 
 
 def jpeg_exif(size):
-    """Pieces of EXIF that are put together one by one."""
+    """Return EXIF in pieces that are joined one at a time."""
     return _jpeg(_segment(0xE1, b"Exif\0\0" + b"\0" * 500) * (size // 510))
 
 
@@ -194,7 +197,7 @@ def jpeg_photoshop(size):
 
 
 def jpeg_scans(size, side=4096):
-    """A progressive JPEG that refines nothing, again and again: each scan walks over all blocks."""
+    """Return a progressive JPEG that refines nothing, repeatedly: each scan reads all blocks."""
     data = encoded("JPEG", (side, side), "L", progressive=True)
     first = data.index(b"\xff\xda")
     tables = data[:first]
@@ -208,7 +211,7 @@ def exif_of(tags, size):
 
 
 def webp_exif(size):
-    """Tags that share what they hold."""
+    """Return tags that share their data."""
     return encoded("WEBP", exif=exif_of(4000, size))
 
 
@@ -233,7 +236,7 @@ def webp_frames(size):
 
 
 def webp_canvas(size):
-    """A canvas of 256 million pixels around a small picture."""
+    """Return a canvas with 256 million pixels around a small picture."""
     data = bytearray(encoded("WEBP", exif=exif_of(1, 8)))
     assert data[12:16] == b"VP8X"
     data[24:30] = b"\xff\x3f\0" * 2
@@ -241,7 +244,7 @@ def webp_canvas(size):
 
 
 def bmp_lines(size):
-    """Lines of one pixel, which are filled up one by one."""
+    """Return lines with a single pixel, which the decoder fills up one at a time."""
     head = struct.pack("<IiiHHIIiiII", 40, 8000, 8000, 1, 8, 1, 0, 0, 0, 256, 0)
     offset = 14 + len(head) + 1024
     rows = b"\1\7\0\0" * 8000
@@ -249,7 +252,7 @@ def bmp_lines(size):
 
 
 def bmp_runs(size):
-    """Runs of one pixel."""
+    """Return runs with a single pixel."""
     width, height = 2048, size // 4096
     head = struct.pack("<IiiHHIIiiII", 40, width, height, 1, 8, 1, size, 0, 0, 256, 0)
     palette = bytes(range(256)) * 4

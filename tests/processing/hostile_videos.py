@@ -1,4 +1,4 @@
-"""Video files whose opening costs more than their bytes let expect. Each is made when it is asked for."""
+"""Video files that cost more to open than their size suggests. Each is made on demand."""
 
 import io
 import struct
@@ -26,7 +26,7 @@ def box(name, *parts):
 
 
 def replaced(data, path, make):
-    """An MP4 with the box at `path` made anew of its body; offsets behind it are not mended."""
+    """Return an MP4 with the box at `path` replaced; later offsets are not corrected."""
     name, rest = path[0], path[1:]
     made, place = b"", 0
     while place < len(data):
@@ -50,7 +50,7 @@ def _table(name, *numbers, more=b""):
 
 
 def mp4_samples(size):
-    """A hundred million samples of one byte, in three numbers."""
+    """Return a hundred million one-byte samples in three numbers."""
     count = 100_000_000
     data = replaced(record(), (*_TABLES, b"stsz"), _table(b"stsz", 1, count))
     data = replaced(data, (*_TABLES, b"stts"), _table(b"stts", 1, count, 1))
@@ -58,7 +58,7 @@ def mp4_samples(size):
 
 
 def mp4_edits(size):
-    """Edits, each of which walks over all samples."""
+    """Return edits that each scan all samples."""
     count = size // 16
     samples = 2 * count
     sizes = b"\0\0\0\1" * samples
@@ -70,7 +70,7 @@ def mp4_edits(size):
 
 
 def mp4_keys(size):
-    """Titles with different names: each is looked for among those before."""
+    """Return titles with different names: each is searched for among the previous titles."""
 
     def item(i):
         name = b"%07d" % i
@@ -92,7 +92,7 @@ def mp4_keys(size):
 
 
 def mp4_packed_header(size):
-    """A header of which only its packed form says how large it is."""
+    """Return a header whose size only its compressed form tells."""
     return replaced(record(), (b"moov",), lambda body: box(b"cmov", box(b"cmvd", bytes(16))) + body)
 
 
@@ -105,7 +105,7 @@ def mp4_tracks(size):
 
 
 def mp4_fragments(size):
-    """Fragments of one sample, from the last to the first."""
+    """Return one-sample fragments, from the last to the first."""
     data = record(movflags="frag_keyframe+empty_moov+default_base_moof")
     head = data[: data.index(b"moof") - 4]
     count = size // 100
@@ -134,7 +134,7 @@ def element(name, body):
 
 
 def _with_elements(elements):
-    """A Matroska file with more in its segment, whose size is made unknown."""
+    """Return a Matroska file with more elements in its segment, whose size is marked unknown."""
     data = record("matroska")
     start = data.index(b"\x18\x53\x80\x67") + 4
     width = 9 - data[start].bit_length()
@@ -143,7 +143,7 @@ def _with_elements(elements):
 
 
 def mkv_tags(size):
-    """Titles with different names."""
+    """Return titles with different names."""
 
     def tag(i):
         return element(b"\x67\xc8", element(b"\x45\xa3", b"%07d" % i) + element(b"\x44\x87", b"a"))
@@ -154,7 +154,7 @@ def mkv_tags(size):
 
 
 def mkv_cues(size):
-    """An index from its end to its beginning."""
+    """Return an index in reverse order."""
 
     def cue(i):
         where = element(b"\xb7", b"\xf7\x81\x01" + b"\xf1\x84" + struct.pack(">I", i))
@@ -181,7 +181,7 @@ def mkv_voids(size):
 
 
 def mkv_blocks(size):
-    """Frames of nothing, from the last to the first."""
+    """Return empty frames, from the last to the first."""
     count = size // 18
     clusters = b"".join(
         b"\x1f\x43\xb6\x75\x8d\xe7\x84" + struct.pack(">I", count - i) + b"\xa3\x85\x81\0\0\x80\0"
@@ -192,7 +192,7 @@ def mkv_blocks(size):
 
 
 def avi_titles(size):
-    """Titles with different names."""
+    """Return titles with different names."""
     data = record("avi")
     count = size // 10
     names = b"".join(
@@ -217,7 +217,7 @@ def avi_streams(size):
 
 
 def gif_canvas(size):
-    """Frames of one pixel on a canvas of 25 million."""
+    """Return one-pixel frames on a canvas with 25 million pixels."""
     frame = b"!\xf9\x04\0\1\0\0\0," + struct.pack("<HHHHB", 0, 0, 1, 1, 0) + b"\x02\x02\x44\x01\x00"
     return (
         b"GIF89a"

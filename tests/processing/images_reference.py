@@ -1,4 +1,4 @@
-"""transformers' processor of Qwen3-VL without its video half, which needs torchvision."""
+"""transformers' Qwen3-VL processor without its video half, which needs torchvision."""
 
 from transformers import AutoImageProcessor, Qwen3VLProcessor
 
@@ -9,6 +9,6 @@ class ImagesOnly(Qwen3VLProcessor):
 
 
 def images_only(folder, tokenizer):
-    """Images by Pillow."""
+    """A processor for images only, by Pillow."""
     images = AutoImageProcessor.from_pretrained(folder, local_files_only=True, backend="pil")
     return ImagesOnly(images, tokenizer, video_processor=None, chat_template=tokenizer.chat_template)

@@ -1,6 +1,8 @@
-"""An internet on the loopback: hosts with names, certificates and manners, behind real sockets.
+"""A simulated internet on the loopback interface: hosts with names, certificates and scripted behaviour, on
+real sockets.
 
-127.0.0.1 plays a public address, and 127.0.0.2 stands for all that is not: whoever connects to it is counted.
+127.0.0.1 plays a public address. 127.0.0.2 stands for all non-public addresses: connections to it are
+counted.
 """
 
 import contextlib
@@ -37,8 +39,9 @@ def redirect(location, status="302 Found"):
 
 
 class Internet:
-    """`pages`: by path, the bytes of a whole answer, or what is called with the connection. `names`: by name,
-    a list of addresses, or lists of them for one lookup after the other."""
+    """The simulated internet. `pages`: by path, a whole response's bytes, or a function that gets the
+    connection. `names`: by name, a list of addresses, or lists for successive lookups.
+    """
 
     def __init__(self):
         authority = trustme.CA()
@@ -78,7 +81,7 @@ class Internet:
                 connection = self._tls.wrap_socket(connection, server_side=True)
             with connection:
                 head = b""
-                while b"\r\n\r\n" not in head and not head.startswith(b"\x16"):  # a handshake of TLS
+                while b"\r\n\r\n" not in head and not head.startswith(b"\x16"):  # A TLS handshake.
                     if not (data := connection.recv(4096)):
                         return
                     head += data
@@ -123,7 +126,7 @@ def _is_public_here(address):
 
 
 def fetch(door, *names):
-    """What came, in the order of names; raises as the first one that is refused."""
+    """Return the fetched bytes in the order of names; raises the first refusal."""
     fetching = door.begin(names)
     try:
         fetching.wait()

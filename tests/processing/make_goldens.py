@@ -1,10 +1,10 @@
-"""Write video_goldens.json: what transformers' own video processing gives for video_cases.
+"""Write video_goldens.json: the output of transformers' own video processing for video_cases.
 
     pip install --no-deps --target DIR torchvision==0.28.0
     python tests/processing/make_goldens.py DIR
 
-Run once by hand, with the CPU build of torch 2.13 and transformers: their video processor needs
-torchvision, which nothing else here does. Pixels are kept as SHA-256 of the uint8 patches.
+Run once by hand, with the CPU build of torch 2.13 and transformers: their video processor needs torchvision,
+which nothing else here does. Pixels are stored as SHA-256 of the uint8 patches.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ CHECKPOINT = HERE.parents[1] / "plugins" / "mmengine_shapes" / "checkpoint"
 
 
 def load_processor(torchvision_folder: str):
-    """torchvision's wheel looks for CUDA; declaring two of its operators lets it be imported."""
+    """Declare two operators, so that torchvision can be imported: its wheel looks for CUDA."""
     sys.path.insert(0, torchvision_folder)
     library = torch.library.Library("torchvision", "DEF")
     library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
@@ -38,7 +38,7 @@ def golden(processor, case, video) -> dict:
     if case.cap:
         options["cap_pixels_per_frame"] = True
     if "num_frames" in options:
-        options["fps"] = None  # else the configured one contradicts it
+        options["fps"] = None  # Otherwise the configured value contradicts the option.
     if case.fps is not None:
         entry = {"total_num_frames": len(video), "fps": case.fps}
         if case.indices:

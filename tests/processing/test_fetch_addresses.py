@@ -1,4 +1,4 @@
-"""Which addresses are the internet's, and what a URL is."""
+"""Tests which addresses are public, and how URLs are parsed."""
 
 import ipaddress
 
@@ -44,7 +44,7 @@ INSIDE_6 = [
     ),
     *("::ffff:127.0.0.1", "::ffff:10.0.0.1", "::ffff:169.254.169.254", "::ffff:0:127.0.0.1", "fe80::1%eth0"),
     "2606:4700:4700::1111%1",
-    "2001:0:4136:e378:8000:63bf:3fff:fdd2",  # Teredo
+    "2001:0:4136:e378:8000:63bf:3fff:fdd2",  # Teredo.
 ]
 OUTSIDE_6 = ["2606:4700:4700::1111", "2a00:1450::1", "::ffff:8.8.8.8", "64:ff9b::808:808", "2400::1"]
 
@@ -68,7 +68,7 @@ def test_each_wrap_in_use_is_what_it_wraps():
 
 
 def test_this_machines_own_address_is_not_the_internets(monkeypatch):
-    """By the address that packets to it would come from: the loopback's, were it a public one."""
+    """The test makes the loopback address public; its packets come from the same address."""
     monkeypatch.setattr("mmengine.processing.fetch.addresses._SPECIAL_4", ())
     monkeypatch.setattr(ipaddress.IPv4Address, "is_global", True)
     assert not is_public(ipaddress.ip_address("127.0.0.1"))

@@ -1,4 +1,6 @@
-"""The door to URLs before hosts that lie, leave, drip and redirect: real sockets on the loopback."""
+"""Tests the media fetcher against hosts that lie, disconnect, send slowly and redirect, on real loopback
+sockets.
+"""
 
 import gzip
 import threading
@@ -97,7 +99,7 @@ def test_odd_spellings_of_addresses_are_no_names(net, host):
 
 
 def test_an_open_and_a_closed_port_inside_read_alike(net):
-    """No connection is made, so there is nothing to tell them apart by."""
+    """No connection is made, so the refusals do not differ."""
     texts = set()
     for port in (net.port, 9):
         with pytest.raises(FetchRefused) as caught:
@@ -228,7 +230,7 @@ def test_a_length_beyond_the_limit_is_refused_before_the_body(net):
 @pytest.mark.parametrize(
     "head",
     [
-        "Content-Length: 5000",  # more than comes
+        "Content-Length: 5000",  # More than the body has.
         "Content-Length: 10\r\nContent-Length: 20",
         "Content-Length: -1",
         "Content-Length: ten",
@@ -260,7 +262,7 @@ def test_heads_without_end_are_refused(net):
 
 
 def test_a_body_in_crumbs_is_refused(net):
-    """Each costs the interpreter time that others need."""
+    """Each small piece costs interpreter time that other threads need."""
     crumbs = b"".join(b"1\r\n%c\r\n" % byte for byte in png((200, 200)) * 30)
     net.pages["/a.png"] = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + crumbs + b"0\r\n\r\n"
     assert refusal(net.door(), net.url("/a.png")) == "protocol"

@@ -1,4 +1,4 @@
-"""Who may pass the door, and how many at once: places, bytes, and ends."""
+"""Tests the media fetcher's limits: slots, bytes, and deadlines."""
 
 import threading
 import time
@@ -20,7 +20,7 @@ def net():
 
 
 class Busy:
-    """A page that counts who is there at once, and answers when it is let go."""
+    """A page that counts concurrent visitors and answers when it is released."""
 
     def __init__(self, body=None):
         self.go, self.now, self.most, self.lock = threading.Event(), Counter(), Counter(), threading.Lock()
@@ -86,7 +86,7 @@ def test_a_prompt_has_half_of_the_places_and_another_host_does_not_wait(net):
 
 
 def test_bytes_stay_held_until_they_are_released(net):
-    """Then the oldest goes on alone, so that prompts never wait for one another."""
+    """The oldest prompt then continues alone, so that prompts never wait for each other."""
     net.pages.update({f"/{number}": answer(png()) for number in range(4)})
     size = len(png())
     door = net.door(max_bytes=size, max_bytes_in_flight=2 * size)

@@ -1,4 +1,4 @@
-"""Files below the media folder: nothing outside of it, nothing but files, and no more than the limit."""
+"""Tests files below the media folder: only regular files inside the folder, up to the size limit."""
 
 import os
 import threading
@@ -80,7 +80,7 @@ def test_what_lies_outside_reads_like_what_is_not_there(root, tmp_path):
         *("file://", "file://[/a.png", f"{root}", "a b", "file://host/../../a.png", "file://user@host/a.png"),
     ):
         if name == "a.png/":
-            continue  # as the system reads it, that is a.png
+            continue  # The system resolves that name to a.png.
         with pytest.raises(FetchRefused) as caught:
             read(root, name)
         texts.add(str(caught.value))
@@ -93,13 +93,13 @@ def test_no_link_is_followed(root, tmp_path):
     (root / "folder").symlink_to(tmp_path)
     for name in ("link.png", "inside.png", "folder/outside.png", "folder/root/a.png"):
         assert reason(root, name) == "file"
-    (tmp_path / "named").symlink_to(root)  # the folder itself may be named by one
+    (tmp_path / "named").symlink_to(root)  # The folder itself may be a symbolic link.
     assert read(tmp_path / "named", f"{tmp_path}/named/a.png") == png()
     assert read(tmp_path / "named", f"{root}/a.png") == png()
 
 
 def test_a_folder_that_becomes_a_link_leads_nowhere(root, tmp_path):
-    """Between two looks: the descriptor is of what was there."""
+    """The file is replaced between two checks: the descriptor still refers to the first file."""
     files = LocalFiles(root)
     os.rename(root, tmp_path / "moved")
     os.symlink(tmp_path, root)

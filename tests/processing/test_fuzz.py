@@ -1,4 +1,4 @@
-"""Damaged files: either something is decoded, or one sentence says what is wrong."""
+"""Tests damaged files: either something is decoded, or one sentence describes the problem."""
 
 import warnings
 
@@ -38,7 +38,7 @@ def outcome(call):
 def test_damaged_images(processor, form):
     rng = np.random.default_rng(5)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Pillow warns about damaged metadata
+        warnings.simplefilter("ignore")  # Pillow warns about damaged metadata.
         results = {
             outcome(lambda: processor.prepare_text(IMAGE_PLACE, images=[damaged(IMAGES[form], rng)]))
             for _ in range(150)

@@ -1,4 +1,4 @@
-"""Images: equal to transformers' Pillow backend, and what is done with unusual ones."""
+"""Tests that images equal transformers' Pillow backend, and how unusual images are handled."""
 
 import base64
 import io
@@ -137,7 +137,7 @@ def test_transparency_is_laid_on_white_as_in_transformers(reference):
         white = Image.new("RGBA", image.size, "white")
         laid = np.asarray(Image.alpha_composite(white, image.convert("RGBA")).convert("RGB"))
         assert (np.asarray(load(image)) == laid).all(), image.mode
-        if "return_numpy" in signature(convert_to_rgb).parameters:  # older versions leave the alpha out
+        if "return_numpy" in signature(convert_to_rgb).parameters:  # Older versions drop alpha.
             assert (laid == convert_to_rgb(image, return_numpy=True)).all(), image.mode
     clear = Image.new("RGBA", (4, 4), (10, 20, 30, 0))
     assert np.asarray(load(encoded(clear, "PNG"))).min() == 255
@@ -162,7 +162,7 @@ def test_sixteen_bits_are_scaled_not_clipped():
 def test_exif_rotation_is_applied():
     image = picture(40, 20)
     exif = Image.Exif()
-    exif[0x0112] = 6  # turned by 90 degrees
+    exif[0x0112] = 6  # Rotated by 90 degrees.
     upright = load(encoded(image, "PNG", exif=exif))
     assert upright.size == (20, 40)
     assert (np.asarray(upright) == np.asarray(ImageOps.exif_transpose(image.rotate(-90, expand=True)))).all()

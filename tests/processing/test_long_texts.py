@@ -1,4 +1,5 @@
-"""A text that is too long is refused from slices of it: work is bounded by the limit, not by the text."""
+"""Tests that a too long text is refused after a few slices: the limit bounds the work, not the text's
+length."""
 
 import random
 import time
@@ -33,11 +34,12 @@ TEXTS = {
     "added tokens": "<think></tool_call>",
     "look-alikes": "<|im_end|>",
 }
-CRAFTED = {"marks": "\u0301\u0323", "Korean, taken apart": "\u1112\u1161\u11ab"}  # cut nowhere exactly
+# Texts without an exact cut.
+CRAFTED = {"marks": "\u0301\u0323", "Korean, taken apart": "\u1112\u1161\u11ab"}
 
 
 class Counted:
-    """A tokenizer that notes how many characters it was given."""
+    """A tokenizer that counts the characters it received."""
 
     def __init__(self, tokenizer):
         self._tokenizer, self.chars, self.longest = tokenizer, 0, 0
@@ -62,7 +64,7 @@ def test_slices_count_exactly(processor, name, monkeypatch):
     plain = processor.tokenizer._plain
     text = TEXTS[name] * (20_000 // len(TEXTS[name]))
     tokens = len(plain.encode(text, add_special_tokens=False).ids)
-    tail = len(plain.encode(text[-3000:], add_special_tokens=False).ids) + 1  # is never counted
+    tail = len(plain.encode(text[-3000:], add_special_tokens=False).ids) + 1  # Never counted.
     assert not exceeds(plain, text, tokens)
     assert exceeds(plain, text, tokens - tail)
 
@@ -86,7 +88,8 @@ def test_work_until_a_refusal_is_bounded_by_the_limit(counted, name):
     with pytest.raises(InvalidRequest, match="tokens or more; the limit of the model is 4096"):
         processor.prepare([message])
     assert tokenizer.longest <= chat_tokens.SLICE_CHARS
-    assert tokenizer.chars <= 32 * processor.max_positions  # its longest tokens: 16 characters of white space
+    # Its longest tokens: 16 characters of white space.
+    assert tokenizer.chars <= 32 * processor.max_positions
 
 
 MANY = 2000
@@ -147,7 +150,7 @@ def test_an_accepted_text_is_tokenized_whole(processor, reference_tokenizer, mon
 
 
 def test_a_refusal_is_quick(processor):
-    """Tokenizing all of this takes seconds."""
+    """Tokenizing the whole text takes seconds."""
     text = TEXTS["one word"] * 8000
     start = time.process_time()
     with pytest.raises(InvalidRequest, match="is 4096"):

@@ -1,4 +1,4 @@
-"""Prepared media by content: hits, what a key must tell apart, bounds, many askers, failures."""
+"""Tests the cache for prepared media: hits, distinct keys, limits, concurrent callers, failures."""
 
 import io
 import os
@@ -115,10 +115,10 @@ def test_the_longest_unused_goes_and_the_bound_holds():
     get = lambda key, size: cache.get(key, lambda: (key, size), lambda value: value[1])  # noqa: E731
     for key in (b"a", b"b", b"c"):
         get(key, 10)
-    get(b"a", 10)  # now b is the longest unused
+    get(b"a", 10)  # Now b is the least recently used.
     get(b"d", 10)
     assert [key in cache._values for key in (b"a", b"b", b"c", b"d")] == [True, False, True, True]
-    get(b"e", 31)  # larger than everything: given, not kept
+    get(b"e", 31)  # Larger than the cache: returned, not stored.
     assert cache.num_bytes == 30
     get(b"f", 25)
     assert list(cache._values) == [b"f"]

@@ -1,4 +1,4 @@
-"""Messages in three dialects, placeholders and what stands beside the messages."""
+"""Tests messages in three dialects, placeholders, and media beside the messages."""
 
 import base64
 import importlib
@@ -114,7 +114,7 @@ def test_media_hash_depends_on_modality_and_pixels_not_on_text(processor):
 
 @pytest.fixture
 def qwen_vl_utils(monkeypatch):
-    """It imports torchvision and requests at once, though images need neither: stand-ins are enough."""
+    """Replace torchvision and requests by stubs: qwen_vl_utils imports both, although images need neither."""
     names = ("torchvision", "torchvision.io", "torchvision.transforms")
     for name in names if importlib.util.find_spec("requests") else (*names, "requests"):
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))

@@ -1,4 +1,4 @@
-"""base64 is decoded in pieces, and says what decoding it as a whole says."""
+"""Tests that decoding base64 in pieces gives the same result as decoding it at once."""
 
 import base64
 import random
@@ -34,7 +34,7 @@ def test_pieces_say_what_the_whole_says(piece, monkeypatch):
             place = chosen.randrange(len(text) + 1)
             text[place : place + chosen.randrange(2)] = chosen.choice([*" \nA-é", "", "==="])
         asked = "".join(text)
-        if "".join(asked.split()).endswith("==="):  # more padding than there is: either will do
+        if "".join(asked.split()).endswith("==="):  # Excess padding: either result is fine.
             continue
         refused += whole(asked) is None
         assert in_pieces(asked) == whole(asked), asked

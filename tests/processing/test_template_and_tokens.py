@@ -1,4 +1,6 @@
-"""The chat template's text and tokens equal transformers'; no user text becomes structure."""
+"""Tests that the chat template's text and tokens equal transformers', and that no user text becomes
+structure.
+"""
 
 import json
 import shutil
@@ -55,7 +57,7 @@ HISTORY = [
     {"role": "user", "content": "Hello  there\n"},
     {"role": "assistant", "content": "Hi! <think>\n"},
 ]
-# The shape of the templates that come with Qwen3-VL: tools, reasoning, tojson, filters, namespaces.
+# Shaped like Qwen3-VL's templates: tools, reasoning, tojson, filters, namespaces.
 RICH_TEMPLATE = """{%- set state = namespace(images=0) -%}
 {%- for message in messages %}
     {%- if message.role == 'tool' %}
@@ -117,7 +119,7 @@ def test_ordinary_messages_equal_transformers(processor, reference_tokenizer, me
 @quick
 @given(parts=st.lists(hostile.map("".join), min_size=1, max_size=4), role=roles)
 def test_no_text_becomes_a_special_token(processor, parts, role):
-    """Parts are joined by the template, so a special token may also come together across them."""
+    """The template joins parts, so a special token could also form across parts."""
     content = [{"type": "text", "text": part} for part in parts]
     result = processor.prepare([{"role": role, "content": content}])
     special = [
@@ -165,7 +167,7 @@ def test_look_alikes_in_other_fields_stay_text(rich):
 
 
 def test_reasoning_has_three_names(reference_tokenizer):
-    """As transformers' newer versions fill them in: the older ones pass on what the message has."""
+    """Fill in fields as newer transformers versions do; older versions pass the message unchanged."""
     source = "{% for m in messages %}{{ m.reasoning_content }}|{{ m.thinking }}|{{ m.reasoning }}{% endfor %}"
     told = {"reasoning_content": "because|because|", "thinking": "because|because|"}
     for name in ("reasoning_content", "thinking", "reasoning"):
@@ -298,7 +300,7 @@ def test_generation_config(folder, tmp_path):
     other = load_processor(tmp_path / "m")
     assert other.eos_token_ids == (5,)
     assert other.generation_defaults == {"temperature": 0.7, "top_k": 20}
-    assert other.fingerprint == processor.fingerprint  # nothing that changes a prompt
+    assert other.fingerprint == processor.fingerprint  # Nothing that changes a prompt.
 
 
 def test_fingerprint_covers_pixels_and_prompts(folder, tmp_path):

@@ -1,4 +1,4 @@
-"""Models of text alone: no media, templates that know of no parts, tokenizers that were made elsewhere."""
+"""Tests text-only models: no media, templates without parts, tokenizers from other sources."""
 
 import json
 import shutil
@@ -21,7 +21,7 @@ from mmengine.request import MediaItem
 
 SPECIALS = ["<|begin|>", "<|start|>", "<|end|>"]
 NAMES = {"bos_token": "<|begin|>", "eos_token": "<|end|>"}
-# As many models of text have it: a content is a string, whatever comes.
+# Like many text models' templates: a content is a string, always.
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}{{ '<|start|>' + message['role'] + '\n' + "
     "message['content'] | trim + eos_token + '\n' }}{% endfor %}"
@@ -35,8 +35,9 @@ TEXTS = ["the cat sat on the mat", "what is the time, the end", "start and begin
 
 
 def trained(texts=TEXTS):
-    """Byte-level BPE whose vocabulary has its special tokens among the ordinary ones, and a BOS token before
-    a text."""
+    """Return a byte-level BPE with its special tokens in the ordinary vocabulary, and a BOS token before a
+    text.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -53,7 +54,7 @@ def trained(texts=TEXTS):
 
 
 def made(tokenizer):
-    """As a plugin makes it of a tokenizer that comes without a file."""
+    """Build the tokenizer as a plugin does for a model without a tokenizer file."""
     return ChatTokenizer(json.loads(tokenizer.to_str()), "model.gguf")
 
 
@@ -107,7 +108,7 @@ def test_no_text_becomes_a_special_token_that_is_in_the_vocabulary(processor, co
 @quick
 @given(prompt=pieces.map("".join))
 def test_plain_texts_equal_transformers(processor, reference, prompt):
-    """With the token that the tokenizer itself puts before them."""
+    """The tokenizer's own prefix token comes first."""
     assert processor.prepare_text(prompt).prompt_token_ids.tolist() == reference(prompt).input_ids
 
 
@@ -202,19 +203,19 @@ def refused(tokenizer):
 
 
 def test_a_special_token_of_the_vocabulary_must_be_out_of_reach():
-    for reached in ("the", "!"):  # what a merge makes, and what a byte is
+    for reached in ("the", "!"):  # A merge's result, and a byte.
         tokenizer = trained()
         tokenizer.add_special_tokens([reached])
         refused(tokenizer)
     whole = trained()
-    whole.model.ignore_merges = True  # a word of the vocabulary is taken as it stands
+    whole.model.ignore_merges = True  # A vocabulary word is used unsplit.
     refused(whole)
     unknown = trained()
     unknown.model.unk_token = "<|end|>"
-    made(unknown)  # each byte has a token, so none is unknown
+    made(unknown)  # Each byte has a token, so nothing is unknown.
     unknown.decoder = decoders.Fuse()
     refused(unknown)
-    unknown.model.byte_fallback = True  # whose tokens are not there
+    unknown.model.byte_fallback = True  # Its byte tokens are missing.
     refused(unknown)
 
 

@@ -1,4 +1,4 @@
-"""Videos against what transformers' video processor gave (make_goldens.py)."""
+"""Compares videos with the recorded output of transformers' video processor (make_goldens.py)."""
 
 import dataclasses
 import hashlib

@@ -1,4 +1,4 @@
-"""What holds for the processor as a whole: threads, and what it must not import."""
+"""Tests the whole processor: threads, and its imports."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Videos of odd sizes and lengths, drawn from a seed, and the options they are processed with."""
+"""Videos with odd sizes and lengths, drawn from a seed, and their processing options."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,11 +10,11 @@ PROMPT = "look<|vision_start|><|video_pad|><|vision_end|>what happens, 1 2 3?"
 
 @dataclass(frozen=True)
 class VideoCase:
-    shape: tuple[int, int, int]  # frames, height, width
-    fps: float | None = None  # of the source, None where nobody knows
-    options: dict[str, Any] = field(default_factory=dict)  # names that both processors know
-    indices: tuple[int, ...] | None = None  # sampled before; then options has do_sample_frames False
-    size: tuple[int, int] | None = None  # pixels of the whole video, smallest and largest
+    shape: tuple[int, int, int]  # Frames, height, width.
+    fps: float | None = None  # Of the source; None: unknown.
+    options: dict[str, Any] = field(default_factory=dict)  # Names that both processors know.
+    indices: tuple[int, ...] | None = None  # Sampled before; options then has do_sample_frames False.
+    size: tuple[int, int] | None = None  # Pixels of the whole video, minimum and maximum.
     cap: bool = False
 
 
@@ -35,7 +35,7 @@ CASES = (
 
 
 def draw(case: VideoCase) -> np.ndarray:
-    """uint8 [t, h, w, 3]: gradients that move, with noise and hard edges."""
+    """Return uint8 [t, h, w, 3]: moving gradients with noise and hard edges."""
     frames, height, width = case.shape
     rng = np.random.default_rng([frames, height, width])
     y, x = np.mgrid[:height, :width]

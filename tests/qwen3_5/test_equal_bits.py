@@ -1,5 +1,6 @@
-"""A row's state is its own, and made by one rule: log-probabilities have the same bits however rows are
-mixed, cut, hit, preempted and drafted for, with a log that verifies."""
+"""Tests that a row's state depends on no other row and is always computed alike: log-probabilities have the
+same bits however rows are mixed, cut, cached, preempted and drafted for, with a log that verifies.
+"""
 
 import numpy as np
 import pytest
@@ -48,7 +49,7 @@ def engine_of(folder, log=None, **settings):
 
 
 def answers(engine):
-    """Tokens and the bits of their log-probabilities."""
+    """Return tokens and the bits of their log-probabilities."""
     found = engine.generate(PROMPTS, max_tokens=24, ignore_eos=True, logprobs=2)
     return [
         (each.token_ids, [[score for _, score in one] for one in each.choices[0].logprobs]) for each in found
@@ -69,7 +70,7 @@ def test_bits_are_those_of_a_row_alone(folder, alone, tmp_path, name):
                 assert tokens == wanted
                 assert np.array_equal(scores, exact)
         stats = engine.stats()
-    if name != "few slots":  # where states give way to one another, by who comes when
+    if name != "few slots":  # There, states are evicted in the order of arrival.
         assert (stats.num_cached_tokens > 0) is bool(SETTINGS[name].get("enable_prefix_caching"))
     assert (stats.num_preemptions > 0) is (name == "preempted")
     assert (sum(each.accepted for each in stats.drafts.values()) > 0) is (name == "drafted")

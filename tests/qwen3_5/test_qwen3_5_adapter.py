@@ -1,5 +1,7 @@
-"""A LoRA adapter on a hybrid model, of gated attention and of delta nets: tokens are those of transformers'
-model whose weights have it added, and kept states are hit by who has the same adapter alone."""
+"""Tests a LoRA adapter on a hybrid model, for gated attention and delta nets. Tokens equal those of
+transformers' model with the adapter added to its weights, and cached states are hit only with the same
+adapter.
+"""
 
 import json
 
@@ -24,7 +26,7 @@ SETTINGS = {
 
 
 def write_adapter(model, folder):
-    """Draws it, writes it as PEFT does, and adds it to the weights of `model`."""
+    """Make a random adapter, write it in PEFT's format, and add it to the weights of `model`."""
     random, stored = torch.Generator().manual_seed(5), {}
     with torch.no_grad():
         for name, module in model.named_modules():
@@ -49,7 +51,7 @@ def greedy(model, ids):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """Folders of a model and an adapter, and the tokens of each prompt without it ("") and with it."""
+    """Return the folders of a model and an adapter, and each prompt's tokens without it ("") and with it."""
     folder, adapter = tmp_path_factory.mktemp("hybrid"), tmp_path_factory.mktemp("adapter")
     model = make_text(folder)
     with engine_of(folder) as engine:

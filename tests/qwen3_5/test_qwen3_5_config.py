@@ -1,4 +1,4 @@
-"""config.json of the hybrid family: no field is ignored, what a missing one means, and what is refused."""
+"""Tests config.json of the hybrid family: no field is ignored, missing fields have defaults, and refusals."""
 
 import json
 
@@ -15,11 +15,11 @@ from tests.models.config_fields import Noted, ignored
 from tests.qwen3_5.tiny import MIXTURE, TEXT, VISION
 
 VOCABULARY = {"vocab_size": 96}
-TOWER = {*VISION, "in_channels", "patch_size", "spatial_merge_size", "temporal_patch_size"}  # fields
+TOWER = {*VISION, "in_channels", "patch_size", "spatial_merge_size", "temporal_patch_size"}  # Fields.
 
 
 def written(folder, kind="Qwen3_5", *, whole=False, **fields):
-    """The config.json that transformers writes."""
+    """Return the config.json that transformers writes."""
     import transformers
 
     sizes = (MIXTURE if "Moe" in kind else TEXT) | VOCABULARY | fields
@@ -33,7 +33,7 @@ def written(folder, kind="Qwen3_5", *, whole=False, **fields):
 
 
 def changed(path, **fields):
-    """`text_config__x`: x of text_config. None: without the field."""
+    """Return a config with changes. `text_config__x`: x in text_config. None: without the field."""
     values = json.loads(path.read_text())
     for name, value in fields.items():
         *parents, last = name.split("__")
@@ -61,7 +61,7 @@ def test_no_field_is_ignored_that_transformers_reads(tmp_path, monkeypatch, kind
 
 
 def test_what_is_read_of_a_mixture(tmp_path):
-    """Layers that other mixtures leave out are none here."""
+    """Other mixtures' dense layers have experts here."""
     folder = changed(written(tmp_path, "Qwen3_5Moe"), mlp_only_layers=[1], decoder_sparse_step=2)
     text = read_config(folder).text
     assert text.experts == ExpertsConfig(8, 3, 32, (0, 1, 2, 3), norm_top_k=True, shared_size=40)

@@ -1,5 +1,6 @@
-"""An EAGLE-3 head that drafts for a hybrid model: it reads what enters the model's layers, and whatever it
-proposes, be it right, wrong or both, changes no bit."""
+"""Tests an EAGLE-3 head that drafts for a hybrid model: it reads the layers' inputs, and its proposals, right
+or wrong, change no bit.
+"""
 
 import random
 from itertools import accumulate
@@ -15,7 +16,7 @@ from tests.qwen3_5.test_equal_bits import ALONE, PROMPTS, answers, engine_of
 from tests.qwen3_5.tiny import TEXT, make_text
 from tests.spec_decode import eagle3_heads
 
-TAPS = [0, 2, 4]  # the first layer, the one with attention, and the final norm
+TAPS = [0, 2, 4]  # The first layer, the attention layer, and the final norm.
 SETTINGS = {
     "at once": {},
     "in chunks, from kept states": {
@@ -31,7 +32,7 @@ SETTINGS = {
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A model, what gives the same in transformers, and a head's folder."""
+    """Return a model, its transformers model, and a head's folder."""
     folder, head = tmp_path_factory.mktemp("hybrid"), tmp_path_factory.mktemp("head")
     model = make_text(folder)
     target = Target(TEXT["hidden_size"], model.config.vocab_size, TEXT["num_hidden_layers"])
@@ -82,7 +83,7 @@ def test_it_reads_what_enters_the_layers(made):
 
 
 class Steered:
-    """In place of a head's drafts, the next tokens of the row's text, of which some are wrong."""
+    """Replace a head's drafts by the row's next tokens, some of them wrong."""
 
     def __init__(self, drafter, texts, seed=3):
         self._propose, self._texts, self._random = drafter.propose, texts, random.Random(seed)

@@ -1,6 +1,7 @@
-"""A batch on a hybrid model in processes that are killed, before a step is computed and before what came of
-it is written down: the next one makes the states again, and answers are as if nothing had happened, to the
-bit of each log-probability."""
+"""Tests a batch on a hybrid model in processes that are killed, before a step is computed or before its
+result is logged. The next process computes the states again, and answers equal an uninterrupted run, to the
+bit of each log-probability.
+"""
 
 import json
 import os
@@ -17,7 +18,7 @@ from mmengine.serve.engine.engine import Engine
 from tests.forked import exit_code_of
 from tests.qwen3_5.tiny import make_text
 
-# Few rows and small steps, so that there is something to kill; prompts leave states that others go on from.
+# Few rows and small steps, so that there are steps to kill; prompts share states.
 SETTINGS = {
     "max_model_len": 192,
     "num_blocks": 97,
@@ -51,7 +52,7 @@ def write_requests(folder):
 
 
 def run(folder, model, killed_at=None):
-    """The batch, in a process that is killed at that call of its executor; without, in this one."""
+    """Run the batch in a process that is killed at that executor call; without a number, in this process."""
 
     def make_engine(resume):
         config = EngineConfig.from_dict(SETTINGS)
@@ -65,7 +66,7 @@ def run(folder, model, killed_at=None):
 
 
 def die_at(executor, call):
-    """Before a dispatch, or behind a collect, whichever has that number."""
+    """Kill before a dispatch or after a collect, whichever has that number."""
     dispatch, collect, count = executor.dispatch, executor.collect, iter(range(call + 1))
 
     def here():
@@ -85,7 +86,7 @@ def die_at(executor, call):
 
 
 def answers(folder):
-    """By custom_id, without what a crash may change."""
+    """Return answers by custom_id, without fields that a crash may change."""
     found = {}
     for line in (folder / "answers").read_text().splitlines():
         answer = json.loads(line)

@@ -1,5 +1,6 @@
-"""The hybrid family's mixtures of experts as files have them: experts alone or stacked, in FP8 with a tensor
-for each, or made int8 as they are loaded."""
+"""Tests the hybrid family's experts in files: separate or stacked, in FP8 with a tensor for each, or
+quantised to int8 at loading.
+"""
 
 import shutil
 
@@ -36,7 +37,7 @@ def rewritten(folder, out, change):
 
 
 def scores(folder, **settings):
-    """Tokens and the bits of their log-probabilities, in bfloat16."""
+    """Return tokens and the bits of their log-probabilities, in bfloat16."""
     sizes = {"num_blocks": 257, "max_model_len": 256, "num_threads": 1, "spec": "none"}
     config = EngineConfig.from_dict(sizes | settings)
     with Engine(folder, device="cpu", dtype="bfloat16", config=config) as engine:
@@ -46,7 +47,7 @@ def scores(folder, **settings):
 
 @pytest.mark.parametrize("turned", [False, True])
 def test_stacked_experts_are_those_that_stand_alone(made, tmp_path, turned):
-    """What draws drafts lies in files of the hub too, and is left out."""
+    """Hub files also contain a draft head, which is ignored."""
 
     def change(tensors):
         found = stacked(tensors, MIXTURE["num_experts"], turned=turned)
@@ -67,7 +68,7 @@ def test_stacked_experts_are_those_that_stand_alone(made, tmp_path, turned):
 
 
 def test_fp8_of_each_expert_is_its_dequantised_model(made, tmp_path):
-    """Delta nets' projections among them, but for those of beta and the decay."""
+    """Includes the delta nets' projections, except those for beta and the decay."""
     folder = tmp_path / "fp8"
     shutil.copytree(made, folder)
     meant = to_fp8(folder, block=(48, 64))

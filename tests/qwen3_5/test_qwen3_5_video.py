@@ -1,5 +1,6 @@
-"""Videos of the hybrid family: greedy tokens are transformers', whole, in chunks, and from states that were
-kept inside and behind a video."""
+"""Tests videos with the hybrid family: greedy tokens equal transformers', whole, in chunks, and from states
+cached inside and after a video.
+"""
 
 import random
 

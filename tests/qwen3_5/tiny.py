@@ -1,4 +1,4 @@
-"""Tiny random checkpoints of the hybrid family, with transformers' model beside them."""
+"""Tiny random checkpoints of the hybrid family, with their transformers models."""
 
 import json
 import shutil
@@ -47,7 +47,7 @@ VISION = {
 
 
 def lively(model):
-    """Norms that add 1 to their weights, and decays that neither keep nor forget all."""
+    """Set norms that add 1 to their weights, and decays that neither keep nor forget everything."""
     make_lively(model)
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -67,7 +67,7 @@ def make_text(folder, *, mixture=False, **fields):
 
 
 def make_whole(folder, *, mixture=False, **fields):
-    """`fields`: of the text model."""
+    """Return a checkpoint. `fields`: of the text model."""
     import transformers
 
     kind, sizes = ("Qwen3_5Moe", MIXTURE) if mixture else ("Qwen3_5", TEXT)

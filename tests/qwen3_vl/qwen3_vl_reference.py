@@ -1,5 +1,6 @@
-"""Random Qwen3-VL checkpoints with transformers' model beside them, prompts of any parts, and a
-dense attention port: what the tests of the networks are measured with."""
+"""Random Qwen3-VL checkpoints with their transformers models, prompts with any parts, and a dense attention
+port, for the networks' tests.
+"""
 
 from dataclasses import dataclass, field
 
@@ -13,7 +14,7 @@ from mmengine.runtime.device.cpu import CpuDevice
 from mmengine.runtime.kv.pool import KVPool
 from mmengine_qwen3_vl import plugin
 
-IMAGE, VIDEO, START, END = 90, 91, 92, 93  # special ids of the random checkpoints
+IMAGE, VIDEO, START, END = 90, 91, 92, 93  # Special ids of the random checkpoints.
 FIRST_SPECIAL = 90
 TINY = {
     "text": {
@@ -45,7 +46,7 @@ TINY = {
 }
 
 
-# What is asked of a text decoder beside its own sizes, by name.
+# Text decoder options beyond sizes, by name.
 DECODER_KINDS = {
     "tied": {},
     "untied, biases": {"tied": False, "text": {"attention_bias": True}},
@@ -64,10 +65,10 @@ DECODER_KINDS = {
 
 
 def make_reference(folder, seed=0, *, tied=True, text=None, vision=None):
-    """Write a lively random checkpoint to `folder`; gives transformers' model of it, float32.
+    """Write a random checkpoint with varied outputs to `folder`. Returns its transformers model in float32.
 
-    Plain initialisation makes greedy text repeat one token, and norms of one and biases of zero would
-    hide a wrong name, so every parameter is drawn, and the outputs of each part are made loud.
+    Plain initialisation makes greedy text repeat one token, and norms of one and biases of zero would hide a
+    wrong name. So every parameter is random, and each part's outputs are scaled up.
     """
     from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
@@ -91,8 +92,9 @@ def make_reference(folder, seed=0, *, tied=True, text=None, vision=None):
             elif name.endswith("bias"):
                 weight.copy_(0.1 * torch.randn_like(weight))
             elif "embed_tokens" in name:
-                # Tied, this scales the logits: to about +-10, as real models have. At +-40 the reference's
-                # own float32 rounding (measured against float64) is 1e-4, and no bar of 1e-4 could hold.
+                # If tied, this scales the logits: to about +-10, as in real models. At +-40 the reference's
+                # own float32 rounding (measured against float64) is 1e-4, and a tolerance of 1e-4 could not
+                # hold.
                 weight.copy_(0.25 * torch.randn_like(weight))
             elif "pos_embed" in name:
                 weight.copy_(torch.randn_like(weight))
@@ -104,11 +106,12 @@ def make_reference(folder, seed=0, *, tied=True, text=None, vision=None):
 
 @dataclass
 class Prompt:
-    """Token ids with their media, as both sides want them. Parts: an int (that many text tokens),
-    ("image", (h, w)) or ("video", (t, h, w))."""
+    """A prompt's token ids with media, for both sides. Parts: an int (that many text tokens), ("image", (h,
+    w)) or ("video", (t, h, w)).
+    """
 
     ids: np.ndarray
-    types: np.ndarray  # transformers' mm_token_type_ids: 0 text, 1 image, 2 video
+    types: np.ndarray  # transformers' mm_token_type_ids: 0 text, 1 image, 2 video.
     media: list[MediaItem]
     patches: list[np.ndarray] = field(default_factory=list)
 
@@ -129,7 +132,7 @@ def make_prompt(parts, rng, *, merge=2, patch_width=96, tokens=FIRST_SPECIAL):
         runs = []
         for _ in range(t):
             if kind == "video":
-                text(int(rng.integers(1, 5)))  # the timestamp
+                text(int(rng.integers(1, 5)))  # The timestamp.
             ids.append(START)
             length = h * w // merge**2
             runs.append((len(ids), length))
@@ -143,7 +146,7 @@ def make_prompt(parts, rng, *, merge=2, patch_width=96, tokens=FIRST_SPECIAL):
 
 
 def reference_inputs(prompt):
-    """Keyword arguments of transformers' forward for one prompt."""
+    """Return the keyword arguments for transformers' forward with one prompt."""
     inputs = {
         "input_ids": torch.from_numpy(prompt.ids).long()[None],
         "mm_token_type_ids": torch.from_numpy(prompt.types).int()[None],
@@ -161,7 +164,7 @@ def reference_inputs(prompt):
 
 
 def reference_pixels(patches):
-    """What transformers' Pillow backend makes of uint8: float64 product, float32 after."""
+    """Normalise uint8 as transformers' Pillow backend does: float64 product, float32 after."""
     scaled = (patches.astype(np.float64) * 0.00392156862745098).astype(np.float32)
     return torch.from_numpy((scaled - np.float32(0.5)) / np.float32(0.5))
 
@@ -172,14 +175,14 @@ def reference_logits(model, prompt):
 
 
 class DenseAttention:
-    """The attention port with one K and V per row and layer, and no paging."""
+    """An attention port with one K and V per row and layer, without paging."""
 
     def __init__(self):
         self.kept = {}
         self.rows = []
 
     def begin(self, rows):
-        """`rows`: (row, query tokens) of the step, in batch order."""
+        """Begin a step. `rows`: (row, query tokens), in batch order."""
         self.rows = rows
 
     def append(self, layer, k, v):
@@ -202,14 +205,15 @@ class DenseAttention:
 
 
 def encode(model, prompt):
-    """Features of all media of a prompt, [n, (1 + deepstack) * hidden]."""
+    """Return the features of all media in a prompt, [n, (1 + deepstack) * hidden]."""
     patches = torch.from_numpy(np.concatenate(prompt.patches))
     return model.encode(patches, [item.grid for item in prompt.media])
 
 
 class PagedRows:
-    """An attention backend of the runtime over a pool of its own, `begin` as DenseAttention has it. What
-    else a backend offers is there too, but for what `hide` names."""
+    """A runtime attention backend over its own pool, with `begin` as in DenseAttention. Offers the backend's
+    other methods, except those in `hide`.
+    """
 
     def __init__(self, make, spec, dtype, num_rows, *, longest=128, block_size=4, hide=()):
         self._per_row, self._size, self._hidden = -(-longest // block_size), block_size, hide
@@ -241,8 +245,9 @@ class PagedRows:
 
 
 def run_rows(model, prompts, steps, attention=None):
-    """Logits [n, vocab] of every token of every prompt, computed in `steps`: lists of (row, tokens).
-    `attention`: a PagedRows, or None for a DenseAttention."""
+    """Return logits [n, vocab] for every token of every prompt, computed in `steps`: lists of (row, tokens).
+    `attention`: a PagedRows, or None for a DenseAttention.
+    """
     hidden_size, num_deepstack = model.spec.hidden_size, model.spec.num_deepstack
     embeds, deepstack, positions = [], [], []
     for prompt in prompts:
@@ -278,12 +283,12 @@ def run_rows(model, prompts, steps, attention=None):
 
 
 def whole_steps(prompts):
-    """All prompts in one step."""
+    """Return all prompts in one step."""
     return [[(row, len(prompt.ids)) for row, prompt in enumerate(prompts)]]
 
 
 def ragged_steps(prompts, rng, largest):
-    """Random chunks of 1 to `largest` tokens; rows join and leave at random."""
+    """Return random chunks with 1 to `largest` tokens; rows join and leave at random."""
     left = [len(prompt.ids) for prompt in prompts]
     steps = []
     while any(left):

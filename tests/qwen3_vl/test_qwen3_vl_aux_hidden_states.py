@@ -1,6 +1,6 @@
-"""What a draft head is fed: the inputs of chosen layers, as hooks on transformers' own layers see them.
+"""Tests a draft head's inputs: the inputs of chosen layers, as hooks on transformers' own layers see them.
 
-Not `output_hidden_states`: what transformers records there stands before the deepstack features are added.
+`output_hidden_states` does not serve: transformers records these before it adds the deepstack features.
 """
 
 import numpy as np
@@ -23,7 +23,7 @@ from mmengine.runtime.attention.native_paged import NativePagedAttention
 from mmengine_qwen3_vl import plugin
 
 NUM_LAYERS, HIDDEN = 4, 48
-DEEPSTACK = [2, 0, 1]  # added behind layers 0, 1 and 2
+DEEPSTACK = [2, 0, 1]  # Added after layers 0, 1 and 2.
 PARTS = (
     [3, ("image", (4, 6)), 5],
     [9],
@@ -33,7 +33,7 @@ PARTS = (
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
-    """A folder, prompts, and the inputs of all layers and the final norm for each of them."""
+    """Return a folder, prompts, and the inputs of all layers and the final norm for each prompt."""
     folder = tmp_path_factory.mktemp("taps")
     text, vision = {"num_hidden_layers": NUM_LAYERS}, {"deepstack_visual_indexes": DEEPSTACK}
     reference = make_reference(folder, seed=8, text=text, vision=vision)
@@ -43,7 +43,7 @@ def checkpoint(tmp_path_factory):
 
 
 def inputs_of_layers(reference, prompt):
-    """float32 [n, NUM_LAYERS + 1, HIDDEN]"""
+    """Return float32 [n, NUM_LAYERS + 1, HIDDEN]."""
     seen = []
 
     def keep(module, args, kwargs):
@@ -61,7 +61,7 @@ def inputs_of_layers(reference, prompt):
 
 
 class AuxRecording:
-    """A model that is asked for taps at each forward, and keeps them."""
+    """A model that requests and collects the layer inputs at each forward."""
 
     def __init__(self, model, layers):
         self._model, self._layers, self.rows = model, layers, []
@@ -71,7 +71,7 @@ class AuxRecording:
 
     def forward(self, embeds, deepstack, positions, attention):
         wide = torch.full((len(embeds), (len(self._layers) + 2) * HIDDEN), torch.nan, dtype=embeds.dtype)
-        rows = wide[:, HIDDEN:-HIDDEN]  # rows lie further apart than they are long
+        rows = wide[:, HIDDEN:-HIDDEN]  # The rows' stride is larger than their length.
         hidden = self._model.forward(
             embeds, deepstack, positions, attention, AuxHiddenStates(self._layers, rows)
         )
@@ -89,7 +89,7 @@ def load(folder, library, dtype="float32"):
 
 
 def aux_rows(model, prompts, layers, attention=None):
-    """The rows of each prompt, chunked and mixed at random, and the logits."""
+    """Return each prompt's rows, chunked and mixed at random, and the logits."""
     steps = ragged_steps(prompts, np.random.default_rng(10), 6)
     aux_recording = AuxRecording(model, layers)
     with torch.inference_mode():
@@ -118,12 +118,12 @@ def test_taps_are_the_inputs_of_transformers_layers(checkpoint, library, layers,
         got, _ = aux_rows(model, prompts, layers, port)
         for ours, theirs in zip(got, wanted, strict=True):
             theirs = theirs[:, list(layers)]
-            scale = theirs.abs().amax((0, 2), keepdim=True)  # of each layer; the stream grows to about 10
+            scale = theirs.abs().amax((0, 2), keepdim=True)  # Per layer; the stream grows to about 10.
             assert ((ours - theirs).abs() / scale).max() < 1e-5
 
 
 def test_deepstack_features_are_in_what_is_tapped(checkpoint):
-    """The bar above would not be met without them."""
+    """Without deepstack features the test above would fail."""
     folder, prompts, _ = checkpoint
     model = load(folder, None)
     with_features, _ = aux_rows(model, prompts, (1, 2, 3))

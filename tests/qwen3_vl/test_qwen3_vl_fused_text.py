@@ -1,4 +1,4 @@
-"""The decoder of fused operations gives the logits of the plain one: by torch, and by our kernels."""
+"""Tests that the fused decoder gives the plain decoder's logits, with torch and with our kernels."""
 
 from dataclasses import replace
 from functools import partial
@@ -54,8 +54,9 @@ def logits_of(model, prompts, attention):
 
 
 def runs_of(folder, dtype, ops):
-    """Logits of the plain decoder, and of the fused one over a cache that the operations write to and over
-    one that they do not, for ragged steps of the same prompts."""
+    """Return logits of the plain decoder, and of the fused decoder over a cache that the operations write to
+    and one that they do not, for ragged steps of the same prompts.
+    """
     rng = np.random.default_rng(5)
     prompts = [make_prompt(parts, rng) for parts in PARTS]
     model = fused(folder, dtype, ops)
@@ -80,7 +81,7 @@ def test_logits_are_those_of_the_plain_decoder(folders, name):
 
 @pytest.mark.parametrize("name", DECODER_KINDS)
 def test_in_bfloat16_they_are_as_near_to_float32(folders, name):
-    """The two round in different places, so they are not compared with one another."""
+    """The two round in different places, so they are not compared with each other."""
     exact = next(runs_of(folders[name], "float32", text_ops.torch_ops()))
     plain, *got = ((each - exact).abs() for each in runs_of(folders[name], "bfloat16", text_ops.torch_ops()))
     for gaps in got:
@@ -116,8 +117,9 @@ def test_taps_hold_what_the_plain_decoder_leaves(folders):
 
 @pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.soak), "float16"])
 def test_bits_do_not_depend_on_who_is_computed_with_whom(folders, dtype, kernel_device, dots_in_order):
-    """Rows alone, then in chunks of all sizes in any company, then together and as tokens with their drafts:
-    with images' features in one row, which a step of text alone has not."""
+    """Compute rows alone, then in chunks of all sizes with any neighbours, then together and as tokens with
+    drafts. One row has image features, which a text-only step lacks.
+    """
     if kernel_device.type != "cpu":
         pytest.skip("the decoder lies on a CPU here; benchmarks/gpu_bits.py asks a GPU")
     ops = text_ops.text_ops(torch.device("cpu"), getattr(torch, dtype), batch_invariant=True)

@@ -1,5 +1,6 @@
-"""The decoder and the tower together give transformers' logits, whatever the batch and the chunks; the
-decoder of kernels for CPUs and that of torch alike."""
+"""Tests that decoder and tower together give transformers' logits, whatever the batch and the chunks, for the
+CPU kernels and for torch.
+"""
 
 import numpy as np
 import pytest
@@ -58,7 +59,7 @@ CONFIGS = {
 
 @pytest.fixture(scope="module", autouse=True, params=["compiled", "torch"])
 def decoder(request):
-    """Which of the two decoders a model is loaded with."""
+    """Choose the decoder that a model is loaded with."""
     if request.param == "torch":
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("mmengine.models.network.native.load", lambda: None)
@@ -127,7 +128,7 @@ def test_greedy_tokens_equal_generate(tiny, kind):
             **inputs, do_sample=False, max_new_tokens=20, eos_token_id=None, pad_token_id=0
         )[0, len(prompt.ids) :]
     assert len(set(expected.tolist())) > 5, "the checkpoint is not lively, the comparison proves nothing"
-    # The generated tokens as further text: their positions must be what the prompt's delta says.
+    # Append the generated tokens as text: their positions must follow the prompt's delta.
     _, delta = plugin.positions(prompt.ids, prompt.media)
     prompt.ids = np.concatenate((prompt.ids, expected.numpy().astype(np.int32)))
     prompt.types = np.concatenate((prompt.types, np.zeros(20, prompt.types.dtype)))
@@ -155,7 +156,9 @@ def test_hub_style_config_gives_the_same_model(tmp_path):
 
 
 def test_bfloat16_is_as_near_as_its_rounding_allows(tmp_path):
-    """Against transformers in bfloat16: nearer than transformers' own two precisions are."""
+    """Compare with transformers in bfloat16: the difference must be smaller than between transformers' own
+    two precisions.
+    """
     from transformers import Qwen3VLForConditionalGeneration
 
     exact = make_reference(tmp_path)
@@ -173,7 +176,7 @@ def test_bfloat16_is_as_near_as_its_rounding_allows(tmp_path):
 
 @pytest.mark.parametrize("equal", [True, False])
 def test_a_head_stored_beside_a_tied_config(tmp_path, equal):
-    """transformers ties when both are equal and keeps both when they differ."""
+    """transformers ties equal matrices and keeps both if they differ."""
     from safetensors.torch import load_file, save_file
     from transformers import Qwen3VLForConditionalGeneration
 

@@ -1,4 +1,4 @@
-"""The text decoder in kernels for CPUs against that of torch, for each instruction set of this CPU."""
+"""Compares the CPU kernels' text decoder with torch's, for each instruction set of this CPU."""
 
 import numpy as np
 import pytest
@@ -20,9 +20,9 @@ from mmengine.runtime.attention.native_paged import NativePagedAttention
 from mmengine.runtime.attention.torch_paged import TorchPagedAttention
 from mmengine_qwen3_vl import plugin
 
-# Largest and mean difference of logits of about +-7. In bfloat16 the decoder rounds where torch does, and
-# sums in other orders: now and then a value falls to its other neighbour, and that runs through all layers.
-# Attention by the kernels rounds less often than torch's.
+# Largest and mean difference of logits of about +-7. In bfloat16 the decoder rounds where torch does, but
+# sums in another order: occasionally a value is rounded the other way, and the difference passes through all
+# layers. The kernels' attention rounds less often than torch's.
 BOUNDS = {
     ("float32", "torch"): (1e-4, 1e-5),
     ("float32", "kernels"): (1e-4, 1e-5),
@@ -39,7 +39,7 @@ PARTS = (
 )
 
 
-LIVELY = "untied, biases"  # a tied head tends to repeat one token
+LIVELY = "untied, biases"  # A tied head tends to repeat one token.
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def prompts_of(seed=5):
 
 
 def paged(model, library, num_rows, **options):
-    """The kernels' backend: the whole step is one call."""
+    """The kernels' attention backend: the whole step is one call."""
     return PagedRows(
         lambda spec, kv: NativePagedAttention(spec, kv, library), model.spec, model.dtype, num_rows, **options
     )
@@ -102,7 +102,7 @@ def test_greedy_tokens_are_those_of_the_torch_decoder(folders, library):
 
 
 def greedy(model, tokens, attention, length=40):
-    """int64 [rows, length]: what each row of one token goes on with."""
+    """Return int64 [rows, length]: the further tokens of each one-token row."""
     chosen = []
     with torch.inference_mode():
         for position in range(length):

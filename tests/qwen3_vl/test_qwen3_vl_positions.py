@@ -1,4 +1,4 @@
-"""Rotary positions equal transformers' get_rope_index, for prompts of any parts."""
+"""Tests that rotary positions equal transformers' get_rope_index, for prompts with any parts."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from mmengine_qwen3_vl.positions import rope_positions
 
 @pytest.fixture(scope="module")
 def reference():
-    """transformers' models by merge size; the sizes of the networks do not matter here."""
+    """Return transformers' models by merge size; the networks' sizes do not matter here."""
     from transformers import Qwen3VLConfig, Qwen3VLModel
 
     models = {}
@@ -56,14 +56,14 @@ def test_text_and_the_empty_prompt():
 @pytest.mark.parametrize(
     "runs, grid",
     [
-        (((1, 4), (3, 4)), (2, 4, 4)),  # overlap
-        (((8, 4),), (1, 4, 4)),  # past the end
-        (((1, 4),), (2, 4, 4)),  # a temporal patch without its run
-        (((1, 3),), (1, 4, 4)),  # no square number of patches an embedding
-        (((1, 4), (6, 1)), (2, 4, 4)),  # runs of two merge sizes
+        (((1, 4), (3, 4)), (2, 4, 4)),  # Overlap.
+        (((8, 4),), (1, 4, 4)),  # Past the end.
+        (((1, 4),), (2, 4, 4)),  # A temporal patch without its run.
+        (((1, 3),), (1, 4, 4)),  # Patches per embedding not a square number.
+        (((1, 4), (6, 1)), (2, 4, 4)),  # Runs with two merge sizes.
         ((), (1, 4, 4)),
         (((1, 0),), (1, 4, 4)),
-        (((1, 64),), (1, 4, 4)),  # more embeddings than patches
+        (((1, 64),), (1, 4, 4)),  # More embeddings than patches.
         (((-3, 4),), (1, 4, 4)),
     ],
 )

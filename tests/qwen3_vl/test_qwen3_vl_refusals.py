@@ -1,4 +1,4 @@
-"""Folders that cannot be served: one clear ModelError each, before anything large is allocated."""
+"""Tests folders that cannot be served: each gives one clear ModelError before anything large is allocated."""
 
 import json
 import shutil
@@ -195,7 +195,7 @@ FUZZ = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCh
 @FUZZ
 @given(data=st.data())
 def test_any_bytes_changed_in_a_header(folder, pristine, data):
-    """Whatever a header says, the model loads or a ModelError of bounded length tells why not."""
+    """For any header, the model loads or a ModelError of bounded length explains why not."""
     stored = bytearray((pristine / "model.safetensors").read_bytes())
     header_end = 8 + struct.unpack("<Q", stored[:8])[0]
     places = st.integers(0, 7) | st.integers(8, header_end - 1)
@@ -228,7 +228,7 @@ def test_any_value_changed_in_a_config(folder, pristine, data):
     paths += [(part, name) for part in ("text_config", "vision_config") for name in config[part]]
     for part, name in data.draw(st.lists(st.sampled_from(paths), min_size=1, max_size=3)):
         target = config if part is None else config[part]
-        if isinstance(target, dict):  # it may have become junk a moment ago
+        if isinstance(target, dict):  # An earlier change may have replaced it.
             target[name] = data.draw(JUNK)
     (folder / "config.json").write_text(json.dumps(config))
     try:
@@ -351,7 +351,7 @@ def test_shards_and_other_prefixes_are_the_same_model(folder, pristine):
         ("../up.safetensors", "of this folder"),
         ("gone.safetensors", "missing"),
         (3, "folder"),
-        (f"{'é' * 121}x.safetensors", "missing"),  # as long as a file's name may be, in bytes
+        (f"{'é' * 121}x.safetensors", "missing"),  # The longest possible file name, in bytes.
         (f"{'é' * 122}.safetensors", "of this folder"),
         ("\ud800.safetensors", "of this folder"),
         ("\0.safetensors", "of this folder"),

@@ -1,4 +1,4 @@
-"""The vision tower: pixels, many items at once, and what it refuses."""
+"""Tests the vision tower: pixels, many items at once, and refusals."""
 
 import itertools
 
@@ -17,7 +17,9 @@ GRIDS = [(1, 4, 6), (3, 2, 4), (1, 8, 2), (1, 6, 4), (2, 4, 4), (1, 2, 2)]
 
 @pytest.fixture(scope="module", params=["kernels", "torch", "as on a GPU"])
 def tower(request, tmp_path_factory):
-    """The reference and ours: with the CPU kernels, with torch alone, and with frames packed as for a GPU."""
+    """Return the reference and our towers: with the CPU kernels, with torch alone, and with frames packed as
+    for a GPU.
+    """
     folder = tmp_path_factory.mktemp("tower")
     reference = make_reference(folder, seed=2)
     with pytest.MonkeyPatch.context() as patch:
@@ -49,7 +51,7 @@ def test_packed_features_equal_the_reference(tower):
         out = reference.model.get_image_features(
             reference_pixels(patches.numpy()), torch.tensor(GRIDS), return_dict=True
         )
-    # By image, or, in older versions, of all images joined.
+    # Per image, or in older versions for all images joined.
     features = [
         torch.cat(tuple(x)) if isinstance(x, (list, tuple)) else x
         for x in (out.pooler_output, *out.deepstack_features)
@@ -73,7 +75,9 @@ def test_packed_equals_alone_in_any_order(tower, order):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_features_depend_on_neither_the_pack_nor_the_threads(tmp_path, dtype):
-    """To the bit, with the kernels: features are kept by content, so it must not matter who came with it."""
+    """With the kernels the features are equal to the bit: features are cached by content, so neighbours must
+    not matter.
+    """
     make_reference(tmp_path, seed=3)
     model = plugin.load_model(tmp_path, device="cpu", dtype=dtype)
     if model._vision._kernels is None:
@@ -91,7 +95,7 @@ def test_features_depend_on_neither_the_pack_nor_the_threads(tmp_path, dtype):
 
 
 def test_items_do_not_see_each_other(tower):
-    """Another neighbour of the same size leaves an item's features as they were, to the bit."""
+    """Another neighbour of the same size leaves an item's features unchanged, to the bit."""
     _, model = tower
     grid = (1, 4, 4)
     with torch.inference_mode():

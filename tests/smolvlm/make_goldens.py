@@ -1,10 +1,10 @@
-"""Write video_goldens.json: what transformers' own video processing gives for video_cases.
+"""Write video_goldens.json: the output of transformers' own video processing for video_cases.
 
     pip install --no-deps --target DIR torchvision==0.28.0 num2words==0.5.14 docopt==0.6.2
     PYTHONPATH=. python tests/smolvlm/make_goldens.py DIR
 
-Run once by hand, with the CPU build of torch 2.13 and transformers: their video processor needs
-torchvision, which nothing else here does. Pixels are kept as SHA-256 of what the model sees of tiles.
+Run once by hand, with the CPU build of torch 2.13 and transformers: their video processor needs torchvision,
+which nothing else here does. Pixels are stored as SHA-256 of the tiles' visible part.
 """
 
 import hashlib
@@ -25,7 +25,9 @@ MAX_NUMBER = 2048
 
 
 def let_torchvision_be_imported():
-    """Its wheel looks for CUDA; declaring two of its operators is enough. Keep what is given back."""
+    """Declare two operators, so that torchvision can be imported: its wheel looks for CUDA. The caller must
+    keep the return value.
+    """
     library = torch.library.Library("torchvision", "DEF")
     library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")

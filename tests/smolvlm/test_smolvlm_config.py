@@ -1,4 +1,4 @@
-"""config.json of SmolVLM2: defaults of fields that published files leave out, and what is refused."""
+"""Tests config.json of SmolVLM2: defaults for fields that published files leave out, and refusals."""
 
 import json
 
@@ -10,7 +10,7 @@ from mmengine_smolvlm import config, plugin
 from mmengine_smolvlm.config import read_config
 from tests.models.config_fields import Noted, ignored
 
-PUBLISHED = {  # of 500M, but for what nobody reads
+PUBLISHED = {  # The 500M model's config, without unused fields.
     "architectures": ["SmolVLMForConditionalGeneration"],
     "image_token_id": 49190,
     "model_type": "smolvlm",

@@ -1,4 +1,4 @@
-"""Images and videos of SmolVLM2: tiles and tokens as transformers has them, options, and refusals."""
+"""Tests images and videos for SmolVLM2: tiles and tokens as in transformers, options, and refusals."""
 
 import hashlib
 import io
@@ -106,7 +106,7 @@ def test_a_chat_with_a_video_has_the_template_that_knows_of_videos(processor, th
 
 
 def test_texts_are_read_where_the_template_reads_parts_alone(processor):
-    """And a name of a placeholder in a user's text stays text."""
+    """Also, a placeholder's name in a user's text stays text."""
     as_text, as_part = (
         processor.prepare([{"role": "user", "content": content}])
         for content in ("a <video> b <image>", [{"type": "text", "text": "a <video> b <image>"}])
@@ -118,7 +118,7 @@ def test_texts_are_read_where_the_template_reads_parts_alone(processor):
 
 @pytest.mark.parametrize("tiles, grid", [(100, 17), (15, 10), (4, 5), (3, 1), (0.5, 1)])
 def test_max_pixels_takes_whole_tiles_and_never_less_than_one(processor, tiles, grid):
-    """`tiles`: that are allowed; `grid`: tiles that there are, the whole picture among them."""
+    """`tiles`: the allowed number. `grid`: the actual number, including the whole picture."""
     image = picture(90, 100)
     options = {"max_pixels": int(tiles * SIDE**2)}
     assert (
@@ -223,7 +223,7 @@ def test_runs_that_are_not_those_of_tiles_are_refused():
 
 
 def test_an_image_in_parts_gives_the_same_answer_and_the_same_features(folder, processor, tmp_path):
-    """What a step may encode is less than a tile; a video goes beside it."""
+    """A step may encode less than a tile; a video is submitted beside the image."""
     prompts = [
         asked({"type": "image", "image": picture(64, 96)}),
         asked({"type": "video", "video": list(draw(CASES[0]))}),

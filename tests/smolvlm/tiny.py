@@ -1,5 +1,6 @@
-"""A tiny lively SmolVLM2 in a folder of the hub's shape, and transformers' processor of it without videos,
-which need torchvision."""
+"""A tiny random SmolVLM2 in a folder like the hub's, and its transformers processor without videos, which
+need torchvision.
+"""
 
 import json
 from types import SimpleNamespace
@@ -9,8 +10,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from mmengine.testing.contract import make_lively
 
-SIDE, PATCH, SCALE = 34, 5, 3  # of a tile 30 pixels are seen, by 6 x 6 patches, which become 2 x 2 embeddings
-TEMPLATE = (  # as published
+# Of a tile, 30 pixels are visible: 6 x 6 patches, which become 2 x 2 embeddings.
+SIDE, PATCH, SCALE = 34, 5, 3
+TEMPLATE = (  # As published.
     "<|im_start|>{% for message in messages %}{{message['role'] | capitalize}}"
     "{% if message['content'][0]['type'] == 'image' %}{{':'}}{% else %}{{': '}}{% endif %}"
     "{% for line in message['content'] %}{% if line['type'] == 'text' %}{{line['text']}}"
@@ -46,7 +48,7 @@ PREPROCESSOR = {
 
 
 def write_words(folder):
-    """All files but config.json and the weights; gives the tokenizer."""
+    """Write all files except config.json and the weights. Returns the tokenizer."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
@@ -79,7 +81,7 @@ def write_words(folder):
 
 
 def make_tiny(folder, seed=3, **fields):
-    """Writes it to `folder`; gives transformers' model of it, float32. `fields`: of the text model."""
+    """Write the model to `folder`. Returns its transformers model in float32. `fields`: of the text model."""
     from transformers import SmolVLMConfig, SmolVLMForConditionalGeneration
 
     tokenizer = write_words(folder)
@@ -101,7 +103,7 @@ def make_tiny(folder, seed=3, **fields):
         "hidden_size": 48,
         "intermediate_size": 64,
         "num_hidden_layers": 3,
-        "num_attention_heads": 2,  # heads of 24
+        "num_attention_heads": 2,  # Heads of 24.
         "image_size": SIDE,
         "patch_size": PATCH,
     }
@@ -114,7 +116,7 @@ def make_tiny(folder, seed=3, **fields):
     torch.manual_seed(seed)
     model = SmolVLMForConditionalGeneration(config).eval()
     make_lively(model)
-    with torch.no_grad():  # an answer must not hold it: transformers would want another image for it
+    with torch.no_grad():  # An answer must not contain it: transformers would need another image.
         model.lm_head.weight[tokenizer.token_to_id("<image>")] = 0
     model.save_pretrained(folder)
     hub = {**json.loads((folder / "config.json").read_text()), "text_config": text, "vision_config": vision}
@@ -126,7 +128,7 @@ def make_tiny(folder, seed=3, **fields):
 
 
 def images_only(folder):
-    """transformers' processor; images by Pillow."""
+    """Return transformers' processor, with images by Pillow."""
     from transformers import AutoImageProcessor, AutoTokenizer, SmolVLMProcessor
     from transformers.models.smolvlm import processing_smolvlm
 
@@ -136,7 +138,7 @@ def images_only(folder):
                 None if name == "video_processor" else super().check_argument_for_proper_class(name, argument)
             )
 
-    processing_smolvlm.num2words = processing_smolvlm.num2words or str  # which images do not need
+    processing_smolvlm.num2words = processing_smolvlm.num2words or str  # Images do not need it.
     images = AutoImageProcessor.from_pretrained(folder, local_files_only=True, backend="pil")
     return ImagesOnly(
         images,
@@ -148,7 +150,7 @@ def images_only(folder):
 
 
 def patches_of(pixel_values):
-    """transformers' pixels of tiles, float [n, 3, side, side], as the rows that our encoder reads."""
+    """Convert transformers' tile pixels, float [n, 3, side, side], to the rows that our encoder reads."""
     seen, joined = SIDE // PATCH * PATCH, SIDE // PATCH // SCALE
     values = (pixel_values.double() * 0.5 + 0.5) * 255
     pixels = values.round()

@@ -1,4 +1,4 @@
-"""Videos of odd sizes and lengths, and the options they are processed with."""
+"""Videos with odd sizes and lengths, and their processing options."""
 
 from typing import NamedTuple
 
@@ -6,17 +6,17 @@ PROMPT = "look <video>what happens?"
 
 
 class VideoCase(NamedTuple):
-    shape: tuple[int, int, int]  # frames, height, width
+    shape: tuple[int, int, int]  # Frames, height, width.
     fps: float
     options: dict = {}
-    indices: tuple[int, ...] | None = None  # sampled before
+    indices: tuple[int, ...] | None = None  # Sampled before.
 
 
 CASES = (
     VideoCase((12, 40, 40), 4.0),
     VideoCase((31, 97, 53), 10.0),
     VideoCase((5, 20, 200), 2.0),
-    VideoCase((220, 24, 36), 10.0, {"num_frames": 4}),  # so long that its ends are left out
+    VideoCase((220, 24, 36), 10.0, {"num_frames": 4}),  # So long that its ends are skipped.
     VideoCase((40, 61, 30), 8.0, {"fps": 2.5}),
     VideoCase((3, 200, 301), 30.0),
     VideoCase((6, 33, 31), 12.5, {}, (0, 3, 5, 8, 11, 900)),
