@@ -36,7 +36,7 @@ class FolderStore:
             self._root.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
             raise ConfigError(
-                f"block_store_path {path} cannot be used: {error.strerror}; name a folder that can be written"
+                f"block_store_path {path} cannot be used: {error.strerror}; name a writable folder"
             ) from None
 
     def _path(self, key: bytes) -> Path:

@@ -132,8 +132,8 @@ def invariant_ops(ops: TextOps, device: torch.device, dtype: torch.dtype) -> Tex
         failed = ["they give a row other bits among more rows"]
     if failed:
         raise ConfigError(
-            f"batch_invariant needs our Triton kernels on {device}: {', '.join(failed)}; leave it out, or "
-            "take the CPU"
+            f"batch_invariant needs the Triton kernels on {device}: {', '.join(failed)}; turn it off, or "
+            "use the CPU"
         )
     return replace(ops, batch_invariant=True)
 

@@ -63,11 +63,13 @@ def cache_folder() -> CacheFolder:
         return CacheFolder(path, open_strict(path, make=True))
     except BadModes as problem:
         raise NativeKernelsError(
-            f"the cache folder {path} is not safe for code: {problem}, or {_advice()}"
+            f"the cache folder {path} is not safe for executable code: {problem}, or {_advice()}"
         ) from None
     except (OSError, RuntimeError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise NativeKernelsError(f"the cache folder {path} cannot be made ({reason}); {_advice()}") from None
+        raise NativeKernelsError(
+            f"the cache folder {path} cannot be created ({reason}); {_advice()}"
+        ) from None
 
 
 def library_name(isa: str, openmp: Path | None) -> str:
@@ -112,7 +114,7 @@ def ensure_compiled(folder: CacheFolder, name: str, compile_to: Callable[[str, P
         reason = error.strerror or error
         raise NativeKernelsError(f"{folder.path} cannot be written to ({reason}); {_advice()}") from None
     if not _has_valid_digest(folder, name):
-        raise NativeKernelsError(f"{folder.path / name} is not what was compiled; {_advice()}")
+        raise NativeKernelsError(f"{folder.path / name} changed after it was compiled; {_advice()}")
 
 
 def _compile(folder: CacheFolder, name: str, made: str, compile_to: Callable[[str, Path], None]) -> None:

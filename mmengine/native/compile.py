@@ -72,7 +72,8 @@ def openmp_library() -> Path | None:
 def compile_library(compiler: str, isa: str, openmp: Path | None, out: Path) -> None:
     """Write the library for `isa` to `out`. Raises NativeKernelsError."""
     _log.warning(
-        "compiling CPU kernels with %s, once for this machine: some ten seconds", Path(compiler).name
+        "compiling CPU kernels with %s, once for this machine; this takes about ten seconds",
+        Path(compiler).name,
     )
     _compile(compiler, all_flags(isa, openmp), [str(openmp)] if openmp else [], out)
 
@@ -123,9 +124,9 @@ def _run(command: Sequence[str], seconds: float) -> None:
             stdin=subprocess.DEVNULL,
         )
     except subprocess.TimeoutExpired:
-        raise NativeKernelsError(f"the compiler {name} did not end within {seconds:.0f} s") from None
+        raise NativeKernelsError(f"the compiler {name} did not finish within {seconds:.0f} s") from None
     except OSError as error:
         raise NativeKernelsError(f"the compiler {name} does not start: {error.strerror or error}") from None
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
-        raise NativeKernelsError(f"the compiler {name} failed: {(lines or ['it says nothing'])[0][:200]}")
+        raise NativeKernelsError(f"the compiler {name} failed: {(lines or ['without a message'])[0][:200]}")

@@ -27,15 +27,17 @@ def usable_isas() -> list[str]:
     flags = cpu_flags()
     have = [isa for isa, needed in NEEDS.items() if needed <= flags]
     if not have:
-        raise NativeKernelsError(f"this CPU ({platform.machine()}) has no AVX2, which is the least they use")
+        raise NativeKernelsError(f"this CPU ({platform.machine()}) has no AVX2, which the kernels require")
     chosen = os.environ.get(CHOICE, "")
     if chosen:
         if chosen not in NEEDS:
             raise NativeKernelsError(
-                f"{CHOICE}={chosen[:40]} names no instruction set; use {', '.join(NEEDS)}"
+                f"{CHOICE}={chosen[:40]} is not an instruction set; use {', '.join(NEEDS)}"
             )
         if chosen not in have:
-            raise NativeKernelsError(f"{CHOICE}={chosen} was asked for, and this CPU does not have it")
+            raise NativeKernelsError(
+                f"{CHOICE}={chosen} is set, but this CPU does not have it; unset it or choose a lower one"
+            )
         have = have[: have.index(chosen) + 1]
     return have[::-1]
 

@@ -55,7 +55,9 @@ class Decoder:
         additions to the linear layers, DECODER_LINEARS per layer.
         """
         if (states is None) != (self._sizes.delta is None):
-            raise ValueError("states belong to a decoder with delta nets, and to no other")
+            raise ValueError(
+                "states were given to a decoder without delta nets, or are missing for one with them"
+            )
         num_tokens = len(embeds)
         embeds = embeds.contiguous()
         hidden = torch.empty_like(embeds)
@@ -76,7 +78,9 @@ class Decoder:
             step.aux_rows, step.aux_stride = rows.data_ptr(), rows.stride(0)
         step.states = None if states is None else ctypes.addressof(states.c)
         if lora is not None and lora.num_linears != len(DECODER_LINEARS) * self._weights.num_layers:
-            raise ValueError(f"adapters for {lora.num_linears} linear layers belong to another decoder")
+            raise ValueError(
+                f"adapters for {lora.num_linears} linear layers do not fit this decoder's layers"
+            )
         step.lora = None if lora is None else lora.address
         if hasattr(attention, "step_address"):
             self._run_at_once(attention)

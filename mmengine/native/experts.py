@@ -55,7 +55,7 @@ class PackedExperts:
             one = structure(weight)
             one.packed = self._packed.ctypes.data + index * num_bytes
             if any(getattr(one, name) != getattr(self.c, name) for name in _ALIKE):
-                raise ValueError(f"expert {index} has another shape or form than the first")
+                raise ValueError(f"expert {index} differs from the first in shape or form")
             pack_rows(library, one, weight, one.n // 2 if gate_up else 0)
 
 

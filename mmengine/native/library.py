@@ -60,7 +60,7 @@ def _open_best_isa() -> LibraryStatus:
         if isa != "amx" or library.mm_allow_amx():
             threads = "OpenMP" if openmp_library() else "one thread"
             return LibraryStatus(library, f"{isa}, {threads}, {os.path.realpath(library._name)}")
-    raise NativeKernelsError("the kernel of the system does not let this process use AMX")
+    raise NativeKernelsError("the operating system does not let this process use AMX")
 
 
 def _open_wheel_library(isa: str, openmp: Path | None) -> ctypes.CDLL | None:
@@ -76,7 +76,7 @@ def _open_wheel_library(isa: str, openmp: Path | None) -> ctypes.CDLL | None:
         ctypes.CDLL(str(openmp), mode=ctypes.RTLD_GLOBAL)
         return ctypes.CDLL(str(path))
     except OSError as error:
-        _log.warning("the kernels of the wheel do not load, and are compiled here: %s", error)
+        _log.warning("the wheel's kernels do not load and are compiled on this machine: %s", error)
         return None
 
 

@@ -92,16 +92,14 @@ class AdapterStore:
     def _load(self, digest: bytes) -> LoadedAdapter:
         read = self._sources.get(digest)
         if read is None or self._make is None:
-            raise ExecutorFailed(f"the adapter {digest.hex()[:12]} is not known here; load it again")
+            raise ExecutorFailed(f"the adapter {digest.hex()[:12]} is not loaded; load it again")
         try:
             files = read()
         except ModelError as error:
-            raise ExecutorFailed(
-                f"the adapter {digest.hex()[:12]} cannot be read any more: {error}"
-            ) from None
+            raise ExecutorFailed(f"the adapter {digest.hex()[:12]} can no longer be read: {error}") from None
         if files.digest != digest:
             raise ExecutorFailed(
-                f"the adapter in {files.folder} has other content than when it was loaded; load it again"
+                f"the adapter in {files.folder} has changed since it was loaded; load it again"
             )
         return self._make(files)
 

@@ -188,7 +188,7 @@ class TorchExecutor:
 
     def collect(self) -> StepResult:
         if not self._in_flight:
-            raise ExecutorFailed("no step was dispatched, so there is none to collect")
+            raise ExecutorFailed("no step was dispatched, so there is no step to collect")
         step = self._in_flight.popleft()
         try:
             with self._device.current():

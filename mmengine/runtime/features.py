@@ -102,8 +102,8 @@ class FeatureStore:
         size = min(max(held + missing, 2 * held), self._capacity)
         if size < held + missing:
             raise ExecutorFailed(
-                f"{len(features)} embeddings do not fit the encoder cache of {self._capacity}: "
-                f"{held - self._num_free} are held"
+                f"{len(features)} embeddings do not fit into the encoder cache of {self._capacity}: "
+                f"{held - self._num_free} are in use"
             )
         self._move_to(features.new_empty(size, features.shape[1]))
 
@@ -122,7 +122,7 @@ class FeatureStore:
         """Write the spans into `embeds` [t, hidden_size] in place, all in a single gather.
 
         Returns deepstack [num_deepstack, t, hidden_size], zero at text tokens, or None without spans. Raises
-        ExecutorFailed for features that are not on the device.
+        ExecutorFailed for features which are not on the device.
         """
         if not spans:
             return None
@@ -148,7 +148,7 @@ class FeatureStore:
         if places is None or span.item_start + span.length > len(places):
             raise ExecutorFailed(
                 f"tokens {span.start} to {span.start + span.length} of the batch need features of media "
-                f"item {span.key.hex()[:12]} that are not on the device"
+                f"item {span.key.hex()[:12]} which are not on the device"
             )
         return places[span.item_start : span.item_start + span.length]
 
@@ -232,7 +232,7 @@ def payload_of(item: EncodeItem, payloads: Mapping[str, Sequence[MediaInput]]) -
     media = payloads.get(item.request.request_id, ())
     if item.index >= len(media):
         raise ExecutorFailed(
-            f"media item {item.index} of request {item.request.request_id} was to be encoded, but its pixels "
+            f"media item {item.index} of request {item.request.request_id} cannot be encoded: its pixels "
             "were not attached"
         )
     return media[item.index]

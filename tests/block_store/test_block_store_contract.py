@@ -142,5 +142,7 @@ def test_a_full_or_missing_disk_is_no_error(tmp_path, monkeypatch):
     put(store, 1, b"abcdef")
     assert got(store, 1, 6) is None and not list((tmp_path / "store").rglob("*.part"))
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(ConfigError, match=r"block_store_path .*file/below cannot be used.*name a folder"):
+    with pytest.raises(
+        ConfigError, match=r"block_store_path .*file/below cannot be used.*name a writable folder"
+    ):
         FolderStore(str(tmp_path / "file" / "below"), 2**20)

@@ -26,7 +26,7 @@ def call_anew():
     "change, said",
     [
         ({"CXX": "no-such-compiler"}, "CXX names no-such-compiler"),
-        ({"MMENGINE_CACHE": "/dev/null"}, "the cache folder /dev/null/native cannot be made"),
+        ({"MMENGINE_CACHE": "/dev/null"}, "the cache folder /dev/null/native cannot be created"),
     ],
     ids=["no compiler", "no cache folder"],
 )

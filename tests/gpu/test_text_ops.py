@@ -185,7 +185,7 @@ def test_all_of_it_is_ours_where_bits_must_not_depend_on_the_batch(kernel_device
 
 def test_where_a_kernel_does_not_run_it_is_refused(monkeypatch):
     monkeypatch.setitem(sys.modules, "triton", None)
-    says = r"needs our Triton kernels on cpu: matmuls by torch \(ModuleNotFoundError.*rotation by torch"
+    says = r"needs the Triton kernels on cpu: matmuls by torch \(ModuleNotFoundError.*rotation by torch"
     with pytest.raises(ConfigError, match=says):
         text_ops.text_ops(CPU, torch.float16, batch_invariant=True)
 

@@ -102,7 +102,7 @@ def test_a_compiler_that_fails(native, monkeypatch, caplog):
 def test_a_compiler_that_hangs(native, monkeypatch, caplog):
     monkeypatch.setenv("CXX", script(native, "exec sleep 100"))
     monkeypatch.setenv("MMENGINE_NATIVE_TIMEOUT_S", "0.3")
-    assert "did not end within" in problem(caplog)
+    assert "did not finish within" in problem(caplog)
 
 
 def test_a_compiler_that_failed_is_not_waited_for_again(native, monkeypatch, caplog):
@@ -168,7 +168,7 @@ def test_a_system_that_refuses_amx_gets_the_next_best(native, monkeypatch):
 def test_a_cache_folder_that_cannot_be_made(native, monkeypatch, caplog):
     (native / "file").touch()
     monkeypatch.setenv("MMENGINE_CACHE", str(native / "file" / "cache"))
-    assert "cannot be made" in problem(caplog) and not list(native.rglob("*.so"))
+    assert "cannot be created" in problem(caplog) and not list(native.rglob("*.so"))
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
@@ -193,7 +193,7 @@ def test_a_cache_folder_that_others_can_write_to(native, caplog):
     folder.mkdir(parents=True)
     folder.chmod(0o777)
     assert problem(caplog) == (
-        f"the cache folder {folder} is not safe for code: {folder} can be written by others: "
+        f"the cache folder {folder} is not safe for executable code: {folder} can be written by others: "
         f"chmod go-w {folder}, or name another folder with MMENGINE_CACHE"
     )
 

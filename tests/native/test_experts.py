@@ -185,5 +185,5 @@ def test_a_shared_expert_is_added_as_transformers_adds_it(library):
 
 def test_experts_that_are_not_alike_are_refused(library):
     weights = drawn(torch.float32)
-    with pytest.raises(ValueError, match="expert 1 has another shape or form than the first"):
+    with pytest.raises(ValueError, match="expert 1 differs from the first in shape or form"):
         PackedExperts(library, [ChunkedWeight.of(weights.down[0]), ChunkedWeight.of(weights.gate_up[0])])

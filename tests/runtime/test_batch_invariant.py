@@ -155,7 +155,9 @@ def test_on_a_gpu_attention_is_tritons_in_one_tile(name, monkeypatch):
 
 
 def test_on_a_gpu_flashinfer_is_refused():
-    with pytest.raises(ConfigError, match="that is triton on cuda, not flashinfer; leave one of them out"):
+    with pytest.raises(
+        ConfigError, match="that is triton on cuda, not flashinfer; change one of the two settings"
+    ):
         registry.make_backend("flashinfer", None, ON_A_GPU, batch_invariant=True)
 
 

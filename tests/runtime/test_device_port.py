@@ -20,9 +20,11 @@ from mmengine.serve.prompt.prompt import Prompt
 ROOT = Path(__file__).resolve().parents[2]
 NAMES_CUDA = re.compile(r"torch\.cuda|torch\.version\.cuda|\.is_cuda\b|\.cuda\(|[\"']cuda(:\d+)?[\"']")
 # Besides the device itself: the kernels name the device types that they are compiled for, the registry names
-# the device, and a docstring names the option that transformers' users type.
+# the device, install hints name the extra, and a docstring names the option that transformers' users type.
 ELSEWHERE = {
     "mmengine/gpu/__init__.py": 'DEVICE_TYPES = ("cuda",)',
+    "mmengine/runtime/attention/flashinfer_capability.py": 'install_hint("cuda")',
+    "mmengine/runtime/attention/flashinfer_host_plan.py": "install_hint('cuda')",
     "mmengine/runtime/device/registry.py": '"cuda": "mmengine.runtime.device.cuda:CudaDevice"',
     "mmengine/serve/pipeline/pipeline.py": '`device`: "cpu", "cuda", …',
 }
@@ -127,7 +129,7 @@ def test_a_strangers_device_answers_as_the_cpu_does(no_cuda, installed, monkeypa
 @pytest.mark.parametrize(
     "name, told",
     [
-        ("ours:x", "'ours:x' is no device; use auto, cpu, cuda, cuda:N, ours or ours:N"),
+        ("ours:x", "'ours:x' is not a device; use auto, cpu, cuda, cuda:N, ours or ours:N"),
         ("xpu", "device 'xpu' is not supported; use auto, cpu, cuda, cuda:N, ours or ours:N"),
         ("ours:2", "device ours:2 cannot be used: there is one"),
     ],

@@ -131,7 +131,7 @@ def test_a_capture_that_fails_on_one_rank_fails_on_all(captured, monkeypatch):
     with Engine(config=EngineConfig(spec="none")) as engine:
         assert found.token_ids == engine.generate(["Who are you?"], max_tokens=8)[0].token_ids
     assert steps["capture_failed"] >= 8 and not steps["replayed"] and not recorder.replayed
-    assert [facts["reason"] for facts in told] == ["another rank could not, or is elsewhere"]
+    assert [facts["reason"] for facts in told] == ["another rank failed or is out of step"]
 
 
 def test_a_rank_that_dies_ends_the_engine_and_the_log_goes_on(tmp_path):
@@ -206,10 +206,10 @@ def test_heads_that_cannot_be_shared_are_refused_with_the_arithmetic():
 
 
 def test_gpus_that_are_not_there_are_refused():
-    with pytest.raises(ConfigError, match="takes the first 2 GPUs"):
+    with pytest.raises(ConfigError, match="uses the first 2 GPUs"):
         CudaDevice(1).of_rank(0, 2)
     if torch.cuda.device_count() < 2:
-        with pytest.raises(ConfigError, match="needs 2 GPUs, and torch sees"):
+        with pytest.raises(ConfigError, match="needs 2 GPUs, but torch sees"):
             CudaDevice().of_rank(0, 2)
 
 

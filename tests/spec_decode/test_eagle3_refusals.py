@@ -160,7 +160,10 @@ IDS = torch.arange(DRAFT_VOCAB)
             "layernorm.weight has shape [47]",
         ),
         (replaced(**{"embed_tokens.weight": torch.ones(95, 48)}), "embed_tokens.weight has shape [95, 48]"),
-        (replaced(**{"midlayer.extra.weight": torch.ones(3)}), "midlayer.extra.weight has no place"),
+        (
+            replaced(**{"midlayer.extra.weight": torch.ones(3)}),
+            "midlayer.extra.weight does not belong to the model",
+        ),
         (replaced(mask_hidden=torch.ones(1, 48)), "mask_hidden"),
         (replaced(**{"layers.0.hidden_norm.weight": torch.ones(48)}), "both hold"),
         (replaced(**{"lm_head.weight": torch.ones(40, 48, dtype=torch.int8)}), "stored as I8"),

@@ -35,7 +35,7 @@ class HostPlan:
         """Make `wrapper` use this host plan, and `floats` as its workspace. Returns the wrapper."""
         if not hasattr(wrapper, PINNED):
             raise ConfigError(
-                "this version of FlashInfer keeps its plans elsewhere; install flashinfer-python 0.7.2 "
+                "this version of FlashInfer stores its plans differently; install flashinfer-python 0.7.2 "
                 f"({install_hint('cuda')}), or choose attention 'torch'"
             )
         wrapper.reset_workspace_buffer(floats, self._workspace)

@@ -213,7 +213,7 @@ class FlashInferAttention:
             except Exception as error:  # compilers, loaders and drivers raise all kinds of exceptions
                 raise ConfigError(
                     f"FlashInfer's kernels cannot be compiled or run here ({in_one_line(error)}); they need "
-                    "nvcc, ninja and a C++ compiler, or kernels that were built before "
+                    "nvcc, ninja and a C++ compiler, or prebuilt kernels "
                     "(docs/how-to/gpu.md); else "
                     "choose attention 'torch'"
                 ) from error

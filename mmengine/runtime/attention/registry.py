@@ -61,7 +61,10 @@ def _invariant(name: str, spec: ModelSpec, kv: KVPool) -> AttentionBackend:
         problem = native_paged.unfit(spec, kv)
         if problem is None:
             return ATTENTION_BACKENDS.load("native")(spec, kv, tiles_only=True)
-    raise ConfigError(f"batch_invariant needs attention that is too: {problem}; leave one of them out")
+    raise ConfigError(
+        f"batch_invariant needs a batch-invariant attention backend: {problem}; "
+        "change one of the two settings"
+    )
 
 
 def _automatic(spec: ModelSpec, kv: KVPool) -> AttentionBackend:

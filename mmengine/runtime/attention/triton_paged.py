@@ -193,13 +193,13 @@ def _tried(spec: ModelSpec, kv: KVPool, one_tile: bool) -> ModuleType:
         gap = max(_gap(spec, kv, kernels, one_tile, rows) for rows in TILE_ROWS)
     except Exception as error:  # compilers, loaders and drivers raise all kinds of exceptions
         raise ConfigError(
-            f"our Triton kernels for attention cannot be compiled or run here ({in_one_line(error)}); choose "
-            "attention 'torch'"
+            f"the Triton attention kernels cannot be compiled or run on this machine "
+            f"({in_one_line(error)}); choose attention 'torch'"
         ) from error
     bound = max(8 * torch.finfo(kv.dtype).eps, 1e-4)  # the kernels sum in a different order
     if not gap <= bound:
         raise ConfigError(
-            f"our Triton kernels for attention are {gap:.1e} off torch's numbers here, more than "
+            f"the Triton attention kernels differ from torch by {gap:.1e} on this machine, more than "
             f"{bound:.1e}; choose attention 'torch', and please report it"
         )
     return kernels

@@ -82,11 +82,11 @@ class CudaDevice:
         """Return GPU number `rank`."""
         if self._index is not None:
             raise ConfigError(
-                f"tensor_parallel {size} takes the first {size} GPUs; say cuda, not {self.name}"
+                f"tensor_parallel {size} uses the first {size} GPUs; set device cuda, not {self.name}"
             )
         if torch.cuda.device_count() < size:
             raise ConfigError(
-                f"tensor_parallel {size} needs {size} GPUs, and torch sees {torch.cuda.device_count()} here; "
+                f"tensor_parallel {size} needs {size} GPUs, but torch sees {torch.cuda.device_count()}; "
                 "lower tensor_parallel"
             )
         return CudaDevice(rank)

@@ -18,6 +18,6 @@ def check_invariant(model: VisionLanguageModel, device: Device) -> None:
     where = device.torch_device
     if where.type != "cpu" and sampling_kernels(where) is None:
         raise ConfigError(
-            f"batch_invariant needs our Triton kernels to sample, and on {device.name} that is by "
-            f"{describe(where)}; leave it out"
+            f"batch_invariant needs the Triton sampling kernels, but {device.name} samples by "
+            f"{describe(where)}; turn batch_invariant off"
         )

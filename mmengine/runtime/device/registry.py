@@ -38,7 +38,7 @@ def open_device(name: str) -> Device:
         told = f"use {', '.join(most)} or {last}"
         if _is_torchs(name):
             raise ConfigError(f"device {name!r} is not supported; {told}")
-        raise ConfigError(f"{name!r} is no device; {told}")
+        raise ConfigError(f"{name!r} is not a device; {told}")
     kind, index = DEVICES.load(match[1]), int(match[2]) if match[2] else None
     problem = kind.problem(index)
     if problem is not None:

@@ -44,7 +44,7 @@ def head_folder(
         return _taken_head(config, target, model, placement)
     folder = Path(path) if given else _own_head(model)
     if folder is None:
-        raise ConfigError(f"{model} has no draft head of its own; name a folder: spec {HEAD}=PATH")
+        raise ConfigError(f"{model} has no draft head; name a head's folder with spec {HEAD}=PATH")
     return open_head(folder, target, num_drafts=config.num_draft_tokens or None)
 
 
@@ -86,13 +86,13 @@ def with_drafts(config: EngineConfig, head: HeadFolder | None) -> EngineConfig:
     if config.spec == "none":
         if config.num_draft_tokens:
             raise ConfigError(
-                f"num_draft_tokens {config.num_draft_tokens} needs a drafter, and spec is none; set "
-                "spec auto, or no num_draft_tokens"
+                f"num_draft_tokens {config.num_draft_tokens} needs a drafter, but spec is none; set "
+                "spec auto, or remove num_draft_tokens"
             )
         return config
     if config.compat:
         if config.spec != AUTO:
-            raise ConfigError(f"spec {config.spec} cannot go with compat; set spec none")
+            raise ConfigError(f"spec {config.spec} is not supported with compat; set spec none")
         return config
     if head is None or config.spec == AUTO:
         suggested = DRAFT_TOKENS if head is None else HYBRID_TOKENS
@@ -116,7 +116,7 @@ def head_for(config: EngineConfig, head: HeadFolder | None) -> HeadFolder | None
     if head is None or 0 < config.num_draft_tokens <= config.lookahead_tokens:
         return head
     if config.spec != AUTO:
-        raise ConfigError(f"the log was begun without a draft head; go on with spec auto, not {HEAD}")
+        raise ConfigError(f"the log was started without a draft head; continue with spec auto, not {HEAD}")
     return None
 
 

@@ -184,13 +184,13 @@ class Drafting:
                 return None
             token_ids, counts = np.asarray(proposed.token_ids), np.asarray(proposed.counts)
             if counts.shape != most.shape or counts.dtype.kind not in "iu":
-                raise ValueError("it does not say of each row how many drafts it has")
+                raise ValueError("the drafter's counts do not have one entry per row")
             if (counts < 0).any() or (counts > most).any():
-                raise ValueError("it gave more drafts than it was asked for")
+                raise ValueError("the drafter gave more drafts than requested")
             if token_ids.shape != (int(counts.sum()),) or token_ids.dtype.kind not in "iu":
-                raise ValueError("its drafts are not as many tokens as it says")
+                raise ValueError("the drafter's token ids do not match its counts")
             if len(token_ids) and not 0 <= token_ids.min() <= token_ids.max() < self._vocab_size:
-                raise ValueError("its drafts are no tokens of the vocabulary")
+                raise ValueError("the drafter gave token ids outside the vocabulary")
             return Proposed(token_ids, counts)
         except Exception as error:
             self._failed(number, error)

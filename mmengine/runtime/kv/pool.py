@@ -40,8 +40,8 @@ def blocks_for_memory(block_bytes: int, block_size: int, memory_bytes: int) -> i
     num_blocks = memory_bytes // block_bytes
     if num_blocks < MIN_BLOCKS:
         raise ConfigError(
-            f"{memory_bytes:,} bytes of memory hold no KV cache: a block of {block_size} tokens takes "
-            f"{block_bytes:,} bytes and {MIN_BLOCKS} are needed; give more memory or lower block_size"
+            f"{memory_bytes:,} bytes are too few for a KV cache: a block of {block_size} tokens takes "
+            f"{block_bytes:,} bytes and {MIN_BLOCKS} are needed; provide more memory or lower block_size"
         )
     return num_blocks
 

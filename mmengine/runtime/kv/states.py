@@ -51,7 +51,7 @@ class StatePool:
         self._num_pending[plan.rows[np.isin(states.slots, states.begins[:, 1])]] = 0
         stayed = plan.num_computed - self._lengths[states.slots]
         if ((stayed < 0) | (stayed > self._num_pending[plan.rows])).any():
-            raise ExecutorFailed("a row's recurrent state does not stand behind its computed tokens")
+            raise ExecutorFailed("a row's recurrent state does not match its number of computed tokens")
         drafts = np.zeros_like(plan.num_scheduled) if plan.num_drafts is None else plan.num_drafts
         certain = plan.num_scheduled - drafts
         kept_starts, kept_after, kept_slots = self._kept(plan, states)

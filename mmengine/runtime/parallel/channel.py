@@ -63,10 +63,10 @@ class Channel:
         finally:
             self._end.settimeout(None)
         if not first:
-            raise ChannelClosed("it ended")
+            raise ChannelClosed("the peer ended")
         kind, length = _HEADER.unpack(first + self._exactly(_HEADER.size - 1))
         if length > MAX_BYTES:
-            raise ChannelClosed(f"a message of {length} bytes")
+            raise ChannelClosed(f"the peer announced a message of {length} bytes")
         return MessageKind(kind), self._exactly(length)
 
     def _exactly(self, length: int) -> bytes:
@@ -78,7 +78,7 @@ class Channel:
             except OSError as error:
                 raise ChannelClosed(str(error)) from None
             if not count:
-                raise ChannelClosed("it ended in the middle of a message")
+                raise ChannelClosed("the peer ended in the middle of a message")
             view = view[count:]
         return bytes(data)
 

@@ -52,7 +52,7 @@ class Followers:
             )
         except OSError as error:
             ours.close()
-            raise ConfigError(f"a process for a rank could not be started: {error.strerror}") from None
+            raise ConfigError(f"the process for a rank could not be started: {error.strerror}") from None
         finally:
             theirs.close()
         self._channels.append(Channel(ours, self._timeout_s))

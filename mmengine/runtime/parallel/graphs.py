@@ -84,4 +84,4 @@ class SharedCapture:
 
     def _all_say(self, word: str) -> None:
         if not self._agree(word):
-            raise OtherRankFailed("another rank could not, or is elsewhere")
+            raise OtherRankFailed("another rank failed or is out of step")

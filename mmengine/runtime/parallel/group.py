@@ -76,7 +76,7 @@ class StepGroup:
             meeting.set_timeout(timeout)
             self._group = device.process_group(meeting, self.rank, self.size, timeout)
         except (RuntimeError, AttributeError, ValueError) as error:
-            raise GroupLost(f"the ranks of tensor_parallel {self.size} could not meet: {error}") from error
+            raise GroupLost(f"the ranks of tensor_parallel {self.size} could not connect: {error}") from error
 
     def prepare(self, spec: ModelSpec, placement: Placement, *, may_wait: bool) -> None:
         """Prepare exchanges for the model's `spec`. `may_wait`: whether a plan may hold PENDING tokens."""

@@ -46,7 +46,9 @@ class Mirror:
     def _apply(self, record: Record) -> None:
         event = record.event
         if isinstance(event, ev.Checkpoint) and event.digest != state_digest(self.state):
-            raise Diverged(f"at record {record.sequence} (step {record.step}) the fold is another state")
+            raise Diverged(
+                f"at record {record.sequence} (step {record.step}) the fold differs from the recorded state"
+            )
         evolve(self.state, event)
 
 

@@ -42,7 +42,7 @@ def with_encoder_pace(config: EngineConfig, model: VisionLanguageModel, num_thre
 def _whole(config: EngineConfig) -> EngineConfig:
     if config.encoder_piece:
         raise ConfigError(
-            f"encoder_piece {config.encoder_piece} cannot be had: this model has no encoder here that stops "
-            "within an image; set encoder_piece 0"
+            f"encoder_piece {config.encoder_piece} is not supported: this model's encoder cannot pause "
+            "within an image on this device; set encoder_piece 0"
         )
     return config

@@ -40,7 +40,7 @@ def resolve(
     spec, size, dtype = model.spec, config.block_size, placement.dtype
     if config.max_model_len > spec.max_model_len:
         raise ConfigError(
-            f"max_model_len {config.max_model_len} is more than the model's own {spec.max_model_len}"
+            f"max_model_len {config.max_model_len} is more than the model's maximum {spec.max_model_len}"
         )
     if spec.state is not None:
         _check_states(config)
@@ -72,7 +72,7 @@ def resolve(
     room = (num_blocks - 1) * size
     if room < 2 or config.max_model_len > room:
         raise ConfigError(
-            f"num_blocks {num_blocks} of {size} tokens hold {max(0, room)} tokens (one block is the dummy), "
+            f"num_blocks {num_blocks} of {size} tokens store {max(0, room)} tokens (one block is the dummy), "
             f"less than max_model_len {config.max_model_len or 2}; raise num_blocks or lower max_model_len"
         )
     chooses = config.draft_policy == "auto" and config.num_draft_tokens and not config.compat
@@ -90,11 +90,11 @@ def resolve(
 def _check_states(config: EngineConfig) -> None:
     """Raise ConfigError for settings that are incompatible with recurrent states."""
     if config.compat:
-        raise ConfigError(f"compat {config.compat} knows no recurrent states, and this model has some")
+        raise ConfigError(f"compat {config.compat} does not support recurrent states, which this model has")
     if config.swap_blocks:
         raise ConfigError(
-            "swap_blocks cannot go with this model: who gives way and has a recurrent state is computed "
-            "again, from the last state that was kept; leave swap_blocks away"
+            "swap_blocks is not supported for this model: a preempted request with a recurrent state is "
+            "computed again from its last kept state; remove swap_blocks"
         )
 
 

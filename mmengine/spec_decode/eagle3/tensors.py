@@ -51,9 +51,9 @@ def open_head_tensors(folder: Path) -> dict[str, TensorEntry]:
         pickles = sorted(path.name for path in folder.glob("*.bin"))[:1]
         if pickles:
             raise ModelError(
-                f"{folder / pickles[0]} is a pickle, which is never read; write it as safetensors where you "
-                f"trust it: save_file(torch.load('{pickles[0]}', weights_only=True), '{SINGLE_FILE}') of "
-                "safetensors.torch"
+                f"{folder / pickles[0]} is a pickle, which is never loaded; convert it to "
+                "safetensors on a machine where you trust it, with save_file of safetensors.torch: "
+                f"save_file(torch.load('{pickles[0]}', weights_only=True), '{SINGLE_FILE}')"
             )
     return open_tensors(folder, canonical_name, DTYPE_BYTES)
 
@@ -151,7 +151,7 @@ def target_ids(stored: dict[str, TensorEntry], draft_vocab_size: int, vocab_size
     if not ((ids >= 0) & (ids < vocab_size)).all() or not (np.diff(ids) > 0).all():
         raise ModelError(
             f"{entry.path}: {entry.stored_name} must hold offsets (target id minus draft id) that lead to "
-            f"ascending ids below the target's vocabulary of {vocab_size}; it does not"
+            f"ascending ids below the target's vocabulary size {vocab_size}"
         )
     has = stored.get(TO_DRAFT)
     if has is not None and not np.array_equal(np.flatnonzero(_map(has, vocab_size, ("BOOL", "U8"))), ids):

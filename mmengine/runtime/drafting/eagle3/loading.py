@@ -38,7 +38,7 @@ def load_head(folder: HeadFolder, model: VisionLanguageModel, placement: Placeme
                 return DraftHead(folder.config, parts, placement)
             return NativeDraftHead(folder.config, parts, placement, library)
     except torch.OutOfMemoryError:
-        raise ModelError(f"the draft head does not fit the memory of {placement.device.name}") from None
+        raise ModelError(f"the draft head does not fit into the memory of {placement.device.name}") from None
 
 
 def _read(
