@@ -1,4 +1,8 @@
-"""What arbiters of drafts have in common: the ways that there are, and what is known of them."""
+"""The base of a draft arbiter: its counters, what it measured of each draft level, and when it reviews them.
+
+A draft level is the highest number of a drafter that drafts: ALL_DRAFTERS, NO_DRAFTERS, or a number between.
+A bucket is a group of similar batch sizes (step_cost.py).
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -10,12 +14,12 @@ from mmengine.core.state.acceptance import ARRAYS, DRAFTERS, Acceptance, powers
 from mmengine.core.state.columns import ReadOnlyArray
 from mmengine.core.state.step_cost import ONE, StepCosts
 
-ALL_DRAFTERS, NO_DRAFTERS = DRAFTERS - 1, -1  # up to which number drafters are level
+ALL_DRAFTERS, NO_DRAFTERS = DRAFTERS - 1, -1  # draft levels
 NO_BUCKET = -1
 NO_LIMITS = np.zeros((0, 0), np.int32)
-WINDOW = 16  # steps between looks, where nobody comes
-SETTLED = 32  # steps for which drafts stay off, and a batch that drains goes on as it was
-MAX_EMPTY = 4  # steps in which nobody has any drafts, which say that there are none
+WINDOW = 16  # steps between reviews while no request arrives
+SETTLED = 32  # steps for which drafts stay off, and a shrinking batch keeps its level
+MAX_EMPTY = 4  # consecutive steps without any drafts after which drafters count as having none
 _COUNTERS = (
     *("steps", "bucket", "num_rows", "level", "until_review", "rest_steps", "was_off", "has_arrivals"),
     *(
@@ -32,7 +36,7 @@ Waits = dict[int, tuple[int, int]]
 
 
 class SavedGoodput(msgspec.Struct, array_like=True):
-    """An arbiter as a snapshot has it."""
+    """An arbiter in a snapshot."""
 
     counters: dict[str, int]
     arrays: dict[str, bytes]
@@ -42,42 +46,46 @@ class SavedGoodput(msgspec.Struct, array_like=True):
 
 
 class DraftArbiter(ABC):
-    """Columns are [drafter, row] or [drafter]. Only `evolve` calls what changes. `overlaps`: steps behind
-    which drafters are level are awaited, and others need not be; so to be level costs time, drafts or not."""
+    """Chooses a draft level for each step, and limits the drafts of each row.
+
+    Columns are [drafter, row] or [drafter]. Only `evolve` calls methods that change the arbiter. `overlaps`:
+    the loop awaits steps after which drafters draft, and no others; so drafting costs time even without
+    drafts.
+    """
 
     def __init__(self, num_rows: int, most: int, *, overlaps: bool):
         self._most, self._overlaps = most, overlaps
         self.acceptance, self.costs = Acceptance(num_rows), StepCosts()
-        self.levels: dict[int, int] = {}  # by bucket, as decided last
-        self.waits: Waits = {}  # by bucket: what a trial cost, and when the next one is due
+        self.levels: dict[int, int] = {}  # the last decision, by bucket
+        self.waits: Waits = {}  # by bucket: what a trial cost, and when the next trial is due
         self.draft_limits = np.full((DRAFTERS, num_rows), most, np.int32)
         self.steps = 0
-        self.bucket, self.num_rows = NO_BUCKET, 0  # of the last step that only decoded; rows of the last one
-        self.level = ALL_DRAFTERS  # the way that is taken: up to which number drafters are level
-        self.until_review = 0  # steps until the next look
-        self.rest_steps = 0  # steps that go without drafts to come
-        self.was_off = False  # nobody was level, and nobody had drafts, in the last step
-        self.has_arrivals = True  # somebody, since the last step that only decoded
-        self.has_limits = False  # some row has less room than there may be
-        self.has_tried_limits = False  # whether fewer drafts pay where all of them do not
-        # Buckets: of a batch that does not drain, and at the last look.
+        self.bucket, self.num_rows = NO_BUCKET, 0  # of the last decode-only step; rows of the last step
+        self.level = ALL_DRAFTERS  # the current draft level
+        self.until_review = 0  # steps until the next review
+        self.rest_steps = 0  # steps without drafts to come
+        self.was_off = False  # no drafter drafted, and no row had drafts, in the last step
+        self.has_arrivals = True  # a request was admitted since the last decode-only step
+        self.has_limits = False  # some row may have fewer drafts than the setting allows
+        self.has_tried_limits = False  # whether fewer drafts were tried when all drafts did not pay
+        # The bucket of a batch that does not shrink, and the bucket of the last review.
         self.full_bucket, self.reviewed_bucket = NO_BUCKET, NO_BUCKET
-        self.turned_off_at = 0  # the step in which drafts were
-        self.empty_steps = 0  # steps, one after the other, in which somebody was level and nobody had drafts
-        self.times_plain = True  # what steps without drafts take
+        self.turned_off_at = 0  # the step in which drafts were turned off
+        self.empty_steps = 0  # consecutive steps in which drafters drafted and no row had drafts
+        self.times_plain = True  # whether the times of steps without drafts are measured
 
     def admit(self, row: int) -> None:
-        """The row is another request's."""
+        """Forget the row's counts: another request has the row."""
         self.has_arrivals = True
         self.acceptance.admit(row)
         self.draft_limits[:, row] = self._most
 
     def draft_level_after(self, num_rows: int) -> int:
-        """Up to which number drafters are level behind a step of so many rows that is decided now."""
+        """Return the draft level after a step of `num_rows` rows that is decided now."""
         return NO_DRAFTERS if self.rest_steps else self._level_for(num_rows)
 
     def draft_limits_of(self, rows: ReadOnlyArray) -> np.ndarray | None:
-        """int32 [drafters, n]: the most drafts that `rows` may have; [0, 0]: none; None: what there is."""
+        """Return the most drafts that `rows` may have, int32 [drafters, n]; [0, 0]: none; None: no limit."""
         level = self.draft_level_after(len(rows))
         if level == NO_DRAFTERS:
             return NO_LIMITS
@@ -88,7 +96,9 @@ class DraftArbiter(ABC):
         return room
 
     def count_step(self, num_rows: int, has_drafts: bool, ns: int, level: int | None = None) -> bool:
-        """Count a step that ran, in `ns`. True where it needs no look. `level`: see `ran`."""
+        """Count a step that took `ns`. Returns whether the step needs no further record. `level`: as in
+        `record_step`.
+        """
         self.steps += 1
         self.until_review -= 1
         if (
@@ -105,7 +115,7 @@ class DraftArbiter(ABC):
         return not self.times_plain
 
     def judge(self, rows: np.ndarray, drafters: np.ndarray, drafted: np.ndarray, counts: bytes) -> None:
-        """See Acceptance."""
+        """Note verified drafts; see Acceptance.judge."""
         self.acceptance.judge(rows, drafters, drafted, counts)
 
     def record_step(
@@ -119,13 +129,17 @@ class DraftArbiter(ABC):
         level: int | None = None,
         reading_ns: int = 0,
     ) -> None:
-        """A step of `rows` verified `drafts`, gave `tokens`, and `made` drafts for the next, all in `ns`.
-        `only_decodes`: it computed nothing else; where it did, reading that for drafts took `reading_ns`.
-        `level`: who was, behind it, where it was decided before the last step had run; None: who is now."""
+        """Record a step of `rows` that verified `drafts`, gave `tokens`, and `made` drafts for the next step,
+        all in `ns`.
+
+        `only_decodes`: the step computed no prompts. Otherwise reading its prompts for drafts took
+        `reading_ns`. `level`: the draft level after the step if it was decided before the last step had run;
+        None: the current level.
+        """
         num_rows, was_off = len(rows), self.was_off
         level = self.draft_level_after(num_rows) if level is None else level
         is_off = level == NO_DRAFTERS
-        self.was_off = is_off and only_decodes and not drafts  # the first step behind prompts is a slow one
+        self.was_off = is_off and only_decodes and not drafts  # the first step after prompts is slow
         if drafts or made:
             self.empty_steps = 0
         if only_decodes and num_rows:
@@ -154,7 +168,7 @@ class DraftArbiter(ABC):
         )
 
     def restore(self, saved: SavedGoodput) -> None:
-        """Raises ValueError, KeyError for what `saved` did not give."""
+        """Restore the result of `saved`. Raises ValueError or KeyError for anything else."""
         for owner, name in self._counters():
             setattr(owner, name, type(getattr(owner, name))(saved.counters[name]))
         for name, array in self._arrays():
@@ -168,7 +182,7 @@ class DraftArbiter(ABC):
         return msgspec.msgpack.encode(self.saved())
 
     def _counters(self) -> Iterator[tuple[object, str]]:
-        """What is saved of integers: whose, and by which name."""
+        """Yield the saved integers: their owner and name."""
         return ((self, name) for name in _COUNTERS)
 
     def _arrays(self) -> Iterator[tuple[str, np.ndarray]]:
@@ -177,10 +191,10 @@ class DraftArbiter(ABC):
 
     @abstractmethod
     def _level_for(self, num_rows: int) -> int:
-        """The way of a step of so many rows."""
+        """Return the draft level of a step of `num_rows` rows."""
 
     def _after(self, bucket: int, rows: np.ndarray) -> None:
-        """A step of so many rows only decoded: decide which way to take, if it calls for that."""
+        """Decide on the draft level after a decode-only step of this bucket, if a decision is due."""
         has_arrivals, other, self.bucket = self.has_arrivals, bucket != self.bucket, bucket
         self.has_arrivals = False
         if has_arrivals:
@@ -196,24 +210,26 @@ class DraftArbiter(ABC):
 
     @abstractmethod
     def _decide(self, rows: np.ndarray, is_due: bool) -> None:
-        """Behind a step of `rows` that only decoded, and that nobody rests from. `is_due`: somebody
-        has_arrivals, or it was long since."""
+        """Decide after a decode-only step of `rows` that was no rest. `is_due`: requests arrived, or the time
+        for a review has come.
+        """
 
     def _begin_review(self) -> None:
-        """The next look is a window away, and what rows' drafts did by now is counted."""
+        """Begin a review: count the rows' drafts so far, and set the next review a window away."""
         if self.bucket == self.reviewed_bucket:
-            self.full_bucket = self.bucket  # it does not drain
+            self.full_bucket = self.bucket  # the batch does not shrink
         self.reviewed_bucket, self.until_review = self.bucket, WINDOW
         self.acceptance.count()
         self.acceptance.fade()
 
     def _rate(self, level: int) -> int | None:
-        """Tokens per time of a way, beside none; None: not known."""
+        """Return tokens per time at a level, relative to no drafts; None: unknown."""
         return self.costs.rate(self.bucket, level)
 
     def _limit(self, rows: np.ndarray) -> bool:
-        """Give `rows` room for the drafts that are likely enough. True where that must be seen before it is
-        decided whether drafts pay."""
+        """Limit the drafts of `rows` to likely ones. Returns whether the limits must be measured before
+        drafts are judged.
+        """
         least = self.costs.least_chance(self.bucket, self.level)
         if not least:
             return False

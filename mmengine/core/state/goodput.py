@@ -1,24 +1,22 @@
-"""Who drafts, and how many drafts of each row: what was measured to give the most tokens per time.
+"""Chooses which drafters draft, and how many drafts each row has: the choice with the most tokens per time.
 
-The name and the aim are those of goodput in SmartSpec (Liu et al., "Optimizing Speculative Decoding for
-Serving Large Language Models Using Goodput", arXiv 2406.14066): tokens that are kept, per time. There it is
-predicted by a linear model of a step's time and by acceptance rates; here what a way to draft gives is
-measured, and only how many drafts a row has is computed from how likely each is kept.
+The name and the aim come from goodput in SmartSpec (Liu et al., "Optimizing Speculative Decoding for Serving
+Large Language Models Using Goodput", arXiv 2406.14066): accepted tokens per time. SmartSpec predicts goodput
+from a linear model of a step's time and from acceptance rates. Here the goodput of a draft level is measured,
+and only the number of drafts of a row is computed from their chance to be accepted.
 
-A fold over what steps took and how many tokens they gave, in integers alone, so that a log gives the same
-choices again. For each number of rows there are several ways: nobody is level, all drafters are, or, where
-several draft, only those before the last ones. What a way gives is known from the last few steps that took it
-(step_cost.py), and from what reading prompts for it took (prompt_cost.py). Within a way each row has as many
-drafts as are likely enough to be kept: draft j of a row is, with p^j, where p is estimated for each row and
-drafter.
+The arbiter is a fold over steps' times and tokens, in integers alone, so that a log gives the same choices
+again. For each bucket of batch sizes there are several levels: no drafter drafts, all drafters do, or all but
+the last ones. A level's goodput comes from its last few steps (step_cost.py) and from the time of reading
+prompts for drafts (prompt_cost.py). Within a level each row has as many drafts as are likely enough to be
+accepted: draft j has the chance p^j, with p estimated for each row and drafter.
 
-Not to lose time comes before winning some. Drafts are tried beside steps without them that ran just then; a
-trial that loses too much ends at once, and there is no other until that is a small share of the time since
-(draft_trials.py). Where drafts lost, they are taken to lose with more rows, and where they give more than
-none, with fewer rows too.
+Avoiding a loss of time is more important than a gain. Drafts are tried against steps without drafts that ran
+just before. A trial that loses too much ends at once, and the next trial waits until that loss is a small
+share of the time since (draft_trials.py). A loss also counts for larger batches, and a gain for smaller ones.
 
-To change the way costs time: a head that was not level must first read what it missed. So it is looked at
-when requests come, then every few steps; and a batch that drains goes on as it was.
+A change of the level costs time: a head that did not draft must first read the tokens that it missed. So
+reviews happen when requests arrive and then every few steps, and a shrinking batch keeps its level.
 """
 
 from collections.abc import Iterator
@@ -31,26 +29,27 @@ from mmengine.core.state.draft_trials import DraftTrials
 from mmengine.core.state.prompt_cost import PromptCost
 from mmengine.core.state.step_cost import ONE, StepCosts, rows_of
 
-FEW = 8  # rows, for which all are level where nothing is known
-AT_FIRST = 3  # steps between looks while it is not known what drafts give
-REST = 8  # steps without drafts, so that their time is known; the first still verifies some
-RARELY, OFTEN = 128, 64  # steps with drafts between rests, where they give clearly more than none, and else
-CLEARLY = ONE + ONE // 4  # what drafts give, beside none, where no other way is looked for
-LONGEST = 512  # steps between looks
-IN_VAIN = 8  # steps from the first one on, in which all are level and nobody has any drafts
-MORE, STAYS = 16, 16  # one part in so many: a trial must give so much more than none; so much more than the
-# way that is taken, another way
+FEW = 8  # rows up to which all drafters draft while nothing is known
+AT_FIRST = 3  # steps between reviews while the goodput of drafts is unknown
+REST = 8  # steps without drafts that measure their time; the first still verifies some drafts
+RARELY, OFTEN = 128, 64  # steps with drafts between rests: if drafts gain clearly, and otherwise
+CLEARLY = ONE + ONE // 4  # goodput relative to no drafts from which no other level is tried
+LONGEST = 512  # steps between reviews
+IN_VAIN = 8  # first steps in which drafters draft and no row has drafts
+# a trial must gain one part in MORE over no drafts; another level must gain one part in STAYS over the
+# current one
+MORE, STAYS = 16, 16
 
 
 class Goodput(DraftArbiter):
-    """See DraftArbiter. `waits`: of DraftTrials."""
+    """See DraftArbiter. `waits`: as in DraftTrials."""
 
     def __init__(self, num_rows: int, most: int, *, overlaps: bool = False):
         super().__init__(num_rows, most, overlaps=overlaps)
         self.prompts, self.trials = PromptCost(), DraftTrials(self.waits)
         self.level, self.turned_off_at = NO_DRAFTERS, -SETTLED
         self.retimed_bucket = (
-            NO_BUCKET  # of which it is seen anew what steps without drafts take, before a trial
+            NO_BUCKET  # the bucket whose steps without drafts are timed again before a trial
         )
 
     def admit(self, row: int) -> None:
@@ -74,7 +73,7 @@ class Goodput(DraftArbiter):
         yield from ((self.trials, name) for name in draft_trials.COUNTERS)
 
     def _level_for(self, num_rows: int) -> int:
-        """The way of a step of so many rows: where somebody has_arrivals, what was best for as many."""
+        """Return the level of a step of `num_rows` rows; after arrivals, the best known level of that bucket."""
         if not self.has_arrivals or self.steps - self.turned_off_at < SETTLED:
             return self.level
         bucket = StepCosts.bucket(num_rows)
@@ -83,12 +82,15 @@ class Goodput(DraftArbiter):
         return self.levels[bucket] if bucket in self.levels else self._presumed(bucket)
 
     def _is_another_batch(self, num_rows: int) -> bool:
-        """What the last rows of a batch rest from is not for the next one, whose prompts are read now or not
-        at all."""
+        """Return whether a new batch came: a rest of a batch's last rows is not for the next batch, whose
+        prompts are read now or not at all.
+        """
         return self.has_arrivals and num_rows > 2 * self.num_rows
 
     def _presumed(self, bucket: int) -> int:
-        """The way of rows of which nothing is known: that of the next larger number, if it drafts."""
+        """Return the level of a bucket without measurements: the level of the next larger bucket, if drafters
+        draft there.
+        """
         larger = [other for other, way in self.levels.items() if other > bucket and way != NO_DRAFTERS]
         if larger:
             return self.levels[min(larger)]
@@ -121,7 +123,7 @@ class Goodput(DraftArbiter):
         super().record_step(rows, drafts, tokens, made, ns, only_decodes, level, reading_ns)
 
     def _enter(self, bucket: int, level: int) -> None:
-        """Take the way that is known, or presumed, of a batch to which somebody has_arrivals."""
+        """Switch to the known or presumed level of a batch that requests joined."""
         if level != NO_DRAFTERS and self.level == NO_DRAFTERS:
             self._turn_on()
             self.trials.begin(is_proven=(self.costs.rate(bucket, level) or 0) > ONE)
@@ -130,7 +132,7 @@ class Goodput(DraftArbiter):
     def _record_drafted(
         self, bucket: int, num_rows: int, drafts: int, made: int, tokens: int, ns: int
     ) -> None:
-        """A step that only decoded had a part for drafts."""
+        """Record a decode-only step in which drafts took part."""
         self.prompts.tokens += max(tokens - num_rows, 0)
         plain_ns = self.costs.plain_ns(bucket, num_rows)
         if plain_ns:
@@ -149,7 +151,7 @@ class Goodput(DraftArbiter):
             self._review(rows, plain_ns)
 
     def _fail(self, plain_ns: int) -> None:
-        """Drafts lost too much. With the rows of which it is so: a batch that drained lost it before."""
+        """End a trial that lost too much. If the batch has shrunk, the loss belongs to its former bucket."""
         if self.bucket == self.full_bucket:
             self.acceptance.count()
             self.costs.add_failure(self.bucket, self.level)
@@ -160,13 +162,13 @@ class Goodput(DraftArbiter):
         self.bucket = drained
 
     def _review(self, rows: np.ndarray, plain_ns: int) -> None:
-        """Decide which way to take."""
+        """Review the draft level."""
         self._begin_review()
         if self.level == NO_DRAFTERS:
             self._try(plain_ns)
             return
         if self.bucket == self.full_bucket and self._needs_rest():
-            self.costs.forget_plain(self.bucket)  # the machine, and what is level, may be another since
+            self.costs.forget_plain(self.bucket)  # the machine and the requests may have changed since
             self.rest_steps, self.until_review = REST, REST
             return
         if self._limit(rows):
@@ -187,7 +189,7 @@ class Goodput(DraftArbiter):
         self.level = self.levels[self.bucket] = level
 
     def _try(self, plain_ns: int) -> None:
-        """All are level, if it is time, and known what steps take without."""
+        """Let all drafters draft, if a trial is due and the time of steps without drafts is known."""
         self.until_review = SETTLED
         if self.steps - self.turned_off_at < SETTLED or self.bucket != self.full_bucket:
             return
@@ -213,13 +215,13 @@ class Goodput(DraftArbiter):
 
     def _turn_off(self, plain_ns: int) -> None:
         if self.bucket != self.full_bucket:
-            self.trials.begin()  # what was lost was so with more rows
+            self.trials.begin()  # the loss happened with more rows
         self.trials.end(self.bucket, plain_ns)
         self.level = self.levels[self.bucket] = NO_DRAFTERS
         self.turned_off_at, self.until_review, self.retimed_bucket = self.steps, SETTLED, NO_BUCKET
 
     def _needs_rest(self) -> bool:
-        """Whether what a step without drafts takes should be seen (again)."""
+        """Return whether the time of a step without drafts must be measured (again)."""
         if not self.costs.knows_plain(self.bucket):
             return True
         rate = self._rate(self.level)
@@ -230,7 +232,9 @@ class Goodput(DraftArbiter):
         return self.costs.rate(self.bucket, level, self.prompts.ns_a_token())
 
     def _best_level(self) -> int:
-        """A way that gives more than none, by a sixteenth where that is not known yet; or one to be tried."""
+        """Return a level that gains over no drafts, by a sixteenth while the gain is unproven; or a level to
+        be tried.
+        """
         least, best, found = ONE if self.trials.is_proven else ONE + ONE // MORE, 0, NO_DRAFTERS
         for level in (ALL_DRAFTERS, *self.acceptance.before_last()):
             rate = self._rate(level)

@@ -1,8 +1,8 @@
-"""What many requests ask for is written to a log once: the grammars that it keeps, in slots.
+"""Slots for grammars that many requests share: a log holds each such grammar once.
 
-QUEUED names a slot. With a source beside it the slot has that from there on; without one the request asks for
-what is in the slot. What the slots hold follows from the log alone, whoever chose them; which one is taken is
-decided anew by `mmengine log verify`.
+QUEUED names a slot. With a source, QUEUED stores the grammar in the slot; without a source, the request uses
+the grammar in the slot. The contents of the slots follow from the log alone. `mmengine log verify` derives
+the choice of the slot again.
 """
 
 import hashlib
@@ -12,12 +12,12 @@ import msgspec
 from mmengine.events.vocabulary import NO_SLOT, Queued
 
 MAX_SLOTS = 32
-SHORTEST = 256  # characters; a slot would be no gain
-LONGEST = 2**20  # characters; so all slots together have a bound
+SHORTEST = 256  # characters; a shorter grammar gains nothing from a slot
+LONGEST = 2**20  # characters; bounds the size of all slots together
 
 
 class GrammarSlots:
-    """By slot, the one used last at the end."""
+    """The slots of one log, the slot that was used last at the end."""
 
     def __init__(self) -> None:
         self._slots: dict[int, tuple[str, str]] = {}  # kind and source
@@ -25,7 +25,7 @@ class GrammarSlots:
         self._slot_of: dict[tuple[str, str], int] = {}
 
     def whole(self, queued: Queued) -> Queued:
-        """With its source, and no slot. Raises ValueError where the log has it in none."""
+        """Return QUEUED with its grammar's source and without a slot. Raises ValueError if the slot is empty."""
         grammar = queued.grammar
         if queued.grammar_slot == NO_SLOT:
             return queued
@@ -37,8 +37,9 @@ class GrammarSlots:
         return msgspec.structs.replace(queued, grammar=grammar, grammar_slot=NO_SLOT)
 
     def written(self, queued: Queued) -> Queued:
-        """As the log is to have it, whichever way a log had it that is derived again. Raises ValueError as
-        `whole` does."""
+        """Return QUEUED as the log must have it. The argument may have a slot already, as in a log that is
+        derived again. Raises ValueError as `whole` does.
+        """
         queued = self.whole(queued)
         grammar = queued.grammar
         if grammar is None:
@@ -52,7 +53,7 @@ class GrammarSlots:
         return msgspec.structs.replace(queued, grammar_slot=slot)
 
     def named(self, queued: Queued) -> Queued:
-        """By its slot, where its grammar is in one."""
+        """Return QUEUED with the slot's number in place of a source, if the grammar is in a slot."""
         grammar = queued.grammar
         slot = None if grammar is None else self._slot_of.get((grammar.kind, grammar.source))
         if slot is None or grammar is None:
@@ -61,7 +62,7 @@ class GrammarSlots:
         return msgspec.structs.replace(queued, grammar=grammar, grammar_slot=slot)
 
     def keep(self, queued: Queued) -> None:
-        """QUEUED is in the log. Raises ValueError for one that no build wrote."""
+        """Apply QUEUED to the slots. Raises ValueError for an event that no build wrote."""
         slot, grammar = queued.grammar_slot, queued.grammar
         if slot == NO_SLOT:
             return

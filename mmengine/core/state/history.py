@@ -1,4 +1,4 @@
-"""A digest over all tokens that came in or out, in order."""
+"""A digest over all prompt and output tokens, in order."""
 
 import hashlib
 

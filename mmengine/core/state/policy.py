@@ -1,7 +1,7 @@
-"""Policies: who goes first and who gives way, as pure functions of requests.
+"""Policies: pure functions that order waiting requests and choose which running request is preempted.
 
-A policy is two functions. `rank` orders the waiting queue (smallest first); `victim` picks the
-running request that loses its blocks when there are none left.
+A policy has two functions. `rank` orders the waiting queue (smallest first). `victim` picks the running
+request that loses its blocks when no block is free.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from mmengine.registry import Registry
 
 
 class Policy(NamedTuple):
-    """`prefill_first`: steps that compute prompts let those wait that decode."""
+    """A scheduling policy. `prefill_first`: while a step computes prompts, decoding rows wait."""
 
     rank: Callable[[RequestView], tuple[int, ...]]
     victim: Callable[[RunningView], int]
@@ -53,20 +53,21 @@ POLICIES: Registry[Policy] = Registry(
     is_one=lambda found: isinstance(found, Policy),
     unknown="no policy is called {name!r}; there are {known}",
 )
-# A policy of this process; an installed package has an entry point. ConfigError for a name that is taken.
+# Registers a policy in this process; an installed package uses an entry point. Raises ConfigError for a name
+# that is taken.
 register_policy = POLICIES.register
-policy_named = POLICIES.load  # ConfigError with the names that exist
+policy_named = POLICIES.load  # raises ConfigError with the known names
 
 
 def _preempted_first(request: RequestView) -> tuple[int, ...]:
     return (-request.preempted, request.arrival)
 
 
-# vLLM puts who gave way at the very front of its queue, the last of them first.
+# vLLM puts a preempted request at the front of its queue, the last preempted first.
 _VLLM_FCFS = Policy(_preempted_first, _last_admitted)
 
 
 def policy_of(config: EngineConfig) -> Policy:
-    """The policy that the settings ask for. Raises ConfigError like `policy_named`."""
+    """Return the policy of the settings. Raises ConfigError like `policy_named`."""
     vllm_fcfs = config.compat == "vllm" and config.policy == "fcfs"
     return _VLLM_FCFS if vllm_fcfs else policy_named(config.policy)

@@ -1,9 +1,8 @@
-"""Which block holds which content, so that equal prefixes are computed once.
+"""Finds the block that holds certain content, so that equal prefixes are computed once.
 
-Every distinct (content before, token ids, media and salt) gets a content id, a counter. A block's
-key adds the content id of its parent, its tokens and its extra digest up, each times an odd factor,
-modulo 2^64; a hit compares those three themselves. By induction a hit is exact: a collision of keys
-only costs a miss.
+Every distinct (content before, token ids, media and salt) gets a content id, a counter. A block's key adds
+the content id of its parent, its tokens and its extra digest, each times an odd factor, modulo 2^64. A hit
+compares the three values themselves. By induction a hit is exact: a collision of keys only costs a miss.
 """
 
 import zlib
@@ -16,14 +15,15 @@ NO_CONTENT = -1
 NO_BLOCK = -1
 ROOT = 0  # the content id before the first block
 _MASK = 2**64 - 1
-_FEW = 4  # rows below which one by one costs less than columns
-_MANY = 8  # blocks of a row from which on one by one costs more than all at once
+_FEW = 4  # rows below which a loop is faster than columns
+_MANY = 8  # blocks of a row from which columns are faster than a loop
 _PARENT_FACTOR = 0x9E3779B97F4A7C15
 
 
 class PrefixIndex:
-    """Columns by block: `content` (its content id or NO_CONTENT), parent, tokens, key. `width`: tokens
-    that say what a block holds, its own or one more."""
+    """The index of a pool. Columns by block: `content` (its content id or NO_CONTENT), parent, tokens, key.
+    `width`: how many tokens determine a block's content, its own or one more.
+    """
 
     def __init__(self, num_blocks: int, width: int):
         self.content = np.full(num_blocks, NO_CONTENT, np.int64)
@@ -38,19 +38,20 @@ class PrefixIndex:
         self._factors = np.array(powers, np.uint64)
 
     def token_parts(self, tokens: np.ndarray) -> np.ndarray:
-        """The share of the tokens in the key: int32 [n, width] to uint64 [n]."""
+        """Return the tokens' share of the key: int32 [n, width] to uint64 [n]."""
         return tokens.astype(np.uint64) @ self._factors
 
     def find(self, parent: int, part: int, tokens: np.ndarray, extra: bytes) -> int:
-        """The block that holds this content, or NO_BLOCK. `part` is the tokens' share of the key."""
+        """Return the block with this content, or NO_BLOCK. `part` is the tokens' share of the key."""
         block = self._owner.get(_key(parent, part, extra), NO_BLOCK)
         if block != NO_BLOCK and self._holds(block, parent, tokens, extra):
             return block
         return NO_BLOCK
 
     def find_first(self, tokens: np.ndarray, extras: dict[int, bytes]) -> np.ndarray:
-        """The blocks that hold the beginning of a row, each found behind the one before, as far as they are
-        there: int32. tokens int32 [n, width], `extras` by place in them."""
+        """Return the blocks, int32, that hold the beginning of a row, each found after the block before.
+        tokens: int32 [n, width]; `extras`: by place in them.
+        """
         blocks, parent = list[int](), ROOT
         for number, part in enumerate(self.token_parts(tokens).tolist()):
             extra = extras.get(number, b"")
@@ -70,8 +71,9 @@ class PrefixIndex:
         return self._follows(block, parent, extra) and bool((self._tokens[block] == tokens).all())
 
     def insert(self, block: int, parent: int, part: int, tokens: np.ndarray, extra: bytes) -> int:
-        """Record what `block` holds; gives its content id, NO_CONTENT after a collision of keys. What
-        stands behind NO_CONTENT is not recorded."""
+        """Record the content of `block`. Returns its content id, or NO_CONTENT after a collision of keys. A
+        block after NO_CONTENT is not recorded.
+        """
         if parent == NO_CONTENT:
             return NO_CONTENT
         key = _key(parent, part, extra)
@@ -93,14 +95,14 @@ class PrefixIndex:
     def insert_chain(
         self, blocks: np.ndarray, parent: int, tokens: np.ndarray, extras: dict[int, bytes]
     ) -> int:
-        """`insert` for n blocks of one row, each the parent of the next; gives the last content id,
-        NO_CONTENT once keys collide.
+        """Insert n blocks of one row, each the parent of the next. Returns the last content id, or NO_CONTENT
+        once keys collide.
 
-        blocks int32 [n], tokens int32 [n, width], `extras` by place in them.
+        blocks: int32 [n]; tokens: int32 [n, width]; `extras`: by place in them.
         """
         parts, content = self.token_parts(tokens), parent
         for place, block in enumerate(blocks.tolist()):
-            newest = content == self.next_content - 1  # nothing stands behind it yet
+            newest = content == self.next_content - 1  # no block follows it yet
             if newest and len(blocks) - place >= _MANY:
                 rest = {number - place: extra for number, extra in extras.items() if number >= place}
                 if self._append_chain(blocks[place:], parts[place:], tokens[place:], rest):
@@ -111,8 +113,7 @@ class PrefixIndex:
     def _append_chain(
         self, blocks: np.ndarray, parts: np.ndarray, tokens: np.ndarray, extras: dict[int, bytes]
     ) -> bool:
-        """All of a chain that stands behind the newest content; False, and nothing done, where keys
-        collide."""
+        """Insert a whole chain after the newest content. Returns False and changes nothing if keys collide."""
         content, numbers = np.arange(self.next_content, self.next_content + len(blocks)), blocks.tolist()
         keys = _keys(content - 1, parts)
         if extras:
@@ -127,9 +128,9 @@ class PrefixIndex:
         return True
 
     def insert_many(self, blocks: np.ndarray, parents: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """`insert` for n blocks of different rows, without extras: the blocks that decoding fills.
+        """Insert n blocks of different rows, without extras: the blocks that decoding fills.
 
-        blocks int32 [n], parents int64 [n], tokens int32 [n, width]; gives content ids [n].
+        blocks: int32 [n], parents: int64 [n], tokens: int32 [n, width]. Returns content ids [n].
         """
         if len(blocks) < _FEW:
             columns = blocks.tolist(), parents.tolist(), self.token_parts(tokens).tolist()
@@ -142,7 +143,7 @@ class PrefixIndex:
             return content
         keys, numbers = _keys(parents, self.token_parts(tokens)), blocks.tolist()
         served_by = list(map(self._owner.setdefault, keys.tolist(), numbers))
-        if served_by == numbers:  # nobody held any of it
+        if served_by == numbers:  # no block had any of the contents
             content = np.arange(self.next_content, self.next_content + len(numbers))
             self.next_content += len(numbers)
             self._write(blocks, parents, tokens, keys, content)
@@ -175,12 +176,12 @@ class PrefixIndex:
         keys: np.ndarray,
         content: np.ndarray,
     ) -> None:
-        where = blocks.astype(np.intp)  # once for all
+        where = blocks.astype(np.intp)  # converted once
         self.content[where], self._parent[where], self._key[where] = content, parents, keys
         self._tokens[where] = tokens
 
     def forget(self, blocks: np.ndarray) -> None:
-        """These blocks are about to be overwritten; a twin takes over where there is one."""
+        """Forget blocks that are about to be overwritten. A twin takes over their hits."""
         content = self.content[blocks]
         if content.max(initial=NO_CONTENT) == NO_CONTENT:
             return
@@ -207,7 +208,7 @@ class PrefixIndex:
             self.twins.pop(key, None)
 
     def columns(self) -> tuple[np.ndarray, ...]:
-        """Content id, parent, tokens and key of each block; they mean something where there is content."""
+        """Return content id, parent, tokens and key of each block, valid for blocks with content."""
         return self.content, self._parent, self._tokens, self._key
 
     def fill(
@@ -218,7 +219,7 @@ class PrefixIndex:
         twins: Iterable[tuple[int, ...]],
         next_content: int,
     ) -> None:
-        """Take over the `columns` of `blocks` (intp) and what goes with them. The index must be empty."""
+        """Restore the `columns` of `blocks` (intp) and their other values. The index must be empty."""
         for column, values in zip(self.columns(), columns, strict=True):
             column[blocks] = values
         self.extra.update(extra)
@@ -229,15 +230,15 @@ class PrefixIndex:
         self.next_content = next_content
 
     def follows(self, parent: int) -> np.ndarray:
-        """Blocks that hold what stands right behind a content id, int64."""
+        """Return the blocks whose parent has this content id, int64."""
         return np.flatnonzero((self.content != NO_CONTENT) & (self._parent == parent))
 
     def tokens_of(self, blocks: np.ndarray) -> np.ndarray:
-        """The tokens that say what each of n blocks holds, int32 [n, width]."""
+        """Return the tokens that determine the content of n blocks, int32 [n, width]."""
         return self._tokens[blocks]
 
     def clear(self) -> None:
-        """Forget all content. Content ids go on counting: none is ever used for two contents."""
+        """Forget all content. Content ids continue to count, so that no id is used twice."""
         self.content[:] = NO_CONTENT
         self._owner.clear()
         self.twins.clear()
@@ -249,11 +250,12 @@ def _key(parent: int, part: int, extra: bytes) -> int:
 
 
 def _head(extra: bytes) -> int:
-    """64 bits of an extra: those of the first hash in it, and a checksum of the rest, because blocks of
-    equal tokens may begin with the same image and go on with others."""
+    """Return 64 bits of an extra: those of its first hash, and a checksum of the rest. Blocks of equal tokens
+    may begin with the same image and continue with others.
+    """
     return int.from_bytes(extra[:8], "little") ^ zlib.crc32(extra)
 
 
 def _keys(parents: np.ndarray, parts: np.ndarray) -> np.ndarray:
-    """`_key` for columns without extras; the same values (a property test holds them together)."""
+    """Return `_key` for columns without extras; a property test compares the two."""
     return parts + parents.view(np.uint64) * _PARENT_FACTOR

@@ -1,4 +1,4 @@
-"""One live request, as the engine knows it beside the columns of its row."""
+"""The state of one live request beside the columns of its row."""
 
 from dataclasses import dataclass, field
 
@@ -8,49 +8,54 @@ from mmengine.encoder_cache.cache import encoder_key
 from mmengine.events.vocabulary import Queued
 from mmengine.request import Request
 
-NO_ROW = -1  # it waits
-NEVER_RAN = -1  # it had no row yet
-# What a waiting request hears of a store of blocks: nothing more, what it has, what is fetched.
+NO_ROW = -1  # in place of a row: the request waits
+NEVER_RAN = -1  # in place of a number: the request had no row yet
+# The state of a waiting request with a block store: nothing to wait for, asked for its blocks, fetching
+# blocks.
 SETTLED, ASKED, FETCHING = 0, 1, 2
-DEADLINE = "deadline"  # why something is lost: the store did not say anything in time
+DEADLINE = "deadline"  # the reason of a lost fetch: the store did not answer in time
 NO_BLOCKS = np.zeros(0, np.int32)
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class RequestState:
-    """What is known of one live request. `arrival` numbers requests from 0."""
+    """The state of one live request. `arrival` numbers requests from 0."""
 
     request: Request
     arrival: int
-    tokens: np.ndarray  # int32, all known tokens as of the last time without a row
+    tokens: np.ndarray  # int32, the known tokens when the request last lost its row, or at its arrival
     media_keys: tuple[bytes, ...]
     rank: tuple[int, ...] = ()
     row: int = NO_ROW
-    preempted: int = 0  # the number of the last preemption that put it back, counted over all from 1
-    num_cached: int = NEVER_RAN  # prompt tokens that were cached when it first ran
+    preempted: int = 0  # the number of its last preemption, counted over all requests from 1
+    num_cached: int = NEVER_RAN  # cached prompt tokens at its first admission
     waits_for_grammar: bool = False
-    host_blocks: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))  # its swapped KV
-    num_swapped: int = 0  # tokens whose KV is in them
-    admitted_step: int = NEVER_RAN  # when it got its row
-    idle_preemptions: int = 0  # in a row, without a token in between
-    failures: int = 0  # steps that failed with it alone, and one more if others failed with it
-    isolation_rows: int = 0  # most rows of a step that it may be in, after one that failed; 0: no limit
+    host_blocks: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))  # blocks of its swapped KV
+    num_swapped: int = 0  # tokens of its swapped KV
+    admitted_step: int = NEVER_RAN  # the step of its last admission
+    idle_preemptions: int = 0  # consecutive preemptions without a token in between
+    failures: int = 0  # failed steps in which it was alone, plus one if others failed with it
+    isolation_rows: int = 0  # most rows of a step that it may join after a failed step; 0: no limit
     cancelled: str = ""
     detail: str = ""  # how the text ended, or what went wrong
-    held_media: set[int] = field(default_factory=set)  # indices of items it references
-    media_work: tuple[int, ...] = ()  # to encode each item; (): it does not matter to this engine
-    has_large: bool = False  # an item of it takes more than a step may
+    # indices of the items whose encoder outputs it references
+    held_media: set[int] = field(default_factory=set)
+    media_work: tuple[int, ...] = ()  # work to encode each item; () if this engine has no limit for it
+    has_large: bool = False  # whether an item takes more work than a step may
     store: int = SETTLED
-    num_offered: int = 0  # blocks of its beginning that a store has
-    fetch_blocks: np.ndarray = field(default_factory=lambda: NO_BLOCKS)  # held while it fetches, in order
-    num_fetching: int = 0  # the last of them that have not arrived
+    num_offered: int = 0  # blocks of its prefix that a store offers
+    # blocks that it holds while it fetches, in order
+    fetch_blocks: np.ndarray = field(default_factory=lambda: NO_BLOCKS)
+    num_fetching: int = 0  # how many of the last of them have not arrived
 
     @property
     def num_prompt(self) -> int:
         return len(self.request.prompt_token_ids)
 
     def may_fetch(self, block_size: int) -> bool:
-        """Whether a store can have anything of use for it: a block, and not one whose logits are wanted."""
+        """Return whether a store can have useful blocks: at least one full block, of a request without prompt
+        logprobs.
+        """
         scored = self.request.sampling.prompt_logprobs is not None and len(self.tokens) == self.num_prompt
         return len(self.tokens) > block_size and not scored
 
@@ -94,7 +99,7 @@ def queued_of(request: Request) -> Queued:
 
 
 def media_keys_of(request: Request) -> tuple[bytes, ...]:
-    """By which the encoder cache knows its items."""
+    """Return the keys of the request's items in the encoder cache."""
     return tuple(
         encoder_key(item.mm_hash, request.cache_salt, request.visual_adapter) for item in request.media
     )

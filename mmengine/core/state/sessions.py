@@ -1,9 +1,10 @@
-"""Sessions: requests that grow one another, and the pool of KV blocks that they keep in between.
+"""Sessions: chains of requests, and the KV blocks that a session keeps between its requests.
 
-A session is a chain: its tokens, the media in them, and where each of its requests began. The next request
-stands behind them; a prefix hit finds what is computed already. So that others do not push that out, a
-session holds a *lease*: references to the full blocks of its chain. All leases together have a limit, and
-are taken back, the longest unused and the end of it first, where a request would otherwise wait or give way.
+A session has tokens, their media, and the places where its requests began. The next request continues after
+them, and prefix hits find the computed blocks. To protect those blocks from eviction, a session holds a
+*lease*: references to the full blocks of its chain. All leases together have a limit. Leases are taken back
+when a request would otherwise wait or be preempted, the longest unused session first, from the end of its
+chain.
 """
 
 from dataclasses import dataclass, field
@@ -16,12 +17,13 @@ from mmengine.request import MediaItem, num_before
 
 NO_BLOCKS = np.zeros(0, np.int32)
 NO_REQUEST = ""
-IDLE = "idle"  # why a session is closed that nobody asks any more
+IDLE = "idle"  # the reason of closing a session that is not used
 
 
 class Chunk(NamedTuple):
-    """What one request brought to a session. `start`: of its tokens; `num_outputs`: at their end, its answer.
-    The rest as in APPENDED."""
+    """The part of a session that one request added. `start`: its first token; `num_outputs`: the answer at
+    its end. The other fields are as in APPENDED.
+    """
 
     start: int
     num_outputs: int
@@ -31,7 +33,9 @@ class Chunk(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where the request that is on its way stands, as APPENDED says it; `num_kept` is within the session."""
+    """The place of the running request in its session, as in APPENDED; `num_kept` is at most the session's
+    length.
+    """
 
     num_kept: int
     num_opening: int
@@ -41,8 +45,9 @@ class Place(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class SessionState:
-    """`tokens`: int32. `live`: the request that is on its way, or NO_REQUEST. `leased`: int32 blocks of its
-    beginning, in order. `used`: when the lease was given last, counted by `Sessions.clock`."""
+    """One open session. `tokens`: int32. `live`: the running request, or NO_REQUEST. `leased`: the leased
+    blocks in order, int32. `used`: the time of the last lease, counted by `Sessions.clock`.
+    """
 
     session_id: str
     cache_salt: str = ""
@@ -55,20 +60,20 @@ class SessionState:
     place: Place = Place(0, 0, False)
     leased: np.ndarray = field(default_factory=lambda: NO_BLOCKS)
     used: int = 0
-    num_grown: int = 0  # requests that became part of it
-    is_settled: bool = False  # it has its lease for the request that is about to end
+    num_grown: int = 0  # requests that became part of the session
+    is_settled: bool = False  # the lease for the ending request is done
 
     def before(self, num_kept: int) -> tuple[MediaItem, ...]:
-        """The media within its first tokens."""
+        """Return the media within the session's first `num_kept` tokens."""
         return self.media[: num_before(self.media, num_kept)]
 
 
 class Sessions:
-    """By id, in the order in which they were opened. Callers read; only `evolve` calls what changes."""
+    """The open sessions by id, in the order of their opening. Only `evolve` calls methods that change them."""
 
     def __init__(self) -> None:
         self.all: dict[str, SessionState] = {}
-        self.of_request: dict[str, SessionState] = {}  # by the id of the one that is on its way
+        self.of_request: dict[str, SessionState] = {}  # by the id of the running request
         self.clock = 0
 
     def __len__(self) -> int:
@@ -76,15 +81,15 @@ class Sessions:
 
     @property
     def num_leased(self) -> int:
-        """Blocks; one that two sessions hold counts twice."""
+        """The number of leased blocks; a block that two sessions hold counts twice."""
         return sum(len(session.leased) for session in self.all.values())
 
     def leased(self) -> np.ndarray:
-        """The blocks of all leases, int32, one that several hold as often."""
+        """Return the blocks of all leases, int32. A block of several leases occurs as often."""
         return np.concatenate([NO_BLOCKS, *(session.leased for session in self.all.values())])
 
     def by_age(self) -> list[SessionState]:
-        """Those that hold blocks: those that nobody asks now first, the longest unused of them first."""
+        """Return the sessions with leases: first those without a running request, the longest unused first."""
         holders = [session for session in self.all.values() if len(session.leased)]
         return sorted(holders, key=lambda session: (session.live != NO_REQUEST, session.used))
 
@@ -99,19 +104,19 @@ class Sessions:
         return session
 
     def begin(self, session: SessionState, request_id: str, place: Place) -> None:
-        """A request of the session is on its way."""
+        """Note that a request of the session runs."""
         session.live, session.place = request_id, place
         self.of_request[request_id] = session
 
     def end(self, request_id: str) -> SessionState | None:
-        """It is over. None: it is of no session."""
+        """Note that the request ended, and return its session or None."""
         session = self.of_request.pop(request_id, None)
         if session is not None:
             session.live, session.is_settled = NO_REQUEST, False
         return session
 
     def digest_parts(self) -> bytes:
-        """What decisions read of them."""
+        """Return the values that decisions read, for the digest."""
         said = [
             (
                 *(each.session_id, each.cache_salt, each.live, each.used, each.place),

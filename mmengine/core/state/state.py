@@ -1,7 +1,7 @@
 """The state of the engine: a fold over its events, as columns by row.
 
-Only `evolve` writes it. Decisions read it through a `View`, which has nothing to write. A row is a
-place in the running batch; a waiting request has none, and keeps its tokens itself.
+Only `evolve` writes the state. Decisions read it through a `View`, which has no writing methods. A row is a
+place in the running batch. A waiting request has no row and keeps its tokens in its RequestState.
 """
 
 from bisect import insort
@@ -33,7 +33,7 @@ _NO_ROWS = frozen(np.zeros(0, np.intp))
 
 
 class State(Columns[np.ndarray]):
-    """Columns, and what they do not say."""
+    """The state of one engine: the columns of its rows, its requests, pools and the open step."""
 
     def __init__(self, config: EngineConfig):
         self.config = config
@@ -41,21 +41,21 @@ class State(Columns[np.ndarray]):
         self.policy: Policy = policy_of(config)
         rows, self.block_size = config.max_num_seqs, config.block_size
         longest = config.max_model_len + config.num_draft_tokens
-        # With a drafter that keeps KV, what a slot holds depends on the token behind it too.
+        # With a drafter that keeps KV, a slot's KV depends on the next token, too.
         self.content_width = config.block_size + bool(config.lookahead_tokens)
         num_blocks = -(-config.max_model_len // config.block_size)
         self.__dict__.update(make_columns(rows, max(longest, self.content_width), num_blocks))
         self.max_total[:] = NEVER
         if config.num_state_slots:
             self.keep_at[:] = NEVER
-        # [row, number of a block]: the tokens that say what it holds; a view of `token_ids`.
+        # [row, block number]: the tokens that determine the block's content; a view of `token_ids`.
         windows = sliding_window_view(self.token_ids, self.content_width, axis=1)
         self.block_tokens = windows[:, :: config.block_size]
         self.requests_by_row = np.full(rows, None, object)  # RequestState or None
-        self.num_with_media = 0  # rows whose request has any
-        self.num_prefills = 0  # rows of which no token is sampled
+        self.num_with_media = 0  # rows whose request has media
+        self.num_prefills = 0  # rows of requests without sampled tokens
         self.free_rows = list(range(rows - 1, -1, -1))
-        # Rows are kept as numpy indexes with them: other integers are cast at each use.
+        # Rows are numpy indexes (intp): numpy casts other integers at each use.
         self.running = _NO_ROWS  # in admission order
         self.requests: dict[str, RequestState] = {}
         self.waiting: list[RequestState] = []  # by rank
@@ -63,14 +63,15 @@ class State(Columns[np.ndarray]):
         self.num_preempted = 0
         self.blocks = BlockPool(config.num_blocks, config.block_size, self.content_width)
         self.encoder = EncoderCache(config.encoder_cache_size)
-        self.part: Part | None = None  # of the item that is being encoded: what was scheduled of it last
-        self.num_large = 0  # requests with an item that takes more than a step may
+        self.part: Part | None = None  # the last scheduled part of the item that is being encoded
+        self.num_large = 0  # requests with an item that takes more work than a step may
         self.states = StateSlots(config.num_state_slots, self.blocks.content)
         self.adapters = AdapterPool(config.lora_bytes if config.max_loras else 0)
-        self.free_host_blocks = np.arange(config.swap_blocks, dtype=np.int32)[::-1]  # the last goes next
-        # Whether any row has drafts behind its known tokens, and any step verifies some; if in doubt, True.
+        # the last is given out next
+        self.free_host_blocks = np.arange(config.swap_blocks, dtype=np.int32)[::-1]
+        # Whether any row has drafts after its known tokens, and any step verifies some. True if uncertain.
         self.has_drafts = self.verifies = False
-        self.goodput: Goodput | None = None  # where it says how many drafts are verified
+        self.goodput: Goodput | None = None  # chooses the number of verified drafts
         if config.draft_policy == "goodput" and config.num_draft_tokens:
             self.goodput = Goodput(rows, config.num_draft_tokens, overlaps=config.max_in_flight > 1)
         self.cancelled: list[str] = []
@@ -78,43 +79,42 @@ class State(Columns[np.ndarray]):
         self.grammar_slots = GrammarSlots()
         self.sessions = Sessions()
         self.fetching: dict[str, None] = {}  # requests that hold blocks which a store fills
-        self.suspects: dict[str, None] = {}  # requests on trial after a step that failed
-        self.thrashing: list[str] = []  # reached thrash_limit, not reported yet
-        self.resetting = False  # what runs is about to be preempted and to start again
+        self.suspects: dict[str, None] = {}  # requests on trial after a failed step
+        self.thrashing: list[str] = []  # requests that reached thrash_limit and are not reported yet
+        self.resetting = False  # the running requests are about to be preempted and start again
         self.step = 0  # the open step, or the next one
-        self.flights: deque[Flight] = deque()  # dispatched, the oldest first
-        # Rows that requests left while a step in flight names them, and the encoder keys they held.
+        self.flights: deque[Flight] = deque()  # dispatched steps, the oldest first
+        # Rows that requests left while a step in flight names them, and the encoder keys that they held.
         self.leaving: dict[int, list[bytes]] = {}
-        self.last_rows = _NO_ROWS  # what "the rows of the step before" stands for
-        self.due_places: np.ndarray | None = None  # what `due` found since the last event
+        self.last_rows = _NO_ROWS  # the rows that SCHEDULED means by None
+        self.due_places: np.ndarray | None = None  # the result of `due` since the last event
         self.history = History()
         self.checkpointed_step = 0  # the step of the last CHECKPOINT
         self.reset_step()
 
     def reset_step(self) -> None:
-        """Budgets and lists of the open step, as they are before it opens."""
+        """Reset the budgets and lists of the open step."""
         self.is_open = False
         self.preempted_in_step = False
         self.tokens_left = self.config.token_budget
         self.encoder_left = self.config.encoder_budget
-        self.work_left = self.config.encoder_piece  # encoder work, of items that are encoded whole
+        self.work_left = self.config.encoder_piece  # encoder work, for items that are encoded whole
         self.step_part: Part | None = None
-        self.scan_from = 0  # waiting requests before it were passed over in this step
-        self.step_rows = _NO_ROWS  # of the open step, in order
+        self.scan_from = 0  # waiting requests before this place were passed over in this step
+        self.step_rows = _NO_ROWS  # rows of the open step, in order
         self.step_filled: list[np.ndarray] = []  # blocks whose content the open step completes
-        self.num_decided = 0  # running rows up to here got what they get in this step
-        self.made_room_for = (NO_ROW, 0)  # the row for which others gave way, and its tokens
-        self.step_encoded: list[tuple[bytes, Request, int]] = []  # key, and whose item it is
+        self.num_decided = 0  # running rows before this place are decided for this step
+        self.made_room_for = (NO_ROW, 0)  # the row for which others were preempted, and its tokens
+        self.step_encoded: list[tuple[bytes, Request, int]] = []  # key, request and the item's index
         self.step_evicted: list[bytes] = []
-        self.step_swapped: list[RequestState] = []  # whose KV the open step copies to the host
-        self.step_kept: list[
-            np.ndarray
-        ] = []  # int32 [n, 3]: row, tokens behind which its state is kept, slot
-        self.step_fetched: list[tuple[str, np.ndarray]] = []  # blocks that came of a store, and for whom
+        self.step_swapped: list[RequestState] = []  # requests whose KV the open step copies to the host
+        self.step_kept: list[np.ndarray] = []  # int32 [n, 3]: row, tokens after which its state is kept, slot
+        # blocks that came from a store, and their request
+        self.step_fetched: list[tuple[str, np.ndarray]] = []
         self.step_copies: dict[str, list[np.ndarray]] = {"swap_out": [], "copy": [], "swap_in": []}
 
     def enqueue(self, request: RequestState) -> None:
-        """Put a request without a row where its rank belongs."""
+        """Insert a request without a row into the waiting queue, by its rank."""
         request.rank = self.policy.rank(cast(RequestView, request))
         insort(self.waiting, request, key=lambda waiting: waiting.rank)
 
@@ -132,7 +132,7 @@ class State(Columns[np.ndarray]):
         return state
 
     def weigh_media(self, req_state: RequestState) -> None:
-        """What its items take to encode, where a step has a limit for that."""
+        """Compute the encoder work of the request's items, if a step has a limit for it."""
         piece, even = self.config.encoder_piece, self.config.encoder_even_patches
         media = req_state.request.media
         if piece and media:
@@ -140,15 +140,17 @@ class State(Columns[np.ndarray]):
             req_state.has_large = max(req_state.media_work) > piece
 
     def sampled_rows(self) -> np.ndarray:
-        """Rows of the step whose result comes next that give tokens, intp."""
+        """Return the rows, intp, that give tokens in the step that returns next."""
         return self.flights[0].sampled if self.flights else self._due_rows()
 
     def filled_blocks(self) -> list[np.ndarray]:
-        """Blocks whose content the step completes that comes back next."""
+        """Return the blocks whose content is complete with the step that returns next."""
         return self.flights[0].filled if self.flights else self.step_filled
 
     def due(self) -> np.ndarray:
-        """Places in `step_rows` of those that reach the end of their tokens, known and pending, intp."""
+        """Return the places in `step_rows` of rows that reach the end of their known and pending tokens,
+        intp.
+        """
         if self.due_places is None:
             ends = self.num_tokens[self.step_rows]
             if self.flights:
@@ -164,13 +166,14 @@ class State(Columns[np.ndarray]):
         return rows if len(due) == len(rows) else rows[due]
 
     def step_of(self, event: ev.Event) -> int:
-        """The step that an event is of which comes next: of a result the oldest in flight, else the open
-        one, or the next where none is open."""
+        """Return the step of the next event: the oldest step in flight for a result, else the open or next
+        step.
+        """
         returns = isinstance(event, (ev.Executed, ev.Failed))
         return self.flights[0].step if returns and self.flights else self.step
 
     def open_step(self) -> Flight:
-        """The open step, as it would be dispatched now."""
+        """Return the open step in the form of a dispatched step."""
         overlaps = self.config.max_in_flight > 1
         return Flight(
             self.step,

@@ -1,8 +1,8 @@
-"""The pool of state slots: who holds one, and what those that nobody holds are kept for.
+"""The pool of state slots: which row holds a slot, and which kept states the other slots hold.
 
-A slot takes the recurrent states of one sequence in all layers that have any. A row holds one from its
-admission to its end. The others may hold a *kept* state, that behind a full block, found by the block's
-content id, so that a request which begins with that block's content can go on from there.
+A slot takes the recurrent states of one sequence in all layers that have any. A row holds a slot from its
+admission to its end. A free slot may hold a *kept* state: the state after a full block, found by the block's
+content id. A request that begins with that block's content can continue from the kept state.
 """
 
 import numpy as np
@@ -18,16 +18,17 @@ class StateSlots:
 
     def __init__(self, num_slots: int, block_content: np.ndarray):
         self._block_content = block_content
-        self.num_free = num_slots  # that no row holds, with a kept state or without
-        self.held = np.zeros(num_slots, np.bool_)  # by a row
-        self.content = np.full(num_slots, NO_CONTENT, np.int64)  # of the block behind which a state is kept
-        self.block = np.zeros(num_slots, np.int32)  # that block
-        self.used = np.zeros(num_slots, np.int64)  # when the kept state was used last, counted by `clock`
+        self.num_free = num_slots  # slots that no row holds, with or without a kept state
+        self.held = np.zeros(num_slots, np.bool_)  # whether a row holds the slot
+        # the content id of the block after which the state is kept
+        self.content = np.full(num_slots, NO_CONTENT, np.int64)
+        self.block = np.zeros(num_slots, np.int32)  # the number of that block
+        self.used = np.zeros(num_slots, np.int64)  # the last use of the kept state, counted by `clock`
         self.clock = 0
         self._by_content: dict[int, int] = {}
 
     def find(self, content: int) -> int:
-        """The slot with the state behind a block of this content, or NO_STATE."""
+        """Return the slot with the state after a block of this content, or NO_STATE."""
         return self._by_content.get(content, NO_STATE)
 
     def peek(self, count: int) -> np.ndarray:
@@ -40,7 +41,9 @@ class StateSlots:
         return free[order[:count]].astype(np.int32)
 
     def take(self, slot: int, source: int) -> None:
-        """A row holds the slot, and goes on from the state kept in `source`, if that is one."""
+        """Give the slot to a row that continues from the state kept in `source`, or begins at zero with
+        NO_STATE.
+        """
         if source not in (NO_STATE, slot):
             self.clock += 1
             self.used[source] = self.clock
@@ -53,19 +56,19 @@ class StateSlots:
         self.num_free += 1
 
     def keep(self, slot: int, content: int, block: int) -> None:
-        """The slot keeps the state behind `block`, which holds `content`."""
+        """Keep the state after `block`, whose content id is `content`, in the slot."""
         self._forget(slot)
         self.clock += 1
         self.content[slot], self.block[slot], self.used[slot] = content, block, self.clock
         self._by_content[content] = slot
 
     def forget(self, slots: np.ndarray) -> None:
-        """Kept states that cannot be relied on."""
+        """Forget kept states that a failed step made invalid."""
         for slot in slots.tolist():
             self._forget(slot)
 
     def clear(self) -> None:
-        """Nothing is kept any more."""
+        """Forget all kept states."""
         self.content[:], self.block[:], self.used[:] = NO_CONTENT, 0, 0
         self._by_content.clear()
 
@@ -73,7 +76,7 @@ class StateSlots:
         return self.held, self.content, self.block, self.used
 
     def fill(self, columns: tuple[np.ndarray, ...], clock: int) -> None:
-        """Take over what `columns` gave. Raises ValueError where it contradicts itself."""
+        """Restore the result of `columns`. Raises ValueError if it contradicts itself."""
         for mine, values in zip(self.columns(), columns, strict=True):
             mine[:] = values
         self.num_free, self.clock = int(np.count_nonzero(~self.held)), clock
@@ -90,15 +93,19 @@ class StateSlots:
 
 
 def any_due(keep_at: ReadOnlyArray | np.ndarray, num_computed: ReadOnlyArray | np.ndarray) -> bool:
-    """Whether some row may have a state to keep, drafts that it computed counted as sure. Whole columns are
-    compared faster than the rows of a step are gathered, and in most steps there is none."""
+    """Return whether some row may have a state to keep, with its drafts counted as accepted. Comparing whole
+    columns is faster than gathering the step's rows, and most steps have none.
+    """
     return bool((keep_at <= num_computed).any())
 
 
 def next_kept(after: int, num_prompt: int, num_shared: int, every: int, block_size: int) -> int:
-    """Behind how many tokens, more than `after`, the state of a row is kept next: at multiples of `every`,
-    where the request leaves what others began with, and at the last block before the prompt's last token,
-    which a request with the same prompt computes for its logits. Whole blocks all of them."""
+    """Return after how many tokens, more than `after`, a row's state is kept next.
+
+    These are multiples of `every`, the end of the tokens that other requests share, and the last block before
+    the prompt's last token, which a request with the same prompt computes for its logits. All are whole
+    blocks.
+    """
     every = -(-every // block_size) * block_size
     places = [num_shared, (num_prompt - 1) // block_size * block_size]
     if every:

@@ -1,22 +1,22 @@
-"""What steps take that only decode, and how many tokens drafts gave in them, by how many rows they have.
+"""Times of decode-only steps and tokens from drafts in them, by the number of rows.
 
-For each bucket of like numbers of rows the last few steps of each kind are kept: those without drafts, and,
-by who was level, those that verified some; with two steps in flight also those that could have, as others do
-not wait for the step before. What drafts give is the tokens of the latter over their time, beside the lower
-quartile of the former. Times count up to half as much again as is usual among them: what a machine does
-besides only makes a step longer, and a hiccup of it decides nothing. Where no step without drafts ran with as
-many rows, a like number speaks.
+A bucket is a group of similar numbers of rows. For each bucket the last few steps of each kind are kept:
+steps without drafts, and, by draft level, steps that verified drafts. With two steps in flight, steps that
+could have verified drafts count too, because other steps do not wait for the step before. The gain of drafts
+is the number of tokens over the time of the latter steps, relative to the lower quartile of the former. A
+time counts at most 1.5 times the usual time: other work of the machine only makes a step longer, and one
+hiccup must not decide. Without steps of that bucket a similar bucket counts.
 """
 
 from collections.abc import Sequence
 from statistics import median_low
 
 ONE = 1 << 16
-MEMORY = 16  # steps of one kind that are kept
-ENOUGH_PLAIN, ENOUGH_DRAFTED = 4, 2  # of them say something
-ENOUGH_ROWS = 16  # of steps with drafts: what one answer alone gave is chance
-MOST_NS = 1 << 40  # of one step; a log may say anything
-_OFFSET = 8  # rows that a step's fixed cost stands for, where times of unlike numbers of rows are compared
+MEMORY = 16  # kept steps of one kind
+ENOUGH_PLAIN, ENOUGH_DRAFTED = 4, 2  # kept steps from which a result counts
+ENOUGH_ROWS = 16  # rows of steps with drafts from which a result counts: one request alone may be chance
+MOST_NS = 1 << 40  # of one step; a log may claim anything
+_OFFSET = 8  # a step's fixed cost in rows, for comparisons of times with different numbers of rows
 _LARGEST = 1 << 26
 
 DraftedStep = tuple[int, int, int, int]  # ns, tokens, rows, drafts
@@ -24,48 +24,53 @@ DraftedStep = tuple[int, int, int, int]  # ns, tokens, rows, drafts
 
 class StepCosts:
     def __init__(self) -> None:
-        self._plain: dict[int, list[int]] = {}  # ns for each row and _OFFSET more
-        self._drafted: dict[tuple[int, int], list[DraftedStep]] = {}  # by bucket, and who was level
-        self.since_plain: dict[int, int] = {}  # by bucket, steps with drafts since one without
+        self._plain: dict[int, list[int]] = {}  # ns per row, with _OFFSET added to the rows
+        self._drafted: dict[tuple[int, int], list[DraftedStep]] = {}  # by bucket and draft level
+        self.since_plain: dict[int, int] = {}  # by bucket: steps with drafts since the last step without
 
     @staticmethod
     def bucket(num_rows: int) -> int:
-        """Numbers of rows up to 8 are told apart, above that by their first three bits."""
+        """Return the bucket of a number of rows: up to 8 each number has its own, above that numbers with the
+        same first three bits share one.
+        """
         shift = max(0, num_rows.bit_length() - 3)
         return num_rows if num_rows <= 8 else 4 * shift + (num_rows >> shift)
 
     def add_plain(self, bucket: int, num_rows: int, ns: int) -> None:
-        """A step without drafts took `ns`."""
+        """Record a step without drafts that took `ns`."""
         self.since_plain[bucket] = 0
         _add(self._plain.setdefault(bucket, []), max(1, min(ns, MOST_NS) // (num_rows + _OFFSET)))
 
     def add_drafted(self, bucket: int, level: int, num_rows: int, drafts: int, tokens: int, ns: int) -> None:
-        """A step that verified `drafts` gave `tokens` and took `ns`, with making drafts for the next one."""
+        """Record a step that verified `drafts`, gave `tokens` and took `ns`, with the time of making the next
+        drafts.
+        """
         self.since_plain[bucket] = self.since_plain.get(bucket, 0) + 1
         step = (max(1, min(ns, MOST_NS)), tokens, num_rows, drafts)
         _add(self._drafted.setdefault((bucket, level), []), step)
 
     def add_failure(self, bucket: int, level: int) -> None:
-        """Drafters up to number `level` were level, and nobody had any, or none that were worth it."""
+        """Record that the level had no drafts, or none that were worth their time."""
         self._drafted[bucket, level] = [(MOST_NS, 0, ENOUGH_ROWS, 1)] * ENOUGH_DRAFTED
 
     def wants_plain(self, bucket: int) -> bool:
-        """Whether steps without drafts are worth a look, as they come."""
+        """Return whether further times of steps without drafts are useful."""
         return len(self._plain.get(bucket, ())) < MEMORY // 2
 
     def knows_plain(self, bucket: int, *, itself: bool = False) -> bool:
-        """`itself`: not from a like number of rows."""
+        """Return whether the time of steps without drafts is known. `itself`: not from a similar bucket."""
         if itself:
             return len(self._plain.get(bucket, ())) >= ENOUGH_PLAIN
         return self._plain_of(bucket) is not None
 
     def plain_ns(self, bucket: int, num_rows: int) -> int:
-        """What a step of so many rows takes without drafts; 0: not known."""
+        """Return the time of a step of `num_rows` rows without drafts; 0: unknown."""
         return (self._plain_of(bucket) or 0) * (num_rows + _OFFSET)
 
     def rate(self, bucket: int, level: int, beside_ns: int = 0) -> int | None:
-        """Tokens per time with drafters up to number `level`, where 65536 is without; None: not known.
-        `beside_ns`: what drafts take of each token, beside what these steps took."""
+        """Return tokens per time at a level, where 65536 stands for no drafts; None: unknown. `beside_ns`:
+        what drafts cost per token beyond these steps.
+        """
         steps, plain = self._drafted.get((bucket, level), ()), self._plain_of(bucket)
         if plain is None or not _are_enough(steps):
             return None
@@ -75,13 +80,15 @@ class StepCosts:
         return min(without * ONE // took, _LARGEST)
 
     def capped_ns(self, bucket: int, level: int, num_rows: int, drafts: int, ns: int) -> int:
-        """What a step that had a part for drafts took, up to half as much again as is usual."""
+        """Return a step's time, capped at 1.5 times the usual time."""
         steps = self._drafted.get((bucket, level), ())
         return _capped(steps, ns, num_rows, drafts) if drafts and len(steps) >= MEMORY // 4 else ns
 
     def least_chance(self, bucket: int, level: int) -> int:
-        """What chance a draft needs to be worth its time, in 1/65536: what a draft took beside what a token
-        takes at best. A third of it, as the drafts of a step share what each of them is charged for here."""
+        """Return the chance that a draft needs to be worth its time, in 1/65536: a draft's time relative to
+        the best time of a token. The result is a third of that, because the drafts of a step share their
+        cost.
+        """
         steps, plain = self._drafted.get((bucket, level), ()), self._plain_of(bucket)
         if plain is None or not _are_enough(steps):
             return 0
@@ -93,11 +100,11 @@ class StepCosts:
         return min(max(ns - without, 0) * ONE // max(3 * drafts * token_ns, 1), ONE // 2)
 
     def forget_plain(self, bucket: int) -> None:
-        """What steps without drafts take is to be seen again."""
+        """Forget the times of steps without drafts."""
         self._plain.pop(bucket, None)
 
     def forget_drafted(self, bucket: int) -> None:
-        """What steps with drafts give is to be seen again."""
+        """Forget the gains of steps with drafts."""
         for key in [key for key in self._drafted if key[0] == bucket]:
             del self._drafted[key]
 
@@ -116,8 +123,9 @@ class StepCosts:
         self.since_plain = dict(since_plain)
 
     def _plain_of(self, bucket: int) -> int | None:
-        """What a row takes of a step without drafts, by the nearest bucket that knows, if it has at most
-        twice as many rows or half as many."""
+        """Return the time of a row in a step without drafts, from the nearest measured bucket with at most
+        twice or half as many rows.
+        """
         rows, found = rows_of(bucket), None
         for other, times in self._plain.items():
             less, more = sorted((rows, rows_of(other)))
@@ -128,7 +136,7 @@ class StepCosts:
 
 
 def rows_of(bucket: int) -> int:
-    """The least number of rows of it."""
+    """Return the smallest number of rows of a bucket."""
     shift = bucket // 4 - 1
     return bucket if bucket <= 8 else (4 + bucket % 4) << shift
 
