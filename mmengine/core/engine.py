@@ -22,7 +22,7 @@ from mmengine.core.batch import BlockTables, batch
 from mmengine.core.decide.completion import complete
 from mmengine.core.decide.deciders import scheduler_of
 from mmengine.core.decide.leases import next_lease
-from mmengine.core.decide.request_checks import admit, check_request
+from mmengine.core.decide.request_checks import accept, check_request
 from mmengine.core.decide.stalls import NO_PROGRESS, find_stalls
 from mmengine.core.dispatched_steps import DispatchedSteps
 from mmengine.core.executor import NO_PLAN, Executor
@@ -226,9 +226,9 @@ class EngineCore:
         """
         try:
             # a process that continues the log knows nothing of the other events
-            for asked in self.inbox.drain():
-                if isinstance(asked, ev.Delivered):
-                    self.record_delivered(asked)
+            for observation in self.inbox.drain():
+                if isinstance(observation, ev.Delivered):
+                    self.record_delivered(observation)
             self.checkpoint()
             if self._snapshots is not None and not self.stalled:
                 self._flush(self._snapshots)
@@ -263,11 +263,11 @@ class EngineCore:
         """
         if not self._is_decided and not self._collector.outputs:
             self._advance()
-        return self._release()
+        return self._commit_and_dispatch()
 
     def _advance(self) -> None:
         if not self._collect_first and len(self._dispatched) < 1 + self._overlaps:
-            self._take_in()
+            self._process_arrivals()
             if self._decide() or not self._dispatched:
                 return
             self._collect_first = True  # after an interrupt the next call collects first
@@ -276,27 +276,27 @@ class EngineCore:
             self._end_leavers()
         self._collect()
         self._collect_first = False
-        self._take_in()
+        self._process_arrivals()
         self._decide()
 
     def _end_leavers(self) -> None:
         """End requests that left while the step ran before its tokens are applied, as vLLM does."""
-        for asked in self._source.leavers():
-            for event in admit(self.view, asked):
+        for observation in self._source.leavers():
+            for event in accept(self.view, observation):
                 self._emit(event)
             for end in complete(self.view):
                 self._emit(end)
 
-    def _take_in(self) -> None:
+    def _process_arrivals(self) -> None:
         """End requests that are complete, and process arrivals."""
         while (lease := next_lease(self.view)) is not None:
             self._emit(lease)
         for end in complete(self.view):
             self._emit(end)
         changed = False
-        for asked in self._source.drain():
+        for observation in self._source.drain():
             changed = True
-            for event in admit(self.view, asked):
+            for event in accept(self.view, observation):
                 self._emit(event)
         if changed:
             for end in complete(self.view):
@@ -343,7 +343,7 @@ class EngineCore:
             self._stats.drafts = add_drafts(self._stats.drafts, drafts)
         self._stats.num_output_tokens += len(sampled) if taken is None else int(taken.sum())
 
-    def _release(self) -> Outputs:
+    def _commit_and_dispatch(self) -> Outputs:
         """Commit the log, then dispatch the batch and return the outputs."""
         self._is_committed = self.sink.commit()
         if not self._is_committed:

@@ -1,4 +1,4 @@
-"""What ends: decided from the state after a step, or after a consumer left."""
+"""Decides which requests end, from the state after a step or after a consumer left."""
 
 import numpy as np
 
@@ -12,12 +12,12 @@ from mmengine.events import vocabulary as ev
 
 
 def complete(view: View) -> list[ev.Finished | ev.Preempted]:
-    """FINISHED for requests that stopped, are full, broke or were cancelled; PREEMPTED for those
-    whose step failed, or whose process ended, and that may try again. In admission order, cancelled
-    waiting ones last."""
+    """Return FINISHED for requests that stopped, are full, broke or were cancelled, and PREEMPTED for
+    requests that try again after a failed step or a crash. Rows come in admission order, then cancelled
+    waiting requests.
+    """
     running = view.running
-    # Of all rows, as the columns lie: that nobody is over is seen at once, and rows without a request
-    # never are.
+    # Whole columns are compared: this finds out quickly that no request is complete. A free row never is.
     over = (view.num_tokens >= view.max_total) | (view.ended != RUNS_ON)
     if view.num_prefills:
         over = _without_unread(view, over)
@@ -44,7 +44,7 @@ def complete(view: View) -> list[ev.Finished | ev.Preempted]:
 
 
 def _without_unread(view: View, over: np.ndarray) -> np.ndarray:
-    """Of the rows that are over those whose prompt is computed, where nothing else is wanted of it."""
+    """Remove rows without sampled tokens from `over` while their prompts are not computed yet."""
     for row in np.flatnonzero(over & np.asarray(view.ended == RUNS_ON)).tolist():
         over[row] = is_computed(view, view.requests_by_row[row])
     return over

@@ -1,4 +1,4 @@
-"""Whether what a store offers of a waiting request's prefix is fetched, in place of an admission."""
+"""Decides whether a waiting request fetches blocks from a store instead of being admitted."""
 
 from typing import Literal
 
@@ -10,20 +10,24 @@ from mmengine.core.state.view import View
 from mmengine.events import vocabulary as ev
 
 Passed = Literal["passed"]
-PASSED: Passed = "passed"  # another request fetches what this one would
+PASSED: Passed = "passed"  # another request fetches the same blocks
 
 
 def decide_fetch(
     view: View, req_state: RequestView, cached: np.ndarray, new: np.ndarray
 ) -> ev.Fetched | Passed:
-    """FETCHED into the blocks `new`, behind the hits `cached` (int32 both); PASSED while another one does."""
+    """Return FETCHED into the blocks `new`, after the hits `cached` (int32 both), or PASSED while another
+    request fetches the same blocks.
+    """
     if any(_same_next(view, req_state, view.requests[name], len(cached)) for name in view.fetching):
         return PASSED
     return ev.Fetched(req_state.request.request_id, cached.tobytes(), new.tobytes())
 
 
 def _same_next(view: View, one: RequestView, other: RequestView, number: int) -> bool:
-    """Whether block `number` is the same for both, and `other` fetches it. Those before it are cached."""
+    """Return whether both requests have the same block `number` and `other` fetches it. Earlier blocks are
+    cached.
+    """
     end = (number + 1) * view.block_size
     first = len(other.fetch_blocks) - other.num_fetching
     return (

@@ -1,4 +1,4 @@
-"""Which states a step keeps for the prefix cache."""
+"""Decides which recurrent states a step keeps for the prefix cache."""
 
 import numpy as np
 
@@ -10,8 +10,9 @@ from mmengine.events import vocabulary as ev
 
 
 def keep_states(view: View) -> ev.StatesKept | None:
-    """For the rows of the open step, once all of them are decided; None where nothing is to be kept, or no
-    slot is free. Where slots are few, the places of the rows admitted last have them."""
+    """Return the states to keep for the open step's rows, after all rows are decided. None: no state is due,
+    or no slot is free. If slots are few, rows that were admitted last get them.
+    """
     if not any_due(view.keep_at, view.num_computed):
         return None
     rows = view.step_rows
@@ -28,7 +29,7 @@ def keep_states(view: View) -> ev.StatesKept | None:
 
 
 def _wanted(view: View, rows: ReadOnlyArray, certain: np.ndarray) -> list[tuple[int, int]]:
-    """(row, tokens) for each state behind a block whose content is recorded, and of which none is kept."""
+    """Return (row, tokens) for each state after a recorded block without a kept state."""
     size, every = view.block_size, view.config.snapshot_every
     wanted, seen = list[tuple[int, int]](), set[int]()
     for row, end in zip(rows.tolist(), certain.tolist(), strict=True):

@@ -1,7 +1,7 @@
-"""Which blocks a session keeps when a request of it is over, and which of them are taken back.
+"""Decides which blocks a session keeps when its request ends, and which leased blocks are taken back.
 
-A lease never holds anybody up: where a request needs blocks that are not free, leases give theirs up before a
-request waits or is preempted. What is given up stays a prefix hit until somebody writes over it.
+A lease never delays a request: before a request waits for blocks or is preempted, leases give blocks up.
+Blocks that were given up stay prefix hits until they are overwritten.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,9 @@ NO_FREE_BLOCKS, LIMIT = "no free blocks", "session_blocks"
 
 
 def next_lease(view: View) -> ev.Leased | ev.LeaseTaken | None:
-    """To be asked, one event at a time, before requests that are over are told to leave."""
+    """Return the next change to a lease, or None. Call this function for one event at a time, before ended
+    requests leave.
+    """
     for session, req_state in _ending(view):
         wanted = _wanted(view, req_state)
         held = session.leased
@@ -34,7 +36,7 @@ def next_lease(view: View) -> ev.Leased | ev.LeaseTaken | None:
 
 
 def _ending(view: View) -> Iterator[tuple[SessionView, RequestView]]:
-    """Sessions with a request that ends by stop or length."""
+    """Yield sessions whose request ends by stop or length."""
     for name, session in view.sessions.of_request.items():
         req_state = view.requests.get(name)
         if req_state is None or req_state.row < 0 or req_state.cancelled or session.is_settled:
@@ -46,22 +48,22 @@ def _ending(view: View) -> Iterator[tuple[SessionView, RequestView]]:
 
 
 def is_computed(view: View, req_state: RequestView) -> bool:
-    """Whether a request of which nothing is sampled is over, or it is another one."""
+    """Return whether a request without sampled tokens is computed. True for any other request."""
     row = req_state.row
     whole = view.num_computed[row] >= view.num_tokens[row] and not view.scheduled[row]
     return not req_state.request.is_prefill or bool(whole and not view.in_flight[row])
 
 
 def _wanted(view: View, req_state: RequestView) -> np.ndarray:
-    """The full blocks of its row, as many as one session may hold."""
+    """Return the row's full blocks, at most as many as one session may hold."""
     count = min(int(view.num_filled[req_state.row]), view.config.most_leased)
     return np.asarray(view.block_table[req_state.row, :count]).copy()
 
 
 def lease_to_take(view: View, num_blocks: int, hits: np.ndarray) -> ev.LeaseTaken | None:
-    """A lease, or its end, of which blocks become free, so that in the end at least `num_blocks` more are;
-    None where all leases together do not hold so many. Blocks among `hits` (int32), which whoever asks is
-    about to hold, count as nobody's."""
+    """Return the lease to shorten next so that `num_blocks` more blocks become free, or None if all leases
+    together have too few. Blocks among `hits` (int32) do not count: the caller is about to use them.
+    """
     leased = view.sessions.leased()
     if not len(leased):
         return None

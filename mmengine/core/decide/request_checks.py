@@ -1,4 +1,4 @@
-"""The door: what is asked of the engine becomes an event, or is refused."""
+"""Checks observations: turns each arrival, cancel or report into an event for the log, or refuses it."""
 
 import math
 
@@ -23,17 +23,20 @@ from mmengine.request import (
 
 MAX_ID_CHARS = 256
 MAX_SALT_CHARS = 1024
-MAX_PROMPT_LOGPROBS = 2**18  # numbers: tokens of a prompt, each with its alternatives; 2 MiB in the log
-MAX_DIGEST_BYTES = 64  # of an adapter's digest
-MAX_ENVELOPE_BYTES = 2**20  # what a server keeps with a request in the log
-_ITEM_LIMITS = ("encoder_budget", "encoder_cache_size", "max_item_embeds")  # 0 is no limit
+MAX_PROMPT_LOGPROBS = 2**18  # prompt tokens times their alternatives; 2 MiB in the log
+MAX_DIGEST_BYTES = 64  # longest digest that names an adapter
+MAX_ENVELOPE_BYTES = 2**20  # longest data that a server may keep with a request in the log
+# settings that limit an item; 0 means no limit
+_ITEM_LIMITS = ("encoder_budget", "encoder_cache_size", "max_item_embeds")
 PROMPT = FieldPath("prompt")
 _CHUNK_LIMITS = ("token_budget", "long_prefill_token_threshold")
 
 
-def admit(view: View, asked: ev.Event) -> list[ev.Event]:
-    """What becomes of an arrival, a cancel or a reset that this step sees."""
-    match asked:
+def accept(view: View, observation: ev.Event) -> list[ev.Event]:
+    """Return the events for an observation that this step processes; an observation without effect gives
+    none.
+    """
+    match observation:
         case ev.Queued(request_id=name):
             if len(view.waiting) >= view.config.max_waiting:
                 return [
@@ -44,35 +47,35 @@ def admit(view: View, asked: ev.Event) -> list[ev.Event]:
                         ErrorCode.QUEUE_FULL,
                     )
                 ]
-            return [view.grammar_slots.written(asked)]
+            return [view.grammar_slots.written(observation)]
         case ev.GrammarReady(request_id=name) | ev.GrammarFailed(request_id=name):
             req_state = view.requests.get(name)
             waits = req_state is not None and req_state.waits_for_grammar and name not in view.grammar_failed
-            return [asked] if waits else []
+            return [observation] if waits else []
         case ev.SessionOpened(session_id=name):
-            return [] if name in view.sessions.all else [asked]
+            return [] if name in view.sessions.all else [observation]
         case ev.Appended(session_id=name):
             session = view.sessions.all.get(name)
-            return [asked] if session is not None and not session.live else []
+            return [observation] if session is not None and not session.live else []
         case ev.SessionClosed(session_id=name, reason=reason):
             session = view.sessions.all.get(name)
             is_over = session is not None and not (reason == IDLE and session.live)
-            return [asked] if is_over else []
+            return [observation] if is_over else []
         case ev.Offered() | ev.Arrived() | ev.Lost():
-            return [asked] if _is_awaited(view, asked) else []
+            return [observation] if _is_awaited(view, observation) else []
         case ev.Cancelled(request_id=name):
             req_state = view.requests.get(name)
-            return [asked] if req_state is not None and not req_state.cancelled else []
+            return [observation] if req_state is not None and not req_state.cancelled else []
         case _:
-            return [asked]
+            return [observation]
 
 
-def _is_awaited(view: View, told: ev.Offered | ev.Arrived | ev.Lost) -> bool:
-    """Whether a request waits for what a store says, and it can be."""
-    req_state = view.requests.get(told.request_id)
+def _is_awaited(view: View, report: ev.Offered | ev.Arrived | ev.Lost) -> bool:
+    """Return whether a request waits for this report from a store, and the report fits."""
+    req_state = view.requests.get(report.request_id)
     if req_state is None:
         return False
-    match told:
+    match report:
         case ev.Offered():
             return req_state.store == ASKED
         case ev.Arrived(digests=digests):
@@ -81,8 +84,9 @@ def _is_awaited(view: View, told: ev.Offered | ev.Arrived | ev.Lost) -> bool:
 
 
 def check_request(request: Request, config: EngineConfig, *, max_media: int | None = None) -> None:
-    """Raise InvalidRequest for a request that could never run with these settings. `max_media`: of a session,
-    which may have others than one request."""
+    """Raise InvalidRequest for a request that could never run with these settings. `max_media`: a session's
+    limit, which may differ from a request's limit.
+    """
     _check_text("request_id", request.request_id, 1, MAX_ID_CHARS)
     _check_text("cache_salt", request.cache_salt, 0, MAX_SALT_CHARS)
     _check_text("group", request.group, 0, MAX_ID_CHARS)
@@ -140,7 +144,7 @@ def _check_sampling(request: Request) -> None:
 
 
 def check_session(event: ev.SessionOpened, config: EngineConfig) -> None:
-    """Raise InvalidRequest for a session that these settings cannot have."""
+    """Raise InvalidRequest for a session that these settings do not allow."""
     _check_text("a session id", event.session_id, 1, MAX_ID_CHARS)
     _check_text("cache_salt", event.cache_salt, 0, MAX_SALT_CHARS)
     _check_integer("idle_ns", event.idle_ns, 0, 2**62 - 1)
@@ -209,8 +213,7 @@ def _check_integer(name: str, value: int, low: int, high: int) -> None:
 def check_content(
     prompt: np.ndarray, media: tuple[MediaItem, ...], config: EngineConfig, max_media: int | None = None
 ) -> None:
-    """Raise InvalidRequest for what no state of these settings could hold: the prompt (int32 [n]) and
-    the places of its media."""
+    """Raise InvalidRequest for a prompt (int32 [n]) or media that no state could hold with these settings."""
     _check_prompt(prompt, config)
     if max_media is not None and len(media) > max_media:
         raise InvalidRequest(
@@ -245,7 +248,7 @@ def _check_prompt(prompt: np.ndarray, config: EngineConfig) -> None:
 
 
 def _check_media(prompt: np.ndarray, media: tuple[MediaItem, ...], config: EngineConfig) -> None:
-    """An item must fit what is computed and kept at once; where items are not split, also a chunk."""
+    """Raise InvalidRequest for an item that exceeds an encoder limit, or a chunk if items are not split."""
     end, sizes = 0, dict[bytes, int]()
     is_whole = not config.split_media and not config.compat
     most = _least(config, _ITEM_LIMITS)
@@ -264,7 +267,7 @@ def _check_media(prompt: np.ndarray, media: tuple[MediaItem, ...], config: Engin
 
 
 def _least(config: EngineConfig, names: tuple[str, ...]) -> float:
-    """Of these limits; 0 is none."""
+    """Return the smallest of these limits; 0 means no limit."""
     return min((limit for name in names if (limit := getattr(config, name))), default=math.inf)
 
 
@@ -278,8 +281,9 @@ def _too_large(
 
 
 def _check_runs(item: MediaItem, number: int, end: int, num_prompt: int) -> tuple[int, int]:
-    """Runs must ascend, not overlap, and lie in the prompt; gives where the last one ends, and the length of
-    all of them."""
+    """Check that runs ascend, do not overlap, and lie in the prompt. Returns the last run's end and the total
+    length.
+    """
     size = 0
     if not item.runs:
         raise InvalidRequest(f"{item.modality} {number} has no embeddings in the prompt")

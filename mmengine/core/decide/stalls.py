@@ -1,8 +1,8 @@
-"""Nothing waits for ever: when the loop goes on without getting anywhere, it says so.
+"""Finds stalls: situations in which the loop runs without progress.
 
-Two kinds. "no progress": requests are there, no step could be decided, and nothing from outside is
-awaited; no later step would differ. "thrash": a request was preempted `thrash_limit` times in a row
-without a token gained in between; it may still end, but the pool is too small for what runs.
+There are two kinds. "no progress": requests exist, no step could be decided, and no outside event is awaited,
+so no later step would differ. "thrash": a request was preempted `thrash_limit` times in a row without a token
+in between. That request may still end, but the pool is too small for the running requests.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ NO_PROGRESS, THRASH = "no progress", "thrash"
 
 
 def find_stalls(view: View) -> Iterator[ev.Stalled]:
-    """To be asked when the step is decided."""
+    """Yield stalls. Call this function after the step is decided."""
     for name in list(view.thrashing):
         count = view.requests[name].idle_preemptions
         yield ev.Stalled(
@@ -24,13 +24,13 @@ def find_stalls(view: View) -> Iterator[ev.Stalled]:
     idle = not view.is_open and not view.flights
     requests = view.requests.values()
     if not idle or any(req_state.store != SETTLED for req_state in requests):
-        return  # a store that is awaited has a deadline, and others may wait for what it sends
+        return  # an awaited store has a deadline, and other requests may wait for its blocks
     if any(not req_state.waits_for_grammar for req_state in requests):
         yield ev.Stalled(NO_PROGRESS, "", _holders(view))
 
 
 def _holders(view: View) -> str:
-    """What there is, and who holds it."""
+    """Return a sentence about rows, blocks and the encoder cache."""
     return (
         f"{len(view.running)} requests run, {len(view.waiting)} wait, {view.blocks.num_free} of "
         f"{view.blocks.num_blocks - 1} blocks are free, {len(view.free_rows)} rows are free, the encoder "

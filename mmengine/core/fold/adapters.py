@@ -1,5 +1,6 @@
-"""The part of `evolve` that concerns names of adapters: what each stands for, and in which folder is what
-requests have by a name that stands for something else now, or for nothing."""
+"""Applies events about adapters: which adapter a name refers to, and where adapters without a name were
+loaded from.
+"""
 
 from mmengine.core.state.request_state import RequestState
 from mmengine.core.state.state import State
@@ -28,7 +29,7 @@ def _drop_name(state: State, before: ev.AdapterLoaded) -> None:
 
 
 def forget_adapter_of(state: State, req_state: RequestState) -> None:
-    """The request is no live one any more."""
+    """Forget a nameless adapter when its last request ends."""
     nameless, adapter = state.adapters.nameless, req_state.request.adapter
     if nameless and adapter is not None and not _has_request(state, adapter.digest):
         nameless.pop(adapter.digest, None)

@@ -1,5 +1,8 @@
-"""The only writer of state: applies an event. It makes no choices and never fails on a log that
-`verify` accepts; what an event means is said here, in the other files of this folder, and nowhere else."""
+"""Applies events to the state. Only this package writes to a state.
+
+The fold makes no choices, and never fails on a log that `verify` accepts. These modules define what each
+event means.
+"""
 
 from typing import assert_never
 
@@ -29,7 +32,7 @@ from mmengine.events import vocabulary as ev
 
 
 def evolve(state: State, event: ev.Event) -> None:
-    """Apply the event. Those of each step are asked for first."""
+    """Apply the event. Frequent events are matched first."""
     match event:
         case ev.Executed():
             apply_executed(state, event)
@@ -48,11 +51,11 @@ def evolve(state: State, event: ev.Event) -> None:
         case ev.Finished():
             _apply_finished(state, event)
         case ev.Delivered():
-            pass  # the request is forgotten since it finished
+            pass  # the state forgot the request when it finished
         case ev.Preempted():
             _apply_preempted(state, event)
         case ev.Checkpoint():
-            state.checkpointed_step = state.step  # the next one is due so many steps later
+            state.checkpointed_step = state.step  # the next checkpoint is due checkpoint_interval steps later
         case ev.GrammarReady():
             state.requests[event.request_id].waits_for_grammar = False
         case ev.GrammarFailed():
@@ -208,7 +211,7 @@ def _apply_preempted(state: State, event: ev.Preempted) -> None:
 
 def _apply_finished(state: State, event: ev.Finished) -> None:
     req_state = state.requests.pop(event.request_id, None)
-    if req_state is None:  # refused before it was queued
+    if req_state is None:  # the request was refused before it was queued
         state.sessions.end(event.request_id)
         return
     sessions.grow(state, req_state, event.reason)
@@ -239,8 +242,9 @@ def _apply_cache_reset(state: State, event: ev.CacheReset) -> None:
 
 
 def _apply_recovered(state: State, event: ev.Recovered) -> None:
-    """Only tokens and what waits outlive a process: no step comes back, and no KV, no encoder output,
-    no block of the host is there any more."""
+    """Apply RECOVERED. Tokens and waiting requests survive a process; steps, KV, encoder outputs and host
+    blocks do not.
+    """
     while state.flights:
         land(state)
     if state.is_open:

@@ -1,8 +1,8 @@
-"""The part of `evolve` that concerns a store of blocks: what it offers, what is fetched, and how that ends.
+"""Applies events about a block store: offers, fetches, and their ends.
 
-A request that fetches holds blocks, though it has no row: hits of its own prefix, behind which the others are
-chained, and those that are filled. When the fetch is over it lets them go: what arrived stays in the prefix
-cache, as any block whose last holder left, and the request starts by hitting it.
+A fetching request holds blocks although it has no row: prefix hits, to which the fetched blocks are chained,
+and the blocks to be filled. After the fetch the request releases all of them. Fetched blocks stay in the
+prefix cache like any released block, and the request starts with hits on them.
 """
 
 import numpy as np
@@ -15,14 +15,14 @@ from mmengine.events import vocabulary as ev
 
 
 def ask(state: State, req_state: RequestState) -> None:
-    """It waits for what the store says, where it is to be asked."""
+    """Let the request wait for the store's offer, if the store is to be asked."""
     asked = state.config.block_store and req_state.may_fetch(state.block_size)
     req_state.store = ASKED if asked else SETTLED
 
 
 def apply_offered(state: State, event: ev.Offered) -> None:
     req_state = state.requests[event.request_id]
-    most = (len(req_state.tokens) - 1) // state.block_size  # the last token is computed, for its logits
+    most = (len(req_state.tokens) - 1) // state.block_size  # the last token is computed for its logits
     req_state.store, req_state.num_offered = SETTLED, max(0, min(event.num_blocks, most))
 
 
@@ -38,8 +38,9 @@ def apply_fetched(state: State, event: ev.Fetched) -> None:
 
 
 def apply_arrived(state: State, event: ev.Arrived) -> None:
-    """The next of the blocks that are fetched hold what the prompt says, once the step that copies them is
-    back."""
+    """Record the content of the next fetched blocks. The blocks hold their KV once the step that copies them
+    returns.
+    """
     req_state = state.requests[event.request_id]
     count = len(event.digests) // 8
     first = len(req_state.fetch_blocks) - req_state.num_fetching
@@ -57,7 +58,9 @@ def apply_arrived(state: State, event: ev.Arrived) -> None:
 
 
 def apply_lost(state: State, event: ev.Lost) -> None:
-    """Where the store did not answer in time, nobody who waits in line for it does so for long either."""
+    """End the request's fetch. After a missed deadline all other offers are dropped too, so that no queued
+    request waits long.
+    """
     leave_fetch(state, state.requests[event.request_id])
     if event.reason == DEADLINE:
         for req_state in state.requests.values():
@@ -65,7 +68,7 @@ def apply_lost(state: State, event: ev.Lost) -> None:
 
 
 def leave_fetch(state: State, req_state: RequestState) -> None:
-    """It waits for nothing of the store any more."""
+    """Release the request's fetch: the request waits for nothing from the store."""
     req_state.store, req_state.num_offered, req_state.num_fetching = SETTLED, 0, 0
     if len(req_state.fetch_blocks):
         state.blocks.release(req_state.fetch_blocks)

@@ -1,4 +1,4 @@
-"""The part of `evolve` that concerns media: what is encoded, who holds it, when it is let go."""
+"""Applies events to media: which items are encoded, which rows hold them, and when they are released."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from mmengine.request import MediaItem, num_before
 
 
 def encode(state: State, encode: tuple[tuple[bytes, int, int], ...], evict: tuple[bytes, ...]) -> None:
-    """Encoder outputs leave the cache, others are about to be computed into it."""
+    """Evict encoder outputs, and add the outputs that the open step computes."""
     _evict(state, evict)
     for key, row, index in encode:
         req_state = state.requests_by_row[row]
@@ -30,7 +30,7 @@ def _evict(state: State, keys: tuple[bytes, ...]) -> None:
 
 
 def encode_part(state: State, event: ev.Encoded) -> None:
-    """The open step computes a part of an item; with the last one its output is in the cache."""
+    """Add a part to the open step. The last part puts the item's output into the cache."""
     state.is_open = True
     request_id, index, until, evict = event.request_id, event.index, event.until, event.evict
     req_state = state.requests[request_id]
@@ -47,14 +47,14 @@ def encode_part(state: State, event: ev.Encoded) -> None:
 
 
 def drop_part(state: State) -> None:
-    """What was computed of the item under way is needed no longer, or cannot be relied on."""
+    """Drop the parts computed so far: the item is not needed any more, or a failed step made them invalid."""
     if state.part is not None:
         state.encoder.dropped.append(state.part.key)
         state.part = None
 
 
 def leave_part(state: State, request_id: str) -> None:
-    """A request ended. Another one may wait for the item that is encoded for it: that one has it now."""
+    """Hand the parts of an ended request to another request that waits for the same item, or drop them."""
     part = state.part
     if part is None or part.request_id != request_id:
         return
@@ -66,13 +66,13 @@ def leave_part(state: State, request_id: str) -> None:
 
 
 def next_media(media: Sequence[MediaItem], computed: int) -> int:
-    """Where the first run begins that is not computed as a whole; NEVER where all are."""
+    """Return the start of the first run that is not fully computed; NEVER if all are."""
     runs = (run for item in media[num_before(media, computed) :] for run in item.runs)
     return next((start for start, length in runs if start + length > computed), int(NEVER))
 
 
 def reference_media(state: State, row: int) -> None:
-    """The row's chunk overlaps embeddings: hold what it uses, find what comes next."""
+    """Reference the items in the row's chunk, and find the next run."""
     req_state = state.requests_by_row[row]
     computed = int(state.num_computed[row])
     read = computed + bool(state.config.lookahead_tokens)  # a drafter reads one token ahead
@@ -89,7 +89,7 @@ def reference_media(state: State, row: int) -> None:
 
 
 def release_media(state: State, row: int, computed: int) -> None:
-    """Drop references to items whose embeddings are all computed."""
+    """Release items whose embeddings are all computed."""
     req_state = state.requests_by_row[row]
     release_at = int(NEVER)
     for index in sorted(req_state.held_media):

@@ -1,4 +1,4 @@
-"""The part of `evolve` that concerns rows: who gets one, its blocks and tokens, and how it is left."""
+"""Applies events to rows: assigns them, fills their blocks and tokens, and frees them."""
 
 from collections.abc import Iterable
 
@@ -20,7 +20,7 @@ from mmengine.ragged import counting
 
 
 def drop_host_blocks(state: State, req_state: RequestState) -> None:
-    """The request's swapped KV is needed no longer."""
+    """Free the host blocks with the request's swapped KV."""
     if len(req_state.host_blocks):
         state.free_host_blocks = np.concatenate((state.free_host_blocks, req_state.host_blocks[::-1]))
     req_state.host_blocks, req_state.num_swapped = req_state.host_blocks[:0], 0
@@ -29,7 +29,9 @@ def drop_host_blocks(state: State, req_state: RequestState) -> None:
 def fill_row(
     state: State, row: int, req_state: RequestState, blocks: np.ndarray, num_cached: int, computed: int
 ) -> None:
-    """`num_cached` of the blocks are hits; the KV of `computed` tokens is there."""
+    """Fill the row with the request's tokens and blocks. `num_cached` blocks are hits, and `computed` tokens
+    have KV.
+    """
     req_state.row, req_state.admitted_step = row, state.step
     if req_state.num_cached == NEVER_RAN:
         req_state.num_cached = min(computed, req_state.num_prompt)
@@ -61,13 +63,14 @@ def fill_row(
 
 
 def deal_blocks(state: State, rows: np.ndarray, num_tokens: np.ndarray | int, new: np.ndarray) -> None:
-    """Hand `new` to the rows in order, to each as many as its tokens (`num_tokens`, or as many each)
-    need."""
+    """Deal the blocks `new` to the rows in order, as many as each row's tokens need. `num_tokens`: an array,
+    or one number for all rows.
+    """
     state.blocks.take_new(new)
     short, further = further_blocks(state, state.config, rows, num_tokens)
     rows = rows[short]
     held = state.num_blocks[rows]
-    if len(short) == len(new):  # one each
+    if len(short) == len(new):  # one block each
         state.block_table[rows, held] = new
     else:
         places = np.repeat(held + further - np.cumsum(further), further) + np.arange(len(new))
@@ -76,8 +79,9 @@ def deal_blocks(state: State, rows: np.ndarray, num_tokens: np.ndarray | int, ne
 
 
 def compute(state: State, rows: np.ndarray, num_tokens: np.ndarray | int) -> None:
-    """The rows' tokens (`num_tokens`, or as many each) count as computed from here on; full blocks
-    become hits at once."""
+    """Count the rows' next tokens as computed. Full blocks become hits at once. `num_tokens`: an array, or
+    one number for all rows.
+    """
     after = state.num_computed[rows] + num_tokens
     state.num_computed[rows] = after
     state.scheduled[rows] = num_tokens
@@ -93,11 +97,12 @@ def compute(state: State, rows: np.ndarray, num_tokens: np.ndarray | int) -> Non
 
 
 def _fill_blocks(state: State, rows: np.ndarray, full: np.ndarray) -> None:
-    """Record the content of the first `full` blocks of each row, as far as it is not yet. Rows that fill
-    one plain block go together; the others go one by one."""
+    """Record the content of each row's first `full` blocks, as far as they are not recorded. Rows that fill
+    one plain block are processed together, other rows one by one.
+    """
     config, size, first = state.config, state.block_size, state.num_filled[rows]
     if config.num_draft_tokens or config.lookahead_tokens or config.max_in_flight > 1:
-        # Tokens that are drafts, or that nobody knows yet, do not count.
+        # Drafts and pending tokens do not count.
         req_state = state.num_tokens[rows] - (state.content_width - size)
         full = np.minimum(full, req_state // size)
         some = full > first
@@ -132,7 +137,7 @@ def _fill_row_blocks(state: State, row: int, first: int, last: int) -> None:
 
 
 def take_runs(state: State, rows: np.ndarray, tokens: np.ndarray, counts: np.ndarray) -> None:
-    """Append several tokens to each row, as many as its limit allows."""
+    """Append several tokens to each row, up to the row's limit."""
     places = counting(counts) + np.repeat(state.num_tokens[rows], counts)
     owners = np.repeat(rows, counts)
     kept = (places < state.max_total[owners]) & (state.ended[owners] < BROKEN)
@@ -143,7 +148,7 @@ def take_runs(state: State, rows: np.ndarray, tokens: np.ndarray, counts: np.nda
 
 
 def take_drafts(state: State, rows: np.ndarray, sampled: np.ndarray, event: ev.Executed) -> None:
-    """Put drafts behind the known tokens."""
+    """Put drafts after the known tokens."""
     if state.verifies:
         state.scheduled_drafts[rows] = 0
         state.verifies = bool(state.scheduled_drafts.any())
@@ -160,7 +165,7 @@ def take_drafts(state: State, rows: np.ndarray, sampled: np.ndarray, event: ev.E
 
 
 def weigh_drafts(state: State, goodput: Goodput, flight: Flight, event: ev.Executed) -> None:
-    """See what a step cost, and how many of its drafts were kept; before they are taken."""
+    """Record a step's time and its accepted drafts, before the step's tokens are applied."""
     rows, sampled = flight.rows, flight.sampled
     level = flight.draft_level if state.config.max_in_flight > 1 else None
     ns = event.device_ns + event.host_ns
@@ -180,7 +185,7 @@ def weigh_drafts(state: State, goodput: Goodput, flight: Flight, event: ev.Execu
 
 
 def swap_out(state: State, req_state: RequestState, host_blocks: np.ndarray) -> None:
-    """The open step copies the KV of the request's row to these blocks of the host pool."""
+    """Copy the KV of the request's row to these host blocks in the open step."""
     state.free_host_blocks = state.free_host_blocks[~np.isin(state.free_host_blocks, host_blocks)]
     req_state.host_blocks, req_state.num_swapped = host_blocks, int(state.num_computed[req_state.row])
     pairs = np.stack((state.block_table[req_state.row, : len(host_blocks)], host_blocks), axis=1)
@@ -189,8 +194,9 @@ def swap_out(state: State, req_state: RequestState, host_blocks: np.ndarray) -> 
 
 
 def leave_row(state: State, req_state: RequestState) -> None:
-    """The request gives up its row, its blocks and its media; they become free when no step in flight
-    names the row any more."""
+    """Take the row, its blocks and its media from the request. They become free when no step in flight names
+    the row.
+    """
     row = req_state.row
     keys = [req_state.media_keys[index] for index in sorted(req_state.held_media)]
     req_state.held_media.clear()
@@ -212,7 +218,7 @@ def leave_row(state: State, req_state: RequestState) -> None:
 
 
 def free_rows_left(state: State) -> None:
-    """A step is back: rows that requests left while it ran are free unless another one names them."""
+    """Free the rows that requests left, if no step in flight names them any more."""
     for row in [row for row in state.leaving if not state.in_flight[row]]:
         _free_row(state, row, state.leaving.pop(row))
 
@@ -224,7 +230,7 @@ def _free_row(state: State, row: int, keys: list[bytes]) -> None:
 
 
 def _let_go(state: State, row: int, keys: list[bytes]) -> None:
-    """The row's blocks, and the encoder outputs `keys` that it held, go back to their pools."""
+    """Release the row's blocks, its state slot and adapter, and the encoder outputs `keys`."""
     for key in keys:
         state.encoder.release(key)
     state.blocks.release(state.block_table[row, : state.num_blocks[row]])
@@ -236,8 +242,9 @@ def _let_go(state: State, row: int, keys: list[bytes]) -> None:
 
 
 def leave_step(state: State, req_state: RequestState) -> None:
-    """A row that got tokens in the open step gives way: tokens and encoder budget go to the rows after
-    it. What was to be encoded for it still is."""
+    """Remove a preempted row from the open step: later rows get its tokens and encoder budget. Its encoder
+    work stays in the step.
+    """
     row = req_state.row
     state.step_rows = frozen(state.step_rows[state.step_rows != row])
     state.tokens_left += int(state.scheduled[row])
@@ -250,8 +257,9 @@ def leave_step(state: State, req_state: RequestState) -> None:
 
 
 def make_room(state: State, event: ev.Preempted) -> None:
-    """Before the row is left: rows before the one that room is made for are decided, the others are not. It
-    may be the one that is left."""
+    """Count the rows before the row that gets room as decided, and the later rows as undecided. Call this
+    function before the preempted row leaves; both may be the same row.
+    """
     running = state.running.tolist()
     place = running.index(event.for_row)
     state.made_room_for = (event.for_row, event.for_tokens)
@@ -259,7 +267,7 @@ def make_room(state: State, event: ev.Preempted) -> None:
 
 
 def pad_drafts(state: State, row: int, count: int) -> None:
-    """Placeholders where drafts would stand; no token equals them, so none is accepted."""
+    """Fill the places of drafts with placeholders. No token equals a placeholder, so none is accepted."""
     first = state.num_tokens[row]
     state.token_ids[row, first : first + count] = PADDING
     state.scheduled_drafts[row] = count

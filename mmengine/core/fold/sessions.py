@@ -1,4 +1,4 @@
-"""The part of `evolve` that concerns sessions: what belongs to one, and which blocks it holds."""
+"""Applies events about sessions: their contents and their leased blocks."""
 
 import msgspec
 import numpy as np
@@ -9,7 +9,7 @@ from mmengine.core.state.state import State
 from mmengine.events import vocabulary as ev
 from mmengine.request import num_before
 
-GROWTH_REASONS = ("stop", "length")  # how a request ends that becomes part of its session
+GROWTH_REASONS = ("stop", "length")  # ends after which a request becomes part of its session
 
 
 def apply_opened(state: State, event: ev.SessionOpened) -> None:
@@ -27,7 +27,7 @@ def apply_appended(state: State, event: ev.Appended) -> None:
 
 
 def with_session_prefix(state: State, queued: ev.Queued) -> ev.Queued:
-    """With what stands before it in its session, if it is of one."""
+    """Return QUEUED with the session's tokens and media before the request's own."""
     session = state.sessions.of_request.get(queued.request_id)
     if session is None:
         return queued
@@ -42,7 +42,9 @@ def with_session_prefix(state: State, queued: ev.Queued) -> ev.Queued:
 
 
 def grow(state: State, req_state: RequestState, reason: str) -> None:
-    """A request is about to leave its row: what it was shown and said is its session's, or nothing is."""
+    """Add an ending request's prompt and answer to its session, if the request ended by stop or length. Call
+    this function before the request leaves its row.
+    """
     session = state.sessions.end(req_state.request.request_id)
     if session is None or reason not in GROWTH_REASONS:
         return
@@ -76,7 +78,7 @@ def apply_closed(state: State, event: ev.SessionClosed) -> None:
 
 
 def end_leases(state: State) -> None:
-    """Nothing that is cached can be hit any more."""
+    """End all leases: no cached block can be hit any more."""
     for session in state.sessions.all.values():
         _shorten_lease(state, session, 0)
 

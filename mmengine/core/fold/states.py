@@ -1,4 +1,4 @@
-"""The part of `evolve` that concerns recurrent states: who has a slot, and which states are kept."""
+"""Applies events about recurrent states: slots of rows, and kept states."""
 
 import numpy as np
 
@@ -31,7 +31,7 @@ def keep(state: State, event: ev.StatesKept) -> None:
 
 
 def pass_kept(state: State, rows: np.ndarray) -> None:
-    """A step of `rows` is whole: what it computes for sure is kept, or never will be."""
+    """Move the rows' next kept places past the tokens that a complete step computes for certain."""
     if not any_due(state.keep_at, state.num_computed):
         return
     certain = state.num_computed[rows] - state.scheduled_drafts[rows]

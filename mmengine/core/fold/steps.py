@@ -1,4 +1,4 @@
-"""The part of `evolve` that concerns a step: it closes, and its result comes back, or none does."""
+"""Applies events about steps: a step closes, and its result returns or is lost."""
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from mmengine.events import vocabulary as ev
 
 
 def close_step(state: State) -> Flight:
-    """The open step is whole."""
+    """Close the open step and return it."""
     flight = state.open_step()
     state.encoder.dropped.clear()
     state.last_rows = flight.rows
@@ -27,7 +27,7 @@ def close_step(state: State) -> Flight:
 
 
 def apply_dispatched(state: State) -> None:
-    """The open step is handed over; the next one may open before it is back."""
+    """Dispatch the open step. The next step may open before it returns."""
     flight = close_step(state)
     flight.draft_level = draft_level_after(state, flight.rows)
     state.in_flight[flight.rows] += 1
@@ -36,7 +36,7 @@ def apply_dispatched(state: State) -> None:
 
 
 def land(state: State) -> Flight:
-    """The oldest step in flight is back; without any, that is the open one."""
+    """Return the oldest step in flight, or close and return the open step."""
     if not state.flights:
         return close_step(state)
     flight = state.flights.popleft()
@@ -46,7 +46,7 @@ def land(state: State) -> Flight:
 
 
 def apply_executed(state: State, event: ev.Executed) -> None:
-    """The oldest step in flight is back, with a token or more of each row that samples."""
+    """Apply the oldest step's result: at least one token for each sampled row."""
     flight = land(state)
     rows, sampled = flight.rows, flight.sampled
     if state.goodput is not None:
@@ -63,7 +63,7 @@ def apply_executed(state: State, event: ev.Executed) -> None:
         if state.ended[row] == LEFT:
             continue
         count = 1 if counts is None else counts[index]
-        if state.num_tokens[row] + count <= state.max_total[row]:  # else the limit comes first
+        if state.num_tokens[row] + count <= state.max_total[row]:  # otherwise the length limit comes first
             state.ended[row] = STOPPED
             state.requests_by_row[row].detail = kind
     if counts is None:
@@ -77,7 +77,7 @@ def apply_executed(state: State, event: ev.Executed) -> None:
     else:
         take_runs(state, sampled, tokens, counts)
     if state.config.num_draft_tokens:
-        # Rejected drafts are rolled back. Where another step is behind, there were none.
+        # Rejected drafts are rolled back. A step with another step after it has no drafts.
         if (state.verifies or event.errors) and not state.flights:
             state.num_computed[sampled] = state.num_tokens[sampled] - 1
         take_drafts(state, rows, sampled, event)
@@ -96,7 +96,7 @@ def apply_executed(state: State, event: ev.Executed) -> None:
 
 
 def apply_failed(state: State, event: ev.Failed) -> None:
-    """What is in flight behind the step that failed was computed from what it left, and is void too."""
+    """Apply a failed step. Later steps in flight were computed from its result, and are void too."""
     oldest = land(state)
     void = [oldest]
     while state.flights:
@@ -120,7 +120,7 @@ def apply_failed(state: State, event: ev.Failed) -> None:
 
 
 def _blame_for_part(state: State, owner: RequestState, num_requests: int, error: str) -> None:
-    """The step that failed computed a part of its item, and no token: it keeps the row that it has."""
+    """Blame the request whose item the failed step encoded. It keeps its row, because no token was computed."""
     _blame(state, owner, num_requests)
     if owner.failures > state.config.max_retries:
         owner.detail = error
@@ -128,7 +128,7 @@ def _blame_for_part(state: State, owner: RequestState, num_requests: int, error:
 
 
 def _blame(state: State, req_state: RequestState, num_rows: int) -> None:
-    """The request was in a step of `num_rows` that failed."""
+    """Blame a request for the failed step of `num_rows` rows."""
     if not state.constants.isolates_failures:
         req_state.failures += 1
         return
@@ -138,7 +138,7 @@ def _blame(state: State, req_state: RequestState, num_rows: int) -> None:
 
 
 def _forget(state: State, flight: Flight) -> None:
-    """Nothing of the step can be relied on: what it filled, encoded, copied or dropped."""
+    """Forget everything that the failed step filled, encoded, copied or dropped."""
     for blocks in flight.filled:
         state.blocks.index.forget(blocks)
     for kept_states in flight.kept:

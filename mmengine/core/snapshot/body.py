@@ -1,7 +1,7 @@
-"""What a snapshot holds: the fields of its body. They are only ever added, with a default.
+"""The fields of a snapshot's body. Fields are only added, with a default.
 
-A field of the same name as in the state is taken and filled as its annotation says (form.py); one that
-needs more than its own value is made in take.py and read in fill.py.
+A field with the name of a state's field is converted as its annotation says (field_forms.py). A field that
+needs more is made in saving.py and read in restoring.py.
 """
 
 from typing import Annotated
@@ -16,7 +16,7 @@ from mmengine.errors import ErrorCode
 from mmengine.events import vocabulary as ev
 from mmengine.request import MediaItem
 
-# Plain values, restored as they are.
+# Plain values.
 PLAIN = (
     *("num_with_media", "num_arrived", "num_preempted", "resetting", "step", "checkpointed_step"),
     *("is_open", "preempted_in_step", "tokens_left", "encoder_left", "scan_from", "num_decided"),
@@ -25,7 +25,7 @@ NAMES = ("cancelled", "grammar_failed", "thrashing")  # lists of request ids
 
 
 class Known(msgspec.Struct, array_like=True):
-    """A RequestState. `outputs`: known tokens behind the prompt as of the last time without a row."""
+    """A RequestState. `outputs`: known tokens after the prompt when the request last lost its row."""
 
     queued: ev.Queued
     arrival: int
@@ -51,8 +51,9 @@ class Known(msgspec.Struct, array_like=True):
 
 
 class Step(msgspec.Struct, array_like=True):
-    """A step that is open or in flight. `encoded` names requests by their place in `requests`, or
-    behind those in `gone`."""
+    """A step that is open or in flight. `encoded` names requests by their place in `requests`, followed by
+    `gone`.
+    """
 
     step: int
     rows: Annotated[bytes, ROWS]
@@ -69,8 +70,9 @@ class Step(msgspec.Struct, array_like=True):
 
 
 class Pool(msgspec.Struct, array_like=True):
-    """`stack` and `queue`: the free list's two lines, live entries alone. Cached content by block:
-    `blocks`, and what stands there; a key's first block serves hits unless it is in `twins`."""
+    """The block pool. `stack` and `queue`: the free list's two parts, live entries alone. `blocks`: those
+    with cached content, whose columns follow. A key's first block serves hits unless the block is in `twins`.
+    """
 
     references: bytes
     stack: bytes
@@ -97,9 +99,10 @@ class States(msgspec.Struct, array_like=True):
 
 
 class Adapters(msgspec.Struct, array_like=True):
-    """LoRA adapters: those that are on the device, with their bytes and how many rows hold each, the
-    unreferenced ones in the order of their use; who has which; what can be asked for; and what requests have
-    that cannot be any more."""
+    """LoRA adapters. `entries`: loaded adapters, their bytes, and how many rows hold them. `idle`:
+    unreferenced adapters in the order of their use. `rows`: the adapter of each row. `known` and `nameless`:
+    see AdapterPool.
+    """
 
     entries: tuple[tuple[bytes, int, int], ...]
     idle: tuple[bytes, ...]
@@ -127,14 +130,14 @@ class Session(msgspec.Struct, array_like=True):
 
 
 class Scores(msgspec.Struct, array_like=True):
-    """The logprobs of an answer. `of_prompt`: width, token ids, float32 logprobs."""
+    """An answer's logprobs. `of_prompt`: width, token ids, float32 logprobs."""
 
     logprobs: tuple[tuple[tuple[int, float], ...], ...] | None = None
     of_prompt: tuple[int, bytes, bytes] | None = None
 
 
 class Answer(msgspec.Struct, array_like=True):
-    """The whole answer of a request that ended. `token_ids`: int32."""
+    """The whole answer of an ended request. `token_ids`: int32."""
 
     queued: ev.Queued
     token_ids: bytes
@@ -146,9 +149,10 @@ class Answer(msgspec.Struct, array_like=True):
 
 
 class SavedAnswers(msgspec.Struct, array_like=True):
-    """What no consumer has yet. `begins`: id and record of each request, in order; `answers` are of those
-    that ended, `scores` of those that are live. `lacking`: whose logprobs were too long for a snapshot.
-    `fingerprints`: of the last RECOVERED."""
+    """Undelivered answers. `begins`: each request's id and first record, in order. `answers`: ended requests.
+    `scores`: live requests. `lacking`: requests whose logprobs were too long for a snapshot. `fingerprints`:
+    from the last RECOVERED.
+    """
 
     begins: tuple[tuple[str, int], ...]
     answers: tuple[Answer, ...]
@@ -158,8 +162,9 @@ class SavedAnswers(msgspec.Struct, array_like=True):
 
 
 class Body(msgspec.Struct):
-    """`sequence`: of the last record that is in it. `answers`: msgpack of an SavedAnswers, and its BLAKE2b;
-    both are empty where whoever took the snapshot did not know."""
+    """`sequence`: the last record in the snapshot. `answers`: msgpack of a SavedAnswers, and its BLAKE2b;
+    both are empty if the process that took the snapshot did not know the answers.
+    """
 
     sequence: int
     digest: bytes
@@ -171,7 +176,7 @@ class Body(msgspec.Struct):
     tokens: tuple[tuple[int, bytes], ...]  # by row
     tables: tuple[tuple[int, bytes], ...]
     requests: tuple[Known, ...]
-    gone: tuple[ev.Queued, ...]  # ended, but steps that are not back encode for them
+    gone: tuple[ev.Queued, ...]  # ended requests for which steps in flight still encode items
     waiting: tuple[str, ...]
     free_rows: tuple[int, ...]
     running: bytes
@@ -194,8 +199,8 @@ class Body(msgspec.Struct):
     work_left: int = 0
     part: Part | None = None
     step_part: Part | None = None
-    states: States | None = None  # where rows have recurrent states
-    adapters: Adapters | None = None  # where they may have some
+    states: States | None = None  # for models with recurrent states
+    adapters: Adapters | None = None  # for engines with adapters
     sessions: tuple[Session, ...] = ()
     sessions_clock: int = 0
     num_prefills: int = 0

@@ -1,4 +1,4 @@
-"""How a field of the state is written into a snapshot, and made of it again: said once, at the field."""
+"""Converts a state's field for a snapshot and back, as the field's annotation says."""
 
 from collections.abc import Callable
 from functools import cache
@@ -14,7 +14,7 @@ Live = TypeVar("Live")
 
 
 class Form(NamedTuple):
-    """`take` gives what a snapshot holds of a value, `fill` the value again."""
+    """`take` converts a value for a snapshot; `fill` restores the value."""
 
     take: Callable[[Any], Any]
     fill: Callable[[Any], Any]
@@ -49,13 +49,13 @@ SAME = Form(lambda value: value, lambda value: value)
 
 @cache
 def forms_of(saved: type[msgspec.Struct]) -> dict[str, Form]:
-    """By name of the field, those that its annotations give; SAME where they give none."""
+    """Return each field's form by name, from the annotations; SAME for a field without one."""
     hints = get_type_hints(saved, include_extras=True)
     return {name: getattr(hint, "__metadata__", (SAME,))[0] for name, hint in hints.items()}
 
 
 def take_fields(kind: type[Saved], live: object, **given: Any) -> Saved:
-    """What a snapshot holds of `live`; `given` are the fields that are not its own."""
+    """Return a `kind` with the converted fields of `live`. `given`: fields that `live` does not have."""
     forms = forms_of(kind)
     own = {name: form.take(getattr(live, name)) for name, form in forms.items() if name not in given}
     return kind(**own, **given)
@@ -64,8 +64,9 @@ def take_fields(kind: type[Saved], live: object, **given: Any) -> Saved:
 def fill_fields(
     kind: type[Live], saved: msgspec.Struct, *, without: tuple[str, ...] = (), **given: Any
 ) -> Live:
-    """The object that `saved` was taken of; `given` are the fields that it does not have as they were, and
-    those `without` are of the snapshot alone."""
+    """Return a `kind` restored from `saved`. `given`: fields with other values; `without`: fields of the
+    snapshot alone.
+    """
     skipped = {*without, *given}
     forms = forms_of(type(saved))
     own = {name: form.fill(getattr(saved, name)) for name, form in forms.items() if name not in skipped}

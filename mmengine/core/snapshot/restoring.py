@@ -1,5 +1,6 @@
-"""From the body of a snapshot to a state. What is wrong with it raises ValueError, KeyError, IndexError,
-TypeError or OverflowError."""
+"""Restores a state from a snapshot's body. A wrong body raises ValueError, KeyError, IndexError, TypeError or
+OverflowError.
+"""
 
 import numpy as np
 

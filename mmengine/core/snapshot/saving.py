@@ -1,4 +1,4 @@
-"""From a state to the body of a snapshot."""
+"""Makes a snapshot's body from a state."""
 
 from collections.abc import Callable
 
@@ -84,7 +84,7 @@ def _states_of(state: State) -> States:
 
 
 def _row_tokens(state: State, row: int) -> bytes:
-    """Known tokens and whatever stands behind them: drafts, or their placeholders."""
+    """Return the row's known tokens, and the drafts or placeholders after them."""
     behind = max(int(state.num_drafts[row]), int(state.scheduled_drafts[row]))
     return state.token_ids[row, : state.num_tokens[row] + behind].tobytes()
 
@@ -95,7 +95,7 @@ def _known_of(req_state: RequestState, kept: GrammarSlots) -> Known:
 
 
 def _step_of(state: State, flight: Flight, place_of: Callable[[Request], int]) -> Step:
-    # A request that ended gave its host blocks back already; its swap means nothing any more.
+    # An ended request gave its host blocks back, so its swap has no effect any more.
     named = ((req_state.request.request_id, req_state) for req_state in flight.swapped)
     return take_fields(
         Step,

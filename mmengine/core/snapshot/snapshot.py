@@ -1,11 +1,11 @@
-"""The whole state as bytes, and back: a fold can begin at a snapshot in place of the first record.
+"""Converts a state to bytes and back, so that a fold can begin at a snapshot instead of the first record.
 
     magic "mmsn" u32 | version u16 | reserved u16 | body length u64 | crc32 u32, little endian
     body: msgpack, integer columns as their raw bytes
 
-Nothing is unpickled. Columns are kept for all rows, token ids and block tables as far as they are
-held, what a block holds only where something is cached; what follows from the rest is built again. The
-digest of the state is stored with it and must come out again; so is that of the answers that nobody received.
+Nothing is unpickled. A snapshot has the columns of all rows, held token ids and block tables, and the
+contents of cached blocks; everything else follows from them. The state's digest is stored with it and
+compared after restoring, and so is the digest of the undelivered answers.
 """
 
 import hashlib
@@ -35,13 +35,14 @@ _decoder = msgspec.msgpack.Decoder(Body)
 
 
 def take(state: State, started: ev.Started, sequence: int) -> bytes:
-    """The state after record `sequence` of the log that `started` begins."""
+    """Return a snapshot of the state after record `sequence` of the log that `started` begins."""
     return bytes(packed(body_of(state, started, sequence)))
 
 
 def packed(body: Body, answers: SavedAnswers | None = None) -> bytearray:
-    """The bytes of a snapshot, with the answers that nobody received. Any thread may ask: nothing in it is
-    the state's own."""
+    """Return the snapshot's bytes, with the undelivered answers. Any thread may call this function: the body
+    shares nothing with the state.
+    """
     if answers is not None:
         body.answers = _encoder.encode(answers)
         body.answers_digest = digest_of(body.answers)
@@ -53,13 +54,13 @@ def packed(body: Body, answers: SavedAnswers | None = None) -> bytearray:
 
 
 def restore(data: bytes) -> tuple[State, Body]:
-    """The state in a snapshot. Raises CorruptLog for anything that `take` did not make."""
+    """Return the state in a snapshot, and its body. Raises CorruptLog for anything that `take` did not make."""
     body = _read(data)
     return filled(body), body
 
 
 def filled(body: Body) -> State:
-    """The state that a body tells of. Raises CorruptLog as `restore` does."""
+    """Return the state that a body describes. Raises CorruptLog as `restore` does."""
     try:
         state = State(_config_of(body.started))
         state.constants = body.started.constants
@@ -73,17 +74,17 @@ def filled(body: Body) -> State:
 
 
 def newest_before(folder: Path, sequence: int) -> tuple[State, Body] | None:
-    """The newest snapshot beside a log, of before record `sequence`, that can be read."""
+    """Return the newest readable snapshot of a log before record `sequence`, or None."""
     return next(newest_first(folder, sequence), None)
 
 
 def newest_first(folder: Path, before: int) -> Iterator[tuple[State, Body]]:
-    """All of before a record that can be read."""
+    """Yield all readable snapshots before a record, the newest first."""
     return _usable(folder, [one for one in snapshot_sequences(folder) if one < before][::-1])
 
 
 def oldest_after(folder: Path, sequence: int) -> tuple[State, Body] | None:
-    """The oldest one, of record `sequence` or behind it."""
+    """Return the oldest readable snapshot at record `sequence` or later, or None."""
     return next(_usable(folder, [one for one in snapshot_sequences(folder) if one >= sequence]), None)
 
 
@@ -92,7 +93,7 @@ def _usable(folder: Path, sequences: list[int]) -> Iterator[tuple[State, Body]]:
         try:
             state, body = restore(read_snapshot(folder, sequence))
         except LogError:
-            continue  # another one, or the log from its beginning, says the same
+            continue  # another snapshot, or the log from its beginning, gives the same state
         if body.sequence == sequence:
             yield state, body
 

@@ -73,7 +73,8 @@ class Goodput(DraftArbiter):
         yield from ((self.trials, name) for name in draft_trials.COUNTERS)
 
     def _level_for(self, num_rows: int) -> int:
-        """Return the level of a step of `num_rows` rows; after arrivals, the best known level of that bucket."""
+        """Return the level of a step of `num_rows` rows; after arrivals, the best known level of that
+        bucket."""
         if not self.has_arrivals or self.steps - self.turned_off_at < SETTLED:
             return self.level
         bucket = StepCosts.bucket(num_rows)

@@ -25,7 +25,8 @@ class GrammarSlots:
         self._slot_of: dict[tuple[str, str], int] = {}
 
     def whole(self, queued: Queued) -> Queued:
-        """Return QUEUED with its grammar's source and without a slot. Raises ValueError if the slot is empty."""
+        """Return QUEUED with its grammar's source and without a slot. Raises ValueError if the slot is
+        empty."""
         grammar = queued.grammar
         if queued.grammar_slot == NO_SLOT:
             return queued

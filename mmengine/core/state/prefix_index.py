@@ -113,7 +113,8 @@ class PrefixIndex:
     def _append_chain(
         self, blocks: np.ndarray, parts: np.ndarray, tokens: np.ndarray, extras: dict[int, bytes]
     ) -> bool:
-        """Insert a whole chain after the newest content. Returns False and changes nothing if keys collide."""
+        """Insert a whole chain after the newest content. Returns False and changes nothing if keys
+        collide."""
         content, numbers = np.arange(self.next_content, self.next_content + len(blocks)), blocks.tolist()
         keys = _keys(content - 1, parts)
         if extras:

@@ -69,7 +69,8 @@ class SessionState:
 
 
 class Sessions:
-    """The open sessions by id, in the order of their opening. Only `evolve` calls methods that change them."""
+    """The open sessions by id, in the order of their opening. Only `evolve` calls methods that change
+    them."""
 
     def __init__(self) -> None:
         self.all: dict[str, SessionState] = {}
@@ -89,7 +90,8 @@ class Sessions:
         return np.concatenate([NO_BLOCKS, *(session.leased for session in self.all.values())])
 
     def by_age(self) -> list[SessionState]:
-        """Return the sessions with leases: first those without a running request, the longest unused first."""
+        """Return the sessions with leases: first those without a running request, the longest unused
+        first."""
         holders = [session for session in self.all.values() if len(session.leased)]
         return sorted(holders, key=lambda session: (session.live != NO_REQUEST, session.used))
 
