@@ -1,17 +1,17 @@
-"""Events of LoRA adapters; vocabulary.py says what events are."""
+"""Events about LoRA adapters, a part of vocabulary.py."""
 
 from mmengine.events.event_base import EventBase
 from mmengine.request import Adapter
 
 
 class AdapterLoaded(EventBase, frozen=True):
-    """Observation: a LoRA adapter, of the folder `source`, is what its name stands for from here on."""
+    """Observation: the adapter's name refers to this LoRA adapter from now on. `source`: its folder."""
 
     adapter: Adapter
     source: str = ""
 
 
 class AdapterUnloaded(EventBase, frozen=True):
-    """Observation: no adapter can be asked for by this name any more. Requests that have it go on with it."""
+    """Observation: no new request can name this adapter. Requests that have the adapter continue with it."""
 
     name: str

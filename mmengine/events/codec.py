@@ -1,11 +1,11 @@
-"""Frames: the records that one commit appends, checked by one CRC-32 before they are believed.
+"""Frames: the records that one commit appends, with a CRC-32 that is checked before a record is decoded.
 
-A frame is a header of 40 bytes, little endian, and a msgpack body.
+A frame is a header with 40 bytes, little endian, and a msgpack body.
 
     magic "mmfr" | crc32 u32 | body length u32 | records u32 | first sequence u64 | step u64 | mono ns u64
 
-The CRC covers everything behind it. The body is an array of (type number, step, mono ns, event), where
-step and time count from the header's. Sequences of records are dense, so a record needs none of its own.
+The CRC covers all bytes after it. The body is an array of (type number, step, mono ns, event), with step and
+time relative to the header's values. Sequences are dense, so a record does not store its own.
 """
 
 import mmap
@@ -22,10 +22,10 @@ from mmengine.events.vocabulary import NUMBERS, TYPES, Event
 
 MAGIC = b"mmfr"
 HEADER = struct.Struct("<4sIIIQQQ")
-_CHECKED = struct.Struct("<IIQQQ")  # the header's part that the checksum covers
+_CHECKED = struct.Struct("<IIQQQ")  # the header fields that the checksum covers
 _CRC_FROM = HEADER.size - _CHECKED.size
-MAX_BODY = 256 * 2**20  # the longest prompt that settings allow, with a run of media at each token, fits
-MAX_RECORDS = 2**14  # of one frame
+MAX_BODY = 256 * 2**20  # fits the longest prompt that settings allow, with a media run at each token
+MAX_RECORDS = 2**14  # in one frame
 MAX_COUNTER = 2**64
 E = TypeVar("E", bound=Event)
 Data = bytes | memoryview | mmap.mmap  # of a segment
@@ -39,8 +39,9 @@ _decoders: dict[int, msgspec.msgpack.Decoder[Any]] = {
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
-    """An event with its place in the log. `step`: the step that was open or next when it was
-    appended. `offset`: where its frame begins in the segment."""
+    """An event with its place in the log. `step`: the open or next step when the event was appended.
+    `offset`: the beginning of its frame in the segment.
+    """
 
     sequence: int
     step: int
@@ -50,8 +51,9 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 
 
 class Frame(msgspec.Struct, frozen=True, gc=False):
-    """Where records stand in a segment, whole by their checksum: bytes [offset, end), the body from
-    `start` on. `step` and `mono_ns` are those of the first record."""
+    """The place of a frame in a segment: bytes [offset, end), with the body from `start` on. Its checksum was
+    compared. `step` and `mono_ns` belong to the first record.
+    """
 
     offset: int
     start: int
@@ -79,17 +81,17 @@ class DamagedRecord(CorruptLog):
 
 
 class UnknownRecord(CorruptLog):
-    """A frame that was written as it stands, its checksum says so, but that cannot be read here."""
+    """A frame with a right checksum that this build cannot read."""
 
     def __init__(self, offset: int, what: str):
         super().__init__(f"the record at byte {offset} cannot be read: {what}", "version")
 
 
 def as_logged(event: E) -> E:
-    """The event as a reader of the log will see it.
+    """Return the event as a reader of the log will see it.
 
-    Raises ValueError for what a log cannot hold: a value of another type than the event says, a
-    number that is too large, half of a surrogate pair.
+    Raises ValueError for a value that a log cannot hold: a wrong type, a number that is too large, half of a
+    surrogate pair.
     """
     try:
         body = _encoder.encode(event)
@@ -101,8 +103,10 @@ def as_logged(event: E) -> E:
 
 
 def encode(records: Sequence[tuple[int, int, int, Event]], sequence: int) -> list[bytes]:
-    """Frames of (type number, step, mono ns, event), the first of which is record `sequence`: one, or
-    as few as the limits of one allow. Raises ValueError when one record alone is above it."""
+    """Return the records (type number, step, mono ns, event) as frames; the first record has `sequence`.
+    Several frames are returned if one would exceed its limits. Raises ValueError for a single record above
+    the limit.
+    """
     kind, step, mono_ns, event = records[0]
     if len(records) == 1:
         body = _encoder.encode([(kind, 0, 0, event)])
@@ -119,7 +123,7 @@ def encode(records: Sequence[tuple[int, int, int, Event]], sequence: int) -> lis
 
 
 def frame_at(data: Data, offset: int) -> Frame:
-    """The frame at `offset`, whole by its checksum. Raises TornRecord, DamagedRecord."""
+    """Return the frame at `offset` after comparing its checksum. Raises TornRecord, DamagedRecord."""
     if len(data) - offset < HEADER.size:
         raise TornRecord(offset)
     magic, crc, length, count, sequence, step, mono_ns = HEADER.unpack_from(data, offset)
@@ -136,7 +140,7 @@ def frame_at(data: Data, offset: int) -> Frame:
 
 
 def records_in(data: Data, frame: Frame) -> list[Record]:
-    """The records of a frame. Raises UnknownRecord."""
+    """Return a frame's records. Raises UnknownRecord."""
     offset, sequence, step, mono_ns = frame.offset, frame.sequence, frame.step, frame.mono_ns
     body = data[frame.start : frame.end]
     if has_too_many_values(body):
@@ -158,17 +162,17 @@ def records_in(data: Data, frame: Frame) -> list[Record]:
 
 
 def decode_event(number: int, body: bytes | memoryview | msgspec.Raw, offset: int) -> Event:
-    """Decode the body of an event of type `number`. Raises UnknownRecord."""
+    """Decode the body of an event with type `number`. Raises UnknownRecord."""
     decoder = _decoders.get(number)
     if decoder is None:
         raise UnknownRecord(offset, f"event type {number} is newer than this build knows")
     try:
         event: Event = decoder.decode(body)
         return event
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # bad UTF-8 is a ValueError
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # bad UTF-8 raises ValueError
         raise UnknownRecord(offset, f"its body is no {TYPES[number].__name__}: {_said(error)}") from None
 
 
 def _said(error: Exception) -> str:
-    """What an error says, which may quote a stranger's names, fit for one line of a terminal."""
+    """Return an error's text, printable in one terminal line. The text may quote names from a hostile log."""
     return "".join(c if c.isprintable() else "\ufffd" for c in str(error)[:200])

@@ -1,7 +1,7 @@
-"""What all events are."""
+"""The base class of all events."""
 
 import msgspec
 
 
 class EventBase(msgspec.Struct, array_like=True, frozen=True):
-    """What all events are; `Event` of vocabulary.py is one of them."""
+    """The base class of all events; the union `Event` is in vocabulary.py."""

@@ -1,9 +1,9 @@
-"""What a log asks of files, on each system: no link is followed, bytes stay bytes, and what was forced to the
-disk is there after a crash of the system.
+"""File operations of a log on each operating system: no link is followed, and forced bytes survive a system
+crash.
 
-Linux has all of it. macOS has no fdatasync and no posix_fallocate: fsync and zeros take their place. Windows
-has neither these nor O_NOFOLLOW and statvfs, and opens no folder: there a link is looked for before a file is
-opened, and new names reach the disk with the file system's own journal.
+Linux has all the calls. macOS lacks fdatasync and posix_fallocate: fsync and zeros replace them. Windows also
+lacks O_NOFOLLOW and statvfs and cannot open folders. There a link is checked before a file is opened, and the
+file system's journal forces new names to the disk.
 """
 
 import errno
@@ -12,26 +12,29 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-# Bits that are 0 where the system has no such thing: only Windows tells text from bytes.
+# Flags are 0 on systems without them; only Windows distinguishes text files from binary files.
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _BYTES = getattr(os, "O_BINARY", 0)
-NO_WAIT = getattr(os, "O_NONBLOCK", 0)  # to open a named pipe that nobody writes, so that it can be refused
+NO_WAIT = getattr(os, "O_NONBLOCK", 0)  # lets a named pipe without a writer be opened, and then refused
 
 
 def open_file(path: Path, flags: int) -> int:
-    """The descriptor of a file that is no link, made with the rights of its owner alone. Raises OSError."""
+    """Open a file that is no link and return its descriptor. A new file has rights for its owner alone.
+    Raises OSError.
+    """
     if not _NO_LINK and path.is_symlink():
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
     return os.open(path, flags | _NO_LINK | _BYTES, 0o600)
 
 
 def write_whole(path: Path, data: bytes | bytearray) -> None:
-    """A file with these bytes, which takes the place of one that is there: whole, or not at all. Its name is
-    forced to the disk too. Raises OSError; then nothing is left beside it."""
+    """Write a file with these bytes, replacing an existing one completely or not at all, and force its name
+    to the disk. Raises OSError without leaving a partial file.
+    """
     part = path.with_name(path.name + ".part")
     try:
         with open(open_file(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
-            file.write(data)  # all of it, however often the system must be asked
+            file.write(data)  # retries until all bytes are written
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
@@ -51,7 +54,7 @@ def sync_data(fd: int) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Force the names in a folder to the disk. Raises OSError."""
+    """Force a folder's names to the disk. Raises OSError."""
     if not hasattr(os, "O_DIRECTORY"):
         return
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -62,7 +65,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def free_bytes(folder: Path) -> int:
-    """Room on the folder's disk for who is no superuser. Raises OSError."""
+    """Return the disk space in bytes that an ordinary user has in the folder. Raises OSError."""
     if not hasattr(os, "statvfs"):
         return shutil.disk_usage(folder).free
     status = os.statvfs(folder)
@@ -70,7 +73,7 @@ def free_bytes(folder: Path) -> int:
 
 
 def allocate(fd: int, num_bytes: int) -> None:
-    """Take the disk's room for an open file's first bytes. Raises OSError."""
+    """Allocate disk space for an open file's first bytes. Raises OSError."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(fd, 0, num_bytes)
         return

@@ -1,4 +1,4 @@
-"""Reading a log while it is written."""
+"""Reads a log while another process writes it."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,25 +8,23 @@ from mmengine.events.codec import DamagedRecord, Record, TornRecord
 from mmengine.events.reader import records_of
 from mmengine.events.segment import Scan, first_sequence_of, open_segment, segment_paths
 
-NO_SEGMENT = -1  # in place of its first sequence
+NO_SEGMENT = -1  # in place of a segment's first sequence
 
 
 class LogFollower:
-    """Iterates over the records of a folder, and goes on with those that are appended. `start`: from the
-    segment on that holds this record.
+    """Iterates over a folder's records, and continues with appended records. `start`: begins with the segment
+    that holds this record.
 
-    `wait` is called when there are no more; it gives False to end the iteration. What is not whole at
-    the very end may still be in the making, and is looked at again. Raises CorruptLog for damage that
-    other segments stand behind, and for a gap.
+    The follower calls `wait` when no more records exist; False ends the iteration. Incomplete bytes at the
+    end may still be written, and are read again. Raises CorruptLog for damage before other segments, and for
+    a gap.
     """
 
-    torn = None  # nothing is: it may still become whole
+    torn = None  # an incomplete end may still become complete
 
     def __init__(self, folder: Path, wait: Callable[[], bool], start: int = 0):
         self._folder, self._wait, self._start = folder, wait, start
-        self._segment = (
-            NO_SEGMENT  # the first sequence of the one at hand; its name changes when it is packed
-        )
+        self._segment = NO_SEGMENT  # the current segment's first sequence; its name changes when it is packed
         self._offset: int | None = None
         self._next = 0
 
@@ -44,7 +42,7 @@ class LogFollower:
                     except LogError:
                         if path.exists():
                             raise
-                        break  # it was packed just now, and has another name
+                        break  # the segment was packed just now and has another name
             if not self._wait():
                 return
 

@@ -1,5 +1,4 @@
-"""Check a log without folding it: every segment, every frame, every record; what stands where; and on
-request the repair of its tail."""
+"""Checks a log without folding it: every segment, frame and record. Repairs its tail on request."""
 
 import os
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ from mmengine.events.segment import (
 )
 from mmengine.events.snapshots import damage_of
 
-# What is wrong, and the exit code of `mmengine log fsck` for it.
+# Kinds of findings, and their exit codes in `mmengine log fsck`.
 KINDS = {
     "checksum": 4,
     "length": 7,
@@ -36,7 +35,7 @@ KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong, in a line; `kind` is one of KINDS."""
+    """One defect, in one line; `kind` is one of KINDS."""
 
     kind: str
     text: str
@@ -44,8 +43,9 @@ class Finding:
 
 @dataclass(slots=True)
 class SegmentIndex:
-    """What stands in a segment. Sequences, steps and times are those of its first and last record;
-    `wall_ns`: the time of day at its first record."""
+    """A segment's contents. Sequences, steps and times belong to its first and last record; `wall_ns`: the
+    wall-clock time at its first record.
+    """
 
     name: str
     format: int
@@ -68,8 +68,9 @@ class SegmentIndex:
 
 @dataclass(slots=True)
 class FsckReport:
-    """`repaired`: what was cut off the tail, when that was asked for. `has_writer`: one is at work, so
-    the end of the log may be in motion. `end`: how the log ends, None where nothing was looked at."""
+    """The result of a check. `repaired`: bytes cut off the tail on request. `has_writer`: a writer is
+    running, so the end may change. `end`: how the log ends, None if nothing was checked.
+    """
 
     folder: Path
     segments: list[SegmentIndex] = field(default_factory=list)
@@ -85,13 +86,14 @@ class FsckReport:
 
     @property
     def exit_code(self) -> int:
-        """0: whole. Otherwise that of the first finding."""
+        """0 for a sound log, otherwise the first finding's exit code."""
         return KINDS[self.findings[0].kind] if self.findings else 0
 
 
 def fsck(folder: Path, *, repair: bool = False) -> FsckReport:
-    """Look at everything in a log. With `repair` its tail is cut where it is torn, and the last segment
-    closed, unless a writer is at work. Raises LogError when there is no log, or the disk refuses."""
+    """Check a whole log. With `repair`, cut a torn tail and close the last segment, unless a writer is
+    running. Raises LogError if there is no log, or the disk refuses.
+    """
     report = FsckReport(folder, has_writer=is_locked(folder))
     if repair and report.has_writer:
         report.findings.append(
@@ -113,7 +115,7 @@ def fsck(folder: Path, *, repair: bool = False) -> FsckReport:
 
 
 def _repair(folder: Path) -> Recovery | None:
-    """Only the tail. Damage before it is left for the check to tell."""
+    """Repair the tail alone. The check reports damage before it."""
     try:
         fd = lock(folder)
     except OSError as error:
@@ -153,7 +155,7 @@ def _check_all(folder: Path, report: FsckReport) -> None:
 
 
 def _check_segment(path: Path, report: FsckReport, recovery: Recovery, *, is_last: bool) -> CorruptLog | None:
-    """Why the rest of the segment cannot even be skipped, or None."""
+    """Check one segment. Returns the error that makes the rest unreadable, or None."""
     index = SegmentIndex(path.name, 1, path.stat().st_size, False)
     report.segments.append(index)
     try:
@@ -169,7 +171,7 @@ def _check_segment(path: Path, report: FsckReport, recovery: Recovery, *, is_las
 
 
 def _of_cuts(report: FsckReport, recovery: Recovery) -> list[Finding]:
-    """A tail that a writer at work may be about to complete is no finding."""
+    """Return the cuts as findings, without a tail that a running writer may complete."""
     return [
         Finding(cut.kind, str(cut))
         for cut in recovery.cuts

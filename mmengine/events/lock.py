@@ -1,8 +1,8 @@
-"""One writer a log: a lock on its folder, held as long as the descriptor is open.
+"""One writer per log: a lock on its folder, held while the descriptor is open.
 
-POSIX systems have flock. Windows has msvcrt.locking, over the first byte of the same file. Both end with the
-process, however it ends. They differ where somebody only asks: who asks flock shares the lock with others who
-ask, while a lock on Windows has one holder, so there asking is tried again before the log counts as written.
+POSIX systems use flock. Windows uses msvcrt.locking on the same file's first byte. Both locks end with the
+process. A query differs: flock lets several queries share the lock, while Windows has one holder. So a query
+on Windows is repeated before the log counts as being written.
 """
 
 import os
@@ -24,7 +24,7 @@ try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 except ImportError:  # Windows
-    msvcrt = import_module("msvcrt")  # type checkers on other systems know of none
+    msvcrt = import_module("msvcrt")  # type checkers on other systems do not know the module
     ASK_TIMES, ASK_AGAIN_S = 3, 0.005
 
     def _take(fd: int) -> None:
@@ -40,12 +40,13 @@ except ImportError:  # Windows
         _take(fd)
 
 
-_TRIES, _AGAIN_S = 5, 0.02  # a reader that asks holds the lock for some microseconds
+_TRIES, _AGAIN_S = 5, 0.02  # a reader's query holds the lock for some microseconds
 
 
 def lock(folder: Path) -> int:
-    """The descriptor that holds the lock. Raises LogError when another process has it, OSError when
-    the file cannot be opened."""
+    """Return the descriptor that holds the lock. Raises LogError if another process has it, OSError if the
+    file cannot be opened.
+    """
     fd = open_file(folder / "lock", os.O_RDWR | os.O_CREAT)
     for _ in range(_TRIES):
         with suppress(OSError):
@@ -57,9 +58,10 @@ def lock(folder: Path) -> int:
 
 
 def why_not_held(folder: Path) -> str:
-    """Why a lock in this folder, which two take here at once, says nothing; "" where it holds. What another
-    machine sees of it cannot be seen here. Raises OSError when the folder cannot be written."""
-    path = folder / f"lock-{os.getpid()}-{time.monotonic_ns()}"  # nobody else's
+    """Return why a lock in this folder is useless, or "" if it works. The test takes the lock twice in this
+    process; it cannot test other machines. Raises OSError if the folder cannot be written.
+    """
+    path = folder / f"lock-{os.getpid()}-{time.monotonic_ns()}"  # a name that no other process uses
     first = open_file(path, os.O_RDWR | os.O_CREAT)
     try:
         second = open_file(path, os.O_RDWR)
@@ -80,7 +82,7 @@ def why_not_held(folder: Path) -> str:
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether a writer is at work there. Changes nothing in the folder."""
+    """Return whether a writer is running. Changes nothing in the folder."""
     try:
         fd = open_file(folder / "lock", os.O_RDONLY)
     except OSError:

@@ -1,6 +1,6 @@
-"""The log, as the rest of the house uses it: sinks for events, in memory and in a folder, and a reader.
+"""The log's public parts: sinks in memory and in a folder, and a reader.
 
-A log on disk is a folder of segments (docs/reference/log-format.md).
+A log on disk is a folder with segments (docs/reference/log-format.md).
 """
 
 from collections import deque
@@ -18,7 +18,7 @@ RING_BYTES = 64 * 2**20
 class MemoryLog:
     """The last records in memory, for an engine without a folder. Nothing survives the process.
 
-    Holds at most `limit` records, and at most `max_bytes` of integer columns in them.
+    It holds at most `limit` records, with at most `max_bytes` of integer columns in them.
     """
 
     num_bytes, stalled = 0, ""
@@ -40,17 +40,17 @@ class MemoryLog:
         return True
 
     def sync(self) -> None:
-        """Nothing to do: memory has no disk behind it."""
+        """Do nothing: memory is not on a disk."""
 
     def tidy(self) -> None:
-        """Nothing to do: `append` lets old records go."""
+        """Do nothing: `append` drops old records."""
 
     def close(self) -> None:
         self.records.clear()
 
 
 def _column_bytes(event: Event) -> int:
-    """Bytes of the columns of an event that can be long."""
+    """Return the size in bytes of an event's columns that can be long."""
     if isinstance(event, Executed):
         return len(event.token_ids)
     return len(event.prompt) if isinstance(event, Queued) else 0

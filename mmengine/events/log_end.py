@@ -1,7 +1,8 @@
-"""How a log ends: closed, still written, or without its end. `verify`, `fsck` and `show` ask this.
+"""Finds out how a log ends: closed, still written, or with its end missing. `verify`, `fsck` and `show` use
+it.
 
-Only a footer that says so is the end of a log. Files that end sooner, between two frames too, look as
-after a kill; those whose footer promises another segment, or that a snapshot is ahead of, have lost one.
+Only a footer can prove a log's end. Files that end earlier, even between two frames, look as after a kill. A
+footer that promises another segment, or a snapshot of later records, proves that segments are missing.
 """
 
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ MISSING, UNCLOSED = "end", "unclosed"  # kinds of findings
 
 @dataclass(frozen=True, slots=True)
 class LogEnd:
-    """`kind`: of the finding, a key of fsck's KINDS; empty where nothing is missing. `text`: a clause."""
+    """How a log ends. `kind`: a key of fsck's KINDS, "" if nothing is missing. `text`: a clause."""
 
     kind: str
     text: str
@@ -28,8 +29,9 @@ CLOSED = LogEnd("", "closed by its writer")
 
 
 def log_end(folder: Path, had_writer: bool = False) -> LogEnd:
-    """How the log ends that stands there, read from its last segment. `had_writer`: one was at work while
-    it was read, so that its end may be in motion."""
+    """Return how the log ends, from its last segment. `had_writer`: a writer ran during the reading, so the
+    end may have changed.
+    """
     if had_writer or is_locked(folder):
         return WRITTEN
     try:
@@ -39,9 +41,10 @@ def log_end(folder: Path, had_writer: bool = False) -> LogEnd:
 
 
 def check_end(walk: Walk) -> None:
-    """Raise CorruptLog where segments are known to be missing behind the last one, which was walked over:
-    records that somebody was told of. The caller holds the lock."""
-    if not walk.path.stat().st_size:  # it says nothing; the one before it may
+    """Raise CorruptLog if segments after the last one, which was walked over, are known to be missing: their
+    records were acknowledged. The caller holds the lock.
+    """
+    if not walk.path.stat().st_size:  # an empty segment proves nothing; the one before it may
         filled = [one for one in segment_paths(walk.path.parent) if one.stat().st_size]
         if not filled:
             return
@@ -65,7 +68,7 @@ def _end(folder: Path) -> LogEnd:
 
 
 def _lost(walk: Walk) -> LogEnd | None:
-    """What shows that the log went on behind its last segment; None: nothing does."""
+    """Return the evidence that the log continued after its last segment, or None."""
     folder = walk.path.parent
     snapshots, behind = snapshot_sequences(folder), walk.recovery.next_sequence
     last = behind - 1

@@ -1,4 +1,4 @@
-"""Reading a log: the records of a folder, in order."""
+"""Reads a log: a folder's records, in order."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -12,11 +12,11 @@ from mmengine.events.segment import SUFFIX, first_sequence_of, open_segment, seg
 
 
 class LogReader:
-    """Iterates over the records of a folder, from record `start` on.
+    """Iterates over a folder's records from record `start` on.
 
-    What is damaged is refused with CorruptLog, which names the file and the byte, or forgiven as `mode`
-    says and told in `recovery`; `torn` is its torn tail. A log may begin behind record 0 when a snapshot
-    of the state stands there (`first_sequence`). Raises LogError when there is no log.
+    Damage raises CorruptLog with the file and the byte, or is forgiven as `mode` says and listed in
+    `recovery`; `torn` is its torn tail. A log may begin after record 0 if a snapshot of that state exists
+    (`first_sequence`). Raises LogError if there is no log.
     """
 
     def __init__(self, folder: Path, mode: Mode = "tail", start: int = 0):
@@ -39,7 +39,7 @@ class LogReader:
 
     @property
     def torn(self) -> Cut | None:
-        """Bytes at the end that are no whole record, once the iteration is over."""
+        """Bytes at the end that are no complete record. Valid after the iteration."""
         return self.recovery.torn
 
     def __iter__(self) -> Iterator[Record]:
@@ -49,7 +49,7 @@ class LogReader:
             yield from self._segment(path, is_last=path == paths[-1])
 
     def _first_needed(self) -> int:
-        """Which segment holds record `start`."""
+        """Return the index of the segment that holds record `start`."""
         if not self._start:
             return 0
         later = [number for number, path in enumerate(self.paths) if first_sequence_of(path) <= self._start]
@@ -72,7 +72,7 @@ class LogReader:
                 yield from records
 
     def _leave_out(self, path: Path, error: CorruptLog) -> None:
-        """A segment that cannot even be unpacked. Only a salvage goes on without it."""
+        """Skip a segment that cannot be unpacked in the mode salvage; raise the error in other modes."""
         if self.recovery.mode != "salvage":
             raise error
         size, first = path.stat().st_size, self.recovery.next_sequence
@@ -80,7 +80,7 @@ class LogReader:
 
 
 def records_of(path: Path, data: bytes | mmap, frame: Frame) -> list[Record]:
-    """The records of a whole frame. Raises CorruptLog for what a newer build wrote."""
+    """Return a frame's records. Raises CorruptLog for records from a newer build."""
     try:
         return records_in(data, frame)
     except UnknownRecord as error:

@@ -1,10 +1,10 @@
-"""What to do with a log that is damaged, and what was lost by it.
+"""Handles damaged logs, and reports what was lost.
 
     strict    any damage is refused
-    tail      bytes at the very end that are no whole record do not count: a write was cut short
-    salvage   damage in the middle is skipped too, where whole records stand behind it
+    tail      incomplete bytes at the very end do not count: a write was cut short
+    salvage   damage in the middle is skipped too, if complete records follow
 
-A writer that continues a log cuts its tail first; damage in the middle is never written over.
+A writer that continues a log cuts its tail first, and never overwrites damage in the middle.
 """
 
 import mmap
@@ -37,8 +37,9 @@ Mode = Literal["strict", "tail", "salvage"]
 
 @dataclass(slots=True)
 class Cut:
-    """Bytes of a segment that do not count, and why. `num_lost`: records that are missing from
-    `first_lost` on, as far as what follows tells; at a tail nothing follows, and it is 0."""
+    """Bytes in a segment that do not count, and the reason. `num_lost`: missing records from `first_lost` on,
+    as far as later records tell; 0 at the tail.
+    """
 
     path: Path
     offset: int
@@ -55,9 +56,10 @@ class Cut:
 
 @dataclass(slots=True)
 class Recovery:
-    """What a reader skipped, or a writer cut. `torn`: the one of the cuts that is a torn tail.
-    `next_sequence`: of the record to be appended next. `is_closed`: the log ends with a footer, as one
-    does whose writer closed it. `tail`: of a writer, the walk over the last segment."""
+    """Bytes that a reader skipped or a writer cut. `torn`: the cut that is a torn tail. `next_sequence`: for
+    the next appended record. `is_closed`: the log ends with a footer. `tail`: a writer's walk over the last
+    segment.
+    """
 
     mode: Mode
     cuts: list[Cut] = field(default_factory=list)
@@ -76,20 +78,21 @@ class Recovery:
 
 
 def check_mode(mode: str) -> None:
-    """Raises LogError for a word that is no mode."""
+    """Raise LogError for an unknown recovery mode."""
     if mode not in get_args(Mode):
         raise LogError(f"{mode!r} is no recovery mode; use {', '.join(get_args(Mode))}")
 
 
 class Walk:
-    """Iterates over whole frames of the segment at `path`, in the mode of `recovery` and into it. `end`:
-    where the last of them ended. Raises CorruptLog for what the mode does not forgive."""
+    """Iterates over the complete frames in the segment at `path`, and adds to `recovery` in its mode. `end`:
+    where the last frame ended. Raises CorruptLog for damage that the mode does not forgive.
+    """
 
     def __init__(self, path: Path, data: bytes | mmap.mmap, recovery: Recovery, *, is_last: bool):
         self.scan = Scan(data)
         self.end = 0
         self.path, self.recovery, self._is_last = path, recovery, is_last
-        self._skipped: Cut | None = None  # what the next frame tells the loss of
+        self._skipped: Cut | None = None  # the next frame tells how many records it lost
 
     def __iter__(self) -> Iterator[Frame]:
         jump_to, recovery = None, self.recovery
@@ -113,7 +116,7 @@ class Walk:
             raise CorruptLog(f"{self.path.name} has no footer: it is not known to be whole", "truncated")
 
     def _skip(self, error: TornRecord | DamagedRecord) -> int | None:
-        """Where to go on behind damage; None: nothing whole follows in the segment."""
+        """Return where to continue after damage, or None if nothing complete follows in the segment."""
         data, recovery = self.scan.data, self.recovery
         place = self.end = self.end or (HEADER_SIZE if self.scan.header else 0)
         try:
@@ -135,7 +138,7 @@ class Walk:
         return behind
 
     def _bridge(self, frame: Frame) -> bool:
-        """Whether to take a frame that is not the next one. Only a salvage does."""
+        """Return whether to accept a frame out of order. Only the mode salvage does."""
         recovery = self.recovery
         missing = frame.sequence - recovery.next_sequence
         what = (
@@ -154,8 +157,9 @@ class Walk:
 
 
 def walk_segment(path: Path) -> Walk:
-    """A walk over a whole segment, whatever is wrong in it, as over the last one of a log. Raises CorruptLog,
-    LogError as `open_segment` does, CorruptLog for what a newer build wrote."""
+    """Walk over a whole segment like a log's last one, with all damage forgiven. Raises CorruptLog and
+    LogError as `open_segment` does, and CorruptLog for records from a newer build.
+    """
     with open_segment(path) as data:
         walk = Walk(path, data, Recovery("salvage", next_sequence=first_sequence_of(path)), is_last=True)
         for _ in walk:
@@ -164,13 +168,12 @@ def walk_segment(path: Path) -> Walk:
 
 
 def repair_tail(folder: Path, mode: Mode, check: Callable[[Walk], None] | None = None) -> Recovery:
-    """Make a log ready to be continued in another segment: cut what is torn off its last one, close
-    that with a footer, and say what is gone.
+    """Prepare a log for continuation in another segment: cut the last segment's torn tail and close that
+    segment with a footer.
 
-    The caller holds the lock. Earlier segments are not looked at. `check` sees the last one before it is
-    changed, and may raise. Cut bytes (the first 64 MiB of them)
-    are kept beside the segment in a file ending in .cut, where the disk has room. Raises
-    CorruptLog for what `mode` does not forgive, LogError when the disk refuses.
+    The caller holds the lock. Earlier segments are not read. `check` sees the last segment before a change,
+    and may raise. The first 64 MiB of the cut bytes are kept in a file ending in .cut, if the disk has space.
+    Raises CorruptLog for damage that `mode` does not forgive, LogError if the disk refuses.
     """
     check_mode(mode)
     recovery = Recovery(mode)
@@ -188,12 +191,12 @@ def repair_tail(folder: Path, mode: Mode, check: Callable[[Walk], None] | None =
     if check is not None:
         check(walk)
     header = walk.scan.header
-    begun = part_of(folder, recovery.next_sequence)  # that the footer promises, and no more
+    begun = part_of(folder, recovery.next_sequence)  # a segment that the footer promises, without records
     is_open = not walk.scan.is_closed or walk.scan.follows is Follows.SEGMENT and begun.exists()
     closes = header is not None and is_open and len(recovery.cuts) <= bool(torn)
     try:
         if torn:
-            with suppress(OSError):  # a full disk must not keep the log from being repaired
+            with suppress(OSError):  # a full disk must not prevent the repair
                 _keep(path.with_name(f"{path.name}.{walk.end}{CUT_SUFFIX}"), torn)
         if header is None and not walk.scan.footer.frames:
             path.unlink()
@@ -201,7 +204,7 @@ def repair_tail(folder: Path, mode: Mode, check: Callable[[Walk], None] | None =
             footer = walk.scan.footer.pack(Follows.REPAIRED) if closes else b""
             _write_end(path, walk.end or HEADER_SIZE, footer)
             if closes:
-                walk.scan.follows = Follows.REPAIRED  # what `mark_continued` finds
+                walk.scan.follows = Follows.REPAIRED  # read by `mark_continued`
     except OSError as error:
         raise LogError(f"{path} cannot be repaired: {error.strerror}") from None
     recovery.tail = walk
@@ -209,14 +212,15 @@ def repair_tail(folder: Path, mode: Mode, check: Callable[[Walk], None] | None =
 
 
 def mark_continued(path: Path, tail: Walk | None) -> None:
-    """Let the footer of a segment that another process wrote say that another one follows; write one where
-    there is none. `tail`: of the repair, so that one that it walked over is not read again. Packed
-    segments said it before they were packed. Raises OSError, CorruptLog."""
+    """Write into another process's last footer that a segment follows; add a footer if there is none. `tail`:
+    the repair's walk, so that its segment is not read again. Packed segments have such a footer already.
+    Raises OSError, CorruptLog.
+    """
     if path.name.endswith(PACKED_SUFFIX):
         return
     walk = tail if tail is not None and tail.path == path else walk_segment(path)
     header, scan = walk.scan.header, walk.scan
-    is_whole = len(walk.recovery.cuts) <= (walk.recovery.torn is not None)  # what was torn is cut off
+    is_whole = len(walk.recovery.cuts) <= (walk.recovery.torn is not None)  # a torn tail is cut off by now
     if is_whole and header is not None and scan.follows is not Follows.SEGMENT:
         _write_end(path, walk.end or HEADER_SIZE, scan.footer.pack(Follows.SEGMENT))
 

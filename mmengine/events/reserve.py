@@ -1,4 +1,4 @@
-"""Room on the disk that is held back: when it is full, what runs can still be written to its end."""
+"""Disk space in reserve: on a full disk, running requests can still be written to their end."""
 
 import errno
 import os
@@ -13,11 +13,11 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Reserve:
-    """A file of blocks that were asked for and not written, beside the segments. `is_held` False: it was
-    given up, or there was no room for it.
+    """A file with allocated, unwritten blocks beside the segments. `is_held` is False after the reserve was
+    given up, or if the disk had no space for it.
 
-    A file system that copies on write may not give the room back at once; then the log stalls a little
-    earlier, and loses nothing either.
+    A file system that copies on write may not return the space at once. Then the log stalls a little earlier,
+    and loses nothing.
     """
 
     def __init__(self, folder: Path, num_bytes: int = RESERVE_BYTES):
@@ -28,20 +28,22 @@ class Reserve:
         self.is_held = held
 
     def take_back(self) -> bool:
-        """Hold the room again, once there is twice as much: who is full now should not be full at once
-        again. False while there is not."""
+        """Take the reserve again once twice its size is free, so that a full disk does not become full again
+        at once. Returns False otherwise.
+        """
         self.is_held = self._hold(2)
         return self.is_held
 
     def release(self) -> None:
-        """Give the room to the log, or back to the disk."""
+        """Give the space to the log, or back to the disk."""
         self.is_held = False
         with suppress(OSError):
             self._path.unlink()
 
     def _hold(self, times: int) -> bool:
-        """Take the room, from a disk that has `times` as much. False when it is full. True also where
-        room cannot be held for another reason: then it would tell nothing."""
+        """Take the reserve from a disk with `times` as much free space. Returns False on a full disk. Returns
+        True if the file cannot be allocated for another reason, since that says nothing about the space.
+        """
         try:
             if free_bytes(self._folder) < times * self._num_bytes:
                 return False

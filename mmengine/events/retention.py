@@ -1,9 +1,8 @@
-"""What becomes of segments that are full: they are packed, and the oldest go when the log is too large
-or too old.
+"""Packs full segments, and deletes the oldest ones of a log that is too large or too old.
 
-A segment goes only when every request that begins in it or before it was delivered, and a snapshot holds
-the state behind its last record and before the first request that was not: from there what is kept can be
-replayed, and every request in it can be resumed.
+A segment is deleted only if every request that begins in it or before it was delivered. A snapshot must also
+hold the state after its last record and before the first undelivered request. From there the rest can be
+replayed, and all its requests can be resumed.
 """
 
 import os
@@ -27,14 +26,15 @@ from mmengine.events.segment import (
 from mmengine.events.vocabulary import Delivered, Event, Finished, Queued
 
 PACK_LEVEL = 3
-NO_SNAPSHOT = -1  # in place of its sequence
+NO_SNAPSHOT = -1  # in place of a snapshot's sequence
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How much of a log is kept: its newest `max_bytes`, and what was written in the last `max_age_s`;
-    0: all of it. What lies beyond either goes."""
+    """How much of a log is kept: the newest `max_bytes`, and the records from the last `max_age_s`; 0:
+    everything. Segments beyond either limit are deleted.
+    """
 
     max_bytes: int = 0
     max_age_s: float = 0.0
@@ -44,9 +44,10 @@ class Retention:
 
 
 class Undelivered:
-    """Requests whose answer did not reach its consumer. `begins`: the records that they begin with, in
-    order, by id; `ended`: those of them whose answer is whole. `oldest`: the first of these records, or NONE;
-    another thread may read it."""
+    """Requests whose answers did not reach their consumers. `begins`: their first records by id, in order;
+    `ended`: requests with complete answers. `oldest`: the first of these records, or NONE; another thread may
+    read it.
+    """
 
     NONE = 2**64
 
@@ -61,7 +62,7 @@ class Undelivered:
         return Undelivered(self.begins, self.ended)
 
     def see(self, event: Event, sequence: int) -> None:
-        """Record `sequence` of the log."""
+        """Process record `sequence`."""
         match event:
             case Queued(request_id=name):
                 self.begins.pop(name, None)
@@ -82,14 +83,15 @@ class Undelivered:
         order, begins = self._order, self.begins
         while order and begins.get(order[0][1]) != order[0][0]:
             order.popleft()
-        if len(order) > 2 * len(begins) + 64:  # many came and went behind one that stays
+        if len(order) > 2 * len(begins) + 64:  # many requests came and went after one that stays
             self._order = order = deque((sequence, name) for name, sequence in begins.items())
         self.oldest = order[0][0] if order else self.NONE
 
 
 def pack(path: Path) -> Path:
-    """Replace a full segment by its zstd, and give that; a huge one stays. A process killed meanwhile leaves
-    the segment as it was, or both. Raises OSError, and then the segment stays as it is."""
+    """Replace a full segment by its zstd file and return that; a huge segment stays. After a kill the segment
+    is unchanged, or both files exist. Raises OSError and leaves the segment unchanged.
+    """
     written = path.stat()
     if not 0 < written.st_size <= MAX_UNPACKED_BYTES:
         return path
@@ -114,8 +116,9 @@ def pack(path: Path) -> Path:
 
 @dataclass(slots=True)
 class _Full:
-    """A full segment. `behind`: the record behind its last one. `size` and `mtime`: of its file, when the
-    thread that tidies has seen it."""
+    """A full segment. `behind`: the sequence after its last record. `size` and `mtime`: its file's, once the
+    tidying thread has seen it.
+    """
 
     path: Path
     behind: int
@@ -125,19 +128,20 @@ class _Full:
 
 
 class FullSegments:
-    """The full segments of a log, the oldest first: they are packed, and go. The log's writer adds them;
-    another thread may tidy. A call costs what it packs and lets go, however many there are: the folder is
-    listed when the writer opens it, and snapshots when a segment comes or goes."""
+    """A log's full segments, the oldest first, to be packed and deleted. The writer adds them; another thread
+    may tidy. A call's cost depends on what it packs and deletes, not on the number of segments. The folder is
+    listed when the writer opens it, and snapshots when a segment comes or goes.
+    """
 
     def __init__(self, folder: Path, retention: Retention, *, packs: bool) -> None:
         self._folder, self._retention, self._packs = folder, retention, packs
-        self._new: deque[_Full] = deque()  # added, and not seen yet by the thread that tidies
+        self._new: deque[_Full] = deque()  # added, and not yet seen by the tidying thread
         self._kept: deque[_Full] = deque()
         self._to_pack: deque[_Full] = deque()
         self._num_bytes = self._snapshot_bytes = 0
 
     def add(self, path: Path, behind: int) -> None:
-        """A segment is full, and record `behind` begins the next one."""
+        """Add a full segment; record `behind` begins the next one."""
         self._new.append(_Full(path, behind))
 
     @property
@@ -145,8 +149,9 @@ class FullSegments:
         return bool(self._packs and (self._new or self._to_pack))
 
     def let_go(self, needed_from: int, open_bytes: int) -> None:
-        """Delete what retention does not keep. `needed_from`: the first record that a request which was not
-        delivered began with. `open_bytes`: of the segment that is written. Raises OSError, LogError."""
+        """Delete segments beyond the retention. `needed_from`: the first record of the oldest undelivered
+        request. `open_bytes`: the current segment's size. Raises OSError, LogError.
+        """
         self._take_in()
         gone: list[_Full] = []
         covered: int | None = None
@@ -172,7 +177,7 @@ class FullSegments:
         is_any = bool(self._new)
         while self._new:
             full = self._new[0]
-            with suppress(FileNotFoundError):  # somebody else took it away
+            with suppress(FileNotFoundError):  # another process deleted it
                 status = full.path.stat()
                 full.size, full.mtime = status.st_size, status.st_mtime
                 self._num_bytes += full.size
@@ -187,13 +192,13 @@ class FullSegments:
         self._snapshot_bytes = sum(path.stat().st_size for path in self._folder.glob("snapshot-*.mmsnap"))
 
     def pack_one(self) -> None:
-        """Pack the oldest that is not packed. Raises OSError; then it is tried again."""
+        """Pack the oldest unpacked segment. Raises OSError; the next call tries again."""
         self._take_in()
         while self._to_pack and self._to_pack[0].is_gone:
             self._to_pack.popleft()
         if self._to_pack:
             full, before = self._to_pack[0], self._to_pack[0].size
-            with suppress(FileNotFoundError):  # somebody else took it away
+            with suppress(FileNotFoundError):  # another process deleted it
                 full.path = pack(full.path)
                 full.size = full.path.stat().st_size
                 self._num_bytes += full.size - before
@@ -201,8 +206,9 @@ class FullSegments:
 
 
 def drop(folder: Path, paths: list[Path], first: int) -> None:
-    """Delete segments, what was cut off them, and the snapshots that nothing continues any more: the log is
-    to begin with record `first`."""
+    """Delete segments, their cut bytes, and snapshots that no record follows any more. The log then begins
+    with record `first`.
+    """
     for path in paths:
         for cut in folder.glob(f"{path.name.split('.')[0]}.*.cut"):
             cut.unlink(missing_ok=True)

@@ -1,10 +1,10 @@
-"""Segments: the files of a log, named by their first sequence number.
+r"""Segments: a log's files, named by their first sequence number.
 
     00000000000000000000.mmlog        header, frames, and a footer once nothing follows in it
     00000000000000000000.mmlog.zst    the same, packed when it was full
-    snapshot-00000000000000012345.mmsnap   the state behind that record; with it earlier segments may go
+    snapshot-00000000000000012345.mmsnap   the state after that record; earlier segments may be deleted
 
-Header and footer have 64 bytes each, little endian, with a CRC-32 of what stands before it.
+Header and footer have 64 bytes each, little endian, with a CRC-32 over their other bytes.
 
     magic "mmlog\\r\\n\\x1a" | format u16 | header size u16 | reserved u32 | first sequence u64
     wall clock ns u64 | mono ns u64 | engine version, 20 bytes of ASCII | crc32 u32
@@ -12,9 +12,9 @@ Header and footer have 64 bytes each, little endian, with a CRC-32 of what stand
     magic "mmlogend" | records u64 | last sequence u64 | first step u64 | last step u64 | last mono ns u64
     frames u32 | chain u32 | what follows u32 | crc32 u32
 
-The chain is a CRC-32 over the header's CRC and those of all frames, in order: with it a segment is known
-to be whole. Steps and times are those of the first record of the first and of the last frame. What
-follows is a value of `Follows`.
+The chain is a CRC-32 over the header's CRC and all frames' CRCs in order. It proves that a segment is
+complete. Steps and times belong to the first record in the first and in the last frame. "What follows" is a
+value from `Follows`.
 """
 
 import mmap
@@ -51,8 +51,9 @@ HEADER_SIZE = FOOTER_SIZE = 64
 
 
 class Follows(IntEnum):
-    """States in a footer what comes after its segment. REPAIRED: a repair closed the segment, because its
-    writer was gone."""
+    """A footer's statement about the next segment. REPAIRED: a repair closed the segment, because its writer
+    was gone.
+    """
 
     SEGMENT = 1
     NOTHING = 2
@@ -73,7 +74,7 @@ class Header(msgspec.Struct, frozen=True):
 
 
 class Footer(msgspec.Struct):
-    """What stands in a segment; kept up by a writer, and by whoever scans one."""
+    """Counters over a segment's frames, updated by writers and scans."""
 
     count: int = 0
     last_sequence: int = 0
@@ -84,7 +85,7 @@ class Footer(msgspec.Struct):
     chain: int = 0
 
     def add(self, crc: int, count: int, sequence: int, step: int, mono_ns: int) -> None:
-        """One more frame, by what its header says."""
+        """Count one more frame, from its header."""
         if not self.frames:
             self.first_step = step
         self.count += count
@@ -102,8 +103,9 @@ def _with_crc(block: bytes) -> bytes:
 
 
 class Scan:
-    """The frames of one segment in order. `header`: None until it was read. `footer`: what was seen so far;
-    `follows`: what the segment's own footer says, once it stood at the end and agreed."""
+    """One segment's frames in order. `header`: None until it was read. `footer`: counters so far; `follows`:
+    from the segment's own footer, once it was read and agreed.
+    """
 
     def __init__(self, data: bytes | mmap.mmap):
         self.data = data
@@ -116,9 +118,9 @@ class Scan:
         return self.follows is not None
 
     def frames(self, jump_to: int | None = None) -> Iterator[Frame]:
-        """Whole frames, from a place on where one is known to stand, or from the beginning. Raises
-        TornRecord, DamagedRecord, UnknownRecord where none stands. After a jump the footer is not
-        compared."""
+        """Yield complete frames from a known place on, or from the beginning. Raises TornRecord,
+        DamagedRecord or UnknownRecord at a place without one. After a jump the footer is not compared.
+        """
         data, size = self.data, len(self.data)
         offset = 0 if jump_to is None else jump_to
         if jump_to is None and size:
@@ -167,10 +169,10 @@ def _header(data: bytes | mmap.mmap) -> Header:
 
 
 def find_whole(data: bytes | mmap.mmap, offset: int) -> int | None:
-    """Where the next whole frame or footer begins, at `offset` or behind it; None when there is none.
+    """Return where the next complete frame or footer begins, at `offset` or later, or None.
 
-    Bytes that only begin like frames cost a checksum each. A write cut short has few of them: where
-    they add up to several times the segment, someone made them, and CorruptLog is raised.
+    Bytes that only begin like frames cost a checksum each. A write that was cut short has few of them.
+    CorruptLog is raised if their lengths add up to several times the segment, because the bytes are hostile.
     """
     patience = 4 * len(data) + FRAME_HEADER.size
     for place in _likely_places(data, offset):
@@ -194,7 +196,7 @@ def find_whole(data: bytes | mmap.mmap, offset: int) -> int | None:
 
 
 def _likely_places(data: bytes | mmap.mmap, offset: int) -> Iterator[int]:
-    """Places that begin like a frame or like a footer, in order."""
+    """Yield the places that begin like a frame or a footer, in order."""
     magics = (FRAME_MAGIC, _FOOTER_MAGIC)
     found = {magic: data.find(magic, offset) for magic in magics}
     while any(place >= 0 for place in found.values()):
@@ -208,19 +210,20 @@ def segment_name(first_sequence: int) -> str:
 
 
 def part_of(folder: Path, first_sequence: int) -> Path:
-    """A segment that was begun, before it has its name: no record in it was ever committed."""
+    """Return the path of a begun segment before it gets its name. None of its records was ever committed."""
     return folder / f"{first_sequence:020d}.part"
 
 
 def first_sequence_of(path: Path) -> int:
-    """What the name of a segment says; 0 where it says nothing."""
+    """Return the sequence in a segment's name; 0 for a name without one."""
     number = path.name.split(".")[0]
     return int(number) if number.isdecimal() and len(number) == 20 else 0
 
 
 def segment_paths(folder: Path) -> list[Path]:
-    """Segments in order; where one stands packed and unpacked, packing was cut short, and the unpacked
-    one counts. Raises LogError when there are absurdly many, CorruptLog for one that is a link."""
+    """Return the segments in order. If a segment exists packed and unpacked, packing was cut short, and the
+    unpacked one counts. Raises LogError for too many segments, CorruptLog for a link.
+    """
     by_name: dict[str, Path] = {}
     for path in sorted(folder.glob(f"*{SUFFIX}*")):
         if not path.name.endswith((SUFFIX, PACKED_SUFFIX)):
@@ -237,15 +240,16 @@ def segment_paths(folder: Path) -> list[Path]:
 
 
 def snapshot_sequences(folder: Path) -> list[int]:
-    """Sequences behind which the state is kept in a file, ascending."""
+    """Return the sequences that snapshots hold, ascending."""
     names = (path.stem.removeprefix("snapshot-") for path in folder.glob("snapshot-*.mmsnap"))
     return sorted(int(name) for name in names if name.isdecimal())
 
 
 @contextmanager
 def open_segment(path: Path) -> Iterator[bytes | mmap.mmap]:
-    """The bytes of a segment, unpacked. Raises CorruptLog for a size that no segment has, or a packed
-    one that is damaged; LogError where it cannot be read."""
+    """Open a segment and yield its unpacked bytes. Raises CorruptLog for an impossible size or a damaged
+    packed file, LogError if the file cannot be read.
+    """
     path, fd = _opened_file(path)
     try:
         status = os.fstat(fd)
@@ -266,7 +270,9 @@ def open_segment(path: Path) -> Iterator[bytes | mmap.mmap]:
 
 
 def _opened_file(path: Path) -> tuple[Path, int]:
-    """The descriptor, and the name under which it was found: a writer at work may just have packed it."""
+    """Return the segment's path and descriptor. The path differs if a running writer has just packed the
+    segment.
+    """
     try:
         return path, open_file(path, os.O_RDONLY | NO_WAIT)
     except FileNotFoundError:

@@ -1,12 +1,13 @@
-"""The events of sessions, requests that grow one another: part of the vocabulary."""
+"""Events about sessions, a part of vocabulary.py. In a session each request continues the one before."""
 
 from mmengine.events.event_base import EventBase
 
 
 class SessionOpened(EventBase, frozen=True):
-    """Observation: a session begins, of which requests go on with what those before them said and were shown.
-    `idle_ns`: time without a request after which it is closed, 0 for never. `envelope`: what a server keeps
-    with it."""
+    """Observation: a session begins. Its requests continue the prompts and answers before them. `idle_ns`:
+    time without a request after which it is closed, 0 for never. `envelope`: a server's data about the
+    session.
+    """
 
     session_id: str
     cache_salt: str = ""
@@ -15,13 +16,14 @@ class SessionOpened(EventBase, frozen=True):
 
 
 class Appended(EventBase, frozen=True):
-    """Observation, right before the QUEUED of `request_id`: its prompt stands behind the first `num_kept`
-    tokens of the session, whose other tokens are forgotten, and the runs of its media are counted from there.
-    With its answer it is the session's when it ends by stop or length.
+    """Observation, right before the QUEUED of `request_id`: the request continues the session after its first
+    `num_kept` tokens. The session's other tokens are forgotten. Media runs count from there. Prompt and
+    answer join the session if the request ends by stop or length.
 
-    `num_opening`: of its tokens the first ones, which belong to what stands before them: where that is
-    dropped, so are they. `is_anchor`: it stays when others are dropped. `film`: 1: its end is left open, for
-    more frames of a video; 2: it begins in one that was left open, too."""
+    `num_opening`: how many of its first tokens belong to the text before them and are dropped with it.
+    `is_anchor`: it stays when other requests are dropped. `film`: 1: its end stays open for more video
+    frames; 2: it also continues an open video.
+    """
 
     session_id: str
     request_id: str
@@ -32,8 +34,9 @@ class Appended(EventBase, frozen=True):
 
 
 class Leased(EventBase, frozen=True):
-    """Decision: a request of the session is over, and its full blocks stay with the session: the first
-    `num_kept` that it has, then `blocks` (int32). Others that it had go back."""
+    """Decision: a session's request has ended, and the session keeps its full blocks: the first `num_kept`
+    that it has, then `blocks` (int32). It releases its other blocks.
+    """
 
     session_id: str
     num_kept: int
@@ -41,8 +44,9 @@ class Leased(EventBase, frozen=True):
 
 
 class LeaseTaken(EventBase, frozen=True):
-    """Decision: of the blocks that a session has only the first `num_kept` stay; what was in the others may
-    have to be computed again. `reason`: "no free blocks", or "session_blocks", the limit of all leases."""
+    """Decision: a session keeps only the first `num_kept` blocks of its lease. The contents of the others may
+    have to be computed again. `reason`: "no free blocks", or "session_blocks", the limit for all leases.
+    """
 
     session_id: str
     num_kept: int
@@ -50,8 +54,7 @@ class LeaseTaken(EventBase, frozen=True):
 
 
 class SessionClosed(EventBase, frozen=True):
-    """Observation: the session is over, because somebody said so ("closed"), or nobody asked for so long
-    ("idle")."""
+    """Observation: the session is closed, by a caller ("closed") or because it was not used ("idle")."""
 
     session_id: str
     reason: str = "closed"

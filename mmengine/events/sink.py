@@ -1,4 +1,4 @@
-"""Where the loop puts events: the port that a log is behind."""
+"""The port between the loop and its log."""
 
 from typing import Protocol
 
@@ -8,33 +8,33 @@ from mmengine.events.vocabulary import Event
 class Sink(Protocol):
     @property
     def next_sequence(self) -> int:
-        """Of the record that is appended next."""
+        """The sequence for the next appended record."""
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that were written here; 0 where nothing is."""
+        """The written bytes; 0 for a sink that writes nothing."""
 
     @property
     def stalled(self) -> str:
-        """Why no new requests should be taken, or empty."""
+        """Why new requests should be refused, or ""."""
 
     def append(self, event: Event, step: int, mono_ns: int) -> None: ...
 
     def commit(self) -> bool:
-        """Make everything appended durable against a killed process. False: it could not be."""
+        """Make all appended events durable against a killed process. Returns False if that failed."""
 
     def sync(self) -> None:
-        """Make what was committed durable against a power cut, too. Another thread may call it."""
+        """Make all committed events durable against a power cut, too. Another thread may call it."""
 
     def tidy(self) -> None:
-        """Do what can wait. Another thread may call it, one at a time."""
+        """Do postponed work. Another thread may call it, one at a time."""
 
     def close(self) -> None:
-        """Raises LogError when records that were appended cannot be written any more."""
+        """Close the sink. Raises LogError if appended records cannot be written any more."""
 
 
 class SinkWrapper:
-    """Stands before `inner`; what a subclass does not change goes on to that."""
+    """Wraps `inner` and forwards every method that a subclass does not override."""
 
     def __init__(self, inner: Sink) -> None:
         self.inner = inner

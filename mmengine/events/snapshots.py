@@ -1,5 +1,7 @@
-"""Snapshots as files beside a log: snapshot-00000000000000012345.mmsnap holds the state behind that
-record. Each is written whole under another name first, so that one with that name is whole."""
+"""Snapshot files beside a log: snapshot-00000000000000012345.mmsnap holds the state after that record.
+
+A snapshot is written completely under another name first, so a file with that name is complete.
+"""
 
 import os
 import struct
@@ -15,16 +17,17 @@ from mmengine.events.segment import first_sequence_of, segment_paths, snapshot_s
 
 SUFFIX = ".mmsnap"
 MAGIC = b"mmsn"
-HEADER = struct.Struct("<4sHHQI")  # magic, version, reserved, length of the body, its CRC-32
-EVERY_RECORDS = 2**13  # so many are folded in a quarter of a second
-NUM_NEWEST = 3  # one that is damaged has others behind it
+HEADER = struct.Struct("<4sHHQI")  # magic, version, reserved, body length, body CRC-32
+EVERY_RECORDS = 2**13  # folded in a quarter of a second
+NUM_NEWEST = 3  # a damaged snapshot has others to replace it
 MAX_BYTES = 2**33
 _CHUNK = 2**20
 
 
 class SnapshotFolder:
-    """Of the log's writer: one each time the log grew by `every_bytes`, or by `every_records`. A disk that
-    refuses one costs nothing else. `in_background`: another thread writes what waits."""
+    """Writes a log's snapshots: one for every `every_bytes` or `every_records` that the log grows. If the
+    disk refuses a snapshot, nothing else is lost. `in_background`: another thread writes waiting snapshots.
+    """
 
     def __init__(
         self,
@@ -39,15 +42,15 @@ class SnapshotFolder:
         self._next_at, self._next_record = every_bytes, begin + every_records
         self.in_background = in_background
         self._waiting: tuple[int, Callable[[], bytes | bytearray]] | None = None
-        for part in folder.glob(f"snapshot-*{SUFFIX}.part"):  # of a process that was killed
+        for part in folder.glob(f"snapshot-*{SUFFIX}.part"):  # of a killed process
             part.unlink(missing_ok=True)
 
     def is_due(self, num_bytes: int, num_records: int) -> bool:
-        """What was appended to the log so far."""
+        """Return whether a snapshot is due after so many appended bytes or records."""
         return num_bytes >= self._next_at or num_records >= self._next_record
 
     def put(self, sequence: int, make: Callable[[], bytes | bytearray], num_bytes: int) -> None:
-        """One that `flush` makes and writes. One that still waits is left out."""
+        """Set the snapshot that `flush` makes and writes. It replaces a waiting one."""
         self._next_at, self._next_record = num_bytes + self._every_bytes, sequence + 1 + self._every_records
         self._waiting = sequence, make
 
@@ -56,8 +59,9 @@ class SnapshotFolder:
         return self._waiting is not None
 
     def flush(self) -> None:
-        """Write the one that waits, and let those go that the folder need not keep: of old ones a segment
-        keeps its first. One thread at a time."""
+        """Write the waiting snapshot, and delete old ones: each segment keeps the first of its old snapshots.
+        One thread at a time.
+        """
         waiting, self._waiting = self._waiting, None
         if waiting is None:
             return
@@ -69,7 +73,7 @@ class SnapshotFolder:
 
 
 def _spare(folder: Path) -> Iterator[int]:
-    """Snapshots of which another one stands before them in the same segment, but the newest ones."""
+    """Yield snapshots with an earlier one in the same segment, without the newest snapshots."""
     firsts = [first_sequence_of(path) for path in segment_paths(folder)]
     seen = set()
     for sequence in snapshot_sequences(folder)[:-NUM_NEWEST]:
@@ -80,8 +84,9 @@ def _spare(folder: Path) -> Iterator[int]:
 
 
 def drop_behind(folder: Path, sequence: int) -> None:
-    """Let snapshots go that hold record `sequence` or later ones: the log is about to have others there.
-    Raises OSError."""
+    """Delete snapshots that hold record `sequence` or later ones, because the log is about to replace those
+    records. Raises OSError.
+    """
     for path in folder.glob(f"snapshot-*{SUFFIX}"):
         name = path.stem.removeprefix("snapshot-")
         if name.isdecimal() and int(name) >= sequence:
@@ -93,7 +98,7 @@ def snapshot_path(folder: Path, sequence: int) -> Path:
 
 
 def read_snapshot(folder: Path, sequence: int) -> bytes:
-    """Raises LogError when it cannot be read, CorruptLog for a size that no snapshot has."""
+    """Return a snapshot's bytes. Raises LogError if it cannot be read, CorruptLog for an impossible size."""
     path = snapshot_path(folder, sequence)
     try:
         with open(open_file(path, os.O_RDONLY), "rb") as file:
@@ -106,7 +111,7 @@ def read_snapshot(folder: Path, sequence: int) -> bytes:
 
 
 def damage_of(folder: Path, sequence: int) -> str:
-    """What shows from outside that a snapshot is not what was written; empty where nothing does."""
+    """Return why a snapshot's bytes are not the written ones, or ""."""
     path = snapshot_path(folder, sequence)
     try:
         with open(open_file(path, os.O_RDONLY), "rb") as file:
@@ -120,7 +125,7 @@ def damage_of(folder: Path, sequence: int) -> str:
             while piece := file.read(_CHUNK):
                 crc = zlib.crc32(piece, crc)
     except FileNotFoundError:
-        return ""  # a writer at work let it go
+        return ""  # a running writer deleted it
     except OSError as error:
         return f"{path.name} cannot be read: {error.strerror}"
     return "" if crc == expected else f"{path.name} is damaged: its checksum does not match"

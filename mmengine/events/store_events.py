@@ -1,12 +1,13 @@
-"""Events of stores of blocks; vocabulary.py says what events are."""
+"""Events about block stores, a part of vocabulary.py."""
 
 from mmengine.events.event_base import EventBase
 
 
 class Offered(EventBase, frozen=True):
-    """Observation: a store has the KV of the first `num_blocks` blocks of a request that waits for that
-    answer; 0: nothing of use. `items`: encoder outputs that came of it with the answer, by their number among
-    the request's media, with 64 bits of what came for each: they are not computed."""
+    """Observation: a store has the KV for the first `num_blocks` blocks of a waiting request; 0: nothing
+    useful. `items`: encoder outputs that came with the answer, by their index in the request's media, with 64
+    bits of each output's digest. They are not computed.
+    """
 
     request_id: str
     num_blocks: int
@@ -14,8 +15,9 @@ class Offered(EventBase, frozen=True):
 
 
 class Fetched(EventBase, frozen=True):
-    """Decision: blocks [`first`, `first` + n) of a request that waits are fetched from the store into the n
-    `blocks` (int32). `cached`: hits of this engine before them, which are held until the fetch is over."""
+    """Decision: a waiting request fetches its blocks [`first`, `first` + n) from the store into the n
+    `blocks` (int32). `cached`: prefix hits before them, held until the fetch ends.
+    """
 
     request_id: str
     cached: bytes
@@ -23,16 +25,18 @@ class Fetched(EventBase, frozen=True):
 
 
 class Arrived(EventBase, frozen=True):
-    """Observation: of the blocks that are being fetched for a request the next ones are here; `digests` has
-    64 bits of what came for each. The open step, or the next, copies them to the device."""
+    """Observation: the next fetched blocks of a request have arrived; `digests` has 64 bits for each. The
+    open or next step copies them to the device.
+    """
 
     request_id: str
     digests: bytes
 
 
 class Lost(EventBase, frozen=True):
-    """Observation: what a request waits for of the store, and has not arrived, does not come: "deadline", or
-    what the store said. It is computed."""
+    """Observation: the store will not send the blocks that a request still waits for. `reason`: "deadline",
+    or the store's error. The request computes them.
+    """
 
     request_id: str
     reason: str

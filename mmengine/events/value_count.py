@@ -1,17 +1,17 @@
-"""How many values a msgpack body holds, before any of them is made.
+"""Counts the values in a msgpack body before they are decoded.
 
-Three bytes of msgpack can become a hundred of Python; a body of many megabytes in which everything is tiny
-would not fit into memory. What an engine writes is large by its columns, which are one value each.
+Three msgpack bytes can become a hundred bytes in Python, so a body with many megabytes of tiny values would
+not fit into memory. An engine's large events have long columns, which are one value each.
 """
 
 import struct
 
-LARGE = 2**20  # bytes; below, nothing needs to be counted
+LARGE = 2**20  # bytes; smaller bodies are not counted
 MAX_VALUES = 8 * 2**20
 
 
 def _sizes() -> list[int]:
-    """Bytes that a value takes by its first one; 0: its length stands behind that."""
+    """Return a value's size in bytes by its first byte; 0: the length follows that byte."""
     sizes = [1] * 256
     sizes[0xA0:0xC0] = range(1, 33)  # short strings
     for first, size in ((0xC4, 0), (0xCA, 5), (0xCB, 9), (0xCC, 2), (0xCD, 3), (0xCE, 5), (0xCF, 9)):
@@ -29,7 +29,9 @@ _LENGTHS = {0xC4: _U8, 0xC5: _U16, 0xC6: _U32, 0xD9: _U8, 0xDA: _U16, 0xDB: _U32
 
 
 def has_too_many_values(body: bytes | memoryview) -> bool:
-    """Whether a large body holds more than MAX_VALUES. One that is no msgpack may give either answer."""
+    """Return whether a large body holds more than MAX_VALUES values. For bytes that are no msgpack the answer
+    is arbitrary.
+    """
     if len(body) <= LARGE:
         return False
     place, count, end, sizes = 0, 0, len(body), _SIZES

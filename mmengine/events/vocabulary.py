@@ -1,8 +1,8 @@
-"""The events of a run: every change of a request's state, in the order in which it happened.
+"""The events in a log: every change to a request's state, in order.
 
-Observations are facts that only the log knows (arrivals, tokens, failures). Decisions follow from
-the state and are derived again by `verify`. Integer columns are little-endian int32 bytes.
-Fields are only ever added, at the end and with a default; a type number is never used twice.
+Observations are facts that only the log knows (arrivals, tokens, failures). Decisions follow from the state,
+and `verify` derives them again. Integer columns are little-endian int32 bytes. From 0.1.0 on, fields are only
+added at the end, with a default, and a type number is never used twice.
 """
 
 from typing import TypeAlias
@@ -25,10 +25,10 @@ from mmengine.events.store_events import Offered as Offered
 from mmengine.request import Adapter, GrammarRequest, MediaItem, SamplingParams, ThinkingBudget
 
 SCHEMA_VERSION = 1
-NO_SLOT = -1  # in place of a slot: a grammar that the log keeps nowhere
-FOR_ALL = -1  # in place of a row: room is made for whoever needs it
+NO_SLOT = -1  # in place of a slot: the log keeps the grammar in no slot
+FOR_ALL = -1  # in place of a row: any row may use the freed blocks
 AS_CACHED = -1  # in place of a number of tokens: as many as the cached blocks hold
-DEADLINE = "deadline"  # the reason of a Cancelled by the request's own deadline
+DEADLINE = "deadline"  # the reason in a Cancelled by the request's own deadline
 NO_STATE = -1  # in place of a state slot
 
 
@@ -50,7 +50,7 @@ class FoldConstants(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Started(EventBase, frozen=True):
-    """Observation, first record of a log: what a replay needs to know of the engine."""
+    """Observation, a log's first record: the facts about the engine that a replay needs."""
 
     schema: int
     engine_version: str
@@ -62,12 +62,12 @@ class Started(EventBase, frozen=True):
 
 
 class Queued(EventBase, frozen=True):
-    """Observation with a decision in it (its place in the queue): a request was accepted.
+    """Observation that includes a decision, the place in the queue: a request was accepted.
 
-    `prompt`: int32 token ids. `grammar_slot`: where the log keeps kind and source of `grammar` from here on,
-    or, where they are empty, has kept them since before (core/state/grammar_slots.py). `envelope`: what a
-    server keeps with the request, such as when it came; no decision reads it. `outputs`: int32 ids of the
-    first tokens of the answer, which its consumer has already; the engine gives those behind them.
+    `prompt`: int32 token ids. `grammar_slot`: the slot that stores `grammar` from now on, or, if its kind and
+    source are empty, the slot that has stored it before (core/state/grammar_slots.py). `envelope`: a server's
+    data about the request, such as its arrival time; no decision reads it. `outputs`: the answer's first
+    tokens, int32, which the consumer has already; the engine continues after them.
     """
 
     request_id: str
@@ -79,22 +79,22 @@ class Queued(EventBase, frozen=True):
     cache_salt: str = ""
     deadline_ns: int = 0
     grammar: GrammarRequest | None = None
-    group: str = ""  # the request whose prompt this one shares
+    group: str = ""  # the request whose prompt this request shares
     grammar_slot: int = NO_SLOT
     envelope: bytes = b""
     thinking: ThinkingBudget | None = None
     outputs: bytes = b""
-    adapter: Adapter | None = None  # with which it is computed
+    adapter: Adapter | None = None  # the LoRA adapter that computes the request
 
 
 class GrammarReady(EventBase, frozen=True):
-    """Observation: the grammar of a request is compiled; it may run."""
+    """Observation: the request's grammar is compiled, so the request may run."""
 
     request_id: str
 
 
 class GrammarFailed(EventBase, frozen=True):
-    """Observation: the grammar of a request cannot be compiled; it ends with an error."""
+    """Observation: the request's grammar cannot be compiled. The request ends with an error."""
 
     request_id: str
     detail: str
@@ -108,10 +108,11 @@ class Cancelled(EventBase, frozen=True):
 
 
 class Preempted(EventBase, frozen=True):
-    """Decision: the request loses its row and blocks, and waits again. Its KV is dropped
-    ("recompute") or copied to `host_blocks` ("swap").
+    """Decision: the request loses its row and blocks, and waits again. Its KV is dropped ("recompute") or
+    copied to `host_blocks` ("swap").
 
-    `for_row`: the row that it makes room for, with a chunk of `for_tokens`, or FOR_ALL."""
+    `for_row`: the row that gets the blocks, for a chunk of `for_tokens`, or FOR_ALL.
+    """
 
     request_id: str
     row: int
@@ -123,14 +124,12 @@ class Preempted(EventBase, frozen=True):
 
 
 class Scheduled(EventBase, frozen=True):
-    """Decision that opens a step: which running rows compute how many tokens.
+    """Decision that opens a step: the running rows that compute tokens, and how many.
 
-    `rows` None: those of the step before. `num_tokens` None: one each. `new_blocks` are dealt to
-    the rows in order, to each as many as its tokens need.
-
-    `num_drafts`: how many of a row's tokens are drafts, at their end; None: no row has any.
-    `drafters`: who made them, by number; None: drafter 0 all of them.
-    `num_decided`: running rows up to here are decided for this step; 0: all are.
+    `rows`: None for the rows in the step before. `num_tokens`: None for one each. `new_blocks` are dealt to
+    the rows in order, as many as each row's tokens need. `num_drafts`: how many drafts are at the end of each
+    row's tokens; None: no row has drafts. `drafters`: their drafters' numbers; None: drafter 0.
+    `num_decided`: running rows before this place are decided for this step; 0: all are.
     """
 
     rows: bytes | None
@@ -144,12 +143,12 @@ class Scheduled(EventBase, frozen=True):
 
 
 class Admitted(EventBase, frozen=True):
-    """Decision: a waiting request gets a row and joins the step (it opens one if none is open).
+    """Decision: a waiting request gets a row and joins the step, or opens one.
 
-    `cached_blocks`: prefix hits; their tokens count as computed. `new_blocks`: the rest.
-    `num_computed`: tokens whose KV is there when the step starts, or AS_CACHED. `copy`:
-    (source, destination) of a block shared in part. `swap_in`: the request's host blocks are copied
-    to the first new ones. Tokens beyond the known ones are placeholders for drafts.
+    `cached_blocks`: prefix hits; their tokens count as computed. `new_blocks`: the other blocks.
+    `num_computed`: tokens with KV when the step starts, or AS_CACHED. `copy`: (source, destination) for a
+    block shared in part. `swap_in`: the request's host blocks are copied to the first new blocks. Tokens
+    after the known ones are placeholders for drafts.
     """
 
     request_id: str
@@ -165,10 +164,10 @@ class Admitted(EventBase, frozen=True):
 
 
 class AdmittedWithState(Admitted, frozen=True):
-    """Decision: ADMITTED where rows have recurrent states. `state_slot`: the row's. `state_from`: the slot
-    that holds the state behind the cached blocks, which is copied, or NO_STATE: it begins at zero.
-    `num_shared`: tokens of its beginning that other requests' blocks hold, with or without a state behind
-    them."""
+    """Decision: ADMITTED in an engine with recurrent states. `state_slot`: the row's slot. `state_from`: the
+    slot to copy from, with the state after the cached blocks; NO_STATE: the row begins with zeros.
+    `num_shared`: how many of its first tokens other requests' blocks hold, with or without a kept state.
+    """
 
     state_slot: int = 0
     state_from: int = NO_STATE
@@ -176,15 +175,17 @@ class AdmittedWithState(Admitted, frozen=True):
 
 
 class AdmittedWithAdapter(AdmittedWithState, frozen=True):
-    """Decision: ADMITTED of a request with a LoRA adapter. `adapters_out`: digests of others, which leave for
-    it. Where rows have no recurrent states, `state_slot` and what follows mean nothing."""
+    """Decision: ADMITTED for a request with a LoRA adapter. `adapters_out`: digests of adapters that leave
+    for it. Without recurrent states the fields from `state_slot` on have no meaning.
+    """
 
     adapters_out: tuple[bytes, ...] = ()
 
 
 class StatesKept(EventBase, frozen=True):
-    """Decision, behind all rows of the open step: the states of `rows` behind their first `num_tokens`, which
-    this step computes, are kept in `slots` for prefix hits; what these held is gone. int32 columns."""
+    """Decision, after all rows of the open step: the states of `rows` after their first `num_tokens`, which
+    this step computes, are kept in `slots` for prefix hits, replacing the slots' old states. int32 columns.
+    """
 
     rows: bytes
     num_tokens: bytes
@@ -192,18 +193,22 @@ class StatesKept(EventBase, frozen=True):
 
 
 class Evicted(EventBase, frozen=True):
-    """Decision: encoder outputs leave the cache for a chunk that does not run in this step after all
-    (only where decisions are vLLM's). `used`: unreferenced ones that count as just used."""
+    """Decision under vLLM's rules: encoder outputs leave the cache for a chunk that does not run in this step
+    after all. `used`: unreferenced outputs that count as just used.
+    """
 
     keys: tuple[bytes, ...]
     used: tuple[bytes, ...] = ()
 
 
 class Encoded(EventBase, frozen=True):
-    """Decision, the last one of a step (it opens one if none is open): the step computes part of item `index`
-    of a request, which is too large for a step. `until`: how much of the item's work is done then
-    (encoder_cache/work.py); all of it: its features are there, and `evict` left the cache for them. An item
-    that others were computed of before goes on where it was; another one takes its place."""
+    """Decision, a step's last one (it opens a step if none is open): the step computes a part of item
+    `index`, which is too large for one step.
+
+    `until`: how much of the item's work is done then (encoder_cache/work.py). After the last part the
+    features exist, and `evict` has left the cache for them. An item with earlier parts continues; a different
+    item replaces it.
+    """
 
     request_id: str
     index: int
@@ -212,23 +217,24 @@ class Encoded(EventBase, frozen=True):
 
 
 class Dispatched(EventBase, frozen=True):
-    """Decision: the open step is whole, and the next one may open before it ran. Only with max_in_flight
-    above 1; else EXECUTED closes the open step."""
+    """Decision: the open step is complete, and the next step may open before this one ran. Only with
+    max_in_flight above 1; otherwise EXECUTED closes the open step.
+    """
 
 
 class Executed(EventBase, frozen=True):
-    """Observation: the oldest step in flight ran; without any, the open one. Indices count the rows that
-    sampled, in step order.
+    """Observation: the oldest step in flight ran, or the open step if none is in flight. Indices count the
+    rows that sampled, in step order.
 
-    `stops`: (index, kind) where the text ended. `errors`: (index, what) where one row failed.
-    `logprobs`: (index, [(token id, logprob), …]).
+    `stops`: (index, kind) where the text ended. `errors`: (index, text) where one row failed. `logprobs`:
+    (index, [(token id, logprob), …]).
 
-    `counts`: tokens of each such row (accepted drafts and one more), None: one each; `token_ids`
-    holds them one row after the other. `drafts` for the next step, `num_drafts` of each such row and
-    the numbers of the `drafters` that made them; None: no drafts, drafter 0. `draft_ns`: what making them
-    took, of `device_ns`. `host_ns`: what the process did between the step before and this one; 0: not known.
-    `prompt_logprobs`: (index, 1 + k, token ids, float32 logprobs) of prompts of n tokens, both of them
-    [n, 1 + k]: the token that stands there, then the k likeliest; of the first token its id alone.
+    `counts`: each row's tokens (accepted drafts and one more); None: one each. `token_ids` holds them row
+    after row. `drafts` are for the next step, with `num_drafts` for each row and the `drafters` that made
+    them; None: no drafts, drafter 0. `draft_ns`: the part of `device_ns` for making drafts. `host_ns`: this
+    process's time between the step before and this one; 0: unknown. `prompt_logprobs`: (index, 1 + k, token
+    ids, float32 logprobs) for a prompt with n tokens, both [n, 1 + k]: the prompt token first, then the k
+    likeliest; the first token has its id alone.
     """
 
     token_ids: bytes
@@ -246,17 +252,19 @@ class Executed(EventBase, frozen=True):
 
 
 class Failed(EventBase, frozen=True):
-    """Observation: the executor raised; the oldest step in flight, or the open one, gave nothing, and
-    neither did those behind it."""
+    """Observation: the executor raised. The oldest step in flight, or the open step, gave no result, and
+    neither did the steps after it.
+    """
 
     error: str
 
 
 class Finished(EventBase, frozen=True):
-    """Decision: the request ended. reason: stop, length, abort, error, rejected.
+    """Decision: the request ended. `reason`: stop, length, abort, error, rejected.
 
-    `detail` is for people; `code` says why there is no answer, for programs, and is None after stop and
-    length."""
+    `detail` is a text for people. `code` tells programs why there is no answer; it is None after stop and
+    length.
+    """
 
     request_id: str
     reason: str
@@ -271,16 +279,18 @@ class Delivered(EventBase, frozen=True):
 
 
 class CacheReset(EventBase, frozen=True):
-    """Observation: someone asked to forget all cached prefixes. `preempt_running`: requests that run
-    start again from nothing."""
+    """Observation: a caller asked to forget all cached prefixes. `preempt_running`: the running requests
+    start again.
+    """
 
     preempt_running: bool = False
 
 
 class Checkpoint(EventBase, frozen=True):
-    """Decision: digest of the whole state at this point.
+    """Decision: a digest of the whole state at this point.
 
-    `columns`, `requests`: 4 bytes of it for each column of the state, and for each live request."""
+    `columns`, `requests`: 4 bytes for each column and for each live request.
+    """
 
     digest: bytes
     columns: bytes = b""
@@ -288,12 +298,12 @@ class Checkpoint(EventBase, frozen=True):
 
 
 class Recovered(EventBase, frozen=True):
-    """Observation: the process that wrote the log so far ended, and another one goes on. What runs is
-    computed again from its tokens.
+    """Observation: the process that wrote the log so far ended, and another one continues. Running requests
+    are computed again from their tokens.
 
-    `steps`: numbers of those that were open or in flight. `mode`: how the log was repaired; `cuts`:
-    (segment, byte, number of bytes) that were no whole records. `lost`: (request, why) of requests
-    that cannot go on. `fingerprints`: of the engine that goes on.
+    `steps`: the steps that were open or in flight. `mode`: how the log was repaired; `cuts`: (segment, byte,
+    number of bytes) without complete records. `lost`: (request, reason) for requests that cannot continue.
+    `fingerprints`: the continuing engine's.
     """
 
     steps: tuple[int, ...] = ()
@@ -305,7 +315,7 @@ class Recovered(EventBase, frozen=True):
 
 
 class Stalled(EventBase, frozen=True):
-    """Decision: the loop goes on and gets nowhere. kind: "no progress" or "thrash"."""
+    """Decision: the loop runs without progress. `kind`: "no progress" or "thrash"."""
 
     kind: str
     request_id: str
@@ -347,7 +357,7 @@ Event: TypeAlias = (
     | LeaseTaken
     | SessionClosed
 )
-# What the scheduler decides of a step.
+# The scheduler's decisions about a step.
 StepDecision: TypeAlias = (
     Preempted | Scheduled | Admitted | StatesKept | Evicted | Encoded | Fetched | LeaseTaken
 )

@@ -1,8 +1,8 @@
-"""Writing a log: one writer, one `write` a commit, before any effect leaves the process.
+"""Writes a log: one writer, with one `write` per commit, before any effect leaves the process.
 
-On a full disk `os.write` returns a short count and raises nothing: the writer cuts the torn bytes off
-again, gives up its reserve and writes once more. While it lives on the reserve, or cannot write at all,
-`stalled` says so: new requests are refused, and what runs goes on as long as the reserve lasts.
+On a full disk `os.write` returns a short count and raises nothing. The writer then cuts the torn bytes off,
+gives up its reserve and writes once more. While the writer lives on the reserve or cannot write at all,
+`stalled` says so: new requests are refused, and running requests continue as long as the reserve lasts.
 """
 
 import errno
@@ -38,20 +38,20 @@ from mmengine.events.vocabulary import NUMBERS, Event
 from mmengine.version import __version__
 
 SEGMENT_BYTES = 64 * 2**20
-SEGMENT_FRAMES = 2**16  # whoever goes on with a log walks over its last segment, frame by frame
+SEGMENT_FRAMES = 2**16  # a process that continues a log walks over its last segment, frame by frame
 NO_FILE = -1  # in place of a descriptor
 KEEP_ALL = Retention()
-TIDY_S, TIDY_AGAIN_S = 1.0, 10.0  # between two times of tidying; after one that failed
+TIDY_S, TIDY_AGAIN_S = 1.0, 10.0  # seconds between two tidying runs; after a failed one
 
 
 class LogWriter:
-    """Appends to a folder that holds no log yet, or with `reopen`, a mode of recovery, continues the one
-    there; `recovery` then tells what was cut off its end.
+    """Appends to a new log, or continues an existing one with `reopen`, a recovery mode; `recovery` then
+    tells what was cut off its end.
 
-    `sync_always`: fdatasync at each commit, against power cuts too. A segment of `segment_bytes` is full;
-    `tidy` packs it (unless `pack_full` is False) and lets old ones go as `retention` says. `wall_ns`: the
-    time of day, for headers of segments. Raises LogError when the folder cannot be had, holds a log, or
-    has another writer, CorruptLog for damage that `reopen` does not forgive.
+    `sync_always`: fdatasync at each commit, against power cuts too. A segment is full at `segment_bytes`;
+    `tidy` packs it (unless `pack_full` is False) and deletes old ones as `retention` says. `wall_ns`:
+    wall-clock time for segment headers. Raises LogError if the folder cannot be used, holds a log, or has
+    another writer, and CorruptLog for damage that `reopen` does not forgive.
     """
 
     def __init__(
@@ -73,12 +73,12 @@ class LogWriter:
         self._path: Path | None = None
         self._fd = NO_FILE
         self._size = 0
-        self._torn = False  # bytes behind `_size` may be in the file that were never committed
-        self._footer = Footer()  # of what was committed to the segment
+        self._torn = False  # the file may have uncommitted bytes after `_size`
+        self._footer = Footer()  # counters over the segment's committed frames
         self._is_closed = False  # the segment has its footer
         self._full = FullSegments(folder, retention, packs=pack_full)
         self._retention, self._undelivered = retention, Undelivered()
-        self._knows = True  # of the requests of the process before
+        self._knows = True  # whether the requests of the process before are known
         self._tidy_at = 0.0
         self._stalled = ""
         self._is_stuck = False  # the last commit could not be written
@@ -111,10 +111,10 @@ class LogWriter:
         self.recovery = repair_tail(self._folder, reopen, None if reopen == "salvage" else check_end)
         self.next_sequence = self.recovery.next_sequence
         drop_behind(self._folder, self.next_sequence)
-        for part in self._folder.glob("[0-9]*.part"):  # of a process that was killed
+        for part in self._folder.glob("[0-9]*.part"):  # of a killed process
             if part != part_of(self._folder, self.next_sequence):
                 part.unlink(missing_ok=True)
-        # One that begins here holds no record; the next takes its place.
+        # A segment that begins here holds no record; the next one replaces it.
         paths = [path for path in segment_paths(self._folder) if path.stem != f"{self.next_sequence:020d}"]
         self._path = paths[-1] if paths else None
         for path, after in pairwise(paths):
@@ -122,8 +122,7 @@ class LogWriter:
         self._knows = not paths
 
     def expect(self, undelivered: Undelivered) -> None:
-        """What requests of the log that is continued wait for, from whoever read it. Until then nothing is
-        let go."""
+        """Set the undelivered requests of a continued log. Until then no segment is deleted."""
         self._undelivered, self._knows = undelivered, True
 
     def append(self, event: Event, step: int, mono_ns: int) -> None:
@@ -133,7 +132,7 @@ class LogWriter:
         self.next_sequence += 1
 
     def commit(self) -> bool:
-        """Write what was appended. False on a full disk; the records are kept for the next try."""
+        """Write the appended records. Returns False on a full disk; the next call tries again."""
         if not self._pending:
             return True
         frames = encode(self._pending, self.next_sequence - len(self._pending))
@@ -160,7 +159,7 @@ class LogWriter:
 
     @property
     def stalled(self) -> str:
-        """Why no new requests should be taken, or empty. Looks again whether there is room."""
+        """Why new requests should be refused, or "". Checks again for disk space."""
         if self._stalled and not self._is_stuck:
             self._look_for_room()
         return self._stalled
@@ -178,8 +177,9 @@ class LogWriter:
         )
 
     def _store(self, frames: list[bytes]) -> None:
-        """Frames of one commit, in one write, in a segment that has room. Raises OSError, and then
-        nothing of them counts."""
+        """Write one commit's frames with one write, to a segment that has space. Raises OSError; then none of
+        them counts.
+        """
         num_bytes = sum(map(len, frames))
         frames_in = self._footer.frames
         is_long = frames_in and self._size + num_bytes + FOOTER_SIZE > self._segment_bytes
@@ -192,8 +192,9 @@ class LogWriter:
             self._footer.add(crc, *rest)
 
     def _write(self, data: bytes) -> None:
-        """All of `data`, or an OSError and nothing that counts. After a sync that failed the bytes are
-        written again, because a second sync alone would promise what it does not hold."""
+        """Write all of `data`, or raise OSError with nothing that counts. After a failed sync the bytes are
+        written again, because a second sync alone proves nothing.
+        """
         self._cut()
         self._torn = True
         if os.write(self._fd, data) != len(data):
@@ -205,7 +206,7 @@ class LogWriter:
         self.num_bytes += len(data)
 
     def _cut(self) -> None:
-        """Bring the segment back to what was committed."""
+        """Cut the segment to its committed bytes."""
         if self._torn:
             os.ftruncate(self._fd, self._size)
             self._torn = False
@@ -218,10 +219,11 @@ class LogWriter:
         sync_data(self._fd)
 
     def _open_segment(self) -> None:
-        """The next segment, in place of the full one. Raises OSError; the next try begins again.
+        """Begin the next segment. Raises OSError; the next try begins again.
 
-        Its header is on the disk before the footer of the one before promises it: a process that is killed
-        in between leaves no log that looks as if its end were gone."""
+        Its header is on the disk before the previous footer promises it. So a process that is killed in
+        between leaves no log with a missing end.
+        """
         first = self.next_sequence - len(self._pending)
         path, part = self._folder / segment_name(first), part_of(self._folder, first)
         begin = Header(first, self._wall_ns(), self._pending[0][2], __version__).pack()
@@ -243,26 +245,27 @@ class LogWriter:
         self._path = path
 
     def sync(self) -> None:
-        """Force what was committed to the disk. Another thread may call it."""
+        """Force the committed records to the disk. Another thread may call it."""
         fd = self._fd
         if fd != NO_FILE:
             try:
                 sync_data(fd)
             except OSError as error:
-                # The segment may have been rotated (and synced) under us; anything else is real.
+                # The segment may have been rotated, and synced, in another thread; any other error is real.
                 if error.errno != errno.EBADF:
                     raise
 
     def tidy(self) -> None:
-        """Let segments go that retention does not keep, and pack one that is full. Another thread may call
-        it, one at a time; most calls find nothing to do. What the disk refuses is tried again later."""
+        """Delete segments beyond the retention, and pack a full one. Another thread may call it, one at a
+        time; most calls find nothing to do. After a disk error the work is tried again later.
+        """
         now = time.monotonic()
         if now < self._tidy_at or not (self._full.waits_for_packing or self._retention):
             return
         self._tidy_at = now + TIDY_S
         try:
             self._let_go()
-            if not self._stalled:  # packing needs room for a while
+            if not self._stalled:  # packing needs disk space for a while
                 self._full.pack_one()
         except (OSError, LogError):
             self._tidy_at = now + TIDY_AGAIN_S
@@ -272,15 +275,16 @@ class LogWriter:
             self._full.let_go(self._undelivered.oldest, self._size)
 
     def close(self) -> None:
-        """Commit, write the footer, tidy, and let the folder go. Closing twice is no error. Raises
-        LogError when records that were appended cannot be written any more."""
+        """Commit, write the footer, tidy, and unlock the folder. A second call is no error. Raises LogError
+        if appended records cannot be written any more.
+        """
         if self._lock == NO_FILE:
             return
         whole, lost = self.commit(), len(self._pending)
         try:
             if self._fd != NO_FILE:
                 self._end()
-            with suppress(OSError, LogError):  # what stays is for the next writer
+            with suppress(OSError, LogError):  # the next writer does the rest
                 self._let_go()
                 while self._full.waits_for_packing and not self._stalled:
                     self._full.pack_one()
@@ -296,7 +300,7 @@ class LogWriter:
             raise LogError(f"{self._stalled}; its last {lost} records are lost")
 
     def _end(self) -> None:
-        """The last segment's footer, if the disk takes it; without one nothing is lost."""
+        """Write the last segment's footer, if the disk accepts it; nothing is lost without one."""
         try:
             if self._footer.frames:
                 self._close_segment(Follows.NOTHING)
@@ -307,7 +311,7 @@ class LogWriter:
 
 
 def _write_whole(path: Path, data: bytes) -> None:
-    """A file with these bytes, forced to the disk. Raises OSError."""
+    """Write a file with these bytes and force it to the disk. Raises OSError."""
     fd = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     try:
         if os.write(fd, data) != len(data):

@@ -120,7 +120,8 @@ def apply_failed(state: State, event: ev.Failed) -> None:
 
 
 def _blame_for_part(state: State, owner: RequestState, num_requests: int, error: str) -> None:
-    """Blame the request whose item the failed step encoded. It keeps its row, because no token was computed."""
+    """Blame the request whose item the failed step encoded. It keeps its row, because no token was
+    computed."""
     _blame(state, owner, num_requests)
     if owner.failures > state.config.max_retries:
         owner.detail = error

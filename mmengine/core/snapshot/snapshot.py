@@ -54,7 +54,8 @@ def packed(body: Body, answers: SavedAnswers | None = None) -> bytearray:
 
 
 def restore(data: bytes) -> tuple[State, Body]:
-    """Return the state in a snapshot, and its body. Raises CorruptLog for anything that `take` did not make."""
+    """Return the state in a snapshot, and its body. Raises CorruptLog for anything that `take` did not
+    make."""
     body = _read(data)
     return filled(body), body
 
