@@ -1,4 +1,4 @@
-"""Builds the executor's plan from the open step of a state: pure index arithmetic."""
+"""Builds the executor's plan from a state's open step: pure index arithmetic."""
 
 from collections.abc import Sequence
 
@@ -25,8 +25,8 @@ SPARE_BLOCKS = 16  # blocks by which a row may grow before all tables are copied
 class BlockTables:
     """The block tables of a step's rows.
 
-    A copy of all tables would push all other data out of the processor's cache. So with one step in flight
-    the tables of the step before are updated instead. While the array of rows is the same object, no row
+    Copying all tables would push all other data out of the processor's cache. So with one step in flight
+    the step's tables before are updated instead. While the array of rows is the same object, no row
     joined or left, and tables only grow.
     """
 
@@ -36,7 +36,7 @@ class BlockTables:
         self._num_blocks, self._tables = np.zeros(0, np.int32), np.zeros((0, 0), np.int32)
 
     def of(self, view: View) -> np.ndarray:
-        """Return the tables, int32 [n, b], for the rows of the open step. They are valid until that step is
+        """Return the tables, int32 [n, b], for the open step's rows. They are valid until that step is
         collected.
         """
         rows, num_blocks = view.step_rows, view.num_blocks[view.step_rows]
@@ -54,7 +54,7 @@ class BlockTables:
 
 
 def batch(view: View, decisions: Sequence[ev.Event], tables: BlockTables) -> StepPlan:
-    """Return the plan of the open step, after its `decisions` (SCHEDULED, ADMITTED) were applied."""
+    """Return the open step's plan, after its `decisions` (SCHEDULED, ADMITTED) were applied."""
     rows = view.step_rows
     num_scheduled, after = view.scheduled[rows], view.num_computed[rows]
     computed = after - num_scheduled

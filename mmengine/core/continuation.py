@@ -1,4 +1,4 @@
-"""Opens the log of an engine: a new log, or the log of another process, which the engine continues."""
+"""Opens an engine's log: a new log, or another process's log, which the engine continues."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +29,7 @@ class OpenLog:
     resumed: ResumeState | None = None
 
     def check_fingerprints(self, now: dict[str, str], resume: Resume | None) -> None:
-        """Raise LogError for a model that would give other tokens than the model of the log, unless `resume`
+        """Raise LogError for a model that would give other tokens than the log's model, unless `resume`
         forces the change.
         """
         if self.resumed is None:
@@ -87,7 +87,7 @@ def open_log(folder: Path, resume: Resume | None, config: EngineConfig, **option
     """Open the log in `folder`; `options` are those of its writer.
 
     Raises LogError if a log exists there and `resume` is None, or if this build cannot continue that log, and
-    ConfigError for settings that contradict the settings of the log.
+    ConfigError for settings that contradict the log's settings.
     """
     options["sync_always"] = config.log_sync == "always"
     options["retention"] = Retention(config.log_retain_bytes, config.log_retain_s)

@@ -12,7 +12,7 @@ from mmengine.events import vocabulary as ev
 
 
 class DispatchedSteps:
-    """The dispatched steps of one engine. `num_steps`: how many the executor has already."""
+    """One engine's dispatched steps. `num_steps`: how many the executor has already."""
 
     def __init__(self, executor: Executor, num_steps: int):
         self._executor = executor
@@ -25,7 +25,7 @@ class DispatchedSteps:
         return len(self._steps)
 
     def dispatch(self, plan: StepPlan) -> None:
-        """Dispatch a step. An error of the executor is raised when the step is collected."""
+        """Dispatch a step. The executor's error is raised when the step is collected."""
         self._steps.append(None)
         try:
             self._executor.dispatch(plan)
@@ -36,7 +36,7 @@ class DispatchedSteps:
             raise
 
     def collect(self, state: State, sampled: np.ndarray) -> ev.Executed | ev.Failed:
-        """Return the result of the oldest step, whose rows `sampled` (intp) give tokens. Steps after a failed
+        """Return the oldest step's result, whose rows `sampled` (intp) give tokens. Steps after a failed
         step are forgotten. Raises ExecutorLost at each call once no step can run any more.
         """
         try:

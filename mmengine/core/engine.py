@@ -52,10 +52,10 @@ from mmengine.request import Request
 
 
 class EngineCore:
-    """Owns the state of one engine. One thread calls it.
+    """Owns one engine's state. One thread calls it.
 
     `config` must be resolved: max_model_len and num_blocks are known. A replay gives `started`, the log's own
-    first record. `state` is the state of a log that this engine continues, which `started` began; call
+    first record. `state` is a log's state that this engine continues, which `started` began; call
     `recover` next. `snapshots` receives the state as the log grows, with the undelivered answers if
     `undelivered` knows those of the process before. Raises ConfigError for settings that contradict each
     other.
@@ -149,11 +149,11 @@ class EngineCore:
         self.inbox.put(ev.Delivered(request_id))
 
     def grammar_ready(self, request_id: str) -> None:
-        """Record that the grammar of a waiting request is compiled."""
+        """Record that a waiting request's grammar is compiled."""
         self.inbox.put(ev.GrammarReady(request_id))
 
     def grammar_failed(self, request_id: str, detail: str) -> None:
-        """Record that the grammar of a waiting request cannot be used. The request ends with an error."""
+        """Record that a waiting request's grammar cannot be used. The request ends with an error."""
         self.inbox.put(ev.GrammarFailed(request_id, writable(detail)))
 
     def reset_prefix_cache(self, *, preempt_running: bool = False) -> None:
@@ -163,7 +163,7 @@ class EngineCore:
         self.inbox.put(ev.CacheReset(preempt_running))
 
     def recover(self, event: ev.Recovered, cause: str = "") -> None:
-        """Continue from the state of a process that ended: its steps do not return. A `cause` blames the
+        """Continue from a process's state that ended: its steps do not return. A `cause` blames the
         oldest of those steps. Deadlines of requests count from now.
         """
         if cause and self._dispatched:
@@ -189,7 +189,7 @@ class EngineCore:
 
     @property
     def fingerprints(self) -> dict[str, str]:
-        """The fingerprints of the model that began the log."""
+        """The model's fingerprints that began the log."""
         return self._started.fingerprints
 
     @property
@@ -257,7 +257,7 @@ class EngineCore:
     def step(self) -> Outputs:
         """Finish a step in flight, decide the next step, write both to the log, and dispatch the next step.
 
-        Returns the outputs of the finished step. While the log cannot be written, no step starts and no
+        Returns the finished step's outputs. While the log cannot be written, no step starts and no
         output is returned; call again. Raises ExecutorLost at each call once no step can run any more;
         another process can continue the accepted requests from the log.
         """
@@ -365,7 +365,7 @@ class EngineCore:
         return self.sink.num_bytes, self.sink.next_sequence
 
     def _save(self, snapshots: SnapshotFolder) -> None:
-        """Take a snapshot of the state; the log holds all of its events."""
+        """Take the state's snapshot; the log holds all of its events."""
         sequence = self.sink.next_sequence - 1
         body = body_of(self.state, self._started, sequence)
         undelivered = None if self._undelivered is None else self._undelivered.saved()
@@ -394,7 +394,7 @@ class EngineCore:
         return snapshot.take(self.state, self._started, sequence)
 
     def checkpoint(self) -> None:
-        """Record a digest of the state."""
+        """Record the state's digest."""
         self._emit(checkpoint(self.state))
 
     def _emit(self, event: ev.Event) -> None:

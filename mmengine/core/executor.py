@@ -1,4 +1,4 @@
-"""The port between the engine and the executor of its steps: a device, a simulation, or a log."""
+"""The port between the engine and its steps' executor: a device, a simulation, or a log."""
 
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -39,7 +39,7 @@ class EncodePart:
     """The features of an item between `start` and `until`, of all the `work` that the item takes.
 
     The last part (`until` is `work`) also stands at the end of the plan's `encode`. A part from 0 on begins
-    anew. Any other part continues after the part of the step before, of the same key, unless that key was
+    anew. Any other part continues after the step's part before, of the same key, unless that key was
     dropped since.
     """
 
@@ -66,7 +66,7 @@ class MediaSpan:
 
 
 class StatePlan(msgspec.Struct, frozen=True, eq=False):
-    """A step's work on recurrent states, for the n rows of its plan. A row's state covers its first
+    """A step's work on recurrent states, for its plan's n rows. A row's state covers its first
     `num_computed` tokens, or as many as were certain before the step: drafts are not certain.
     """
 
@@ -153,7 +153,7 @@ class PromptLogprobs(NamedTuple):
 
 
 class StepResult(msgspec.Struct, eq=False):
-    """The result of a step. Indices point into `plan.sample`; lists are sparse and ascending.
+    """A step's result. Indices point into `plan.sample`; lists are sparse and ascending.
 
     `stops`: (index, kind) where the text ended; kind is "eos", "token", "string", "grammar", "closed", or
     CUT. `errors`: (index, text) where a row failed alone, for example with NaN logits. `logprobs`: (index,
@@ -179,7 +179,7 @@ class StepResult(msgspec.Struct, eq=False):
 
 
 class Executor(Protocol):
-    """Takes up to max_in_flight steps, and computes them in the order of their dispatch."""
+    """Takes up to max_in_flight steps, and computes them in their dispatch's order."""
 
     @property
     def needs_plan(self) -> bool:
@@ -191,9 +191,8 @@ class Executor(Protocol):
         """
 
     def collect(self) -> StepResult:
-        """Wait for the oldest dispatched step and return its result. Raises any error of the whole step, and
-        ExecutorLost if every later step would fail too.
-        """
+        """Wait for the oldest dispatched step and return its result. Raises any error that concerns the
+        whole step, and ExecutorLost if every later step would fail too."""
 
     def discard(self) -> None:
         """Forget all dispatched steps, because one of them failed. Never raises."""

@@ -17,7 +17,7 @@ class Source(Protocol):
     def drain(self) -> Iterable[ev.Event]: ...
 
     def leavers(self) -> Iterable[ev.Event]:
-        """Return the events of requests that leave before the running step's result is applied. Used under
+        """Return events for requests that leave before the running step's result is applied. Used under
         vLLM's rules only.
         """
 
@@ -65,7 +65,7 @@ class Deadlines:
 
 
 class Inbox(Observer):
-    """A queue in memory with the deadlines of the requests that passed through it. `clock` gives ns."""
+    """A queue in memory with the requests' deadlines that passed through it. `clock` gives ns."""
 
     def __init__(self, clock: Callable[[], int]):
         self._events: deque[ev.Event] = deque()
@@ -124,7 +124,7 @@ class Inbox(Observer):
         return self._of_sessions.next_ns
 
     def after(self, event: ev.Event) -> None:
-        """Forget the deadlines of a request that ended, so that a later request may have its id."""
+        """Forget a request's deadlines that ended, so that a later request may have its id."""
         if isinstance(event, ev.Finished):
             self._deadlines.forget(event.request_id)
             self._of_store.forget(event.request_id)

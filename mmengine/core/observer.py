@@ -16,7 +16,7 @@ class Observer:
 
 
 class Observers:
-    """The observers of one engine. `before` and `after` hold the methods that are overridden, in order."""
+    """One engine's observers. `before` and `after` hold the methods that are overridden, in order."""
 
     def __init__(self, observers: Iterable[Observer]):
         self.before: list[Callable[[Event], None]] = []

@@ -44,7 +44,7 @@ _NO_REQUESTS, _NO_TOKENS = np.zeros(0, object), np.zeros(0, np.int32)
 
 
 class Outputs:
-    """The outputs of one step. Iteration gives one Output for each request that changed."""
+    """One step's outputs. Iteration gives one Output for each request that changed."""
 
     def __init__(self) -> None:
         self._requests = _NO_REQUESTS  # array of RequestState
@@ -68,7 +68,7 @@ class Outputs:
         event: ev.Executed,
         drafts: StepDrafts | None = None,
     ) -> None:
-        """Add the tokens of the `sampled` rows in the step that `event` reports. Call this method after the
+        """Add the tokens from the `sampled` rows in the step that `event` reports. Call this method after the
         fold.
 
         `taken`: how many tokens each row took, 0 for a broken row or a request that left meanwhile; None: one
@@ -109,7 +109,7 @@ class Outputs:
                     of_row.append(entry)
 
     def finished(self, event: ev.Finished, num_cached: int) -> None:
-        """Add the end of a request with `num_cached` cached prompt tokens."""
+        """Add a request's end with `num_cached` cached prompt tokens."""
         self._ends[event.request_id] = (event, num_cached)
 
     def __iter__(self) -> Iterator[Output]:
@@ -177,7 +177,7 @@ class Stats:
 
 
 class OutputCollector(Observer):
-    """Collects the outputs of the current step. `outputs` holds those that `take` did not return yet."""
+    """Collects the current step's outputs. `outputs` holds those that `take` did not return yet."""
 
     def __init__(self, state: State):
         self._state, self.outputs = state, Outputs()

@@ -41,9 +41,9 @@ class Resume:
 
 @dataclass(slots=True)
 class ResumeState:
-    """The result of reading a log.
+    """What a reader found in a log.
 
-    `answers`: by id, of requests that are live, or ended and undelivered, or wanted again. `steps`: numbers
+    `answers`: by id, for requests that are live, or ended and undelivered, or wanted again. `steps`: numbers
     of the steps that were open or in flight at the end. `mode` and `cuts`: how the log was repaired.
     `fingerprints`: of the model that continued the log last, or continues the log now. `undelivered`: the
     source of the answers, with which an engine continues.
@@ -60,7 +60,7 @@ class ResumeState:
 
     @property
     def last_fingerprints(self) -> dict[str, str]:
-        """The fingerprints of the model that wrote the end of the log."""
+        """The model's fingerprints that wrote the log's end."""
         return {**self.started.fingerprints, **self.fingerprints}
 
     def config_for(self, given: EngineConfig) -> EngineConfig:
@@ -78,7 +78,7 @@ class ResumeState:
         return msgspec.structs.replace(logged, **{name: getattr(given, name) for name in OPERATIONAL})
 
     def tell(self, cuts: list[Cut]) -> None:
-        """Add the bytes of the log that do not count, for RECOVERED."""
+        """Add the log's bytes that do not count, for RECOVERED."""
         self.cuts += tuple((cut.path.name, cut.offset, cut.num_bytes) for cut in cuts)
 
     def recovered(self, lost: tuple[tuple[str, str], ...]) -> ev.Recovered:
@@ -165,10 +165,8 @@ def _resumed(
 
 @dataclass(slots=True)
 class _Survey:
-    """The result of a first pass over a log. `undelivered`: requests whose answers are needed. `last`: the
-    sequence of the last record. `fingerprints`: those in the last RECOVERED. `cuts`: bytes that were skipped
-    as damaged.
-    """
+    """A first pass over a log. `undelivered`: requests whose answers are needed. `last`: the last record's
+    sequence. `fingerprints`: those in the last RECOVERED. `cuts`: bytes that were skipped as damaged."""
 
     undelivered: Undelivered = field(default_factory=Undelivered)
     last: int = NO_RECORD

@@ -18,7 +18,7 @@ from mmengine.request import MediaItem, Request, num_before
 
 
 class SessionManager(Observer):
-    """The sessions of one loop. `accepted` turns a valid request into QUEUED and raises what
+    """One loop's sessions. `accepted` turns a valid request into QUEUED and raises what
     `EngineCore.submit` raises. Not thread-safe.
     """
 

@@ -67,7 +67,7 @@ def _check_drafts(result: StepResult, state: State, num_sampled: int) -> None:
 
 
 def prompt_logprobs(event: ev.Executed) -> Iterator[PromptLogprobs]:
-    """Yield the prompt logprobs of an event. Raises ValueError for columns that do not fit one another."""
+    """Yield an event's prompt logprobs. Raises ValueError for columns that do not fit one another."""
     for index, width, token_ids, logprobs in event.prompt_logprobs:
         ids = np.frombuffer(token_ids, np.int32).reshape(-1, width)
         yield PromptLogprobs(index, ids, np.frombuffer(logprobs, np.float32).reshape(ids.shape))

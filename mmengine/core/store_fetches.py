@@ -17,7 +17,7 @@ from mmengine.events import vocabulary as ev
 
 
 class StoreFetches(Observer):
-    """The fetches of one loop. `state` is the loop's state."""
+    """One loop's fetches. `state` is the loop's state."""
 
     def __init__(self, remote: RemoteBlocks, state: State, inbox: Inbox):
         self._remote, self._state, self._inbox = remote, state, inbox

@@ -35,7 +35,7 @@ _NO_ROWS = np.zeros(0, np.intp)
 
 @dataclass(slots=True)
 class ResumedAnswer:
-    """A request with the part of its answer that the log holds. `reason` is empty while the request is
+    """A request with its answer's part that the log holds. `reason` is empty while the request is
     live."""
 
     queued: ev.Queued
@@ -89,11 +89,11 @@ class _Ended:
 
 
 class UndeliveredAnswers(Observer):
-    """The undelivered answers of one log.
+    """One log's undelivered answers.
 
-    `undelivered`: the requests whose answers a consumer still needs. `lacking`: requests without the logprobs
-    of their first tokens, because the snapshot at the beginning left them out. `fingerprints`: the
-    fingerprints in the last RECOVERED.
+    `undelivered`: the requests whose answers a consumer still needs. `lacking`: requests without their first
+    tokens' logprobs, because the snapshot at the beginning left them out. `fingerprints`: the fingerprints in
+    the last RECOVERED.
     """
 
     def __init__(self, state: State, sequence: int = NO_RECORD) -> None:
@@ -133,7 +133,7 @@ class UndeliveredAnswers(Observer):
                 self.fingerprints = fingerprints
 
     def after(self, event: ev.Event) -> None:
-        """Keep the logprobs of the requests that took their tokens."""
+        """Keep the requests' logprobs that took their tokens."""
         if not isinstance(event, ev.Executed) or not (event.logprobs or event.prompt_logprobs):
             return
         took = (self._state.num_tokens[self._sampled] - self._num_tokens).tolist()

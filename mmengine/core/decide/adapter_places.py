@@ -17,7 +17,7 @@ from mmengine.core.state.view import View
 
 
 class AdapterPlaces:
-    """The places for adapters in one step of an engine with adapters.
+    """The places for adapters in one step in an engine with adapters.
 
     The caller asks for waiting requests in their order; requests that were passed over earlier in the step
     count too. `may_start`: as for `Admission.admit_next`.
@@ -62,7 +62,7 @@ class AdapterPlaces:
 
     @property
     def leaving(self) -> bytes:
-        """The digest of the adapter that gives up its place."""
+        """The adapter's digest that gives up its place."""
         if self._leaving is None:
             self._leaving = self._find_leaving()
         return self._leaving

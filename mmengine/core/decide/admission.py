@@ -30,7 +30,7 @@ class Admission:
 
         `may_start` limits the candidates. The result is FETCHED if a store has more of the request's prefix
         than the cache. A request is passed over while it waits for a grammar, for a store, for a place of its
-        adapter, for the encoder, or for the prefill of its group. A request whose blocks are not free holds
+        adapter, for the encoder, or for its group's prefill. A request whose blocks are not free holds
         back all requests after it.
         """
         if not view.free_rows or view.tokens_left <= 0 or (view.preempted_in_step and len(view.running)):
@@ -88,7 +88,7 @@ class Admission:
         return None
 
     def examined_in_step(self, view: View) -> set[str]:
-        """Return the ids of the waiting requests that the open step's admissions examined. The step must be
+        """Return the waiting requests' ids that the open step's admissions examined. The step must be
         decided."""
         examined = {req_state.request.request_id for req_state in view.waiting[: view.scan_from]}
 
@@ -101,7 +101,7 @@ class Admission:
         return examined
 
     def first_chunk(self, view: View, req_state: RequestView, start: Start) -> int:
-        """Return the length of the request's first chunk within the token budget.
+        """Return the request's first chunk length within the token budget.
 
         0: the chunk must go in one piece and the step has too few tokens left; the requests after it wait.
         """
@@ -130,7 +130,7 @@ class Admission:
         return AdapterPlaces(view, may_start) if view.config.max_loras else None
 
     def padding(self, view: View, num_computed: int) -> int:
-        """Return how many placeholders for drafts follow the last token of a request that starts there."""
+        """Return how many placeholders for drafts follow a request's last token that starts there."""
         return 0
 
     def prompt_reserve(self, view: View, req_state: RequestView) -> int:

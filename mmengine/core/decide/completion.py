@@ -51,13 +51,13 @@ def _without_unread(view: View, over: np.ndarray) -> np.ndarray:
 
 
 def _failed(req_state: RequestView) -> ev.Finished:
-    """Return the end of a request that has no answer."""
+    """Return a request's end that has no answer."""
     code = ErrorCode.INVALID_GRAMMAR if req_state.waits_for_grammar else ErrorCode.REQUEST_FAILED
     return ev.Finished(req_state.request.request_id, "error", req_state.detail, code)
 
 
 def _aborted(req_state: RequestView) -> ev.Finished:
-    """Return the end of a request that was cancelled, or whose deadline passed."""
+    """Return a request's end that was cancelled, or whose deadline passed."""
     reason = req_state.cancelled
     code = ErrorCode.DEADLINE_EXCEEDED if reason == ev.DEADLINE else ErrorCode.CANCELLED
     return ev.Finished(req_state.request.request_id, "abort", reason, code)

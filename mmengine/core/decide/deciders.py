@@ -1,4 +1,4 @@
-"""Chooses the scheduler of an engine: this engine's rules, or vLLM's."""
+"""Chooses an engine's scheduler: this engine's rules, or vLLM's."""
 
 from mmengine.config import EngineConfig
 from mmengine.core.decide.scheduler import SCHEDULER, Scheduler

@@ -1,4 +1,4 @@
-"""Drafts the encoder work of one decision: items to encode, outputs to evict, and where a chunk is cut."""
+"""Drafts one decision's encoder work: items to encode, outputs to evict, and where a chunk is cut."""
 
 from typing import NamedTuple
 
@@ -60,7 +60,7 @@ class EncoderDraft:
     # Rules that a subclass replaces
 
     def cut_before(self, distance: int) -> int:
-        """Return the length of a chunk that ends before an item `distance` tokens away.
+        """Return a chunk's length that ends before an item `distance` tokens away.
 
         A drafter reads one token ahead. Close to the item it drafts without that token, because waiting
         for the item could last for ever.

@@ -1,7 +1,7 @@
 """Decides the encoder work for items that take more work than a step may: one item at a time, a part in each
 step.
 
-A part is the last decision of its step, after the rows that compute tokens; without such rows the part opens
+A part is its step's last decision, after the rows that compute tokens; without such rows the part opens
 the step. A part is computed for a request that cannot continue without the item: a running row at the item,
 or a waiting request whose first chunk would begin with the item. The last part puts the features into the
 encoder cache, and the request continues in the next step.

@@ -1,4 +1,4 @@
-"""Finds the request that makes steps fail: the requests of a failed step run again in halves, apart from
+"""Finds the request that makes steps fail: a failed step's requests run again in halves, apart from
 others.
 
 A failed step puts no blame on its requests unless a request was alone in it. The requests become suspects. A
@@ -19,7 +19,7 @@ from mmengine.events import vocabulary as ev
 
 
 def next_trial(view: View, admission: Admission, running_rows: RunningRows) -> ev.StepDecision | None:
-    """Return the next decision of a step while there are suspects.
+    """Return a step's next decision while there are suspects.
 
     If no suspect can run because other requests hold the rows or blocks that it needs, those requests run
     instead.

@@ -14,7 +14,7 @@ from mmengine.events import vocabulary as ev
 
 
 class Wanted(NamedTuple):
-    """The rows that get tokens (intp), the tokens of each row (int32), their encoder work, and `plain`: each
+    """The rows that get tokens (intp), each row's tokens (int32), their encoder work, and `plain`: each
     row gets one token."""
 
     rows: ReadOnlyArray
@@ -138,7 +138,7 @@ def _ahead_of_results(view: View, rows: ReadOnlyArray, wanted: np.ndarray) -> np
 
 
 def _draft_columns(view: View, rows: ReadOnlyArray, wanted: np.ndarray) -> dict[str, Any]:
-    """Return the columns with the number of drafts and the drafter of each row, or nothing without drafts."""
+    """Return the columns with the number of drafts and each row's drafter, or nothing without drafts."""
     if not view.config.num_draft_tokens:
         return {}
     beyond = view.num_computed[rows] + wanted - view.num_tokens[rows]
@@ -166,7 +166,7 @@ def _within_budget(wanted: np.ndarray, budget: int) -> np.ndarray:
 def _cut_at_media(
     view: View, rows: ReadOnlyArray, wanted: np.ndarray, media: np.ndarray, draft: EncoderDraft
 ) -> np.ndarray:
-    """Cut the chunks of the rows at places `media` before embeddings that do not fit the encoder's limits."""
+    """Cut the rows' chunks at places `media` before embeddings that do not fit the encoder's limits."""
     wanted = wanted.copy()
     for place in media.tolist():
         left = max(0, view.tokens_left - int(wanted[:place].sum()))

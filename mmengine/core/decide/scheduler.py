@@ -1,7 +1,7 @@
-"""The scheduler: decides the next event of the open step.
+"""The scheduler: decides the open step's next event.
 
 There is no prefill phase and no decode phase: each request's computed tokens catch up with its known tokens.
-The scheduler decides a step one event at a time. Each event is a pure function of the state after the event
+The scheduler decides a step one event at a time. Each event is the state's pure function after the event
 before:
 
     PREEMPTED*   while the running rows need more blocks than are free
@@ -10,7 +10,7 @@ before:
     STATESKEPT   recurrent states of its rows, for later prefix hits (core/decide/kept_states.py)
     ENCODED      a part of an item that is too large for a step (core/decide/encoder_parts.py)
 
-So a block that one event schedules can be a prefix hit of the next event. vLLM's rules decide in another way
+So a block that one event schedules can be the next event's prefix hit. vLLM's rules decide in another way
 (core/decide/vllm/scheduler.py).
 
 With max_in_flight 2 the scheduler decides a step while the step before runs, if no decision depends on its
@@ -45,7 +45,7 @@ class Scheduler:
         return ev.FoldConstants()
 
     def schedule(self, view: View) -> ev.StepDecision | None:
-        """Return the next decision of this step, or None if the step is complete or nothing can run."""
+        """Return this step's next decision, or None if the step is complete or nothing can run."""
         if view.step_part is not None:
             return None
         if view.flights and not view.is_open and overlap.waits_for(view):

@@ -37,7 +37,7 @@ _NOTHING_SHARED = Start(np.zeros(0, np.int32), 0)
 
 def start_of(view: View, req_state: RequestView) -> Start | None:
     """Return where the request can start, or None while the request waits for its grammar, for a store, or
-    for the prefill of its group."""
+    for its group's prefill."""
     if req_state.waits_for_grammar or req_state.store != SETTLED:
         return None
     shared = _shared_prompt(view, req_state)
@@ -71,7 +71,7 @@ def _from_state(view: View, cached: np.ndarray) -> Start:
 
 
 def _shared_prompt(view: View, req_state: RequestView) -> Start | None:
-    """Return a start on the blocks of the request's group, once the prompt of the group's leader is computed.
+    """Return a start on the request's group's blocks, once the prompt of the group's leader is computed.
 
     The request shares all blocks except the block with the last prompt token, which is copied. None: the
     request waits for the leader. `_NOTHING_SHARED`: there is nothing to share.

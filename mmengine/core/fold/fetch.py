@@ -38,7 +38,7 @@ def apply_fetched(state: State, event: ev.Fetched) -> None:
 
 
 def apply_arrived(state: State, event: ev.Arrived) -> None:
-    """Record the content of the next fetched blocks. The blocks hold their KV once the step that copies them
+    """Record the next fetched blocks' content. The blocks hold their KV once the step that copies them
     returns.
     """
     req_state = state.requests[event.request_id]

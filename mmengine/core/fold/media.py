@@ -54,7 +54,7 @@ def drop_part(state: State) -> None:
 
 
 def leave_part(state: State, request_id: str) -> None:
-    """Hand the parts of an ended request to another request that waits for the same item, or drop them."""
+    """Hand an ended request's parts to another request that waits for the same item, or drop them."""
     part = state.part
     if part is None or part.request_id != request_id:
         return
@@ -66,7 +66,7 @@ def leave_part(state: State, request_id: str) -> None:
 
 
 def next_media(media: Sequence[MediaItem], computed: int) -> int:
-    """Return the start of the first run that is not fully computed; NEVER if all are."""
+    """Return the first run's start that is not fully computed; NEVER if all are."""
     runs = (run for item in media[num_before(media, computed) :] for run in item.runs)
     return next((start for start, length in runs if start + length > computed), int(NEVER))
 

@@ -97,7 +97,7 @@ def compute(state: State, rows: np.ndarray, num_tokens: np.ndarray | int) -> Non
 
 
 def _fill_blocks(state: State, rows: np.ndarray, full: np.ndarray) -> None:
-    """Record the content of each row's first `full` blocks, as far as they are not recorded. Rows that fill
+    """Record the content in each row's first `full` blocks, as far as they are not recorded. Rows that fill
     one plain block are processed together, other rows one by one.
     """
     config, size, first = state.config, state.block_size, state.num_filled[rows]
@@ -267,7 +267,7 @@ def make_room(state: State, event: ev.Preempted) -> None:
 
 
 def pad_drafts(state: State, row: int, count: int) -> None:
-    """Fill the places of drafts with placeholders. No token equals a placeholder, so none is accepted."""
+    """Fill the drafts' places with placeholders. No token equals a placeholder, so none is accepted."""
     first = state.num_tokens[row]
     state.token_ids[row, first : first + count] = PADDING
     state.scheduled_drafts[row] = count

@@ -129,7 +129,7 @@ def _blame_for_part(state: State, owner: RequestState, num_requests: int, error:
 
 
 def _blame(state: State, req_state: RequestState, num_rows: int) -> None:
-    """Blame a request for the failed step of `num_rows` rows."""
+    """Blame a request for the failed step with `num_rows` rows."""
     if not state.constants.isolates_failures:
         req_state.failures += 1
         return

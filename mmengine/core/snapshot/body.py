@@ -88,7 +88,7 @@ class Pool(msgspec.Struct, array_like=True):
 
 
 class States(msgspec.Struct, array_like=True):
-    """State slots: columns by row, columns by slot, and the clock of their use."""
+    """State slots: columns by row, columns by slot, and their use's clock."""
 
     rows: dict[str, bytes]
     held: bytes
@@ -100,7 +100,7 @@ class States(msgspec.Struct, array_like=True):
 
 class Adapters(msgspec.Struct, array_like=True):
     """LoRA adapters. `entries`: loaded adapters, their bytes, and how many rows hold them. `idle`:
-    unreferenced adapters in the order of their use. `rows`: the adapter of each row. `known` and `nameless`:
+    unreferenced adapters in their use's order. `rows`: each row's adapter. `known` and `nameless`:
     see AdapterPool.
     """
 
@@ -137,7 +137,7 @@ class Scores(msgspec.Struct, array_like=True):
 
 
 class Answer(msgspec.Struct, array_like=True):
-    """The whole answer of an ended request. `token_ids`: int32."""
+    """An ended request's whole answer. `token_ids`: int32."""
 
     queued: ev.Queued
     token_ids: bytes

@@ -1,11 +1,11 @@
-"""Converts a state to bytes and back, so that a fold can begin at a snapshot instead of the first record.
+"""Converts a state to bytes and back, so that a fold can begin at the first record's snapshot instead.
 
     magic "mmsn" u32 | version u16 | reserved u16 | body length u64 | crc32 u32, little endian
     body: msgpack, integer columns as their raw bytes
 
-Nothing is unpickled. A snapshot has the columns of all rows, held token ids and block tables, and the
-contents of cached blocks; everything else follows from them. The state's digest is stored with it and
-compared after restoring, and so is the digest of the undelivered answers.
+Nothing is unpickled. A snapshot has all rows' columns, held token ids and block tables, and cached blocks'
+contents; everything else follows from them. The state's digest is stored with it and compared after
+restoring, and so is the undelivered answers' digest.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ _decoder = msgspec.msgpack.Decoder(Body)
 
 
 def take(state: State, started: ev.Started, sequence: int) -> bytes:
-    """Return a snapshot of the state after record `sequence` of the log that `started` begins."""
+    """Return the state's snapshot after record `sequence` of the log that `started` begins."""
     return bytes(packed(body_of(state, started, sequence)))
 
 
@@ -75,7 +75,7 @@ def filled(body: Body) -> State:
 
 
 def newest_before(folder: Path, sequence: int) -> tuple[State, Body] | None:
-    """Return the newest readable snapshot of a log before record `sequence`, or None."""
+    """Return the newest readable snapshot in a log before record `sequence`, or None."""
     return next(newest_first(folder, sequence), None)
 
 

@@ -38,7 +38,7 @@ class Acceptance:
         self._unread.append((rows, drafters, drafted, np.frombuffer(counts, np.int32)))
 
     def count(self) -> None:
-        """Count the noted drafts. The time of this call does not change the result."""
+        """Count the noted drafts. This call's time does not change the result."""
         if not self._unread:
             return
         rows, drafters, drafted, counts = map(np.concatenate, zip(*self._unread, strict=True))
@@ -55,7 +55,7 @@ class Acceptance:
         np.add.at(self.drafter_trials, drafters, trials)
 
     def fade(self) -> None:
-        """Reduce the weight of old trials."""
+        """Reduce old trials' weight."""
         for hits, trials, memory in (
             (self.hits, self.trials, MEMORY),
             (self.drafter_hits, self.drafter_trials, 16 * MEMORY),
@@ -66,13 +66,13 @@ class Acceptance:
                 trials[old] >>= 1
 
     def of_rows(self, rows: np.ndarray) -> np.ndarray:
-        """Return the chance that a draft of each drafter is accepted, in 1/65536: int64 [drafters, n]."""
+        """Return the chance that each drafter's draft is accepted, in 1/65536: int64 [drafters, n]."""
         usual = (self.drafter_hits + FIRST_HITS) * ONE // (self.drafter_trials + FIRST_TRIALS)
         hits = self.hits[:, rows].astype(np.int64) * ONE + usual[:, None] * PRIOR
         return hits // (self.trials[:, rows] + PRIOR)
 
     def before_last(self) -> list[int]:
-        """Return the numbers of the drafters that drafted, without the highest, in falling order. Noted
+        """Return the drafters' numbers that drafted, without the highest, in falling order. Noted
         drafts must be counted.
         """
         return self.drafter_trials.nonzero()[0][-2::-1].tolist()

@@ -16,7 +16,7 @@ def digest_of(adapter: Adapter | None) -> bytes:
 
 
 class AdapterPool:
-    """The adapters of one engine.
+    """One engine's adapters.
 
     `cache`: loaded adapters by digest. `of_row`: the adapter's digest of each row that has one, including
     rows that requests left while a step runs. `known`: the adapters that requests may name, by name.
@@ -37,7 +37,7 @@ class AdapterPool:
 
     @property
     def loaded(self) -> tuple[bytes, ...]:
-        """The digests of the adapters on the device."""
+        """The adapters' digests on the device."""
         return tuple(self.cache.entries)
 
     def is_held(self, digest: bytes) -> bool:

@@ -6,7 +6,7 @@ events and stores of blocks name a block by
     digest(block) = BLAKE2b-128(digest of the block before it | its tokens | its extra)
 
 where `extra` comes from `block_extras`: which embeddings of which media lie where in the block, and in the
-first block a hash of the tenant's salt. Equal digests mean equal contents, unless BLAKE2b is broken.
+first block the tenant's salt hash. Equal digests mean equal contents, unless BLAKE2b is broken.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ ROOT_DIGEST = bytes(DIGEST_BYTES)  # the parent of a first block
 
 
 def block_digest(parent: bytes, tokens: np.ndarray, extra: bytes) -> bytes:
-    """Return the digest of a block with these tokens, int32 [block_size], after the block with the digest
+    """Return a block's digest with these tokens, int32 [block_size], after the block with the digest
     `parent`.
     """
     said = b"".join((parent, tokens.astype("<i4").tobytes(), extra))
@@ -35,7 +35,7 @@ def event_hash(digest: bytes) -> int:
 
 
 def prompt_digests(request: Request, tokens: np.ndarray, block_size: int) -> list[bytes]:
-    """Return the digests of the blocks that `tokens`, int32 [n], fill, without the block of the last token. A
+    """Return the blocks' digests that `tokens`, int32 [n], fill, without the last token's block. A
     request can find these blocks computed; the last token is computed for its logits.
     """
     count = (len(tokens) - 1) // block_size
@@ -49,7 +49,7 @@ def prompt_digests(request: Request, tokens: np.ndarray, block_size: int) -> lis
 
 
 class ContentDigests:
-    """The digests of an index's content ids that blocks hold. The code that folds a log keeps them up to
+    """Digests for an index's content ids that blocks hold. The code that folds a log keeps them up to
     date.
     """
 

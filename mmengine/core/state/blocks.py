@@ -1,4 +1,4 @@
-"""The pool of KV blocks: reference counts, the free list, and the contents of full blocks."""
+"""The pool of KV blocks: reference counts, the free list, and full blocks' contents."""
 
 import hashlib
 import struct
@@ -17,7 +17,7 @@ _PART = struct.Struct("<Iqq")  # length of the hash before it, place, first embe
 
 
 class BlockPool:
-    """The blocks of one engine. `num_blocks` counts block 0, the dummy. `content_width`: how many tokens
+    """One engine's blocks. `num_blocks` counts block 0, the dummy. `content_width`: how many tokens
     determine a block's contents. Only `evolve` calls methods that change the pool.
     """
 
@@ -47,7 +47,7 @@ class BlockPool:
 
     def release(self, blocks: np.ndarray) -> None:
         """Remove a holder from blocks, given in table order. Blocks without holders become free; blocks with
-        content are reused from the tail of the table first, so that prefixes live longest.
+        content are reused from the table's tail first, so that prefixes live longest.
         """
         self.references[blocks] -= 1
         freed = blocks[self.references[blocks] == 0]
@@ -97,7 +97,7 @@ def block_extras(
     number.
 
     These are the embeddings in the block, or in the `ahead` tokens after it (the item's hash, the run's place
-    relative to the block, its first embedding). Block 0 also has a hash of the tenant's salt and the
+    relative to the block, its first embedding). Block 0 also has the tenant's salt hash and the
     adapter's digest. Each part is followed by its length, so that equal bytes mean equal facts.
     """
     extras: dict[int, bytes] = {}

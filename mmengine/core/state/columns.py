@@ -1,4 +1,4 @@
-"""The columns of the running batch: one value for each row.
+"""The running batch's columns: one value for each row.
 
 A state and its view share these declarations: the state has arrays, the view has the same arrays without
 write access. A column's annotation holds the dtype from which a state makes the array.
@@ -112,7 +112,7 @@ def frozen(array: np.ndarray) -> np.ndarray:
 
 
 def make_columns(rows: int, num_tokens: int, num_blocks: int) -> dict[str, np.ndarray]:
-    """Return all columns by name, filled with zeros, for rows of `num_tokens` tokens and `num_blocks`
+    """Return all columns by name, filled with zeros, for rows with `num_tokens` tokens and `num_blocks`
     blocks."""
     columns = {name: np.zeros(rows, dtype) for name, dtype in {**COLUMNS, **STATE_COLUMNS}.items()}
     return {
@@ -124,7 +124,7 @@ def make_columns(rows: int, num_tokens: int, num_blocks: int) -> dict[str, np.nd
 
 def _wide_column(rows: int, width: int) -> np.ndarray:
     """Return zeros, int32 [rows, width]. Rows are an odd number of cache lines apart: with a power of two,
-    equal places of all rows would share a few sets of the cache.
+    equal places of all rows would share the cache's few sets.
     """
     lines = -(-width // 16) | 1
     return np.zeros((rows, lines * 16), np.int32)[:, :width]

@@ -1,4 +1,4 @@
-"""The digest of a state as a tree: a hash for each column, and the root over these hashes.
+"""A state's digest as a tree: a hash for each column, and the root over these hashes.
 
 A checkpoint has the root, the first 4 bytes of each column's hash, and a 4-byte sum for each live request
 over all of its values. So two states that differ are known to differ in certain columns and requests. Only
@@ -71,7 +71,7 @@ def where_apart(state: State, logged: ev.Checkpoint) -> tuple[list[str], list[tu
 
 
 def differing_places(one: bytes, other: bytes) -> list[int]:
-    """Return the places of the 4-byte sums that differ. A sum that only one side has differs."""
+    """Return the 4-byte sums that differ, by place. A sum that only one side has differs."""
     count = min(len(one), len(other)) // SHOWN_BYTES
     first, second = (np.frombuffer(sums, np.uint32, count) for sums in (one, other))
     most = max(len(one), len(other)) // SHOWN_BYTES
@@ -114,7 +114,7 @@ class _Sums:
         return tokens.digest(), tables.digest(), rows.astype(np.int32).tobytes()
 
     def known(self) -> tuple[bytes, bytes]:
-        """Return the values of each request beside its row, and of the waiting requests."""
+        """Return each request's values beside its row, and of the waiting requests."""
         state, rest = self._state, []
         facts = []
         for place, each in enumerate(self._requests):

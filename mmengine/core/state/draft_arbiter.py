@@ -1,6 +1,6 @@
 """The base of a draft arbiter: its counters, what it measured of each draft level, and when it reviews them.
 
-A draft level is the highest number of a drafter that drafts: ALL_DRAFTERS, NO_DRAFTERS, or a number between.
+A draft level is a drafter's highest number that drafts: ALL_DRAFTERS, NO_DRAFTERS, or a number between.
 A bucket is a group of similar batch sizes (step_cost.py).
 """
 
@@ -46,7 +46,7 @@ class SavedGoodput(msgspec.Struct, array_like=True):
 
 
 class DraftArbiter(ABC):
-    """Chooses a draft level for each step, and limits the drafts of each row.
+    """Chooses a draft level for each step, and limits each row's drafts.
 
     Columns are [drafter, row] or [drafter]. Only `evolve` calls methods that change the arbiter. `overlaps`:
     the loop awaits steps after which drafters draft, and no others; so drafting costs time even without
@@ -81,7 +81,7 @@ class DraftArbiter(ABC):
         self.draft_limits[:, row] = self._most
 
     def draft_level_after(self, num_rows: int) -> int:
-        """Return the draft level after a step of `num_rows` rows that is decided now."""
+        """Return the draft level after a step with `num_rows` rows that is decided now."""
         return NO_DRAFTERS if self.rest_steps else self._level_for(num_rows)
 
     def draft_limits_of(self, rows: ReadOnlyArray) -> np.ndarray | None:
@@ -129,8 +129,8 @@ class DraftArbiter(ABC):
         level: int | None = None,
         reading_ns: int = 0,
     ) -> None:
-        """Record a step of `rows` that verified `drafts`, gave `tokens`, and `made` drafts for the next step,
-        all in `ns`.
+        """Record a step with `rows` that verified `drafts`, gave `tokens`, and `made` drafts for the next
+        step, all in `ns`.
 
         `only_decodes`: the step computed no prompts. Otherwise reading its prompts for drafts took
         `reading_ns`. `level`: the draft level after the step if it was decided before the last step had run;
@@ -168,7 +168,7 @@ class DraftArbiter(ABC):
         )
 
     def restore(self, saved: SavedGoodput) -> None:
-        """Restore the result of `saved`. Raises ValueError or KeyError for anything else."""
+        """Restore what `saved` returned. Raises ValueError or KeyError for anything else."""
         for owner, name in self._counters():
             setattr(owner, name, type(getattr(owner, name))(saved.counters[name]))
         for name, array in self._arrays():
@@ -191,7 +191,7 @@ class DraftArbiter(ABC):
 
     @abstractmethod
     def _level_for(self, num_rows: int) -> int:
-        """Return the draft level of a step of `num_rows` rows."""
+        """Return the draft level of a step with `num_rows` rows."""
 
     def _after(self, bucket: int, rows: np.ndarray) -> None:
         """Decide on the draft level after a decode-only step of this bucket, if a decision is due."""
@@ -210,9 +210,8 @@ class DraftArbiter(ABC):
 
     @abstractmethod
     def _decide(self, rows: np.ndarray, is_due: bool) -> None:
-        """Decide after a decode-only step of `rows` that was no rest. `is_due`: requests arrived, or the time
-        for a review has come.
-        """
+        """Decide after a decode-only step with `rows` that was no rest. `is_due`: requests arrived, or the
+        time for a review has come."""
 
     def _begin_review(self) -> None:
         """Begin a review: count the rows' drafts so far, and set the next review a window away."""
@@ -227,7 +226,7 @@ class DraftArbiter(ABC):
         return self.costs.rate(self.bucket, level)
 
     def _limit(self, rows: np.ndarray) -> bool:
-        """Limit the drafts of `rows` to likely ones. Returns whether the limits must be measured before
+        """Limit the drafts for `rows` to likely ones. Returns whether the limits must be measured before
         drafts are judged.
         """
         least = self.costs.least_chance(self.bucket, self.level)

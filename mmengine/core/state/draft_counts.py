@@ -9,7 +9,7 @@ from mmengine.events import vocabulary as ev
 
 
 class StepDrafts(NamedTuple):
-    """The m rows of a step that had drafts: int32 [m] each."""
+    """A step's m rows that had drafts: int32 [m] each."""
 
     places: np.ndarray  # intp, indices into the rows that sampled
     drafters: np.ndarray  # by number
@@ -18,7 +18,7 @@ class StepDrafts(NamedTuple):
 
 
 class DraftCounts(NamedTuple):
-    """The drafts of one drafter, or of one request, and the runs they came in. A run is a row's drafts in one
+    """One drafter's drafts, or of one request, and the runs they came in. A run is a row's drafts in one
     step; it gives the accepted drafts and one more token.
     """
 
@@ -28,7 +28,7 @@ class DraftCounts(NamedTuple):
 
     @property
     def length(self) -> float:
-        """Accepted drafts of a run, without the token after them."""
+        """A run's accepted drafts, without the token after them."""
         return self.accepted / max(self.runs, 1)
 
     def __str__(self) -> str:
@@ -39,7 +39,7 @@ class DraftCounts(NamedTuple):
 
 
 def count_drafts(state: State, sampled: np.ndarray, event: ev.Executed) -> StepDrafts | None:
-    """Return the drafts of the `sampled` rows (intp) in the step that `event` reports, or None without
+    """Return the drafts in the `sampled` rows (intp) in the step that `event` reports, or None without
     drafts. The event must not be applied yet.
     """
     if event.counts is None:

@@ -1,8 +1,8 @@
 """Decides how much a trial of drafts may lose, and when the next trial begins.
 
-A ledger in ns, from the step times of a log. While drafts are on, each step with drafts is compared with the
-time of as many tokens without drafts, with a share of the time for reading prompts. After drafts are turned
-off, a trial begins when the loss is a small share of the time since.
+A ledger in ns, from a log's step times. While drafts are on, each step with drafts is compared with the time
+for as many tokens without drafts, with the time's share for reading prompts. After drafts are turned off, a
+trial begins when the loss is a small share of the time since.
 """
 
 from mmengine.core.state.step_cost import ENOUGH_DRAFTED, rows_of
@@ -16,7 +16,7 @@ COUNTERS = ("clock_ns", "lost_ns", "sunk_ns", "num_drafted", "is_proven")
 
 
 class DraftTrials:
-    """The ledger of trials. `waits`, by bucket: the loss of the last trial in ns, and the time by `clock_ns`
+    """The ledger of trials. `waits`, by bucket: the last trial's loss in ns, and the time by `clock_ns`
     before which no other begins.
     """
 
@@ -67,13 +67,12 @@ class DraftTrials:
         self.waits[bucket] = (lost_ns, min(self.clock_ns + wait, MOST_NS))
 
     def waits_for(self, bucket: int) -> bool:
-        """Return whether the next trial of this bucket must wait."""
+        """Return whether this bucket's next trial must wait."""
         return bucket in self.waits and self.clock_ns < self.waits[bucket][1]
 
     def steps_left(self, bucket: int, plain_ns: int) -> int:
-        """Return the steps of `plain_ns` until the next trial. Trials of fewer rows, or of up to 1.5 times as
-        many, count too.
-        """
+        """Return the steps (`plain_ns` each) until the next trial. Trials with fewer rows, or of up to 1.5
+        times as many, count too."""
         rows = rows_of(bucket)
         untils = [until for other, (_, until) in self.waits.items() if 2 * rows_of(other) <= 3 * rows]
         return -(-max(max(untils, default=0) - self.clock_ns, 0) // max(plain_ns, 1))

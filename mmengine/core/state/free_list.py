@@ -1,7 +1,7 @@
 """Free KV blocks in the order in which they are given out, as columns.
 
 Blocks without cached content come first, the last freed first. Then come blocks with content, the longest
-unused first. A cached block that is used again leaves the middle of the queue: its entry remains and is
+unused first. A cached block that is used again leaves the queue's middle: its entry remains and is
 skipped. An entry is live while it carries its block's stamp, which each `take` raises.
 """
 
@@ -9,7 +9,7 @@ import numpy as np
 
 
 class FreeList:
-    """The free blocks of a pool. Block 0 is the dummy of padded batches and is never free."""
+    """A pool's free blocks. Block 0 is the dummy in padded batches and is never free."""
 
     def __init__(self, num_blocks: int):
         self.num_free = num_blocks - 1
@@ -63,7 +63,7 @@ class FreeList:
         return stack[on_stack], queue[self._is_live(queue, self._queue_stamp[self._head : self._tail])]
 
     def fill(self, stack: np.ndarray, queue: np.ndarray) -> None:
-        """Restore the result of `lines`. Raises ValueError for a block that occurs twice, and for block 0."""
+        """Restore what `lines` returned. Raises ValueError for a block that occurs twice, and for block 0."""
         blocks = np.concatenate((stack, queue))
         if len(np.unique(blocks)) < len(blocks) or (blocks < 1).any():
             raise ValueError("the free list holds a block twice, or the dummy")

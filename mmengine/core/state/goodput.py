@@ -2,12 +2,12 @@
 
 The name and the aim come from goodput in SmartSpec (Liu et al., "Optimizing Speculative Decoding for Serving
 Large Language Models Using Goodput", arXiv 2406.14066): accepted tokens per time. SmartSpec predicts goodput
-from a linear model of a step's time and from acceptance rates. Here the goodput of a draft level is measured,
-and only the number of drafts of a row is computed from their chance to be accepted.
+from a linear model for a step's time and from acceptance rates. Here a draft level's goodput is measured, and
+only a row's number of drafts is computed from their chance to be accepted.
 
 The arbiter is a fold over steps' times and tokens, in integers alone, so that a log gives the same choices
 again. For each bucket of batch sizes there are several levels: no drafter drafts, all drafters do, or all but
-the last ones. A level's goodput comes from its last few steps (step_cost.py) and from the time of reading
+the last ones. A level's goodput comes from its last few steps (step_cost.py) and from the time for reading
 prompts for drafts (prompt_cost.py). Within a level each row has as many drafts as are likely enough to be
 accepted: draft j has the chance p^j, with p estimated for each row and drafter.
 
@@ -15,8 +15,8 @@ Avoiding a loss of time is more important than a gain. Drafts are tried against 
 just before. A trial that loses too much ends at once, and the next trial waits until that loss is a small
 share of the time since (draft_trials.py). A loss also counts for larger batches, and a gain for smaller ones.
 
-A change of the level costs time: a head that did not draft must first read the tokens that it missed. So
-reviews happen when requests arrive and then every few steps, and a shrinking batch keeps its level.
+A level change costs time: a head that did not draft must first read the tokens that it missed. So reviews
+happen when requests arrive and then every few steps, and a shrinking batch keeps its level.
 """
 
 from collections.abc import Iterator
@@ -73,7 +73,7 @@ class Goodput(DraftArbiter):
         yield from ((self.trials, name) for name in draft_trials.COUNTERS)
 
     def _level_for(self, num_rows: int) -> int:
-        """Return the level of a step of `num_rows` rows; after arrivals, the best known level of that
+        """Return the level of a step with `num_rows` rows; after arrivals, the best known level of that
         bucket."""
         if not self.has_arrivals or self.steps - self.turned_off_at < SETTLED:
             return self.level
@@ -89,7 +89,7 @@ class Goodput(DraftArbiter):
         return self.has_arrivals and num_rows > 2 * self.num_rows
 
     def _presumed(self, bucket: int) -> int:
-        """Return the level of a bucket without measurements: the level of the next larger bucket, if drafters
+        """Return a bucket's level without measurements: the next larger bucket's level, if drafters
         draft there.
         """
         larger = [other for other, way in self.levels.items() if other > bucket and way != NO_DRAFTERS]
@@ -222,7 +222,7 @@ class Goodput(DraftArbiter):
         self.turned_off_at, self.until_review, self.retimed_bucket = self.steps, SETTLED, NO_BUCKET
 
     def _needs_rest(self) -> bool:
-        """Return whether the time of a step without drafts must be measured (again)."""
+        """Return whether a step's time without drafts must be measured (again)."""
         if not self.costs.knows_plain(self.bucket):
             return True
         rate = self._rate(self.level)

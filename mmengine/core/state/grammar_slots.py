@@ -1,8 +1,8 @@
 """Slots for grammars that many requests share: a log holds each such grammar once.
 
 QUEUED names a slot. With a source, QUEUED stores the grammar in the slot; without a source, the request uses
-the grammar in the slot. The contents of the slots follow from the log alone. `mmengine log verify` derives
-the choice of the slot again.
+the grammar in the slot. The slots' contents follow from the log alone. `mmengine log verify` derives
+the slot's choice again.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ LONGEST = 2**20  # characters; bounds the size of all slots together
 
 
 class GrammarSlots:
-    """The slots of one log, the slot that was used last at the end."""
+    """One log's slots, the slot that was used last at the end."""
 
     def __init__(self) -> None:
         self._slots: dict[int, tuple[str, str]] = {}  # kind and source

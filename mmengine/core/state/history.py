@@ -4,7 +4,7 @@ import hashlib
 
 
 class History:
-    """A chained BLAKE2b digest of 16 bytes: each piece is hashed together with the digest before it, so
+    """A chained 16-byte BLAKE2b digest: each piece is hashed together with the digest before it, so
     that a snapshot can hold it."""
 
     def __init__(self) -> None:

@@ -28,7 +28,7 @@ HOW = (AHEAD, DRAFTS, GRAMMAR_ROWS, BLOCKS, ALONE)
 
 
 def draft_level_after(state: State | View, rows: ReadOnlyArray) -> int:
-    """Return the draft level after a step of `rows`, decided before it is dispatched."""
+    """Return the draft level after a step with `rows`, decided before it is dispatched."""
     config = state.config
     if not config.num_draft_tokens or config.drafts_for == "forms" and not _has_grammar_rows(state, rows):
         return NO_DRAFTERS
@@ -36,7 +36,7 @@ def draft_level_after(state: State | View, rows: ReadOnlyArray) -> int:
 
 
 def draft_room(view: View, rows: ReadOnlyArray) -> np.ndarray | None:
-    """Return the limits of StepPlan.draft_room for a step of `rows`."""
+    """Return the limits of StepPlan.draft_room for a step with `rows`."""
     if view.config.drafts_for == "forms" and not _has_grammar_rows(view, rows):
         return NO_LIMITS
     return None if view.goodput is None else view.goodput.draft_limits_of(rows)

@@ -1,8 +1,8 @@
 """Finds the block that holds certain content, so that equal prefixes are computed once.
 
 Every distinct (content before, token ids, media and salt) gets a content id, a counter. A block's key adds
-the content id of its parent, its tokens and its extra digest, each times an odd factor, modulo 2^64. A hit
-compares the three values themselves. By induction a hit is exact: a collision of keys only costs a miss.
+its parent's content id, its tokens and its extra digest, each times an odd factor, modulo 2^64. A hit
+compares the three values themselves. By induction a hit is exact: a key collision only costs a miss.
 """
 
 import zlib
@@ -21,7 +21,7 @@ _PARENT_FACTOR = 0x9E3779B97F4A7C15
 
 
 class PrefixIndex:
-    """The index of a pool. Columns by block: `content` (its content id or NO_CONTENT), parent, tokens, key.
+    """A pool's index. Columns by block: `content` (its content id or NO_CONTENT), parent, tokens, key.
     `width`: how many tokens determine a block's content, its own or one more.
     """
 
@@ -49,7 +49,7 @@ class PrefixIndex:
         return NO_BLOCK
 
     def find_first(self, tokens: np.ndarray, extras: dict[int, bytes]) -> np.ndarray:
-        """Return the blocks, int32, that hold the beginning of a row, each found after the block before.
+        """Return the blocks, int32, that hold a row's beginning, each found after the block before.
         tokens: int32 [n, width]; `extras`: by place in them.
         """
         blocks, parent = list[int](), ROOT
@@ -71,7 +71,7 @@ class PrefixIndex:
         return self._follows(block, parent, extra) and bool((self._tokens[block] == tokens).all())
 
     def insert(self, block: int, parent: int, part: int, tokens: np.ndarray, extra: bytes) -> int:
-        """Record the content of `block`. Returns its content id, or NO_CONTENT after a collision of keys. A
+        """Record the content of `block`. Returns its content id, or NO_CONTENT after a key collision. A
         block after NO_CONTENT is not recorded.
         """
         if parent == NO_CONTENT:
@@ -95,7 +95,7 @@ class PrefixIndex:
     def insert_chain(
         self, blocks: np.ndarray, parent: int, tokens: np.ndarray, extras: dict[int, bytes]
     ) -> int:
-        """Insert n blocks of one row, each the parent of the next. Returns the last content id, or NO_CONTENT
+        """Insert n blocks in one row, each the next's parent. Returns the last content id, or NO_CONTENT
         once keys collide.
 
         blocks: int32 [n]; tokens: int32 [n, width]; `extras`: by place in them.
@@ -129,7 +129,7 @@ class PrefixIndex:
         return True
 
     def insert_many(self, blocks: np.ndarray, parents: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """Insert n blocks of different rows, without extras: the blocks that decoding fills.
+        """Insert n blocks in different rows, without extras: the blocks that decoding fills.
 
         blocks: int32 [n], parents: int64 [n], tokens: int32 [n, width]. Returns content ids [n].
         """
@@ -251,7 +251,7 @@ def _key(parent: int, part: int, extra: bytes) -> int:
 
 
 def _head(extra: bytes) -> int:
-    """Return 64 bits of an extra: those of its first hash, and a checksum of the rest. Blocks of equal tokens
+    """Return 64 bits of an extra: those of its first hash, and the rest's checksum. Blocks of equal tokens
     may begin with the same image and continue with others.
     """
     return int.from_bytes(extra[:8], "little") ^ zlib.crc32(extra)

@@ -1,4 +1,4 @@
-"""The time of reading prompts for drafts, per answer token.
+"""The time for reading prompts for drafts, per answer token.
 
 A head reads each prompt before it drafts. For short answers the reading may take longer than the drafts save,
 and decode-only steps do not show that time.

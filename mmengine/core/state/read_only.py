@@ -1,4 +1,4 @@
-"""Read-only views of the parts of a state: a type checker refuses every write through a view.
+"""Read-only views of a state's parts: a type checker refuses every write through a view.
 
 Arrays, dicts, pools and caches refuse writes at run time, too. Lists and requests are the state's own objects
 at run time, because no object that refuses writes is as fast to read.
@@ -33,7 +33,7 @@ Current = Annotated[T, "current"]
 
 @dataclass_transform(frozen_default=True)
 class ReadOnly:
-    """A view of another object, the target: shows the attributes that a subclass declares, under the same
+    """Another object's view, the target: shows the attributes that a subclass declares, under the same
     names.
 
     The view reads `Current` attributes at each access and all others once, when it is made. It shows arrays
@@ -106,7 +106,7 @@ class RequestView(ReadOnly):
 
 
 class RequestsByRow(Protocol):
-    """The array of requests by row. A free row holds None; callers do not ask for free rows."""
+    """The request array by row. A free row holds None; callers do not ask for free rows."""
 
     @overload
     def __getitem__(self, row: int, /) -> RequestView: ...

@@ -1,4 +1,4 @@
-"""The state of one live request beside the columns of its row."""
+"""One live request's state beside its row's columns."""
 
 from dataclasses import dataclass, field
 
@@ -19,7 +19,7 @@ NO_BLOCKS = np.zeros(0, np.int32)
 
 @dataclass(slots=True, eq=False, repr=False)
 class RequestState:
-    """The state of one live request. `arrival` numbers requests from 0."""
+    """One live request's state. `arrival` numbers requests from 0."""
 
     request: Request
     arrival: int
@@ -99,7 +99,7 @@ def queued_of(request: Request) -> Queued:
 
 
 def media_keys_of(request: Request) -> tuple[bytes, ...]:
-    """Return the keys of the request's items in the encoder cache."""
+    """Return the request's items' keys in the encoder cache."""
     return tuple(
         encoder_key(item.mm_hash, request.cache_salt, request.visual_adapter) for item in request.media
     )

@@ -2,9 +2,8 @@
 
 A session has tokens, their media, and the places where its requests began. The next request continues after
 them, and prefix hits find the computed blocks. To protect those blocks from eviction, a session holds a
-*lease*: references to the full blocks of its chain. All leases together have a limit. Leases are taken back
-when a request would otherwise wait or be preempted, the longest unused session first, from the end of its
-chain.
+*lease*: references to its chain's full blocks. All leases together have a limit. Leases are taken back
+when a request would otherwise wait or be preempted, the longest unused session first, from its chain's end.
 """
 
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ IDLE = "idle"  # the reason of closing a session that is not used
 
 
 class Chunk(NamedTuple):
-    """The part of a session that one request added. `start`: its first token; `num_outputs`: the answer at
+    """A session's part that one request added. `start`: its first token; `num_outputs`: the answer at
     its end. The other fields are as in APPENDED.
     """
 
@@ -33,7 +32,7 @@ class Chunk(NamedTuple):
 
 
 class Place(NamedTuple):
-    """The place of the running request in its session, as in APPENDED; `num_kept` is at most the session's
+    """The running request's place in its session, as in APPENDED; `num_kept` is at most the session's
     length.
     """
 
@@ -46,7 +45,7 @@ class Place(NamedTuple):
 @dataclass(slots=True, eq=False)
 class SessionState:
     """One open session. `tokens`: int32. `live`: the running request, or NO_REQUEST. `leased`: the leased
-    blocks in order, int32. `used`: the time of the last lease, counted by `Sessions.clock`.
+    blocks in order, int32. `used`: the last lease's time, counted by `Sessions.clock`.
     """
 
     session_id: str
@@ -69,7 +68,7 @@ class SessionState:
 
 
 class Sessions:
-    """The open sessions by id, in the order of their opening. Only `evolve` calls methods that change
+    """The open sessions by id, in opening order. Only `evolve` calls methods that change
     them."""
 
     def __init__(self) -> None:
@@ -86,7 +85,7 @@ class Sessions:
         return sum(len(session.leased) for session in self.all.values())
 
     def leased(self) -> np.ndarray:
-        """Return the blocks of all leases, int32. A block of several leases occurs as often."""
+        """Return all leased blocks, int32. A block of several leases occurs as often."""
         return np.concatenate([NO_BLOCKS, *(session.leased for session in self.all.values())])
 
     def by_age(self) -> list[SessionState]:

@@ -1,4 +1,4 @@
-"""The state of the engine: a fold over its events, as columns by row.
+"""The engine's state: a fold over its events, as columns by row.
 
 Only `evolve` writes the state. Decisions read it through a `View`, which has no writing methods. A row is a
 place in the running batch. A waiting request has no row and keeps its tokens in its RequestState.
@@ -33,7 +33,7 @@ _NO_ROWS = frozen(np.zeros(0, np.intp))
 
 
 class State(Columns[np.ndarray]):
-    """The state of one engine: the columns of its rows, its requests, pools and the open step."""
+    """One engine's state: its rows' columns, its requests, pools and the open step."""
 
     def __init__(self, config: EngineConfig):
         self.config = config
@@ -132,7 +132,7 @@ class State(Columns[np.ndarray]):
         return state
 
     def weigh_media(self, req_state: RequestState) -> None:
-        """Compute the encoder work of the request's items, if a step has a limit for it."""
+        """Compute the request's items' encoder work, if a step has a limit for it."""
         piece, even = self.config.encoder_piece, self.config.encoder_even_patches
         media = req_state.request.media
         if piece and media:
@@ -148,7 +148,7 @@ class State(Columns[np.ndarray]):
         return self.flights[0].filled if self.flights else self.step_filled
 
     def due(self) -> np.ndarray:
-        """Return the places in `step_rows` of rows that reach the end of their known and pending tokens,
+        """Return the places in `step_rows` of rows that reach their known's end and pending tokens,
         intp.
         """
         if self.due_places is None:
@@ -166,7 +166,7 @@ class State(Columns[np.ndarray]):
         return rows if len(due) == len(rows) else rows[due]
 
     def step_of(self, event: ev.Event) -> int:
-        """Return the step of the next event: the oldest step in flight for a result, else the open or next
+        """Return the next event's step: the oldest step in flight for a result, else the open or next
         step.
         """
         returns = isinstance(event, (ev.Executed, ev.Failed))

@@ -1,6 +1,6 @@
 """The pool of state slots: which row holds a slot, and which kept states the other slots hold.
 
-A slot takes the recurrent states of one sequence in all layers that have any. A row holds a slot from its
+A slot takes one sequence's recurrent states in all layers that have any. A row holds a slot from its
 admission to its end. A free slot may hold a *kept* state: the state after a full block, found by the block's
 content id. A request that begins with that block's content can continue from the kept state.
 """
@@ -28,7 +28,7 @@ class StateSlots:
         self._by_content: dict[int, int] = {}
 
     def find(self, content: int) -> int:
-        """Return the slot with the state after a block of this content, or NO_STATE."""
+        """Return the slot with the state after this content's block, or NO_STATE."""
         return self._by_content.get(content, NO_STATE)
 
     def peek(self, count: int) -> np.ndarray:
@@ -76,7 +76,7 @@ class StateSlots:
         return self.held, self.content, self.block, self.used
 
     def fill(self, columns: tuple[np.ndarray, ...], clock: int) -> None:
-        """Restore the result of `columns`. Raises ValueError if it contradicts itself."""
+        """Restore what `columns` returned. Raises ValueError if it contradicts itself."""
         for mine, values in zip(self.columns(), columns, strict=True):
             mine[:] = values
         self.num_free, self.clock = int(np.count_nonzero(~self.held)), clock
@@ -102,7 +102,7 @@ def any_due(keep_at: ReadOnlyArray | np.ndarray, num_computed: ReadOnlyArray | n
 def next_kept(after: int, num_prompt: int, num_shared: int, every: int, block_size: int) -> int:
     """Return after how many tokens, more than `after`, a row's state is kept next.
 
-    These are multiples of `every`, the end of the tokens that other requests share, and the last block before
+    These are multiples of `every`, the tokens' end that other requests share, and the last block before
     the prompt's last token, which a request with the same prompt computes for its logits. All are whole
     blocks.
     """

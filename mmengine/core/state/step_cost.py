@@ -1,11 +1,11 @@
-"""Times of decode-only steps and tokens from drafts in them, by the number of rows.
+"""Times of decode-only steps and tokens from drafts in them, by the row count.
 
 A bucket is a group of similar numbers of rows. For each bucket the last few steps of each kind are kept:
 steps without drafts, and, by draft level, steps that verified drafts. With two steps in flight, steps that
-could have verified drafts count too, because other steps do not wait for the step before. The gain of drafts
-is the number of tokens over the time of the latter steps, relative to the lower quartile of the former. A
-time counts at most 1.5 times the usual time: other work of the machine only makes a step longer, and one
-hiccup must not decide. Without steps of that bucket a similar bucket counts.
+could have verified drafts count too, because other steps do not wait for the step before. The drafts' gain is
+the number of tokens over the time of the latter steps, relative to the former's lower quartile. A time counts
+at most 1.5 times the usual time: other work of the machine only makes a step longer, and one hiccup must not
+decide. Without steps of that bucket a similar bucket counts.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ class StepCosts:
 
     @staticmethod
     def bucket(num_rows: int) -> int:
-        """Return the bucket of a number of rows: up to 8 each number has its own, above that numbers with the
+        """Return the bucket of a row count: up to 8 each number has its own, above that numbers with the
         same first three bits share one.
         """
         shift = max(0, num_rows.bit_length() - 3)
@@ -42,9 +42,8 @@ class StepCosts:
         _add(self._plain.setdefault(bucket, []), max(1, min(ns, MOST_NS) // (num_rows + _OFFSET)))
 
     def add_drafted(self, bucket: int, level: int, num_rows: int, drafts: int, tokens: int, ns: int) -> None:
-        """Record a step that verified `drafts`, gave `tokens` and took `ns`, with the time of making the next
-        drafts.
-        """
+        """Record a step that verified `drafts`, gave `tokens` and took `ns`, with the time for making the
+        next drafts."""
         self.since_plain[bucket] = self.since_plain.get(bucket, 0) + 1
         step = (max(1, min(ns, MOST_NS)), tokens, num_rows, drafts)
         _add(self._drafted.setdefault((bucket, level), []), step)
@@ -64,7 +63,7 @@ class StepCosts:
         return self._plain_of(bucket) is not None
 
     def plain_ns(self, bucket: int, num_rows: int) -> int:
-        """Return the time of a step of `num_rows` rows without drafts; 0: unknown."""
+        """Return the time of a step with `num_rows` rows without drafts; 0: unknown."""
         return (self._plain_of(bucket) or 0) * (num_rows + _OFFSET)
 
     def rate(self, bucket: int, level: int, beside_ns: int = 0) -> int | None:
@@ -86,7 +85,7 @@ class StepCosts:
 
     def least_chance(self, bucket: int, level: int) -> int:
         """Return the chance that a draft needs to be worth its time, in 1/65536: a draft's time relative to
-        the best time of a token. The result is a third of that, because the drafts of a step share their
+        a token's best time. The result is a third of that, because the drafts of a step share their
         cost.
         """
         steps, plain = self._drafted.get((bucket, level), ()), self._plain_of(bucket)
@@ -123,7 +122,7 @@ class StepCosts:
         self.since_plain = dict(since_plain)
 
     def _plain_of(self, bucket: int) -> int | None:
-        """Return the time of a row in a step without drafts, from the nearest measured bucket with at most
+        """Return a row's time in a step without drafts, from the nearest measured bucket with at most
         twice or half as many rows.
         """
         rows, found = rows_of(bucket), None

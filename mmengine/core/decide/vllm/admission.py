@@ -24,7 +24,7 @@ class VllmAdmission(Admission):
         return UnreservedPlaces(view, may_start) if view.config.max_loras else None
 
     def padding(self, view: View, num_computed: int) -> int:
-        """Return how many placeholders make the request as long as the decodes of its step.
+        """Return how many placeholders make the request as long as its step's decodes.
 
         vLLM wants equal lengths in a step of decodes, which is a step without a running row in its prompt. A
         prompt of one token that runs alone is no decode.

@@ -1,7 +1,7 @@
 """vLLM's scheduler: decides running rows one after the other, then admits waiting requests.
 
 A step has SCHEDULED for the rows before the first row whose blocks are not free, PREEMPTED for that row, and
-SCHEDULED for the rest. EVICTED records the encoder evictions of a chunk that does not run after all. The
+SCHEDULED for the rest. EVICTED records a chunk's encoder evictions that does not run after all. The
 rules are those of vLLM 0.33.
 """
 
