@@ -143,7 +143,7 @@ def test_one_process_alone(tmp_path):
     code = "import sys, pathlib; from mmengine.server.storage import database as it; "
     code += "it.Database(pathlib.Path(sys.argv[1]))"
     ran = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True)
-    assert ran.returncode and "another process keeps its answers" in ran.stderr
+    assert ran.returncode and "another process stores answers in" in ran.stderr
     database.close()
     Database(tmp_path).close()
 
