@@ -1,4 +1,4 @@
-"""Answers on their way into the store: those that end within a moment share one write."""
+"""Writes finished answers to the store. Answers that end at about the same time share one write."""
 
 import asyncio
 from collections.abc import Callable
@@ -9,15 +9,16 @@ from mmengine.serve.requests.operator_log import operator_log
 from mmengine.server.calls.detached_call import Call
 from mmengine.server.calls.stored_responses import KeptResponses
 
-TOGETHER_S = 0.5  # that an answer waits for others; nobody waits for that, and the log has it
-AGAIN_S = 1.0  # behind which a store that failed is tried again
-MAX_TOGETHER = 256  # answers of one write
-MAX_WAITING = 256  # answers that wait for a store which fails; behind them no more are taken
+TOGETHER_S = 0.5  # seconds that an answer waits for others; the log holds it meanwhile
+AGAIN_S = 1.0  # seconds until a failed write is tried again
+MAX_TOGETHER = 256  # answers per write
+MAX_WAITING = 256  # answers that may wait for a failing store; more calls are then refused
 
 
 class Storing:
-    """`stored`: told of those that are on the disk, so that the log may forget them. Belongs to an event
-    loop."""
+    """The queue of answers to store. `stored` is called with the calls whose answers are on the disk, so that
+    the log may forget them. Belongs to one event loop.
+    """
 
     def __init__(self, kept: KeptResponses, stored: Callable[[list[Call]], None]):
         self._kept, self._stored = kept, stored
@@ -27,7 +28,7 @@ class Storing:
         self._error: KeepFailed | None = None
 
     def check_room(self) -> None:
-        """Raise KeepFailed where too many answers wait for a store that fails."""
+        """Raise KeepFailed when too many answers wait for a failing store."""
         if self._error is not None and len(self._waiting) >= MAX_WAITING:
             raise self._error
 
@@ -37,13 +38,13 @@ class Storing:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def drop(self, call: Call) -> None:
-        """Nothing of it comes into the store when this returns, unless it is there."""
+        """Remove a call from the queue. When this returns, nothing more of it is written."""
         self._waiting.pop(call, None)
         async with self._writes:
             pass
 
     async def flush(self) -> None:
-        """Store now what waits, unless the store fails."""
+        """Write all waiting answers now, unless the store fails."""
         async with self._writes:
             while some := list(islice(self._waiting, MAX_TOGETHER)):
                 try:

@@ -1,4 +1,4 @@
-"""What a call says of itself beside its body: by which the same call is known when it comes again."""
+"""The identity of a call: headers and digests by which a repeated call is recognised."""
 
 import hashlib
 import re
@@ -13,33 +13,34 @@ from mmengine.server.http.errors import ApiError
 
 IDEMPOTENCY_KEY, ITS_ID = "Idempotency-Key", "request_id"
 MAX_KEY_CHARS = 255  # of an Idempotency-Key
-RETRY_HEADER = "x-stainless-retry-count"  # of OpenAI's clients: which try it is, from 0
+RETRY_HEADER = "x-stainless-retry-count"  # of OpenAI's clients: the number of the try, 0-based
 _DIGEST_BYTES = 16
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
-Key = tuple[str, str, str]  # whose, which of the two, the key
+Key = tuple[str, str, str]  # owner, kind (IDEMPOTENCY_KEY or ITS_ID), value
 
 
 class Caller(NamedTuple):
-    """`names_itself`: its request id is its caller's own. `tries_again`: it says that an earlier try of it
-    broke."""
+    """What a call's headers say. `names_itself`: the caller chose the request id. `tries_again`: an earlier
+    try failed.
+    """
 
     names_itself: bool
     tries_again: bool
 
 
 def keys_of(envelope: Envelope, request_id: str, *, names_itself: bool = True) -> list[Key]:
-    """By which a call is known when it comes again. `names_itself`: see Caller."""
+    """Return the keys that identify a repetition of a call. `names_itself`: see Caller."""
     found = [(envelope.owner, IDEMPOTENCY_KEY, envelope.key)] if envelope.key else []
     return [*found, (envelope.owner, ITS_ID, request_id)] if names_itself else found
 
 
 def tries_again(request: Request) -> bool:
-    """Whether it says that an earlier try of it broke."""
+    """Whether the call is a retry of a failed try."""
     return request.headers.get(RETRY_HEADER, "0") != "0"
 
 
 def key_of(request: Request) -> str:
-    """Its Idempotency-Key, or "". Raises ApiError."""
+    """Return the call's Idempotency-Key, or "". Raises ApiError."""
     key = request.headers.get(IDEMPOTENCY_KEY, "")
     if len(key) > MAX_KEY_CHARS or not key.isascii() or not key.isprintable():
         text = f"{IDEMPOTENCY_KEY} must have 1 to {MAX_KEY_CHARS} printable ASCII characters"
@@ -48,14 +49,14 @@ def key_of(request: Request) -> str:
 
 
 def digest_of(request: Request, body: bytes) -> bytes:
-    """By which the same body of the same route is known."""
+    """Return a digest of route and body."""
     route = request.scope["path"].encode()
     return hashlib.sha256(b"%b\0%b" % (route, body)).digest()[:_DIGEST_BYTES]
 
 
 def identified(envelope: Envelope, request: Request, body: bytes) -> Envelope:
-    """With what the log keeps of how a call came. Raises ApiError."""
+    """Return the envelope with the call's key, digest and trace context. Raises ApiError."""
     key, digest = key_of(request), digest_of(request, body)
-    trace = request.headers.get("traceparent", "")  # W3C's
+    trace = request.headers.get("traceparent", "")  # as W3C defines it
     trace = trace if _TRACEPARENT.fullmatch(trace) else ""
     return msgspec.structs.replace(envelope, key=key, digest=digest, traceparent=trace)

@@ -1,8 +1,9 @@
-"""Calls that go on when their client leaves, and those of the process before: who may have their answers.
+"""Calls that continue when their client leaves, and calls recovered from the log: decides who may have their
+answers.
 
-A call with a key (the header Idempotency-Key, or a request id of its caller's own) is kept for a time. The
-same key with the same body has its answer from the beginning; so has, once, a client that tries again what
-the process before had accepted. A response that is stored goes on, too, and its answer into the store.
+A call with a key (the header Idempotency-Key, or a request id that the caller chose) is kept for a time. A
+repetition with the same key and body gets its answer from the first token on. A retry gets the answer of a
+recovered call in the same way, once. A stored response also continues, and its answer goes to the store.
 """
 
 import asyncio
@@ -25,25 +26,28 @@ from mmengine.server.chat.parsed_request import Asked, Envelope
 from mmengine.server.chat.submission import ask
 from mmengine.server.http.errors import ApiError
 
-MAX_KEPT_OUTPUTS = 2**18  # of answers that nobody reads any more; the oldest go
-_LOOK_AGAIN_S = 1.0  # whether what runs in the background is over
+MAX_KEPT_OUTPUTS = 2**18  # of answers without a reader; the oldest go first
+_LOOK_AGAIN_S = 1.0  # seconds between two checks of a background call
 _Fill = Callable[[Asked], Awaitable[None]]
 
 
 class Calls:
-    """`reattach_s`: for which a call is kept that nobody listens to, and for which those of the process
-    before are. `kept`: where responses are stored, if they are. Belongs to the event loop on which it is
-    made."""
+    """All calls of a server that may outlive their connection.
+
+    `reattach_s`: seconds for which a call without a reader, or a recovered call, waits for its client.
+    `kept`: the store of responses, if there is one. Belongs to the event loop that creates it.
+    """
 
     def __init__(self, engine: ServedEngine, reattach_s: float, kept: KeptResponses | None = None):
         self._engine, self._reattach_s, self._kept_responses = engine, reattach_s, kept
         self._calls: dict[Key, Call] = {}
-        self._unread: dict[Call, int] = {}  # sizes of those that nobody listens to, the oldest first
-        self._num_unread = 0  # all of it
-        self._beginning: set[tuple[str, str]] = set()  # responses of which the store hears before the log
-        self._background: set[asyncio.Task[None]] = set()  # so that nobody collects them
+        self._unread: dict[Call, int] = {}  # sizes of calls without a reader, oldest first
+        self._num_unread = 0  # their sum
+        self._beginning: set[tuple[str, str]] = set()  # responses that the store knows before the log does
+        self._background: set[asyncio.Task[None]] = set()  # keeps the tasks from being garbage collected
         self._orphans: list[Orphan] = []
-        self._taken_up: list[tuple[Orphan, Call]] = []  # orphans that go into the store, whoever asks
+        # recovered calls whose answers go to the store in any case
+        self._taken_up: list[tuple[Orphan, Call]] = []
         self._storing = Storing(kept, self._stored) if kept is not None else None
         left = engine.recovered_requests()
         if kept is not None and kept.begun_before:
@@ -59,16 +63,18 @@ class Calls:
     async def sources(
         self, asked: Asked, caller: Caller, fill: _Fill
     ) -> tuple[Asked, Sequence[AnswerSource]]:
-        """Where the answers to a call come from, and the call as it was accepted first. `fill`: gives its
-        prompts what they lack, unless there is an answer that needs none of it. Raises ApiError where its key
-        is taken, what `fill` does, and InvalidRequest, QueueFull, KeepFailed."""
+        """Return the sources of a call's answers, and the call as it was first accepted.
+
+        `fill` completes the prompts; it is not called when an earlier answer is found. Raises ApiError when
+        the key is in use, whatever `fill` raises, and InvalidRequest, QueueFull, KeepFailed.
+        """
         keys = keys_of(asked.envelope, asked.request_id, names_itself=caller.names_itself)
         if (again := self._again(asked, keys, caller)) is not None:
             return again
         if not self._stores(asked.envelope):
             if asked.uploads:
                 await fill(asked)
-                if (again := self._again(asked, keys, caller)) is not None:  # the same key came meanwhile
+                if (again := self._again(asked, keys, caller)) is not None:  # the same key arrived meanwhile
                     return again
             streams = ask(self._engine, asked, hold=bool(keys))
             return asked, self._keep(asked, streams, keys, False).readers() if keys else streams
@@ -77,7 +83,7 @@ class Calls:
         if not (keys or asked.uploads) and self._kept_responses.fits_log(asked.envelope, asked.media):
             return asked, self._keep(asked, ask(self._engine, asked, hold=True), keys, True).readers()
         name = asked.envelope.owner, asked.request_id
-        if name in self._beginning:  # it came twice at once
+        if name in self._beginning:  # the same call arrived twice at once
             raise in_use((asked.envelope.owner, ITS_ID, asked.request_id))
         self._beginning.add(name)
         try:
@@ -97,7 +103,7 @@ class Calls:
         await fill(asked)
         envelope = await kept.begin(asked.envelope, asked.request_id, asked.media)
         try:
-            if (again := self._again(asked, keys, caller)) is not None:  # the same key came twice at once
+            if (again := self._again(asked, keys, caller)) is not None:  # the same key arrived twice at once
                 self._refused(asked.envelope, asked.request_id)
                 return again
             asked = msgspec.structs.replace(asked, envelope=envelope)
@@ -110,7 +116,7 @@ class Calls:
     def _again(
         self, asked: Asked, keys: list[Key], caller: Caller
     ) -> tuple[Asked, Sequence[AnswerSource]] | None:
-        """Those of a call that was accepted before."""
+        """Return the sources of a call that was accepted before, or None."""
         for key in keys:
             if (call := self._calls.get(key)) is not None:
                 if call.is_live:
@@ -132,7 +138,7 @@ class Calls:
     def _tried_again(
         self, asked: Asked, keys: list[Key], caller: Caller
     ) -> tuple[Asked, Sequence[AnswerSource]] | None:
-        """Those of a response of the process before, of which its client did not hear; once."""
+        """Return the sources of a recovered response to a client that retries, once, or None."""
         for orphan, call in self._taken_up if caller.tries_again else ():
             if call.keys and not call.is_live and orphan.is_of(asked.envelope, keys, caller):
                 self._taken_up.remove((orphan, call))
@@ -140,11 +146,11 @@ class Calls:
         return None
 
     def response(self, owner: str, request_id: str) -> Call | None:
-        """One that is stored, and not in the store yet."""
+        """Return a call whose response is not in the store yet, or None."""
         return self._calls.get((owner, RESPONSE, request_id))
 
     def kept(self) -> list[Call]:
-        """Those that go on without their client, or would, in the order in which they came."""
+        """Return the calls that may continue without a client, in order of arrival."""
         return list(dict.fromkeys(self._calls.values()))
 
     def _stores(self, envelope: Envelope) -> bool:
@@ -161,7 +167,7 @@ class Calls:
         return call
 
     def _take_up(self, orphan: Orphan) -> None:
-        """A response that the process before was to store."""
+        """Continue a recovered response whose answer goes to the store."""
         streams = [self._engine.attach(one.request_id, hold=True) for one in orphan.left.values()]
         asked = asked_before(orphan.request_id, orphan.envelope, streams[0].sampling)
         call = self._keep(asked, streams, orphan.keys(), True)
@@ -170,9 +176,9 @@ class Calls:
         self.unattended(call)
 
     def unattended(self, call: Call) -> None:
-        """Its client left, with or without its answer."""
+        """Start the wait for a client to return, after the last reader left."""
         if not call.keys and (call.is_answered or (call.is_over and call.is_good)):
-            return  # nobody asks for it before it is stored
+            return  # no client can ask for it before it is stored
         if not call.is_good or not self._reattach_s:
             self._expire(call)
             return
@@ -183,7 +189,7 @@ class Calls:
             self._expire(next(iter(self._unread)))
 
     def _expire(self, call: Call) -> None:
-        """Nobody came again for it."""
+        """Drop a call whose client did not return in time."""
         self.attended(call)
         if self._reattach_s and call.stays and call.is_good and not call.is_over:
             later = max(self._reattach_s, _LOOK_AGAIN_S)
@@ -195,20 +201,20 @@ class Calls:
         if call.is_stored and call.is_good:
             if not call.is_over and not call.stays:
                 call.cancel()
-            return  # it is stored when it is over
+            return  # it is stored when it ends
         call.cancel()
         self._forget(call)
         if call.is_stored and call.is_refused:
             self._refused(call.envelope, call.request_id)
 
     def attended(self, call: Call) -> None:
-        """It waits for no client any more."""
+        """Stop waiting for a client."""
         self._num_unread -= self._unread.pop(call, 0)
         if call.timer is not None:
             call.timer.cancel()
 
     def _refused(self, envelope: Envelope, request_id: str) -> None:
-        """A response that was not accepted after all: nothing of it stays in the store."""
+        """Remove from the store a response that was refused after all."""
         assert self._kept_responses is not None
         if self.response(envelope.owner, request_id) is None:
             self._aside(partial(self._kept_responses.refused, envelope, request_id))
@@ -225,7 +231,7 @@ class Calls:
                 del self._calls[key]
 
     def over(self, call: Call) -> None:
-        """All of its answer has come."""
+        """Handle the end of a call's answer."""
         if not call.is_answered:
             if not call.is_live:
                 self._expire(call)
@@ -241,16 +247,17 @@ class Calls:
         self._engine.release_answers([held for call in calls for held in call.release()])
 
     async def flush(self) -> None:
-        """Store now what has ended, unless the store fails."""
+        """Write finished answers to the store now, unless the store fails."""
         if self._storing is not None:
             await self._storing.flush()
 
     async def settled(self) -> None:
-        """Wait until no process that goes on with the log would take up what was stored or deleted."""
+        """Wait until a process that continues the log would not recover anything that was stored or deleted.
+        """
         await self._engine.settled()
 
     async def drop(self, call: Call) -> None:
-        """A response is deleted before it is in the store."""
+        """Delete a response that is not in the store yet."""
         assert self._storing is not None
         call.is_stored = False
         call.cancel()
@@ -264,37 +271,37 @@ class Calls:
         for one in self._engine.recovered_requests():
             self._engine.give_up(one.request_id)
         if orphans:
-            operator_log.info("nobody asked for calls of the process before", calls=len(orphans))
+            operator_log.info("recovered calls dropped: no client returned for them", calls=len(orphans))
 
 
 async def _unless_it_fails(work: Callable[[], Awaitable[None]]) -> None:
     try:
         await work()
     except MMEngineError as error:  # a later process tries again
-        operator_log.warning("the store keeps what belongs to no response", reason=str(error))
+        operator_log.warning("the store keeps data of a refused response", reason=str(error))
 
 
 def _as_accepted(asked: Asked, request_id: str, envelope: Envelope) -> Asked:
-    """A call that came again, with the id, the time and the model's name that it had first."""
+    """Return a repeated call with the id, time and model name of the first call."""
     asked.prompts.clear()
     return msgspec.structs.replace(asked, request_id=request_id, envelope=envelope)
 
 
 def _check_same(key: Key, mine: Envelope, theirs: Envelope) -> None:
-    """Raises ApiError where this key came with another call before."""
+    """Raise ApiError if this key belongs to another call."""
     if mine.digest != theirs.digest or (key[1] == ITS_ID and theirs.key not in ("", mine.key)):
         raise other_body(key)
 
 
 def other_body(key: Key) -> ApiError:
-    """The same key came with another body."""
+    """Return the error for a key that came with another body before."""
     what = "another body, or another Idempotency-Key," if key[1] == ITS_ID else "another body"
-    text = f"{what} came with this {key[1]} before; send each of your own, or the same call again"
+    text = f"{what} came with this {key[1]} before; use a new one, or repeat the same call"
     return ApiError(ErrorCode.KEY_REUSED, text, key[1])
 
 
 def in_use(key: Key) -> ApiError:
-    """A call with this key is still being answered."""
+    """Return the error for a key whose call is still being answered."""
     if key[1] == ITS_ID:
         text = f"a request with the id {key[2]!r} is running; ids must differ"
         return ApiError(ErrorCode.REQUEST_ID_IN_USE, text, FieldPath("request_id"))

@@ -1,4 +1,4 @@
-"""A call that goes on when its client leaves, and all who read its answer."""
+"""A call that continues when its client leaves, and the readers of its answer."""
 
 import asyncio
 from collections.abc import Sequence
@@ -11,15 +11,16 @@ from mmengine.server.calls.call_identity import Key
 from mmengine.server.calls.stored_responses import Answered
 from mmengine.server.chat.parsed_request import Asked
 
-_OUTPUTS_OF_A_CALL = 16  # as many as a call takes beside them
-_BYTES_OF_AN_OUTPUT = 256  # as many of a call's envelope take its room
-RESPONSE = "response"  # the kind of key that a stored response has
-_IS_OVER, _IS_GOOD = attrgetter("is_over"), attrgetter("is_good")  # generators cost more than these
+_OUTPUTS_OF_A_CALL = 16  # a call's own memory, in outputs
+_BYTES_OF_AN_OUTPUT = 256  # bytes of envelope that count as one output
+RESPONSE = "response"  # the kind of key of a stored response
+_IS_OVER, _IS_GOOD = attrgetter("is_over"), attrgetter("is_good")  # generators are slower
 
 
 class Keeper(Protocol):
-    """`attended`: a client reads a call. `unattended`: the last one left. `over`: all of its answer has
-    come."""
+    """The registry, as calls notify it. `attended`: a client reads a call. `unattended`: the last client
+    left. `over`: the whole answer arrived.
+    """
 
     def attended(self, call: "Call") -> None: ...
 
@@ -29,8 +30,11 @@ class Keeper(Protocol):
 
 
 class Call:
-    """One that goes on when its client leaves. `keys`: by which it is known when it comes again. `is_stored`:
-    its answer goes into the store when it is whole. It begins with its first `readers`, or by `go_on`."""
+    """A call that continues when its client leaves.
+
+    `keys`: identify a repetition. `is_stored`: the finished answer goes to the store. The call starts with
+    its first `readers`, or with `go_on`.
+    """
 
     def __init__(
         self, asked: Asked, streams: Sequence[Stream], keeper: "Keeper", keys: list[Key], is_stored: bool
@@ -40,22 +44,23 @@ class Call:
         self._streams = streams
         self._records = [AnswerRecord(stream, self._ended) for stream in streams]
         self.name: Key = asked.envelope.owner, RESPONSE, asked.request_id
-        self.is_answered = False  # all of it has come, its keeper was told so, and it is good
-        self._answered: Answered | None = None  # what is left of it in memory while it waits for the store
-        self._held: list[HeldAnswer] = []  # where its streams are forgotten
+        # whether the whole answer arrived, the registry knows, and no error occurred
+        self.is_answered = False
+        self._answered: Answered | None = None  # the rest in memory while the answer waits for the store
+        self._held: list[HeldAnswer] = []  # held answers, after the streams were dropped
         self._num_readers = 0
         self._has_begun = False
         self.timer: asyncio.TimerHandle | None = None  # None: it never waited for a client
 
     @property
     def stays(self) -> bool:
-        """Whether it is finished though nobody asks for it."""
+        """Whether the call is finished even if no client asks for it."""
         responses = self.envelope.responses
         return self.is_stored and responses is not None and responses.background
 
     @property
     def is_live(self) -> bool:
-        """Whether a client listens."""
+        """Whether a client reads the answer."""
         return bool(self._num_readers)
 
     @property
@@ -65,7 +70,7 @@ class Call:
 
     @property
     def size(self) -> int:
-        """What it takes of memory, in outputs."""
+        """The memory that the call takes, in outputs."""
         of_a_token = 1 if (count := self._streams[0].sampling.logprobs) is None else 2 + count
         envelope = sum(len(stream.envelope) for stream in self._streams)
         outputs = sum(record.num_tokens for record in self._records) * of_a_token
@@ -77,23 +82,23 @@ class Call:
 
     @property
     def is_refused(self) -> bool:
-        """Whether the log never had it."""
+        """Whether the log never accepted the call."""
         return any(stream.is_refused for stream in self._streams)
 
     @property
     def is_good(self) -> bool:
-        """Whether it was accepted, and did not fail."""
+        """Whether the call was accepted and did not fail."""
         return all(map(_IS_GOOD, self._records))
 
     def record(self) -> AnswerRecord:
-        """Of its first answer, with all that has come."""
+        """Return the record of the first answer, with everything that arrived so far."""
         if not self._records and self._answered is not None:
             return AnswerRecord(self._answered.answer)
         self.go_on()
         return self._records[0]
 
     def go_on(self) -> None:
-        """Whoever reads it, and if nobody does."""
+        """Follow all streams, with or without a reader."""
         self._has_begun = True
         for record in self._records:
             record.follow()
@@ -128,12 +133,11 @@ class Call:
             stream.cancel()
 
     def release(self) -> list[HeldAnswer]:
-        """Nobody needs its answers any more: by which the log knows them."""
+        """Return the held answers, by which the log releases the call."""
         return self._held or [stream.release() for stream in self._streams]
 
     def settle(self) -> None:
-        """It is answered, and waits for the store, until when the log keeps it: of one that no key is known
-        for nothing else stays."""
+        """Reduce an answered call to the answer that waits for the store. Without keys, drop its streams."""
         asked = self.envelope, self.request_id, self._streams[0].envelope
         self._answered = Answered(*asked, self._records[0].whole())
         if not self.keys:
@@ -142,6 +146,6 @@ class Call:
 
     @property
     def answered(self) -> Answered:
-        """Of a response that is settled."""
+        """The answer of a settled response."""
         assert self._answered is not None
         return self._answered

@@ -1,4 +1,4 @@
-"""Calls that the process before had accepted, and did not answer."""
+"""Calls that the last process accepted and did not finish, recovered from the log."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -13,8 +13,11 @@ from mmengine.server.chat.submission import in_log, log_id
 
 
 class Orphan(NamedTuple):
-    """A call of the process before. `left`: those of its prompts that the log has, by their places. Nobody
-    was told that a call was accepted which lacks one; still, what is there has its ids."""
+    """A recovered call. `left`: its unclaimed requests by prompt index.
+
+    If a prompt's request is missing, the client never heard that the call was accepted. The others keep their
+    ids.
+    """
 
     envelope: Envelope
     request_id: str
@@ -24,19 +27,19 @@ class Orphan(NamedTuple):
         return keys_of(self.envelope, self.request_id)
 
     def is_of(self, envelope: Envelope, keys: list[Key], caller: Caller) -> bool:
-        """Whether a call with this envelope, of this caller, may have it."""
+        """Whether a call with this envelope and caller may have the answer."""
         mine = self.envelope
         if mine.owner != envelope.owner:
             return False
         if not set(keys).isdisjoint(self.keys()):
             return True
-        # No client tries a stream again by itself: whoever asks for it again says the same.
+        # No client retries a stream by itself, so an equal body identifies the caller.
         may_claim = caller.tries_again or mine.is_stream
         return may_claim and not mine.key and mine.digest == envelope.digest
 
 
 def orphans_of(left: Iterable[UnclaimedRequest]) -> list[Orphan]:
-    """Calls of which something is left."""
+    """Group unclaimed requests by call."""
     found: dict[str, Orphan] = {}
     for one in left:
         try:
@@ -54,7 +57,7 @@ def orphans_of(left: Iterable[UnclaimedRequest]) -> list[Orphan]:
 
 
 def asked_before(request_id: str, envelope: Envelope, sampling: SamplingParams) -> Asked:
-    """A call of which the log, or the store, has what it was asked."""
+    """Return the call of a recovered or stored request, rebuilt from its envelope."""
     return Asked(
         [],
         sampling,

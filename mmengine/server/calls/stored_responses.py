@@ -12,16 +12,16 @@ from mmengine.server.chat.parsed_request import Envelope
 from mmengine.server.chat.submission import in_log, log_id
 from mmengine.server.storage.answer_store import Kept, Store
 
-LARGE_ENVELOPE = 2**18  # bytes; what is larger stands in the store alone, and not in the log
-_SMALL_INPUT = LARGE_ENVELOPE // 2  # bytes of what a call brings, with which its envelope is not large
-_JSON_BYTES = 6  # of a character at most: \u0000
+LARGE_ENVELOPE = 2**18  # bytes; larger envelopes go to the store only, not to the log
+_SMALL_INPUT = LARGE_ENVELOPE // 2  # bytes of a call's input with which its envelope is certainly not large
+_JSON_BYTES = 6  # most JSON bytes per character: \u0000
 _encode, _pack = msgspec.json.encode, msgspec.msgpack.encode
 _decode_envelope = msgspec.json.Decoder(Envelope).decode
 _decode_whole = msgspec.msgpack.Decoder(StoredAnswer).decode
 
 
 class KeptResponse(NamedTuple):
-    """`answer`: None of one that was begun, and has none yet."""
+    """A stored response. `answer`: None while unfinished."""
 
     request_id: str
     envelope: Envelope
@@ -29,7 +29,7 @@ class KeptResponse(NamedTuple):
 
 
 class Answered(NamedTuple):
-    """A response that ended. `told`: its envelope as the log has it."""
+    """A finished response. `told`: its envelope as the log has it."""
 
     envelope: Envelope
     request_id: str
@@ -38,14 +38,14 @@ class Answered(NamedTuple):
 
 
 class KeptResponses:
-    """By owner and request id; see Store for what its methods raise."""
+    """Stored responses by owner and request id. Its methods raise what Store raises."""
 
     def __init__(self, store: Store):
         self._store = store
-        self.begun_before = store.begun_before  # ids, as the log knows them, of what has no answer
+        self.begun_before = store.begun_before  # ids in the log of the last process's unfinished responses
 
     def fits_log(self, envelope: Envelope, media: Mapping[str, bytes]) -> bool:
-        """Whether `begin` would keep nothing of it for sure."""
+        """Whether `begin` would certainly store nothing."""
         if media:
             return False
         if (asked := envelope.responses) is None:
@@ -55,7 +55,7 @@ class KeptResponses:
         return texts + others <= _SMALL_INPUT
 
     async def begin(self, envelope: Envelope, request_id: str, media: Mapping[str, bytes]) -> Envelope:
-        """Keep what a response was asked, where the log is no place for it. Gives the log's envelope."""
+        """Store a response's input if the log is no place for it, and return the envelope for the log."""
         if self.fits_log(envelope, media):
             return envelope
         data = _encode(envelope)
@@ -70,29 +70,29 @@ class KeptResponses:
         return msgspec.structs.replace(envelope, responses=told)
 
     async def refused(self, envelope: Envelope, request_id: str) -> None:
-        """What `begin` kept belongs to no request."""
+        """Delete the input of a response that was refused."""
         await self._store.delete(log_id(envelope, request_id, 0), envelope.owner)
 
     async def put_all(self, some: Sequence[Answered]) -> None:
-        """They are on the disk when this returns."""
+        """Store finished responses, and return when they are on the disk."""
         await self._store.put_all(lambda: [_as_kept(*each) for each in some])
 
     async def drop_unasked(self, asked: Container[str]) -> None:
-        """Remove what was begun before, and belongs to no request. `asked`: ids of those that the log has."""
+        """Delete the last process's unfinished responses, except the ids in `asked`, which the log has."""
         if names := [name for name in self.begun_before if name not in asked]:
             await self._store.drop_unfinished(names)
 
     async def get(self, owner: str, request_id: str) -> KeptResponse | None:
-        """None where there is none of this owner. Raises CorruptLog for what cannot be read."""
+        """Return the response, or None if this owner has none. Raises CorruptLog if it cannot be read."""
         return _read(await self._store.get(in_log(owner, request_id), owner))
 
     async def of(self, key: Key) -> KeptResponse | None:
-        """The same, by what a caller gave a call."""
+        """Return the response that a call with this key created, or None."""
         owner, kind, name = key
         return await self.get(owner, name) if kind == ITS_ID else _read(await self._store.of_key(name, owner))
 
     async def delete(self, owner: str, request_id: str) -> bool:
-        """Whether there was one."""
+        """Delete a response and return whether it existed."""
         return await self._store.delete(in_log(owner, request_id), owner)
 
     async def media(self, sha: str) -> bytes | None:

@@ -1,8 +1,8 @@
-"""A span of OpenTelemetry for each call, with children for preparation, queue, prefill and decode.
+"""An OpenTelemetry span for each call, with child spans for preparation, queue, prefill and decode.
 
-Nothing of it is made while an answer is computed: when a request is over, the engine tells when what of it
-began (`mmengine.serve.requests.request_times`), and the children are written then, with the times that they
-had. The modules of OpenTelemetry are loaded by whoever asks for traces, and by nobody else.
+Nothing is recorded while an answer is computed. When a request ends, the engine reports its times
+(`mmengine.serve.requests.request_times`), and the child spans are written with them. Only a server that
+traces loads OpenTelemetry's modules.
 """
 
 import asyncio
@@ -30,24 +30,24 @@ from mmengine.server.chat.submission import log_id
 from mmengine.server.http.errors import ApiError, ClientLeft, api_error
 from mmengine.version import __version__
 
-MAX_TRACED = 2**14  # requests whose times are awaited; those of the oldest are not told any more
+MAX_TRACED = 2**14  # requests whose times are awaited; the oldest are dropped
 _OPERATIONS = {"completion": "text_completion"}
 _SAMPLING = ("temperature", "top_p", "top_k", "frequency_penalty", "presence_penalty", "seed", "max_tokens")
 Value = str | int | float | bool | list[str]
 
 
 class Tracing:
-    """`provider`: where spans go. Belongs to the event loop on which it is made."""
+    """Writes spans to `provider`. Belongs to the event loop that creates it."""
 
     def __init__(self, provider: trace.TracerProvider, engine: ServedEngine):
         self._provider = provider
         self._tracer = provider.get_tracer("mmengine", __version__)
-        self._parents: dict[str, Context] = {}  # of the spans of requests, by their ids in the log
+        self._parents: dict[str, Context] = {}  # the context of each call's span, by request id in the log
         self._loop = asyncio.get_running_loop()
         engine.tell_times(self._heard)
 
     def begin(self, asked: Asked, num_prompts: int) -> "Traced":
-        """The span of a call that is read. Its request is to be submitted behind it."""
+        """Start the span of a parsed call, before its requests are submitted."""
         envelope, sampling = asked.envelope, asked.sampling
         operation = _OPERATIONS.get(envelope.api, "chat")
         carrier = {"traceparent": envelope.traceparent} if envelope.traceparent else {}
@@ -82,13 +82,13 @@ class Tracing:
         return traced
 
     def _heard(self, request_id: str, times: Times) -> None:
-        """On the engine's thread."""
+        """Receive a request's times, on the engine's thread."""
         if request_id in self._parents:
             with suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(partial(self._tell, request_id, times))
 
     def _tell(self, request_id: str, times: Times) -> None:
-        """The children of a request that is over."""
+        """Write the child spans of a finished request."""
         if (parent := self._parents.pop(request_id, None)) is None:
             return
         offset = time.time_ns() - time.monotonic_ns()
@@ -107,7 +107,7 @@ class Tracing:
                 span.end(ns[1])
 
     def close(self) -> None:
-        """What was not sent yet is sent now. It may take seconds."""
+        """Send the remaining spans, which may take seconds."""
         if isinstance(self._provider, TracerProvider):
             self._provider.shutdown()
 
@@ -120,13 +120,13 @@ class Traced:
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """W3C's, by which a caller finds it."""
+        """W3C trace context headers of the answer."""
         context = self._span.get_span_context()
         trace_id, span_id = format_trace_id(context.trace_id), format_span_id(context.span_id)
         return {"traceparent": f"00-{trace_id}-{span_id}-{int(context.trace_flags):02x}"}
 
     def failed(self, error: BaseException) -> None:
-        """The call ended before it had an answer, or a stream with it. Ends the span."""
+        """End the span of a call that failed before its answer or its stream began."""
         if self._span.is_recording():
             left = isinstance(error, (ClientLeft, asyncio.CancelledError))
             found = ApiError(ErrorCode.CLIENT_LEFT, "the client left") if left else api_error(error)
@@ -136,7 +136,7 @@ class Traced:
         self._span.end()
 
     def answered(self, answering: Answering, how: str) -> None:
-        """Ends the span. `how`: as streams end; "whole" of a whole answer, too."""
+        """End the span. `how`: how the stream ended; "whole" for a complete answer."""
         if self._span.is_recording():
             if how != "whole":
                 self._span.set_attribute("error.type", how)
@@ -145,7 +145,7 @@ class Traced:
 
 
 def _told_of(answering: Answering) -> dict[str, Value]:
-    """What is known of an answer, or of what there is of it."""
+    """Return the attributes of an answer, which may be incomplete."""
     completions = answering.completions
     if not completions:
         return {}
@@ -161,8 +161,8 @@ def _told_of(answering: Answering) -> dict[str, Value]:
 
 
 def over_otlp(endpoint: str, engine: ServedEngine) -> Tracing:
-    """Spans go to a collector at this URL, in the background."""
-    # lazy: a program that has a provider of its own needs no exporter
+    """Return a Tracing that sends spans to this collector URL in the background."""
+    # Lazy: a program with its own provider needs no exporter.
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
     provider = TracerProvider(resource=Resource.create({"service.name": "mmengine"}))
