@@ -1,4 +1,5 @@
-"""Calls whose client, or whose server, went away: the same call has its answer again, from the beginning."""
+"""Calls whose client, or whose server, went away: the same call has its answer again, from the
+beginning."""
 
 import http.client
 import json

@@ -21,7 +21,7 @@ from mmengine.serve.stream.answer_record import AnswerRecord, RecordReader, Stor
 from mmengine.serve.stream.request_stream import Stream
 from mmengine.serve.text.reasoning import NO_REASONING
 from mmengine.server.calls import answer_writer as storing
-from mmengine.server.calls.detached_call import Call
+from mmengine.server.calls.detached_call import DetachedCall
 from tests.log_copies import copied
 from tests.pictures import data_url
 from tests.server.running import served, wait_for
@@ -88,13 +88,13 @@ def test_answers_that_end_together_share_a_write(one, monkeypatch):
 
 def test_a_stored_response_is_not_kept_in_memory(one, monkeypatch):
     made = []
-    before = Call.__init__
+    before = DetachedCall.__init__
 
     def init(self, *given):
         before(self, *given)
         made.append(weakref.ref(self))
 
-    monkeypatch.setattr(Call, "__init__", init)
+    monkeypatch.setattr(DetachedCall, "__init__", init)
     gc.disable()  # nothing waits for it: no cycle holds them
     try:
         for number in range(5):

@@ -16,8 +16,8 @@ from mmengine.serve.async_engine.served_engine import ServedEngine
 from mmengine.serve.prompt.prompt import request_ids
 from mmengine.serve.prompt.tools import ToolLimits
 from mmengine.server.calls.call_identity import ITS_ID, Caller, identified, tries_again
-from mmengine.server.calls.call_registry import Calls, in_use
-from mmengine.server.calls.stored_responses import KeptResponses
+from mmengine.server.calls.call_registry import CallRegistry, key_in_use
+from mmengine.server.calls.stored_responses import StoredResponses
 from mmengine.server.chat.chat_frames import ChatFrames, Frames
 from mmengine.server.chat.chat_reader import ChatReader, Pixels, Tools
 from mmengine.server.chat.completion_frames import CompletionFrames
@@ -118,8 +118,8 @@ class AnswerRoutes:
             settings.max_schema_bytes,
             self._processor.max_prompt_tokens,
         )
-        kept = KeptResponses(keep.answers) if keep is not None else None
-        self.calls = Calls(engine, settings.reattach_s, kept)
+        kept = StoredResponses(keep.answers) if keep is not None else None
+        self.calls = CallRegistry(engine, settings.reattach_s, kept)
         self._responses_reader = ResponsesReader(
             self.reader, ignore_unknown=ignores, is_kept=kept is not None
         )
@@ -308,7 +308,7 @@ class AnswerRoutes:
             return error
         found = api_error(error, asked.params, self._admission.rate.retry_after_s())
         if found.code is ErrorCode.REQUEST_ID_IN_USE:  # the engine's text has the owner
-            return in_use((asked.envelope.owner, ITS_ID, asked.request_id))
+            return key_in_use((asked.envelope.owner, ITS_ID, asked.request_id))
         found = _named_form(found, asked.form)
         return found if asked.field_names is None else found.renamed(asked.field_names.path)
 

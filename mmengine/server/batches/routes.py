@@ -16,7 +16,7 @@ from mmengine.server.answers.routes import LINE_ENDPOINTS
 from mmengine.server.batches.file_routes import expires_after
 from mmengine.server.batches.runner import BatchRunner
 from mmengine.server.calls.call_identity import IDEMPOTENCY_KEY, Key, digest_of, key_of, tries_again
-from mmengine.server.calls.call_registry import in_use, other_body
+from mmengine.server.calls.call_registry import key_in_use, key_reused
 from mmengine.server.chat.parsed_request import Json
 from mmengine.server.chat.uploaded_images import no_file
 from mmengine.server.http.admission import OWNER, Admission
@@ -79,7 +79,7 @@ class BatchRoutes:
             data = b"".join(await self._admission.bodies.read(request.scope, request.receive, held))
             body, digest = await asyncio.to_thread(lambda: (decoded(data, _decode), digest_of(request, data)))
         if place in self._creating:
-            raise in_use(place)
+            raise key_in_use(place)
         batch = self._created(request, owner, key, digest)
         if batch is None:
             batch = self._asked(body, owner, key, digest)
@@ -92,7 +92,7 @@ class BatchRoutes:
             finally:
                 self._creating.discard(place)
         elif batch.digest != digest:
-            raise other_body(place)
+            raise key_reused(place)
         return _json(shown_batch(batch))
 
     def _created(self, request: Request, owner: str, key: str, digest: bytes) -> Batch | None:

@@ -1,1 +1,2 @@
-"""Calls that outlive their connection: identified, detached, stored, recovered from the log, and traced."""
+"""Calls that outlive their connection: identified, detached, stored, recovered from the log, and
+traced."""

@@ -6,8 +6,8 @@ from itertools import islice
 
 from mmengine.errors import KeepFailed
 from mmengine.serve.requests.operator_log import operator_log
-from mmengine.server.calls.detached_call import Call
-from mmengine.server.calls.stored_responses import KeptResponses
+from mmengine.server.calls.detached_call import DetachedCall
+from mmengine.server.calls.stored_responses import StoredResponses
 
 TOGETHER_S = 0.5  # seconds that an answer waits for others; the log holds it meanwhile
 AGAIN_S = 1.0  # seconds until a failed write is tried again
@@ -15,14 +15,14 @@ MAX_TOGETHER = 256  # answers per write
 MAX_WAITING = 256  # answers that may wait for a failing store; more calls are then refused
 
 
-class Storing:
+class AnswerWriter:
     """The queue of answers to store. `stored` is called with the calls whose answers are on the disk, so that
     the log may forget them. Belongs to one event loop.
     """
 
-    def __init__(self, kept: KeptResponses, stored: Callable[[list[Call]], None]):
+    def __init__(self, kept: StoredResponses, stored: Callable[[list[DetachedCall]], None]):
         self._kept, self._stored = kept, stored
-        self._waiting: dict[Call, None] = {}
+        self._waiting: dict[DetachedCall, None] = {}
         self._writes = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         self._error: KeepFailed | None = None
@@ -32,12 +32,12 @@ class Storing:
         if self._error is not None and len(self._waiting) >= MAX_WAITING:
             raise self._error
 
-    def put(self, call: Call) -> None:
+    def put(self, call: DetachedCall) -> None:
         self._waiting[call] = None
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
-    async def drop(self, call: Call) -> None:
+    async def drop(self, call: DetachedCall) -> None:
         """Remove a call from the queue. When this returns, nothing more of it is written."""
         self._waiting.pop(call, None)
         async with self._writes:

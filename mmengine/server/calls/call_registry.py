@@ -1,5 +1,5 @@
-"""Calls that continue when their client leaves, and calls recovered from the log: decides who may have their
-answers.
+"""Calls that continue when their client leaves, and calls recovered from the log: decides who may have
+their answers.
 
 A call with a key (the header Idempotency-Key, or a request id that the caller chose) is kept for a time. A
 repetition with the same key and body gets its answer from the first token on. A retry gets the answer of a
@@ -17,11 +17,11 @@ from mmengine.serve.async_engine.served_engine import ServedEngine
 from mmengine.serve.requests.operator_log import operator_log
 from mmengine.serve.stream.answer_record import AnswerRecord, AnswerSource, RecordReader
 from mmengine.serve.stream.request_stream import Stream
-from mmengine.server.calls.answer_writer import Storing
+from mmengine.server.calls.answer_writer import AnswerWriter
 from mmengine.server.calls.call_identity import ITS_ID, Caller, Key, keys_of
-from mmengine.server.calls.detached_call import RESPONSE, Call
-from mmengine.server.calls.recovered_calls import Orphan, asked_before, orphans_of
-from mmengine.server.calls.stored_responses import KeptResponses
+from mmengine.server.calls.detached_call import RESPONSE, DetachedCall
+from mmengine.server.calls.recovered_calls import RecoveredCall, group_recovered_calls, rebuild_request
+from mmengine.server.calls.stored_responses import StoredResponses
 from mmengine.server.chat.parsed_request import Asked, Envelope
 from mmengine.server.chat.submission import ask
 from mmengine.server.http.errors import ApiError
@@ -31,34 +31,34 @@ _LOOK_AGAIN_S = 1.0  # seconds between two checks of a background call
 _Fill = Callable[[Asked], Awaitable[None]]
 
 
-class Calls:
+class CallRegistry:
     """All calls of a server that may outlive their connection.
 
     `reattach_s`: seconds for which a call without a reader, or a recovered call, waits for its client.
     `kept`: the store of responses, if there is one. Belongs to the event loop that creates it.
     """
 
-    def __init__(self, engine: ServedEngine, reattach_s: float, kept: KeptResponses | None = None):
+    def __init__(self, engine: ServedEngine, reattach_s: float, kept: StoredResponses | None = None):
         self._engine, self._reattach_s, self._kept_responses = engine, reattach_s, kept
-        self._calls: dict[Key, Call] = {}
-        self._unread: dict[Call, int] = {}  # sizes of calls without a reader, oldest first
+        self._calls: dict[Key, DetachedCall] = {}
+        self._unread: dict[DetachedCall, int] = {}  # sizes of calls without a reader, oldest first
         self._num_unread = 0  # their sum
         self._beginning: set[tuple[str, str]] = set()  # responses that the store knows before the log does
         self._background: set[asyncio.Task[None]] = set()  # keeps the tasks from being garbage collected
-        self._orphans: list[Orphan] = []
+        self._recovered: list[RecoveredCall] = []
         # recovered calls whose answers go to the store in any case
-        self._taken_up: list[tuple[Orphan, Call]] = []
-        self._storing = Storing(kept, self._stored) if kept is not None else None
+        self._continued: list[tuple[RecoveredCall, DetachedCall]] = []
+        self._storing = AnswerWriter(kept, self._stored) if kept is not None else None
         left = engine.recovered_requests()
         if kept is not None and kept.begun_before:
             self._aside(partial(kept.drop_unasked, {one.request_id for one in left}))
-        for orphan in orphans_of(left):
-            if self._stores(orphan.envelope):
-                self._take_up(orphan)
+        for recovered_call in group_recovered_calls(left):
+            if self._stores(recovered_call.envelope):
+                self._continue(recovered_call)
             else:
-                self._orphans.append(orphan)
+                self._recovered.append(recovered_call)
         if left:
-            asyncio.get_running_loop().call_later(reattach_s, self._forget_orphans)
+            asyncio.get_running_loop().call_later(reattach_s, self._drop_unclaimed)
 
     async def sources(
         self, asked: Asked, caller: Caller, fill: _Fill
@@ -69,12 +69,12 @@ class Calls:
         the key is in use, whatever `fill` raises, and InvalidRequest, QueueFull, KeepFailed.
         """
         keys = keys_of(asked.envelope, asked.request_id, names_itself=caller.names_itself)
-        if (again := self._again(asked, keys, caller)) is not None:
+        if (again := self._repeated(asked, keys, caller)) is not None:
             return again
         if not self._stores(asked.envelope):
             if asked.uploads:
                 await fill(asked)
-                if (again := self._again(asked, keys, caller)) is not None:  # the same key arrived meanwhile
+                if (again := self._repeated(asked, keys, caller)) is not None:
                     return again
             streams = ask(self._engine, asked, hold=bool(keys))
             return asked, self._keep(asked, streams, keys, False).readers() if keys else streams
@@ -84,7 +84,7 @@ class Calls:
             return asked, self._keep(asked, ask(self._engine, asked, hold=True), keys, True).readers()
         name = asked.envelope.owner, asked.request_id
         if name in self._beginning:  # the same call arrived twice at once
-            raise in_use((asked.envelope.owner, ITS_ID, asked.request_id))
+            raise key_in_use((asked.envelope.owner, ITS_ID, asked.request_id))
         self._beginning.add(name)
         try:
             return await self._stored_sources(asked, caller, keys, self._kept_responses, fill)
@@ -92,7 +92,7 @@ class Calls:
             self._beginning.discard(name)
 
     async def _stored_sources(
-        self, asked: Asked, caller: Caller, keys: list[Key], kept: KeptResponses, fill: _Fill
+        self, asked: Asked, caller: Caller, keys: list[Key], kept: StoredResponses, fill: _Fill
     ) -> tuple[Asked, Sequence[AnswerSource]]:
         for key in keys:
             before = await kept.of(key)
@@ -103,7 +103,7 @@ class Calls:
         await fill(asked)
         envelope = await kept.begin(asked.envelope, asked.request_id, asked.media)
         try:
-            if (again := self._again(asked, keys, caller)) is not None:  # the same key arrived twice at once
+            if (again := self._repeated(asked, keys, caller)) is not None:
                 self._refused(asked.envelope, asked.request_id)
                 return again
             asked = msgspec.structs.replace(asked, envelope=envelope)
@@ -113,43 +113,47 @@ class Calls:
             raise
         return asked, self._keep(asked, streams, keys, True).readers()
 
-    def _again(
+    def _repeated(
         self, asked: Asked, keys: list[Key], caller: Caller
     ) -> tuple[Asked, Sequence[AnswerSource]] | None:
         """Return the sources of a call that was accepted before, or None."""
         for key in keys:
             if (call := self._calls.get(key)) is not None:
                 if call.is_live:
-                    raise in_use(key)
+                    raise key_in_use(key)
                 _check_same(key, call.envelope, asked.envelope)
                 return _as_accepted(asked, call.request_id, call.envelope), call.readers()
-        if not (self._orphans or self._taken_up):
+        if not (self._recovered or self._continued):
             return None
-        orphan = next((one for one in self._orphans if one.is_of(asked.envelope, keys, caller)), None)
-        if orphan is None:
-            return self._tried_again(asked, keys, caller)
-        if orphan.envelope.digest != asked.envelope.digest:
-            raise other_body(keys[0])
-        self._orphans.remove(orphan)
-        asked = msgspec.structs.replace(asked, request_id=orphan.request_id, envelope=orphan.envelope)
-        streams = ask(self._engine, asked, hold=bool(keys), left=orphan.left)
+        recovered_call = next(
+            (one for one in self._recovered if one.is_of(asked.envelope, keys, caller)), None
+        )
+        if recovered_call is None:
+            return self._retried(asked, keys, caller)
+        if recovered_call.envelope.digest != asked.envelope.digest:
+            raise key_reused(keys[0])
+        self._recovered.remove(recovered_call)
+        asked = msgspec.structs.replace(
+            asked, request_id=recovered_call.request_id, envelope=recovered_call.envelope
+        )
+        streams = ask(self._engine, asked, hold=bool(keys), left=recovered_call.left)
         return asked, self._keep(asked, streams, keys, False).readers() if keys else streams
 
-    def _tried_again(
+    def _retried(
         self, asked: Asked, keys: list[Key], caller: Caller
     ) -> tuple[Asked, Sequence[AnswerSource]] | None:
         """Return the sources of a recovered response to a client that retries, once, or None."""
-        for orphan, call in self._taken_up if caller.tries_again else ():
-            if call.keys and not call.is_live and orphan.is_of(asked.envelope, keys, caller):
-                self._taken_up.remove((orphan, call))
-                return _as_accepted(asked, orphan.request_id, call.envelope), call.readers()
+        for recovered_call, call in self._continued if caller.tries_again else ():
+            if call.keys and not call.is_live and recovered_call.is_of(asked.envelope, keys, caller):
+                self._continued.remove((recovered_call, call))
+                return _as_accepted(asked, recovered_call.request_id, call.envelope), call.readers()
         return None
 
-    def response(self, owner: str, request_id: str) -> Call | None:
+    def response(self, owner: str, request_id: str) -> DetachedCall | None:
         """Return a call whose response is not in the store yet, or None."""
         return self._calls.get((owner, RESPONSE, request_id))
 
-    def kept(self) -> list[Call]:
+    def kept(self) -> list[DetachedCall]:
         """Return the calls that may continue without a client, in order of arrival."""
         return list(dict.fromkeys(self._calls.values()))
 
@@ -158,24 +162,26 @@ class Calls:
             self._kept_responses is not None and envelope.responses is not None and envelope.responses.store
         )
 
-    def _keep(self, asked: Asked, streams: Sequence[Stream], keys: list[Key], is_stored: bool) -> Call:
-        call = Call(asked, streams, self, keys, is_stored)
+    def _keep(
+        self, asked: Asked, streams: Sequence[Stream], keys: list[Key], is_stored: bool
+    ) -> DetachedCall:
+        call = DetachedCall(asked, streams, self, keys, is_stored)
         for key in keys:
             self._calls[key] = call
         if is_stored:
             self._calls[call.name] = call
         return call
 
-    def _take_up(self, orphan: Orphan) -> None:
+    def _continue(self, recovered_call: RecoveredCall) -> None:
         """Continue a recovered response whose answer goes to the store."""
-        streams = [self._engine.attach(one.request_id, hold=True) for one in orphan.left.values()]
-        asked = asked_before(orphan.request_id, orphan.envelope, streams[0].sampling)
-        call = self._keep(asked, streams, orphan.keys(), True)
-        self._taken_up.append((orphan, call))
+        streams = [self._engine.attach(one.request_id, hold=True) for one in recovered_call.left.values()]
+        asked = rebuild_request(recovered_call.request_id, recovered_call.envelope, streams[0].sampling)
+        call = self._keep(asked, streams, recovered_call.keys(), True)
+        self._continued.append((recovered_call, call))
         call.go_on()
         self.unattended(call)
 
-    def unattended(self, call: Call) -> None:
+    def unattended(self, call: DetachedCall) -> None:
         """Start the wait for a client to return, after the last reader left."""
         if not call.keys and (call.is_answered or (call.is_over and call.is_good)):
             return  # no client can ask for it before it is stored
@@ -188,7 +194,7 @@ class Calls:
         while self._num_unread > MAX_KEPT_OUTPUTS:
             self._expire(next(iter(self._unread)))
 
-    def _expire(self, call: Call) -> None:
+    def _expire(self, call: DetachedCall) -> None:
         """Drop a call whose client did not return in time."""
         self.attended(call)
         if self._reattach_s and call.stays and call.is_good and not call.is_over:
@@ -207,7 +213,7 @@ class Calls:
         if call.is_stored and call.is_refused:
             self._refused(call.envelope, call.request_id)
 
-    def attended(self, call: Call) -> None:
+    def attended(self, call: DetachedCall) -> None:
         """Stop waiting for a client."""
         self._num_unread -= self._unread.pop(call, 0)
         if call.timer is not None:
@@ -224,13 +230,13 @@ class Calls:
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
-    def _forget(self, call: Call) -> None:
+    def _forget(self, call: DetachedCall) -> None:
         self._engine.release_answers(call.release())
         for key in (*call.keys, call.name):
             if self._calls.get(key) is call:
                 del self._calls[key]
 
-    def over(self, call: Call) -> None:
+    def over(self, call: DetachedCall) -> None:
         """Handle the end of a call's answer."""
         if not call.is_answered:
             if not call.is_live:
@@ -239,7 +245,7 @@ class Calls:
             call.settle()
             self._storing.put(call)
 
-    def _stored(self, calls: list[Call]) -> None:
+    def _stored(self, calls: list[DetachedCall]) -> None:
         for call in calls:
             self._calls.pop(call.name, None)
             if not call.keys and call.timer is not None:
@@ -252,11 +258,11 @@ class Calls:
             await self._storing.flush()
 
     async def settled(self) -> None:
-        """Wait until a process that continues the log would not recover anything that was stored or deleted.
-        """
+        """Wait until a process that continues the log would not recover anything that was stored or
+        deleted."""
         await self._engine.settled()
 
-    async def drop(self, call: Call) -> None:
+    async def drop(self, call: DetachedCall) -> None:
         """Delete a response that is not in the store yet."""
         assert self._storing is not None
         call.is_stored = False
@@ -266,12 +272,12 @@ class Calls:
         self.attended(call)
         self._forget(call)
 
-    def _forget_orphans(self) -> None:
-        orphans, self._orphans, self._taken_up = self._orphans, [], []
+    def _drop_unclaimed(self) -> None:
+        recovered, self._recovered, self._continued = self._recovered, [], []
         for one in self._engine.recovered_requests():
             self._engine.give_up(one.request_id)
-        if orphans:
-            operator_log.info("recovered calls dropped: no client returned for them", calls=len(orphans))
+        if recovered:
+            operator_log.info("recovered calls dropped: no client returned for them", calls=len(recovered))
 
 
 async def _unless_it_fails(work: Callable[[], Awaitable[None]]) -> None:
@@ -290,17 +296,17 @@ def _as_accepted(asked: Asked, request_id: str, envelope: Envelope) -> Asked:
 def _check_same(key: Key, mine: Envelope, theirs: Envelope) -> None:
     """Raise ApiError if this key belongs to another call."""
     if mine.digest != theirs.digest or (key[1] == ITS_ID and theirs.key not in ("", mine.key)):
-        raise other_body(key)
+        raise key_reused(key)
 
 
-def other_body(key: Key) -> ApiError:
+def key_reused(key: Key) -> ApiError:
     """Return the error for a key that came with another body before."""
     what = "another body, or another Idempotency-Key," if key[1] == ITS_ID else "another body"
     text = f"{what} came with this {key[1]} before; use a new one, or repeat the same call"
     return ApiError(ErrorCode.KEY_REUSED, text, key[1])
 
 
-def in_use(key: Key) -> ApiError:
+def key_in_use(key: Key) -> ApiError:
     """Return the error for a key whose call is still being answered."""
     if key[1] == ITS_ID:
         text = f"a request with the id {key[2]!r} is running; ids must differ"

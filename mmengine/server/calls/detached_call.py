@@ -8,7 +8,7 @@ from typing import Protocol
 from mmengine.serve.stream.answer_record import AnswerRecord, AnswerSource, DirectReader, RecordReader
 from mmengine.serve.stream.request_stream import HeldAnswer, Stream
 from mmengine.server.calls.call_identity import Key
-from mmengine.server.calls.stored_responses import Answered
+from mmengine.server.calls.stored_responses import FinishedResponse
 from mmengine.server.chat.parsed_request import Asked
 
 _OUTPUTS_OF_A_CALL = 16  # a call's own memory, in outputs
@@ -17,19 +17,19 @@ RESPONSE = "response"  # the kind of key of a stored response
 _IS_OVER, _IS_GOOD = attrgetter("is_over"), attrgetter("is_good")  # generators are slower
 
 
-class Keeper(Protocol):
+class CallObserver(Protocol):
     """The registry, as calls notify it. `attended`: a client reads a call. `unattended`: the last client
     left. `over`: the whole answer arrived.
     """
 
-    def attended(self, call: "Call") -> None: ...
+    def attended(self, call: "DetachedCall") -> None: ...
 
-    def unattended(self, call: "Call") -> None: ...
+    def unattended(self, call: "DetachedCall") -> None: ...
 
-    def over(self, call: "Call") -> None: ...
+    def over(self, call: "DetachedCall") -> None: ...
 
 
-class Call:
+class DetachedCall:
     """A call that continues when its client leaves.
 
     `keys`: identify a repetition. `is_stored`: the finished answer goes to the store. The call starts with
@@ -37,7 +37,12 @@ class Call:
     """
 
     def __init__(
-        self, asked: Asked, streams: Sequence[Stream], keeper: "Keeper", keys: list[Key], is_stored: bool
+        self,
+        asked: Asked,
+        streams: Sequence[Stream],
+        keeper: "CallObserver",
+        keys: list[Key],
+        is_stored: bool,
     ):
         self.envelope, self.request_id, self._keeper = asked.envelope, asked.request_id, keeper
         self.keys, self.is_stored = keys, is_stored
@@ -46,7 +51,7 @@ class Call:
         self.name: Key = asked.envelope.owner, RESPONSE, asked.request_id
         # whether the whole answer arrived, the registry knows, and no error occurred
         self.is_answered = False
-        self._answered: Answered | None = None  # the rest in memory while the answer waits for the store
+        self._answered: FinishedResponse | None = None  # set while the answer waits for the store
         self._held: list[HeldAnswer] = []  # held answers, after the streams were dropped
         self._num_readers = 0
         self._has_begun = False
@@ -139,13 +144,13 @@ class Call:
     def settle(self) -> None:
         """Reduce an answered call to the answer that waits for the store. Without keys, drop its streams."""
         asked = self.envelope, self.request_id, self._streams[0].envelope
-        self._answered = Answered(*asked, self._records[0].whole())
+        self._answered = FinishedResponse(*asked, self._records[0].whole())
         if not self.keys:
             self._held = [stream.held_answer for stream in self._streams]
             self._streams, self._records = (), []
 
     @property
-    def answered(self) -> Answered:
+    def answered(self) -> FinishedResponse:
         """The answer of a settled response."""
         assert self._answered is not None
         return self._answered

@@ -12,7 +12,7 @@ from mmengine.server.chat.parsed_request import Asked, Envelope
 from mmengine.server.chat.submission import in_log, log_id
 
 
-class Orphan(NamedTuple):
+class RecoveredCall(NamedTuple):
     """A recovered call. `left`: its unclaimed requests by prompt index.
 
     If a prompt's request is missing, the client never heard that the call was accepted. The others keep their
@@ -38,9 +38,9 @@ class Orphan(NamedTuple):
         return may_claim and not mine.key and mine.digest == envelope.digest
 
 
-def orphans_of(left: Iterable[UnclaimedRequest]) -> list[Orphan]:
+def group_recovered_calls(left: Iterable[UnclaimedRequest]) -> list[RecoveredCall]:
     """Group unclaimed requests by call."""
-    found: dict[str, Orphan] = {}
+    found: dict[str, RecoveredCall] = {}
     for one in left:
         try:
             envelope = msgspec.json.decode(one.envelope, type=Envelope)
@@ -51,12 +51,12 @@ def orphans_of(left: Iterable[UnclaimedRequest]) -> list[Orphan]:
         if envelope.num_prompts > 1:
             name = name.removesuffix(f"-{envelope.place}")
         if log_id(envelope, name, envelope.place) == one.request_id:
-            orphan = found.setdefault(f"{prefix}{name}", Orphan(envelope, name, {}))
-            orphan.left[envelope.place] = one
+            recovered_call = found.setdefault(f"{prefix}{name}", RecoveredCall(envelope, name, {}))
+            recovered_call.left[envelope.place] = one
     return list(found.values())
 
 
-def asked_before(request_id: str, envelope: Envelope, sampling: SamplingParams) -> Asked:
+def rebuild_request(request_id: str, envelope: Envelope, sampling: SamplingParams) -> Asked:
     """Return the call of a recovered or stored request, rebuilt from its envelope."""
     return Asked(
         [],

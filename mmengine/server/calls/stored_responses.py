@@ -20,7 +20,7 @@ _decode_envelope = msgspec.json.Decoder(Envelope).decode
 _decode_whole = msgspec.msgpack.Decoder(StoredAnswer).decode
 
 
-class KeptResponse(NamedTuple):
+class StoredResponse(NamedTuple):
     """A stored response. `answer`: None while unfinished."""
 
     request_id: str
@@ -28,7 +28,7 @@ class KeptResponse(NamedTuple):
     answer: StoredAnswer | None
 
 
-class Answered(NamedTuple):
+class FinishedResponse(NamedTuple):
     """A finished response. `told`: its envelope as the log has it."""
 
     envelope: Envelope
@@ -37,7 +37,7 @@ class Answered(NamedTuple):
     answer: StoredAnswer
 
 
-class KeptResponses:
+class StoredResponses:
     """Stored responses by owner and request id. Its methods raise what Store raises."""
 
     def __init__(self, store: Store):
@@ -73,7 +73,7 @@ class KeptResponses:
         """Delete the input of a response that was refused."""
         await self._store.delete(log_id(envelope, request_id, 0), envelope.owner)
 
-    async def put_all(self, some: Sequence[Answered]) -> None:
+    async def put_all(self, some: Sequence[FinishedResponse]) -> None:
         """Store finished responses, and return when they are on the disk."""
         await self._store.put_all(lambda: [_as_kept(*each) for each in some])
 
@@ -82,11 +82,11 @@ class KeptResponses:
         if names := [name for name in self.begun_before if name not in asked]:
             await self._store.drop_unfinished(names)
 
-    async def get(self, owner: str, request_id: str) -> KeptResponse | None:
+    async def get(self, owner: str, request_id: str) -> StoredResponse | None:
         """Return the response, or None if this owner has none. Raises CorruptLog if it cannot be read."""
         return _read(await self._store.get(in_log(owner, request_id), owner))
 
-    async def of(self, key: Key) -> KeptResponse | None:
+    async def of(self, key: Key) -> StoredResponse | None:
         """Return the response that a call with this key created, or None."""
         owner, kind, name = key
         return await self.get(owner, name) if kind == ITS_ID else _read(await self._store.of_key(name, owner))
@@ -99,13 +99,13 @@ class KeptResponses:
         return await self._store.media(sha)
 
 
-def _read(kept: Kept | None) -> KeptResponse | None:
+def _read(kept: Kept | None) -> StoredResponse | None:
     if kept is None:
         return None
     request_id = kept.response_id.removeprefix(in_log(kept.owner, ""))
     try:
         answer = None if kept.answer is None else _decode_whole(kept.answer)
-        return KeptResponse(request_id, _decode_envelope(kept.envelope), answer)
+        return StoredResponse(request_id, _decode_envelope(kept.envelope), answer)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise CorruptLog(f"response {request_id} in the store cannot be read: {error}") from None
 

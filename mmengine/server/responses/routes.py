@@ -13,10 +13,10 @@ from starlette.types import ASGIApp
 from mmengine.errors import ErrorCode, FieldPath
 from mmengine.models.plugin import Tokenizer
 from mmengine.serve.stream.answer_record import AnswerRecord, AnswerSource, RecordReader
-from mmengine.server.calls.call_registry import Calls
-from mmengine.server.calls.detached_call import Call
-from mmengine.server.calls.recovered_calls import asked_before
-from mmengine.server.calls.stored_responses import KeptResponses
+from mmengine.server.calls.call_registry import CallRegistry
+from mmengine.server.calls.detached_call import DetachedCall
+from mmengine.server.calls.recovered_calls import rebuild_request
+from mmengine.server.calls.stored_responses import StoredResponses
 from mmengine.server.chat.parsed_request import Envelope, Json
 from mmengine.server.chat.response_builder import Answering
 from mmengine.server.chat.token_texts import TokenTexts
@@ -45,7 +45,7 @@ class Found(NamedTuple):
     request_id: str
     envelope: Envelope
     record: AnswerRecord
-    call: Call | None
+    call: DetachedCall | None
 
     @property
     def was_cancelled(self) -> bool:
@@ -65,8 +65,8 @@ class ResponseRoutes:
 
     def __init__(
         self,
-        kept: KeptResponses,
-        calls: Calls,
+        kept: StoredResponses,
+        calls: CallRegistry,
         parsers: Parsers,
         tokenizer: Tokenizer,
         texts: TokenTexts,
@@ -182,7 +182,7 @@ class ResponseRoutes:
         return asked.input
 
     def _answering(self, found: Found, readers: Sequence[AnswerSource], after: int = -1) -> Answering:
-        asked = asked_before(found.request_id, found.envelope, readers[0].sampling)
+        asked = rebuild_request(found.request_id, found.envelope, readers[0].sampling)
         texts = self._texts if asked.logprobs else None
         frames = ResponsesFrames(found.request_id, found.envelope, texts, after=after)
         return Answering(asked, frames, readers, self._tokenizer)
