@@ -60,7 +60,7 @@ def test_sockets_that_are_meant_for_another_are_left(changed):
 
 
 def test_what_is_no_socket_that_listens_is_refused_with_a_sentence(third, tmp_path):
-    with pytest.raises(ConfigError, match="systemd handed 2 sockets down, and one is served"):
+    with pytest.raises(ConfigError, match="systemd passed 2 sockets; the server uses one"):
         listening.given(environment(LISTEN_FDS="2"))
     for made in (
         socket.socket(),
