@@ -95,7 +95,7 @@ def test_minimize_keeps_few_requests_of_a_thousand(session):
 
 
 def test_why_and_the_page_tell_the_story(session):
-    assert "was preempted: no free blocks" in " ".join(of(session, "log why small").split())
+    assert "Preempted: no free blocks" in " ".join(of(session, "log why small").split())
     assert "of the encoder cache" in " ".join(of(session, "log why night").split())
     assert (session[0] / "night.html").stat().st_size > 100_000
     with_more_memory = of(session, "log rerun")
@@ -111,4 +111,4 @@ def test_the_python_shows_the_leak(session, tmp_path):
 
 def test_a_build_without_the_bug_diverges(session):
     done = run(f"{sys.executable} -m mmengine.cli.main log verify night.log", session[0])
-    assert done.returncode == 3 and "DIVERGED at step 384" in done.stdout and "DIVERGED at\nstep 384" in TEXT
+    assert done.returncode == 3 and "DIVERGED at step 384" in done.stdout and "DIVERGED at step 384" in TEXT

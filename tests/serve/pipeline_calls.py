@@ -87,8 +87,8 @@ CALLS = [
         (
             "pipe(images=transparent, text=prompt)",
             "differs",
-            "transparency is laid on white wherever a picture stands; transformers does so in a chat, and "
-            "beside a text drops the alpha channel and shows what was hidden",
+            "transparent pixels become white everywhere; transformers does so in a chat, but beside a text "
+            "drops the alpha channel and shows hidden colours",
         ),
         "pipe(text=asked({'type': 'image', 'image': grey}))",
         "pipe(text=asked({'type': 'image', 'image': transparent}))",
@@ -98,7 +98,7 @@ CALLS = [
         (
             "pipe(text=asked({'type': 'image', 'image': turned}))",
             "differs",
-            "EXIF: a photo is turned upright wherever it stands; transformers does so for files and beside a "
+            "EXIF rotates a photo everywhere; transformers does so for files and beside a "
             "text, and not for a PIL image in a chat",
         ),
         "pipe(text=asked({'type': 'image', 'path': turned_path}))",
@@ -106,7 +106,7 @@ CALLS = [
         (
             "pipe(text=asked({'type': 'image', 'image': deep_grey}))",
             "differs",
-            "16-bit grey is scaled to 8 bits; transformers cuts every value at 255, which leaves white",
+            "16-bit grey is scaled to 8 bits; transformers clips every value at 255, which gives white",
         ),
         "pipe(text=asked({'type': 'image', 'url': 'http://127.0.0.1:9/none.png'}))",
         "pipe(images='http://127.0.0.1:9/none.png', text=prompt)",
@@ -168,7 +168,7 @@ CALLS = [
         (
             "pipe(chat, generate_kwargs=dict(streamer=Recorder(), num_return_sequences=2, do_sample=True))",
             "refused",
-            "one answer for a streamer; leave out `num_return_sequences` or the streamer",
+            "one answer per streamer; omit `num_return_sequences` or the streamer",
         ),
     ),
     *group(
@@ -217,17 +217,17 @@ CALLS = [
         "tokens(seen, truncation=False)",
         "tokens(seen, text_kwargs={'padding': True})",
         "pipe(chat, padding='longest')",
-        ("pipe(chat, truncation=True, max_length=8)", "refused", "shorter prompts; they are not cut"),
+        ("pipe(chat, truncation=True, max_length=8)", "refused", "send shorter prompts; prompts are not cut"),
         "pipe(chat, add_special_tokens=False)",
         "pipe(chat, return_mm_token_type_ids=True)",
         "tokens(seen, timeout=5.0)",
         "pipe(chat, batch_size=2)",
         "pipe([chat, plain], batch_size=1, num_workers=0)",
-        ("tokens(seen, resample=2)", "refused", "nothing: pixels are prepared as the checkpoint says"),
+        ("tokens(seen, resample=2)", "refused", "no replacement: the checkpoint defines the preprocessing"),
         (
             "tokens(seen, image_mean=[0.4, 0.4, 0.4])",
             "refused",
-            "nothing: pixels are prepared as the checkpoint says",
+            "no replacement: the checkpoint defines the preprocessing",
         ),
     ),
     *group(

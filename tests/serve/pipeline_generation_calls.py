@@ -41,7 +41,7 @@ GENERATION: list[Call] = [
         (
             "generate(forced_eos_token_id=star_id, max_new_tokens=6)",
             "refused",
-            "append the token to an answer that was cut",
+            "append the token to a cut answer",
         ),
         "generate(forced_bos_token_id=star_id, max_new_tokens=6)",
         (
@@ -159,12 +159,12 @@ GENERATION: list[Call] = [
         ("generate(num_beams=2, do_sample=True)", "refused", "`do_sample=True` and `num_return_sequences`"),
         ("pipe(chat, num_beams=4)", "refused", "`do_sample=True` and `num_return_sequences`"),
         "generate(penalty_alpha=0.6, top_k=4)",
-        ("generate(watermarking_config=watermark)", "refused", "mark the text when it is shown"),
+        ("generate(watermarking_config=watermark)", "refused", "mark the text when you display it"),
         "generate(guidance_scale=1.5)",
         (
             "generate(logits_processor=[chosen])",
             "refused",
-            "`repetition_penalty`, `no_repeat_ngram_size`, `sequence_bias`; for a form `grammar`",
+            "`repetition_penalty`, `no_repeat_ngram_size`, `sequence_bias`; `grammar` for structure",
         ),
         (
             "generate(stopping_criteria=[never])",

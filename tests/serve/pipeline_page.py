@@ -10,7 +10,7 @@ WORDS = {
     "agrees": "agrees",
     "differs": "differs on purpose",
     "refused": "refused",
-    "more": "taken here alone",
+    "more": "accepted only here",
 }
 HEAD = """# transformers' pipeline, call by call
 
@@ -19,68 +19,65 @@ HEAD = """# transformers' pipeline, call by call
 ```python
 import mmengine
 
-pipe = mmengine.pipeline("image-text-to-text")  # the embedded checkpoint; or model= a folder or a hub id
+pipe = mmengine.pipeline("image-text-to-text")  # the included checkpoint; or model= a folder or a hub id
 messages = [{{"role": "user", "content": "What is a triangle?"}}]
 print(pipe(text=messages, max_new_tokens=16, return_full_text=False)[0]["generated_text"])
 pipe.close()
 ```
 
-The table holds {count} calls that transformers 5.23 documents. Each was made to both pipelines on the
-embedded checkpoint, and what came back was compared, to the last token and piece of streamed text. `make
-soak` does that again; `make test` asks ours alone, against a record of what transformers' gave (`python -m
-tests.serve.pipeline_record`). This page is written from the same table (`python -m
-tests.serve.pipeline_page`), and a test holds the two together.
+The table has {count} calls that transformers 5.23 documents. Each call was made to both pipelines with the
+included checkpoint, and the results were compared, including every token and every piece of streamed text.
+`make soak` repeats this comparison. `make test` calls only mmengine and compares with recorded results from
+transformers (`python -m tests.serve.pipeline_record`). `python -m tests.serve.pipeline_page` writes this page
+from the same table, and a test keeps both equal.
 
-| | calls | |
+| outcome | calls | meaning |
 |---|---|---|
-| agrees | {agrees} | both give the same, or both refuse |
-| taken here alone | {more} | transformers raises, and what is asked for is clear |
-| differs on purpose | {differs} | below, with the reason |
-| refused | {refused} | below, with what to use |
+| agrees | {agrees} | both give the same result, or both refuse |
+| accepted only here | {more} | transformers raises, although the meaning is clear |
+| differs on purpose | {differs} | listed below, with the reason |
+| refused | {refused} | listed below, with a replacement |
 
-## What differs on purpose
+## Differences on purpose
 
 {differences}
 
-## What is refused
+## Refused calls
 
-Each is refused by its name, with what to use. The same holds where such a keyword is given when the
-pipeline is made.
+Each is refused by name, with a replacement. The same holds for such a keyword when the pipeline is created.
 
 {refusals}
 
-## Good to know
+## Details
 
-* As in transformers, generation options stand in `generate_kwargs`, or are given when the pipeline is made.
-  Beside the prompts only `max_new_tokens` and `stop_sequence` hold, and here `streamer`, `seed` and
-  `logprobs` too; the others change nothing there, `min_new_tokens` and `generation_config` among them, and
-  a warning says so.
-* A `return_type` that is no member of transformers' `ReturnType` (1, or "new_text") gives prompt and answer
-  as one text, as there. A part of the type `video_url` is not read, as there; a warning says so.
-* A streamer hears the prompt's tokens first, then each token; several prompts are then answered one after
-  the other.
-* A generator or dataset gives an iterator; prompts are prepared and answered ahead of it. `batch_size` and
-  `num_workers` are taken, and mean nothing: all prompts of a call are batched as they come.
-* `return_dict_in_generate` and `output_scores` are taken and, as in transformers' pipeline, change no
-  record. `logprobs=5` gives the five best tokens at each place, with their log-probabilities, in each
-  record.
-* `max_time` counts from the moment at which the engine takes the prompt. What was said until then is the
-  answer.
-* Beside `response_format=` or `grammar=` the rules `suppress_tokens`, `bad_words_ids` and
-  `no_repeat_ngram_size` are refused: they could exclude what the form asks for.
-* Special tokens in a message are text here, and structure in transformers.
-* An image by `https://` is fetched where that is asked for: `processor_kwargs={{"urls": True}}`, of a call or
-  of the pipeline, or a list of hosts (`["images.example.org", "*.example.net"]`), or a
-  `mmengine.MediaFetcher(mmengine.FetchLimits(…))` with limits of its own. Else it is refused. transformers
-  fetches whatever a message names; here a URL never leads to an address of this network, and time, bytes
-  and redirects are bounded ([how](http.md#media-by-url)).
+* **Generation options.** As in transformers, these go into `generate_kwargs`, or are set when the pipeline is
+  created. Beside the prompts, only `max_new_tokens` and `stop_sequence` have an effect, and here also
+  `streamer`, `seed` and `logprobs`. Other options beside the prompts are ignored, among them `min_new_tokens`
+  and `generation_config`, with a warning.
+* **Return type.** As in transformers, a `return_type` that is no member of `ReturnType` (1, or "new_text")
+  returns prompt and answer as one text. A part of the type `video_url` is ignored, with a warning.
+* **Streamers.** A streamer gets the prompt's tokens first, then each token. Several prompts are then answered
+  one after another.
+* **Iterators.** A generator or dataset returns an iterator; prompts are prepared and answered in advance.
+  `batch_size` and `num_workers` are accepted and ignored, because all prompts of a call form a batch.
+* **Outputs.** `return_dict_in_generate` and `output_scores` are accepted and, as in transformers' pipeline,
+  change no record. `logprobs=5` adds the five most likely tokens at each position, with log-probabilities.
+* **Time.** `max_time` starts when the engine accepts the prompt. The text until then is the answer.
+* **Structured output.** `suppress_tokens`, `bad_words_ids` and `no_repeat_ngram_size` cannot be combined with
+  `response_format=` or `grammar=`: they could exclude required tokens.
+* **Special tokens** in a message are text here, and structure in transformers.
+* **URLs.** An image by `https://` is fetched only if allowed: `processor_kwargs={{"urls": True}}` for a call
+  or the pipeline, a list of hosts (`["images.example.org", "*.example.net"]`), or a
+  `mmengine.MediaFetcher(mmengine.FetchLimits(…))` with its own limits. Otherwise it is refused. transformers
+  fetches every URL; here a URL never reaches a private address, and time, bytes and redirects are limited
+  ([rules](http.md#media-by-url)).
 
-## The table
+## All calls
 
-`generate(…)` stands for `pipe(hello, generate_kwargs={{…}})`, with `max_new_tokens` 16 where no length is
-named, `configured(…)` for the same with a `GenerationConfig(…)`, `made(…)` for a pipeline that was made
-with these options, `streamed(…)` for a call with such a streamer, `tokens(…)` for a call with
-`return_tensors=True`. The other names are those of `tests/serve/pipeline_names.py`.
+`generate(…)` means `pipe(hello, generate_kwargs={{…}})`, with `max_new_tokens` 16 unless a length is given.
+`configured(…)` is the same with a `GenerationConfig(…)`, `made(…)` a pipeline created with these options,
+`streamed(…)` a call with such a streamer, and `tokens(…)` a call with `return_tensors=True`. The other
+names are defined in `tests/serve/pipeline_names.py`.
 """
 
 
@@ -95,7 +92,7 @@ def page():
     )
     for group in dict.fromkeys(call.group for call in CALLS):
         rows = [f"| `{_cell(call.code)}` | {WORDS[call.outcome]} |" for call in CALLS if call.group == group]
-        text += "\n".join([f"\n### {group}\n", "| call | |", "|---|---|", *rows]) + "\n"
+        text += "\n".join([f"\n### {group}\n", "| call | outcome |", "|---|---|", *rows]) + "\n"
     return text
 
 
