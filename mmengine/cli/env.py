@@ -35,7 +35,7 @@ def env(
         **{name: _version(name) for name in PACKAGES},
         "GPUs": "; ".join(capabilities.gpus()) or f"none: {capabilities.no_gpu()}",
         "threads": _threads(),
-        "attention": capabilities.chosen(),
+        "attention": capabilities.automatic_attention(),
         **{f"attention {name}": text for name, text in capabilities.attention().items()},
         "tensor parallel": capabilities.tensor_parallel(),
         "CPU kernels": _kernels(),

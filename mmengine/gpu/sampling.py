@@ -15,7 +15,7 @@ def sampling_kernels(device: torch.device) -> ModuleType | None:
     """Return mmengine.gpu.sampling_kernels if they run on `device` and give the expected tokens, else
     None.
     """
-    return _tried(device)[0] if device.type in DEVICE_TYPES else None
+    return _checked_kernels(device)[0] if device.type in DEVICE_TYPES else None
 
 
 def compile_all(kernels: ModuleType, vocab_size: int, device: torch.device) -> None:
@@ -38,11 +38,11 @@ def describe(device: torch.device) -> str:
     """Return the library that samples on `device`: Triton, or torch with the reason."""
     if device.type == "cpu":
         return "the CPU's kernels"
-    return _tried(device)[1] if device.type in DEVICE_TYPES else "torch"
+    return _checked_kernels(device)[1] if device.type in DEVICE_TYPES else "torch"
 
 
 @cache
-def _tried(device: torch.device) -> tuple[ModuleType | None, str]:
+def _checked_kernels(device: torch.device) -> tuple[ModuleType | None, str]:
     try:
         import triton
 

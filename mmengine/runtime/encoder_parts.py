@@ -53,8 +53,8 @@ class EncoderParts:
             pixels = upload_joined([media.patches], self._device)
             self.clear()  # before the next encoding begins: the state of two items may not fit in memory
             self._key = part.item.key
-            asked = () if adapted is None else (adapted,)
-            self._encoding = self._begin(pixels, media.item.grid, self._even_patches, *asked)
+            adapter_args = () if adapted is None else (adapted,)
+            self._encoding = self._begin(pixels, media.item.grid, self._even_patches, *adapter_args)
         assert self._encoding is not None
         features = self._encoding.advance(part.until, part.work)
         if part.is_last:

@@ -95,28 +95,28 @@ class FeatureStore:
 
     def _reserve(self, features: torch.Tensor) -> None:
         """Make places for as many more embeddings, with the same dtype and device."""
-        held = len(self._cache)
+        num_places = len(self._cache)
         missing = len(features) - self._num_free
         if missing <= 0:
             return
-        size = min(max(held + missing, 2 * held), self._capacity)
-        if size < held + missing:
+        size = min(max(num_places + missing, 2 * num_places), self._capacity)
+        if size < num_places + missing:
             raise ExecutorFailed(
                 f"{len(features)} embeddings do not fit into the encoder cache of {self._capacity}: "
-                f"{held - self._num_free} are in use"
+                f"{num_places - self._num_free} are in use"
             )
         self._move_to(features.new_empty(size, features.shape[1]))
 
     def _move_to(self, cache: torch.Tensor) -> None:
         """Move all stored features to the larger tensor `cache`."""
-        held, size = len(self._cache), len(cache)
-        if held:
-            cache[:held] = self._cache
+        num_places, size = len(self._cache), len(cache)
+        if num_places:
+            cache[:num_places] = self._cache
         self._cache = cache
         free = np.empty(size, np.int64)
-        free[: size - held] = np.arange(size - 1, held - 1, -1)
-        free[size - held : size - held + self._num_free] = self._free[: self._num_free]
-        self._free, self._num_free = free, size - held + self._num_free
+        free[: size - num_places] = np.arange(size - 1, num_places - 1, -1)
+        free[size - num_places : size - num_places + self._num_free] = self._free[: self._num_free]
+        self._free, self._num_free = free, size - num_places + self._num_free
 
     def place(self, spans: Sequence[MediaSpan], embeds: torch.Tensor) -> torch.Tensor | None:
         """Write the spans into `embeds` [t, hidden_size] in place, all in a single gather.
@@ -130,7 +130,7 @@ class FeatureStore:
         index = np.empty((2, count), np.int64)  # places in the cache, positions in the batch
         at = 0
         for span in spans:
-            index[0, at : at + span.length] = self._held(span)
+            index[0, at : at + span.length] = self._places_of(span)
             index[1, at : at + span.length] = np.arange(span.start, span.start + span.length)
             at += span.length
         places, tokens = upload(index, embeds.device)
@@ -142,7 +142,7 @@ class FeatureStore:
         layers = features[:, hidden:].view(count, self._num_deepstack, hidden).transpose(0, 1)
         return deepstack.index_copy_(1, tokens, layers)
 
-    def _held(self, span: MediaSpan) -> np.ndarray:
+    def _places_of(self, span: MediaSpan) -> np.ndarray:
         """Return the places that hold `span`'s embeddings."""
         places = self._places.get(span.key)
         if places is None or span.item_start + span.length > len(places):
@@ -164,22 +164,22 @@ def encode(
     share: Callable[[torch.Tensor], torch.Tensor] | None = None,
     alone: bool = False,
     last: torch.Tensor | None = None,
-    kept: ExternalFeatures | None = None,
+    external: ExternalFeatures | None = None,
     adapter: LoadedAdapter | None = None,
 ) -> None:
     """Encode `items` in a single packed call and put their features into `store`.
 
-    `payloads`: each request id's media. `graphs`: captured encoder graphs, used if they have the
-    call's size. `share`: applied to the features before they are stored. `alone`: encode one item per call,
-    so that neither an item's features nor a graph replay depends on the other items. `last`: features of the
-    last item, which was encoded in parts. `kept`: already holds some items' features, and stores the others'.
+    `payloads`: each request id's media. `graphs`: captured encoder graphs, used if they have the call's size.
+    `share`: applied to the features before they are stored. `alone`: encode one item per call, so that
+    neither an item's features nor a graph replay depends on the other items. `last`: features of the last
+    item, which was encoded in parts. `external`: already holds some items' features, and stores the rest.
     `adapter`: the LoRA adapter for all items.
 
     Raises ExecutorFailed if a payload is missing, or if the model returns a different embedding count than
     the items have placeholders.
     """
-    if kept is not None:
-        items = _not_external(items, store, kept, last)
+    if external is not None:
+        items = _not_external(items, store, external, last)
         if not items:
             return
     if alone and len(items) > 1:
@@ -188,8 +188,8 @@ def encode(
             encode(
                 model, [item], payloads, store, device, graphs=graphs, share=share, last=own, adapter=adapter
             )
-            if kept is not None:
-                kept.store_features(item.key, store.copy_of(item.key))
+            if external is not None:
+                external.store_features(item.key, store.copy_of(item.key))
         return
     media = [payload_of(item, payloads) for item in (items if last is None else items[:-1])]
     patches, grids = [one.patches for one in media], [one.item.grid for one in media]
@@ -207,19 +207,19 @@ def encode(
             f"the encoder gave {features.shape[0]} embeddings for media items with {sum(sizes)} placeholders"
         )
     store.put([item.key for item in items], sizes, features if share is None else share(features))
-    if kept is not None:
+    if external is not None:
         for item in items:
-            kept.store_features(item.key, store.copy_of(item.key))
+            external.store_features(item.key, store.copy_of(item.key))
 
 
 def _not_external(
-    items: Sequence[EncodeItem], store: FeatureStore, kept: ExternalFeatures, last: torch.Tensor | None
+    items: Sequence[EncodeItem], store: FeatureStore, external: ExternalFeatures, last: torch.Tensor | None
 ) -> list[EncodeItem]:
-    """Return the items whose features are not in `kept`, including a last item that was encoded in parts."""
+    """Return the items whose features are not in `external`, and a last item that was encoded in parts."""
     left = []
     for item in items:
         own = last is not None and item is items[-1]
-        came = None if own else kept.fetched_features(item.key)
+        came = None if own else external.fetched_features(item.key)
         if came is None or len(came) != item.request.media[item.index].num_embeds:
             left.append(item)
         else:

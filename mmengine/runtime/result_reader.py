@@ -109,8 +109,10 @@ class Reader:
             found = dict(stops)
             over = {*found, *errors}
             self._cut(batch, found)
-            going = [index for index in self._masked(batch) if index not in over]
-            ends = self._advance(batch, going, [[token] for token in token_ids[going].tolist()], errors)
+            continuing = [index for index in self._masked(batch) if index not in over]
+            ends = self._advance(
+                batch, continuing, [[token] for token in token_ids[continuing].tolist()], errors
+            )
             ends |= launched.lazy_masked.complete
             stops = self._named(batch, {**dict.fromkeys(ends, GRAMMAR_END), **found}.items())
         result = StepResult(token_ids, stops)
@@ -193,9 +195,9 @@ class Reader:
         """Count the tokens sampled in rows with penalties, at most one token per row at a time."""
         for depth in range(int(counts.max())):
             positions = runs.first[counts > depth] + depth
-            said = upload(token_ids[positions].astype(np.int64), self.sampler.device)
+            sampled_tokens = upload(token_ids[positions].astype(np.int64), self.sampler.device)
             with torch.inference_mode():  # the counts were created in inference mode
-                self.sampler.count(batch.take(positions), said)
+                self.sampler.count(batch.take(positions), sampled_tokens)
 
     def _end_in_runs(
         self,
@@ -216,13 +218,13 @@ class Reader:
         stopped = dict(stops)
         over = dict(stops)  # some of these rows continue
         self._cut(heads, stopped)
-        going, said = [], []
+        continuing, sampled_tokens = [], []
         for row in self._masked(heads):
             first, count = int(runs.first[row]), int(counts[row]) - (row in over)
             if count and row not in errors:
-                going.append(row)
-                said.append(token_ids[first : first + count].tolist())
-        ends = self._advance(heads, going, said, errors) | complete
+                continuing.append(row)
+                sampled_tokens.append(token_ids[first : first + count].tolist())
+        ends = self._advance(heads, continuing, sampled_tokens, errors) | complete
         for row, used in ends.items():
             if row not in over or used < counts[row]:
                 stopped[row], counts[row] = GRAMMAR_END, used
@@ -258,17 +260,22 @@ class Reader:
         return tuple(named)
 
     def _advance(
-        self, batch: SampleRows, going: list[int], said: list[list[int]], errors: dict[int, str]
+        self,
+        batch: SampleRows,
+        continuing: list[int],
+        sampled_tokens: list[list[int]],
+        errors: dict[int, str],
     ) -> dict[int, int]:
-        """Advance the grammars for the rows `going` (indices into `batch`) by the tokens in `said`.
+        """Advance the grammars for the rows `continuing` (indices into `batch`) by the tokens in
+        `sampled_tokens`.
 
         Returns the rows whose grammar is now complete, with the token count used. Adds to `errors`.
         """
-        if self.matchers is None or not going:
+        if self.matchers is None or not continuing:
             return {}
-        complete, broken = self.matchers.advance(batch.rows[going].tolist(), said)
-        errors |= {going[place]: what for place, what in broken.items()}
-        return {going[place]: count for place, count in complete.items()}
+        complete, broken = self.matchers.advance(batch.rows[continuing].tolist(), sampled_tokens)
+        errors |= {continuing[place]: what for place, what in broken.items()}
+        return {continuing[place]: count for place, count in complete.items()}
 
     def _masked(self, batch: SampleRows) -> list[int]:
         """Return indices for rows with masked grammars, which have not advanced in their grammar yet."""
@@ -288,23 +295,28 @@ class Reader:
         if self.drafting is None or not self.drafting.num_followed:
             return
         if launched.draft_room is not None and not len(launched.draft_room):
-            self.drafting.rest(rows, result.token_ids, counts)
+            self.drafting.skip(rows, result.token_ids, counts)
             return
         if counts is None:
             counts = np.ones(len(rows), np.int64)
         clock = StepClock()
         # rows that complete their answer are not drafted: any of their tokens may be replaced
-        going = (self.rows.columns["options"][rows] & CLOSES) == 0
-        going[[index for index, _ in (*result.stops, *result.errors)]] = False
+        continuing = (self.rows.columns["options"][rows] & CLOSES) == 0
+        continuing[[index for index, _ in (*result.stops, *result.errors)]] = False
         drafts = self.drafting.drafts(
-            rows, result.token_ids, counts, going.nonzero()[0], launched.target_states, launched.draft_room
+            rows,
+            result.token_ids,
+            counts,
+            continuing.nonzero()[0],
+            launched.target_states,
+            launched.draft_room,
         )
         result.draft_ns = clock.lap()
         if drafts is None:
             return
         result.drafts = drafts.token_ids
         result.num_drafts, drafters = np.zeros(len(rows), np.int32), np.zeros(len(rows), np.int32)
-        result.num_drafts[going], drafters[going] = drafts.counts, drafts.drafters
+        result.num_drafts[continuing], drafters[continuing] = drafts.counts, drafts.drafters
         result.drafters = drafters if drafters.any() else None
 
 

@@ -218,7 +218,7 @@ class ModelRunner:
             self.adapters.keep_only(plan.adapters)
             self._encode(plan, pixels)
             if not len(plan.rows):
-                return self._launch_nobody(plan)
+                return self._launch_encoder_only(plan)
             runs = runs_of(plan)
             head = self._drafting.head if self._drafting is not None else None
             aux_hidden_states = head.prepare(plan) if head is not None else None
@@ -249,11 +249,11 @@ class ModelRunner:
                 share=self.share_features,
                 alone=self._config.batch_invariant,
                 last=last if items[-1] is plan.encode[-1] else None,
-                kept=self._store,
+                external=self._store,
                 adapter=adapter,
             )
 
-    def _launch_nobody(self, plan: StepPlan) -> ComputedStep:
+    def _launch_encoder_only(self, plan: StepPlan) -> ComputedStep:
         """Launch a step that only encodes part of an item. KV from preempted rows is still copied first."""
         self._kv.copy(plan)
         return ComputedStep(
@@ -297,7 +297,7 @@ class ModelRunner:
         if graphs is not None and frame is not None:
             hidden = graphs.run(frame, inputs.attention)
             positions = (
-                graphs.give(frame, aux_hidden_states, inputs.positions)
+                graphs.copy_aux_states(frame, aux_hidden_states, inputs.positions)
                 if aux_hidden_states is not None
                 else inputs.positions
             )
@@ -335,13 +335,13 @@ class ModelRunner:
             return LaunchedStep(
                 batch, nothing, target_states=computed.target_states, draft_room=plan.draft_room
             )
-        due = self._thinking.due(batch, runs) if batch.wanted & THINKING else NO_FORCED_TOKENS
+        forced = self._thinking.forced_tokens(batch, runs) if batch.wanted & THINKING else NO_FORCED_TOKENS
         if batch.wanted & GRAMMAR:
             sampled, lazy_masked = sample_grammar_rows(
-                self._sampler, self._matchers, logits, batch, runs, due
+                self._sampler, self._matchers, logits, batch, runs, forced
             )
         else:
-            sampled, lazy_masked = self._sampler.sample(logits, batch, due=due), LazyMaskResult({}, {})
+            sampled, lazy_masked = self._sampler.sample(logits, batch, forced=forced), LazyMaskResult({}, {})
         # with drafts no step continues before they are read
         if self._config.max_in_flight > 1 and runs is None:
             rows = upload(batch.rows.astype(np.int64), self._device)

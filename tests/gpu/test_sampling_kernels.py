@@ -135,12 +135,12 @@ def test_a_cpu_has_kernels_of_its_own():
 def test_without_triton_torch_samples_and_says_why(monkeypatch):
     """Pretend to be on a GPU: only the device type is read, and nothing runs on it."""
     monkeypatch.setitem(sys.modules, "triton", None)
-    sampling._tried.cache_clear()
+    sampling._checked_kernels.cache_clear()
     try:
         assert sampling.sampling_kernels(torch.device("cuda")) is None
         assert sampling.describe(torch.device("cuda")).startswith("torch (ModuleNotFoundError")
     finally:
-        sampling._tried.cache_clear()
+        sampling._checked_kernels.cache_clear()
 
 
 def test_no_kernel_is_compiled_anew_for_other_rows(kernels, kernel_device, monkeypatch):

@@ -34,7 +34,7 @@ def test_a_gpu_with_flashinfer(monkeypatch):
     machine(monkeypatch, gpus=2)
     assert capabilities.gpus() == ["NVIDIA H200, compute capability 9.0, 100.0 of 141.0 GiB free"] * 2
     assert capabilities.attention()["flashinfer"] == "usable"
-    assert capabilities.chosen().startswith("flashinfer on a GPU, ")
+    assert capabilities.automatic_attention().startswith("flashinfer on a GPU, ")
     assert capabilities.tensor_parallel() == "up to 2 GPUs, by NCCL"
 
 
@@ -52,7 +52,7 @@ def test_what_flashinfer_misses(monkeypatch, facts, says):
     machine(monkeypatch, **facts)
     text = capabilities.attention()["flashinfer"]
     assert text.startswith("not usable: ") and says in text and "\n" not in text
-    assert "flashinfer" not in capabilities.chosen()
+    assert "flashinfer" not in capabilities.automatic_attention()
 
 
 @pytest.mark.parametrize(
@@ -69,8 +69,8 @@ def test_where_triton_attends(monkeypatch, facts, says, chosen):
     machine(monkeypatch, **facts)
     text = capabilities.attention()["triton"]
     assert text.removeprefix("not usable: ").startswith(says) and "\n" not in text
-    assert capabilities.chosen().startswith(chosen)
-    assert "triton" not in capabilities.chosen() or chosen.startswith("triton")
+    assert capabilities.automatic_attention().startswith(chosen)
+    assert "triton" not in capabilities.automatic_attention() or chosen.startswith("triton")
 
 
 @pytest.mark.parametrize(
@@ -85,4 +85,4 @@ def test_what_several_devices_miss(monkeypatch, facts, says):
 def test_no_kernels(hidden_compiler, tmp_path):
     with hidden_compiler(tmp_path):
         assert capabilities.attention()["native"].startswith("not usable: ")
-        assert capabilities.chosen() in ("torch", "flashinfer on a GPU, torch on a CPU")
+        assert capabilities.automatic_attention() in ("torch", "flashinfer on a GPU, torch on a CPU")

@@ -90,7 +90,7 @@ def test_all_places_may_be_had_at_once():
     deep = [store.place(spans, each) for store, each in zip((grown, whole), embeds, strict=True)]
     assert whole._cache is at_first and len(at_first) == 24
     assert torch.equal(*embeds) and torch.equal(*deep)
-    with pytest.raises(ExecutorFailed, match="do not fit the encoder cache of 24: 24 are held"):
+    with pytest.raises(ExecutorFailed, match="do not fit into the encoder cache of 24: 24 are in use"):
         whole.put([b"9"], [1], features_of(1, generator))
 
 

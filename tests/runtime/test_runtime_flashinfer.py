@@ -96,7 +96,7 @@ def test_a_pinned_buffer_is_written_when_its_last_copy_is_done():
 
 def test_another_version_that_keeps_its_plans_elsewhere_is_refused():
     with pytest.raises(ConfigError, match="install flashinfer-python 0.7.2"):
-        HostPlan(CpuDevice()).seat(object(), torch.zeros(1))
+        HostPlan(CpuDevice()).attach(object(), torch.zeros(1))
 
 
 @pytest.mark.parametrize("query_len", [1, 4])

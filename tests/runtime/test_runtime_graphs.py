@@ -271,7 +271,9 @@ def test_a_head_gets_copies_of_the_steps_own_tokens(counts):
         given.append(
             (
                 aux_hidden_states,
-                graphs.give(frame, aux_hidden_states, graphs.inputs[number : 4 * number].view(3, number)),
+                graphs.copy_aux_states(
+                    frame, aux_hidden_states, graphs.inputs[number : 4 * number].view(3, number)
+                ),
             )
         )
     for first, (aux_hidden_states, positions) in zip((1, 50), given):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mmengine.config import MAX_DRAFT_TOKENS, EngineConfig
 from mmengine.errors import ConfigError
 from mmengine.runtime.attention.base import AttentionMeta, Bucket
-from mmengine.runtime.attention.pages import row_pages, split, whole
+from mmengine.runtime.attention.pages import row_pages, split, whole_step
 from mmengine.runtime.graphs.buckets import Frame, fill_up
 from tests.native.attention_cases import spec_of
 
@@ -29,8 +29,8 @@ def test_the_longest_rows_have_room_for_what_fills_up_their_drafts(size):
     blocks = -(-length // size)
     lens, table = np.full(2, length, np.int32), np.ones((2, blocks), np.int32)
     filled = fill_up(AttentionMeta(np.ones(2, np.int32), lens, np.array([7, 9]), table), frame, size)
-    assert len(whole(filled, size).pages) <= 2 * row_pages(spec, size, 10 * blocks)
-    assert len(whole(filled, size).pages) <= 2 * row_pages(replace(spec, max_model_len=0), size, blocks)
+    assert len(whole_step(filled, size).pages) <= 2 * row_pages(spec, size, 10 * blocks)
+    assert len(whole_step(filled, size).pages) <= 2 * row_pages(replace(spec, max_model_len=0), size, blocks)
 
 
 @st.composite
@@ -81,7 +81,7 @@ def same(found, wanted):
 @settings(max_examples=60, deadline=None)
 @given(steps())
 def test_the_lists_say_what_the_table_says(meta):
-    part = whole(meta, SIZE)
+    part = whole_step(meta, SIZE)
     same(read(part), expected(meta))
     assert all(column.dtype == np.int32 for column in part[1:])
 

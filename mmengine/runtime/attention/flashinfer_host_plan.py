@@ -31,7 +31,7 @@ class HostPlan:
         self._copied = events or (device.event(), device.event())
         self._turn = 0
 
-    def seat(self, wrapper: Any, floats: torch.Tensor) -> Any:
+    def attach(self, wrapper: Any, floats: torch.Tensor) -> Any:
         """Make `wrapper` use this host plan, and `floats` as its workspace. Returns the wrapper."""
         if not hasattr(wrapper, PINNED):
             raise ConfigError(

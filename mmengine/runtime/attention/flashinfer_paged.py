@@ -16,7 +16,7 @@ from mmengine.models.plugin import ModelSpec
 from mmengine.runtime.attention.base import AttentionMeta, Bucket
 from mmengine.runtime.attention.flashinfer_capability import load, unfit
 from mmengine.runtime.attention.flashinfer_host_plan import HostPlan
-from mmengine.runtime.attention.pages import Part, row_pages, split, whole
+from mmengine.runtime.attention.pages import Part, row_pages, split, whole_step
 from mmengine.runtime.device.upload import upload
 from mmengine.runtime.kv.pool import FP8, KVPool, kv_places
 
@@ -61,14 +61,14 @@ class FlashInferAttention:
         self._buffers: tuple[torch.Tensor, ...] = ()  # for captured steps
         self._calls: list[tuple[slice | torch.Tensor, Any]] = []
         self._places = torch.empty(3, 0, dtype=torch.int64)  # [3, t]: slots, places for K and for V
-        self._try()
+        self._compile_and_run()
 
     def begin(self, meta: AttentionMeta, bucket: Bucket | None = None) -> None:
         if bucket is None:
             both = zip(split(meta, self._block_size), (True, False))
             parts = [(part, decodes) for part, decodes in both if part is not None]
         else:
-            parts = [(whole(meta, self._block_size), bucket.query_len == 1)]
+            parts = [(whole_step(meta, self._block_size), bucket.query_len == 1)]
         places, *lists = self._upload(meta.slots, [part for part, _ in parts])
         if bucket is None:
             self._places = places
@@ -147,7 +147,7 @@ class FlashInferAttention:
             wrapper = self._library.BatchDecodeWithPagedKVCacheWrapper(self._floats, LAYOUT, **options)
         else:
             wrapper = self._library.BatchPrefillWithPagedKVCacheWrapper(self._floats, LAYOUT, **options)
-        return self._host_plans[decodes].seat(wrapper, self._floats)
+        return self._host_plans[decodes].attach(wrapper, self._floats)
 
     def _buffers_for(self, bucket: Bucket) -> tuple[torch.Tensor, ...]:
         """Return the buffers for captured steps: places int64 [3, t]; query_starts and page_starts int32 [n +
@@ -195,7 +195,7 @@ class FlashInferAttention:
             first += len(part.pages)
         return there[: 3 * num_tokens].view(3, -1), *lists
 
-    def _try(self) -> None:
+    def _compile_and_run(self) -> None:
         """Compile missing kernels, and run both kernels once over zeros in the dummy block. Raises
         ConfigError.
 

@@ -28,7 +28,7 @@ class Part(NamedTuple):
     last_page_len: np.ndarray  # [n], 1 to block_size
 
 
-def whole(meta: AttentionMeta, block_size: int) -> Part:
+def whole_step(meta: AttentionMeta, block_size: int) -> Part:
     """Return all the step's rows as a single part."""
     return Part(slice(0, len(meta.slots)), *_lists(meta.query_lens, meta.kv_lens, meta.table, block_size))
 
@@ -42,9 +42,9 @@ def split(meta: AttentionMeta, block_size: int) -> tuple[Part | None, Part | Non
     is_decode = meta.query_lens == 1
     num_decode = int(np.count_nonzero(is_decode))
     if num_decode == len(is_decode):
-        return whole(meta, block_size), None
+        return whole_step(meta, block_size), None
     if not num_decode:
-        return None, whole(meta, block_size)
+        return None, whole_step(meta, block_size)
     starts = np.cumsum(meta.query_lens) - meta.query_lens
     decode, other = (_part(meta, rows.nonzero()[0], starts, block_size) for rows in (is_decode, ~is_decode))
     return decode, other

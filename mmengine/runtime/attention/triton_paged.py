@@ -18,7 +18,7 @@ from mmengine.errors import ConfigError, in_one_line
 from mmengine.gpu.attention_tiles import SPAN, TILE_ROWS, Work, cut, num_tiles, tile_rows
 from mmengine.models.plugin import ModelSpec
 from mmengine.runtime.attention.base import AttentionMeta, Bucket
-from mmengine.runtime.attention.pages import row_pages, whole
+from mmengine.runtime.attention.pages import row_pages, whole_step
 from mmengine.runtime.attention.torch_paged import TorchPagedAttention
 from mmengine.runtime.attention.triton_capability import load, unfit
 from mmengine.runtime.device.port import Device
@@ -82,7 +82,7 @@ class TritonPagedAttention:
         self._buffer = torch.empty(0, dtype=torch.int32, device=self._device)  # for captured steps
         self._captured: dict[Bucket, tuple[torch.Tensor, Work]] = {}
         self._step: tuple[torch.Tensor, Work]  # slots and places for K and V, int64 [3, t]; set by `begin`
-        self._kernels = kernels or _tried(spec, kv, one_tile)
+        self._kernels = kernels or _compiled_kernels(spec, kv, one_tile)
 
     def begin(self, meta: AttentionMeta, bucket: Bucket | None = None) -> None:
         longest = int(meta.query_lens.max()) if bucket is None else bucket.query_len
@@ -94,7 +94,7 @@ class TritonPagedAttention:
             # Tokens in the dummy block only pad the bucket; nothing is stored at their positions.
             lengths = lengths - (meta.slots < self._block_size).reshape(bucket).sum(1)
         tiles, joins = cut(meta.query_lens, befores, lengths, queries, self._programs, self._max_parts(width))
-        lists = whole(meta, self._block_size)
+        lists = whole_step(meta, self._block_size)
         columns = (tiles, joins, lists.query_starts, befores, lengths, lists.page_starts[:-1], lists.pages)
         if bucket is None:
             layout = Layout(len(lengths), len(meta.slots), len(tiles), len(joins))
@@ -180,7 +180,7 @@ def _programs(device: Device, num_kv_heads: int) -> int:
     return max(1, processors * PROGRAMS_PER_PROCESSOR // num_kv_heads)
 
 
-def _tried(spec: ModelSpec, kv: KVPool, one_tile: bool) -> ModuleType:
+def _compiled_kernels(spec: ModelSpec, kv: KVPool, one_tile: bool) -> ModuleType:
     """Compile the kernels, run them once per tile size, and compare them with torch. Raises ConfigError.
 
     A missing compiler is then reported at startup, not in the first step.

@@ -137,17 +137,17 @@ def available_memory(root: Path = ROOT) -> int:
         available = int(lines["MemAvailable"].split()[0]) * 1024
     except (OSError, KeyError, ValueError):
         available = 2 * 2**30
-    return int(max(0, min(available, least_of("memory", _left_v2, _left_v1, root))))
+    return int(max(0, min(available, least_of("memory", _available_v2, _available_v1, root))))
 
 
-def _left_v2(folder: Path) -> float:
+def _available_v2(folder: Path) -> float:
     if (folder / "memory.max").read_text(encoding="ascii").strip() == "max":
         return math.inf
     used = number(folder / "memory.current") - _cached(folder, "inactive_file")
     return number(folder / "memory.max") - used
 
 
-def _left_v1(folder: Path) -> float:
+def _available_v1(folder: Path) -> float:
     used = number(folder / "memory.usage_in_bytes") - _cached(folder, "total_inactive_file")
     return number(folder / "memory.limit_in_bytes") - used
 

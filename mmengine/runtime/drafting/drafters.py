@@ -41,7 +41,7 @@ def head_folder(
         return None
     target = Target(spec.hidden_size, spec.vocab_size, spec.num_layers)
     if name == AUTO:
-        return _taken_head(config, target, model, placement)
+        return _automatic_head(config, target, model, placement)
     folder = Path(path) if given else _own_head(model)
     if folder is None:
         raise ConfigError(f"{model} has no draft head; name a head's folder with spec {HEAD}=PATH")
@@ -55,7 +55,9 @@ def _own_head(model: Path) -> Path | None:
     return points[0].load()()
 
 
-def _taken_head(config: EngineConfig, target: Target, model: Path, placement: Placement) -> HeadFolder | None:
+def _automatic_head(
+    config: EngineConfig, target: Target, model: Path, placement: Placement
+) -> HeadFolder | None:
     """Return the checkpoint's own head if the native kernels can run it, else None.
 
     The user did not request this head, so a problem with it is not an error.

@@ -82,7 +82,7 @@ class Drafting:
                 self._failed(number, error)
         self.num_followed = int(np.count_nonzero(self._follows.any(axis=0)))
 
-    def rest(self, rows: np.ndarray, token_ids: np.ndarray, counts: np.ndarray | None) -> None:
+    def skip(self, rows: np.ndarray, token_ids: np.ndarray, counts: np.ndarray | None) -> None:
         """Update the drafters after a step without drafts. `counts` None: one token per row."""
         self._texts.append_later(rows, token_ids, counts)
 
@@ -166,14 +166,14 @@ class Drafting:
             before, bounds = found[selected], limits[selected]
             if is_head:
                 given = GivenDrafts(drafts[selected], before) if before.any() else None
-                proposed = self._ask(number, rows[selected], np.maximum(bounds - before, 0), given)
+                proposed = self._propose(number, rows[selected], np.maximum(bounds - before, 0), given)
             else:
-                proposed = self._ask(number, rows[selected], np.where(before > 0, 0, bounds))
+                proposed = self._propose(number, rows[selected], np.where(before > 0, 0, bounds))
             if proposed is None:
                 return
             selected = self._take(number, proposed, selected, rows, limits, out)
 
-    def _ask(
+    def _propose(
         self, number: int, rows: np.ndarray, most: np.ndarray, given: GivenDrafts | None = None
     ) -> Proposed | None:
         """Return a drafter's proposal, a head's after the `given` tokens; None if it is empty or unusable."""

@@ -46,12 +46,12 @@ def capture(
             prepare(size)
             replays[size] = recorder.record(partial(compute, size))
         except Exception as error:  # drivers, libraries and kernels raise all kinds of exceptions
-            tell(what, size, in_one_line(error))
+            log_uncaptured(what, size, in_one_line(error))
             return {}
     return replays
 
 
-def tell(what: str, size: object, reason: str) -> None:
+def log_uncaptured(what: str, size: object, reason: str) -> None:
     """Log that `what` is not captured, with the size that failed and the reason."""
     log.warning(
         f"{what} cannot be captured in CUDA graphs and are launched kernel by kernel, which is slower where "

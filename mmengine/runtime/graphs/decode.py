@@ -100,7 +100,9 @@ class DecodeGraphs:
             self._attention.begin(empty_step(bucket, self._block_size), bucket)
             self._replays[bucket]()
 
-    def give(self, frame: Frame, aux_hidden_states: AuxHiddenStates, positions: torch.Tensor) -> torch.Tensor:
+    def copy_aux_states(
+        self, frame: Frame, aux_hidden_states: AuxHiddenStates, positions: torch.Tensor
+    ) -> torch.Tensor:
         """Copy the auxiliary states for the step's own tokens into `aux_hidden_states`, and return their
         positions [3, t].
 

@@ -54,7 +54,7 @@ class StatePool:
             raise ExecutorFailed("a row's recurrent state does not match its number of computed tokens")
         drafts = np.zeros_like(plan.num_scheduled) if plan.num_drafts is None else plan.num_drafts
         certain = plan.num_scheduled - drafts
-        kept_starts, kept_after, kept_slots = self._kept(plan, states)
+        kept_starts, kept_after, kept_slots = self._kept_states(plan, states)
         self._lengths[states.slots] += stayed + certain
         self._num_pending[plan.rows] = drafts
         starts = np.zeros(len(plan.rows) + 1, np.int32)
@@ -82,7 +82,7 @@ class StatePool:
         self._conv[target], self._recurrent[target] = self._conv[source], self._recurrent[source]
         self._lengths[target] = self._lengths[source]
 
-    def _kept(self, plan: StepPlan, states: StatePlan) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _kept_states(self, plan: StepPlan, states: StatePlan) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return kept_starts, kept_after and kept_slots for StepStates."""
         kept = states.kept[np.lexsort((states.kept[:, 1], states.kept[:, 0]))]
         places, tokens, slots = (np.ascontiguousarray(column) for column in kept.T)

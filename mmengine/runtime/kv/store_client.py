@@ -105,7 +105,7 @@ class StoreClient:
         if self._news.wait(seconds):
             self._news.clear()
 
-    def _say(self, event: ev.Event) -> None:
+    def _report(self, event: ev.Event) -> None:
         self._tell(event)
         self._news.set()
 
@@ -113,7 +113,7 @@ class StoreClient:
 
     def ask(self, request: Request, tokens: np.ndarray) -> None:
         if self._is_stuck():
-            self._say(ev.Offered(request.request_id, 0))
+            self._report(ev.Offered(request.request_id, 0))
             return
         digests: list[bytes] = []
         with self._lock:
@@ -163,18 +163,18 @@ class StoreClient:
         if not new or not self._may_wait(size, len(new)):
             return
         for digest, _ in new:
-            self._know(digest)
+            self._add_known(digest)
         wanted = upload(np.array([block for _, block in new], np.int64), self._pool.blocks.device)
         rows = self._pool.blocks.index_select(1, wanted).transpose(0, 1).contiguous()
         keys = [self._kv_names + digest for digest, _ in new]
         self._writes.put(lambda: self._put(keys, list(rows.unbind(0)), size))
 
-    def _know(self, digest: bytes) -> None:
+    def _add_known(self, digest: bytes) -> None:
         self._known[digest] = None
         if len(self._known) > MAX_KNOWN:
             self._known.popitem(last=False)
 
-    def _unknow(self, keys: Iterable[bytes]) -> None:
+    def _remove_known(self, keys: Iterable[bytes]) -> None:
         """Forget names that are missing or damaged in the store, so that they may be written again."""
         for key in keys:
             self._known.pop(key[NAMESPACE_BYTES:], None)
@@ -192,7 +192,7 @@ class StoreClient:
         if self._features is not None and self._features.fetched_features(key) is None:
             name = self._features.name(key)
             if name not in self._known and self._may_wait(features.nbytes, 1):
-                self._know(name)
+                self._add_known(name)
                 rows, size = [features.detach().clone()], features.nbytes
                 self._writes.put(lambda: self._put([self._feature_names + name], rows, size))
 
@@ -213,12 +213,12 @@ class StoreClient:
         digests += prompt_digests(request, tokens, self._block_size)
         keys = [self._kv_names + digest for digest in digests]
         found = self._call(lambda: [bool(there) for _, there in zip(keys, self._store.has(keys))]) or []
-        self._unknow(key for key, is_there in zip(keys, found) if not is_there)
+        self._remove_known(key for key, is_there in zip(keys, found) if not is_there)
         count = found.index(False) if False in found else len(found)
         count = min(count, MAX_FETCHED_BYTES // 2 // self._row_bytes)
         items = self._fetch_items(request, count * self._block_size, digests)
         if not self._is_given_up(name, digests):
-            self._say(ev.Offered(name, count, tuple(items)))
+            self._report(ev.Offered(name, count, tuple(items)))
         elif self._features is not None:
             # `forget` may have run before the rows were stored. A new request with the same id has no rows
             # yet, because only this thread stores rows.
@@ -241,7 +241,7 @@ class StoreClient:
             name = self._features.name(key)
             digest = self._get(self._feature_names + name, value)
             if digest is not None:
-                self._know(name)
+                self._add_known(name)
                 self._features.keep(request.request_id, key, value)
                 found.append((number, digest[:8]))
         return found
@@ -252,7 +252,7 @@ class StoreClient:
                 return
             fits = self._fetched_bytes + count * (self._row_bytes + SEAL_BYTES) <= MAX_FETCHED_BYTES
         if not fits:
-            self._say(ev.Lost(request_id, "too much is being fetched"))
+            self._report(ev.Lost(request_id, "too much is being fetched"))
             return
         rows = torch.empty(count, SEAL_BYTES + self._row_bytes, dtype=torch.uint8)
         came = []
@@ -260,7 +260,7 @@ class StoreClient:
             found = self._get(self._kv_names + digest, rows[place])
             if found is None or self._is_given_up(request_id, digests):
                 break
-            self._know(digest)
+            self._add_known(digest)
             came.append(found[:8])
         with self._lock:
             if self._asked.get(request_id) is not digests:
@@ -269,19 +269,21 @@ class StoreClient:
                 self._told[request_id] = rows = rows[: len(came)]
                 self._fetched_bytes += rows.nbytes
         if came:
-            self._say(ev.Arrived(request_id, b"".join(came)))
+            self._report(ev.Arrived(request_id, b"".join(came)))
         if len(came) < count:
-            self._say(ev.Lost(request_id, f"{count - len(came)} of {count} blocks are gone, or do not hold"))
+            self._report(
+                ev.Lost(request_id, f"{count - len(came)} of {count} blocks are gone, or do not hold")
+            )
 
     def _get(self, key: bytes, row: Tensor) -> bytes | None:
         """Read a value into a row, uint8, and return its digest if the seal is valid."""
         value = row.numpy().data
         if not self._call(lambda: bool(self._store.get([key], [value])[0])):
-            self._unknow([key])
+            self._remove_known([key])
             return None
         digest = opened(key, value)
         if digest is None:
-            self._unknow([key])
+            self._remove_known([key])
             self.num_spoiled += 1
             self._call(lambda: self._store.remove([key]))
         return digest
@@ -308,7 +310,7 @@ class StoreClient:
                 self.num_put += 1
         except BaseException:  # a third-party store may raise anything; it then keeps nothing
             self.num_left_out += 1
-            self._unknow(keys)
+            self._remove_known(keys)
         finally:
             with self._lock:
                 self._waiting_bytes -= size

@@ -120,7 +120,7 @@ class Followers:
                 try:
                     channel.send(MessageKind.STEP, frames)
                 except ChannelClosed as error:
-                    self.lose(str(error))
+                    self.mark_lost(str(error))
                     break
         if self._lost:
             raise ExecutorLost(self._lost)
@@ -129,36 +129,36 @@ class Followers:
         """Raise ExecutorFailed with a rank's report on the steps so far, or ExecutorLost if a rank is
         gone.
         """
-        said = self._hear(0.0)
+        reports = self._read_reports(0.0)
         if self._lost:
             raise ExecutorLost(self._lost)
-        if said:
-            raise ExecutorFailed("; ".join(said))
+        if reports:
+            raise ExecutorFailed("; ".join(reports))
 
-    def lose(self, reason: str) -> None:
+    def mark_lost(self, reason: str) -> None:
         """Mark the ranks as permanently out of step; `check` reports that from now on, with the rank that is
         gone.
         """
-        said = self._hear(LAST_WORDS_S)
+        reports = self._read_reports(LAST_WORDS_S)
         out_of_step = f"the ranks lost one another ({reason}); start the engine again"
-        self._lost = self._lost or "; ".join([*said, out_of_step])
+        self._lost = self._lost or "; ".join([*reports, out_of_step])
 
-    def _hear(self, wait_s: float) -> list[str]:
+    def _read_reports(self, wait_s: float) -> list[str]:
         """Return the ranks' reports on the steps so far.
 
         When a rank sends ENDS or is gone, all ranks are lost, whichever is noticed first.
         `wait_s`: wait for messages in transit.
         """
-        said: list[str] = []
+        reports: list[str] = []
         if self._lost:
-            return said
+            return reports
         gone = 0
         for rank, channel in enumerate(self._channels, 1):
             ends = False
             try:
                 while not ends and (message := channel.receive(wait_s)) is not None:
                     kind, body = message
-                    said.append(f"rank {rank}: {body.decode(errors='replace')}")
+                    reports.append(f"rank {rank}: {body.decode(errors='replace')}")
                     ends = kind is MessageKind.ENDS
             except ChannelClosed:
                 ends = True
@@ -166,8 +166,8 @@ class Followers:
                 gone = gone or rank
         if gone:
             end = f"rank {gone} of {len(self._channels) + 1} {self._ended(gone)}"
-            self._lost = "; ".join([*said, end, "start the engine again, which goes on with its log"])
-        return said
+            self._lost = "; ".join([*reports, end, "start the engine again, which goes on with its log"])
+        return reports
 
     def _ended(self, rank: int) -> str:
         try:

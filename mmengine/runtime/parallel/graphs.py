@@ -14,7 +14,7 @@ import structlog
 from mmengine.errors import in_one_line
 from mmengine.runtime.attention.base import Bucket
 from mmengine.runtime.device.port import Recorder
-from mmengine.runtime.graphs.capture import Replays, tell
+from mmengine.runtime.graphs.capture import Replays, log_uncaptured
 from mmengine.runtime.parallel.group import GroupLost, StepGroup
 from mmengine.runtime.runner import ModelRunner
 
@@ -62,15 +62,15 @@ class SharedCapture:
                 prepare(bucket)
                 replay = recorder.record(partial(self._pass, compute, bucket))
                 replays[bucket] = partial(self._group.replay, bucket, replay)
-            self._all_say(DONE)
+            self._check_all_agree(DONE)
         except (OtherRankFailed, GroupLost) as error:
             if self._group.lost:
                 raise
-            tell(what, bucket, str(error))
+            log_uncaptured(what, bucket, str(error))
             return {}
         except Exception as error:
             self._agree("")
-            tell(what, bucket, in_one_line(error))
+            log_uncaptured(what, bucket, in_one_line(error))
             return {}
         return replays
 
@@ -78,10 +78,10 @@ class SharedCapture:
         if self._group.replays:  # in tests a function replaces the graph
             compute(bucket)
             return
-        self._all_say(f"{bucket.num_rows} rows of {bucket.query_len}")
+        self._check_all_agree(f"{bucket.num_rows} rows of {bucket.query_len}")
         with self._group.recording(bucket):
             compute(bucket)
 
-    def _all_say(self, word: str) -> None:
+    def _check_all_agree(self, word: str) -> None:
         if not self._agree(word):
             raise OtherRankFailed("another rank failed or is out of step")

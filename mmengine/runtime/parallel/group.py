@@ -97,12 +97,12 @@ class StepGroup:
             if self.lost:
                 raise
             if report is None or not isinstance(error, Exception):
-                self._make_the_rest()
+                self._complete_exchanges()
                 raise
             report(error)
-            self._make_the_rest()
+            self._complete_exchanges()
         else:
-            self._make_the_rest()
+            self._complete_exchanges()
 
     @contextmanager
     def recording(self, bucket: Bucket) -> Iterator[None]:
@@ -116,7 +116,7 @@ class StepGroup:
         finally:
             if self._device.is_capturing():
                 self._expected = []  # no exchange takes place now
-            self._make_the_rest()
+            self._complete_exchanges()
 
     def replay(self, bucket: Bucket, launch: Callable[[], None]) -> None:
         """Launch the captured step with this size. Raises GroupLost if the launch fails, because the others
@@ -129,7 +129,7 @@ class StepGroup:
         try:
             launch()
         except Exception as error:
-            self._lose(f"rank {self.rank} could not replay a step: {error}", error)
+            self._raise_lost(f"rank {self.rank} could not replay a step: {error}", error)
         finally:
             self.replays = False
 
@@ -156,7 +156,7 @@ class StepGroup:
         sums = (self._add_up, (num_tokens, self._spec.hidden_size), self._dtype)
         return expected + [sums] * (2 * self._spec.num_layers)
 
-    def _make_the_rest(self) -> None:
+    def _complete_exchanges(self) -> None:
         while self._expected:
             following = self._expected[-1]
             if isinstance(following, Replay):
@@ -172,7 +172,7 @@ class StepGroup:
         except GroupLost:
             raise
         except Exception as error:  # the replay could not be prepared
-            self._lose(f"rank {self.rank} could not replay a step: {error}", error)
+            self._raise_lost(f"rank {self.rank} could not replay a step: {error}", error)
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """Return x [t, hidden] summed over all ranks, in place if x is contiguous."""
@@ -203,9 +203,9 @@ class StepGroup:
         try:
             call(x)
         except RuntimeError as error:
-            self._lose(f"an exchange of rank {self.rank} with the others failed: {error}", error)
+            self._raise_lost(f"an exchange of rank {self.rank} with the others failed: {error}", error)
 
-    def _lose(self, what: str, error: Exception) -> NoReturn:
+    def _raise_lost(self, what: str, error: Exception) -> NoReturn:
         self.lost = True
         raise error if isinstance(error, GroupLost) else GroupLost(what) from error
 

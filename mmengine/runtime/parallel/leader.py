@@ -88,7 +88,7 @@ class LeadingExecutor(TorchExecutor):
         except ExecutorLost as error:
             self._group.abort()
             if isinstance(error, GroupLost):
-                self._followers.lose(str(error))
+                self._followers.mark_lost(str(error))
                 self._followers.check()
             raise
         self._followers.check()
@@ -120,7 +120,7 @@ class LeadingExecutor(TorchExecutor):
                 with self._group.step(step.plan):
                     pass  # completes the exchanges that the others wait for
         except GroupLost as error:
-            self._followers.lose(str(error))
+            self._followers.mark_lost(str(error))
 
     def close(self) -> None:
         super().close()

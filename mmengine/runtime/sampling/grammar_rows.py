@@ -19,7 +19,7 @@ def sample_grammar_rows(
     logits: torch.Tensor,
     batch: SampleRows,
     runs: Runs | None,
-    due: ForcedTokens = NO_FORCED_TOKENS,
+    forced: ForcedTokens = NO_FORCED_TOKENS,
 ) -> tuple[SampledTokens, LazyMaskResult]:
     """Sample float32 logits [s, vocab_size] like `Sampler.sample`, with masks or, on a CPU, by lazy masking.
 
@@ -29,18 +29,18 @@ def sample_grammar_rows(
     row_options = options if runs is None else options[runs.first]
     if matchers is None:
         nothing = dict.fromkeys(np.flatnonzero(row_options & GRAMMAR).tolist(), NO_GRAMMARS)
-        return sampler.sample(logits, batch, due=due), LazyMaskResult({}, nothing)
+        return sampler.sample(logits, batch, forced=forced), LazyMaskResult({}, nothing)
     is_bound = (options & GRAMMAR) != 0
-    going: list[int] = []
+    continuing: list[int] = []
     if sampler.device.type == "cpu":
         is_bound &= ~uses_lazy_mask(options)
-        going = uses_lazy_mask(row_options).nonzero()[0].tolist()
+        continuing = uses_lazy_mask(row_options).nonzero()[0].tolist()
     masks, errors = _masks(matchers, batch, runs, is_bound.nonzero()[0])
     chosen = sampler.choose(logits, batch, masks)
-    sampler.put(chosen, due)
+    sampler.put(chosen, forced)
     if masks is not None and masks.closing is not None:
         sampler.close(chosen, masks.closing)
-    lazy_masked = apply_lazy_masks(sampler, matchers, chosen, batch, runs, going)
+    lazy_masked = apply_lazy_masks(sampler, matchers, chosen, batch, runs, continuing)
     lazy_masked.errors.update(errors)
     return sampler.conclude(chosen, batch), lazy_masked
 

@@ -41,17 +41,17 @@ def apply_lazy_masks(
     chosen: TokenChoice,
     batch: SampleRows,
     runs: Runs | None,
-    going: Sequence[int],
+    continuing: Sequence[int],
 ) -> LazyMaskResult:
-    """Advance the rows `going` (ascending indices into the sampling rows) by their chosen tokens, as far as
-    those match the drafts.
+    """Advance the rows `continuing` (ascending indices into the sampling rows) by their chosen tokens, as far
+    as those match the drafts.
 
     Where a row chose a disallowed token, `chosen` gets another choice in place.
     """
-    if not going:  # always on a GPU, where reading the choice would wait for the device
+    if not continuing:  # always on a GPU, where reading the choice would wait for the device
         return LazyMaskResult({}, {})
     walk = _Walk(sampler, matchers, chosen, batch, runs)
-    refused = [row for row in going if not walk.go(row)]
+    refused = [row for row in continuing if not walk.go(row)]
     while refused:
         refused = [row for row in walk.correct(refused) if not walk.go(row)]
     return walk.found

@@ -123,20 +123,20 @@ class Sampler:
         logits: torch.Tensor,
         batch: SampleRows,
         masks: Masks | None = None,
-        due: ForcedTokens = NO_FORCED_TOKENS,
+        forced: ForcedTokens = NO_FORCED_TOKENS,
     ) -> SampledTokens:
         """Sample float32 logits [s, vocab_size], a row per entry in `batch`, without waiting for the
         device.
         """
         chosen = self.choose(logits, batch, masks)
-        self.put(chosen, due)
+        self.put(chosen, forced)
         return self.conclude(chosen, batch)
 
-    def put(self, chosen: TokenChoice, due: ForcedTokens) -> None:
-        """Write the forced tokens `due` in place."""
-        if due.places:
-            places = upload(np.array(due.places, np.int64), self.device)
-            chosen.token_ids[places] = upload(np.array(due.token_ids, np.int64), self.device)
+    def put(self, chosen: TokenChoice, forced: ForcedTokens) -> None:
+        """Write the forced tokens `forced` in place."""
+        if forced.places:
+            places = upload(np.array(forced.places, np.int64), self.device)
+            chosen.token_ids[places] = upload(np.array(forced.token_ids, np.int64), self.device)
 
     def choose(self, logits: torch.Tensor, batch: SampleRows, masks: Masks | None = None) -> TokenChoice:
         """Choose tokens as `sample` does; the caller may change the choice before `conclude`."""

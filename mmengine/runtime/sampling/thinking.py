@@ -62,9 +62,9 @@ class ThinkingRows:
         self._rows.pop(row, None)
         if request.thinking is not None:
             self._rows[row] = request.thinking, ReasoningState.begin(request.thinking)
-            self._say(row, token_ids[len(request.prompt_token_ids) :].tolist())
+            self._append(row, token_ids[len(request.prompt_token_ids) :].tolist())
 
-    def due(self, batch: SampleRows, runs: Runs | None) -> ForcedTokens:
+    def forced_tokens(self, batch: SampleRows, runs: Runs | None) -> ForcedTokens:
         """Return the positions, ascending among all sampling positions, where a token is forced, and these
         tokens.
         """
@@ -88,13 +88,13 @@ class ThinkingRows:
         ends = np.arange(1, len(rows) + 1) if counts is None else np.cumsum(counts)
         for index in self._reasoning(rows):
             start = int(ends[index - 1]) if index else 0
-            self._say(int(rows[index]), token_ids[start : int(ends[index])].tolist())
+            self._append(int(rows[index]), token_ids[start : int(ends[index])].tolist())
 
     def _reasoning(self, rows: np.ndarray) -> list[int]:
         """Return ascending indices for the `rows` that may still reason."""
         return np.flatnonzero(np.isin(rows, list(self._rows))).tolist() if self._rows else []
 
-    def _say(self, row: int, token_ids: Sequence[int]) -> None:
+    def _append(self, row: int, token_ids: Sequence[int]) -> None:
         budget, reasoned = self._rows[row]
         for token in token_ids:
             reasoned = reasoned.after(budget, token)

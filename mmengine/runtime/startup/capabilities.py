@@ -30,7 +30,7 @@ def attention() -> dict[str, str]:
     return found | {"torch": "usable on any device"}
 
 
-def chosen() -> str:
+def automatic_attention() -> str:
     """Return the backend that `attention="auto"` chooses."""
     usable = {name for name, text in attention().items() if text.startswith("usable")}
     on_cpu = "native" if "native" in usable else "torch"

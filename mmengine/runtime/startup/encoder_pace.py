@@ -21,7 +21,7 @@ def with_encoder_pace(config: EngineConfig, model: VisionLanguageModel, num_thre
     """
     measure = getattr(model, "measure_encoder", None)
     if config.compat or measure is None:
-        return _whole(config)
+        return _without_pieces(config)
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
     try:
@@ -29,7 +29,7 @@ def with_encoder_pace(config: EngineConfig, model: VisionLanguageModel, num_thre
     finally:
         torch.set_num_threads(before)
     if cost is None:
-        return _whole(config)
+        return _without_pieces(config)
     work_ns = config.encoder_work_ns or cost.work_ns
     return msgspec.structs.replace(
         config,
@@ -39,7 +39,7 @@ def with_encoder_pace(config: EngineConfig, model: VisionLanguageModel, num_thre
     )
 
 
-def _whole(config: EngineConfig) -> EngineConfig:
+def _without_pieces(config: EngineConfig) -> EngineConfig:
     if config.encoder_piece:
         raise ConfigError(
             f"encoder_piece {config.encoder_piece} is not supported: this model's encoder cannot pause "
