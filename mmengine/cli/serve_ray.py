@@ -32,7 +32,7 @@ def serve_ray(
         raise ConfigError("--health-port needs a supervisor, which --ray does not have; use /health instead")
     from mmengine.server.chat.media_fetch import media_door
     from mmengine.server.lifecycle.listening_socket import address_of, listen  # Lazy: help needs no server
-    from mmengine_ray.serving import begin, serve_fleet
+    from mmengine_ray.serving import run_ingress, start_ray
     from mmengine_ray.settings import RaySettings
 
     ray_settings = RaySettings(
@@ -51,9 +51,9 @@ def serve_ray(
         scheme = "https" if settings.ssl_certfile else "http"
         where, names = f"{scheme}://{address_of(bound)}/v1", ", ".join(ray_settings.served_names)
         say("starting Ray" if not fleet.ray_address else f"joining Ray at {fleet.ray_address}")
-        begin(fleet.ray_address or None)
+        start_ray(fleet.ray_address or None)
         say(f"starting {fleet.replicas} replicas")
-        serve_fleet(
+        run_ingress(
             ray_settings,
             keys,
             bound,

@@ -1,10 +1,10 @@
-"""Replicas on Ray Serve behind the server of mmengine, and batches on Ray Data. Needs the extra `ray`.
+"""Replicas on Ray Serve for mmengine's server, and batches on Ray Data. Requires the extra `ray`.
 
     serve run mmengine_ray:app                        # the embedded checkpoint, one replica
     serve run mmengine_ray:app_of model=… replicas=3
 
-Whatever crosses between processes is bytes of `mmengine.fleet.wire`, which are held to their types: Ray's own
-pickles carry nothing else.
+Processes exchange only bytes of `mmengine.fleet.wire`, which are checked against their types; nothing else is
+pickled by Ray.
 """
 
 from typing import TYPE_CHECKING
@@ -14,9 +14,11 @@ if TYPE_CHECKING:
 
 
 def app_of(args: dict[str, object]) -> "Application":
-    """The application for `serve run` and a config file of Serve. `args`: fields of RaySettings. Raises
-    ConfigError."""
-    from mmengine_ray.deployments import application  # lazy: Ray takes seconds
+    """Return the application for `serve run` and Serve's config files. `args` are the fields of RaySettings.
+
+    Raises ConfigError.
+    """
+    from mmengine_ray.deployments import application  # lazy: importing Ray takes seconds
     from mmengine_ray.settings import RaySettings
 
     return application(RaySettings.of(args))

@@ -1,11 +1,12 @@
-"""Batches on Ray Data: workers with logs, of which each dead one costs only what it had not computed.
+"""Batches on Ray Data: workers with logs, so that a worker's death costs only the tokens that its log lacks.
 
     ray.data.read_text("requests.jsonl").map_batches(AnswerLines, fn_constructor_kwargs={"root": "logs"}, …)
 
-Ray gives the rows of a worker that died to another one, as a whole batch. That one looks into the logs below
-`root` that nobody writes any more: an answer that stands there is taken, one that was begun goes on behind
-its tokens. A request without a seed has one by its id, so that it is the same request wherever it runs. It is
-known by its whole line, of which the log has a digest: another request may have its id, or another job.
+Ray gives a dead worker's rows to another worker as a whole batch. That worker reads the logs below `root`
+that no process writes any more. A finished answer is taken from its log, an unfinished one continues after
+its last token. A request without a seed gets one from its id, so it is the same request on every worker.
+Requests are identified by a digest of their whole line, which the log holds, since another request or another
+job may use the same id.
 """
 
 import hashlib
@@ -36,17 +37,19 @@ from mmengine.serve.text.detokenizer import Stops
 from mmengine.serve.text.output_text import with_texts
 from mmengine.serve.text.request_output import Choice, Completion
 
-if TYPE_CHECKING:  # it brings torch
+if TYPE_CHECKING:  # importing mmengine.build imports torch
     from mmengine.build import Built
 
 Batch = dict[str, np.ndarray]
 
 
 class AnswerLines:
-    """For `map_batches`: a column `text` of request lines, as `mmengine run --batch` reads them, becomes a
-    column `text` of answer lines. `root`: the folder of the workers' logs, which all of them see.
-    `base_folder`: from where paths of media are read. `engine`: settings. `builder`: module:function in place
-    of mmengine.build.build. Raises what Engine does."""
+    """A callable for `map_batches` that turns a column `text` of request lines into one of answer lines.
+
+    The lines are those of `mmengine run --batch`. `root` is the folder of all workers' logs, which every
+    worker must see. Relative paths of media are resolved against `base_folder`. `engine` holds settings.
+    `builder` names a module:function that replaces mmengine.build.build. Raises what Engine raises.
+    """
 
     def __init__(
         self,
@@ -59,29 +62,30 @@ class AnswerLines:
         self._root, self._base_folder = Path(root), Path(base_folder)
         self._log = self._root / f"worker-{os.getpid()}-{secrets.token_hex(4)}"
         config = msgspec.convert(dict(engine or {}), EngineConfig)
-        made_by = _imported(builder) if builder else None
-        self._engine = Engine(model, config=config, log=self._log, builder=made_by)
-        self._left: dict[bytes, ResumedAnswer] = {}  # of the dead, by what was asked
+        make_built = _imported(builder) if builder else None
+        self._engine = Engine(model, config=config, log=self._log, builder=make_built)
+        # unfinished and undelivered answers of dead workers, by request digest
+        self._earlier: dict[bytes, ResumedAnswer] = {}
         self._read: set[Path] = {self._log}
-        self._told: list[str] = []  # that the batch before gave, and Ray has by now
+        self._answered: list[str] = []  # requests answered in the previous batch, which Ray has stored
 
     def __call__(self, batch: Batch) -> Batch:
-        for request_id in self._told:
+        for request_id in self._answered:
             self._engine.requests.delivered(request_id)
-        self._told = []
-        self._look_at_the_dead()
+        self._answered = []
+        self._read_earlier_logs()
         lines = "\n".join(str(line) for line in batch["text"]).encode()
-        jobs = _Jobs(lines, self._base_folder, self._left, self._engine)
+        jobs = _Jobs(lines, self._base_folder, self._earlier, self._engine)
         answers: dict[int, bytes] = {}
         for place, answer in run_batch(self._engine, jobs, received=False):
             answers[place] = jobs.file.answer_line(place, jobs.done.get(place, answer))
             if isinstance(answer, Completion):
-                self._told.append(answer.request_id)
+                self._answered.append(answer.request_id)
         texts = [answers[place].decode().rstrip("\n") for place in sorted(answers)]
         return {"text": np.array(texts, dtype=object)}
 
-    def _look_at_the_dead(self) -> None:
-        """Into logs that nobody writes, once each."""
+    def _read_earlier_logs(self) -> None:
+        """Read the logs that no process writes any more, once each."""
         for log in sorted(self._root.iterdir()):
             if log in self._read or not log.is_dir():
                 continue
@@ -89,20 +93,22 @@ class AnswerLines:
                 if not segment_paths(log) or is_locked(log):
                     continue
                 found = read_resume_state(log, Resume())
-            except (LogError, OSError) as error:  # then all of it is computed again
-                operator_log.warning("a log of before cannot be read", log=log.name, reason=str(error))
-            else:  # of another model it would say other tokens
+            except (LogError, OSError) as error:  # all of its requests are computed again
+                operator_log.warning("an earlier log cannot be read", log=log.name, reason=str(error))
+            else:  # another model would compute other tokens
                 if found.last_fingerprints == self._engine.built.core.fingerprints:
-                    self._left |= {each.queued.envelope: each for each in found.answers.values()}
+                    self._earlier |= {each.queued.envelope: each for each in found.answers.values()}
             self._read.add(log)
 
 
 class _Jobs:
-    """Jobs of `lines`, from where the dead came. `done`: by place, the answers that they gave whole."""
+    """The jobs of `lines`, continued from dead workers' logs. `done` maps positions to answers that were
+    complete.
+    """
 
-    def __init__(self, lines: bytes, base_folder: Path, left: dict[bytes, ResumedAnswer], engine: Engine):
+    def __init__(self, lines: bytes, base_folder: Path, earlier: dict[bytes, ResumedAnswer], engine: Engine):
         self.file = RequestFile(io.BytesIO(lines), base_folder)
-        self._lines, self._base_folder, self._left, self._engine = lines, base_folder, left, engine
+        self._lines, self._base_folder, self._earlier, self._engine = lines, base_folder, earlier, engine
         self.done: dict[int, Completion | MMEngineError] = {}
 
     def __iter__(self) -> Iterator[Job | MMEngineError | AnsweredJob]:
@@ -111,20 +117,20 @@ class _Jobs:
             if not isinstance(job, tuple) or isinstance(job, AnsweredJob):
                 yield job
                 continue
-            prompt, options = job[0], replace(_seeded(job[1]), envelope=self._asked(line or b""))
-            left = self._left.get(options.envelope)
-            if left is None or left.was_given_up or options.sampling.n != 1:
+            prompt, options = job[0], replace(_seeded(job[1]), envelope=self._envelope(line or b""))
+            resumed = self._earlier.get(options.envelope)
+            if resumed is None or resumed.was_given_up or options.sampling.n != 1:
                 yield prompt, options
-            elif left.reason:
-                self.done[place] = _whole(options.request_id, left, self._engine)
-                yield MMEngineError("it is done")
+            elif resumed.reason:
+                self.done[place] = _completion_of(options.request_id, resumed, self._engine)
+                yield MMEngineError("answered by an earlier worker")  # `done` replaces it
             elif options.sampling.logprobs is not None or options.sampling.prompt_logprobs is not None:
-                yield prompt, options  # what was told of the first tokens is not here
+                yield prompt, options  # the log has no logprobs of the first tokens
             else:
-                yield prompt, replace(options, outputs=list(left.token_ids))
+                yield prompt, replace(options, outputs=list(resumed.token_ids))
 
-    def _asked(self, line: bytes) -> bytes:
-        """The same for the same request alone, whose media stand below the same folder."""
+    def _envelope(self, line: bytes) -> bytes:
+        """Return an envelope that identifies the request and the folder of its media."""
         digest = hashlib.blake2b(b"%s\0" % os.fsencode(self._base_folder), digest_size=16)
         digest.update(line)
         return msgspec.json.encode({"api": "batch", "digest": digest.hexdigest()})
@@ -138,12 +144,19 @@ def _seeded(options: Options) -> Options:
     return replace(options, sampling=msgspec.structs.replace(options.sampling, seed=seed))
 
 
-def _whole(request_id: str, left: ResumedAnswer, engine: Engine) -> Completion:
-    stops = Stops.of(left.queued.sampling, left.queued.grammar)
+def _completion_of(request_id: str, resumed: ResumedAnswer, engine: Engine) -> Completion:
+    stops = Stops.of(resumed.queued.sampling, resumed.queued.grammar)
     choice = Choice(
-        0, "", list(left.token_ids), left.reason, left.detail, left.logprobs, stops.after, code=left.code
+        0,
+        "",
+        list(resumed.token_ids),
+        resumed.reason,
+        resumed.detail,
+        resumed.logprobs,
+        stops.after,
+        code=resumed.code,
     )
-    prompt = np.frombuffer(left.queued.prompt, np.int32)
+    prompt = np.frombuffer(resumed.queued.prompt, np.int32)
     return Completion(request_id, prompt, [with_texts(choice, engine.processor.tokenizer, stops)])
 
 

@@ -1,4 +1,4 @@
-"""Bytes between an ingress and replicas by Ray's streaming calls."""
+"""A Carrier that uses Ray's streaming calls."""
 
 from collections.abc import AsyncGenerator
 
@@ -25,7 +25,7 @@ class RayCarrier:
                 yield word
         except BackPressureError:
             raise QueueFull(
-                "all replicas are full, and so is the queue before them; try again later"
+                "all replicas and the queue before all replicas are full: try again later"
             ) from None
         except (RayError, RayServeException) as error:
             raise ReplicaLost(type(error).__name__) from None

@@ -1,4 +1,4 @@
-"""Two deployments of Ray Serve: replicas of an engine, and the ingress before them."""
+"""Two deployments of Ray Serve: the replicas, each with an engine, and the ingress."""
 
 import asyncio
 import os
@@ -40,13 +40,14 @@ from mmengine_ray.scaling import WAITING, ByWaitingTokens
 from mmengine_ray.settings import RaySettings
 
 REPLICA = "EngineReplica"
-LOOKS = 8  # at a replica's lock, each time that another one answers
-RESTARTS = 20  # of a replica whose engine cannot be made, before Serve gives it up
+LOOKS = 8  # attempts to see a replica's lock, one for each replica that answers
+RESTARTS = 20  # constructor failures of a replica after which Serve gives up
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """What a replica tells of itself. `pid`, `log`: of its process. `sees_ingress`: whether the ingress's
-    requests are locked for it."""
+    """Facts about a replica. `pid` and `log` are its process's; `sees_ingress` says whether it sees the
+    ingress's lock.
+    """
 
     name: str
     config: EngineConfig
@@ -57,7 +58,7 @@ class Facts(msgspec.Struct, frozen=True):
 
 
 class EngineReplica:
-    """An engine with a log of its own: one for each life, by Serve's id of it, which no other life has."""
+    """A replica with an engine and a log, both named by Serve's unique replica id."""
 
     def __init__(self, settings: bytes):
         settings_ = RaySettings.decoded(settings)
@@ -96,37 +97,40 @@ class EngineReplica:
         return {WAITING: float(self._replica.load().waiting_tokens)}
 
     async def __del__(self) -> None:
-        self._replica.leave("it ends")
+        self._replica.leave("the replica ends")
         await self._replica.engine.close(leave=True)
 
 
 class Ingress:
-    """Speaks the HTTP of `mmengine serve`, below Serve's proxies."""
+    """An ASGI application with the HTTP API of `mmengine serve`, for Serve's proxies."""
 
     async def _begin(self, settings: bytes, replicas: DeploymentHandle) -> None:
         given = RaySettings.decoded(settings)
-        kept = await asyncio.to_thread(kept_of, given, _warn)
-        engine = await fleet_engine(given, replicas, kept, _warn)
+        durable = await asyncio.to_thread(open_durable, given, _warn)
+        engine = await fleet_engine(given, replicas, durable, _warn)
         keys = ApiKeys(Path(given.api_key_file) if given.api_key_file else None)
-        make_keep = opening(engine, given, keys)
+        make_keep = store_opener(engine, given, keys)
         keep = make_keep() if make_keep is not None else None
         self._app = App(engine, given.server, keys, given.served_names, media_door(given.server), keep)
         self._running = asyncio.get_running_loop().create_task(self._app.run())
 
-    __init__ = _begin  # Serve waits for it
+    __init__ = _begin  # Serve awaits the constructor
 
     def __serve_build_asgi_app__(self) -> AnyServer:
         return AnyServer(self._app)
 
 
-def kept_of(settings: RaySettings, say: Callable[[str], None]) -> DurableRequests | None:
-    """What an ingress before this one left beside the replicas' logs; None where there is no log, or none
-    can be kept, which is said. Raises LogError where another ingress has it, OSError."""
-    return open_durable_requests(Path(settings.log), settings.patience_s, say) if settings.log else None
+def open_durable(settings: RaySettings, warn: Callable[[str], None]) -> DurableRequests | None:
+    """Open the requests that survive an ingress, beside the replicas' logs.
+
+    Returns None without a log, and, after a call of `warn`, if they cannot be durable. Raises LogError if
+    another ingress has them, OSError.
+    """
+    return open_durable_requests(Path(settings.log), settings.patience_s, warn) if settings.log else None
 
 
-def opening(engine: FleetEngine, settings: RaySettings, keys: ApiKeys) -> Callable[[], Keep] | None:
-    """Opens responses, files and batches beside the logs; None where nothing is kept."""
+def store_opener(engine: FleetEngine, settings: RaySettings, keys: ApiKeys) -> Callable[[], Keep] | None:
+    """Return an opener of the store for responses, files and batches; None if nothing is durable."""
     if not engine.keeps_held:
         return None
     folder = Path(settings.log) / INGRESS
@@ -140,27 +144,31 @@ def _warn(text: str) -> None:
 async def fleet_engine(
     settings: RaySettings,
     replicas: DeploymentHandle,
-    kept: DurableRequests | None,
-    say: Callable[[str], None],
+    durable: DurableRequests | None,
+    warn: Callable[[str], None],
 ) -> FleetEngine:
-    """The replicas as an engine, on this loop; waits for the first of them. `kept`: where its lock, or that
-    of a replica, is not seen by the other, it is closed, and `say` hears why. Raises ModelError."""
+    """Return the replicas as one engine on this event loop, after the first replica has answered.
+
+    `durable` is closed, and `warn` called, if the ingress and a replica do not see each other's locks. Raises
+    ModelError.
+    """
     facts = msgspec.json.decode(await replicas.facts.remote(), type=Facts)
-    if kept is not None and (why := await _unseen_lock(replicas, facts, kept.folder)):
-        kept.close()
-        kept = None
-        say(f"{NOT_ADOPTED}: {why}")
+    if durable is not None and (reason := await _unseen_lock(replicas, facts, durable.folder)):
+        durable.close()
+        durable = None
+        warn(f"{NOT_ADOPTED}: {reason}")
     folder = resolve_folder(settings.model)
     processor = plugin_for(folder).load_processor(folder)
     processor.max_prompt_tokens = facts.config.max_model_len - 1
     most = max(settings.replicas, settings.max_replicas) * min(facts.max_open, settings.max_open)
-    patience = RoutingLimits(settings.silence_s, settings.patience_s)
-    return FleetEngine(RayCarrier(replicas), processor, facts.config, most, patience, kept)
+    limits = RoutingLimits(settings.silence_s, settings.patience_s)
+    return FleetEngine(RayCarrier(replicas), processor, facts.config, most, limits, durable)
 
 
 async def _unseen_lock(replicas: DeploymentHandle, facts: Facts, folder: Path) -> str:
-    """Why locks do not hold between this process and a replica that lives; "" where they do, as far as one
-    replica shows."""
+    """Return why locks do not work between this process and a live replica, or "" if one replica shows that
+    they do.
+    """
     if not facts.sees_ingress:
         return f"replica {facts.name} does not see the lock that its ingress holds in {folder}"
     for _ in range(LOOKS):
@@ -168,13 +176,13 @@ async def _unseen_lock(replicas: DeploymentHandle, facts: Facts, folder: Path) -
             return ""
         name = facts.name
         facts = msgspec.json.decode(await replicas.facts.remote(), type=Facts)
-        if facts.name == name:  # it lives, and lived when its lock was looked for
+        if facts.name == name:  # the replica was alive when its lock was read
             return f"the lock that replica {name} holds on its log is not seen from its ingress"
     return ""
 
 
-def replicas_of(settings: RaySettings) -> Application:
-    """The replicas alone, for an ingress that is no part of Serve."""
+def replica_deployment(settings: RaySettings) -> Application:
+    """Return the deployment of the replicas alone, for an ingress outside Serve."""
     scaled = settings.max_replicas > settings.replicas
     count: dict[str, object] = {"num_replicas": settings.replicas}
     if scaled:
@@ -204,7 +212,7 @@ def replicas_of(settings: RaySettings) -> Application:
 
 
 def application(settings: RaySettings) -> Application:
-    """Replicas and an ingress, for `serve run` and config files."""
+    """Return replicas and an ingress as one application, for `serve run` and config files."""
     most = max(settings.replicas, settings.max_replicas) * settings.max_open
     ingress = serve.deployment(
         name="Ingress",
@@ -213,7 +221,7 @@ def application(settings: RaySettings) -> Application:
         max_queued_requests=most,
         graceful_shutdown_timeout_s=float(settings.server.drain_s),
     )(serve.ingress()(Ingress))
-    return ingress.bind(settings.encoded(), replicas_of(settings))
+    return ingress.bind(settings.encoded(), replica_deployment(settings))
 
 
 def _imported(path: str) -> object:

@@ -1,17 +1,17 @@
-"""Serve's own consistent hashing, which also tells this process who is among the replicas."""
+"""Serve's consistent hashing, which also tells the ingress which replicas are live."""
 
 from ray.serve.experimental.consistent_hash_router import ConsistentHashRouter
 
-LIVE: frozenset[str] = frozenset()  # replicas that take requests, as Serve's controller told last
+LIVE: frozenset[str] = frozenset()  # replicas that take requests, by the last update from Serve's controller
 
 
 def is_leaving(replica: str) -> bool:
-    """Whether a replica that answered is no more among those that take requests: it drains, or is dead."""
+    """Return whether a replica that has answered takes no more requests because it drains or has died."""
     return bool(LIVE) and replica not in LIVE
 
 
 class Router(ConsistentHashRouter):
-    """Lives where the handle is: in the ingress, in which `is_leaving` asks."""
+    """The router of a deployment handle. It runs in the ingress, whose carrier calls `is_leaving`."""
 
     def update_replicas(self, replicas: list) -> None:
         global LIVE

@@ -1,17 +1,20 @@
-"""How many replicas there should be: by the tokens of prompts that wait, which say how long a call waits."""
+"""Autoscaling by the prompt tokens that wait, which determine how long a request waits."""
 
 import math
 from collections.abc import Mapping
 
-WAITING = "waiting_tokens"  # by which a replica tells of them
+WAITING = "waiting_tokens"  # the name of a replica's statistic
 Policy = tuple[int, dict[str, object]]
 
 
 def wanted_replicas(
     waiting_tokens: float, num_requests: float, current: int, each_tokens: int, each_open: int
 ) -> int:
-    """More than `current` where that many tokens are too many to wait; one fewer where nothing waits and the
-    others have room for the requests that run; else as many as there are."""
+    """Return the number of replicas to run.
+
+    More than `current` if the waiting tokens exceed `each_tokens` per replica. One fewer if no tokens wait
+    and the other replicas have room for the running requests. Otherwise `current`.
+    """
     needed = math.ceil(waiting_tokens / each_tokens)
     if needed > current:
         return needed
@@ -21,14 +24,14 @@ def wanted_replicas(
 
 
 class ByWaitingTokens:
-    """A policy of Serve's autoscaling."""
+    """A policy for Serve's autoscaling."""
 
     def __init__(self, waiting_tokens: int, max_open: int):
         self._waiting_tokens, self._max_open = waiting_tokens, max_open
 
     def __call__(self, context: "Context") -> Policy:
-        told = context.aggregated_metrics or {}
-        waiting = sum(told.get(WAITING, {}).values())
+        metrics = context.aggregated_metrics or {}
+        waiting = sum(metrics.get(WAITING, {}).values())
         current = context.target_num_replicas
         wanted = wanted_replicas(
             waiting, context.total_num_requests, current, self._waiting_tokens, self._max_open
@@ -38,14 +41,14 @@ class ByWaitingTokens:
 
 
 class Bounds:
-    """Of Serve's AutoscalingConfig what is read here."""
+    """The fields of Serve's AutoscalingConfig that the policy reads."""
 
     min_replicas: int
     max_replicas: int
 
 
 class Context:
-    """Of Serve's AutoscalingContext what is read here."""
+    """The fields of Serve's AutoscalingContext that the policy reads."""
 
     aggregated_metrics: Mapping[str, Mapping[object, float]] | None
     total_num_requests: float

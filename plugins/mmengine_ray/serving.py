@@ -1,4 +1,4 @@
-"""`mmengine serve --ray`: this process is the ingress, and speaks HTTP itself; its replicas are Ray's."""
+"""`mmengine serve --ray`: this process is the ingress with its own HTTP server, and Ray runs the replicas."""
 
 import socket
 from collections.abc import Callable
@@ -9,38 +9,40 @@ from ray import serve
 from mmengine.processing.fetch.fetcher import MediaFetcher
 from mmengine.server.http.auth import ApiKeys
 from mmengine.server.lifecycle import lifecycle
-from mmengine_ray.deployments import fleet_engine, kept_of, opening, replicas_of
+from mmengine_ray.deployments import fleet_engine, open_durable, replica_deployment, store_opener
 from mmengine_ray.settings import RaySettings
 
 APPLICATION = "mmengine"
 LOOPBACK = "127.0.0.1"
 
 
-def begin(address: str | None) -> None:
-    """Join the Ray at this address, or start one on this machine, which only it can reach."""
+def start_ray(address: str | None) -> None:
+    """Join the Ray cluster at this address, or start one that only this machine can reach."""
     if address:
         ray.init(address=address, log_to_driver=False)
     else:
         ray.init(include_dashboard=False, log_to_driver=False, _node_ip_address=LOOPBACK)
 
 
-def serve_fleet(
+def run_ingress(
     settings: RaySettings,
     keys: ApiKeys,
     bound: socket.socket,
     listening: Callable[[], None],
     door: MediaFetcher | None,
-    say: Callable[[str], None],
+    warn: Callable[[str], None],
 ) -> None:
-    """Answer until a signal ends it, and the replicas with it. `say`: tells a person. Raises LogError where
-    another ingress serves with this log."""
-    kept = kept_of(settings, say)
+    """Serve until a signal, then end the replicas too. `warn` shows a message to the user.
+
+    Raises LogError if another ingress serves with the same log.
+    """
+    durable = open_durable(settings, warn)
     serve.start(proxy_location="Disabled")
-    replicas = serve.run(replicas_of(settings), name=APPLICATION, route_prefix=None)
+    replicas = serve.run(replica_deployment(settings), name=APPLICATION, route_prefix=None)
 
     async def run() -> None:
-        engine = await fleet_engine(settings, replicas, kept, say)
-        keep = opening(engine, settings, keys)
+        engine = await fleet_engine(settings, replicas, durable, warn)
+        keep = store_opener(engine, settings, keys)
         names = settings.served_names
         await lifecycle.serve(engine, settings.server, keys, names, bound, listening, door, keep)
 

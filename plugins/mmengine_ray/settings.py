@@ -13,38 +13,44 @@ EMBEDDED_NAME = "mmengine-shapes"
 
 
 class RaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Times are in seconds. What Serve has other defaults for, which hurt an engine, is set from here: a
-    replica takes `max_open` calls and not 5, no queue is endless, one that drains is let go of at once."""
+    """Settings of replicas and ingress; times are in seconds.
 
-    model: str | None = None  # None: the embedded checkpoint
+    They replace Serve's defaults that do not suit an engine: a replica takes `max_open` calls instead of 5,
+    every queue is bounded, and a draining replica ends after `drain_s`.
+    """
+
+    model: str | None = None  # None for the embedded checkpoint
     device: str = "auto"
     dtype: str = "auto"
     engine: EngineConfig = EngineConfig()
-    log: str = ""  # the folder below which each life of a replica has its log; "": none has one
+    log: str = ""  # folder with one log for each replica process; "" for no logs
     replicas: Annotated[int, Meta(ge=1, le=4096)] = 1
-    max_replicas: Annotated[int, Meta(ge=0, le=4096)] = 0  # autoscaling up to so many; 0: none
-    waiting_tokens: Annotated[int, Meta(ge=1)] = 4096  # of prompts, for each replica, before one is added
-    num_cpus: Annotated[float, Meta(gt=0)] = 1  # of a replica, as Ray counts
+    max_replicas: Annotated[int, Meta(ge=0, le=4096)] = 0  # maximum for autoscaling; 0 for none
+    # waiting prompt tokens per replica above which a replica is added
+    waiting_tokens: Annotated[int, Meta(ge=1)] = 4096
+    num_cpus: Annotated[float, Meta(gt=0)] = 1  # of each replica, in Ray's units
     num_gpus: Annotated[float, Meta(ge=0)] = 0
-    max_open: Annotated[int, Meta(ge=1, le=2**20)] = 1024  # calls that a replica may have at once
-    beat_s: Annotated[float, Meta(ge=0.01, le=60)] = 1.0  # between a replica's signs of life
-    silence_s: Annotated[float, Meta(ge=0.1, le=3600)] = 10.0  # after which it is given up
-    hang_s: Annotated[float, Meta(ge=0.1, le=86400)] = 60.0  # a step that takes longer hangs
-    patience_s: Annotated[float, Meta(ge=1, le=86400)] = 120.0  # that a request waits for a replica
-    health_s: Annotated[float, Meta(ge=0.1, le=3600)] = 2.0  # between looks at a replica's health
-    drain_s: Annotated[float, Meta(ge=0, le=86400)] = 5.0  # that a replica lives on without requests
-    names: tuple[str, ...] = ()  # by which calls ask for the model
-    api_key_file: str = ""  # that an ingress can read; or MMENGINE_API_KEY there
-    builder: str = ""  # module:function in place of mmengine.build.build, for tests and benchmarks
+    max_open: Annotated[int, Meta(ge=1, le=2**20)] = 1024  # concurrent calls of a replica
+    beat_s: Annotated[float, Meta(ge=0.01, le=60)] = 1.0  # interval of heartbeats
+    # time without a heartbeat after which a replica is given up
+    silence_s: Annotated[float, Meta(ge=0.1, le=3600)] = 10.0
+    hang_s: Annotated[float, Meta(ge=0.1, le=86400)] = 60.0  # time after which a step counts as hung
+    patience_s: Annotated[float, Meta(ge=1, le=86400)] = 120.0  # time that a request waits for a replica
+    health_s: Annotated[float, Meta(ge=0.1, le=3600)] = 2.0  # interval of health checks
+    # time that a draining replica waits for its requests
+    drain_s: Annotated[float, Meta(ge=0, le=86400)] = 5.0
+    names: tuple[str, ...] = ()  # names that requests may use for the model
+    api_key_file: str = ""  # a file that the ingress can read; otherwise MMENGINE_API_KEY there
+    builder: str = ""  # module:function that replaces mmengine.build.build, for tests and benchmarks
     server: ServerSettings = ServerSettings()
 
     @classmethod
     def of(cls, given: object) -> "RaySettings":
-        """Raises ConfigError."""
+        """Convert a mapping to settings. Raises ConfigError."""
         try:
             return msgspec.convert(given, cls, strict=False)
         except msgspec.ValidationError as error:
-            raise ConfigError(f"a setting of the fleet is wrong: {error}") from None
+            raise ConfigError(f"invalid fleet settings: {error}") from None
 
     def encoded(self) -> bytes:
         return msgspec.json.encode(self)
