@@ -19,7 +19,7 @@ from mmengine.serve.engine.engine import Engine
 from mmengine.serve.pipeline.pipeline import Pipeline
 from mmengine.serve.prompt.media_references import replaced, replaced_items
 from mmengine.serve.prompt.prompt import Prompt
-from mmengine.serve.prompt.prompt_media import door_of
+from mmengine.serve.prompt.prompt_media import fetcher_of
 from tests.log_copies import copied
 from tests.pictures import scene
 from tests.processing.internet import Internet, answer, png
@@ -141,16 +141,16 @@ def test_files_are_names_where_they_are_read():
 
 
 def test_the_setting_opens_a_door_or_says_what_is_wrong():
-    assert door_of(Prompt()) is None is door_of(Prompt(media_options={"urls": False}))
-    door = door_of(Prompt(media_options={"urls": True}))
+    assert fetcher_of(Prompt()) is None is fetcher_of(Prompt(media_options={"urls": False}))
+    door = fetcher_of(Prompt(media_options={"urls": True}))
     assert door.limits.hosts is None and not door.limits.http and not door.reads_files
-    assert door_of(Prompt(media_options={"urls": "public"})) is door, "one for all, with its limits"
-    assert door_of(Prompt(media_options={"urls": ["a.b"]})).limits.hosts == ("a.b",)
+    assert fetcher_of(Prompt(media_options={"urls": "public"})) is door, "one for all, with its limits"
+    assert fetcher_of(Prompt(media_options={"urls": ["a.b"]})).limits.hosts == ("a.b",)
     given = MediaFetcher(FetchLimits(hosts=()))
-    assert door_of(Prompt(media_options={"urls": given})) is given
+    assert fetcher_of(Prompt(media_options={"urls": given})) is given
     for wrong in (5, ["a b"], {"a": 1}, ["https://a.b"]):
         with pytest.raises(InvalidRequest, match="media_options.urls"):
-            door_of(Prompt(media_options={"urls": wrong}))
+            fetcher_of(Prompt(media_options={"urls": wrong}))
 
 
 def test_the_pipeline_answers_a_url_like_its_bytes(engine, net, picture):

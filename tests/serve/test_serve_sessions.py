@@ -129,7 +129,7 @@ def test_what_is_wrong_is_said_and_changes_nothing(engine):
     with engine.session(length=64, keep=32) as session:
         session.append("a")
         before = session.facts
-        with pytest.raises(InvalidRequest, match="more than the 64 of the session"):
+        with pytest.raises(InvalidRequest, match="limit is 64"):
             session.append("word " * 200)
         with pytest.raises(InvalidRequest, match="an anchor stands at"):
             session.append("b", anchor=True)

@@ -1,4 +1,4 @@
-"""Messages of a conversation with calls of tools, from OpenAI's shape to the one that chat templates want."""
+"""Converts messages with tool calls from OpenAI's shape to the shape that chat templates expect."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -6,15 +6,19 @@ from collections.abc import Mapping, Sequence
 from mmengine.errors import FIELD, FieldPath, InvalidRequest, shown
 from mmengine.structured_output.request.fields import check_mapping
 
-MAX_ARGUMENT_CHARS = 2**20  # of one call that comes back
+MAX_ARGUMENT_CHARS = 2**20  # characters of one call's arguments
 _FUNCTION = "function"
 Json = dict[str, object]
 
 
 def for_template(messages: Sequence[Json]) -> Sequence[Json]:
-    """Arguments that are JSON text become the object that they mean, as templates read it; a message of calls
-    alone has an empty content, and what a tool said in parts of text is one text. Raises InvalidRequest,
-    naming the place. What else is wrong with a message, the processor says."""
+    """Return the messages with each call's arguments as an object instead of JSON text, as templates read
+    them.
+
+    A message with calls and no content gets an empty content, and a tool's result in text parts becomes one
+    text. Raises InvalidRequest with the path of the wrong field. The processor checks the rest of each
+    message.
+    """
     if not any(isinstance(each, (dict, Mapping)) and _is_of_tools(each) for each in messages):
         return messages
     return [_message(FieldPath("messages", n), each) for n, each in enumerate(messages)]

@@ -1,4 +1,4 @@
-"""What the pixels of prepared prompts may take: workers wait here before they prepare another prompt."""
+"""Memory for the pixels of prepared prompts: workers wait for room before they prepare another prompt."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -12,18 +12,23 @@ from mmengine.processing.workers.schemas import SchemaProcesses
 from mmengine.runtime.device.threads import usable_cores
 
 MOST_WORKERS = 4
-_POLL_S = 0.1  # how soon a waiting worker hears that its prompt was given up
+_POLL_S = 0.1  # interval in seconds at which a waiting worker checks whether its prompt was cancelled
 
 
 def media_workers(setting: int) -> int:
-    """Threads that prepare media. 0: half of the usable cores, one to four: Pillow and numpy let go of the
-    interpreter while they work, and the model's own threads want the cores too."""
+    """Return the number of threads that prepare media.
+
+    A setting of 0 means half of the usable cores, from one to four: Pillow and numpy release the interpreter
+    lock while they work, and the model's threads need cores too.
+    """
     return setting or max(1, min(MOST_WORKERS, usable_cores().count // 2))
 
 
 def decoders_of(processor: Processor, config: EngineConfig, untrusted: bool) -> Decoders | None:
-    """The processes that decode for a processor; None: its threads do. `untrusted`: what `media_decoding`
-    auto takes media for."""
+    """Return the processes that decode a processor's media, or None if its threads decode them.
+
+    `untrusted` is how `media_decoding` auto treats media.
+    """
     recipe = getattr(processor, "decoder_recipe", None)
     auto = "processes" if untrusted else "threads"
     chosen = auto if config.media_decoding == "auto" else config.media_decoding
@@ -34,27 +39,30 @@ def decoders_of(processor: Processor, config: EngineConfig, untrusted: bool) -> 
 
 
 def schema_processes_of(config: EngineConfig, num_processes: int) -> SchemaProcesses | None:
-    """The processes that work large schemas of strangers out; None where threads decode their media too."""
+    """Return the processes that normalize large schemas from untrusted callers.
+
+    None if threads decode media too.
+    """
     if config.media_decoding == "threads":
         return None
     return SchemaProcesses(num_processes, config.media_process_bytes, config.prepare_timeout_s)
 
 
 class MediaMemory:
-    """Bytes of patches by holder: prompts that were prepared, and requests until they end. Thread-safe.
+    """Bytes of pixel patches, by holder: prepared prompts, and requests until they end. Thread-safe.
 
-    An array that several hold (the same picture, n answers) counts once. A prompt's size is known when it is
-    prepared, so `max_bytes` may be passed by one prompt for each worker. A prompt that is larger alone
-    goes through when nothing else is held.
+    An array with several holders (one picture, n answers) counts once. A prompt's size is known only after
+    its preparation, so each worker may exceed `max_bytes` by one prompt. A prompt that is larger than the
+    limit is admitted when nothing else is held.
     """
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._changed = threading.Condition()
-        self._held: dict[object, list[int]] = {}  # by holder: ids of the arrays
+        self._held: dict[object, list[int]] = {}  # ids of arrays by holder
         self._rows: dict[
             int, tuple[int, np.ndarray]
-        ] = {}  # by id: number of holders, and the array, so that its id stays
+        ] = {}  # by id: the number of holders, and the array, which keeps the id valid
         self.num_bytes = 0
 
     @property
@@ -62,7 +70,7 @@ class MediaMemory:
         return self.num_bytes < self._max_bytes or not self.num_bytes
 
     def wait_for_room(self, given_up: Callable[[], bool]) -> None:
-        """Wait until there is room, or until `given_up` says that nobody wants the prompt any more."""
+        """Wait until there is room, or until `given_up` returns True because the prompt was cancelled."""
         with self._changed:
             while not self.has_room and not given_up():
                 self._changed.wait(_POLL_S)
@@ -76,7 +84,7 @@ class MediaMemory:
                 self.num_bytes += 0 if count else rows.nbytes
 
     def release(self, holder: object) -> None:
-        """The holder needs its pixels no more. A holder without any is no error."""
+        """Release the holder's pixels. A holder without any is no error."""
         with self._changed:
             for name in self._held.pop(holder, ()):
                 count, rows = self._rows[name]

@@ -1,4 +1,4 @@
-"""Where a prompt names media by URLs or files: found as processors find them, and replaced by bytes."""
+"""Finds URLs and files in a prompt in the same places as processors do, and replaces them by bytes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -6,14 +6,15 @@ from typing import NamedTuple
 from mmengine.errors import FIELD, FieldPath
 from mmengine.processing.fetch.prompt_fetch import URL_HEADS
 
-_KEYS = ("image", "image_url", "video", "video_url", "url", "path", "base64")  # in the order of processors
-_WITH_URL = ("image_url", "video_url")  # which may be objects
+# in the order in which processors look
+_KEYS = ("image", "image_url", "video", "video_url", "url", "path", "base64")
+_WITH_URL = ("image_url", "video_url")  # keys whose value may be an object with a URL
 _MODALITIES = {"image": "image", "image_url": "image", "video": "video", "video_url": "video"}
 Message = dict[str, object]
 
 
 class Place(NamedTuple):
-    """Where a prompt names a medium: in the text of an error, and as its path."""
+    """The place of a medium's reference in a prompt: as text for an error, and as a path."""
 
     text: str
     path: FieldPath
@@ -22,12 +23,14 @@ class Place(NamedTuple):
         return self._replace(text=f"{self.text}, frame {number}")
 
 
-Replace = Callable[[str, Place], str | bytes]  # of a name and its place
+Replace = Callable[[str, Place], str | bytes]  # returns the replacement for a reference at a place
 
 
 def replaced(messages: Sequence[Message], replace: Replace, reads_files: bool) -> list[Message]:
-    """Messages with `replace` of each name in them. What is no message, processors tell. `reads_files`:
-    `file:` URLs and paths are names too."""
+    """Return the messages with each reference replaced by `replace`.
+
+    Processors report invalid messages. With `reads_files`, `file:` URLs and paths are references too.
+    """
     walk = _Walk(replace, reads_files)
     return [walk.message(index, message) for index, message in enumerate(messages)]
 
@@ -35,7 +38,7 @@ def replaced(messages: Sequence[Message], replace: Replace, reads_files: bool) -
 def replaced_items(
     items: Sequence[object], modality: str, replace: Replace, reads_files: bool
 ) -> Sequence[object]:
-    """The same of images or videos that come beside the messages."""
+    """Return images or videos that came beside the messages, with their references replaced."""
     walk = _Walk(replace, reads_files)
     if isinstance(items, (list, tuple)):
         return [walk.value(item, "", _beside(modality, number)) for number, item in enumerate(items)]

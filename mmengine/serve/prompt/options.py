@@ -1,7 +1,7 @@
-"""How to answer a prompt: the options that callers give by name, and what is made of them.
+"""Options of a prompt: the keywords that callers use, and the validated Options made from them.
 
-`Engine`, `AsyncEngine` and the lines of a request file take the keywords of the typed dicts here. What is not
-in them is refused; what is left out is as in `Options` and `SamplingParams`, which hold the defaults.
+`Engine`, `AsyncEngine` and lines of request files take the keywords of the typed dicts here and refuse
+others. `Options` and `SamplingParams` hold the defaults.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ from mmengine.structured_output.json_schema.vocabulary.notes import Note
 
 MAX_ID_CHARS = 200
 MAX_DEADLINE_S = 10**6
-SHORTEST_DEADLINE_S = 1e-9  # the core's clock counts nanoseconds, and 0 would be none
+SHORTEST_DEADLINE_S = 1e-9  # the core's clock counts nanoseconds, and 0 means no deadline
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -115,24 +115,29 @@ class SubmitOptions(GenerateOptions, total=False):
 
 _SAMPLING = SamplingOptions.__optional_keys__
 GENERATE = GenerateOptions.__optional_keys__ - _SAMPLING
-LINE = GENERATE | {"deadline_s"}  # of a request file, where `custom_id` is the request's id
+LINE = GENERATE | {"deadline_s"}  # in a request file, `custom_id` is the request's id
 SUBMIT = SubmitOptions.__optional_keys__ - _SAMPLING
 FORM = frozenset({"response_format", "grammar", "calls", *VLLM_NAMES})
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How to answer one prompt. `deadline_s`: seconds after which it is given up, 0 for never. `grammar`: the
-    answer's form, as structured_output.spec.grammar_of gives it; None for free text. `reasoning`: whether
-    the form begins behind the model's reasoning; None: where the prompt leaves that open. `notes`: on the
-    form. `max_length` and `min_length` count the prompt too (0: none is given); `sampling.max_tokens` then
-    follows from them. `envelope`: kept with the request in the log. `outputs`: the first tokens of an answer
-    that another engine began and did not end; this one goes on behind them. `sample_index`: which of several
-    answers to the prompt this one is, where they are asked for one by one: it chooses as that one of n does,
-    and is told of by that index. `prepared_s`: seconds that preparing the prompt took.
-    `thinking_token_budget`: tokens of the answer that may be reasoning; None and -1: as many as there is room
-    for; `thinking`: what becomes of it for this prompt. `adapter`: the name of the LoRA adapter that answers;
-    "": the model as it is."""
+    """How to answer one prompt.
+
+    * `deadline_s`: seconds after which the request is aborted; 0 for no deadline.
+    * `grammar`: the answer's form; None for free text. `notes` are notes on the form.
+    * `reasoning`: whether the form begins after the model's reasoning; None if the prompt decides.
+    * `max_length`, `min_length`: limits that include the prompt; 0 for none. They determine
+      `sampling.max_tokens`.
+    * `envelope`: bytes that the log keeps with the request.
+    * `outputs`: the first tokens of an answer that another engine began; this engine continues after them.
+    * `sample_index`: the index of this answer among several to the prompt that are requested separately. It
+      selects the same sampling noise as the answer of that index among n, and outputs have that index.
+    * `prepared_s`: seconds that the preparation of the prompt took.
+    * `thinking_token_budget`: maximum number of reasoning tokens; None and -1 for no limit. `thinking` is
+      that limit for this prompt.
+    * `adapter`: the name of the LoRA adapter that answers; "" for the model alone.
+    """
 
     sampling: SamplingParams = SamplingParams()
     request_id: str = ""
@@ -151,19 +156,19 @@ class Options:
     thinking_token_budget: int | None = None
     thinking: ThinkingBudget | None = None
     adapter: str = ""
-    place: SessionPlace | None = None  # in a session, of which the prompt is a piece
+    place: SessionPlace | None = None  # in a session, to which the prompt adds a piece
 
     @property
     def is_prefill(self) -> bool:
-        """Whether a piece of a session is computed, and nothing said."""
+        """Whether a piece of a session is computed without an answer."""
         return self.sampling == PREFILL
 
     def at(self, place: SessionPlace, request_id: str) -> "Options":
-        """Of a request of a session."""
+        """Return the options of a session's request."""
         return replace(self, place=place, request_id=request_id)
 
     def after(self, seconds: float) -> "Options":
-        """What is left of them: the deadline counts from submit, and preparation took so many seconds."""
+        """Return the options after a preparation of `seconds`; the deadline counts from the submission."""
         left_s = max(self.deadline_s - seconds, SHORTEST_DEADLINE_S) if self.deadline_s else 0.0
         return replace(self, deadline_s=left_s, prepared_s=seconds)
 
@@ -196,7 +201,7 @@ class Options:
         budget = self.thinking_token_budget
         if budget is not None and (type(budget) is not int or not -1 <= budget < 2**31):
             raise InvalidRequest(
-                f"{FIELD} must be a number of tokens, or -1 for no bound, not {shown(budget)}",
+                f"{FIELD} must be a number of tokens, or -1 for no limit, not {shown(budget)}",
                 path=FieldPath("thinking_token_budget"),
             )
         self._check_outputs()
@@ -208,12 +213,10 @@ class Options:
         if not isinstance(outputs, Sequence) or not all(
             type(token) is int and 0 <= token < 2**31 for token in outputs
         ):
-            raise InvalidRequest(
-                f"{FIELD} must be token ids: the first ones of the answer", path=FieldPath("outputs")
-            )
+            raise InvalidRequest(f"{FIELD} must be token ids, the answer's first", path=FieldPath("outputs"))
         if outputs and self.sampling.n != 1:
             raise InvalidRequest(
-                f"{FIELD} are of one answer: submit the others as requests of their own",
+                f"{FIELD} apply to one answer: submit the others as separate requests",
                 path=FieldPath("outputs"),
             )
         index = self.sample_index
@@ -224,20 +227,21 @@ class Options:
             )
         if index and self.sampling.n != 1:
             raise InvalidRequest(
-                f"{FIELD} is of one answer: leave it out beside n", path=FieldPath("sample_index")
+                f"{FIELD} applies to one answer: leave it out beside n", path=FieldPath("sample_index")
             )
 
     def of_prompt(self, num_tokens: int) -> "Options":
-        """The options of a prompt of `num_tokens`. Raises InvalidRequest where that leaves no room for an
-        answer."""
+        """Return the options for a prompt of `num_tokens`. Raises InvalidRequest if no token is left for the
+        answer.
+        """
         if not self.max_length and not self.min_length:
             return self
         sampling = self.sampling
         most = self.max_length - num_tokens if self.max_length else sampling.max_tokens
         if most < 1:
             raise InvalidRequest(
-                f"max_length is {self.max_length}, but the prompt has {num_tokens} tokens already; raise it, "
-                "or give max_new_tokens, which counts the answer alone"
+                f"max_length is {self.max_length}, but the prompt has {num_tokens} tokens: raise it, or set "
+                "max_new_tokens, which counts the answer alone"
             )
         least = min(most, max(sampling.min_tokens, self.min_length - num_tokens))
         sampling = msgspec.structs.replace(sampling, max_tokens=most, min_tokens=least)
@@ -248,7 +252,9 @@ DEFAULT_OPTIONS = Options()
 
 
 def _check_ends(sampling: SamplingParams) -> None:
-    """Beside a grammar nothing else says where an answer ends: it would be cut, and count as complete."""
+    """Raise InvalidRequest for options that end an answer, which only the grammar may do. A cut answer would
+    count as complete.
+    """
     for name in ("stop_token_ids", "ignore_eos", "min_tokens"):
         if getattr(sampling, name):
             raise InvalidRequest(
@@ -268,9 +274,11 @@ def _check_ends(sampling: SamplingParams) -> None:
 def make_options(
     sampling: SamplingParams | None, keywords: Mapping[str, Any], taken: frozenset[str] = SUBMIT
 ) -> Options:
-    """Options from `sampling`, or its fields as keywords, and other keywords, of which those in `taken` are
-    known (SUBMIT, LINE or GENERATE). The form of the answer is left to `structured.response_format_of`, which
-    takes seconds where it is large. Raises InvalidRequest."""
+    """Return options from `sampling`, or from its fields as keywords, and from the keywords in `taken`.
+
+    `taken` is SUBMIT, LINE or GENERATE. `response_format_of` parses the form of the answer, which takes
+    seconds if it is large. Raises InvalidRequest.
+    """
     fields = {name: value for name, value in keywords.items() if name not in taken}
     if sampling is not None and fields:
         raise InvalidRequest(f"give sampling or keywords, not both ({', '.join(sorted(fields))})")
@@ -279,8 +287,10 @@ def make_options(
 
 
 def make_sampling(options: Mapping[str, Any]) -> SamplingParams:
-    """Checked sampling parameters from keywords, where None means the default. Raises
-    InvalidRequest, naming the field."""
+    """Return checked sampling parameters from keywords, where None means the default.
+
+    Raises InvalidRequest with the field's name.
+    """
     if not _SAMPLING.issuperset(options):
         known = ", ".join(sorted(_SAMPLING))
         raise InvalidRequest(

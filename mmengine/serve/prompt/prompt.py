@@ -1,4 +1,4 @@
-"""Prompts as callers pass them, and the requests of the core that are made of them."""
+"""Prompts as callers pass them, and the core's requests that are made from them."""
 
 import itertools
 import secrets
@@ -21,13 +21,13 @@ MEDIA_KEYS = frozenset({"image", "image_url", "video", "video_url"})
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt: chat `messages`, a `text` that already holds its placeholders, or `token_ids`.
+    """One prompt: chat `messages`, a `text` that already has its placeholders, or `token_ids`.
 
-    `images` and `videos` fill placeholders that carry no data, in order. Relative paths are read
-    under `base_folder`. `media_options`: pixel and frame limits for all media of the prompt; with
-    `{"local_files": False}` among them media that name a path are refused. Whoever passes on a stranger's
-    messages wants that, or the stranger's paths are read on this machine. `template_options`: what the
-    chat template reads beside the messages.
+    `images` and `videos` fill placeholders without data, in order. Relative paths are resolved against
+    `base_folder`. `media_options` are limits on pixels and frames for all media of the prompt. With
+    `{"local_files": False}` among them, media that name a path are refused; set this for messages from
+    untrusted clients, since paths are read on this machine. `template_options` are variables of the chat
+    template beside the messages.
     """
 
     messages: Sequence[dict[str, Any]] | None = None
@@ -43,7 +43,7 @@ class Prompt:
 
     @classmethod
     def of(cls, prompt: "Prompt | str | Sequence[dict[str, Any]]") -> "Prompt":
-        """A prompt from a question (one user message), a list of messages, or a Prompt itself."""
+        """Return a prompt from a question (one user message), a list of messages, or a Prompt."""
         if isinstance(prompt, Prompt):
             return prompt
         if isinstance(prompt, str):
@@ -57,8 +57,10 @@ class Prompt:
 
     @property
     def has_media(self) -> bool:
-        """Whether preparing it may take longer than a text does. Of so many parts that nobody takes them
-        not all are looked at."""
+        """Whether its preparation may take longer than that of a text.
+
+        Only the first MAX_LOOKED_AT parts are examined; a prompt with more counts as one with media.
+        """
         if any(_has_some(given) for given in (self.images, self.videos)):
             return True
         messages = self.messages if isinstance(self.messages, (list, tuple)) else ()
@@ -109,7 +111,7 @@ def _of_tokens(token_ids: Sequence[int], processor: Processor) -> Prepared:
 
 
 def check_token_ids(token_ids: Sequence[int], max_tokens: int, vocab_size: int) -> None:
-    """Raises InvalidRequest for a prompt that is longer, or has what is no token of the vocabulary."""
+    """Raise InvalidRequest for a prompt that is too long, or has token ids outside the vocabulary."""
     if len(token_ids) > max_tokens:
         raise InvalidRequest(
             f"the prompt has {len(token_ids)} tokens; the limit is {max_tokens}: shorten it",
@@ -122,7 +124,7 @@ def check_token_ids(token_ids: Sequence[int], max_tokens: int, vocab_size: int) 
 
 
 def _has_some(given: object) -> bool:
-    """Of images or videos, which may stand alone: an array has no truth."""
+    """Return whether there are images or videos; an array has no truth value."""
     return given is not None and not (isinstance(given, (list, tuple)) and not given)
 
 
@@ -137,8 +139,10 @@ def _is_text(part: object) -> bool:
 def core_requests(
     request_id: str, prepared: Prepared, options: Options, adapter: Adapter | None = None
 ) -> list[Request]:
-    """One request for each of the n answers. They share prompt, media and seed; the sample index
-    makes their noise differ."""
+    """Return one core request for each of the n answers.
+
+    They share prompt, media and seed; the sample index makes their sampling noise differ.
+    """
     seed = options.sampling.seed
     sampling = msgspec.structs.replace(
         options.sampling, n=1, seed=secrets.randbits(63) if seed is None else seed
@@ -166,12 +170,12 @@ def core_requests(
 
 
 def core_ids(request_id: str, count: int) -> list[str]:
-    """The ids by which the core knows the answers to one prompt."""
+    """Return the core's ids for the answers to one prompt."""
     return [request_id] if count == 1 else [f"{request_id}/{index}" for index in range(count)]
 
 
 def request_ids() -> Callable[[], str]:
-    """A source of ids that no other process hands out."""
+    """Return a source of ids that no other process generates."""
     prefix, count = secrets.token_hex(4), 0
 
     def next_id() -> str:

@@ -1,8 +1,9 @@
-"""URLs and files that a prompt names, in place of which the processor gets bytes.
+"""Fetches the URLs and files in a prompt, so that the processor gets bytes.
 
-`media_options={"urls": …}` opens the door: True for every public host, names of hosts, or a MediaFetcher with
-limits of its own. What was fetched is an image or a video like one that was sent as bytes: the log and the
-media store know of its content, and never of a URL. What is not fetched here, the processor refuses."""
+`media_options={"urls": …}` permits fetching: True for every public host, a list of host names, or a
+MediaFetcher with its own limits. A fetched medium is treated like one that was sent as bytes: the log and the
+media store record its content and never a URL. The processor refuses references that are not fetched here.
+"""
 
 import threading
 from collections.abc import Callable
@@ -17,17 +18,19 @@ from mmengine.processing.fetch.refusals import FetchRefused
 from mmengine.serve.prompt.media_references import Place, Replace, replaced, replaced_items
 from mmengine.serve.prompt.prompt import Prompt
 
-MAX_DOORS = 16  # of callers that name hosts: each has threads of its own
+MAX_DOORS = 16  # fetchers for callers that name hosts; each has its own threads
 _lock = threading.Lock()
 
 
 def names_urls(prompt: Prompt) -> bool:
-    """Whether its media may be fetched: a glance."""
+    """Return whether the prompt's options permit fetching, without a look at its media."""
     return bool((prompt.media_options or {}).get("urls"))
 
 
-def door_of(prompt: Prompt) -> MediaFetcher | None:
-    """Raises InvalidRequest for a value that opens none."""
+def fetcher_of(prompt: Prompt) -> MediaFetcher | None:
+    """Return the fetcher for a prompt, None if nothing is fetched. Raises InvalidRequest for an invalid
+    value.
+    """
     given = (prompt.media_options or {}).get("urls")
     if isinstance(given, MediaFetcher):
         return given
@@ -38,17 +41,20 @@ def door_of(prompt: Prompt) -> MediaFetcher | None:
     except ConfigError as error:
         raise InvalidRequest(f"{FIELD}: {error.text}", path=("media_options", "urls")) from None
     with _lock:
-        return _shared_door(hosts)
+        return _shared_fetcher(hosts)
 
 
 @lru_cache(MAX_DOORS)
-def _shared_door(hosts: tuple[str, ...] | None) -> MediaFetcher:
+def _shared_fetcher(hosts: tuple[str, ...] | None) -> MediaFetcher:
     return MediaFetcher(FetchLimits(hosts=hosts))
 
 
 class PromptMedia:
-    """A prompt whose media are fetched, from when it is made. `done`: called on a thread of the door, or at
-    once, when `prompt` does not wait any more. `is_over`: whether nobody wants it. Raises InvalidRequest."""
+    """A prompt whose media are fetched from its construction on.
+
+    `done` is called when `prompt` no longer waits: on a fetcher's thread, or at once. `is_over` returns
+    whether the request was cancelled. Raises InvalidRequest.
+    """
 
     def __init__(
         self,
@@ -59,13 +65,13 @@ class PromptMedia:
         self._prompt = prompt
         self._fetching: PromptFetch | None = None
         self._places: dict[str, Place] = {}
-        door = door_of(prompt)
-        self._reads_files = door is not None and door.reads_files
-        if door is not None:
+        fetcher = fetcher_of(prompt)
+        self._reads_files = fetcher is not None and fetcher.reads_files
+        if fetcher is not None:
             self._replaced(self._note)
-        if door is not None and self._places:
-            tell = done or (lambda media: None)
-            self._fetching = door.begin(list(self._places), lambda _: tell(self), is_over)
+        if fetcher is not None and self._places:
+            report = done or (lambda media: None)
+            self._fetching = fetcher.begin(list(self._places), lambda _: report(self), is_over)
         elif done is not None:
             done(self)
 
@@ -86,7 +92,7 @@ class PromptMedia:
         )
 
     def prompt(self) -> Prompt:
-        """With bytes in place of names; waits for them. Raises FetchRefused, AttemptOver."""
+        """Wait for the bytes and return the prompt with them. Raises FetchRefused, AttemptOver."""
         options = self._prompt.media_options
         if options is None or "urls" not in options:
             return self._prompt
@@ -107,6 +113,9 @@ class PromptMedia:
         self.release()
 
     def release(self) -> None:
-        """The processor has read it, or nobody wants it. Twice is no error."""
+        """Release the bytes, which the processor has read or no longer needs.
+
+        Calling it twice is no error.
+        """
         if self._fetching is not None:
             self._fetching.release()

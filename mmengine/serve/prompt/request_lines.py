@@ -1,4 +1,4 @@
-"""A line of a request file or an answer file: JSON, and its custom_id where the rest cannot be read."""
+"""Lines of request files and answer files as JSON, and the custom_id of lines that are not valid JSON."""
 
 import json
 import re
@@ -9,22 +9,25 @@ import msgspec
 from mmengine.errors import InvalidRequest
 from mmengine.serve.prompt.options import MAX_ID_CHARS
 
-MAX_LINE_BYTES = 32 * 2**20  # of a request file; room for a few large images in base64
+MAX_LINE_BYTES = 32 * 2**20  # of a request file; enough for a few large images in base64
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _FIRST_FIELD = re.compile(rb'\s*\{\s*"custom_id"\s*:\s*("(?:[^"\\]|\\.)*+")')
 
 
 class LineHead(msgspec.Struct):
-    """The fields by which an answer finds its request."""
+    """The fields that assign an answer to its request."""
 
     custom_id: object = None
     error: object = None
-    line: object = None  # of the request file, where the custom_id does not name one request
+    line: object = None  # the line of the request file, if the custom_id does not identify one request
 
 
 def read_head(line: bytes) -> LineHead:
-    """Whatever of them can be read: JSON may say what is no Unicode text (half of a surrogate pair), and in
-    other text that is no JSON the custom_id is found where it stands first."""
+    """Read as many of these fields as possible.
+
+    JSON may contain unpaired surrogates, which are not valid Unicode. In text that is not JSON, a custom_id
+    is found only as the first field.
+    """
     try:
         return msgspec.json.decode(line, type=LineHead)
     except _UNREADABLE:
@@ -43,14 +46,16 @@ def read_head(line: bytes) -> LineHead:
 
 
 def custom_id_of(line: bytes | None) -> str | None:
-    """The custom_id of a request line; None where it has none that can be used. Half of a surrogate pair may
-    stand in it: such a line is no request, but its answer says which one it is."""
+    """Return the custom_id of a request line; None if there is no usable one.
+
+    The custom_id may contain an unpaired surrogate: the line is then refused, but its answer names it.
+    """
     name = read_head(line or b"").custom_id
     return name if isinstance(name, str) and 1 <= len(name) <= MAX_ID_CHARS else None
 
 
 def parse_fields(line: bytes | None) -> dict[str, Any]:
-    """The fields of a request line. Raises InvalidRequest."""
+    """Return the fields of a request line. Raises InvalidRequest."""
     if line is None:
         raise InvalidRequest(f"longer than {MAX_LINE_BYTES // 2**20} MiB; name large media by their path")
     try:
@@ -67,15 +72,15 @@ def parse_fields(line: bytes | None) -> dict[str, Any]:
 
 
 def encode_line(fields: dict[str, object]) -> bytes:
-    """A line with its end, that `read_head` reads again."""
+    """Return a line with its newline, which `read_head` can read."""
     try:
         return msgspec.json.encode(fields) + b"\n"
-    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can say only as an escape
+    except UnicodeEncodeError:  # an unpaired surrogate, which JSON can only express as an escape
         return json.dumps(fields, separators=(",", ":")).encode() + b"\n"
 
 
 def _surrogate(line: bytes) -> str:
-    """What to say of a line that is wrong for half of a surrogate pair alone, else nothing."""
+    """Return the error of a line whose only fault is an unpaired surrogate, else ""."""
     try:
         waiting: list[tuple[str, object]] = [("", json.loads(line))]
     except (ValueError, RecursionError):

@@ -1,7 +1,7 @@
-"""What stands where in a session: pieces of turns, and the chain that they make.
+"""The layout of a session's tokens: pieces of turns, and the chain that they form.
 
-Where the chain would be longer than the session may be, a new one begins: the anchor, the last pieces, and
-what comes now. Its tokens are computed as those of any prompt, so nothing of what was dropped is in them.
+If the chain would exceed the session's length, a new chain begins with the anchor, the last pieces, and the
+new piece. Its tokens are computed like those of any prompt, so that dropped pieces have no influence.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,28 +15,34 @@ from mmengine.errors import InvalidRequest
 from mmengine.models.plugin import MediaInput, Opens, Prepared
 from mmengine.request import MediaItem
 
-Part = dict[str, object]  # of a message
+Part = dict[str, object]  # a part of a message
 
 
 @dataclass(frozen=True, slots=True)
 class SessionPlace:
-    """Where a prompt stands: in which session, what it `opens` (see TurnProcessor), and whether it stays when
-    others are dropped. `length`: tokens that the session may have; `keep`: those that a new chain may begin
-    with. `loaded`: older media of the session, which it has to encode again."""
+    """The place of a prompt in a session.
+
+    `opens` says which turn the prompt opens (see TurnProcessor), and `is_anchor` whether it stays when older
+    pieces are dropped. `length` limits the session's tokens; `keep` limits those that a new chain begins
+    with. `loaded` are older media that the session has to encode again.
+    """
 
     session_id: str
     opens: Opens
     is_anchor: bool
     length: int
     keep: int
-    film: int = 0  # as in APPENDED
-    was_in_film: bool = False  # when it was prepared
+    film: int = 0  # as in the event APPENDED
+    was_in_film: bool = False  # whether a video was open during preparation
     loaded: tuple[MediaInput, ...] = ()
 
 
 class SessionChain(NamedTuple):
-    """The prompt of a request of a session, whole: int32 [n], and its media in order. `num_kept`: tokens of
-    the session that it goes on with; `num_opening`: of those behind them, as in APPENDED."""
+    """The whole prompt of a session's request: tokens (int32 [n]) and media in their order.
+
+    The request continues after `num_kept` tokens of the session; `num_opening` of the following tokens open a
+    turn, as in the event APPENDED.
+    """
 
     tokens: np.ndarray
     media: tuple[MediaItem, ...]
@@ -46,12 +52,12 @@ class SessionChain(NamedTuple):
 
 
 def has_open_video(session: SessionState) -> bool:
-    """Whether a video was left open, for more frames."""
+    """Return whether the last piece is a video to which frames may be added."""
     return bool(session.chunks and session.chunks[-1].film)
 
 
 def next_opening(session: SessionState) -> Opens:
-    """What the next piece opens."""
+    """Return which turn the next piece opens."""
     if not session.chunks:
         return "first"
     return "next" if session.chunks[-1].num_outputs else ""
@@ -64,14 +70,16 @@ def build_chain(
     num_answer: int,
     film_begins: Callable[[], list[int]],
 ) -> SessionChain:
-    """`num_answer`: tokens that are kept free for the answer. `film_begins`: gives the tokens before a video.
-    Raises InvalidRequest where the piece does not fit behind the anchor, or is an anchor behind something
-    that is none."""
+    """Return the session's next chain, with `num_answer` tokens left for the answer.
+
+    `film_begins` returns the tokens that stand before a video. Raises InvalidRequest if the piece does not
+    fit after the anchor, or if an anchor follows other pieces.
+    """
     if place.is_anchor and not all(chunk.is_anchor for chunk in session.chunks):
-        raise InvalidRequest("an anchor stands at a session's beginning; append it before all else")
+        raise InvalidRequest("an anchor must come first in a session: append it before other content")
     own = _Piece(prepared.prompt_token_ids, tuple(one.item for one in prepared.media), prepared.num_opening)
     if place.opens == "next" and own.num_opening and own.tokens[0] == session.tokens[-1]:
-        own = own.without(1)  # the answer ended its turn itself
+        own = own.without(1)  # the answer already ended its turn
     kept = len(session.tokens)
     if kept + len(own.tokens) + num_answer <= place.length:
         return _joined(session, kept, [own], place.film)
@@ -79,7 +87,7 @@ def build_chain(
     if anchor + len(own.tokens) + num_answer > place.length:
         raise InvalidRequest(
             f"the piece has {len(own.tokens)} tokens, its answer may have {num_answer}, and the anchor has "
-            f"{anchor}: more than the {place.length} of the session; send less at a time, ask for a shorter "
+            f"{anchor}; the session's limit is {place.length}: send less at a time, ask for a shorter "
             "answer, or open a longer session"
         )
     begins_in_film = place.film > 1
@@ -99,7 +107,7 @@ def build_chain(
 
 
 class _Piece(NamedTuple):
-    """Tokens, and media whose runs are counted from them."""
+    """Tokens and media, whose positions count from the first of these tokens."""
 
     tokens: np.ndarray
     media: tuple[MediaItem, ...]
@@ -124,7 +132,7 @@ def _joined(session: SessionState, kept: int, pieces: Sequence[_Piece], film: in
 
 
 def _end_of_anchor(session: SessionState) -> int:
-    """Without an anchor it is what opens the first turn."""
+    """Return the end of the anchor; without one, the end of the first turn's opening."""
     end = session.chunks[0].num_opening if session.chunks else 0
     for _, last, chunk in _chunks_behind(session, 0):
         if not chunk.is_anchor:
@@ -134,7 +142,7 @@ def _end_of_anchor(session: SessionState) -> int:
 
 
 def _chunks_behind(session: SessionState, start: int) -> list[tuple[int, int, Chunk]]:
-    """(first token, end, chunk) of those that begin at `start` or later."""
+    """Return (first token, end, chunk) of the chunks that begin at `start` or later."""
     ends = [*(chunk.start for chunk in session.chunks[1:]), len(session.tokens)]
     return [
         (chunk.start, end, chunk)
@@ -144,8 +152,10 @@ def _chunks_behind(session: SessionState, start: int) -> list[tuple[int, int, Ch
 
 
 def parts_of(content: object) -> list[Part]:
-    """Content as it is appended, as parts of a message: a text, a part, or a list of both. Raises
-    InvalidRequest."""
+    """Return appended content (a text, a part, or a list of both) as parts of a message.
+
+    Raises InvalidRequest.
+    """
     given = content if isinstance(content, (list, tuple)) else [content]
     parts: list[Part] = []
     for part in given:
@@ -155,15 +165,18 @@ def parts_of(content: object) -> list[Part]:
             parts.append(part)
     if not parts or len(parts) < len(given):
         raise InvalidRequest(
-            "what is appended is a text, a part of a message such as {'type': 'image', 'image': …}, or a "
-            "list of those"
+            "appended content must be a text, a part of a message such as {'type': 'image', 'image': …}, or "
+            "a list of these"
         )
     return parts
 
 
 def frames_part(frames: Sequence[tuple[float, object]], in_patch: int) -> list[Part]:
-    """Frames of a video as parts: (seconds, image) each. What the encoder reads together is one part; where
-    it reads each by itself, an image behind its time."""
+    """Return frames of a video, (seconds, image) each, as parts of a message.
+
+    Frames that the encoder reads together become one video part. If it reads each frame by itself, a frame is
+    an image part after a text with its time.
+    """
     parts: list[Part] = []
     for first in range(0, len(frames), in_patch):
         patch = frames[first : first + in_patch]
@@ -176,4 +189,4 @@ def frames_part(frames: Sequence[tuple[float, object]], in_patch: int) -> list[P
     return parts
 
 
-_TICKS = 1000.0  # a second has, of the times of frames
+_TICKS = 1000.0  # ticks per second in frame times

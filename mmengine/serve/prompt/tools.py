@@ -1,4 +1,4 @@
-"""Tools as callers give them, by OpenAI's names, and the form that answers have beside them."""
+"""Tools in OpenAI's format, and the grammar of answers that may call them."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -25,9 +25,9 @@ from mmengine.structured_output.request.tool_calls import (
     tool_calls,
 )
 
-MAX_TOOLS = 128  # of one request
-MAX_TOOL_BYTES = 256 * 2**10  # of the tools of one request, as JSON
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # OpenAI's
+MAX_TOOLS = 128  # tools of one request
+MAX_TOOL_BYTES = 256 * 2**10  # bytes of one request's tools as JSON
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # OpenAI's rule
 _FUNCTION_FIELDS = ("name", "description", "parameters", "strict")
 _EMPTY = {"type": "object", "properties": {}, "additionalProperties": False}
 NO_TEMPLATE = (
@@ -39,7 +39,7 @@ Json = Mapping[str, object]
 
 
 class ToolLimits(NamedTuple):
-    """`is_strict`: a tool whose schema cannot be enforced is refused, also where it does not ask for that."""
+    """Limits on a request's tools. With `is_strict` every tool must have a schema that can be enforced."""
 
     max_tools: int = MAX_TOOLS
     max_bytes: int = MAX_TOOL_BYTES
@@ -47,7 +47,7 @@ class ToolLimits(NamedTuple):
 
 
 class ToolSelection(msgspec.Struct, frozen=True):
-    """`shown`: tools as the chat template gets them. `tools`: those that may be called."""
+    """The tools of a request: `shown` to the chat template, and `tools` that may be called."""
 
     shown: tuple[dict[str, object], ...]
     tools: tuple[RequestedTool, ...]
@@ -56,7 +56,10 @@ class ToolSelection(msgspec.Struct, frozen=True):
 
 
 class ToolCallSpec(msgspec.Struct, frozen=True):
-    """What an answer with tools is held to. `reasoning`: the markers of a model that may reason by itself."""
+    """The form of an answer with tools.
+
+    `reasoning` holds the markers of a model that may reason on its own.
+    """
 
     asked: ToolSelection
     format: CallFormat
@@ -69,8 +72,10 @@ def parse_tools(
     parallel_tool_calls: object = None,
     limits: ToolLimits = ToolLimits(),  # noqa: B008 (it is frozen)
 ) -> ToolSelection | None:
-    """None where no tool may be called: there are none, or `tool_choice` is none. Raises InvalidRequest,
-    naming the field."""
+    """Parse a request's tools. Returns None if no tool may be called.
+
+    That is so without tools, or if `tool_choice` is none. Raises InvalidRequest with the field's path.
+    """
     parallel = parallel_tool_calls is None or check_flag(
         FieldPath("parallel_tool_calls"), parallel_tool_calls
     )
@@ -115,7 +120,10 @@ def _bounded(tools: Sequence[object], limits: ToolLimits) -> Sequence[object]:
 
 
 def _without_nulls(where: FieldPath, given: object) -> dict[str, object]:
-    """A tool as the template gets it. Raises InvalidRequest for another kind of tool than functions."""
+    """Return a tool for the template, without null fields.
+
+    Raises InvalidRequest unless its type is function.
+    """
     tool = {name: each for name, each in check_mapping(where, given).items() if each is not None}
     kind = tool.get("type")
     if kind != "function":
@@ -143,7 +151,7 @@ def _tool(where: FieldPath, tool: Json, limits: ToolLimits) -> RequestedTool:
 
 
 def _choice(given: object, names: Sequence[str]) -> tuple[Choice, Sequence[str]]:
-    """auto, required or named, and which tools may be called."""
+    """Return the choice (auto, required or named) and the names of the tools that may be called."""
     if given is None or given == "auto":
         return "auto", names
     if given == "required":
@@ -190,7 +198,10 @@ def _list(names: Sequence[str]) -> str:
 def call_grammar(
     calls: ToolCallSpec, answer: GrammarRequest | None, on_truncation: Truncation
 ) -> GrammarRequest:
-    """The grammar of an answer with tools. `answer`: that of its text. Raises InvalidRequest."""
+    """Return the grammar of an answer with tools.
+
+    `answer` is the grammar of its text. Raises InvalidRequest.
+    """
     if answer is not None and answer.kind != "json_schema":
         raise InvalidRequest(
             f"{FIELD} beside tools must be json_schema or json_object, or structured_outputs.json; "
@@ -214,15 +225,15 @@ def _made(
     answer: str,
     on_truncation: Truncation,
 ) -> GrammarRequest:
-    """One object for the many requests that have the same tools."""
+    """Return the grammar; requests with the same tools share one object."""
     raw = msgspec.Raw(answer.encode()) if answer != "null" else NONE
     asked = ToolCalls(form, (), choice, parallel, raw, reasoning if choice == "auto" else None)
     return tool_calls(tools, asked, on_truncation)
 
 
 def notes_on(grammar: GrammarRequest) -> tuple[Note, ...]:
-    """On the form of an answer: which tools are held to less than their schemas say."""
-    text = "its schema cannot be enforced: calls are held to an object, and looked at when they are made"
+    """Return notes on an answer's form: the tools whose schemas are enforced only in part."""
+    text = "its schema cannot be enforced: calls must be objects, and are checked when they are complete"
     calls = calls_of(grammar)
     names = () if calls is None else calls.unenforced
     return tuple(Note("tools", f"#/{name}", text, warning=True) for name in names)

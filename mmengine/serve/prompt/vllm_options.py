@@ -1,6 +1,6 @@
-"""Forms of answers by vLLM's names: `structured_outputs`, and `guided_json`, `guided_regex` and so on.
+"""Answer formats by vLLM's names: `structured_outputs`, `guided_json`, `guided_regex` and others.
 
-One of them stands for a response_format or a grammar. What has no translation is refused by name.
+Each is translated to a response_format or a grammar. Options without a translation are refused by name.
 """
 
 import json
@@ -31,13 +31,15 @@ _REFUSED = {
 _IDLE = {
     "backend": ("auto",),
     "disable_fallback": (True, False),
-}  # what changes nothing: there is no fall-back
+}  # these change nothing, since there is no fallback
 _EBNF = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 
 
 def as_form(options: Mapping[str, object]) -> tuple[Any, Any]:
-    """What `options` ask for as (response_format, grammar), each None where it is not asked for. Raises
-    InvalidRequest for two forms, and for what has no translation."""
+    """Return `options` as (response_format, grammar); None for each that is not requested.
+
+    Raises InvalidRequest for two forms, and for options without a translation.
+    """
     asked: dict[str, dict[str, Any]] = {}
     for name in ("response_format", "grammar"):
         if options.get(name) is not None:
@@ -73,7 +75,7 @@ def _structured(value: object) -> dict[str, object]:
 
 
 def _form(where: FieldPath, value: object) -> dict[str, object]:
-    """What one field asks for; {} where it asks for nothing."""
+    """Return the form that one field requests, {} if it requests none."""
     name = str(where[-1])
     kind = _GUIDED.get(name, name)
     if kind in _REFUSED or kind in _IDLE:
@@ -100,7 +102,7 @@ def _form(where: FieldPath, value: object) -> dict[str, object]:
 
 
 def _parsed(where: FieldPath, value: object) -> object:
-    """What may be JSON text, as vLLM takes it, or what that decodes to."""
+    """Decode a value that vLLM accepts as JSON text; other values are returned unchanged."""
     if not isinstance(value, str):
         return value
     if len(value) > MAX_BYTES:
