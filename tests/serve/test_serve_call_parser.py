@@ -73,7 +73,7 @@ def told(form, data, cuts=(), *, reasoning=NO_REASONING, stop=(), **options):
     places = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
     for start, end in zip(places, places[1:], strict=False):
         found += deltas.push(list(data[start:end]), None)
-    look = deltas.argument_look()
+    look = deltas.argument_check()
     found.append(deltas.finish(() if look is None else look()))
     for delta in found:
         whole.add(delta)

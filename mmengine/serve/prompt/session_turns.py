@@ -93,7 +93,7 @@ def build_chain(
     begins_in_film = place.film > 1
     room = place.keep - anchor - len(own.tokens) - num_answer
     pieces = [own]
-    for first, last, chunk in reversed(_chunks_behind(session, anchor)):
+    for first, last, chunk in reversed(_chunks_from(session, anchor)):
         room -= last - first
         if room < 0:
             break
@@ -102,7 +102,7 @@ def build_chain(
         begins_in_film = chunk.film > 1
     pieces[0] = pieces[0].without(pieces[0].num_opening)
     if begins_in_film:
-        pieces[0] = pieces[0].behind(film_begins())
+        pieces[0] = pieces[0].after(film_begins())
     return _joined(session, anchor, pieces, min(place.film, 1))
 
 
@@ -117,7 +117,7 @@ class _Piece(NamedTuple):
         media = tuple(item.moved(-count) for item in self.media)
         return _Piece(self.tokens[count:], media, self.num_opening - count)
 
-    def behind(self, tokens: list[int]) -> "_Piece":
+    def after(self, tokens: list[int]) -> "_Piece":
         media = tuple(item.moved(len(tokens)) for item in self.media)
         return _Piece(np.concatenate((np.array(tokens, np.int32), self.tokens)), media, self.num_opening)
 
@@ -134,14 +134,14 @@ def _joined(session: SessionState, kept: int, pieces: Sequence[_Piece], film: in
 def _end_of_anchor(session: SessionState) -> int:
     """Return the end of the anchor; without one, the end of the first turn's opening."""
     end = session.chunks[0].num_opening if session.chunks else 0
-    for _, last, chunk in _chunks_behind(session, 0):
+    for _, last, chunk in _chunks_from(session, 0):
         if not chunk.is_anchor:
             break
         end = last
     return end
 
 
-def _chunks_behind(session: SessionState, start: int) -> list[tuple[int, int, Chunk]]:
+def _chunks_from(session: SessionState, start: int) -> list[tuple[int, int, Chunk]]:
     """Return (first token, end, chunk) of the chunks that begin at `start` or later."""
     ends = [*(chunk.start for chunk in session.chunks[1:]), len(session.tokens)]
     return [

@@ -94,7 +94,7 @@ class Submission:
             raise id_in_use(request_id)
         options = options.of_prompt(len(prepared.prompt_token_ids))
         options = self._reasoning.settle(options, prepared.prompt_token_ids)
-        options = self._reasoning.bounded(options, prepared.prompt_token_ids)
+        options = self._reasoning.with_budget(options, prepared.prompt_token_ids)
         if options.grammar is not None:
             grammar = self._grammar_memory.shared(options.grammar)
             notes = options.notes + self._grammar_backend.notes(grammar)

@@ -1,7 +1,7 @@
-"""From tokens to what a stream says of them: a pure function of the tokens, one by one.
+"""Turns an answer's tokens into the deltas of a stream: a pure function of the tokens.
 
-Neither steps, nor batches, nor drafts decide where a delta ends: each token that yields text gives one. So a
-stream that is told again from the log has the same deltas.
+Every token that completes text yields one delta, whatever the steps, batches and drafts were. A stream that
+is sent again from the log therefore has the same deltas.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,22 +22,26 @@ from mmengine.structured_output.request.tool_calls import calls_of
 
 Entry = tuple[
     tuple[int, float], ...
-]  # of one token: the chosen one's id and logprob, then the likeliest ones'
+]  # one token: the chosen one's id and logprob, then those of the likeliest tokens
 
 
-_AT_STOP = ("string", CUT, "closed")  # ends at which a stop string may have had a hand
+_AT_STOP = ("string", CUT, "closed")  # details of ends that a stop string may have caused
 
 
 class ArgumentError(msgspec.Struct, frozen=True):
-    """Of the call with the index `call`."""
+    """The error in the arguments of the call with the index `call`."""
 
     call: int
     message: str
 
 
 class Delta(NamedTuple):
-    """`logprobs`: of the tokens since the delta before. `num_tokens`: of the answer so far. `call`: a piece
-    of a call of a tool. `argument_errors`: with the last one, of calls that are not held to their schemas."""
+    """A piece of an answer.
+
+    `logprobs` are those of the tokens since the previous delta, `num_tokens` counts the answer's tokens so
+    far, and `call` is a piece of a tool call. `argument_errors` come with the last delta, for calls whose
+    schemas are not enforced.
+    """
 
     content: str = ""
     reasoning: str = ""
@@ -47,13 +51,16 @@ class Delta(NamedTuple):
     argument_errors: tuple[ArgumentError, ...] = ()
 
 
-# With the last one, its finish_reason and stop_reason.
+# A delta, with finish_reason and stop_reason in the last one.
 ChoiceDelta = tuple[Delta, str | None, str | int | None]
 
 
 class ChoiceDeltas:
-    """One answer. `grammar`: of one that has a form: then stop strings do not look at its reasoning, and
-    beside calls of tools not at what those hold. `show_reasoning` False: it is counted alone."""
+    """Builds the deltas of one answer.
+
+    If the answer has a form (`grammar`), stop strings apply neither to its reasoning nor to tool calls. With
+    `show_reasoning` False, reasoning is counted and not shown.
+    """
 
     def __init__(
         self,
@@ -70,16 +77,17 @@ class ChoiceDeltas:
         self._calls = calls = calls_of(grammar)
         self._show_reasoning = show_reasoning
         self._parser = None if calls is None else ToolCallParser(calls)
-        self._until = UntilStop(self._stop, self._closes)  # of the text beside calls
+        self._until = UntilStop(self._stop, self._closes)  # ends the text beside calls
         self._loose = {tool.name: tool for tool in calls.tools if not tool.is_enforced} if calls else {}
-        self._loose_calls: dict[int, tuple[str, list[str]]] = {}  # name and arguments of those tools' calls
+        # names and arguments of calls without enforced schemas
+        self._loose_calls: dict[int, tuple[str, list[str]]] = {}
         self.num_tokens = self.num_reasoning_tokens = 0
-        self._entries: list[Entry] = []  # of tokens that no delta told of
-        self._held: list[int] = []  # tokens that may be the beginning of a marker
+        self._entries: list[Entry] = []  # logprobs of tokens without a delta yet
+        self._held: list[int] = []  # tokens that may begin a marker
         self._last = 0
         self._opens = bool(reasoning.start) and not reasoning.is_open  # the answer may begin with a marker
         self._reasons = reasoning.is_open
-        self._is_text = not (self._opens or self._reasons or calls)  # and nothing but text
+        self._is_text = not (self._opens or self._reasons or calls)  # the answer is nothing but text
         self._stream = self._new_stream()
 
     def _new_stream(self) -> TextStream:
@@ -89,25 +97,25 @@ class ChoiceDeltas:
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string ended the text, or cut it: what comes then completes it."""
+        """Whether a stop string ended or cut the text; the following tokens then complete the form."""
         return self._stream.stopped or self._until.stopped
 
     @property
-    def behind(self) -> str:
-        """What the stop string cut off, from it on."""
-        return self._stream.behind or self._until.behind
+    def cut_off(self) -> str:
+        """The text that the stop string cut off, which begins with that string."""
+        return self._stream.cut_off or self._until.cut_off
 
     def take(self, output: RequestOutput) -> Iterator[ChoiceDelta]:
-        """What the engine's news say; of the end of an answer that was given up, nothing."""
+        """Yield the deltas of the engine's output; nothing at the end of an answer that was aborted."""
         for delta in self.push(output.token_ids, output.logprobs):
             yield delta, None, None
         if (reason := output.finish_reason) in ("stop", "length"):
-            look = self.argument_look()
+            look = self.argument_check()
             rest = self.finish(() if look is None else look())
             yield rest, self.end_reason(reason), self.stop_reason(output.detail)
 
     def push(self, token_ids: Sequence[int], entries: Sequence[Entry] | None = None) -> list[Delta]:
-        """The deltas of these tokens."""
+        """Return the deltas of these tokens."""
         found = []
         if self._is_text and entries is None:
             for token in token_ids:
@@ -130,7 +138,7 @@ class ChoiceDeltas:
         return found
 
     def _deltas(self, content: str, reasoning: str = "") -> list[Delta]:
-        """One for each piece; what comes behind a stop string is none."""
+        """Return a delta for each piece of text or call; nothing after a stop string."""
         if self._parser is None:
             return [self._delta(content, reasoning)] if content or reasoning else []
         found = [self._delta("", reasoning)] if reasoning else []
@@ -141,7 +149,7 @@ class ChoiceDeltas:
                 text = self._until.finish()
             if text:
                 found.append(self._delta(text))
-            if self._until.stopped:  # what completes the text holds no calls
+            if self._until.stopped:  # the text that completes the form has no calls
                 self._parser, self._stream = None, TextStream(self._tokenizer)
                 break
             if not isinstance(piece, str):
@@ -150,59 +158,64 @@ class ChoiceDeltas:
         return found
 
     def _delta(self, content: str = "", reasoning: str = "", call: CallDelta | None = None) -> Delta:
-        return Delta(content, reasoning, self._told(), self.num_tokens, call)
+        return Delta(content, reasoning, self._take_entries(), self.num_tokens, call)
 
     def _note(self, piece: CallDelta) -> None:
-        """Keep what is to be looked at."""
+        """Collect a call's arguments if they have to be checked."""
         if piece.name in self._loose:
             self._loose_calls[piece.number] = piece.name, []
         elif piece.number in self._loose_calls:
             self._loose_calls[piece.number][1].append(piece.arguments)
 
-    def argument_look(self) -> Callable[[], tuple[ArgumentError, ...]] | None:
-        """At the answer's end: what looks at the arguments of calls that are not held to their schemas, and
-        gives what is wrong with them, on any thread; None where there are none."""
+    def argument_check(self) -> Callable[[], tuple[ArgumentError, ...]] | None:
+        """Return a function that checks arguments without an enforced schema; None if there are none.
+
+        Called at the answer's end. The function may run on any thread and returns the errors.
+        """
         if not self._loose_calls:
             return None
         calls = {
-            number: (self._loose[name].given, said) for number, (name, said) in self._loose_calls.items()
+            number: (self._loose[name].given, pieces) for number, (name, pieces) in self._loose_calls.items()
         }
         return partial(_argument_errors, calls)
 
     def finish(self, argument_errors: tuple[ArgumentError, ...] = ()) -> Delta:
-        """What was held back, at the end of the answer. `argument_errors`: what `argument_look` found."""
+        """Return the last delta with the text that was held back. `argument_errors` are those of
+        `argument_check`.
+        """
         text = self._stream.push(self._held) + self._stream.finish()
         self._held = []
         if self._reasons:
             return self._delta("", text if self._show_reasoning else "")
         if self._parser is not None:
-            # A character that was cut is all that is left, so no call begins or ends in it.
+            # Only a cut character can be left, so no call begins or ends in it.
             pieces = [*self._parser.push(text), self._parser.finish()]
             text = "".join(self._until.push(piece) for piece in pieces if isinstance(piece, str))
             text += self._until.finish()
         return self._delta(text)._replace(argument_errors=argument_errors)
 
     def end_reason(self, reason: str) -> str:
-        """finish_reason of an answer that the engine ended with "stop" or "length"."""
+        """Return OpenAI's finish_reason for an answer that the engine ended with "stop" or "length"."""
         if reason == "stop" and self._parser is not None and self._parser.num_calls:
             return "stop" if self._calls is not None and self._calls.choice == "named" else "tool_calls"
         return reason
 
     def stop_reason(self, detail: str) -> str | int | None:
-        """The stop string or token that ended it, as vLLM's field has it; None for its natural end.
-        `detail`: as the engine's."""
+        """Return the stop string or token that ended the answer, as in vLLM's field; None for its natural
+        end.
+
+        `detail` is the engine's.
+        """
         if detail in _AT_STOP:
             return self._stream.stopped_by or self._until.stopped_by or None
         return self._last if detail == "token" else None
 
-    def _told(self) -> tuple[Entry, ...]:
-        if not self._entries:
-            return ()
-        told, self._entries = tuple(self._entries), []
-        return told
+    def _take_entries(self) -> tuple[Entry, ...]:
+        entries, self._entries = tuple(self._entries), []
+        return entries
 
     def _take(self, token: int) -> tuple[str, str]:
-        """Content and reasoning that a token completes."""
+        """Return the content and the reasoning that a token completes."""
         if not self._opens and not self._reasons:
             return self._stream.push((token,)), ""
         marker = self._markers.start if self._opens else self._markers.end
@@ -215,14 +228,14 @@ class ChoiceDeltas:
         tokens, self._held = self._held[:free], self._held[free:]
         if not tokens:
             return "", ""
-        if self._opens:  # it does not begin with the marker, so there is no reasoning
+        if self._opens:  # without the marker at the beginning there is no reasoning
             self._opens = False
             tokens, self._held = tokens + self._held, []
             return self._stream.push(tokens), ""
         return "", self._stream.push(tokens)
 
     def _cross(self) -> str:
-        """A marker is complete: into reasoning, or out of it. Gives what was held back of the text before."""
+        """Enter or leave reasoning after a complete marker. Returns the text that was held back."""
         rest = self._stream.finish() if self._reasons else ""
         self._reasons, self._opens, self._held = self._opens, False, []
         self._stream = self._new_stream()
@@ -230,10 +243,10 @@ class ChoiceDeltas:
 
 
 def _argument_errors(calls: Mapping[int, tuple[msgspec.Raw, list[str]]]) -> tuple[ArgumentError, ...]:
-    """`calls`: schemas, and what was said as their values."""
+    """Check the arguments of `calls`: their schemas and the pieces of their text."""
     found = []
-    for number, (schema, said) in calls.items():
-        wrong = find_violation(msgspec.json.decode(schema), "".join(said))
-        if wrong:
-            found.append(ArgumentError(number, wrong))
+    for number, (schema, pieces) in calls.items():
+        violation = find_violation(msgspec.json.decode(schema), "".join(pieces))
+        if violation:
+            found.append(ArgumentError(number, violation))
     return tuple(found)

@@ -1,9 +1,9 @@
-"""Tokens to text while they arrive: whole characters only, and nothing past a stop string.
+"""Incremental detokenization: whole characters only, and no text after a stop string.
 
-A byte-level tokenizer may spread one character over several tokens. Decoding a cut character
-gives U+FFFD at the end of the text, and more tokens can change that last character only; so it
-is held back, and everything before it is final. Decoding looks at a short window of tokens, never
-at the whole answer; and where a text is its tokens' bytes, joined, at the new ones alone.
+A byte-level tokenizer may split one character over several tokens. Decoding a cut character gives U+FFFD at
+the end of the text. Further tokens can change only that last character, so it is held back, and all text
+before it is final. Decoding examines a short window of tokens and never the whole answer. If a text is the
+concatenation of its tokens' bytes, only the new tokens are decoded.
 """
 
 import codecs
@@ -15,48 +15,48 @@ from mmengine.request import GrammarRequest, SamplingParams
 from mmengine.structured_output.grammar_start import GrammarStart
 
 REPLACEMENT = "\ufffd"
-WINDOW = 16  # tokens decoded at once, before the window moves
-CONTEXT = 4  # tokens that stay in it: a character has at most four bytes, so four tokens
+WINDOW = 16  # tokens that are decoded at once, before the window moves
+CONTEXT = 4  # tokens that stay in the window: a character has at most four bytes, so at most four tokens
 
 
 class ByteDetokenizer:
-    """The text of a growing list of tokens that are bytes: `pieces`, by id."""
+    """The text of a growing list of tokens that stand for bytes: `pieces`, by token id."""
 
     def __init__(self, pieces: Sequence[bytes]):
         self._pieces, self._size = pieces, len(pieces)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._holds = False  # a cut character
+        self._holds = False  # whether a cut character is held back
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """The characters that `token_ids` complete."""
+        """Return the characters that `token_ids` complete."""
         pieces, size = self._pieces, self._size
         if len(token_ids) == 1 and token_ids[0] < size:
             data = pieces[token_ids[0]]
         else:
             data = b"".join([pieces[token] for token in token_ids if token < size])
-        if not self._holds and data.isascii():  # most are, and the decoder takes several times as long
+        if not self._holds and data.isascii():  # most data is ASCII, and the decoder is several times slower
             return data.decode("ascii")
         text = self._decoder.decode(data)
         self._holds = bool(self._decoder.getstate()[0])
         return text
 
     def finish(self) -> str:
-        """What was held back: a cut character, shown as decoding the whole answer would."""
+        """Return the rest: a cut character, as decoding of the whole answer would show it."""
         self._holds = False
         return self._decoder.decode(b"", True)
 
 
 class Detokenizer:
-    """The text of a growing list of tokens, of any tokenizer. O(1) decoding work a token."""
+    """The text of a growing list of tokens, for any tokenizer. Decodes O(1) tokens for each new token."""
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True):
         self._tokenizer = tokenizer
         self._skip_special = skip_special_tokens
         self._window: list[int] = []
-        self._emitted = 0  # characters of the window's text that were given out
+        self._emitted = 0  # characters of the window's text that were returned
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """The characters that `token_ids` complete."""
+        """Return the characters that `token_ids` complete."""
         pieces = []
         for start in range(0, len(token_ids), WINDOW):
             self._window.extend(token_ids[start : start + WINDOW])
@@ -69,15 +69,18 @@ class Detokenizer:
         return "".join(pieces)
 
     def finish(self) -> str:
-        """What was held back: a cut character, shown as decoding the whole answer would."""
+        """Return the rest: a cut character, as decoding of the whole answer would show it."""
         return self._decode(self._window)[self._emitted :]
 
     def _decode(self, token_ids: Sequence[int]) -> str:
         return self._tokenizer.decode(token_ids, skip_special_tokens=self._skip_special)
 
     def _shrink(self, text: str) -> None:
-        """Drop tokens from the window where a cut splits no character: what is left decodes to the
-        end of the text. Of four tokens in a row one begins a character, unless they are empty."""
+        """Drop tokens from the window where this splits no character, so that the rest decodes to the text's
+        end.
+
+        One of any four consecutive tokens begins a character, unless tokens are empty.
+        """
         for keep in range(CONTEXT, len(self._window)):
             tail = self._decode(self._window[-keep:])
             dropped = len(text) - len(tail)
@@ -92,18 +95,20 @@ class Detokenizer:
 
 
 class UntilStop:
-    """Text that ends before the first of these strings. `stopped` turns true there, `stopped_by` says which
-    it was, `behind` what was dropped, from that string on. Later text is dropped, or with `closes` it is what
-    completes the text before."""
+    """Text that ends before the first of these strings.
+
+    `stopped` becomes true there; `stopped_by` is the string and `cut_off` the dropped text from that string
+    on. Later text is dropped; with `closes` it completes the text and is returned.
+    """
 
     def __init__(self, stop: Sequence[str], closes: bool = False):
         self._stop, self._closes = tuple(stop), closes
         self._held = ""
         self.stopped = False
-        self.stopped_by = self.behind = ""
+        self.stopped_by = self.cut_off = ""
 
     def push(self, new: str, *, counts: bool = True) -> str:
-        """What is safe to show. `counts`: whether a string may end in `new`."""
+        """Return text that is safe to show. `counts` says whether a stop string may end in `new`."""
         if not self._stop:
             return new
         if not new or self.stopped:
@@ -112,7 +117,7 @@ class UntilStop:
         if counts:
             place = _first_match(text, self._stop, len(self._held))
             if place is not None:
-                self.stopped, self._held, self.behind = True, "", text[place:]
+                self.stopped, self._held, self.cut_off = True, "", text[place:]
                 self.stopped_by = next(string for string in self._stop if text.startswith(string, place))
                 return text[:place]
         keep = _longest_partial(text, self._stop)
@@ -120,17 +125,17 @@ class UntilStop:
         return text[: len(text) - keep]
 
     def finish(self) -> str:
-        """What was held back: no string of the end came."""
+        """Return the text that was held back, since no stop string came."""
         rest, self._held = self._held, ""
         return rest
 
 
 class TextStream:
-    """The text of one answer, ready to be shown: stop strings never leak, not even in part.
+    """The text of one answer, ready to be shown: stop strings never appear, not even in part.
 
-    A stop string counts when a token completes it that is not among the first `min_tokens`, and lies behind
-    the tokens `after`. `stopped` turns true then, and `stopped_by` says which it was; the text ends before
-    the stop string, and later tokens are ignored, or with `closes` they complete it.
+    A stop string counts if a token completes it that is not among the first `min_tokens` and comes after the
+    tokens `after`. Then `stopped` becomes true and `stopped_by` is the string. The text ends before the stop
+    string; later tokens are ignored, or with `closes` they complete the text.
     """
 
     def __init__(
@@ -158,16 +163,17 @@ class TextStream:
         return self._until.stopped_by
 
     @property
-    def behind(self) -> str:
-        """What was dropped of the text when it stopped: it begins with the stop string."""
-        return self._until.behind
+    def cut_off(self) -> str:
+        """The text that was dropped at the stop; it begins with the stop string."""
+        return self._until.cut_off
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """New text that is safe to show, possibly empty."""
+        """Return new text that is safe to show, possibly empty."""
         if not self._has_stop:
             return self._detokenizer.push(token_ids)
         pieces = []
-        for token_id in token_ids:  # one by one: which token completes the string decides the end
+        # token by token: the token that completes the string decides where the text ends
+        for token_id in token_ids:
             if self.stopped and not self._closes:
                 break
             self._num_tokens += 1
@@ -178,12 +184,13 @@ class TextStream:
                 pieces.append(text)
                 if self._opening.take((token_id,)) is not None:
                     self._opening = None
-            if self.stopped and not was_stopped:  # half a character that it may hold was dropped as well
+            # the dropped text includes half a character that the detokenizer may hold
+            if self.stopped and not was_stopped:
                 self._detokenizer = _detokenizer(self._tokenizer)
         return "".join(pieces)
 
     def finish(self) -> str:
-        """The rest of the text, at the end of the answer."""
+        """Return the rest of the text at the end of the answer."""
         if self.stopped and not self._closes:
             return ""
         return self._until.finish() + self._detokenizer.finish()
@@ -195,13 +202,13 @@ def _detokenizer(tokenizer: Tokenizer) -> "Detokenizer | ByteDetokenizer":
 
 
 def _first_match(text: str, stop: Sequence[str], old: int) -> int | None:
-    """Where the earliest stop string begins that ends after the first `old` characters."""
+    """Return where the earliest stop string begins that ends after the first `old` characters."""
     places = [text.find(string, max(0, old - len(string) + 1)) for string in stop]
     return min((place for place in places if place >= 0), default=None)
 
 
 def _longest_partial(text: str, stop: Sequence[str]) -> int:
-    """Length of the longest end of `text` that begins a stop string without completing it."""
+    """Return the length of the longest suffix of `text` that begins a stop string without completing one."""
     longest = 0
     for string in stop:
         for length in range(min(len(string) - 1, len(text)), longest, -1):
@@ -212,7 +219,7 @@ def _longest_partial(text: str, stop: Sequence[str]) -> int:
 
 
 class Stops(NamedTuple):
-    """Where stop strings end the text of an answer: the fields of TextStream."""
+    """The stop strings of an answer and where they apply: the arguments of TextStream."""
 
     stop: tuple[str, ...] = ()
     min_tokens: int = 0
@@ -221,7 +228,7 @@ class Stops(NamedTuple):
 
     @classmethod
     def of(cls, sampling: SamplingParams, grammar: GrammarRequest | None) -> "Stops":
-        """Calls of tools hold what they hold: beside them the text has none (see ChoiceDeltas)."""
+        """Return the stops of an answer's text. With tool calls there are none here (see ChoiceDeltas)."""
         if grammar is None:
             return cls(sampling.stop, sampling.min_stop_tokens)
         stop = () if grammar.kind == "tool_calls" else sampling.stop
@@ -233,7 +240,7 @@ class Stops(NamedTuple):
         )
 
     def text(self, tokenizer: Tokenizer, token_ids: Sequence[int]) -> str:
-        """The text of a whole answer, without the stop string that ended it."""
+        """Return the text of a whole answer, without the stop string that ended it."""
         if not self.stop:
             return tokenizer.decode(token_ids)
         stream = self.stream(tokenizer)

@@ -1,4 +1,4 @@
-"""Texts of answers, made by the thread that reads them and not by the thread that computes."""
+"""Makes the texts of outputs on the thread that reads them instead of the engine's thread."""
 
 from dataclasses import replace
 
@@ -12,14 +12,17 @@ from mmengine.structured_output.grammar_start import find_end
 
 
 class OutputText:
-    """Fills in the texts of one request's news, which have to come in their order. With `pieces` False,
-    only the texts of its whole answers. `grammar`: of a request that has a form, known before its news."""
+    """Fills in the texts of one request's outputs, in their order.
+
+    With `pieces` False only complete answers get a text. `grammar` is that of a request with a form and must
+    be set before its first output.
+    """
 
     def __init__(self, tokenizer: Tokenizer, sampling: SamplingParams):
         self._tokenizer, self._sampling = tokenizer, sampling
         self.grammar: GrammarRequest | None = None
         self.pieces = True
-        self._streams: dict[int, TextStream] = {}  # of choices, by index
+        self._streams: dict[int, TextStream] = {}  # by choice index
 
     def fill(self, output: RequestOutput) -> RequestOutput:
         text = self._piece(output) if self.pieces else ""
@@ -44,8 +47,10 @@ class OutputText:
 
 
 def with_texts(choice: Choice, tokenizer: Tokenizer, stops: Stops) -> Choice:
-    """A choice of which only the tokens are known. Behind reasoning that ends with `choice.after` stop
-    strings are looked for in the content alone."""
+    """Return a choice with its text made from its tokens.
+
+    If the answer has reasoning that ends with `choice.after`, stop strings apply to the content alone.
+    """
     text = stops._replace(after=choice.after).text(tokenizer, choice.token_ids)
     if not choice.after:
         return replace(choice, text=text, content=text)

@@ -1,7 +1,7 @@
-"""Where reasoning ends: behind which tokens the form of an answer begins.
+"""Finds where reasoning ends, which is where the form of an answer begins.
 
-A chat template that makes a model reason ends its prompt with an open start marker, such as <think>. What
-a model says from there to the end marker is its reasoning; the form is that of what comes then.
+A chat template that makes a model reason ends its prompt with an open start marker, such as <think>. The text
+from there to the end marker is reasoning; the form applies to the text after that.
 """
 
 from collections.abc import Sequence
@@ -20,8 +20,11 @@ from mmengine.structured_output.request.tool_calls import calls_of
 
 
 class ReasoningTokens(NamedTuple):
-    """How an answer's reasoning is told from its content. `is_open`: it begins at once, and `end` ends it;
-    else it begins where the answer begins with `start`. () for a marker that there is not."""
+    """The marker tokens that separate an answer's reasoning from its content.
+
+    If `is_open`, reasoning begins with the first token and `end` ends it; otherwise it begins if the answer
+    begins with `start`. () stands for a missing marker.
+    """
 
     is_open: bool = False
     start: tuple[int, ...] = ()
@@ -32,14 +35,14 @@ NO_REASONING = ReasoningTokens()
 
 
 def spelled(marker: str, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """A marker's tokens; () where there are none for it."""
+    """Return a marker's tokens, () if the tokenizer has none for it."""
     ids = tokenizer.encode(marker, allow_special=True) if marker else []
     known = tokenizer.decode(ids, skip_special_tokens=False) == marker
     return tuple(ids) if known and len(ids) <= MAX_AFTER else ()
 
 
 def reasoning_of(form: GrammarRequest, tokenizer: Tokenizer) -> ReasoningTokens:
-    """Of an answer with a form that was settled."""
+    """Return the markers of an answer whose form is settled."""
     if form.after:
         return ReasoningTokens(True, (), form.after)
     calls = calls_of(form)
@@ -50,8 +53,10 @@ def reasoning_of(form: GrammarRequest, tokenizer: Tokenizer) -> ReasoningTokens:
 
 
 class Reasoning:
-    """`start`, `end`: the markers; with an empty end there is no reasoning, with an empty start no
-    reasoning is found by itself."""
+    """The reasoning markers of a model.
+
+    With an empty `end` there is no reasoning; with an empty `start` reasoning is never detected.
+    """
 
     def __init__(self, tokenizer: Tokenizer, eos_token_ids: Sequence[int], start: str, end: str):
         self._tokenizer, self._eos_token_ids = tokenizer, frozenset(eos_token_ids)
@@ -71,7 +76,7 @@ class Reasoning:
         return bool(self._end)
 
     def tokens(self, options: Options, prompt_token_ids: np.ndarray) -> ReasoningTokens:
-        """Of an answer to this prompt (int32 [n]). Raises what `settle` raises."""
+        """Return the markers for an answer to this prompt (int32 [n]). Raises what `settle` raises."""
         form = self.settle(options, prompt_token_ids).grammar
         if form is not None:
             return reasoning_of(form, self._tokenizer)
@@ -81,13 +86,15 @@ class Reasoning:
 
     @cached_property
     def _separators(self) -> np.ndarray:
-        """Special tokens that do not stand in reasoning: they end a message."""
+        """Special tokens that do not occur in reasoning, since they end a message."""
         markers = self._tokenizer.encode(self._start_text + self._end_text, allow_special=True)
         return np.array(sorted(self._tokenizer.special_ids.difference(markers)), np.int32)
 
     def settle(self, options: Options, prompt_token_ids: np.ndarray) -> Options:
-        """Options for this prompt, whose grammar says where it begins. Raises InvalidRequest where the
-        grammar shall begin behind reasoning of which nobody knows the end."""
+        """Return options whose grammar says after which tokens it begins for this prompt.
+
+        Raises InvalidRequest if the grammar should begin after reasoning whose end marker is unknown.
+        """
         if options.grammar is None or options.reasoning is False or options.grammar.after:
             return options
         if options.reasoning and not self._end:
@@ -96,9 +103,11 @@ class Reasoning:
             return options
         return replace(options, grammar=msgspec.structs.replace(options.grammar, after=self._end))
 
-    def bounded(self, options: Options, prompt_token_ids: np.ndarray) -> Options:
-        """Settled options with what becomes of their thinking_token_budget. Raises InvalidRequest where
-        nobody knows how reasoning ends."""
+    def with_budget(self, options: Options, prompt_token_ids: np.ndarray) -> Options:
+        """Return settled options with the effect of their thinking_token_budget on this prompt.
+
+        Raises InvalidRequest if the marker that ends reasoning is unknown.
+        """
         budget = options.thinking_token_budget
         if budget is None or budget < 0:
             return options
@@ -110,12 +119,15 @@ class Reasoning:
             )
         is_open, start, end = self.tokens(options, prompt_token_ids)
         if not end or not (is_open or start):
-            return options  # the form begins at once
+            return options  # the form begins with the first token
         return replace(options, thinking=ThinkingBudget(budget, is_open, start, end))
 
     def is_open_in(self, prompt_token_ids: np.ndarray) -> bool:
-        """Whether a prompt (int32 [n]) leaves reasoning open: in its last message there is a start without
-        an end behind it. A start in an earlier message, such as a user's, begins nothing."""
+        """Return whether a prompt (int32 [n]) leaves reasoning open.
+
+        That is so if its last message has a start marker without an end marker after it. A start marker in an
+        earlier message, such as a user's, does not count.
+        """
         if not self._start_text or not self._end:
             return False
         borders = np.flatnonzero(np.isin(prompt_token_ids, self._separators))
@@ -125,7 +137,7 @@ class Reasoning:
         return bool(start) and self._end_text not in behind
 
     def _spelled(self, marker: str) -> tuple[int, ...]:
-        """A marker's tokens; () where this tokenizer has none for it, or an answer could not say them."""
+        """Return a marker's tokens, () if the tokenizer has none for it or an answer cannot contain them."""
         ids = spelled(marker, self._tokenizer)
         return ids if self._eos_token_ids.isdisjoint(ids) else ()
 

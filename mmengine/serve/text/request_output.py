@@ -1,4 +1,4 @@
-"""What callers get back."""
+"""The outputs and completions that callers get."""
 
 from copy import copy
 from dataclasses import dataclass
@@ -19,8 +19,8 @@ _ENDS: dict[ErrorCode | None, str] = {
 }
 CUT = "the answer was cut at max_tokens, or where the model's length ends: its form is not complete"
 CUT_AT_STOP = "a stop string cut the answer: its form is not complete"
-CLOSED = "closed"  # detail of an answer that was completed because its budget ended
-PIECE = 64  # tokens of news that came at once
+CLOSED = "closed"  # detail of an answer that was completed because its token budget ended
+PIECE = 64  # maximum number of tokens of an output that `split_output` returns
 Logprobs = list[tuple[tuple[int, float], ...]]
 
 
@@ -28,14 +28,14 @@ Logprobs = list[tuple[tuple[int, float], ...]]
 class Choice:
     """One of the n answers to a prompt.
 
-    `text` ends before a stop string; `token_ids` are all tokens that were sampled. finish_reason:
-    stop, length, abort, error or rejected; `detail` says more, as CUT or CUT_AT_STOP where a form was asked
-    for and the answer ends with "length", or CLOSED. `logprobs`: for each token its
-    (token id, logprob) pairs, the chosen one first.
+    `text` ends before a stop string; `token_ids` are all sampled tokens. finish_reason is stop, length,
+    abort, error or rejected. `detail` says more, for example CUT or CUT_AT_STOP if an answer with a form ends
+    with "length", or CLOSED. `logprobs` has for each token its (token id, logprob) pairs, the chosen token's
+    first.
 
-    Where the form begins behind `after`, the tokens that end reasoning, `reasoning` is the text before
-    them and `content` that behind them, None where they were not said. Else `content` is all the text, and
-    there is no `reasoning`.
+    If the form begins after reasoning, `after` are the tokens that end that. Then `reasoning` is the text
+    before them and `content` the text after them, None if they did not come. Otherwise `content` is the whole
+    text, and there is no `reasoning`.
     """
 
     index: int
@@ -51,7 +51,7 @@ class Choice:
 
     @property
     def num_reasoning_tokens(self) -> int:
-        """Those before the token that ends reasoning, as ChoiceDeltas counts them: the last of `after`."""
+        """Return the number of tokens before the last token of `after`, as ChoiceDeltas counts them."""
         if not self.after:
             return 0
         end = find_end(self.token_ids, self.after)
@@ -60,10 +60,12 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """The whole answer to one prompt; `text`, `token_ids`, `finish_reason` are the first choice's.
-    `num_drafts` were computed for all choices, `num_accepted` of them kept: by the process that gives the
-    answer. `notes`: on the form that was asked for, of the process that was asked. `prompt_scores`: what
-    `prompt_logprobs` are made of."""
+    """The complete answer to one prompt; `text`, `token_ids` and `finish_reason` are the first choice's.
+
+    `num_drafts` were computed for all choices and `num_accepted` of them kept, by the process that returns
+    the answer. `notes` on the requested form come from the process that got the request. `prompt_logprobs` is
+    computed from `prompt_scores`.
+    """
 
     request_id: str
     prompt_token_ids: np.ndarray  # int32 [n]
@@ -76,8 +78,10 @@ class Completion:
 
     @property
     def prompt_logprobs(self) -> list[tuple[tuple[int, float], ...] | None] | None:
-        """For each token of the prompt its (token id, logprob) pairs, its own first, where asked for. The
-        first token has none: nothing stands before it."""
+        """For each prompt token its (token id, logprob) pairs, its own first; None unless requested.
+
+        The first token has None, since no token precedes it.
+        """
         return None if self.prompt_scores is None else [None, *entries_of(self.prompt_scores)[1:]]
 
     @property
@@ -94,9 +98,11 @@ class Completion:
 
     @property
     def usage(self) -> dict[str, Any]:
-        """Token counts, by OpenAI's names; cached tokens are part of the prompt's. Where a form begins behind
-        reasoning, how many tokens that is; where there were drafts, how many of them were kept and how many
-        not."""
+        """Token counts by OpenAI's names; cached tokens are part of the prompt's.
+
+        Includes the number of reasoning tokens if a form begins after reasoning, and the numbers of accepted
+        and rejected drafts if there were any.
+        """
         prompt, completion = len(self.prompt_token_ids), sum(len(choice.token_ids) for choice in self.choices)
         found: dict[str, Any] = {
             "prompt_tokens": prompt,
@@ -115,17 +121,17 @@ class Completion:
         return found
 
     def error(self) -> MMEngineError | None:
-        """Why there is no answer, where a choice was given up; None after stop and length."""
+        """Return the error of a choice that was aborted; None after stop and length."""
         for choice in self.choices:
             if choice.finish_reason == "rejected":
-                return QueueFull(choice.detail)  # there is no other reason after the door
+                return QueueFull(choice.detail)  # after admission there is no other reason
             if choice.finish_reason in ("error", "abort"):
                 text = _ENDS.get(choice.code) or f"the request failed: {choice.detail}"
                 return RequestFailed(text, code=choice.code)
         return None
 
     def as_json(self) -> dict[str, Any]:
-        """The answer as a line of a batch file holds it, without its custom_id."""
+        """Return the answer as a line of a batch file holds it, without its custom_id."""
         if len(self.choices) == 1:
             fields = _choice_json(self.choices[0])
         else:
@@ -153,11 +159,11 @@ def _choice_json(choice: Choice) -> dict[str, Any]:
 
 
 class RequestOutput(msgspec.Struct, frozen=True, eq=False):
-    """News of one answer after a step: new `text` and `token_ids` of choice `index`.
+    """New `text` and `token_ids` of choice `index` after a step.
 
-    `finish_reason` is set with its last news, and `detail` as in Choice. `completion` comes with the last of
-    all choices. `after`: as of Choice. `logprobs`: for each of the tokens, where asked for. `prompt_scores`:
-    of the prompt, where asked for, with the first token of choice 0.
+    `finish_reason` and `detail` (as in Choice) come with the choice's last output, `completion` with the last
+    output of all choices. `after` is that of Choice. `logprobs` are those of the tokens, and `prompt_scores`
+    those of the prompt, if requested; the latter come with the first token of choice 0.
     """
 
     request_id: str
@@ -174,7 +180,9 @@ class RequestOutput(msgspec.Struct, frozen=True, eq=False):
 
 
 def split_output(output: RequestOutput) -> list[RequestOutput]:
-    """News without a text, of so few tokens each that whoever takes them does not keep others waiting."""
+    """Split an output without text into outputs with few tokens each, so that one reader does not delay
+    others.
+    """
     ids, scores = output.token_ids, output.logprobs
     if len(ids) <= PIECE:
         return [output]
@@ -201,34 +209,36 @@ def split_output(output: RequestOutput) -> list[RequestOutput]:
 
 
 def entries_of(scores: PromptLogprobs) -> list[tuple[tuple[int, float], ...]]:
-    """Of each token of a prompt: its id and logprob, then the likeliest ones'. The first has no logprobs; NaN
-    stands for them."""
+    """Return for each prompt token its id and logprob, then those of the likeliest tokens.
+
+    The first token's logprobs are NaN.
+    """
     rows = zip(scores.token_ids.tolist(), scores.logprobs.tolist(), strict=True)
     return [tuple(zip(ids, logprobs, strict=True)) for ids, logprobs in rows]
 
 
 def engine_failed(error: BaseException) -> MMEngineError:
-    """The failure of a whole engine, as an error for each of its waiters."""
+    """Return the engine's failure as an error for each caller."""
     if isinstance(error, MMEngineError):
         return copy(error)
     return ExecutorFailed(f"{type(error).__name__}: {error}")
 
 
 def finish_detail(reason: str, detail: str, *, has_form: bool) -> str:
-    """As Choice tells it: of a form that was cut, where."""
+    """Return the detail that Choice has: for a form that was cut, where."""
     if has_form and reason == "length":
         return CUT_AT_STOP if detail == CUT_BY_STRING else CUT
     return detail
 
 
 def unstarted_completion(request_id: str, num_choices: int, detail: str, code: ErrorCode) -> Completion:
-    """The answer to a request that was given up before it became tokens."""
+    """Return the answer to a request that was aborted before it was tokenized."""
     choices = [Choice(index, "", [], "abort", detail, code=code) for index in range(num_choices)]
     return Completion(request_id, np.zeros(0, np.int32), choices)
 
 
 def final_outputs(completion: Completion) -> list[RequestOutput]:
-    """The last news of its choices, without tokens."""
+    """Return the last output of each choice, without tokens."""
     news = [
         RequestOutput(
             completion.request_id,
@@ -246,9 +256,10 @@ def final_outputs(completion: Completion) -> list[RequestOutput]:
 
 
 def answer_to_prompt(answer: Completion | MMEngineError, index: int, is_one_of_several: bool) -> Completion:
-    """Return the answer to the prompt of this index, which is whole.
+    """Return the complete answer to the prompt with this index.
 
-    Raises the error of an answer that is not; with several prompts it says which of them."""
+    Raises the error of an answer that failed; with several prompts the error names the prompt.
+    """
     try:
         return require_success(answer)
     except MMEngineError as error:
@@ -256,7 +267,7 @@ def answer_to_prompt(answer: Completion | MMEngineError, index: int, is_one_of_s
 
 
 def require_success(answer: Completion | MMEngineError) -> Completion:
-    """The answer, which is whole. Raises the error of an answer that is not."""
+    """Return a complete answer. Raises the error of an answer that failed."""
     if isinstance(answer, MMEngineError):
         raise answer
     error = answer.error()

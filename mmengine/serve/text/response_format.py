@@ -1,4 +1,4 @@
-"""Forms of answers as callers give them: types beside schemas, and answers as values."""
+"""Answer formats as callers give them, with Python types beside schemas, and answers as values."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,7 +17,7 @@ from mmengine.structured_output.types.types import decode, schema_of
 
 
 class ResponseFormat(NamedTuple):
-    """The form of an answer, as Options has it."""
+    """The form of an answer, with the fields that Options has."""
 
     grammar: GrammarRequest | None
     reasoning: bool | None
@@ -25,7 +25,7 @@ class ResponseFormat(NamedTuple):
 
     @classmethod
     def of(cls, form: Mapping[str, object] | None, grammar: Mapping[str, object] | None) -> "ResponseFormat":
-        """Of a response_format, or a grammar. Raises InvalidRequest."""
+        """Return the form for a response_format or a grammar. Raises InvalidRequest."""
         return cls(grammar_of(form, grammar), reasoning_of(form, grammar), notes_of(form))
 
     def added_to(self, options: Options) -> Options:
@@ -33,9 +33,11 @@ class ResponseFormat(NamedTuple):
 
 
 def response_format_of(options: Mapping[str, Any]) -> ResponseFormat:
-    """What `response_format` and `grammar`, or vLLM's names for them, ask for among `options`: by
-    `grammar_of` and `reasoning_of`, but that the former, or the schema in it, may be a type. With `calls`
-    it is the form of an answer that may hold calls of tools. Raises InvalidRequest."""
+    """Return the form that `response_format`, `grammar` or vLLM's names for them request in `options`.
+
+    A response_format, or the schema in it, may be a type. With `calls` it is the form of an answer that may
+    contain tool calls. Raises InvalidRequest.
+    """
     form, grammar = as_form(options)
     form = _described(_asked(form) if _is_type(form) else form)
     calls = options.get("calls")
@@ -56,7 +58,7 @@ def _is_type(form: object) -> bool:
 
 
 def _described(form: Any) -> Any:
-    """A response_format with the schema of the type that it may hold."""
+    """Return a response_format in which a type is replaced by its schema."""
     held = form.get("json_schema") if isinstance(form, Mapping) else None
     if not isinstance(held, Mapping):
         return form
@@ -73,8 +75,10 @@ def json_format(
     reasoning: bool | None,
     on_truncation: str,
 ) -> dict[str, Any]:
-    """The response_format for a schema or a type. Raises InvalidRequest for options that ask for another
-    form, or for several answers."""
+    """Return the response_format for a schema or a type.
+
+    Raises InvalidRequest for options that request another form or several answers.
+    """
     for name in sorted(FORM):
         if options.get(name) is not None:
             raise InvalidRequest(f"generate_json takes a schema, not {name} beside it")
@@ -88,7 +92,7 @@ def _asked(schema: object) -> dict[str, Any]:
 
 
 def decode_answer(completion: Completion, schema: object) -> Any:
-    """The value of an answer. Raises RequestFailed for an answer that was cut, with its beginning."""
+    """Return the value of an answer. Raises RequestFailed, with the answer's beginning, if it was cut."""
     content = completion.choices[0].content
     if completion.finish_reason == "length" or content is None:
         what = "the reasoning did not end" if content is None else "the JSON is incomplete"

@@ -1,4 +1,4 @@
-"""Stop strings in the text of the running rows, on behalf of the model runner."""
+"""Finds stop strings in the text of running rows for the model runner."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -14,41 +14,43 @@ from mmengine.structured_output.rows.rows import Cut
 
 
 class _Text(Protocol):
-    """Of a row, as far as its tokens were pushed. `behind`: what the stop string cut off, from it on."""
+    """The text of a row's tokens. `cut_off` is the text that a stop string cut off, from that string on."""
 
     @property
     def stopped(self) -> bool: ...
 
     @property
-    def behind(self) -> str: ...
+    def cut_off(self) -> str: ...
 
     def push(self, token_ids: Sequence[int]) -> object: ...
 
 
 class StopStrings:
-    """Only rows whose request has stop strings cost anything. A text that a stop string ended is not looked
-    at any more."""
+    """The texts of rows whose requests have stop strings; other rows cost nothing.
+
+    A text is not examined any more after a stop string.
+    """
 
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer
         self._watched = np.zeros(0, dtype=bool)
         self._texts: dict[int, _Text] = {}
-        self._said: dict[int, list[int]] = {}  # tokens of rows that have a form, up to a stop string
+        self._tokens: dict[int, list[int]] = {}  # tokens, up to a stop string, of rows that have a form
 
     def admit(self, row: int, request: Request, token_ids: Sequence[int]) -> None:
-        """`request` got `row`; `token_ids` are its prompt and the output it has so far."""
+        """Assign `row` to `request`; `token_ids` are its prompt and its output so far."""
         if row >= len(self._watched):
             self._watched = np.concatenate(
                 [self._watched, np.zeros(row + 1 - len(self._watched), dtype=bool)]
             )
         self._texts.pop(row, None)
-        self._said.pop(row, None)
+        self._tokens.pop(row, None)
         self._watched[row] = bool(request.sampling.stop)
         if not request.sampling.stop:
             return
         self._texts[row] = self._text(request)
         if request.grammar is not None:
-            self._said[row] = []
+            self._tokens[row] = []
         for token in token_ids[len(request.prompt_token_ids) :]:
             if self._push(row, int(token)):
                 break
@@ -60,24 +62,26 @@ class StopStrings:
         return ChoiceDeltas(self._tokenizer, request.sampling, reasoning, request.grammar)
 
     def _push(self, row: int, token: int) -> bool:
-        """Whether a stop string is complete with it."""
+        """Add a token and return whether it completes a stop string."""
         text = self._texts[row]
         text.push((token,))
-        if row in self._said:
-            self._said[row].append(token)
+        if row in self._tokens:
+            self._tokens[row].append(token)
         if text.stopped:
             self._watched[row] = False
         return text.stopped
 
     def feed(self, rows: np.ndarray, token_ids: np.ndarray) -> list[int]:
-        """One new token (int32 [s]) for each of `rows` (int32 [s]): the indices, ascending, at
-        which a stop string is now complete."""
+        """Add one token (int32 [s]) for each of `rows` (int32 [s]).
+
+        Returns the ascending indices of rows in which a stop string is now complete.
+        """
         watched = np.flatnonzero(self._watched[rows]).tolist()
         return [index for index in watched if self._push(int(rows[index]), int(token_ids[index]))]
 
     def cut(self, row: int) -> Cut | None:
-        """Where a stop string ended the text of a row that has a form; None where none did."""
+        """Return where a stop string ended the text of a row that has a form, else None."""
         text = self._texts.get(row)
-        if text is None or row not in self._said or not text.stopped:
+        if text is None or row not in self._tokens or not text.stopped:
             return None
-        return Cut(tuple(self._said[row]), text.behind)
+        return Cut(tuple(self._tokens[row]), text.cut_off)

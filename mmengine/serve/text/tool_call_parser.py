@@ -1,8 +1,7 @@
-"""From the text of an answer to its calls of tools, while it comes: what is text, which call begins, and what
-its arguments are.
+"""Parses tool calls in an answer's text as it arrives: text, the beginning of a call, and its arguments.
 
-The text follows the grammar of its `ToolCalls`, so nothing is guessed, and each character is looked at once.
-Arguments in json go out as they stand, those in xml as the JSON that they mean.
+The text follows the grammar of its `ToolCalls`, so the parser never guesses and reads each character once.
+JSON arguments are passed on unchanged; XML arguments are converted to JSON.
 """
 
 import hashlib
@@ -30,7 +29,7 @@ _NO_PARAMETERS = Parameters({}, frozenset(), frozenset(), None, False, None, {})
 
 
 class CallDelta(NamedTuple):
-    """Of the call `number` of an answer, from 0: `name` where it begins, else more of its arguments."""
+    """A piece of the answer's call `number`, from 0: its `name` at its beginning, then its arguments."""
 
     number: int
     arguments: str = ""
@@ -41,14 +40,16 @@ Piece = str | CallDelta
 
 
 def call_id(request_id: str, choice: int, index: int) -> str:
-    """Of a call: the same whenever the answer is told."""
+    """Return the id of a call, which is the same whenever the answer is sent again."""
     text = f"{request_id}\0{choice}\0{index}".encode()
     return "call_" + hashlib.sha256(text).hexdigest()[:ID_CHARS]
 
 
 class ToolCallParser:
-    """`push` text as it comes, and `finish` at its end: what was cut there and is no whole part of a call is
-    left out. `num_calls`: those that began."""
+    """Parser of one answer: `push` its text, and call `finish` at its end.
+
+    An incomplete piece of a call at the end is dropped. `num_calls` counts the calls that have begun.
+    """
 
     def __init__(self, form: ToolCalls):
         self._form = form
@@ -58,26 +59,26 @@ class ToolCallParser:
         }
         self.num_calls = 0
         self._state: Callable[[], Iterator[Piece]] = self._text
-        self._held = ""  # text that is not understood yet
-        self._may_call = True  # an answer with a form that has begun makes no calls
-        self._space = ""  # before what may be a call, which it belongs to
-        self._depth, self._in_string, self._escaped = 0, False, False  # of json arguments
+        self._held = ""  # text that cannot be parsed yet
+        self._may_call = True  # an answer with a form has no calls after the form has begun
+        self._space = ""  # white space before a possible call, to which it belongs
+        self._depth, self._in_string, self._escaped = 0, False, False  # state of JSON arguments
         self._tool = _NO_PARAMETERS
-        self._names: set[str] = set()  # parameters of the call that were said
-        self._is_raw = self._is_dropped = False  # of an xml value
+        self._names: set[str] = set()  # parameters of the call so far
+        self._is_raw = self._is_dropped = False  # state of an XML value
 
     def push(self, text: str) -> list[Piece]:
-        """Pieces of content and of calls, in their order."""
+        """Return pieces of content and of calls, in their order."""
         self._held += text
         found: list[Piece] = []
         before = -1
-        while self._held and len(self._held) != before:  # a state that takes nothing waits for more
+        while self._held and len(self._held) != before:  # a state that takes nothing waits for more text
             before = len(self._held)
             found += self._state()
         return found
 
     def finish(self) -> str:
-        """Content that was held back."""
+        """Return content that was held back."""
         rest = self._space + self._held if self._state == self._text and not self.num_calls else ""
         self._held = self._space = ""
         return rest
@@ -106,7 +107,7 @@ class ToolCallParser:
             self._space, self._state = "", self._head
 
     def _head(self) -> Iterator[Piece]:
-        """From the beginning of a call to its arguments."""
+        """Parse from the beginning of a call to its arguments."""
         is_json = self._form.format == "json"
         found = (_JSON_HEAD if is_json else _XML_HEAD).match(self._held)
         if found is None:
@@ -124,7 +125,7 @@ class ToolCallParser:
             yield CallDelta(self.num_calls - 1, arguments)
 
     def _json(self) -> Iterator[Piece]:
-        """Arguments as they stand, to the bracket that ends them."""
+        """Pass on arguments up to the bracket that ends them."""
         text, at = self._held, 0
         if self._escaped:
             at, self._escaped = 1, False
@@ -144,7 +145,7 @@ class ToolCallParser:
         yield from self._more(self._take(len(text)))
 
     def _tail(self) -> Iterator[Piece]:
-        """What stands between a call's arguments and its end."""
+        """Skip the text between a call's arguments and its end."""
         place = self._held.find(CLOSE)
         if place < 0:
             self._take(len(self._held) - _overlap(self._held, CLOSE))
@@ -154,7 +155,7 @@ class ToolCallParser:
         yield from ()
 
     def _xml(self) -> Iterator[Piece]:
-        """Between parameters."""
+        """Parse the text between parameters."""
         found = _XML_NEXT.match(self._held)
         if found is None:
             return
@@ -164,7 +165,7 @@ class ToolCallParser:
             yield from self._more("}" if self._names else "{}")
             return
         name = found[1]
-        self._is_dropped = name in self._names  # it was said before, and an object has each key once
+        self._is_dropped = name in self._names  # a second value for this name, which an object cannot have
         self._is_raw = name in self._tool.raw or (
             name not in self._tool.schemas and self._tool.others_are_raw
         )
@@ -188,7 +189,7 @@ class ToolCallParser:
 
 
 def _overlap(text: str, marker: str) -> int:
-    """Characters at the end of `text` that may be the beginning of `marker`."""
+    """Return the length of the longest suffix of `text` that begins `marker`."""
     for size in range(min(len(marker) - 1, len(text)), 0, -1):
         if text.endswith(marker[:size]):
             return size

@@ -53,7 +53,7 @@ class Turn:
 
     def look(self, output: RequestOutput) -> Callable[[], tuple[Said]] | None:
         """The `end` where arguments are looked at before it: for a thread, it may take long."""
-        look = self._choices[output.index].argument_look()
+        look = self._choices[output.index].argument_check()
         return None if look is None else lambda: (self.end(output, look()),)
 
     def end(self, output: RequestOutput, errors: tuple[ArgumentError, ...] = ()) -> Said:
