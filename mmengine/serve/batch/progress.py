@@ -1,8 +1,8 @@
-"""How far a batch came: which lines of the request file have their answer in the answer file.
+"""The progress of a batch: which lines of the request file have an answer in the answer file.
 
-The answer file is the truth. A line that was torn off at its end is cut; a line of it answers the request
-with its custom_id, or, where that is null or stands in several requests, the one at the number in its field
-`line`. `batch.json` beside the log says which request file the log belongs to.
+Only the answer file counts. An incomplete line at its end is removed. Each line answers the request with its
+custom_id; if that is null or several requests have it, the request at the number in its field `line`.
+`batch.json` beside the log names the request file that the log belongs to.
 """
 
 import copy
@@ -23,7 +23,7 @@ from mmengine.serve.prompt.request_lines import custom_id_of, read_head
 
 MANIFEST = "batch.json"
 SYNC_INTERVAL_S = 0.1
-MAX_MANIFEST_BYTES = 2**20  # that are read of it
+MAX_MANIFEST_BYTES = 2**20  # maximum size that is read
 
 
 class _Manifest(msgspec.Struct):
@@ -32,8 +32,11 @@ class _Manifest(msgspec.Struct):
 
 
 class RequestIndex:
-    """The lines of a request file's shard that are not blank: `numbers` (in the file, from 1) and
-    `custom_ids` (None where a line has none), and the hash of the whole file. `custom_id`: of a line."""
+    """The lines of a request file's shard that are not blank, and the hash of the whole file.
+
+    `numbers` are line numbers in the file, from 1, and `custom_ids` are None for lines without one.
+    `custom_id` reads that of a line.
+    """
 
     def __init__(
         self,
@@ -56,7 +59,7 @@ class RequestIndex:
         return len(self.numbers)
 
     def of(self, shard: Shard) -> "RequestIndex":
-        """That of a shard, from the index of the whole file, which is not read again."""
+        """Return the index of a shard, from that of the whole file, which is not read again."""
         part = copy.copy(self)
         part.shard = shard
         part.numbers = self.numbers[shard.index :: shard.count]
@@ -64,18 +67,19 @@ class RequestIndex:
         return part
 
     def wanted(self, answered: set[int]) -> Callable[[str], bool]:
-        """A function that says, of a request id of the core, whether its answer is still needed."""
+        """Return a function that says whether the answer to a core request id is still needed."""
         missing = {name for place, name in enumerate(self.custom_ids) if place not in answered}
         return lambda core_id: core_id in missing or core_id.rpartition("/")[0] in missing
 
     def begin(self, log: Path) -> None:
-        """Note beside a new log which request file it belongs to."""
+        """Write beside a new log which request file it belongs to."""
         manifest = _Manifest(self.sha256, len(self))
         write_whole(log / MANIFEST, msgspec.json.encode(manifest))
 
     def is_begun(self, log: Path) -> bool:
-        """Whether a log of this batch is there to be continued. Raises LogError when a log is, and
-        belongs to something else."""
+        """Return whether a log of this batch exists. Raises LogError if the log belongs to another request
+        file.
+        """
         if not log.is_dir() or not segment_paths(log):
             return False
         try:
@@ -111,16 +115,16 @@ class _Hashing:
 class AnswerFile:
     """Appends answers, each of which counts as delivered once it is on the disk.
 
-    `fresh`: what the file holds belongs to another run and goes. Else a line torn off at its end is cut.
-    Raises InvalidRequest for a file that is none of this batch's.
+    With `fresh` the file's contents belong to another run and are removed; otherwise an incomplete line at
+    the end is removed. Raises InvalidRequest for a file that does not belong to this batch.
     """
 
     def __init__(self, path: Path, index: RequestIndex, *, fresh: bool):
         self.path = path
-        # Without a buffer, in which what a full disk refuses would stay.
+        # Unbuffered: a buffer would keep the bytes that a full disk refuses.
         is_new = fresh or not path.exists()
         self._file = path.open("w+b", buffering=0) if is_new else path.open("r+b", buffering=0)
-        self.answered: set[int] = set()  # indices of requests whose answers the file held when it was opened
+        self.answered: set[int] = set()  # indices of requests that the file answered when it was opened
         self._written: list[str] = []  # requests whose answers are in the file, perhaps not on the disk
         self._synced_at = 0.0
         try:
@@ -135,8 +139,10 @@ class AnswerFile:
             raise
 
     def write(self, line: bytes, request_id: str) -> None:
-        """`request_id` is empty for a line that never became a request. Raises OSError; the file ends with
-        its last whole line then, and the same can be tried again."""
+        """Append a line. `request_id` is empty for a line that never became a request.
+
+        Raises OSError; the file then ends with its last whole line, and the same line may be written again.
+        """
         rest = memoryview(line)
         try:
             while rest:
@@ -149,8 +155,10 @@ class AnswerFile:
             self._written.append(request_id)
 
     def delivered(self, *, now: bool = False) -> list[str]:
-        """Requests whose answers are on the disk since the last call; the disk is asked a few times a
-        second, or `now`."""
+        """Return the requests whose answers have reached the disk since the last call.
+
+        The file is synced a few times a second, or at once with `now`.
+        """
         if not self._written or not (now or time.monotonic() - self._synced_at > SYNC_INTERVAL_S):
             return []
         sync_data(self._file.fileno())
@@ -159,7 +167,7 @@ class AnswerFile:
         return written
 
     def _cut(self) -> None:
-        """What is behind the last whole line goes."""
+        """Remove everything after the last whole line."""
         self._file.seek(self._end)
         self._file.truncate()
 
@@ -168,7 +176,10 @@ class AnswerFile:
 
 
 def answered_in(path: Path, index: RequestIndex) -> set[int]:
-    """Indices of requests whose answers a file holds, which is left alone. Raises InvalidRequest."""
+    """Return the indices of requests that a file answers, without changing the file.
+
+    Raises InvalidRequest.
+    """
     if not path.exists():
         return set()
     with path.open("rb") as file:
@@ -176,13 +187,13 @@ def answered_in(path: Path, index: RequestIndex) -> set[int]:
 
 
 def num_errors(path: Path) -> int:
-    """Lines of an answer file that hold an error in place of an answer. Raises OSError."""
+    """Return the number of lines that hold an error instead of an answer. Raises OSError."""
     with path.open("rb") as file:
         return sum(read_head(line).error is not None for line in file)
 
 
 def _read_answers(file: BinaryIO, path: Path, index: RequestIndex) -> tuple[set[int], int]:
-    """Indices of the requests that are answered, and where the last whole line ends."""
+    """Return the indices of the answered requests, and the end of the last whole line."""
     places = {number: place for place, number in enumerate(index.numbers)}
     owners: dict[str, list[int]] = {}
     for place, name in enumerate(index.custom_ids):
@@ -203,12 +214,12 @@ def _read_answers(file: BinaryIO, path: Path, index: RequestIndex) -> tuple[set[
 def _whole_lines(file: BinaryIO) -> Iterator[bytes]:
     for line in file:
         if not line.endswith(b"\n"):
-            return  # the process ended in the middle of it
+            return  # the process ended while it wrote this line
         yield line
 
 
 def _owner(line: bytes, owners: dict[str, list[int]], places: dict[int, int]) -> int | None:
-    """Which request a line answers; None for one that answers none."""
+    """Return the index of the request that a line answers, None if there is none."""
     head = read_head(line)
     named = owners.get(head.custom_id, []) if isinstance(head.custom_id, str) else []
     if len(named) == 1:

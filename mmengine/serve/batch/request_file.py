@@ -1,16 +1,15 @@
-"""Request files: one JSON object a line in, one answer a line out.
+"""Request files: one JSON object per line, and one answer per line.
 
     {"custom_id": "a", "messages": […], "max_tokens": 64, "temperature": 0.7, "seed": 1, "n": 1, …}
     {"custom_id": "a", "text": "…", "token_ids": […], "finish_reason": "stop", "usage": {…}}
     {"custom_id": "b", "error": "…"}
 
-A line may ask for a form with `response_format` or `grammar`
-(docs/how-to/structured_output.md); an answer that
-was cut then has a `detail` that says so.
+A line may request a form with `response_format` or `grammar` (docs/how-to/structured_output.md); an answer
+that was cut then has a `detail`.
 
-With n above 1 an answer has `choices`, each with index, text, token_ids and finish_reason, in
-place of the one. Messages are in OpenAI's shape; a path is read relative to the file, so a stranger's file
-is not to be run as it is.
+With n above 1 an answer has `choices`, each with index, text, token_ids and finish_reason. Messages are in
+OpenAI's shape. A path is resolved against the file's folder, so do not run files from untrusted sources
+unchanged.
 """
 
 from collections.abc import Iterator, Mapping, Set
@@ -37,7 +36,7 @@ OPENAIS_FORM = (
 
 @dataclass(frozen=True, slots=True, order=True)
 class Shard:
-    """Of the lines of a request file that are not blank, each `count`-th, from the one at `index` on."""
+    """Every `count`-th line of a request file's lines that are not blank, from `index` on."""
 
     index: int = 0
     count: int = 1
@@ -53,9 +52,11 @@ WHOLE_FILE = Shard()
 
 
 class RequestFile:
-    """Reads requests; iterating gives a job, or the error that takes its place, for each line of the shard.
-    `custom_ids` holds the id of each until `answer_line` took it; indices count the lines of the shard.
-    `answered`: indices of lines whose answers are in the answer file. `media_options`: of all prompts."""
+    """Reads the lines of a shard as jobs; a line with an error yields the error instead.
+
+    `custom_ids` holds the id of each line until `answer_line` takes it; indices count the shard's lines.
+    `answered` are indices of lines with an answer in the answer file. `media_options` apply to all prompts.
+    """
 
     def __init__(
         self,
@@ -107,14 +108,14 @@ class RequestFile:
             )
         keywords = {name: value for name, value in fields.items() if name not in _OWN_FIELDS}
         options = make_options(None, keywords, LINE)
-        asked = ResponseFormat.of(*as_form(fields))  # JSON: a schema, never a type
+        asked = ResponseFormat.of(*as_form(fields))  # JSON has a schema, never a type
         options = asked.added_to(replace(options, request_id=custom_id))
         options.check()
         folder, media_options = self._base_folder, self._media_options
         return Prompt(fields["messages"], base_folder=folder, media_options=media_options), options
 
     def answer_line(self, index: int, answer: Completion | MMEngineError) -> bytes:
-        """The line that answers request `index`, with its end of line."""
+        """Return the line, with its newline, that answers request `index`."""
         try:
             body: dict[str, object] = require_success(answer).as_json()
         except MMEngineError as error:
@@ -125,14 +126,16 @@ class RequestFile:
 
 
 class LineSource(Protocol):
-    """A file of which lines are read, each at most `limit` bytes at once."""
+    """A file from which lines of at most `limit` bytes are read."""
 
     def readline(self, limit: int, /) -> bytes: ...
 
 
 def numbered_lines(file: LineSource) -> Iterator[tuple[int, bytes | None]]:
-    """Lines that are not blank, without their ends, and their numbers in the file, from 1. None stands for
-    one that is too long, and is not kept in memory."""
+    """Yield the lines that are not blank, without line ends, and their numbers in the file, from 1.
+
+    None stands for a line that is too long, which is not kept in memory.
+    """
     for number, line in enumerate(_bounded_lines(file), 1):
         if line is None or line.strip():
             yield number, line

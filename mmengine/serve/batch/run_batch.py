@@ -1,4 +1,4 @@
-"""Many prompts through one engine: prepared ahead on worker threads, fed in a bounded window."""
+"""Runs many prompts through one engine: workers prepare them ahead, and a bounded window is in flight."""
 
 import threading
 from collections import deque
@@ -20,7 +20,7 @@ from mmengine.serve.text.request_output import Completion, RequestOutput, engine
 
 
 class AnsweredJob(NamedTuple):
-    """In place of a job: its answer is in the answer file already."""
+    """Stands for a job whose answer is already in the answer file."""
 
     request_id: str
     num_choices: int
@@ -28,12 +28,12 @@ class AnsweredJob(NamedTuple):
 
 Job = tuple[Prompt, Options]
 Result = tuple[int, Completion | MMEngineError]
-PREPARE_AHEAD = 16  # prompts whose pixels wait in memory for a place
-ABANDON_LIMIT_S = 1.0  # how long an end waits for a log that cannot be written
+PREPARE_AHEAD = 16  # prompts that are prepared before they enter the engine
+ABANDON_LIMIT_S = 1.0  # how long the end waits for a log that cannot be written
 
 
 class BatchEngine(Protocol):
-    """What a batch needs of an engine, which it steps."""
+    """The members of an engine that a batch uses; the batch steps the engine."""
 
     config: EngineConfig
     processor: Processor
@@ -60,8 +60,7 @@ class BatchEngine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Ahead:
-    """A job that has no place in the engine yet. `prepared` None: a process before submitted it, and the
-    engine goes on with it."""
+    """A job that has not entered the engine. `prepared` is None if a previous process submitted it."""
 
     index: int
     options: Options
@@ -76,16 +75,17 @@ def run_batch(
     drain: threading.Event | None = None,
     stop: threading.Event | None = None,
 ) -> Iterator[Result]:
-    """(index, answer) as the answers come, not in order; a job that is an error, or gives one,
-    gives it back at its index and the others go on.
+    """Yield (index, answer) as the answers end, not in order.
 
-    Jobs enter the engine in order. At most twice as many answers as there are rows are inside at
-    once, and never more than `max_waiting`, so that none is rejected for want of a place.
-    Requests that the engine has of a process before are taken up by their ids. `received` False: an
-    answer counts as received when the caller says so with `engine.requests.delivered`, not when it asks
-    for the next one. Once `drain` is set no further job is taken; what runs is finished. `stop`, or
-    leaving the iteration early, cancels what runs. Raises InvalidRequest while requests that were submitted
-    by hand are on their way: their outputs would be lost.
+    A job that is an error, or fails, yields the error at its index, and the others go on. Jobs enter the
+    engine in order. At most twice as many answers as there are rows are in flight, and never more than
+    `max_waiting`, so that the engine rejects none for lack of room. Requests that the engine has from a
+    previous process are resumed by their ids.
+
+    With `received` False an answer counts as received when the caller calls `engine.requests.delivered`, and
+    otherwise when it takes the next one. Once `drain` is set, no further job is taken and running ones
+    finish. Setting `stop`, or leaving the iteration early, cancels running ones. Raises InvalidRequest if
+    other submitted requests are running, since their outputs would be lost.
     """
     engine.check_batchable()
     batch = _Batch(engine, jobs, received, drain or threading.Event(), stop or threading.Event())
@@ -96,7 +96,7 @@ def run_batch(
             finally:
                 batch.abandon()
     finally:
-        batch.let_go_of_all()
+        batch.release_all()
 
 
 @contextmanager
@@ -125,7 +125,8 @@ def outputs_of(engine: BatchEngine, request_id: str) -> Iterator[Iterator[Reques
         yield outputs()
     finally:
         engine.cancel(request_id)
-        while request_id in engine.requests and engine.has_work:  # until it is gone no other is answered
+        # other requests can be answered only after this one has ended
+        while request_id in engine.requests and engine.has_work:
             engine.check_stall(ABANDON_LIMIT_S)
             step()
 
@@ -149,12 +150,12 @@ class _Batch:
         self._running: dict[
             str, tuple[int, int]
         ] = {}  # index of the job and number of its answers, by request id
-        self._inside = 0  # answers on their way
+        self._inside = 0  # answers in flight
         config = engine.config
         self.num_workers = media_workers(config.media_workers)
-        self._holding: set[int] = set()  # jobs whose pixels wait for a place in the engine
+        self._holding: set[int] = set()  # jobs whose pixels wait for room in the engine
         self._stopped = False
-        self._awaited = -1  # index of the job that is brought into the engine next, or was last
+        self._awaited = -1  # index of the job that entered the engine last or enters next
         self._window = min(2 * config.max_num_seqs, config.max_waiting)
 
     def run(self, pool: ThreadPoolExecutor) -> Iterator[Result]:
@@ -199,7 +200,8 @@ class _Batch:
         self._engine.requests.drop_resumed(*known_as)
         self._holding.add(index)
         try:
-            media = PromptMedia(prompt, is_over=lambda: self._stopped)  # fetched while others are prepared
+            # media are fetched while other jobs are prepared
+            media = PromptMedia(prompt, is_over=lambda: self._stopped)
         except MMEngineError as error:
             return _failed(error)
         prepared = pool.submit(self._prepare_one, index, media, options)
@@ -207,7 +209,9 @@ class _Batch:
         return prepared
 
     def _prepare_one(self, index: int, media: PromptMedia, options: Options) -> Prepared:
-        """On a worker. A job that is awaited needs no room: the pixels held may be those of later jobs."""
+        """Prepare a prompt on a worker. The job that enters next needs no room, since the held pixels may
+        belong to later jobs.
+        """
         memory = self._engine.media_memory
         memory.wait_for_room(lambda: self._stopped or self._awaited == index)
         if self._stopped:
@@ -217,7 +221,7 @@ class _Batch:
         return prepared
 
     def _submit(self) -> Iterator[Result]:
-        """Move prepared jobs into the engine while there is room, the oldest first."""
+        """Move prepared jobs into the engine in order while there is room."""
         while self._ahead:
             job = self._ahead[0]
             if not isinstance(job, _Ahead):
@@ -225,7 +229,7 @@ class _Batch:
                 yield job
                 continue
             if self._running and self._inside + job.options.sampling.n > self._window:
-                return  # room comes with the next steps
+                return  # later steps make room
             if job.prepared is not None and not job.prepared.done() and self._running:
                 return  # compute meanwhile
             self._ahead.popleft()
@@ -233,13 +237,13 @@ class _Batch:
             answer = self._begin(job)
             if isinstance(answer, QueueFull) and self._running:
                 self._ahead.appendleft(job)
-                return  # the media store, or what grammars may take, is full for now
-            self._let_go(job.index)
+                return  # the media store or the grammar memory is full for now
+            self._release(job.index)
             if answer is not None:
                 yield job.index, answer
 
     def _begin(self, job: _Ahead) -> Completion | MMEngineError | None:
-        """Bring one job into the engine. Gives its answer, or an error in its place, if known at once."""
+        """Submit one job. Returns its answer or error if that is already known."""
         error = None if job.prepared is None else _error_of(job.prepared)
         if error is not None:
             return error
@@ -267,31 +271,34 @@ class _Batch:
             yield index, done.pop(request_id)
 
     def _advance(self) -> None:
-        """One step. Its answers may belong to another batch, begun between two answers of this batch."""
+        """Make one step.
+
+        Its answers may belong to another batch that runs between two answers of this one.
+        """
         for output in self._engine.step(received=self._received):
             if output.completion is not None:
                 self._engine.batch_done[output.request_id] = output.completion
         self._engine.check_stall()
 
     def abandon(self) -> None:
-        """Cancel what still runs, and forget what was prepared."""
+        """Cancel running requests and drop prepared jobs."""
         self._stop_taking()
         for request_id in self._running:
             self._engine.cancel(request_id)
         while self._running and self._engine.has_work:
             self._engine.check_stall(ABANDON_LIMIT_S)
             for _ in self._step():
-                pass  # nobody takes it any more
+                pass  # these answers are not needed
 
-    def _let_go(self, index: int) -> None:
-        """The engine has the pixels of a job, or nobody wants them."""
+    def _release(self, index: int) -> None:
+        """Release the pixels of a job, which the engine has or no longer needs."""
         self._holding.discard(index)
         self._engine.media_memory.release((self, index))
 
-    def let_go_of_all(self) -> None:
-        """Release the pixels of all jobs; the workers are done."""
+    def release_all(self) -> None:
+        """Release the pixels of all jobs, after the workers have ended."""
         for index in list(self._holding):
-            self._let_go(index)
+            self._release(index)
 
 
 def _failed(error: MMEngineError) -> Future[Prepared]:
@@ -301,6 +308,8 @@ def _failed(error: MMEngineError) -> Future[Prepared]:
 
 
 def _error_of(future: Future[Prepared]) -> MMEngineError | None:
-    """Why a prompt could not be prepared. A bug of a processor costs its prompt, not the batch."""
+    """Return the reason why a prompt could not be prepared. A processor's bug fails its prompt, not the
+    batch.
+    """
     error = future.exception()
     return None if error is None else engine_failed(error)

@@ -1,4 +1,4 @@
-"""What a stream says of an answer, as OpenAI's chunks have it: the server writes these as its events."""
+"""Stream chunks in OpenAI's shape, which the server writes as events."""
 
 from collections.abc import Iterator
 
@@ -9,14 +9,14 @@ from mmengine.serve.text.tool_call_parser import CallDelta, call_id
 
 
 class FunctionDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`name`: where the call begins. `arguments`: the next piece of its JSON text."""
+    """A piece of a call: the function's `name` at its beginning, then the text of its JSON `arguments`."""
 
     name: str | None = None
     arguments: str
 
 
 class ToolCallDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Of the call `index` of an answer. `id`, `type` and the function's name stand where it begins."""
+    """A piece of the answer's call `index`. Its first piece has `id`, `type` and the function's name."""
 
     index: int
     id: str | None = None
@@ -25,7 +25,7 @@ class ToolCallDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class MessageDelta(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a message grows by. `role`: in its first chunk."""
+    """A piece of a message. The first chunk has the `role`."""
 
     role: str | None = None
     content: str | None = None
@@ -34,8 +34,11 @@ class MessageDelta(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ChunkChoice(msgspec.Struct, frozen=True):
-    """`finish_reason`, `stop_reason` and `argument_errors`: in the last chunk of the choice `index`, as
-    ChatChoice has them. `logprobs`: of the tokens since the chunk before, where asked for."""
+    """A piece of the choice `index`.
+
+    Its last chunk has `finish_reason`, `stop_reason` and `argument_errors` as in ChatChoice. `logprobs`, if
+    requested, are those of the tokens since the previous chunk.
+    """
 
     index: int
     delta: MessageDelta
@@ -46,7 +49,7 @@ class ChunkChoice(msgspec.Struct, frozen=True):
 
 
 class ChatChunk(msgspec.Struct, frozen=True):
-    """News of one choice."""
+    """One chunk of a stream, with a piece of one choice."""
 
     request_id: str
     choices: tuple[ChunkChoice]
@@ -56,7 +59,7 @@ BEGINNING = MessageDelta(role="assistant", content="")
 
 
 def message_delta(request_id: str, index: int, delta: Delta) -> MessageDelta:
-    """`index`: of the choice."""
+    """Return the message piece of a delta of the choice `index`."""
     return MessageDelta(
         content=delta.content or None,
         reasoning_content=delta.reasoning or None,
@@ -76,7 +79,7 @@ def _call(request_id: str, index: int, call: CallDelta) -> ToolCallDelta:
 
 
 def end_of(rest: Delta) -> tuple[Delta, ...]:
-    """What was held back at the end of an answer, if anything was, and the end, which has no text."""
+    """Return the rest of an answer's text, if there is any, and the end, which has no text."""
     if not rest.content and not rest.reasoning:
         return (rest,)
     end = Delta(num_tokens=rest.num_tokens, argument_errors=rest.argument_errors)
@@ -84,7 +87,7 @@ def end_of(rest: Delta) -> tuple[Delta, ...]:
 
 
 def chunks_of(request_id: str, index: int, news: ChoiceDelta) -> Iterator[ChatChunk]:
-    """`index`: of the choice."""
+    """Yield the chunks of a delta of the choice `index`."""
     delta, finish_reason, stop_reason = news
     *before, last = (delta,) if finish_reason is None else end_of(delta)
     for each in before:

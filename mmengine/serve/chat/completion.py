@@ -1,6 +1,6 @@
-"""Answers of a conversation as OpenAI's chat API has them: messages, with calls of tools and reasoning apart.
+"""Answers to conversations in the shape of OpenAI's chat API: messages with tool calls and reasoning.
 
-The server and `Engine.chat` make the same of the same tokens.
+The server and `Engine.chat` make equal answers from equal tokens.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,14 +26,19 @@ from mmengine.structured_output.json_schema.vocabulary.notes import Note
 
 
 class FunctionCall(msgspec.Struct, frozen=True):
-    """`arguments`: a JSON object as text, byte for byte as the model wrote it where it writes JSON."""
+    """A called function.
+
+    `arguments` is a JSON object as text; if the model writes JSON, exactly its bytes.
+    """
 
     name: str
     arguments: str
 
 
 class ToolCall(msgspec.Struct, frozen=True):
-    """`id`: of the request's id, the answer and the call; a tool's result names it as tool_call_id."""
+    """A tool call. `id` is made from the ids of request, answer and call; a tool's result has it as
+    tool_call_id.
+    """
 
     id: str
     function: FunctionCall
@@ -41,21 +46,24 @@ class ToolCall(msgspec.Struct, frozen=True):
 
 
 class ChatMessage(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`content` None: there are calls, and no text beside them."""
+    """An answer's message. `content` is None if there are calls and no text."""
 
     content: str | None
     tool_calls: tuple[ToolCall, ...] | None = None
     reasoning_content: str | None = None
 
     def as_json(self) -> dict[str, object]:
-        """As a message of the next call has it."""
+        """Return the message for `messages` of the next call."""
         return {"role": "assistant", **msgspec.json.decode(msgspec.json.encode(self))}
 
 
 class ChatChoice(msgspec.Struct, frozen=True):
-    """finish_reason: stop, length, or tool_calls where the model calls of itself, or has to call any tool.
-    `stop_reason`: the stop string or token that ended it. `argument_errors`: of calls of the tools that
-    `ChatCompletion.notes` names, what is seen to be wrong."""
+    """One answer to the conversation.
+
+    finish_reason is stop, length, or tool_calls if the model calls tools by choice or has to call any tool.
+    `stop_reason` is the stop string or token that ended the answer. `argument_errors` are errors in calls of
+    the tools that `ChatCompletion.notes` names.
+    """
 
     index: int
     message: ChatMessage
@@ -66,8 +74,11 @@ class ChatChoice(msgspec.Struct, frozen=True):
 
 
 class ChatCompletion(msgspec.Struct, frozen=True):
-    """`usage`: token counts, by OpenAI's names. `notes`: on the form that was asked for, as which tools could
-    not be held to their schemas."""
+    """All answers to the conversation.
+
+    `usage` has token counts by OpenAI's names. `notes` concern the requested form, for example tools whose
+    schemas are not enforced.
+    """
 
     request_id: str
     choices: tuple[ChatChoice, ...]
@@ -76,7 +87,7 @@ class ChatCompletion(msgspec.Struct, frozen=True):
 
     @property
     def message(self) -> ChatMessage:
-        """The first answer's."""
+        """The first answer's message."""
         return self.choices[0].message
 
     @property
@@ -86,24 +97,24 @@ class ChatCompletion(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class AccumulatedChoice:
-    """What the deltas of a choice add up to."""
+    """Collects the deltas of one choice."""
 
     index: int
     content: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     logprobs: list[Entry] = field(default_factory=list)
-    content_logprobs: list[Entry] = field(default_factory=list)  # those of them that came with content
+    content_logprobs: list[Entry] = field(default_factory=list)  # those that came with content
     finish_reason: str = ""
     stop_reason: str | int | None = None
-    scores: PromptLogprobs | None = None  # of its prompt
-    names: list[str] = field(default_factory=list)  # of calls
+    scores: PromptLogprobs | None = None  # those of the prompt
+    names: list[str] = field(default_factory=list)  # names of called functions
     arguments: list[list[str]] = field(default_factory=list)
     argument_errors: tuple[ArgumentError, ...] = ()
 
     def add(
         self, delta: Delta, finish_reason: str | None = None, stop_reason: str | int | None = None
     ) -> None:
-        """The reasons come with the last one."""
+        """Add a delta. The last one comes with both reasons."""
         if finish_reason is not None:
             self.finish_reason, self.stop_reason = finish_reason, stop_reason
         if delta.content:
@@ -185,7 +196,7 @@ class ChatAnswer:
         self._whole = [AccumulatedChoice(index) for index in range(len(deltas))]
 
     def first(self) -> Iterator[ChatChunk]:
-        """What is said before all news."""
+        """Yield the chunks that come before any output."""
         for index in range(len(self._deltas)):
             yield ChatChunk(self._request_id, (ChunkChoice(index, BEGINNING),))
 
@@ -232,8 +243,10 @@ def final_completion(answer: ChatAnswer | None) -> ChatCompletion:
 def with_tools(
     prompt: Prompt, asked: ToolSelection | None, processor: Processor, markers: tuple[str, str]
 ) -> tuple[Prompt, ToolCallSpec | None]:
-    """The prompt that shows the tools, and what its answer is held to. `markers`: between which the model may
-    reason. Raises InvalidRequest."""
+    """Return the prompt with the tools, and the form of its answer.
+
+    `markers` enclose the model's reasoning. Raises InvalidRequest.
+    """
     if prompt.messages is not None and (messages := for_template(prompt.messages)) is not prompt.messages:
         prompt = replace(prompt, messages=messages)
     if asked is None:

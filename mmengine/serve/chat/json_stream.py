@@ -1,4 +1,4 @@
-"""Answers in JSON as values while they arrive."""
+"""Values of JSON answers while the model writes them."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ class JsonStream:
         self._text = Stops(stop, closes=on_truncation == "close").stream(tokenizer)
         self._schema = schema
         self._partial = PartialJson()
-        self._unopened: list[int] | None = []  # tokens of reasoning; None: it is over
+        self._unopened: list[int] | None = []  # tokens of reasoning; None after its end
 
     def push(self, output: RequestOutput) -> list[Any]:
         """Return the value so far if `output` adds to it, else []; with the last output the decoded value.
@@ -30,12 +30,12 @@ class JsonStream:
         """
         if output.completion is not None:
             return [decode_answer(require_success(output.completion), self._schema)]
-        token_ids = self._behind(output)
+        token_ids = self._after_reasoning(output)
         changed = self._partial.push(self._text.push(token_ids))
         return [self._partial.value()] if changed else []
 
-    def _behind(self, output: RequestOutput) -> list[int]:
-        """The tokens of `output` that are not reasoning."""
+    def _after_reasoning(self, output: RequestOutput) -> list[int]:
+        """Return the tokens of `output` that are not reasoning."""
         if self._unopened is None or not output.after:
             return output.token_ids
         seen = len(self._unopened)

@@ -1,1 +1,1 @@
-"""The way of an answer from the engine's thread to a caller's event loop."""
+"""Streams of outputs, from the engine's thread to callers' event loops, and records of complete answers."""

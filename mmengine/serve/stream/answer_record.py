@@ -1,4 +1,4 @@
-"""The answer to one request, kept for readers that come and go: each has it from the first token on."""
+"""The record of one request's answer for readers that come and go: each reads from the first token on."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -15,7 +15,10 @@ from mmengine.serve.text.request_output import Choice, Completion, Logprobs, Req
 
 
 class AnswerSource(Protocol):
-    """What comes of one request: a Stream, or a Reader of its record. What its parts say, Stream tells."""
+    """A source of one request's outputs: a Stream, or a reader of its record.
+
+    Stream documents the members.
+    """
 
     is_over: bool
     completion: Completion | None
@@ -53,7 +56,7 @@ class AnswerSource(Protocol):
 
 
 class StoredChoice(msgspec.Struct, array_like=True):
-    """Outputs of one choice, without their texts."""
+    """The outputs of one choice, without text."""
 
     index: int
     token_ids: list[int]
@@ -64,7 +67,7 @@ class StoredChoice(msgspec.Struct, array_like=True):
 
 
 class StoredAnswer(msgspec.Struct, array_like=True, frozen=True):
-    """An answer that ended, as a store keeps it. Fields are only ever added, with a default."""
+    """An answer that has ended, as a store keeps it. Later versions may only add fields with a default."""
 
     request_id: str
     sampling: SamplingParams
@@ -72,37 +75,38 @@ class StoredAnswer(msgspec.Struct, array_like=True, frozen=True):
     grammar: GrammarRequest | None
     num_embeds: dict[str, int]
     num_prompt_tokens: int
-    said: list[StoredChoice]
+    choices: list[StoredChoice]
     num_cached_tokens: int = 0
     num_drafts: int = 0
     num_accepted: int = 0
 
 
 class AnswerRecord:
-    """Of a stream, which it reads to its end, or of an answer that is whole. `ended`: called when the last of
-    a stream has come. It belongs to an event loop, as the stream does.
+    """The outputs of a stream, which the record reads to its end, or of a stored answer.
 
-    While a stream has one reader, that one takes from it and leaves what it took here: most have no other.
+    `ended` is called after the stream's last output. Belongs to the stream's event loop. While a stream has
+    one reader, that reader takes the outputs from the stream and adds them to the record: most streams have
+    no other reader.
     """
 
     def __init__(self, source: "Stream | StoredAnswer", ended: Callable[[], None] | None = None):
         self.items: list[RequestOutput] = []
         self.error: MMEngineError | None = None
         self.is_over = False
-        self.first: DirectReader | None = None  # who takes from the stream
+        self.first: DirectReader | None = None  # the reader that takes from the stream itself
         self._ended, self._over = ended, OneShotEvent()
         self._listeners: dict[RecordReader, Callable[[], None]] = {}
         self.source = source
         if not isinstance(source, Stream):
             self.items, self.is_over = _outputs(source), True
 
-    async def over(self) -> None:
-        """Wait for its end."""
+    async def wait_over(self) -> None:
+        """Wait for the end."""
         if not self.is_over:
             await self._over.wait()
 
     def follow(self) -> None:
-        """Read the stream itself from now on, for whoever reads this."""
+        """Read the stream on behalf of all readers from now on."""
         stream, first = self.source, self.first
         if self.is_over or not isinstance(stream, Stream):
             return
@@ -133,10 +137,10 @@ class AnswerRecord:
             self.end(error)
 
     def end(self, error: MMEngineError | None) -> None:
-        """The last of the stream has come, or this error."""
+        """Mark the record as ended, with `error` unless that is None."""
         self.error, self.is_over, self.first = error, True, None
         assert isinstance(self.source, Stream)
-        self.source.listen(None)  # so that no cycle of references keeps it in memory
+        self.source.listen(None)  # so that no reference cycle keeps the stream in memory
         ended, self._ended = self._ended, None
         self._over.set()
         if ended is not None:
@@ -150,39 +154,39 @@ class AnswerRecord:
 
     @property
     def is_accepted(self) -> bool:
-        """Whether it is in the log."""
+        """Whether the log has the request."""
         return not isinstance(self.source, Stream) or self.source.is_accepted
 
     @property
     def is_good(self) -> bool:
-        """Whether it is in the log, and did not fail."""
+        """Whether the log has the request and the request did not fail."""
         return self.error is None and self.is_accepted
 
     @property
     def num_tokens(self) -> int:
-        """Of what has come; of one that runs about so many."""
+        """The number of tokens so far; an estimate while the request runs."""
         completion = self.completion
         return len(self.items) if completion is None else sum(len(c.token_ids) for c in completion.choices)
 
     @property
     def completion(self) -> Completion | None:
-        """Of an answer that ended without an error."""
+        """The completion of an answer that ended without an error."""
         return self.items[-1].completion if self.items else None
 
-    def whole(self) -> StoredAnswer:
-        """Of a stream that is over, with an answer."""
+    def stored_answer(self) -> StoredAnswer:
+        """Return a stream's complete answer for a store."""
         stream, completion = self.source, self.completion
         assert isinstance(stream, Stream) and completion is not None
-        said = [
+        choices = [
             StoredChoice(choice.index, choice.token_ids, choice.finish_reason, "", choice.logprobs)
             for choice in completion.choices
         ]
         for item in self.items:
             if item.detail and item.finish_reason is not None:
-                said[item.index].detail, said[item.index].code = item.detail, item.code
+                choices[item.index].detail, choices[item.index].code = item.detail, item.code
         return StoredAnswer(
             *stream.accepted_request,
-            said,
+            choices,
             completion.num_cached_tokens,
             completion.num_drafts,
             completion.num_accepted,
@@ -190,17 +194,19 @@ class AnswerRecord:
 
 
 class DirectReader(ChannelReader):
-    """Reads a stream, and notes what it took in the record of it. `left`: called when it leaves or gives the
-    request up, which goes on then."""
+    """Reads a stream and adds its outputs to the record.
+
+    `left` is called when the reader leaves or cancels; the request then continues.
+    """
 
     def __init__(self, record: AnswerRecord, stream: Stream, left: Callable[[], None]):
         super().__init__(stream._channel)
         self._record, self._left = record, left
-        self._follower: RecordReader | None = None  # in its place, once others read the record, too
+        self._follower: RecordReader | None = None  # reads in its place when the record has other readers
         record.first = self
 
     def follow(self) -> None:
-        """Read the record from now on."""
+        """Read from the record from now on."""
         if not self.is_over:
             self._follower = RecordReader(self._record, at=len(self._record.items))
             self._follower.listen(self._channel.listener)
@@ -235,7 +241,7 @@ class DirectReader(ChannelReader):
         return len(self._channel.items) if self._follower is None else self._follower.backlog
 
     def leave(self) -> None:
-        """Twice is no error."""
+        """Stop reading. Calling it twice is no error."""
         self.listen(None)
         self._record.follow()
         if self._follower is not None:
@@ -248,8 +254,10 @@ class DirectReader(ChannelReader):
 
 
 class RecordReader:
-    """Reads a record, from its first output on or behind `at` of them. `left`: called when it leaves or gives
-    the request up."""
+    """Reads a record from its first output on, or after the first `at` outputs.
+
+    `left` is called when the reader leaves or cancels.
+    """
 
     def __init__(self, record: AnswerRecord, left: Callable[[], None] | None = None, at: int = 0):
         self._record, self._left, self._at = record, left or _nothing, at
@@ -282,7 +290,9 @@ class RecordReader:
 
     @property
     def backlog(self) -> int:
-        """An error at the end counts, as a stream counts it: else nobody would take it."""
+        """The number of unread outputs. A final error counts too, as in a stream; otherwise no reader would
+        take it.
+        """
         ends = self._record.error is not None and not self.is_over
         return len(self._record.items) - self._at + ends
 
@@ -315,7 +325,7 @@ class RecordReader:
             await self._source.accepted()
 
     def leave(self) -> None:
-        """Twice is no error."""
+        """Stop reading. Calling it twice is no error."""
         self._record.listen(self, None)
         left, self._left = self._left, _nothing
         left()
@@ -328,40 +338,40 @@ def _nothing() -> None:
     pass
 
 
-def _outputs(whole: StoredAnswer) -> list[RequestOutput]:
-    """The last of them with a completion."""
+def _outputs(answer: StoredAnswer) -> list[RequestOutput]:
+    """Return the outputs of a stored answer; the last one has the completion."""
     choices = [
         Choice(
-            said.index,
+            choice.index,
             "",
-            said.token_ids,
-            said.finish_reason or "",
-            said.detail,
-            said.logprobs,
-            code=said.code,
+            choice.token_ids,
+            choice.finish_reason or "",
+            choice.detail,
+            choice.logprobs,
+            code=choice.code,
         )
-        for said in whole.said
+        for choice in answer.choices
     ]
     completion = Completion(
-        whole.request_id,
-        np.zeros(whole.num_prompt_tokens, np.int32),
+        answer.request_id,
+        np.zeros(answer.num_prompt_tokens, np.int32),
         choices,
-        whole.num_cached_tokens,
-        whole.num_drafts,
-        whole.num_accepted,
+        answer.num_cached_tokens,
+        answer.num_drafts,
+        answer.num_accepted,
     )
     outputs = [
         RequestOutput(
-            whole.request_id,
-            said.index,
+            answer.request_id,
+            choice.index,
             "",
-            said.token_ids,
-            said.finish_reason,
-            logprobs=said.logprobs,
-            detail=said.detail,
-            code=said.code,
+            choice.token_ids,
+            choice.finish_reason,
+            logprobs=choice.logprobs,
+            detail=choice.detail,
+            code=choice.code,
         )
-        for said in whole.said
+        for choice in answer.choices
     ]
     outputs[-1] = msgspec.structs.replace(outputs[-1], completion=completion)
     return [piece for output in outputs for piece in split_output(output)]

@@ -1,4 +1,4 @@
-"""From the engine's thread to the callers of an AsyncEngine, on their event loops."""
+"""Channels from the engine's thread to the callers of an AsyncEngine on their event loops."""
 
 import asyncio
 import time
@@ -16,35 +16,37 @@ from mmengine.serve.text.output_text import OutputText
 from mmengine.serve.text.reasoning import NO_REASONING, Reasoning, ReasoningTokens
 from mmengine.serve.text.request_output import RequestOutput
 
-LISTENERS_AT_ONCE = 32  # that are called before the event loop looks at its sockets again
+LISTENERS_AT_ONCE = 32  # channels that are woken before the event loop polls its sockets again
 
 
 class Channel:
-    """From the engine's thread to one caller. All but `closed` belongs to the caller's loop, once it runs."""
+    """The connection of one caller to the engine's thread. Only `closed` may be used outside the caller's
+    event loop.
+    """
 
     def __init__(self, options: Options, texts: OutputText, is_held: bool = False, *, is_count: bool = False):
         self.options, self.is_held = options, is_held
-        self.is_count = is_count  # its prompt is counted, and not answered
+        self.is_count = is_count  # whether the prompt is only counted
         self.texts = texts
         self.begun = time.monotonic()
         self.loop = asyncio.get_running_loop()
-        self.items: deque[RequestOutput | MMEngineError | None] = deque()  # that nobody took; None is the end
+        # items that were not read yet; None marks the end
+        self.items: deque[RequestOutput | MMEngineError | None] = deque()
         self.listener: Callable[[], None] | None = None
-        self._arrived: asyncio.Event | None = None  # made where somebody waits: most listen
-        self.accepted = OneShotEvent()  # on the disk, or refused with `error`
+        self._arrived: asyncio.Event | None = None  # created when a caller waits, since most callers listen
+        self.accepted = OneShotEvent()  # set when the request is on the disk, or refused with `error`
         self.error: MMEngineError | None = None
         self.is_refused = False
-        self.timer: asyncio.TimerHandle | None = None  # ends its preparation
-        self.request_id = ""  # set when the engine took the request
+        self.timer: asyncio.TimerHandle | None = None  # ends the preparation at its time limit
+        self.request_id = ""  # set when the engine has the request
         self.closed = False
-        # Of its prompt, known when it was prepared:
+        # Facts about the prompt, set after its preparation:
         self.reasoning: ReasoningTokens = NO_REASONING
-        self.num_embeds: dict[str, int] = {}  # embeddings by modality
+        self.num_embeds: dict[str, int] = {}  # number of embeddings by modality
         self.num_prompt_tokens = 0
 
     def take_prompt(self, token_ids: np.ndarray, media: Iterable[MediaItem], reasoning: Reasoning) -> None:
-        """Note what is told of its prompt (int32 [n]), which is known now. Raises what `Reasoning.tokens`
-        raises."""
+        """Record facts about the prepared prompt (int32 [n]). Raises what `Reasoning.tokens` raises."""
         self.reasoning = reasoning.tokens(self.options, token_ids)
         self.num_prompt_tokens = len(token_ids)
         for item in media:
@@ -52,16 +54,16 @@ class Channel:
 
     @property
     def age_s(self) -> float:
-        """Since it was asked for, from where its deadline counts."""
+        """Seconds since the submission, from which the deadline counts."""
         return time.monotonic() - self.begun
 
     def end(self, error: MMEngineError | None) -> None:
-        """On the caller's loop: nothing comes any more."""
+        """End the stream. Called on the caller's loop."""
         self._put_end(error)
         self.wake()
 
     def put(self, output: RequestOutput) -> None:
-        """On the caller's loop; nobody hears of it before `wake`."""
+        """Add an output, without waking the caller. Called on the caller's loop."""
         self.items.append(output)
         if output.completion is not None:
             self._put_end(None)
@@ -75,25 +77,27 @@ class Channel:
         self.items.append(error)
 
     def wake(self) -> None:
-        """Tell who listens, or who waits."""
+        """Call the listener, or wake the caller that waits."""
         if self.listener is not None:
             self.listener()
         elif self._arrived is not None:
             self._arrived.set()
 
     async def wait(self) -> None:
-        """Until something has come."""
+        """Wait until there is an item."""
         while not self.items:
             arrived = self._arrived = self._arrived or asyncio.Event()
             arrived.clear()
             await arrived.wait()
 
 
-def deliver(news: Iterable[tuple[Channel, RequestOutput]]) -> list[Channel]:
-    """From another thread: hand over the news of a step, with one call for each event loop. Gives the
-    channels whose loop is closed, so that nobody listens any more."""
+def deliver(outputs: Iterable[tuple[Channel, RequestOutput]]) -> list[Channel]:
+    """Pass outputs from another thread to their channels, with one call for each event loop.
+
+    Returns the channels whose event loop is closed.
+    """
     by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Channel, RequestOutput]]] = {}
-    for channel, output in news:
+    for channel, output in outputs:
         by_loop.setdefault(channel.loop, []).append((channel, output))
     lost: list[Channel] = []
     for loop, some in by_loop.items():
@@ -105,7 +109,9 @@ def deliver(news: Iterable[tuple[Channel, RequestOutput]]) -> list[Channel]:
 
 
 def tell_accepted(channels: Iterable[Channel]) -> None:
-    """From another thread: their requests are on the disk. One call for each event loop, as in `deliver`."""
+    """Tell callers, from another thread, that their requests are on the disk. Makes one call for each event
+    loop.
+    """
     by_loop: dict[asyncio.AbstractEventLoop, list[Channel]] = {}
     for channel in channels:
         by_loop.setdefault(channel.loop, []).append(channel)
@@ -119,10 +125,10 @@ def _set_accepted(channels: list[Channel]) -> None:
         channel.accepted.set()
 
 
-def put_all(news: Iterable[tuple[Channel, RequestOutput]]) -> None:
-    """On the loop of all these channels: each hears once of all its news, and of its end behind them."""
+def put_all(outputs: Iterable[tuple[Channel, RequestOutput]]) -> None:
+    """Add outputs to channels of this event loop and wake each channel once."""
     channels: dict[Channel, None] = {}
-    for channel, output in news:
+    for channel, output in outputs:
         channel.put(output)
         channels[channel] = None
     _wake_all(list(channels))

@@ -1,11 +1,14 @@
-"""Something that happens once, and that others wait for."""
+"""An event that happens once."""
 
 import asyncio
 
 
 class OneShotEvent:
-    """Like an asyncio.Event that is never cleared, but small: an Event has a queue for whoever waits from its
-    beginning to its end, and here it is there while somebody does. Belongs to an event loop."""
+    """An asyncio.Event that is never cleared, and small.
+
+    An asyncio.Event has a queue for waiting tasks from the beginning; here the queue exists only while tasks
+    wait. Belongs to an event loop.
+    """
 
     __slots__ = ("_event", "is_set")
 

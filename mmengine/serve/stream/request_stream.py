@@ -1,4 +1,4 @@
-"""One request of an AsyncEngine, from the side of its caller."""
+"""The caller's view of one request of an AsyncEngine."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -8,7 +8,7 @@ from mmengine.serve.stream.channel import Channel
 from mmengine.serve.text.reasoning import ReasoningTokens
 from mmengine.serve.text.request_output import Completion, RequestOutput
 
-TAKEN_AT_ONCE = 128  # outputs, or tokens, that are taken of a stream before others have their turn
+TAKEN_AT_ONCE = 128  # outputs, or tokens, that one call takes before other tasks run
 
 
 def _nothing(channel: Channel) -> None:
@@ -16,7 +16,9 @@ def _nothing(channel: Channel) -> None:
 
 
 class AcceptedRequest(NamedTuple):
-    """What a stream knows of its request when it is `accepted`, as its properties tell it."""
+    """The facts about a request that are known once it is `accepted`; the properties of Stream have the same
+    names.
+    """
 
     request_id: str
     sampling: SamplingParams
@@ -27,15 +29,17 @@ class AcceptedRequest(NamedTuple):
 
 
 class HeldAnswer(NamedTuple):
-    """An answer that the log keeps until it is told that it need not."""
+    """An answer that the log keeps until its caller releases it."""
 
     request_id: str
     num_choices: int
 
 
 class ChannelReader:
-    """What a channel brings, a little at a time, and what it knows of its request. `is_over`: nothing comes
-    any more; `completion` is set then, unless it failed."""
+    """Reads a channel's outputs in small batches, and has the facts about its request.
+
+    `is_over` means that no output comes any more; `completion` is set then unless the request failed.
+    """
 
     def __init__(self, channel: Channel):
         self._channel = channel
@@ -43,14 +47,17 @@ class ChannelReader:
         self.completion: Completion | None = None
 
     def listen(self, listener: Callable[[], None] | None) -> None:
-        """Call it, on the caller's loop, whenever something has come, from a step once. Nobody who waits is
-        woken then."""
+        """Have `listener` called on the caller's loop when outputs arrive, once for each step. It replaces
+        waking.
+        """
         self._channel.listener = listener
 
     def take(self) -> list[RequestOutput]:
-        """Outputs that have come, without their texts, TAKEN_AT_ONCE at most: `token_ids` are what they are
-        made of. [] when there are none now, and at the end, which `is_over` says. Raises as the iteration
-        of a Stream does, behind what came before."""
+        """Return the outputs that have arrived, at most TAKEN_AT_ONCE, without texts.
+
+        Their `token_ids` determine the texts. Returns [] if there are none now, and at the end, when
+        `is_over` is set. After the last output it raises what the iteration of a Stream raises.
+        """
         items = self._channel.items
         found: list[RequestOutput] = []
         num_tokens = 0
@@ -73,12 +80,12 @@ class ChannelReader:
 
     @property
     def backlog(self) -> int:
-        """Outputs that have come and that nobody read."""
+        """The number of outputs that have arrived and were not read."""
         return len(self._channel.items)
 
     @property
     def reasoning(self) -> ReasoningTokens:
-        """Where the answer's reasoning ends. Known when it is `accepted`."""
+        """The markers of the answer's reasoning, once `accepted`."""
         return self._channel.reasoning
 
     @property
@@ -87,27 +94,27 @@ class ChannelReader:
 
     @property
     def envelope(self) -> bytes:
-        """What the log keeps with it."""
+        """The bytes that the log keeps with the request."""
         return self._channel.options.envelope
 
     @property
     def grammar(self) -> GrammarRequest | None:
-        """The form of the answer. Known when it is `accepted`."""
+        """The form of the answer, once `accepted`."""
         return self._channel.options.grammar
 
     @property
     def num_embeds(self) -> dict[str, int]:
-        """Embeddings of the prompt's media by modality. Known when it is `accepted`."""
+        """The number of embeddings of the prompt's media by modality, once `accepted`."""
         return self._channel.num_embeds
 
     @property
     def request_id(self) -> str:
-        """Known when it is `accepted`."""
+        """The request's id, once `accepted`."""
         return self._channel.request_id
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Known when it is `accepted`."""
+        """The number of tokens of the prompt, once `accepted`."""
         return self._channel.num_prompt_tokens
 
     @property
@@ -129,19 +136,22 @@ class ChannelReader:
         return self._channel.accepted.is_set and self._channel.error is None
 
     async def accepted(self) -> None:
-        """Wait until the request is in the log: from then on, if that is on a disk, it is answered
-        whatever happens to this process. Raises what the stream would when it is refused."""
+        """Wait until the log has the request.
+
+        From then on, with a log on disk, the request is answered even if this process ends. Raises what the
+        stream raises if the request is refused.
+        """
         await self._channel.accepted.wait()
         if self._channel.error is not None:
             raise self._channel.error
 
 
 class Stream(ChannelReader):
-    """News of one request, as an async iterator of RequestOutput. `completion` is set at the end.
+    """The outputs of one request as an async iterator of RequestOutput. `completion` is set at the end.
 
-    Leaving `async with`, `aclose()`, or dropping the stream cancels what is not finished. Raises
-    InvalidRequest, InvalidMedia, QueueFull when the prompt is refused, ExecutorFailed and others
-    when the whole engine failed.
+    Leaving `async with`, `aclose()`, or dropping the stream cancels the request if it still runs. Raises
+    InvalidRequest, InvalidMedia or QueueFull if the prompt is refused, and ExecutorFailed or another error if
+    the engine failed.
     """
 
     def __init__(
@@ -169,7 +179,7 @@ class Stream(ChannelReader):
         raise item
 
     async def next_outputs(self) -> list[RequestOutput]:
-        """What `take` gives, once something has come; [] at the end."""
+        """Wait for outputs and return them as `take` does; [] at the end."""
         found: list[RequestOutput] = []
         while not found and not self.is_over:
             await self._channel.wait()
@@ -186,16 +196,17 @@ class Stream(ChannelReader):
 
     @property
     def is_refused(self) -> bool:
-        """Whether it ended before it was in the log."""
+        """Whether the request was refused before the log had it."""
         return self._channel.is_refused
 
     def leave(self) -> None:
-        """Let the request run on though nobody reads it: the answer stays in the log, if there is one."""
+        """Stop reading and let the request continue; the log, if there is one, keeps the answer."""
         self.is_over, self._close = True, _nothing
 
     def delivered(self) -> None:
-        """The answer, which it holds, is where it will not be lost, or needed by nobody: the log may forget
-        it when it is whole."""
+        """Let the log forget the held answer once it is complete: the caller has stored it or does not need
+        it.
+        """
         self._release([self.release()])
 
     def release(self) -> HeldAnswer:
@@ -205,11 +216,11 @@ class Stream(ChannelReader):
 
     @property
     def held_answer(self) -> HeldAnswer:
-        """By which `AsyncEngine.release_answers` knows it. Known when it is `accepted`."""
+        """The answer's name for `AsyncEngine.release_answers`, once `accepted`."""
         return HeldAnswer(self._channel.request_id, self._channel.options.sampling.n)
 
     def cancel(self) -> None:
-        """Give the request up; its last news still come."""
+        """Cancel the request; its last outputs still come."""
         self._close(self._channel)
 
     async def __aenter__(self) -> "Stream":
@@ -219,7 +230,7 @@ class Stream(ChannelReader):
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Cancel the request if it still runs; nothing more comes."""
+        """Cancel the request if it still runs; no further output comes."""
         self.is_over = True
         self._close(self._channel)
 

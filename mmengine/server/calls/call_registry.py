@@ -267,7 +267,7 @@ class CallRegistry:
         assert self._storing is not None
         call.is_stored = False
         call.cancel()
-        await call.record().over()
+        await call.record().wait_over()
         await self._storing.drop(call)
         self.attended(call)
         self._forget(call)

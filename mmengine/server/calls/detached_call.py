@@ -144,7 +144,7 @@ class DetachedCall:
     def settle(self) -> None:
         """Reduce an answered call to the answer that waits for the store. Without keys, drop its streams."""
         asked = self.envelope, self.request_id, self._streams[0].envelope
-        self._answered = FinishedResponse(*asked, self._records[0].whole())
+        self._answered = FinishedResponse(*asked, self._records[0].stored_answer())
         if not self.keys:
             self._held = [stream.held_answer for stream in self._streams]
             self._streams, self._records = (), []

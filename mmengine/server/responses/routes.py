@@ -98,7 +98,7 @@ class ResponseRoutes:
         found = await self._found(request)
         if found.call is not None:
             found.call.cancel()
-            await found.record.over()
+            await found.record.wait_over()
             await self._calls.flush()  # or the next process would know nothing of it
         return _json(await self._object(found))
 
