@@ -1,4 +1,4 @@
-"""Checks the fields of an untrusted JSON object, and names the wrong field in errors."""
+"""Checks an untrusted JSON object's fields, and names the wrong field in errors."""
 
 from pathlib import Path
 from typing import Any, NoReturn

@@ -1,4 +1,4 @@
-"""Reads the small files of an untrusted model folder."""
+"""Reads an untrusted model folder's small files."""
 
 import json
 from pathlib import Path

@@ -1,5 +1,5 @@
-"""Computes the fingerprint of a folder's weights. No torch here: a processor needs the encoder's fingerprint
-and must start fast.
+"""Computes a folder's weight fingerprint. No torch here: a processor needs the encoder's fingerprint and must
+start fast.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ def fingerprint(folder: Path, names: TensorNames, *, prefix: str = "") -> str:
 
 
 def _samples(num_bytes: int) -> list[tuple[int, int]]:
-    """Return (offset, length) for the bytes of a tensor that its fingerprint reads."""
+    """Return (offset, length) for the tensor bytes that a fingerprint reads."""
     if num_bytes <= SAMPLE_CHUNKS * SAMPLE_CHUNK_BYTES:
         return [(0, num_bytes)]
     last = num_bytes - SAMPLE_CHUNK_BYTES

@@ -116,7 +116,7 @@ def _joined(entry: TensorEntry, scale: TensorEntry, block: Block) -> Fp8Entry:
 
 
 def scaled(codes: TensorEntry, scale: TensorEntry, block: Block) -> Fp8Entry:
-    """Join codes and scales to one entry."""
+    """Join codes and scales."""
     of = (codes.path, codes.stored_name, codes.dtype, codes.shape, codes.start, codes.num_bytes)
     return Fp8Entry(*of, codes, scale, block)
 

@@ -142,8 +142,9 @@ def _floats(entry: TensorEntry) -> np.ndarray:
 
 
 def with_codes(entries: dict[str, TensorEntry], how: Int4) -> dict[str, TensorEntry]:
-    """Return a folder's tensors by canonical name, with each 4-bit matrix as one entry. Raises ModelError if
-    a matrix's part is missing or does not fit; only the groups' shared values are read from the files.
+    """Return a folder's tensors by canonical name, with each 4-bit matrix as a single entry. Raises
+    ModelError if a matrix's part is missing or does not fit; only the groups' shared values are read from the
+    files.
     """
     first, *endings = _ENDINGS[how.layout]
     found, used = dict(entries), set[str]()
@@ -253,7 +254,7 @@ def _said_shape(entry: TensorEntry) -> tuple[int, int]:
 
 
 def _check_order(parts: Mapping[str, TensorEntry], shape: tuple[int, int], how: Int4) -> None:
-    """Raise ModelError if values are not in the order of their groups."""
+    """Raise ModelError if values are not in their groups' order."""
     for ending in ("g_idx", "weight_g_idx"):
         if (entry := parts.get(ending)) is None:
             continue

@@ -13,8 +13,8 @@ class RopeConfig:
     """Options of the rotary embedding.
 
     `kind`: how frequencies are scaled. `sections`: how many frequencies follow a token's time, height and
-    width; their sum is half of head_dim. None: a token has one position, equal in all three rows, and the
-    time row is used. `interleaved`: the three take turns; otherwise the sections follow one another.
+    width; their sum is half of head_dim. None: a token has a single position, equal in all three rows, and
+    the time row is used. `interleaved`: the three take turns; otherwise the sections are consecutive.
     """
 
     theta: float

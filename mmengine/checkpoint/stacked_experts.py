@@ -1,4 +1,4 @@
-"""Reads stacked experts, which a file stores as one tensor, as separate matrices. No torch here.
+"""Reads stacked experts, which a file stores in a single tensor, as separate matrices. No torch here.
 
 transformers stacks experts as `X.gate_up_proj` [count, 2 * size, hidden], gate's rows and then up's, and
 `X.down_proj` [count, hidden, size]. Some hub folders store each matrix transposed. The shape tells which; a

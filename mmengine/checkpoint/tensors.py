@@ -1,4 +1,4 @@
-"""Reads the headers of a folder's safetensors files, and checks that the files are complete.
+"""Reads a folder's safetensors headers, and checks that the files are complete.
 
 No torch here. A folder is untrusted, so headers are bounded, and every offset is checked against the file
 before any data is used. The format: 8 bytes header length, a JSON header with dtype, shape and offsets, then
@@ -27,8 +27,8 @@ FLOAT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
 
 class Coding(NamedTuple):
-    """How a matrix is stored as codes: e4m3, or integers of 8 or 4 bits. Each `group` of neighbours in a row
-    shares a scale, and with `mins` a minimum.
+    """How a matrix is stored as codes: e4m3, or integers of 8 or 4 bits. `group` neighbours in a row share a
+    scale, and with `mins` a minimum.
     """
 
     form: Literal["fp8", "int8", "int4"]
@@ -63,7 +63,7 @@ class TensorEntry:
         return None
 
     def coded(self, begin: int, end: int) -> Iterator[tuple[int, CodedRows]]:
-        """Yield rows of integer codes, a piece at a time, with the piece's place after `begin`. Raises
+        """Yield integer code rows, a piece at a time, with the piece's place after `begin`. Raises
         ModelError.
         """
         raise NotImplementedError(f"{self.stored_name} is not stored as whole numbers")
@@ -81,7 +81,7 @@ def open_tensors(
     out if `canonical_name` returns None.
 
     Raises ModelError if files are missing, cut short or damaged, if a tensor is stored twice, or if its dtype
-    is not in `dtypes`: safetensors' names, with the bytes of a value.
+    is not in `dtypes`: safetensors' names, with a value's byte size.
     """
     entries: dict[str, TensorEntry] = {}
     for path in weight_files(folder):
@@ -170,7 +170,7 @@ def _entries_of(path: Path, dtypes: Mapping[str, int]) -> list[TensorEntry]:
 
 def read_header(path: Path, file: BinaryIO, file_bytes: int, dtypes: Mapping[str, int]) -> list[TensorEntry]:
     """Return the tensors in a file with `file_bytes` bytes, which is open at its beginning. Raises ModelError
-    as `open_tensors` does, and the errors of reading the file.
+    as `open_tensors` does, and errors from reading the file.
     """
     header_bytes = int.from_bytes(file.read(8), "little")
     if file_bytes < 8 or 8 + header_bytes > file_bytes:

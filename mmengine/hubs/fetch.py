@@ -29,7 +29,7 @@ _WEIGHTS = re.compile(r"[A-Za-z0-9_][\w.-]{0,127}\.safetensors", re.ASCII)
 
 def fetch_model(name: HubName) -> Path:
     """Return a model's folder: downloaded, or from the hub's cache if the hub does not answer. Raises
-    ModelError, one sentence each, for a model that is missing, not accessible, too large or damaged.
+    ModelError, with a sentence, for a model that is missing, not accessible, too large or damaged.
     """
     return fetch_from(HUBS[name.hub](name), name)
 

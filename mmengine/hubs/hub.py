@@ -1,4 +1,4 @@
-"""The interface of a model hub: list a model's files, and fetch some of them to this machine."""
+"""A model hub's interface: list a model's files, and fetch some of them to this machine."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class HubFile:
 
 
 class Hub(Protocol):
-    """One model at one revision. Every method raises HubError."""
+    """A model at a revision. Every method raises HubError."""
 
     cache: Path  # The root folder of the hub's cache.
 
@@ -42,8 +42,8 @@ class Hub(Protocol):
 
 
 class HubError(ModelError):
-    """One sentence for the user who named the model. `is_network`: the hub did not answer, so cached files
-    may be used.
+    """A sentence for the user who named the model. `is_network`: the hub did not answer, so cached files may
+    be used.
     """
 
     def __init__(self, text: str, *, is_network: bool = False) -> None:

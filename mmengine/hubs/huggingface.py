@@ -84,7 +84,7 @@ class HuggingFace:
         return folder
 
     def _cached(self, file: str, revision: str | None) -> Path | None:
-        """Return the folder of a cached file."""
+        """Return a cached file's folder."""
         try:
             found = self._client.try_to_load_from_cache(self._name.repo, file, revision=revision)
         except (OSError, ValueError):  # Not a valid name.
@@ -105,7 +105,7 @@ class HuggingFace:
 
     @contextmanager
     def _translated_errors(self, fetched: str | None) -> Iterator[None]:
-        """Turn the client's exceptions into one sentence. `fetched`: a requested file, None for the list."""
+        """Turn the client's exceptions into a sentence. `fetched`: a requested file, None for the list."""
         errors, name = self._client.errors, self._name
         try:
             yield
@@ -128,7 +128,7 @@ class HuggingFace:
 
 
 def _file_of(error: Exception) -> str:
-    """Return the file that a 404 was about: the end of its URL."""
+    """Return the file that a 404 was about: its URL's end."""
     request = getattr(getattr(error, "response", None), "request", None)
     return str(getattr(request, "url", "")).partition("?")[0].rpartition("/")[2][:100]
 

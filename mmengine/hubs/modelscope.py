@@ -97,8 +97,7 @@ class ModelScope:
 
     @contextmanager
     def _told(self, fetched: str | None) -> Iterator[None]:
-        """Turn the client's exceptions into one sentence. `fetched`: the requested file, None for the
-        list."""
+        """Turn the client's exceptions into a sentence. `fetched`: the requested file, None for the list."""
         client, name = self._client, self._name
         try:
             yield

@@ -12,7 +12,7 @@ DEFAULT_BYTES = 256 * 2**20
 
 @dataclass(slots=True)
 class _Flight(Generic[V]):
-    """A value that one caller computes while others wait."""
+    """A value that a caller computes while others wait."""
 
     done: threading.Event = field(default_factory=threading.Event)
     value: V | None = None  # None: the computation failed.

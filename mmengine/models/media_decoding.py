@@ -21,8 +21,8 @@ class FrameTimes(NamedTuple):
 class EncodedMedia:
     """An image or a video as the client sent it.
 
-    `data`: one file, or a video's frames as image files. `options`: checked values by name. `where`: the
-    item's name in errors.
+    `data`: a file, or a video's frames as image files. `options`: checked values by name. `where`: the item's
+    name in errors.
     """
 
     modality: str

@@ -1,4 +1,4 @@
-"""Implements the protocol VisionLanguageModel: one model's networks on one device."""
+"""Implements the protocol VisionLanguageModel: a model's networks on a device."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -105,7 +105,8 @@ class Network:
         return None if vision is None or vision.device.type != "cpu" else measure_tower(vision)
 
     def capturable_encoder(self, largest: EncoderSize) -> CapturedVision | None:
-        """Return a capturable encoder, or None without a kernel for frames with any lengths in one call."""
+        """Return a capturable encoder, or None without a kernel for frames with any lengths in a single
+        call."""
         if self._vision is None or self._vision.ops is None:
             return None
         return CapturedVision(self._vision, self._vision.ops, largest)
@@ -146,12 +147,11 @@ def load_network(
     """Load the model `whole` from the weights in `folder`, cast to `dtype` ("float32", "bfloat16",
     "float16").
 
-    `shard`: one rank's part. `batch_invariant`: use batch-invariant kernels on a GPU. `quantize`: format of
-    the decoder's matrices, on a CPU in bfloat16. `activations`: the rows' format in products with integer
-    codes.
+    `shard`: a rank's part. `batch_invariant`: use batch-invariant kernels on a GPU. `quantize`: the decoder
+    matrices' format, on a CPU in bfloat16. `activations`: the rows' format in products with integer codes.
 
     Raises ModelError for a folder that cannot be served. Raises ConfigError for a device or dtype that cannot
-    be used, for kernels that do not run on the device, and for a number of ranks that cannot share the model.
+    be used, for kernels that do not run on the device, and for a rank count that cannot share the model.
     """
     if dtype not in DTYPES:
         raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")

@@ -102,7 +102,7 @@ class Processor(Protocol):
 
     @property
     def template_variables(self) -> frozenset[str]:
-        """Return the names of the variables that the chat template reads, without its loop variables."""
+        """Return the variable names that the chat template reads, without its loop variables."""
 
     def call_format(self, template_options: Mapping[str, Any] | None = None) -> CallFormat | None:
         """Return how the chat template writes tool calls, or None if the template supports no tools.
@@ -161,7 +161,7 @@ class Processor(Protocol):
 
 @runtime_checkable
 class TurnProcessor(Protocol):
-    """The part of a Processor that writes a conversation piece by piece, as sessions need."""
+    """The Processor methods that write a conversation piece by piece, as sessions need."""
 
     @property
     def frames_in_patch(self) -> int:
@@ -193,7 +193,7 @@ class TurnProcessor(Protocol):
 
         `opens` is "first" for the first turn after `system`, "next" for a turn after an answer, and "" if the
         piece continues a turn. `closes` means that the answer comes next. With `is_film` all parts are frames
-        of one video, whose end stays open. `in_film` means that a video is open: `is_film` continues it,
+        of a single video, whose end stays open. `in_film` means that a video is open: `is_film` continues it,
         otherwise it is closed. Raises InvalidRequest, InvalidMedia.
         """
 
@@ -217,7 +217,7 @@ class ModelSpec:
 
     @property
     def num_kv_layers(self) -> int:
-        """Return the number of layers with attention. An AttentionPort numbers these layers separately."""
+        """Return how many layers have attention. An AttentionPort numbers these layers separately."""
         return self.num_layers - (self.state.num_layers if self.state is not None else 0)
 
     @property
@@ -244,7 +244,7 @@ class AttentionPort(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AuxHiddenStates:
-    """Where a forward pass writes the inputs of chosen layers, for draft heads.
+    """Where a forward pass writes chosen layers' inputs, for draft heads.
 
     An input is the residual stream as the layer's input norm reads it, in the model's dtype, including
     features added after the previous layer. Layer `num_layers` stands for the final norm's input.
@@ -265,8 +265,8 @@ class EncoderSize(NamedTuple):
 
 
 class EncoderCost(NamedTuple):
-    """Measured cost of an encoder. `work_ns`: time per patch without attention. `even_patches`: size of a
-    frame at which attention takes as long as the rest (encoder_cache/work.py).
+    """An encoder's measured cost. `work_ns`: time per patch without attention. `even_patches`: the frame size
+    at which attention takes as long as the rest (encoder_cache/work.py).
     """
 
     work_ns: int
@@ -277,8 +277,8 @@ class CapturableEncoder(Protocol):
     """An encoder over fixed input and output memory, up to the size that it was made for.
 
     A step is written into the inputs and computed at a size that holds the step; items never see the unused
-    rest. All steps run on one stream, one after the other: a step overwrites the inputs after the previous
-    step was computed.
+    rest. All steps run in order on a single stream: a step overwrites the inputs after the previous step was
+    computed.
     """
 
     patches: Any  # uint8 [p, patch_width] on the device; the caller writes a step's items to its beginning.
@@ -300,7 +300,7 @@ class CapturableEncoder(Protocol):
 
 
 class VisionLanguageModel(Protocol):
-    """The networks on one device. Tensors are torch tensors; t tokens, s rows that sample.
+    """The networks on a device. Tensors are torch tensors; t tokens, s rows that sample.
 
     Optional methods:
 
@@ -308,13 +308,13 @@ class VisionLanguageModel(Protocol):
       cannot capture the encoder. Then, and without the method, each encoder call is launched anew.
     * `measure_encoder() -> EncoderCost | None`, for an encoder that can stop within an item. The method
       computes for a moment on the configured threads.
-    * `encode_in_parts(patches, grid, even_patches)` for one item on the device. Returns an object whose
+    * `encode_in_parts(patches, grid, even_patches)` for an item on the device. Returns an object whose
       `advance(until, work)` continues up to that share of the work, as near as the encoder can stop. The last
       call (`until` equals `work`) returns the features, the others None. Without `measure_encoder`, or when
       that returns None, no item is encoded in parts.
     * `adapter(files: AdapterFiles)`, for a model with LoRA adapters. `encode` and `encode_in_parts` accept
-      the result as `adapter`. `forward` accepts `adapters`: each adapter of a step with the places of its
-      tokens (models/lora/adapter.py, AdapterRows).
+      the result as `adapter`. `forward` accepts `adapters`: each adapter of a step with its tokens' places
+      (models/lora/adapter.py, AdapterRows).
     """
 
     spec: ModelSpec
@@ -322,7 +322,7 @@ class VisionLanguageModel(Protocol):
     batch_invariant: bool
 
     def encode(self, patches: Any, grids: Sequence[tuple[int, int, int]]) -> Any:
-        """Encode uint8 [p, patch_width], items one after the other, to features [number of embeddings, (1 +
+        """Encode uint8 [p, patch_width], the concatenated items, to features [number of embeddings, (1 +
         num_deepstack) * hidden_size].
         """
 
@@ -342,8 +342,8 @@ class VisionLanguageModel(Protocol):
 
         embeds is [t, hidden]. deepstack is [num_deepstack, t, hidden], zero at text tokens, or None.
         positions is int64 [3, t]. `aux_hidden_states` is filled; only draft heads ask for these. `states` is
-        for models that have `spec.state`; without `states` all tokens belong to one row from its first token,
-        and no state is kept.
+        for models that have `spec.state`; without `states` all tokens belong to a single row from its first
+        token, and no state is kept.
         """
 
     def logits(self, hidden: Any) -> Any:
@@ -351,7 +351,7 @@ class VisionLanguageModel(Protocol):
 
 
 class ModelPlugin(Protocol):
-    """A plugin for one family of architectures."""
+    """A plugin for a family of architectures."""
 
     architectures: tuple[str, ...]
 
@@ -372,9 +372,9 @@ class ModelPlugin(Protocol):
 
         `shard`: this rank's part of the text decoder, whose heads `spec` then counts; only rank 0 has the
         vision tower and the head. A plugin that cannot split its model may leave the parameter out.
-        `batch_invariant`: use batch-invariant kernels where there is a choice. `quantize`: format of the held
-        matrices. `activations`: whether rows are rounded for these matrices. Each option is passed only when
-        a user asks for it.
+        `batch_invariant`: use batch-invariant kernels where there is a choice. `quantize`: the held matrices'
+        format. `activations`: whether rows are rounded for these matrices. Each option is passed only when a
+        user asks for it.
         """
 
     # A plugin may have `read_adapter(folder, adapter, max_bytes, value_bytes) -> AdapterFiles`: it reads the

@@ -1,6 +1,4 @@
-"""Quantises weights while they are read, a piece of rows at a time: round to nearest, without calibration
-data.
-"""
+"""Quantises weights while they are read, some rows at a time: round to nearest, without calibration data."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -31,7 +29,7 @@ def _groups(rows: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def _int8(groups: torch.Tensor, k: int) -> Codes | None:
-    """Quantise symmetrically, with one float16 scale per group, as GGUF's Q8_0 does."""
+    """Quantise symmetrically, with a float16 scale per group, as GGUF's Q8_0 does."""
     scales = (groups.abs().amax(2) / 127).half().float()
     if not bool(scales.isfinite().all()):
         return None
@@ -40,7 +38,7 @@ def _int8(groups: torch.Tensor, k: int) -> Codes | None:
 
 
 def _fp8(groups: torch.Tensor, k: int) -> Codes | None:
-    """Quantise with one scale for each group of FP8_ROWS rows."""
+    """Quantise with a scale for each group of FP8_ROWS rows."""
     size = groups.abs().amax(2)
     blocks = F.pad(size, (0, 0, 0, -len(size) % FP8_ROWS)).unflatten(0, (-1, FP8_ROWS)).amax(1)
     scales = (blocks / _MOST_FP8).repeat_interleave(FP8_ROWS, 0)[: len(size)]

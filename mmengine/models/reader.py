@@ -1,4 +1,5 @@
-"""Reads weights from safetensors or GGUF onto a device: cast, and joined where the networks need one matrix.
+"""Reads weights from safetensors or GGUF onto a device: cast, and joined where the networks need a single
+matrix.
 
 Names and shapes are checked before anything is allocated (mmengine.checkpoint), so files of a given size
 bound the memory that a folder can make this process allocate. safetensors are mapped. A matrix in pieces is a
@@ -79,7 +80,7 @@ class WeightReader:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Return the dtype of the returned tensors."""
+        """Return the returned tensors' dtype."""
         return self._dtype
 
     def __contains__(self, name: str) -> bool:
@@ -96,8 +97,7 @@ class WeightReader:
             out[first : first + len(rows)].copy_(rows)
 
     def read_each(self, groups: Sequence[Sequence[str]]) -> torch.Tensor:
-        """Read equally shaped groups of names: each group as `read` does, one after the other, [groups,
-        ...]."""
+        """Read equally shaped groups of names: each group as `read` does, stacked, [groups, ...]."""
         out = torch.empty(
             (len(groups), *self._joined(tuple(groups[0]))), device=self._device, dtype=self._dtype
         )
@@ -114,13 +114,13 @@ class WeightReader:
         return ChunkedWeight(shape[0], math.prod(shape[1:]), self._dtype, rows)
 
     def held(self, *names: str) -> ChunkedWeight | ChunkedCodes:
-        """Return the matrix for kernels that hold codes: as stored, if all tensors have one coding, or
+        """Return the matrix for kernels that hold codes: as stored, if all tensors have the same coding, or
         quantised here.
         """
         return self._held(names, self._coding(names))
 
     def held_each(self, groups: Sequence[Sequence[str]]) -> list[ChunkedWeight | ChunkedCodes]:
-        """Return each group as `held` does, all in one form."""
+        """Return each group as `held` does, all in the same form."""
         coding = self._coding(tuple(name for names in groups for name in names))
         return [self._held(tuple(names), coding) for names in groups]
 
@@ -219,9 +219,8 @@ class WeightReader:
         names: tuple[str, ...],
         stored: Callable[[str], Iterator[tuple[int, R]]],
     ) -> Iterator[tuple[int, R]]:
-        """Yield pieces of the joined tensor with the place of their first row; `stored` yields the pieces of
-        one tensor.
-        """
+        """Yield pieces of the joined tensor with their first row's place; `stored` yields a tensor's
+        pieces."""
         row = 0
         for name in names:
             before, entry, count = self._num_read, self._entries[name], self._shape(name)[0]
@@ -257,12 +256,12 @@ class WeightReader:
             yield place, rows.float().mul_(columns[:, : rows.shape[1]])
 
     def _scales(self, entry: Fp8Entry, cut: slice) -> torch.Tensor:
-        """Return the scales of an FP8 matrix's rows, float32 [rows, blocks]."""
+        """Return an FP8 matrix's row scales, float32 [rows, blocks]."""
         every = [rows.float() for _, rows in self._laid(entry.scale, slice(0, entry.scale.shape[0]))]
         return torch.cat(every)[torch.arange(cut.start, cut.stop) // entry.block.rows]
 
     def _row_scales(self, name: str, entry: Fp8Entry) -> torch.Tensor:
-        """Return the scales of the part that is read."""
+        """Return the scales for the part that is read."""
         rows, columns = self._cut(name)
         size = entry.block.columns
         return self._scales(entry, rows)[:, columns.start // size : -(-columns.stop // size)]

@@ -25,16 +25,16 @@ class StateSpec:
 
     @property
     def input_width(self) -> int:
-        """Return the width of a token's input to a layer's state: its channels, and two numbers per head."""
+        """Return how wide a token's input is to a layer's state: its channels, and two numbers per head."""
         return self.width + 2 * self.num_heads
 
     def slot_bytes(self, itemsize: int) -> int:
-        """Return the bytes of one row's states; `itemsize` is the size of a value in the model's dtype."""
+        """Return how many bytes a row's states take; `itemsize` is a value's size in the model's dtype."""
         inputs = (self.taps - 1) * self.width * itemsize
         return self.num_layers * (inputs + 4 * self.num_heads * self.key_dim * self.value_dim)
 
     def input_bytes(self, itemsize: int) -> int:
-        """Return the bytes of one token's inputs, which are kept while the token may be taken back."""
+        """Return how many bytes a token's inputs take, which are kept while the token may be taken back."""
         return self.num_layers * self.input_width * itemsize
 
 
@@ -44,7 +44,7 @@ class StepStates(Generic[T]):
     host.
 
     A row's state in its slot covers all tokens that were certain in the row's last step. `pending` holds the
-    inputs of the tokens after these, which were drafts. The first `stayed` drafts were accepted and come
+    inputs for the tokens after these, which were drafts. The first `stayed` drafts were accepted and come
     before the row's tokens in this step, of which the first `certain` are certain.
 
     `kept_after` holds, for each row i at places kept_starts[i] to kept_starts[i + 1], ascending token counts

@@ -55,6 +55,6 @@ def open_weights(
 
 
 def expected_tensors(config: NetworkConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every tensor in the model, by canonical name. Linear weights are [out, in]."""
+    """Return every tensor's shape in the model, by canonical name. Linear weights are [out, in]."""
     shapes = decoder_tensors(config.text)
     return shapes if config.vision is None else shapes | vision_tensors(config.vision)

@@ -21,8 +21,8 @@ class MediaDescription:
 
     `placeholders`: modality ("image", "video") by the id that stands for an item in a template: a special
     token or an id that the tokenizer has `marked`. `tokens`: returns an item's tokens, given that id and the
-    loaded media; its placeholder runs are the embeddings in their order. `encoder`: fingerprint of the
-    encoder, which enters every hash of pixels.
+    loaded media; its placeholder runs are the embeddings in their order. `encoder`: the encoder's
+    fingerprint, which enters every hash of pixels.
     """
 
     settings: MediaSettings
@@ -40,9 +40,9 @@ class Description:
     """Describes a model's prompts.
 
     `version`: version of the plugin's part in prompts; changes when the same input would give other pixels or
-    tokens. `max_positions`: number of positions in the model. `generation`: content of
-    generation_config.json. `eos_token_ids`: used if that file names none. `media`: None for a text-only
-    model. `templates`: replacements for `template`, by modality, for messages with such media.
+    tokens. `max_positions`: number of positions in the model. `generation`: generation_config.json's content.
+    `eos_token_ids`: used if that file names none. `media`: None for a text-only model. `templates`:
+    replacements for `template`, by modality, for messages with such media.
     """
 
     version: str
@@ -62,7 +62,7 @@ def read_generation(folder: Path) -> dict:
 
 
 def special_id(tokenizer: ChatTokenizer, name: str, who: str) -> int:
-    """Return the id of a special token that `who` needs. Raises ModelError."""
+    """Return the special token id that `who` needs. Raises ModelError."""
     if name not in tokenizer.special:
         raise ModelError(f"tokenizer.json has no special token {name}, which {who} needs")
     return tokenizer.special[name]

@@ -88,7 +88,7 @@ class ChatProcessor:
         `continue_final_message` leaves the last message open and overrides `add_generation_prompt`.
         `media_options` apply to every image and video without its own. Beside a part's options they may hold
         `local_files` (default True; False refuses paths, as untrusted messages need) and `video_metadata` (a
-        list with one entry for each of `videos`).
+        list with an entry for each of `videos`).
         """
         options, access, metadata = read_arguments(media_options, base_folder)
         plain, parts = read_messages(messages)
@@ -150,7 +150,7 @@ class ChatProcessor:
         return self._plain_ids(before).tolist(), self._plain_ids(after).tolist()
 
     def _plain_ids(self, pieces: Sequence[str | int]) -> np.ndarray:
-        """Return the ids of pieces without media, int32 [n]."""
+        """Return the ids for pieces without media, int32 [n]."""
         tokens = TokenWriter(self.tokenizer, self._limit, self._check_length)
         for piece in pieces:
             tokens.add(piece)

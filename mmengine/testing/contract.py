@@ -7,7 +7,7 @@
         def make_checkpoint(self, folder): ...
 
 Prompts, log-probabilities and tokens of a tiny random checkpoint are compared with transformers', through an
-engine; unsupported configs must be refused. Needs pytest and transformers; no other module imports this one.
+engine; unsupported configs must be refused. Needs pytest and transformers; no other module imports it.
 """
 
 import json
@@ -90,8 +90,8 @@ class Made:
 
 
 def make_lively(model: torch.nn.Module, seed: int = 0) -> None:
-    """Replace every parameter by random values. As initialised, a random model repeats one token, and its
-    norms of one and biases of zero hide a wrong name.
+    """Replace every parameter by random values. As initialised, a random model repeats a token, and its norms
+    of one and biases of zero hide a wrong name.
     """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -138,8 +138,8 @@ def _logits(reference: Reference, inputs: Inputs) -> Tensor:
 
 @contextmanager
 def _routers(reference: Reference) -> Iterator[list[tuple[Tensor, int]]]:
-    """While the context lasts, collect the outputs of transformers' routers: logits [n, count], and the
-    number of experts per token.
+    """While the context lasts, collect transformers' router outputs: logits [n, count], and the number of
+    experts per token.
     """
     said: list[tuple[Tensor, int]] = []
 

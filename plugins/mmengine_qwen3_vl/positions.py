@@ -1,7 +1,7 @@
 """Computes a prompt's M-RoPE positions (Qwen3-VL, arXiv 2511.21631; the rule of transformers'
 get_rope_index).
 
-Text counts up in all three rows. An embedding of an image, or of one temporal patch in a video, has position
+Text counts up in all three rows. An embedding of an image, or of a temporal patch in a video, has position
 (start, start + y, start + x) for its merged patch (y, x). The next token counts on from start + max(height,
 width). A video's temporal patches have timestamps between them, which are text: each patch is placed like an
 image, and the timestamps carry the time.

@@ -30,7 +30,7 @@ class SmolVLMPlugin(DescribedPlugin):
         return load_processor(folder)
 
     def positions(self, prompt_token_ids: np.ndarray, media: Sequence[MediaItem]) -> tuple[np.ndarray, int]:
-        """Return the prompt's positions. Raises InvalidRequest for an item without one run per tile, all of
+        """Return the prompt's positions. Raises InvalidRequest for an item without a run per tile, all of
         equal length.
         """
         for item in media:

@@ -1,8 +1,8 @@
-"""Converts images to tiles of one size, followed by a small picture of the whole image, and videos to frames
-of that size.
+"""Converts images to tiles of equal size, followed by a small picture of the whole image, and videos to
+frames of that size.
 
 The sizes are those of transformers' processors: an image is resized to a longest edge, then to whole tiles,
-and cut; an image that fits one tile is not cut. Images use Pillow's filter, videos torch's.
+and cut; an image that fits a tile is not cut. Images use Pillow's filter, videos torch's.
 """
 
 import json
@@ -116,7 +116,7 @@ class TileSettings:
         return self.do_image_splitting if options.splits is None else options.splits
 
     def _edge(self, size: tuple[int, int], options: ImageOptions, where: str) -> int:
-        """Return the longest edge. `max_pixels` limits it to whole tiles, but never below one tile."""
+        """Return the longest edge. `max_pixels` limits it to whole tiles, but never below a single tile."""
         edge = self.longest_edge if options.longest_edge is None else options.longest_edge
         if edge > MAX_EDGE:
             raise InvalidRequest(f"{where}: longest_edge is {edge}; the limit is {MAX_EDGE} pixels")
@@ -138,7 +138,7 @@ class TileSettings:
         return rows, max(1, math.ceil(int(rows * self.side * (width / height)) / self.side))
 
     def _tile(self, image: Image.Image, top: int, left: int) -> np.ndarray:
-        """Return one tile, uint8 [3, seen, seen]."""
+        """Return a tile, uint8 [3, seen, seen]."""
         return np.asarray(image.crop((left, top, left + self.seen, top + self.seen))).transpose(2, 0, 1)
 
     def sample(self, num_frames: int, fps: float, options: VideoOptions, where: str) -> np.ndarray:

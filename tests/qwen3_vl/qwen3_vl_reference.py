@@ -175,7 +175,7 @@ def reference_logits(model, prompt):
 
 
 class DenseAttention:
-    """An attention port with one K and V per row and layer, without paging."""
+    """An attention port with a K and V per row and layer, without paging."""
 
     def __init__(self):
         self.kept = {}

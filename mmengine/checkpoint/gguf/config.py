@@ -47,8 +47,8 @@ ARCHITECTURES = {
 
 
 def architecture_of(container: Container) -> Architecture:
-    """Return the file's architecture. Raises ModelError that names an unsupported architecture, and for one
-    of several part files.
+    """Return the file's architecture. Raises ModelError that names an unsupported architecture, and for a
+    part of a split file.
     """
     fields = container.fields
     kind = fields.values.get("general.architecture")

@@ -17,13 +17,13 @@ FILES: dict[str, Callable[[Container], dict[str, object]]] = {
 
 
 class GGUFModel:
-    """A text model in one file. The constructor reads only the metadata. Raises ModelError."""
+    """A text model in a GGUF file. The constructor reads only the metadata. Raises ModelError."""
 
     def __init__(self, path: Path) -> None:
         self.container = open_container(path)
 
     def file(self, name: str) -> dict[str, object]:
-        """Return the content of a folder's file with that name: config.json, generation_config.json,
+        """Return what a folder's file with that name contains: config.json, generation_config.json,
         tokenizer.json or tokenizer_config.json, which has the chat template. Raises ModelError as their
         readers do.
         """

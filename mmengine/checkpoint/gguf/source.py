@@ -25,7 +25,7 @@ class Source:
 
     @property
     def left(self) -> int:
-        """Return the number of bytes after `position`."""
+        """Return how many bytes follow `position`."""
         return self.num_bytes - self.position
 
     def take(self, count: int) -> bytes:

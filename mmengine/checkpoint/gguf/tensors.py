@@ -62,7 +62,7 @@ class GGUFEntry(TensorEntry):
 
     @property
     def coding(self) -> Coding | None:
-        """Return the coding of a matrix whose rows are whole blocks, otherwise None."""
+        """Return a matrix's coding if its rows are whole blocks, otherwise None."""
         whole = len(self.shape) == 2 and self.shape[1] % self.type.values == 0
         return self.type.coding if whole else None
 

@@ -1,8 +1,8 @@
 """Builds the tokenizer.json and tokenizer_config.json that a GGUF file's vocabulary corresponds to:
 byte-level BPE.
 
-Tokens are stored in one list with a type each. Tokens at its end that no text produces become added tokens,
-as in tokenizer.json. Ids that only pad the list (`[PAD151646]`) are left out, so that no text becomes such an
+Tokens are stored in a list, each with a type. Tokens at its end that no text produces become added tokens, as
+in tokenizer.json. Ids that only pad the list (`[PAD151646]`) are left out, so that no text becomes such an
 id.
 """
 
@@ -45,8 +45,8 @@ def _split(pattern: str) -> dict[str, object]:
 
 
 def _words(digits: str) -> str:
-    """Return the pattern for contractions, letters with one character before them, numbers, the rest of a
-    line, spaces.
+    """Return the pattern for contractions, letters with a character before them, numbers, the rest of a line,
+    spaces.
     """
     return (
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
@@ -142,7 +142,7 @@ def end_ids(container: Container) -> list[int]:
 
 
 def num_tokens(container: Container) -> int:
-    """Return the number of rows in the embedding, padding tokens included."""
+    """Return how many rows the embedding has, padding tokens included."""
     return _array(container, "tokens").count
 
 

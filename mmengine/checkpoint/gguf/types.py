@@ -27,7 +27,7 @@ class StoredType:
     codes: Callable[[np.ndarray], CodedRows] | None = None
 
     def num_bytes(self, shape: tuple[int, ...]) -> int:
-        """Return the bytes of a tensor whose last dimension is whole blocks."""
+        """Return the byte size of a tensor whose last dimension is whole blocks."""
         return math.prod(shape) // self.values * self.bytes
 
 
@@ -80,7 +80,7 @@ def _q4_1(blocks: np.ndarray) -> np.ndarray:
 
 def _q6_k(blocks: np.ndarray) -> np.ndarray:
     """Decode two halves of 128 codes with an offset of 32: their low four bits, 64 bytes each, then their
-    high two bits, 32 bytes each. Then 16 signed bytes follow: each one times the final float16, rounded, is
+    high two bits, 32 bytes each. Then 16 signed bytes follow: each byte times the final float16, rounded, is
     the scale of 16 codes.
     """
     low = blocks[:, :128].reshape(-1, 2, 1, 64) >> np.array([[0], [4]], np.uint8) & 15

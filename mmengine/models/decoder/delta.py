@@ -25,7 +25,7 @@ Rule = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, 
 
 
 class DeltaMixer:
-    """The delta mixer in one layer, over a step's states."""
+    """A layer's delta mixer, over a step's states."""
 
     def __init__(self, config: DeltaConfig, weights: DeltaWeights[Linear], eps: float, layer: int) -> None:
         """`layer`: index among the layers with states."""
@@ -38,7 +38,7 @@ class DeltaMixer:
         """Mix the tokens: [t, values], before the output projection.
 
         `projected` is [t, width + values] and x is [t, hidden]; `projected` was computed from x. Without
-        `states` all tokens are one row, from its first token.
+        `states` all tokens are a single row, from its first token.
         """
         width = self._spec.width
         channels, gate = projected.split((width, projected.shape[1] - width), 1)
@@ -67,7 +67,7 @@ class DeltaMixer:
         return mixed
 
     def _decode(self, inputs: Tensor, states: StepStates, alone: Tensor, mixed: Tensor) -> None:
-        """Compute all rows with one token each at once."""
+        """Compute all single-token rows at once."""
         layer, device = self._layer, inputs.device
         tokens = torch.from_numpy(states.query_starts[:-1][alone].astype("int64")).to(device)
         slots = torch.from_numpy(states.slots[alone].astype("int64")).to(device)
@@ -185,7 +185,7 @@ def in_chunks(
 def _chunk(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Run the rule on one chunk: q, k, v [n, heads, c, dim], decay and beta [n, heads, c]."""
+    """Run the rule on a chunk: q, k, v [n, heads, c, dim], decay and beta [n, heads, c]."""
     total = decay.cumsum(-1)  # Logarithm of all decays since the chunk's beginning.
     later = torch.ones(q.shape[-2], q.shape[-2], dtype=torch.bool, device=q.device).triu(1)
     between = (total[..., :, None] - total[..., None, :]).masked_fill(later, float("-inf")).exp()

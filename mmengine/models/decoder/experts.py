@@ -1,8 +1,9 @@
-"""A layer's feed-forward in torch: one SwiGLU, or a mixture of experts with transformers' sums in the same
+"""A layer's feed-forward in torch: a SwiGLU, or a mixture of experts with transformers' sums in the same
 order.
 
-Pairs of a token and an expert are sorted by expert, so that each expert's rows are one product. The product
-is rounded, weighted and rounded again; a token's `top_k` results are added in float32, the likeliest first.
+Pairs of a token and an expert are sorted by expert, so that each expert's rows are a single product. The
+product is rounded, weighted and rounded again; a token's `top_k` results are added in float32, the likeliest
+first.
 """
 
 from collections.abc import Callable

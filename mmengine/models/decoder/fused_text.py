@@ -1,4 +1,4 @@
-"""The text decoder on a GPU, with one kernel between two matmuls. Not yet run on a GPU.
+"""The text decoder on a GPU, with a single kernel between two matmuls. Not yet run on a GPU.
 
 A layer has four matmuls, attention, and four kernels: norm; rotation (with the norms of q and k, and storing
 k and v where attention reads them); residual and norm; gate. Cosines and sines are computed once per step.
@@ -45,8 +45,7 @@ class FusedTextDecoder(TextDecoder):
         states: StepStates | None = None,
         adapters: Sequence[AdapterRows] = (),
     ) -> Tensor:
-        """Run all layers and return the normed hidden states [t, hidden]. Fills the rows of
-        `aux_hidden_states`.
+        """Run all layers and return the normed hidden states [t, hidden]. Fills `aux_hidden_states.rows`.
 
         embeds is [t, hidden], deepstack [n, t, hidden] (zero at text tokens) or None, positions int64 [3, t].
         """

@@ -53,8 +53,7 @@ def read_layer(
     *,
     adds_bias: bool = True,
 ) -> LayerWeights[L, Dense[L] | Mixture[L, E]]:
-    """Read one layer. `adds_bias`: whether this rank adds the biases that belong to the sum over all
-    ranks."""
+    """Read a layer. `adds_bias`: whether this rank adds the biases that belong to the sum over all ranks."""
 
     def read(*names: str) -> Tensor:
         return weights.read(*(f"{layer_name(index)}.{name}" for name in names))

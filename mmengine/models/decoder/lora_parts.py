@@ -9,9 +9,7 @@ from mmengine.native.lora import DECODER_LINEARS, LoraPart
 
 
 def decoder_parts(config: DecoderConfig, tensors: AdapterTensors) -> Iterator[tuple[LoraPart, ...]]:
-    """Yield the additions to each linear layer of a decoder, in the order of native/lora.py, layer after
-    layer.
-    """
+    """Yield the additions to each linear layer of a decoder, in native/lora.py's order, layer after layer."""
     for layer in range(config.num_layers):
         joined = _joined_modules(config, layer)
         for name in DECODER_LINEARS:

@@ -1,6 +1,7 @@
-"""The text decoder on a CPU, with compiled kernels: the same numbers as text.py, in one call for all layers.
+"""The text decoder on a CPU, with compiled kernels: the same numbers as text.py, in a single call for all
+layers.
 
-Weights are packed one tensor at a time while they are read; only the packed form stays in memory.
+Weights are packed tensor by tensor while they are read; only the packed form stays in memory.
 """
 
 import ctypes
@@ -37,7 +38,7 @@ R = TypeVar("R", Tensor, Codes)
 
 
 class NativeTextDecoder:
-    """See TextDecoder. Runs one step at a time. `experts`: the mixtures, for layers that have one."""
+    """See TextDecoder. Runs a single step at a time. `experts`: the layers' mixtures."""
 
     batch_invariant = True
 
@@ -108,7 +109,7 @@ class NativeTextDecoder:
         """Run all layers and return the normed hidden states [t, hidden].
 
         embeds is [t, hidden], deepstack [n, t, hidden] (zero at text tokens) or None, positions int64 [3, t].
-        Fills the rows of `aux_hidden_states`, updates `states`, and computes rows with their adapters.
+        Fills `aux_hidden_states.rows`, updates `states`, and computes rows with their adapters.
         """
         cos, sin = self._rotary.rows(positions)
         report_step()  # The step's media are encoded by now; all layers are one call.

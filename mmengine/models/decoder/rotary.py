@@ -9,7 +9,7 @@ from mmengine.checkpoint.rope import RopeConfig
 
 
 class Rotary:
-    """Rotation tables for one model. `axis`, int64 [head_dim / 2]: the row of positions that each frequency
+    """Rotation tables for a model. `axis`, int64 [head_dim / 2]: the row of positions that each frequency
     follows.
     """
 
@@ -34,7 +34,7 @@ def axes(rope: RopeConfig, head_dim: int) -> Tensor:
     """Return the position row for each frequency, int64 [head_dim / 2].
 
     Interleaved: frequency i follows the height where i % 3 == 1 and the width where i % 3 == 2, each below
-    three times its section, otherwise the time. Not interleaved: the sections follow one another. Without
+    three times its section, otherwise the time. Not interleaved: the sections are consecutive. Without
     sections all frequencies follow row 0.
     """
     axis = torch.zeros(head_dim // 2, dtype=torch.long)

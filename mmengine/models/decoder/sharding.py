@@ -18,8 +18,8 @@ _CUT = re.compile(rf"text\.layers\.\d+\.(?:self_attn|mlp|mlp\.experts\.\d+|{re.e
 
 
 def axis_of(name: str) -> int | None:
-    """Return the dimension along which a tensor is cut, or None for a whole tensor. A bias has one entry per
-    output, so the bias of a weight that is cut by rows stays whole, and one rank adds it.
+    """Return the dimension along which a tensor is cut, or None for a whole tensor. A bias has an entry per
+    output, so a row-cut weight's bias stays whole, and a single rank adds it.
     """
     module, _, kind = name.rpartition(".")
     whole, _, part = module.rpartition(".")
@@ -30,7 +30,7 @@ def axis_of(name: str) -> int | None:
 
 
 def cut_config(config: DecoderConfig, shard: Shard) -> DecoderConfig:
-    """Return one rank's decoder. Raises ConfigError if the heads or the MLP's intermediate values cannot be
+    """Return a rank's decoder. Raises ConfigError if the heads or the MLP's intermediate values cannot be
     divided.
     """
     if config.delta is not None or config.gated:

@@ -1,7 +1,7 @@
-"""The text decoder in torch, over a ragged batch: t tokens from any rows, one after the other.
+"""The text decoder in torch, over a ragged batch: t tokens from any rows, concatenated.
 
 The attention port decides which tokens see each other; all other operations treat each token alone. On small
-models, launching operations is most of a decode step's cost. So q, k and v are one matmul, gate and up
+models, launching operations is most of a decode step's cost. So q, k and v are a single matmul, gate and up
 another, and both norms and the rotation run on q and k together.
 """
 
@@ -36,7 +36,7 @@ from mmengine.native.lora import DECODER_LINEARS, LoraPart
 
 
 class TextDecoder:
-    """Embedding, layers, final norm and head. Keeps no state between calls. With a `shard`: one rank's part,
+    """Embedding, layers, final norm and head. Keeps no state between calls. With a `shard`: a rank's part,
     whose sizes `config` holds; only rank 0 has the head.
     """
 
@@ -88,7 +88,7 @@ class TextDecoder:
         return list(decoder_parts(self.config, tensors))
 
     def _adapted(self, adapters: Sequence[AdapterRows]) -> Self:
-        """Return this decoder with the adapters' additions to its linear layers, for one step."""
+        """Return this decoder with the adapters' additions to its linear layers, for a step."""
         device = self._embedding.device
         own = []
         for adapter, rows in adapters:
@@ -128,7 +128,7 @@ class TextDecoder:
         """Run all layers and return the normed hidden states [t, hidden].
 
         embeds is [t, hidden], deepstack [n, t, hidden] (zero at text tokens) or None, positions int64 [3, t].
-        q, k and v reach the port as views of one tensor. Fills the rows of `aux_hidden_states`, updates
+        q, k and v reach the port as views of a single tensor. Fills `aux_hidden_states.rows`, updates
         `states`, and computes rows with their adapters.
         """
         if adapters:
@@ -185,7 +185,7 @@ def _with_added(layer: TorchLayer, added: Sequence[Sequence[AddedRows]]) -> Torc
 
 
 def attention_places(config: DecoderConfig) -> list[int]:
-    """Return, for each layer, the number of attention layers before it."""
+    """Return, for each layer, how many attention layers come before it."""
     return list(accumulate((not config.is_delta(index) for index in range(config.num_layers)), initial=0))
 
 
@@ -196,5 +196,5 @@ def aux_layer(aux_hidden_states: AuxHiddenStates, layer: int, hidden: Tensor) ->
 
 
 def _unsplit(x: Tensor) -> Tensor:
-    """Return the sum over one rank."""
+    """Return the sum over a single rank."""
     return x

@@ -1,9 +1,8 @@
 """The vision tower over inputs and outputs at fixed addresses, so that its launches can be captured.
 
-A step writes its pixels and the tables of its grids: position embeddings, cosines and sines for each frame,
-which the tower caches by grid, and where each frame begins. The unused rest of a size is one more frame,
-which no other frame sees, with whatever pixels lie there; further unused frames are empty. Not yet run on a
-GPU.
+A step writes its pixels and its grids' tables: position embeddings, cosines and sines for each frame,
+which the tower caches by grid, and where each frame begins. A size's unused rest is another frame, which no
+other frame sees, with whatever pixels lie there; further unused frames are empty. Not yet run on a GPU.
 """
 
 from collections.abc import Sequence

@@ -38,7 +38,7 @@ class TorchLinear:
 
 
 class Linear(Protocol):
-    """PackedLinear or TorchLinear, or a wrapper that adds to one."""
+    """PackedLinear or TorchLinear, or a wrapper around either."""
 
     def __call__(self, x: Tensor, *, residual: Tensor | None = None, out: Tensor | None = None) -> Tensor: ...
 
@@ -55,7 +55,7 @@ class Block:
 
 @dataclass(slots=True)
 class Merger:
-    """Joins merge x merge patches to one embedding with the text model's width, by `fc2`, after `fc1` if
+    """Joins merge x merge patches to an embedding with the text model's width, by `fc2`, after `fc1` if
     present.
     """
 
@@ -72,7 +72,7 @@ class LayerReader:
         self._config, self._weights, self._library = config, weights, library
 
     def linear(self, *names: str, biased: bool = True) -> Linear:
-        """Return one linear layer, or several joined."""
+        """Return a linear layer, or several joined."""
         weights = [f"{name}.weight" for name in names]
         bias = self._weights.read(*(f"{name}.bias" for name in names)) if biased else None
         if self._library is None:

@@ -33,7 +33,7 @@ class Rotation:
 
 class RotationThere(NamedTuple):
     """A Rotation with the frames' beginnings on the device: int32 [frames + 1], where each frame begins and
-    the last one ends. A frame may be empty; `longest` is an upper bound for a frame's patches.
+    the last frame ends. A frame may be empty; `longest` is an upper bound for a frame's patches.
     """
 
     cos: Tensor
@@ -55,7 +55,7 @@ def upload_into(tensor: Tensor, target: Tensor) -> None:
 
 
 def attend_native(kernels: VisionKernels, qkv: Tensor, pack: Rotation, out: Tensor | None = None) -> Tensor:
-    """Compute `attend_torch` in one call, with frames in any order; into `out` if given."""
+    """Compute `attend_torch` in a single call, with frames in any order; into `out` if given."""
     if out is None:
         out = qkv.new_empty(len(qkv), qkv.shape[1] // 3)
     kernels.attend(qkv, pack.starts, pack.cos, pack.sin, out)
@@ -74,7 +74,7 @@ def attend_packed(ops: VisionOps, qkv: Tensor, num_heads: int, pack: RotationThe
 
 def attend_torch(qkv: Tensor, num_heads: int, pack: Rotation) -> Tensor:
     """Attend: qkv [p, 3 * num_heads * head_dim], not yet rotated, to [p, num_heads * head_dim]. Neighbouring
-    frames of equal length are computed together, so callers place these side by side.
+    equally long frames are computed together, so callers place these side by side.
     """
     head_dim = qkv.shape[1] // (3 * num_heads)
     qkv = qkv.view(len(qkv), 3 * num_heads, head_dim)
@@ -120,7 +120,7 @@ def attend_turned(qkv: Tensor, num_heads: int, pack: Rotation, rows: slice) -> T
 
 
 def equal_neighbours(lengths: Sequence[int]) -> list[tuple[int, int]]:
-    """Return (count, length) for each run of neighbouring frames with equal length."""
+    """Return (count, length) for each run of equally long neighbours."""
     runs: list[tuple[int, int]] = []
     for length in lengths:
         count = runs.pop()[0] if runs and runs[-1][1] == length else 0

@@ -1,8 +1,8 @@
 """The vision tower, over all images and videos in a step at once.
 
-A patch attends to the patches in its own frame; an image is one frame, and a video has one per temporal
-patch. With the CPU kernels, and on a GPU in 16 bits, attention is one call per layer, whatever the frames'
-lengths. With torch alone, frames of equal length are grouped, with a batched call per length and layer.
+A patch attends to the patches in its own frame; an image is a frame, and a video has a frame per temporal
+patch. With the CPU kernels, and on a GPU in 16 bits, attention is a single call per layer, whatever the
+frames' lengths. With torch alone, equally long frames are grouped, with a batched call per length and layer.
 """
 
 from collections import OrderedDict
@@ -42,7 +42,7 @@ Attend = Callable[[Tensor, Tensor | None], Tensor]
 
 @dataclass(slots=True)
 class GridTables:
-    """Tables that depend only on a frame's height and width, in the order of its patches."""
+    """Tables that depend only on a frame's height and width, in its patches' order."""
 
     positions: Tensor  # [patches, hidden], added to the patch embeddings.
     cos: Tensor  # float32 [patches, head_dim].
@@ -74,7 +74,7 @@ class VisionTower:
         self._tables: OrderedDict[tuple[int, int], GridTables] = OrderedDict()
 
     def encode(self, patches: Tensor, grids: Sequence[tuple[int, int, int]]) -> Tensor:
-        """Encode uint8 [p, patch_width], the items' patches one after the other, with their grids (t, h, w).
+        """Encode uint8 [p, patch_width], the items' concatenated patches, with their grids (t, h, w).
 
         Returns [sum of t * h * w / merge², (1 + num_deepstack) * out_hidden]: the merged embedding, then the
         deepstack features in the order in which the text model adds them. Raises ValueError if p is not the
@@ -112,7 +112,7 @@ class VisionTower:
                 )
 
     def _forward(self, pixels: Tensor, grids: Sequence[tuple[int, int, int]]) -> Tensor:
-        """Encode without checks; torch's attention needs frames of equal length side by side."""
+        """Encode without checks; torch's attention needs equally long frames side by side."""
         frames = self.frames_of(grids)
         positions, cos, sin = (
             torch.cat([getattr(frame, name) for frame in frames]) for name in ("positions", "cos", "sin")
@@ -121,7 +121,7 @@ class VisionTower:
         return self.compute(pixels, positions, self._attention(pack), hidden=positions)
 
     def frames_of(self, grids: Sequence[tuple[int, int, int]]) -> list[GridTables]:
-        """Return the tables for each frame of these items."""
+        """Return the tables for each frame in these items."""
         return [self._grid_tables(h, w) for t, h, w in grids for _ in range(t)]
 
     def compute(
@@ -212,8 +212,7 @@ class VisionTower:
         return merger.fc2(joined if merger.fc1 is None else F.gelu(merger.fc1(joined)))
 
     def _grid_tables(self, height: int, width: int) -> GridTables:
-        """Return one frame's tables; the last used tables are cached, up to a limit on their total
-        patches."""
+        """Return a frame's tables; the last used tables are cached, up to a limit on their total patches."""
         key = (height, width)
         tables = self._tables.get(key)
         if tables is not None:

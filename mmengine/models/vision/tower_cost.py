@@ -1,6 +1,5 @@
-"""Measures a vision tower's speed on this machine: one layer over a few patches, and attention over some
-more.
-"""
+"""Measures a vision tower's speed on this machine: a layer over a few patches, and attention over some
+more."""
 
 import time
 from collections.abc import Callable

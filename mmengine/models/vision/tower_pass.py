@@ -1,8 +1,9 @@
-"""Runs one image or video through the vision tower in parts, with nothing lost in between.
+"""Runs an image or video through the vision tower in parts, with nothing lost in between.
 
 A layer processes the item's patches in tiles: first the keys and values of all patches, then, tile by tile,
-attention and the rest. So between two parts only the hidden states, one layer's q, k and v, and the features
-so far are stored. With the CPU kernels the features equal the whole item's features at once, to the bit.
+attention and the rest. So between two parts only the hidden states, a single layer's q, k and v, and the
+features so far are stored. With the CPU kernels the features equal the whole item's features at once, to the
+bit.
 """
 
 from collections.abc import Generator, Iterator
@@ -24,7 +25,7 @@ TILE = 512
 
 
 class PatchCosts(NamedTuple):
-    """Products per patch: before the layers, in a layer before and after its attention, and in one merger."""
+    """Products per patch: before the layers, in a layer before and after its attention, and in a merger."""
 
     embedding: int
     before: int
@@ -48,7 +49,7 @@ class PatchCosts(NamedTuple):
 
 
 class TowerPass:
-    """The result of `encode_in_parts` in the plugin protocol."""
+    """The object that `encode_in_parts` in the plugin protocol returns."""
 
     def __init__(
         self, tower: VisionTower, patches: Tensor, grid: tuple[int, int, int], even_patches: int

@@ -1,5 +1,5 @@
-"""Converts a message's content to the form that a template reads, one text or a list of parts, and cuts a
-rendered prompt.
+"""Converts a message's content to the form that a template reads, a text or a part list, and cuts a rendered
+prompt.
 """
 
 from collections.abc import Mapping
@@ -11,18 +11,18 @@ CUT = "\ud800"  # Where continue_final_message ends the text: a high surrogate, 
 
 
 def is_text_in_parts(message: Mapping[str, object]) -> bool:
-    """Return whether the content is a list of text parts only."""
+    """Return whether the content is only text parts."""
     content = message.get("content")
     return isinstance(content, list) and all("text" in part for part in content)
 
 
 def joined(message: dict) -> dict:
-    """Return the message with its text parts joined to one text."""
+    """Return the message with its text parts joined."""
     return {**message, "content": "\n".join(part["text"] for part in message["content"])}
 
 
 def in_parts(message: dict) -> dict:
-    """Return the message with its text as a list of parts; other messages are unchanged."""
+    """Return the message with its text as a part list; other messages are unchanged."""
     content = message.get("content")
     if not isinstance(content, str):
         return message

@@ -1,4 +1,4 @@
-"""Renders one piece of a user's turn, for conversations that are written piece by piece.
+"""Renders a piece of a user's turn, for conversations that are written piece by piece.
 
 A session's first piece opens a turn, and so does the first piece after an answer. Other pieces continue the
 turn, and a question closes it. The template's text around a piece is found by rendering the piece between two
@@ -80,8 +80,8 @@ def in_one_film(
     in_film: bool,
     is_film: bool,
 ) -> list[str | int]:
-    """Return `pieces` with all their videos joined to one video. With `in_film` it continues the preceding
-    video, and with `is_film` it stays open. Without `is_film` the preceding video ends before the pieces.
+    """Return `pieces` with all their videos joined. With `in_film` it continues the preceding video, and with
+    `is_film` it stays open. Without `is_film` the preceding video ends before the pieces.
     """
     if not is_film:
         return [*after, *pieces]

@@ -106,7 +106,7 @@ class ChatTemplate:
     ) -> "ChatTemplate":
         """Return a checked template; for None, a template that refuses chats until a template is given.
 
-        `config`: the content of tokenizer_config.json, which names tokens; the other parameters as in the
+        `config`: tokenizer_config.json's content, which names tokens; the other parameters as in the
         constructor. Raises ModelError.
         """
         template = cls(source or NO_TEMPLATE, _named_tokens(config), tokenizer, origin, modalities)
@@ -167,8 +167,8 @@ class ChatTemplate:
 
     @cached_property
     def reads_parts(self) -> bool:
-        """Return whether a message's content may be a list of parts. A text-only template prints the list,
-        leaves it out, or fails; parts are then joined to one text.
+        """Return whether a message's content may be a part list. A text-only template prints the list, leaves
+        it out, or fails; parts are then joined.
         """
         rendered = self._probed([{"type": "text", "text": _PROBE}])
         return _PROBE in rendered and not re.search(f"{_PROBE}[\"']", rendered)
@@ -176,7 +176,7 @@ class ChatTemplate:
     @cached_property
     def reads_texts(self) -> bool:
         """Return whether a message's content may be a text. A template for parts leaves a text out; a text
-        then becomes one part.
+        then becomes a part.
         """
         return _PROBE in self._probed(_PROBE) or not self.reads_parts
 
@@ -223,8 +223,8 @@ class ChatTemplate:
         return self._mark_pattern.sub(lambda found: self._tokens.get(found[0], found[0]), rendered)
 
     def split(self, rendered: str, max_special: int = 0) -> list[str | int]:
-        """Split a rendered prompt into text and the ids of the special tokens between. After `max_special`
-        special tokens (0: no limit) the rest is one text.
+        """Split a rendered prompt into text and the special token ids between. After `max_special` special
+        tokens (0: no limit) the rest stays unsplit.
         """
         pieces = self._mark_pattern.split(rendered, max_special)
         return [self._ids[piece] if i % 2 else piece for i, piece in enumerate(pieces) if piece]

@@ -10,7 +10,7 @@ from mmengine.processing.chat.tokens import ChatTokenizer
 
 
 class Run(NamedTuple):
-    """A placeholder, repeated `length` times; each repetition holds one embedding."""
+    """A placeholder, repeated `length` times; each repetition holds an embedding."""
 
     token: int
     length: int
@@ -20,11 +20,11 @@ Piece = str | int | Run  # Text, a special token, placeholders.
 
 
 class TokenWriter:
-    """Collects a prompt's ids. Text between two special tokens is tokenized as one run, as if the prompt were
-    one string.
+    """Collects a prompt's ids. Text between two special tokens is tokenized as a single run, as if the prompt
+    were a string.
 
-    `limit`: maximum number of ids. `check_length` is called with a number of ids that is certainly reached,
-    before more work is done, and raises if the number exceeds the limit.
+    `limit`: the maximum id count. `check_length` is called with an id count that is certainly reached, before
+    more work is done, and raises if the number exceeds the limit.
     """
 
     def __init__(self, tokenizer: ChatTokenizer, limit: int, check_length: Callable[[int], None]) -> None:

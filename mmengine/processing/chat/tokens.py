@@ -26,8 +26,8 @@ class ChatTokenizer:
     """
 
     def __init__(self, data: dict, origin: object, placeholders: Sequence[str] = ()) -> None:
-        """Build the tokenizer. `data`: the content of tokenizer.json. `origin`: the data's origin, for
-        errors. `placeholders`: media placeholders for `marked`. Raises ModelError.
+        """Build the tokenizer. `data`: tokenizer.json's content. `origin`: the data's origin, for errors.
+        `placeholders`: media placeholders for `marked`. Raises ModelError.
         """
         try:
             added = data.get("added_tokens") or []
@@ -95,8 +95,8 @@ class ChatTokenizer:
         return exceeds(self._plain, text, limit)
 
     def split(self, text: str, max_special: int = 0) -> list[str | int]:
-        """Split a text into runs of text and the ids of marked tokens between. After `max_special` marked
-        tokens (0: no limit) the rest is one text.
+        """Split a text into runs of text and the marked token ids between. After `max_special` marked tokens
+        (0: no limit) the rest stays unsplit.
         """
         check_unicode(("prompt",), text)
         pieces = self._special_pattern.split(text, max_special)
@@ -124,7 +124,7 @@ class ChatTokenizer:
         return {token: text for token, text in self._added.items() if token not in self.special_ids}
 
     def token_bytes(self) -> list[bytes]:
-        """Return each token's bytes: the vocabulary spells a byte as one character."""
+        """Return each token's bytes: the vocabulary spells a byte as a character."""
         found = [b""] * self.vocab_size
         try:
             for spelling, token in self._plain.get_vocab(with_added_tokens=False).items():
@@ -146,7 +146,7 @@ _FALLBACKS = {f"<0x{byte:02X}>" for byte in range(256)}
 
 
 def _reached(names: set[str], model: dict, knows_all: bool) -> bool:
-    """Return whether text can become one of these vocabulary entries.
+    """Return whether text can become any of these vocabulary entries.
 
     BPE reaches an entry with several characters only by a merge, so an entry that no merge makes is
     unreachable, except for the unknown token. `knows_all`: each byte has an entry, so nothing is unknown.
@@ -210,8 +210,8 @@ def exceeds(tokenizer: tokenizers.Tokenizer, text: str, limit: int) -> bool:
     A slice ends at a token end, well before the last character that was read, and the next slice begins
     there. The cut is exact if the next slice reads the same tokens at its beginning. Byte-level BPE decides
     whether to join two tokens by these two alone (van Antwerpen and Neubeck, "So many tokens, so little
-    time", 2024), so tokens that are neighbours in one slice are neighbours in the whole text. Without an
-    exact cut, which only crafted text causes, a slice counts half.
+    time", 2024), so tokens that are neighbours in a slice are neighbours in the whole text. Without an exact
+    cut, which only crafted text causes, a slice counts half.
     """
     if len(text) <= max(SLICE_CHARS, SURE_CHARS * limit):
         return False
@@ -236,7 +236,7 @@ def _slice(tokenizer: tokenizers.Tokenizer, text: str, start: int) -> tuple[int,
 
 
 def _ends(offsets: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield (index, character) of tokens that begin where the previous token ended, from the margin
+    """Yield (index, character) for tokens that begin where the previous token ended, from the margin
     backwards.
     """
     place, found = len(offsets), 0

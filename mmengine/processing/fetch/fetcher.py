@@ -74,7 +74,7 @@ _LOCAL = ""  # The host of files.
 
 
 class Fetched(NamedTuple):
-    """How one fetch ended. `reason`: one of REASONS, "" for success. `host`: the requested host, "" for a
+    """How a fetch ended. `reason`: a name in REASONS, "" for success. `host`: the requested host, "" for a
     file or an unreadable URL.
     """
 
@@ -87,7 +87,7 @@ class Fetched(NamedTuple):
 class MediaFetcher:
     """Fetches media for prompts. Thread-safe.
 
-    `told`: called with the outcome of each fetch. `resolve`, `is_allowed` and `tls` default to the system's
+    `told`: called with each fetch's outcome. `resolve`, `is_allowed` and `tls` default to the system's
     resolver, is_public, and the system's certificate authorities; tests pass others.
     """
 
@@ -132,7 +132,7 @@ class MediaFetcher:
     ) -> PromptFetch:
         """Start fetching the URLs and files in `names`, each once.
 
-        `done`: called on a fetcher thread when all are there or one is refused. `is_over`: tells whether the
+        `done`: called on a fetcher thread when all are there or any is refused. `is_over`: tells whether the
         request was given up. The caller releases the returned object.
         """
         fetching = PromptFetch(self.limits, done, is_over, self._release)

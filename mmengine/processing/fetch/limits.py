@@ -16,9 +16,9 @@ class FetchLimits:
     """Limits on fetched media. Times are in seconds, sizes in bytes.
 
     `hosts`: names, with a leading `*.` all names below; None: every host; (): no URLs are fetched. `root`:
-    the folder for `file:` URLs and paths; None: no files are read. `timeout_s`: for one URL, including
-    redirects. `max_bytes`: for one item. `max_bytes_in_flight`: for all fetched items that are not yet
-    prepared; one prompt may use half. Raises ConfigError.
+    the folder for `file:` URLs and paths; None: no files are read. `timeout_s`: for a URL, including
+    redirects. `max_bytes`: for a single item. `max_bytes_in_flight`: for all fetched items that are not yet
+    prepared; a prompt may use half. Raises ConfigError.
     """
 
     hosts: tuple[str, ...] | None = None
@@ -43,8 +43,8 @@ class FetchLimits:
 
     @property
     def max_fetches_a_prompt(self) -> int:
-        """Return how many fetches one prompt may run at once: a prompt with many slow fetches leaves slots
-        for others.
+        """Return how many fetches a prompt may run at once: a prompt with many slow fetches leaves slots for
+        others.
         """
         return max(1, self.max_fetches // 2)
 

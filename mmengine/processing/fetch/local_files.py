@@ -1,4 +1,4 @@
-"""Reads files below one folder, descriptor by descriptor, so that no name leads out of the folder."""
+"""Reads files below a folder, descriptor by descriptor, so that no name leads out of the folder."""
 
 import os
 import stat

@@ -1,4 +1,4 @@
-"""One prompt's fetches and their results."""
+"""A prompt's fetches and their results."""
 
 import threading
 from collections.abc import Callable
@@ -25,8 +25,8 @@ class Wanted(NamedTuple):
 
 
 class PromptFetch:
-    """The fetches of one prompt, made by MediaFetcher.begin. They are over when all are complete, one is
-    refused, or the prompt is given up.
+    """A prompt's fetches, made by MediaFetcher.begin. They are over when all are complete, any is refused, or
+    the prompt is given up.
     """
 
     def __init__(

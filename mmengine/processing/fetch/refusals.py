@@ -31,7 +31,7 @@ REASONS = (*_SAID, "given_up", "failed")
 
 
 class FetchRefused(InvalidMedia):
-    """A fetch that was refused. `reason`: one of REASONS. `said`: the message without the item's name."""
+    """A fetch that was refused. `reason`: a name in REASONS. `said`: the message without the item's name."""
 
     code = ErrorCode.MEDIA_NOT_FETCHED
 

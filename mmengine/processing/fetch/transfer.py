@@ -1,4 +1,4 @@
-"""One GET over one connection: counts bytes as they arrive, and checks the type from the first bytes."""
+"""A GET over a connection: counts bytes as they arrive, and checks the type from the first bytes."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -27,7 +27,7 @@ def get(
     url: Url, connection: Connection, max_bytes: int, count_bytes: Callable[[int], None]
 ) -> bytes | Redirect:
     """Send a GET and return the response's body, or a redirect. `connection` is connected to the URL's host.
-    `count_bytes`: called with the number of bytes as they arrive, and may raise. Raises FetchRefused,
+    `count_bytes`: called with the byte count as bytes arrive, and may raise. Raises FetchRefused,
     AttemptOver.
     """
     try:

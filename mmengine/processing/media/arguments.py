@@ -48,7 +48,8 @@ def _given(options: Any, name: str) -> dict[str, Any]:
 
 
 def _sized(options: dict[str, Any], least: str, most: str) -> dict[str, Any]:
-    """Translate transformers' `size` to our names: the pixels of an image, or of all frames in a video."""
+    """Translate transformers' `size` to our names: an image's pixels, or the pixels in all frames of a
+    video."""
     size = options.pop("size", None)
     if size is None:
         return options
@@ -62,7 +63,7 @@ def _sized(options: dict[str, Any], least: str, most: str) -> dict[str, Any]:
 
 
 def for_item(options: dict[str, Any], number: int, where: str) -> dict[str, Any]:
-    """Return an item's options. `fps` may be a list with one value per video, as frame samplers return it."""
+    """Return an item's options. `fps` may be a list with a value per video, as frame samplers return it."""
     fps = options.get("fps")
     if isinstance(fps, (list, tuple)):
         if number >= len(fps):
@@ -80,7 +81,7 @@ def as_images(images: Any) -> list[Any]:
 
 
 def as_videos(videos: Any, metadata: Any) -> list[Any]:
-    """Return a list of videos. A single video may be passed alone; a list of images is one video, as in
+    """Return a list of videos. A single video may be passed alone; a list of images is a video, as in
     transformers.
     """
     if videos is None:

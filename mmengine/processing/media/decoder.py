@@ -25,8 +25,8 @@ class _Recipe(msgspec.Struct, frozen=True):
 
 
 def recipe(settings: MediaSettings, limit: int, who: str) -> DecoderRecipe:
-    """Return the recipe for `decoder`, below. `limit`: maximum number of tokens. `who`: the owner of the
-    limit, for errors.
+    """Return the recipe for `decoder`, below. `limit`: the maximum token count. `who`: the limit's owner, for
+    errors.
     """
     kind, data = type(settings), msgspec.Raw(msgspec.json.encode(settings))
     made = _Recipe(kind.__module__, kind.__name__, data, limit, who)

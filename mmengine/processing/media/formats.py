@@ -39,7 +39,7 @@ def image_format(data: bytes) -> str | None:
 
 
 def _check_webp(data: bytes) -> None:
-    """Check the canvas of an extended WebP file, which libwebp allocates before Pillow tells its size."""
+    """Check an extended WebP file's canvas, which libwebp allocates before Pillow tells its size."""
     if data[12:16] != b"VP8X" or len(data) < 30:
         return
     width, height = (1 + int.from_bytes(data[at : at + 3], "little") for at in (24, 27))

@@ -1,5 +1,5 @@
-"""Media settings for families that keep an image's size: sides are multiples of an embedding's side, the
-aspect ratio stays, and the number of pixels moves into a range.
+"""Media settings for families that keep an image's size: each side is a multiple of an embedding's side, the
+aspect ratio stays, and the pixel count moves into a range.
 
 Video frames are sampled by their rate, as transformers' video processors for such families do.
 """

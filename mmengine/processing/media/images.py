@@ -1,8 +1,8 @@
 """Converts an image from any source to RGB, checked, with the same pixels as transformers' Pillow backend.
 
 Transparency is composited on white (as transformers does), EXIF rotation is applied, 16-bit grey is scaled
-and not clipped, and Pillow converts CMYK. An animation is refused, because silently using one frame would
-answer about something else.
+and not clipped, and Pillow converts CMYK. An animation is refused, because silently using a single frame
+would answer about something else.
 """
 
 import io
@@ -152,8 +152,9 @@ def _on_white(image: Image.Image) -> Image.Image:
 
 
 def _bands(height: int, width: int) -> Iterator[tuple[int, int]]:
-    """Yield (first, last + 1) of rows that are processed at once: full copies of a large image would add
-    up."""
+    """Yield (first, last + 1) for rows that are processed at once: full copies for a large image would add
+    up.
+    """
     step = max(1, _BAND_PIXELS // width)
     return ((first, min(first + step, height)) for first in range(0, height, step))
 

@@ -39,8 +39,8 @@ _ENTRY_BYTES = 1024  # Overhead of a cache entry beside its rows.
 
 @dataclass(frozen=True, slots=True)
 class LoadedMedia:
-    """A DecodedMedia with the hash of its rows: uint8, shared by all requests with the same content, and
-    never written.
+    """A DecodedMedia with its rows' hash: uint8, shared by all requests with the same content, and never
+    written.
     """
 
     patches: np.ndarray
@@ -68,8 +68,8 @@ class MediaLoader:
     def load(
         self, part: MediaPart, given: Mapping[str, Any], access: Access, cache_salt: str
     ) -> tuple[LoadedMedia, MediaSource | None]:
-        """Return the media of a part, and a source from which `restore` makes the same again. Raises
-        InvalidMedia, InvalidRequest.
+        """Return a part's media, and a source from which `restore` makes the same again. Raises InvalidMedia,
+        InvalidRequest.
         """
         check_known(given, self._settings.options, part.where)
         source = _source_of(part, given, access)
@@ -131,7 +131,7 @@ def _source_of(part: MediaPart, given: Mapping[str, Any], access: Access) -> Med
 
 def encoded_media(part: MediaPart, given: Mapping[str, object], access: Access) -> EncodedMedia | None:
     """Return a part's input for another process, or None for pixels decoded elsewhere, which includes a video
-    with one such frame. Raises InvalidMedia, InvalidRequest.
+    with any such frame. Raises InvalidMedia, InvalidRequest.
     """
     source, times = part.source, None
     if part.modality == "video" and isinstance(source, tuple) and len(source) == 2:
@@ -169,7 +169,7 @@ def _encoded_frames(frames: Sequence[object], access: Access, where: str) -> tup
 
 
 def _frame_times(metadata: object, where: str) -> FrameTimes | None:
-    """Return the metadata of a list of frames. The decoder reports invalid values."""
+    """Return a frame list's metadata. The decoder reports invalid values."""
     if not isinstance(metadata, Mapping):
         return None
     fps, indices = metadata.get("fps"), metadata.get("frames_indices")

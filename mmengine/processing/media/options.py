@@ -1,4 +1,4 @@
-"""Checks the options of an image or video, by the names in transformers and its users' scripts."""
+"""Checks an image's or video's options, by the names in transformers and its users' scripts."""
 
 import math
 from collections.abc import Mapping
@@ -55,7 +55,7 @@ class ImageOptions:
 
 @dataclass(frozen=True, slots=True)
 class VideoOptions(ImageOptions):
-    """Options of a video. `min_pixels` and `max_pixels` count a frame's pixels."""
+    """A video's options. `min_pixels` and `max_pixels` count a frame's pixels."""
 
     total_pixels: int | None = None  # Limit for all frames together.
     total_min_pixels: int | None = None

@@ -1,7 +1,7 @@
-"""Computes the sizes of resized frames, and cuts frames into the rows that the vision encoder reads.
+"""Computes resized frames' sizes, and cuts frames into the rows that the vision encoder reads.
 
-The size rule is transformers' smart resize: sides are multiples of an embedding's side, the aspect ratio
-stays, and the number of pixels moves into a range.
+The size rule is transformers' smart resize: each side is a multiple of an embedding's side, the aspect ratio
+stays, and the pixel count moves into a range.
 """
 
 import math
@@ -26,7 +26,7 @@ class PatchSettings:
         return self.patch_size * self.merge_size
 
     def embeds(self, grid: tuple[int, int, int]) -> int:
-        """Return the embeddings in one temporal patch of `grid`."""
+        """Return how many embeddings a temporal patch in `grid` has."""
         return grid[1] * grid[2] // self.merge_size**2
 
 
@@ -76,8 +76,8 @@ def _check_ratio(height: int, width: int, shown: str, where: str) -> None:
 def patchify(frames: np.ndarray, settings: PatchSettings) -> tuple[np.ndarray, tuple[int, int, int]]:
     """Cut uint8 [t, 3, h, w], with t a multiple of the temporal patch size, into rows and grid (t, h, w).
 
-    Rows are uint8 [patches, 3 * temporal * patch * patch]; the merge x merge patches that become one
-    embedding stand together.
+    Rows are uint8 [patches, 3 * temporal * patch * patch]; the merge x merge patches that become an embedding
+    stand together.
     """
     count, channels, height, width = frames.shape
     patch, merge, temporal = settings.patch_size, settings.merge_size, settings.temporal_patch_size

@@ -3,8 +3,8 @@
 transformers resizes video frames with `torch.nn.functional.interpolate(antialias=True)` on uint8, mode
 "bicubic" or "lanczos". It runs two separable passes, columns first, each rounded to uint8. Its weights are
 16-bit integers with as many fraction bits as the largest weight allows. Sums of such products are exact in
-float64, so plain matrix products give the same integers. Pillow differs: by one grey value because of finer
-weights, and by more if it resizes rows first.
+float64, so plain matrix products give the same integers. Pillow differs: by a single grey value because of
+finer weights, and by more if it resizes rows first.
 """
 
 from collections.abc import Callable
@@ -46,8 +46,7 @@ def _pass(lines: np.ndarray, size: int, by: Filter) -> np.ndarray:
 
 @lru_cache(maxsize=64)
 def _weights(old: int, new: int, by: Filter) -> tuple[tuple[tuple[int, int, np.ndarray], ...], int]:
-    """Return blocks (first output, first input, weights [outputs, inputs]) and the number of fraction
-    bits."""
+    """Return blocks (first output, first input, weights [outputs, inputs]) and the fraction bit count."""
     kernel = _KERNELS[by]
     scale = old / new
     stretch = max(scale, 1.0)

@@ -23,7 +23,7 @@ CheckLength = Callable[[int], None]
 
 
 class MediaSettings(Protocol):
-    """A family's media rules: a frozen dataclass of plain data, so that another process can receive it as
+    """A family's media rules: a frozen dataclass with plain data, so that another process can receive it as
     JSON.
 
     That process imports the dataclass's module, which must load neither torch nor a tokenizer. `options`: the

@@ -27,7 +27,7 @@ MAX_RESIZED_PIXELS = 2**26  # All sampled frames together.
 
 
 class Clip(Protocol):
-    """A source of frames: their number and size, and a method that returns some of them."""
+    """A frame source: their number and size, and a method that returns some of them."""
 
     num_frames: int
     fps: float | None
@@ -63,7 +63,7 @@ class VideoRules(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The range of a video's frames that may be sampled."""
+    """The frame range in a video that may be sampled."""
 
     first: int
     last: int
@@ -99,7 +99,7 @@ def load_video(
     """Load a video as patches.
 
     `source`: a file, an array of frames or a list of frames, or a pair with its metadata. `check_length`:
-    called with the number of embeddings before frames are decoded. Raises InvalidMedia, and the exceptions of
+    called with the embedding count before frames are decoded. Raises InvalidMedia, and the exceptions of
     `check_length`.
     """
     clip, indices = _open(source, access, where)

@@ -1,7 +1,7 @@
-"""Reads frames of a video file with PyAV: packets are counted first, then only the needed frames are decoded.
+"""Reads a video file's frames with PyAV: packets are counted first, then only the needed frames are decoded.
 
-PyAV gets a stream of bytes, and only common containers are allowed, so that a crafted playlist cannot make
-FFmpeg open other files or addresses.
+PyAV gets a byte stream, and only common containers are allowed, so that a crafted playlist cannot make FFmpeg
+open other files or addresses.
 """
 
 from bisect import bisect_right

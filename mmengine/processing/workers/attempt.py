@@ -1,4 +1,4 @@
-"""The preparation of one request, with a deadline and a way to cancel it."""
+"""A request's preparation, with a deadline and a way to cancel it."""
 
 import threading
 import time
@@ -67,5 +67,5 @@ class Attempt:
 
 
 def current_attempt() -> Attempt:
-    """Return this thread's attempt, or a new one without a deadline."""
+    """Return this thread's attempt, or a new attempt without a deadline."""
     return _current.get() or Attempt(None)

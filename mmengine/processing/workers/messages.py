@@ -32,7 +32,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Job(msgspec.Struct, frozen=True, array_like=True):
-    """One image or video, followed by `sizes` bytes for each file. For a file given by its path, the size is
+    """An image or video, followed by `sizes` bytes for each file. For a file given by its path, the size is
     the path's.
     """
 

@@ -1,4 +1,4 @@
-"""The engine's side of one decoder process: start, requests, and end."""
+"""The engine's side of a decoder process: start, requests, and end."""
 
 import mmap
 import os

@@ -32,16 +32,16 @@ _decode = msgspec.msgpack.Decoder(_Answer).decode
 
 
 class SchemaProcesses:
-    """Normalises schemas for several threads at once. `memory_bytes`, `limit_s`: limits for one schema."""
+    """Normalises schemas for several threads at once. `memory_bytes`, `limit_s`: limits per schema."""
 
     def __init__(self, num_processes: int, memory_bytes: int, limit_s: float) -> None:
         recipe = DecoderRecipe(__name__, b"", "worked out")
         self._processes = Decoders(recipe, num_processes, memory_bytes, limit_s)
 
     def gated(self, schema: bytes, bounds: Bounds, schemas: bytes, strict_keywords: bool) -> NormalizedSchema:
-        """Normalise a schema and the documents that it refers to, both JSON text. Raises the exceptions of
-        normalize_schema, InvalidRequest if the schema exceeds its process's limits, and QueueFull if no
-        process can be started.
+        """Normalise a schema and the documents that it refers to, both JSON text. Raises what
+        normalize_schema raises, InvalidRequest if the schema exceeds its process's limits, and QueueFull if
+        no process can be started.
         """
         options = {**msgspec.structs.asdict(bounds), _STRICT: strict_keywords}
         try:
@@ -58,7 +58,7 @@ class SchemaProcesses:
 
 
 def decoder(settings: bytes) -> MediaDecoder:
-    """Return the worker's function for schemas; it returns the bytes of an _Answer in place of pixels."""
+    """Return the worker's function for schemas; it returns an encoded _Answer in place of pixels."""
     return _worked_out
 
 

@@ -1,7 +1,7 @@
 """A process that decodes untrusted images and videos: `python -m mmengine.processing.workers.worker FD`.
 
-`process.py` starts it with one end of a socket. It decodes one item after the other, within limits on memory
-and processor time. An item can harm only this process. It ends when the other end of its socket closes.
+`process.py` starts it with one end of a socket pair. It decodes items in turn, within limits on memory and
+processor time. An item can harm only this process. It ends when its socket's other end closes.
 """
 
 import importlib
@@ -79,8 +79,8 @@ def _set_limit(which: int, value: int) -> None:
 
 
 def _answer(wire: Wire, job: Job, decode: MediaDecoder) -> bool:
-    """Decode one item. Returns whether this process can take another job: after running out of memory its
-    heap may be fragmented.
+    """Decode an item. Returns whether this process can take another job: after running out of memory its heap
+    may be fragmented.
     """
     _limit_time(job.cpu_s)
     try:
