@@ -1,9 +1,9 @@
-"""What pyproject.toml cannot say: a wheel brings the CPU kernels, one library for each set of instructions.
+"""Builds the CPU kernels into the wheel, which pyproject.toml cannot do: one library per instruction set.
 
-    python -m build                          # an sdist, and a wheel for this platform with all of them
-    MMENGINE_WHEEL_ISAS=avx2 python -m build # only these; none: a pure wheel, which compiles where it runs
+    python -m build                          # an sdist, and a wheel for this platform with all kernels
+    MMENGINE_WHEEL_ISAS=avx2 python -m build # only these kernels; empty: a pure wheel, which compiles on first use
 
-Without a compiler, and on CPUs that the kernels are not for, the wheel is a pure one.
+Without a compiler, and on CPUs without kernels, the wheel is pure.
 """
 
 import os
@@ -20,20 +20,21 @@ ISAS = ("avx2", "avx512", "avx512_bf16", "amx")
 
 
 def isas() -> list[str]:
-    """Those that the wheel brings."""
+    """Return the instruction sets that the wheel includes."""
     if platform.machine() not in ("x86_64", "AMD64"):
         return []
     return [name for name in os.environ.get("MMENGINE_WHEEL_ISAS", ",".join(ISAS)).split(",") if name in ISAS]
 
 
 def native() -> tuple[types.ModuleType, types.ModuleType]:
-    """The modules that compile and name libraries, without the package around them: what that imports is not
-    there when a wheel is built."""
+    """Return the modules that compile and name libraries, without importing their package: its dependencies
+    are missing when a wheel is built.
+    """
     package = types.ModuleType("mmengine")
     package.__path__ = [str(HERE / "mmengine")]
     sys.modules.setdefault("mmengine", package)
     sys.path.insert(0, str(HERE))
-    from mmengine.native import cache, compile  # behind the package that stands in for its own
+    from mmengine.native import cache, compile  # After the substitute package.
 
     return compile, cache
 
@@ -43,7 +44,7 @@ class BuildWithKernels(build_py):
         super().run()
         if self.editable_mode or not self.distribution.has_kernels:
             return
-        os.environ.setdefault("MMENGINE_NATIVE_TIMEOUT_S", "1800")  # nobody waits for an answer meanwhile
+        os.environ.setdefault("MMENGINE_NATIVE_TIMEOUT_S", "1800")  # No request waits during a build.
         compile, cache = native()
         folder = Path(self.build_lib) / "mmengine" / "native" / "built"
         folder.mkdir(parents=True, exist_ok=True)
@@ -53,7 +54,7 @@ class BuildWithKernels(build_py):
 
 
 class WithKernels(Distribution):
-    """Of this platform alone, where it brings kernels."""
+    """A distribution that is specific to this platform if it includes kernels."""
 
     @property
     def has_kernels(self) -> bool:
@@ -63,7 +64,7 @@ class WithKernels(Distribution):
         try:
             compile.find_compiler()
         except Exception as problem:
-            print(f"the wheel brings no CPU kernels: {problem}")
+            print(f"the wheel includes no CPU kernels: {problem}")
             return False
         return True
 
