@@ -110,6 +110,8 @@ def test_an_installed_wheel_runs_the_demo(tmp_path, clone):
     ran(sys.executable, "-m", "pip", "wheel", *how, str(clone), env=bare)
     (wheel,) = wheels.glob("*.whl")
     assert wheel.name.endswith("py3-none-any.whl")
+    inside = zipfile.ZipFile(wheel).namelist()
+    assert "mmengine/testing/contract.py" in inside and not any("/training/" in name for name in inside)
     python, site = installed(wheel, tmp_path / "home", "--no-deps")
     lend_dependencies(site)
     assert str(site) in ran(str(python), "-c", "import mmengine; print(mmengine.__file__)", cwd=tmp_path)
@@ -135,7 +137,7 @@ def test_an_installed_wheel_answers_without_a_compiler(tmp_path, clone):
         assert name in inside
     with tarfile.open(sdist) as archive:
         assert any(name.endswith("mmengine/native/src/linear/linear.cpp") for name in archive.getnames())
-    python, site = installed(wheel, tmp_path / "home", "-c", str(ROOT / "constraints.txt"))
+    python, site = installed(f"{wheel}[engine]", tmp_path / "home", "-c", str(ROOT / "constraints.txt"))
     bare = {"PATH": str(tmp_path / "nothing"), "MMENGINE_CACHE": str(tmp_path / "cache")}
     told = ran(str(python), "-m", "mmengine.native", env={"HOME": str(tmp_path), **bare}, cwd=tmp_path)
     assert str(site) in told
