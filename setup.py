@@ -1,7 +1,7 @@
 """Builds the CPU kernels into the wheel, which pyproject.toml cannot do: one library per instruction set.
 
     python -m build                          # an sdist, and a wheel for this platform with all kernels
-    MMENGINE_WHEEL_ISAS=avx2 python -m build # only these kernels; empty: a pure wheel, which compiles on first use
+    MMENGINE_WHEEL_ISAS=avx2 python -m build # only these kernels; empty: a pure wheel
 
 Without a compiler, and on CPUs without kernels, the wheel is pure.
 """
