@@ -31,7 +31,7 @@ def got(store, number: int, size: int) -> bytes | None:
     return bytes(buffer) if found else None
 
 
-def test_what_was_put_is_there_for_every_store_at_that_place(make):
+def test_values_are_visible_to_every_store_of_the_folder(make):
     store, other = make(), make()
     put(store, 1, b"a value of some bytes")
     assert store.has([key(1), key(2)]) == [True, False]
@@ -57,7 +57,7 @@ def test_a_key_keeps_its_value_and_one_that_does_not_hold_can_be_removed(make):
     assert got(store, 1, 6) == b"second"
 
 
-def test_what_was_not_used_for_longest_goes(make):
+def test_the_longest_unused_values_are_deleted(make):
     store = make(10_000)
     for number in range(9):
         put(store, number, bytes(1000))
@@ -99,7 +99,7 @@ def test_a_seal_holds_for_one_key_and_every_byte():
     assert opened(b"key", memoryview(bytes(SEAL_BYTES + 64))) is None
 
 
-def test_what_somebody_else_laid_there_is_missed_and_nothing_waits(tmp_path):
+def test_foreign_files_count_as_missing_and_never_block(tmp_path):
     store = FolderStore(str(tmp_path), 2**20)
     put(store, 1, b"abcdef")
     path = store._path(key(1))

@@ -34,7 +34,7 @@ def layer(kernels, device, dtype, width, depth, has_bias, seed):
     has_bias=st.booleans(),
     seed=st.integers(0, 9),
 )
-def test_products_are_torchs(kernels, kernel_device, rows, width, depth, dtype, has_bias, seed):
+def test_products_equal_torch(kernels, kernel_device, rows, width, depth, dtype, has_bias, seed):
     linear, x, weight, bias = layer(kernels, kernel_device, dtype, width, depth, has_bias, seed)
     wanted = x[:rows].double() @ weight.double().T + has_bias * bias.double()
     summed = x[:rows].double().abs() @ weight.double().abs().T + 1  # sum of absolute products
@@ -43,7 +43,7 @@ def test_products_are_torchs(kernels, kernel_device, rows, width, depth, dtype, 
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_row_has_the_same_bits_in_any_company(kernels, kernel_device, dots_in_order, dtype):
+def test_a_row_has_the_same_bits_in_any_batch(kernels, kernel_device, dots_in_order, dtype):
     """Compare bits for every row count, at an offset among 70 rows, and among rows of NaN."""
     linear, x, _, _ = layer(kernels, kernel_device, dtype, 40, 72, True, 1)
     whole = linear(x)
@@ -56,7 +56,7 @@ def test_a_row_has_the_same_bits_in_any_company(kernels, kernel_device, dots_in_
         assert torch.equal(linear(broken)[place], whole[3])
 
 
-def test_what_lies_on_odd_addresses_or_apart_gives_the_same(kernels, kernel_device, dots_in_order):
+def test_unaligned_and_strided_rows_give_the_same(kernels, kernel_device, dots_in_order):
     linear, x, _, _ = layer(kernels, kernel_device, torch.float16, 33, 40, False, 2)
     whole = linear(x)
     apart = torch.zeros(70, 43, dtype=x.dtype, device=kernel_device)

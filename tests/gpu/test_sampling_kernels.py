@@ -37,7 +37,7 @@ def steps(monkeypatch):
 
 
 @pytest.mark.parametrize("vocab_size", [1, 5, 61, 300])
-def test_tokens_are_those_of_the_steps(vocab_size, kernels, kernel_device, steps):
+def test_tokens_equal_the_steps(vocab_size, kernels, kernel_device, steps):
     random = np.random.default_rng(vocab_size)
     for _ in range(1 if vocab_size > 100 else 2):
         samplings = [random_sampling(random, vocab_size) for _ in range(6)]
@@ -50,7 +50,7 @@ def test_tokens_are_those_of_the_steps(vocab_size, kernels, kernel_device, steps
 
 @settings(max_examples=12, deadline=None)
 @given(st.integers(1, 90), st.floats(0.001, 0.999), st.floats(0.05, 20), st.integers(0, 99))
-def test_the_bound_keeps_what_sorting_keeps(kernels, kernel_device, vocab_size, share, heat, seed):
+def test_the_bound_keeps_the_same_as_sorting(kernels, kernel_device, vocab_size, share, heat, seed):
     random = np.random.default_rng(seed)
     logits = random_logits(random, 2, vocab_size)
     logits[:, 0] = logits[:, 0].clamp(min=0)  # keeps one logit finite
@@ -83,7 +83,7 @@ def test_the_bound_among_the_best_is_that_of_the_filters(kernels, kernel_device,
             assert ((mass.cumsum(-1) - mass) - share).abs().min() < 1e-6
 
 
-def test_a_rows_bound_and_likelihoods_are_the_same_bits_in_any_company(kernels, kernel_device):
+def test_a_rows_bound_and_logprobs_have_the_same_bits_in_any_batch(kernels, kernel_device):
     """Compare a row among other rows, at another address, with a longer list of best logits."""
     random = np.random.default_rng(4)
     logits = random_logits(random, 5, 301).to(kernel_device)
@@ -99,7 +99,7 @@ def test_a_rows_bound_and_likelihoods_are_the_same_bits_in_any_company(kernels, 
 
 
 @pytest.mark.parametrize("vocab", [1, 16, 31, 33, 77, 150])
-def test_masks_exclude_what_they_exclude_on_a_cpu(vocab, kernels, kernel_device, monkeypatch):
+def test_masks_exclude_the_same_as_on_a_cpu(vocab, kernels, kernel_device, monkeypatch):
     """Call the function that a GPU uses, with ties, and check that unmasked rows stay unchanged."""
     monkeypatch.setattr(masking, "sampling_kernels", lambda device: kernels)
     random = np.random.default_rng(vocab)
@@ -115,7 +115,7 @@ def test_masks_exclude_what_they_exclude_on_a_cpu(vocab, kernels, kernel_device,
     assert torch.equal(there.cpu(), here)
 
 
-def test_kernels_are_tried_before_they_are_taken(kernels, kernel_device):
+def test_kernels_are_checked_before_use(kernels, kernel_device):
     assert sampling.gives_known_tokens(kernels, kernel_device)
     names = ("draw", "top_p_bound", "top_k_bound", "log_softmax", "keep_allowed")
     for name in names:

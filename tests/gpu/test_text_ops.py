@@ -24,7 +24,7 @@ def test_on_a_cpu_it_is_torch():
     assert text_ops.text_ops(CPU, torch.float32).by == dict.fromkeys(NAMES, "torch")
 
 
-def test_what_does_not_run_is_left_out_and_says_why():
+def test_a_failing_maker_is_skipped_with_the_reason():
     def missing():
         raise ModuleNotFoundError("No module named 'flashinfer'")
 
@@ -41,7 +41,7 @@ def test_what_does_not_run_is_left_out_and_says_why():
     assert ops.silu_mul is text_ops.torch_ops().silu_mul
 
 
-def test_the_next_choice_is_taken_and_says_why():
+def test_the_next_choice_is_used_with_the_reason():
     good = text_ops.torch_ops()
 
     def missing():
@@ -61,7 +61,7 @@ def test_the_next_choice_is_taken_and_says_why():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_what_gives_other_numbers_is_left_out(dtype):
+def test_a_maker_with_other_numbers_is_skipped(dtype):
     good = text_ops.torch_ops()
     for wrong in (
         {"silu_mul": lambda x: good.silu_mul(x) * 1.1},
@@ -177,7 +177,7 @@ def test_norms_and_gate_are_torchs(kernel_device, rows, width, dtype, seed):
     assert torch.equal(found[0][2], found[1][2])  # the sum, rounded once
 
 
-def test_all_of_it_is_ours_where_bits_must_not_depend_on_the_batch(kernel_device, dots_in_order):
+def test_batch_invariance_uses_the_triton_kernels(kernel_device, dots_in_order):
     ops = text_ops.text_ops(kernel_device, torch.float16, batch_invariant=True)
     assert ops.batch_invariant and all(who.startswith("triton ") for who in ops.by.values())
     assert not text_ops.text_ops(kernel_device, torch.float16).batch_invariant

@@ -15,13 +15,13 @@ CPU = torch.device("cpu")
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("head_dim", [8, 64, 72])
-def test_our_rotation_is_torchs(head_dim, dtype, kernel_device):
+def test_the_rotation_equals_torch(head_dim, dtype, kernel_device):
     from mmengine.gpu.text_kernels import rotate as ours
 
     assert gives_known_numbers(VisionOps(ours, attend_by_frames), kernel_device, dtype, head_dim)
 
 
-def test_what_gives_other_numbers_or_does_not_run_is_found_out():
+def test_wrong_or_failing_kernels_are_detected():
     def breaks(*of):
         raise RuntimeError("no kernel image is available for execution on the device")
 
@@ -46,7 +46,7 @@ def test_what_gives_other_numbers_or_does_not_run_is_found_out():
         assert not gives_known_numbers(wrong, CPU, torch.float32, 64)
 
 
-def test_the_call_of_torchs_varlen_attention_is_one_it_takes(monkeypatch):
+def test_the_varlen_call_fits_torchs_signature(monkeypatch):
     """Replace flash attention, which no CPU has: bind the call to its signature and compute frame by
     frame.
     """

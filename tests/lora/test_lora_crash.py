@@ -67,7 +67,7 @@ def finished(engine):
 
 
 @pytest.mark.parametrize("again", [None, {}, NAMES], ids=["by the log", "some may come", "named again"])
-def test_who_was_answered_with_an_adapter_goes_on_with_it(made, tmp_path, again):
+def test_a_resumed_request_keeps_its_adapter(made, tmp_path, again):
     _, adapters, wanted = made
     log = begun(made, tmp_path / "log", adapters)
     loras = adapters if again == NAMES else again

@@ -236,7 +236,7 @@ def test_broken_files_are_refused(made, copy, head):
         (Q + ".lora_A.weight", "\x1b[31mred"),
     ],
 )
-def test_what_cannot_be_shown_is_refused_and_not_shown(made, copy, name, dtype):
+def test_unprintable_names_are_refused_and_not_shown(made, copy, name, dtype):
     header = json.dumps({name: {"dtype": dtype, "shape": [1], "data_offsets": [0, 4]}}).encode()
     (copy / WEIGHTS_FILE).write_bytes(struct.pack("<Q", len(header)) + header + bytes(4))
     refused(made, copy, WEIGHTS_FILE, "wrongly")

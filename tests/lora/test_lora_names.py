@@ -90,7 +90,7 @@ def answer_of(engine):
 
 
 @pytest.mark.parametrize("how", ["replaced", "unloaded", "replaced and unloaded"])
-def test_who_has_what_lost_its_name_goes_on_behind_a_restart(tmp_path, how):
+def test_a_request_continues_after_a_restart_without_its_adapters_name(tmp_path, how):
     new = made(tmp_path, "new")
 
     def after(engine):
@@ -107,7 +107,7 @@ def test_who_has_what_lost_its_name_goes_on_behind_a_restart(tmp_path, how):
 
 
 @pytest.mark.parametrize("after", [lambda engine: None, lambda engine: engine.adapters.unload("mine")])
-def test_what_is_loaded_at_the_start_serves_those_whose_folder_is_elsewhere_now(tmp_path, after):
+def test_adapters_loaded_at_startup_serve_requests_whose_folder_moved(tmp_path, after):
     loras = {"other": tmp_path / "moved"}
     with gone_on(tmp_path, after, loras, place="moved") as engine:
         assert [known.adapter.name for known in engine.adapters] == ["other"]
@@ -115,7 +115,7 @@ def test_what_is_loaded_at_the_start_serves_those_whose_folder_is_elsewhere_now(
     assert verify(tmp_path / "log").ok
 
 
-def test_who_has_what_is_gone_is_told_where_it_was(tmp_path):
+def test_a_request_whose_adapter_is_gone_names_its_folder(tmp_path):
     with gone_on(tmp_path, lambda engine: engine.adapters.unload("mine"), place="moved") as engine:
         answer = answer_of(engine)
     assert answer.finish_reason == "error" and str(tmp_path / "old") in answer.detail

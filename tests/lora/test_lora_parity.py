@@ -59,7 +59,7 @@ def seldom(name):
 
 
 @pytest.mark.parametrize("name", [*map(seldom, SETTINGS)])
-def test_tokens_are_those_of_peft(made, tmp_path, name):
+def test_tokens_equal_peft(made, tmp_path, name):
     folder, adapters, wanted = made
     config = EngineConfig(**{"spec": "none", "max_loras": 8, **SETTINGS[name]})
     with Engine(folder, config=config, dtype="float32", loras=adapters, log=tmp_path / "log") as engine:

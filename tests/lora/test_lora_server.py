@@ -105,7 +105,7 @@ def test_nothing_is_read_outside_of_the_root(server, root, path):
     assert status == 400 and answer["error"]["param"] == "lora_path"
 
 
-def test_what_cannot_be_loaded_is_said(server, root):
+def test_load_errors_are_reported(server, root):
     made(root, "three", "broken")
     status, answer = call(server, "/v1/load_lora_adapter", {"lora_name": "x", "lora_path": "three"})
     assert status == 400 and "is broken" in answer["error"]["message"]

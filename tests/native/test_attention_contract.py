@@ -124,7 +124,7 @@ def test_blocks_written_by_another_row_of_the_step_are_read(backend):
     torch.testing.assert_close(out[1:], dense(q[1:], k[1:], v[1:]))
 
 
-def test_a_reused_block_keeps_nothing_of_a_row_that_went_wrong(backend):
+def test_a_reused_block_keeps_no_nan_of_a_failed_row(backend):
     rows = Rows(backend, spec_of(4, 2, 32), torch.float32, num_blocks=12)
     rows.step(("bad", 8))
     rows.pool.blocks[:, rows.blocks["bad"]] = float("nan")
@@ -233,7 +233,7 @@ def test_a_query_does_not_depend_on_where_its_chunk_was_cut(kernels, dtype):
 
 @BOTH
 @pytest.mark.parametrize("length", [16, 63, 70, 700])
-def test_drafts_have_the_bits_of_tokens_one_by_one(kernels, dtype, length):
+def test_drafts_have_the_bits_of_single_tokens(kernels, dtype, length):
     """Cross the end of a span of 64 keys, which only the later queries see, next to a prompt."""
     spec, attend = filled(kernels, dtype)
     blocks = np.random.default_rng(3).integers(1, 200, 50)
@@ -255,7 +255,7 @@ def test_scores_far_apart_do_not_overflow(kernels, dtype):
 
 
 @pytest.mark.parametrize("head_dim, dtype", [(12, torch.float32), (264, torch.float32), (64, torch.float16)])
-def test_what_the_kernels_do_not_know_is_left_to_torch(head_dim, dtype):
+def test_unsupported_shapes_are_left_to_torch(head_dim, dtype):
     spec = spec_of(4, 2, head_dim)
     pool = KVPool(spec, 4, 4, dtype, CpuDevice())
     assert isinstance(make_backend("auto", spec, pool), TorchPagedAttention)
@@ -263,7 +263,7 @@ def test_what_the_kernels_do_not_know_is_left_to_torch(head_dim, dtype):
         make_backend("native", spec, pool)
 
 
-def test_auto_takes_the_kernels_where_they_can_be_had():
+def test_auto_chooses_the_kernels_if_available():
     spec = spec_of(4, 2, 32)
     chosen = make_backend("auto", spec, KVPool(spec, 4, 4, torch.bfloat16, CpuDevice()))
     assert type(chosen) is (TorchPagedAttention if load() is None else NativePagedAttention)

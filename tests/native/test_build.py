@@ -59,7 +59,7 @@ def problem(caplog):
 
 
 @needs_compiler
-def test_it_is_compiled_once_and_then_needs_no_compiler(native, monkeypatch):
+def test_the_library_is_compiled_once_and_then_needs_no_compiler(native, monkeypatch):
     assert library.load().mm_answer() == 42
     made = sorted((native / "cache" / "native").glob("*.so"))
     monkeypatch.setenv("CXX", "no-such-compiler")
@@ -69,14 +69,14 @@ def test_it_is_compiled_once_and_then_needs_no_compiler(native, monkeypatch):
 
 
 @needs_compiler
-def test_other_sources_are_another_library(native):
+def test_changed_sources_give_another_library(native):
     assert library.load().mm_answer() == 42
     (native / "src" / "one.cpp").write_text(SOURCE.replace("42", "43"))
     library.forget()
     assert library.load().mm_answer() == 43
 
 
-def test_it_can_be_switched_off(native, monkeypatch, caplog):
+def test_the_kernels_can_be_switched_off(native, monkeypatch, caplog):
     monkeypatch.setenv("MMENGINE_NATIVE", "off")
     assert library.load() is None and library.describe() == "off: MMENGINE_NATIVE=off"
     assert not caplog.records, "who switched it off knows"
@@ -144,7 +144,7 @@ def test_an_instruction_set_that_this_cpu_lacks(native, monkeypatch, caplog):
     assert "does not have it" in problem(caplog)
 
 
-def test_an_instruction_set_nobody_knows(native, monkeypatch, caplog):
+def test_an_unknown_instruction_set(native, monkeypatch, caplog):
     monkeypatch.setenv("MMENGINE_NATIVE_ISA", "sse9")
     assert "use avx2, avx512, avx512_bf16, amx" in problem(caplog)
 
@@ -214,7 +214,7 @@ def test_a_cache_below_a_folder_that_others_can_write_to(native, monkeypatch, ca
 
 
 @needs_compiler
-def test_what_was_looked_at_is_what_is_loaded(native, monkeypatch):
+def test_the_checked_folder_is_the_loaded_one(native, monkeypatch):
     """Between the folder's check and the load, its path may be redirected."""
     assert library.load().mm_answer() == 42
     library.forget()

@@ -80,7 +80,7 @@ def spread(net, rows, seed):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", SIZES)
-def test_bits_are_those_of_a_row_alone_token_by_token(library, name, dtype):
+def test_rows_have_the_same_bits_as_alone_token_by_token(library, name, dtype):
     sizes, before = SIZES[name], torch.get_num_threads()
     rows, net = streams(sizes, dtype), Net(sizes, dtype, library)
     wanted = one_by_one(net, rows)
@@ -98,7 +98,7 @@ def test_bits_are_those_of_a_row_alone_token_by_token(library, name, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", SIZES)
-def test_what_tokens_give_is_near_torchs(library, name, dtype):
+def test_outputs_are_close_to_torch(library, name, dtype):
     sizes = SIZES[name]
     rows = streams(sizes, dtype)
     wanted = one_by_one(Net(sizes, torch.float32), [tuple(each.float() for each in row) for row in rows])

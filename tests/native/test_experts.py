@@ -66,7 +66,7 @@ def rows(count, dtype, seed=1):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shared", (False, True))
-def test_rows_are_those_of_torch(library, dtype, shared):
+def test_rows_equal_torch(library, dtype, shared):
     """Allow a few exceptions in bfloat16, where the last chosen expert and the next one nearly tie."""
     weights = drawn(dtype, shared)
     x, residual = rows(300, dtype), rows(300, dtype, seed=2)
@@ -78,7 +78,7 @@ def test_rows_are_those_of_torch(library, dtype, shared):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_row_has_the_same_bits_in_any_company(library, dtype):
+def test_a_row_has_the_same_bits_in_any_batch(library, dtype):
     x = rows(1500, dtype)  # more than one chunk
     experts, before = in_kernels(library, drawn(dtype)), torch.get_num_threads()
     try:
@@ -92,7 +92,7 @@ def test_a_row_has_the_same_bits_in_any_company(library, dtype):
 
 
 @pytest.mark.parametrize("top_k", (1, 2, 8))
-def test_of_equal_chances_it_takes_those_of_topk(library, top_k):
+def test_ties_are_resolved_like_topk(library, top_k):
     """Give each expert a one-dimensional output, so that a row shows which experts it used."""
     count, hidden = 128, 32
     eye = torch.eye(hidden, dtype=torch.bfloat16)
@@ -129,7 +129,7 @@ def int4(weight):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_experts_held_as_codes_are_near_those_that_were_quantised(library, form):
+def test_experts_in_codes_are_close_to_the_quantised_weights(library, form):
     weights = drawn(torch.bfloat16)
 
     def held(weight):
@@ -183,7 +183,7 @@ def test_a_shared_expert_is_added_as_transformers_adds_it(library):
         assert torch.allclose(experts(x), wanted, atol=1e-5)
 
 
-def test_experts_that_are_not_alike_are_refused(library):
+def test_experts_of_different_shapes_are_refused(library):
     weights = drawn(torch.float32)
     with pytest.raises(ValueError, match="expert 1 differs from the first in shape or form"):
         PackedExperts(library, [ChunkedWeight.of(weights.down[0]), ChunkedWeight.of(weights.gate_up[0])])

@@ -68,7 +68,7 @@ def test_many_rows_in_several_pieces(library, dtype):
     assert_near(packed(x), exact(x, weight, bias), BOUND[dtype])
 
 
-def test_rows_may_lie_further_apart(library, dtype):
+def test_rows_may_be_strided(library, dtype):
     weight, bias, packed = layer(library, 40, 48, dtype)
     x = rows_of(20, 100, dtype)
     out = torch.full((20, 90), 7.0, dtype=dtype)
@@ -113,7 +113,7 @@ def test_silu_of_large_and_tiny_gates(library):
 
 @pytest.mark.parametrize("n, k", ((100, 130), (512, 128), (64, 1057)))
 @pytest.mark.parametrize("gate_up", (False, True))
-def test_a_row_is_the_same_bits_in_any_company(library, dtype, n, k, gate_up):
+def test_a_row_has_the_same_bits_in_any_batch(library, dtype, n, k, gate_up):
     _, _, packed = layer(library, n, k, dtype, gate_up=gate_up)
     x = rows_of(600, k, dtype)
     alone = torch.cat([packed(x[i : i + 1]) for i in range(600)])
@@ -139,7 +139,7 @@ def test_threads_do_not_change_a_bit(library, dtype, m):
 
 @pytest.mark.parametrize("bad", (float("nan"), float("inf")))
 @pytest.mark.parametrize("gate_up", (False, True))
-def test_what_is_not_finite_stays_in_its_row(library, dtype, bad, gate_up):
+def test_non_finite_values_stay_in_their_row(library, dtype, bad, gate_up):
     _, _, packed = layer(library, 70, 45, dtype, gate_up=gate_up)
     for m in (1, 5, 40):
         x = rows_of(m, 45, dtype)
@@ -152,7 +152,7 @@ def test_what_is_not_finite_stays_in_its_row(library, dtype, bad, gate_up):
 
 
 @pytest.mark.parametrize("n, k", SHAPES)
-def test_rows_come_back_as_they_were(library, dtype, n, k):
+def test_rows_are_unpacked_unchanged(library, dtype, n, k):
     weight, _, packed = layer(library, n, k, dtype)
     indices = torch.randint(0, n, (50,), generator=torch.Generator().manual_seed(3))
     assert torch.equal(packed.rows(indices), weight[indices])
@@ -160,7 +160,7 @@ def test_rows_come_back_as_they_were(library, dtype, n, k):
     assert (outside[:3] == 0).all() and torch.equal(outside[3], weight[0])
 
 
-def test_wrong_arguments_say_what_was_wanted(library):
+def test_wrong_arguments_name_the_expected_shape(library):
     weight, _, packed = layer(library, 8, 4, torch.float32, bias=False)
     with pytest.raises(ValueError, match=r"x is \[2, 5\].*\[m, 4\]"):
         packed(torch.zeros(2, 5))

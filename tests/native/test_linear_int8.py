@@ -30,7 +30,7 @@ def rounded(x):
 @pytest.mark.parametrize("form", MOST)
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("mins", (False, True))
-def test_sums_are_those_of_rounded_rows(library, form, group, mins):
+def test_sums_equal_rounded_rows(library, form, group, mins):
     """Check that a row's bits are independent of the batch."""
     for n, k in SHAPES:
         codes = drawn(n, k, form, group, mins)
@@ -69,7 +69,7 @@ def test_the_largest_codes_do_not_overflow(library):
 
 
 @pytest.mark.parametrize("bad", (float("nan"), float("inf")))
-def test_what_is_not_finite_stays_in_its_row(library, bad):
+def test_non_finite_values_stay_in_their_row(library, bad):
     layer = layer_of(library, drawn(70, 96, Form.INT8, 32, False), Form.INT8, 32)
     x = torch.randn(7, 96, generator=torch.Generator().manual_seed(0)).bfloat16()
     clean = layer(x)

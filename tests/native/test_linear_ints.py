@@ -91,7 +91,7 @@ def test_every_code_is_its_value(library, form):
         assert torch.equal(found.float(), codes.values.float().T)
 
 
-def test_what_codes_take(library):
+def test_memory_of_codes(library):
     for form, group, mins, size in (
         (Form.INT8, 32, False, 34 / 32),
         (Form.INT4, 128, False, 66 / 128),

@@ -52,7 +52,7 @@ def test_kernels_of_a_wheel_need_no_compiler(monkeypatch, without_a_compiler):
     assert library.load() is not None and str(without_a_compiler) in library.describe()
 
 
-def test_a_library_that_does_not_load_is_none(without_a_compiler):
+def test_an_unloadable_library_is_ignored(without_a_compiler):
     for isa in usable_isas():
         (without_a_compiler / wheel_library_name(isa)).write_bytes(b"no library")
     library.forget()

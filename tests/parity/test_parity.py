@@ -63,7 +63,7 @@ def events_of(folder, kind):
     return [record.event for record in LogReader(folder) if isinstance(record.event, kind)]
 
 
-def test_swapped_requests_go_on_as_if_nothing_had_been(runner, cases, wanted, tmp_path):
+def test_swapped_requests_continue_unchanged(runner, cases, wanted, tmp_path):
     longest = max(len(case.prepared.prompt_token_ids) + case.max_tokens for case in cases)
     config = runner.config(
         max_model_len=longest + 1,

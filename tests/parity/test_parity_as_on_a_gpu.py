@@ -31,14 +31,14 @@ def make_runner(patch):
     return runner
 
 
-def test_tokens_are_those_of_generate(cases, wanted, monkeypatch):
+def test_tokens_equal_generate_as_on_a_gpu(cases, wanted, monkeypatch):
     runner = make_runner(monkeypatch)
     core = runner.engine(runner.config(token_budget=64, max_num_seqs=16, max_in_flight=2))
     assert runner.run(core, cases) == wanted
     core.close()
 
 
-def test_tokens_drawn_by_our_kernels_are_those_of_the_cpu(cases, monkeypatch, kernel_device):
+def test_tokens_by_the_triton_kernels_equal_the_cpus(cases, monkeypatch, kernel_device):
     if kernel_device.type != "cpu":
         pytest.skip("the engine computes on a CPU here")
     from mmengine.gpu import sampling_kernels

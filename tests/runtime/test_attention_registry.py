@@ -24,7 +24,7 @@ def answer(attention):
     return found
 
 
-def test_a_strangers_attention_backend_is_found_and_used(install_stranger):
+def test_a_third_party_attention_backend_is_used(install_stranger):
     install_stranger("mmengine.attention_backends", THEIRS, theirs="Theirs")
     found = answer("theirs")
     import strange_module  # importable only from here on

@@ -80,19 +80,19 @@ def alone(asked, dtype):
 
 
 @pytest.mark.parametrize("company", range(len(COMPANIES)))
-def test_company_changes_no_bit(asked, dtype, alone, company):
+def test_other_requests_change_no_bit(asked, dtype, alone, company):
     found = bits(asked, dtype, arrivals=random.Random(company), **COMPANIES[company])
     assert found == alone
 
 
-def test_without_it_a_bit_may_change(asked):
+def test_without_batch_invariance_bits_may_change(asked):
     """Without this difference the tests above would prove nothing."""
     one, other = (bits(asked, "float32", batch_invariant=False, **each) for each in (ALONE, COMPANIES[0]))
     assert one != other
 
 
 @pytest.mark.soak
-def test_company_changes_no_bit_as_on_a_gpu(asked, kernel_device, dots_in_order, monkeypatch):
+def test_other_requests_change_no_bit_as_on_a_gpu(asked, kernel_device, dots_in_order, monkeypatch):
     """Run a GPU's decoder, attention and sampling in Triton's interpreter, with replayed steps: five tokens
     of the shortest requests, greedy and sampled.
     """
@@ -128,13 +128,13 @@ def test_company_changes_no_bit_as_on_a_gpu(asked, kernel_device, dots_in_order,
         ({"config": {"kv_dtype": "fp8"}}, "it knows float32 and bfloat16, not float8_e4m3fn"),
     ],
 )
-def test_what_cannot_hold_it_is_refused(settings, says):
+def test_incompatible_settings_are_refused(settings, says):
     config = EngineConfig(batch_invariant=True, **settings.pop("config", {}))
     with pytest.raises(ConfigError, match=says):
         Engine(config=config, **settings)
 
 
-def test_without_kernels_it_is_refused(hidden_compiler, tmp_path):
+def test_batch_invariance_without_kernels_is_refused(hidden_compiler, tmp_path):
     with (
         hidden_compiler(tmp_path),
         pytest.raises(ConfigError, match="a GPU with Triton, or the CPU with its"),
@@ -161,7 +161,7 @@ def test_on_a_gpu_flashinfer_is_refused():
         registry.make_backend("flashinfer", None, ON_A_GPU, batch_invariant=True)
 
 
-def test_on_a_gpu_what_samples_must_be_ours_too(monkeypatch):
+def test_on_a_gpu_sampling_needs_the_triton_kernels(monkeypatch):
     model = SimpleNamespace(batch_invariant=True)
     monkeypatch.setattr(invariant, "describe", lambda device: "torch (no driver)")
     for kernels in (None, SimpleNamespace()):

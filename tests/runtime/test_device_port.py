@@ -114,7 +114,7 @@ def answers(device):
         return engine, [answer.choices[0].token_ids for answer in found]
 
 
-def test_a_strangers_device_answers_as_the_cpu_does(no_cuda, installed, monkeypatch):
+def test_a_third_party_device_answers_like_the_cpu(no_cuda, installed, monkeypatch):
     _, wanted = answers("cpu")
     monkeypatch.setattr(Counted, "awaited", 0)
     engine, found = answers("ours")
@@ -134,13 +134,13 @@ def test_a_strangers_device_answers_as_the_cpu_does(no_cuda, installed, monkeypa
         ("ours:2", "device ours:2 cannot be used: there is one"),
     ],
 )
-def test_a_device_that_cannot_be_had_is_refused(installed, monkeypatch, name, told):
+def test_an_unavailable_device_is_refused(installed, monkeypatch, name, told):
     monkeypatch.setattr(Ours, "problem", lambda index: "there is one" if index else None)
     with pytest.raises(ConfigError, match=f"^{told}$"):
         open_device(name)
 
 
-def test_a_device_that_does_not_load_is_told_of(installed):
+def test_an_unloadable_device_is_reported(installed):
     def broken():
         raise ImportError("no driver")
 
@@ -153,7 +153,7 @@ def test_a_device_that_does_not_load_is_told_of(installed):
         assert open_device("auto").kind == ("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def test_auto_takes_what_is_there(installed, monkeypatch):
+def test_auto_chooses_an_available_device(installed, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert open_device("auto").kind == "ours"
     monkeypatch.setattr(Ours, "is_available", lambda: False)

@@ -100,7 +100,7 @@ def test_each_plan_follows_from_the_frames(seed):
     assert state_digest(executor.mirror.state) == state_digest(core.state)
 
 
-def test_another_state_is_noticed_at_the_next_checkpoint():
+def test_a_diverged_state_is_detected_at_the_next_checkpoint():
     mirror = Mirror(State(settings_of()))
     frames = encode([(NUMBERS[ev.Checkpoint], 7, 0, ev.Checkpoint(b"0" * 16))], 3)
     with pytest.raises(Diverged, match="step 7"):

@@ -48,7 +48,7 @@ def test_a_gpu_with_flashinfer(monkeypatch):
         ({"cuda": None}, "this build of torch is for CPUs only"),
     ],
 )
-def test_what_flashinfer_misses(monkeypatch, facts, says):
+def test_missing_parts_of_flashinfer(monkeypatch, facts, says):
     machine(monkeypatch, **facts)
     text = capabilities.attention()["flashinfer"]
     assert text.startswith("not usable: ") and says in text and "\n" not in text
@@ -77,7 +77,7 @@ def test_where_triton_attends(monkeypatch, facts, says, chosen):
     ("facts", "says"),
     [({"gpus": 0}, "by gloo; there is no GPU"), ({"gpus": 4, "nccl": False}, "built without NCCL")],
 )
-def test_what_several_devices_miss(monkeypatch, facts, says):
+def test_missing_parts_of_tensor_parallelism(monkeypatch, facts, says):
     machine(monkeypatch, **facts)
     assert says in capabilities.tensor_parallel()
 

@@ -17,7 +17,7 @@ def _kernels():
 
 
 @pytest.mark.parametrize("vocab_size", [1, 5, 61, 64, 65, 1000, 1536, 20000])
-def test_tokens_are_those_of_the_steps(vocab_size, monkeypatch):
+def test_tokens_equal_the_steps(vocab_size, monkeypatch):
     random = np.random.default_rng(vocab_size)
     for _ in range(2 if vocab_size > 10000 else 12):
         bench = Bench(vocab_size, [random_sampling(random, vocab_size) for _ in range(24)], random)
@@ -43,7 +43,7 @@ def test_rows_may_lie_apart_and_none_depends_on_the_others():
     assert whole.tolist() == one_by_one
 
 
-def test_two_that_are_too_close_are_left_to_the_caller(monkeypatch):
+def test_near_ties_are_left_to_the_caller(monkeypatch):
     """Use a margin that covers everything, because ties in logits and noise do not occur."""
     random = np.random.default_rng(4)
     bench = Bench(300, [SamplingParams(seed=n, temperature=1.0) for n in range(8)], random)

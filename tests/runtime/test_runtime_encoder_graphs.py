@@ -50,7 +50,7 @@ def attend_masked(q, k, v, starts, longest):
     return out.transpose(0, 1).where((frame < len(starts) - 1)[:, None, None], torch.nan)
 
 
-def test_what_attends_here_is_attention_by_frames():
+def test_the_fake_attention_equals_attention_by_frames():
     assert gives_known_numbers(VisionOps(rotate, attend_masked), CPU, torch.float32, 16)
 
 
@@ -126,7 +126,7 @@ GRIDS = st.lists(
 @example(grids=[(1, 4, 4)] * 6, seed=0)  # a complete size with all its segments
 @example(grids=[(6, 2, 2)], seed=0)
 @example(grids=[(7, 2, 2)], seed=0)
-def test_features_are_those_of_a_launched_call(model, graphs, grids, seed):
+def test_replayed_features_equal_a_launched_call(model, graphs, grids, seed):
     """Encode images and videos of any sizes, call after call over the same memory."""
     patches = pixels(grids, seed)
     count, frames = sum(map(len, patches)), sum(t for t, _, _ in grids)
@@ -153,7 +153,7 @@ def leave(graphs, value):
 
 @settings(max_examples=8, deadline=None)
 @given(GRIDS.filter(lambda grids: sum(t * h * w for t, h, w in grids) <= 80))
-def test_what_fills_a_size_up_is_seen_by_nobody(model, grids):
+def test_padding_of_a_size_is_never_seen(model, grids):
     """Use NaN with an attention that reads only a frame's own patches, like GPU kernels."""
     with pytest.MonkeyPatch.context() as patch, torch.inference_mode():
         patch.setattr(model._vision, "ops", VisionOps(rotate, attend_by_frames))
@@ -190,7 +190,7 @@ def test_patches_that_contradict_their_grids_are_refused(graphs, grid, rows):
         graphs.encode([np.zeros((rows, 96), np.uint8)], [grid])
 
 
-def test_what_cannot_be_captured_is_launched(model, monkeypatch):
+def test_encoders_without_capture_are_launched(model, monkeypatch):
     monkeypatch.setattr(model._vision, "ops", None)
     assert model.capturable_encoder(SIZES[-1]) is None
 

@@ -104,7 +104,7 @@ def test_evicted_features_are_encoded_again(model):
     assert driver.outputs("r") == dense_greedy(model, request, media, 2)
 
 
-def test_evicted_features_are_gone(model):
+def test_missing_features_are_an_error(model):
     driver = make(model)
     request, media = toy_request("r", 8, media_runs=[[(2, 6)]])
     driver.add(request, media)
@@ -259,7 +259,7 @@ def test_stops_at_eos_and_stop_tokens(model):
         assert stops.get(3) == stops.get(0)
 
 
-def test_min_tokens_keeps_the_ends_away(model):
+def test_min_tokens_excludes_the_end_tokens(model):
     outputs = first_outputs(model, 1, 3)
     driver = make(model, eos_token_ids=(outputs[0], VOCAB + 1))
     driver.add(
@@ -350,7 +350,7 @@ def test_an_encoder_with_too_few_embeddings_is_refused(model):
         driver.step(("r", None))
 
 
-def test_close_lets_go(model):
+def test_close_releases_everything(model):
     driver = make(model)
     driver.add(*toy_request("r", 5, media_runs=[[(2, 4)]]))
     driver.executor.dispatch(driver.plan(("r", None)))

@@ -68,14 +68,14 @@ def test_memory_follows_what_is_held_up_to_the_capacity():
         store.put([b"%d" % n], [8], features_of(8, generator))
     assert len(store._cache) == 40
     store.put([b"4"], [8], features_of(8, generator))  # replaces the earlier features
-    with pytest.raises(ExecutorFailed, match="do not fit the encoder cache of 40"):
+    with pytest.raises(ExecutorFailed, match="do not fit into the encoder cache of 40"):
         store.put([b"5"], [1], features_of(1, generator))
     store.clear()
     assert len(store) == 0
     store.put([b"5"], [40], features_of(40, generator))
 
 
-def test_all_places_may_be_had_at_once():
+def test_all_places_can_be_allocated_at_once():
     """As on a GPU: the tensor never moves, and holds the same features as one that grows."""
     grown, whole = (FeatureStore(HIDDEN, DEEP, 24) for _ in range(2))
     whole.hold_all(torch.float32, torch.device("cpu"))

@@ -94,7 +94,7 @@ def test_a_pinned_buffer_is_written_when_its_last_copy_is_done():
     assert order == [*one, *two, *one]
 
 
-def test_another_version_that_keeps_its_plans_elsewhere_is_refused():
+def test_a_version_that_stores_plans_differently_is_refused():
     with pytest.raises(ConfigError, match="install flashinfer-python 0.7.2"):
         HostPlan(CpuDevice()).attach(object(), torch.zeros(1))
 
@@ -223,7 +223,7 @@ def pool_of(spec, dtype=torch.bfloat16):
         ("0.7.3", (8, 0), None),
     ],
 )
-def test_what_is_missing_is_told_with_what_to_do(monkeypatch, version, capability, told):
+def test_missing_parts_are_reported_with_advice(monkeypatch, version, capability, told):
     monkeypatch.setattr(flashinfer_capability, "installed", lambda: version)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     found = flashinfer_capability.missing(CudaDevice())
@@ -280,7 +280,7 @@ def test_kernels_that_do_not_compile_are_told_of_at_once_and_auto_goes_on(monkey
     assert second["flashinfer"] == third["flashinfer"] == "it is not installed" and len(third) == 1
 
 
-def test_on_a_cpu_auto_takes_what_it_took():
+def test_on_a_cpu_auto_chooses_the_same():
     spec = spec_of(4, 2, 24)
     kv = KVPool(spec, 4, 16, torch.float16, CpuDevice())
     assert isinstance(registry.make_backend("auto", spec, kv), TorchPagedAttention)

@@ -82,7 +82,7 @@ def test_the_first_bucket_holds_every_other_one():
         ([1, 2], 0, PROMPT),
     ],
 )
-def test_which_bucket(counts, drafts, bucket):
+def test_the_bucket_of_a_step(counts, drafts, bucket):
     found = frame_of(plan_of(counts), row_sizes(20), drafts)
     assert found == bucket if isinstance(bucket, str) else found.bucket == bucket
 
@@ -94,7 +94,7 @@ def test_a_step_with_features_is_launched_anew():
 
 @settings(max_examples=80, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 4)), min_size=1, max_size=9), st.integers(0, 9))
-def test_what_fills_up_touches_nobodys_blocks(rows, seed):
+def test_padding_touches_no_request_blocks(rows, seed):
     """Check that each real token keeps its slot and its visible KV; all padding is stored in the dummy
     block.
     """
@@ -166,7 +166,7 @@ def run(recorder):
     return driver
 
 
-def test_tokens_are_those_of_steps_launched_anew(capturable):
+def test_tokens_equal_freshly_launched_steps(capturable):
     recorder = Repeater()
     replayed, anew = run(recorder), run(None)
     for name in "abcd":

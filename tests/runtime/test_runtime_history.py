@@ -75,7 +75,7 @@ class Table:
             assert want[token] >= want.max() - 1e-5, (self.sampling[row], self.known[row], drafts)
 
 
-def test_tokens_are_those_of_transformers_processors():
+def test_tokens_equal_transformers_processors():
     table = Table(np.random.default_rng(1))
     random = table.random
     for row in range(ROWS):
@@ -93,7 +93,7 @@ def test_tokens_are_those_of_transformers_processors():
             table.admit(int(random.integers(0, ROWS)))
 
 
-def test_drafts_stand_for_said_tokens_and_are_forgotten_when_they_were_not():
+def test_drafts_count_as_earlier_tokens_until_rejected():
     table = Table(np.random.default_rng(2))
     random = table.random
     for row in range(ROWS):

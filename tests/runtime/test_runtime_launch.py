@@ -74,14 +74,14 @@ OPTIONS = {
     ],
 )
 @pytest.mark.parametrize("inference", [True, False])
-def test_what_waits_is_found(waits, inference):
+def test_waits_are_detected(waits, inference):
     with torch.inference_mode(inference), nothing_to_wait_for():
         x = torch.empty(4, device=GPU)
         with pytest.raises((Waited, RuntimeError, NotImplementedError, TypeError)):
             waits(x)
 
 
-def test_what_does_not_wait_is_let_through():
+def test_operations_without_a_wait_pass():
     with torch.inference_mode(), nothing_to_wait_for():
         x = upload(np.arange(4), GPU)
         assert x.device == GPU and x[1:].to("cpu", non_blocking=True).shape == (3,)

@@ -84,7 +84,7 @@ def runs_of(drafts):
 
 @settings(max_examples=150, deadline=None)
 @given(st.data())
-def test_what_is_said_is_what_masks_would_give(backend, data):
+def test_lazy_masks_give_the_same_tokens_as_masks(backend, data):
     forms = data.draw(st.lists(st.sampled_from(FORMS), min_size=1, max_size=4))
     drafts = [data.draw(st.lists(st.integers(0, EOS - 1), max_size=4)) for _ in forms]
     runs = runs_of(drafts)

@@ -70,7 +70,7 @@ def kernels(request, hidden_compiler, tmp_path):
         yield
 
 
-def test_sampling_is_that_of_logits_that_were_masked_before(kernels):
+def test_sampling_equals_sampling_from_masked_logits(kernels):
     rng = np.random.default_rng(3)
     for turn in range(12):
         kinds = rng.permutation([*KINDS, *KINDS])
@@ -96,7 +96,7 @@ def test_likelihoods_stay_the_models(kernels):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_row_that_may_say_nothing_or_is_broken_gets_no_token(kind, kernels):
+def test_a_row_without_allowed_or_finite_logits_gets_no_token(kind, kernels):
     """Mask NaN logits too, because a row's KV may be broken."""
     nan = float("nan")
     for logits, allowed in (
@@ -115,7 +115,7 @@ def test_a_row_that_may_say_nothing_or_is_broken_gets_no_token(kind, kernels):
 
 
 @pytest.mark.parametrize("vocab", [1, 31, 32, 33, 64, 1000])
-def test_the_kernel_does_what_numpy_does(vocab):
+def test_the_kernel_equals_numpy(vocab):
     """Try ties, strided rows, words that allow all or nothing, and rows that are not read later."""
     if library.load() is None:
         pytest.skip("no kernels here")

@@ -32,7 +32,7 @@ bytes_of = st.integers(0, 2**38)
 @given(
     bytes_of, bytes_of, bytes_of, bytes_of, bytes_of, bytes_of, st.integers(1, 2**24), st.integers(2, 4096)
 )
-def test_blocks_fill_what_is_left_and_no_more(total, taken, layers, encoder, features, reserve, block, least):
+def test_blocks_fill_the_remaining_memory(total, taken, layers, encoder, features, reserve, block, least):
     memory = Memory(total, taken, layers, encoder, features, reserve)
     used = taken + max(layers, encoder) + features + reserve
     try:
@@ -52,7 +52,7 @@ sizes = st.integers(1, 2**24)
 
 
 @given(bytes_of, bytes_of, sizes, sizes, st.integers(2, 2**20), st.integers(1, 2**18), st.integers(0, 2**18))
-def test_what_is_left_is_shared_by_the_encoder_cache_and_the_pool(
+def test_the_remaining_memory_is_divided_between_encoder_cache_and_pool(
     total, taken, embed, block, least_blocks, item, budget
 ):
     """Results never exceed the memory, never give an unusable pool or cache, and are refused only when
@@ -144,7 +144,7 @@ def test_the_largest_step_is_run_once():
     assert peaks.graphs == 0 and counting.asked["tapped"] is None
 
 
-def test_what_is_captured_is_run_once_too():
+def test_captured_sizes_are_run_once_too():
     counting = Counting(peaks=(700, 300, 20, 4))
     config = EngineConfig(token_budget=256, encoder_budget=1000, max_num_seqs=8, num_draft_tokens=3)
     here = torch.device("cpu")
@@ -201,7 +201,7 @@ def a_gpu(patch, peaks, *, free=30 * GIB, total=80 * GIB):
     patch.setattr(sizing, "measure", lambda *_, **__: peaks)
 
 
-def test_a_gpu_is_shared_out_by_what_was_measured(monkeypatch):
+def test_a_gpus_memory_is_divided_by_measurement(monkeypatch):
     model, gib = Counting(), GIB
     a_gpu(monkeypatch, profile.Peaks(gib, 2 * gib, graphs=gib))
     resolve = partial(sizing.resolve, model=model, head=None, placement=CUDA)

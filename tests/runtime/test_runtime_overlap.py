@@ -103,7 +103,7 @@ class Noted(AllowAll):
         return {}, {}
 
 
-def test_what_a_form_allows_is_asked_when_the_step_before_was_read_and_its_own_is_launched(order):
+def test_masks_are_requested_after_the_previous_result_and_the_launch(order):
     """Another step must be launched after the step at whose end the device would idle."""
     core = on_gpu(order, Noted(order))
     form = toy_request("form", 1, sampling=SamplingParams(max_tokens=6, ignore_eos=True), grammar=FORM)[0]

@@ -80,7 +80,7 @@ def same(found, wanted):
 
 @settings(max_examples=60, deadline=None)
 @given(steps())
-def test_the_lists_say_what_the_table_says(meta):
+def test_the_lists_equal_the_table(meta):
     part = whole_step(meta, SIZE)
     same(read(part), expected(meta))
     assert all(column.dtype == np.int32 for column in part[1:])

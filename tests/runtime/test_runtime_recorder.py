@@ -80,7 +80,7 @@ def test_the_usual_stream_is_the_current_one_again(current, monkeypatch, fails):
     assert set(ran) == {"capture"} and len(current) == 1
 
 
-def test_behind_a_capture_that_failed_another_one_begins_anew(current, monkeypatch):
+def test_a_new_capture_can_follow_a_failed_one(current, monkeypatch):
     """torch's allocator refuses the pool of an unfinished capture, and keeps asking its graph."""
     recorder = CudaRecorder(torch.device("cuda"))
     for fails in ("", "", "end", "", ""):

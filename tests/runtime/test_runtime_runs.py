@@ -51,7 +51,7 @@ def plain(num_scheduled, num_drafts, sample, input_ids):
 
 
 @given(steps(), st.data())
-def test_runs_are_those_of_a_loop(step, data):
+def test_runs_equal_a_loop(step, data):
     runs = runs_of(plan_of(*step))
     want = plain(*step)
     if not any(drafts for _, drafts in want):

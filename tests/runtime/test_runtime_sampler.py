@@ -145,7 +145,7 @@ def test_every_mixture_of_options_equals_the_plain_reference(vocab_size):
         assert got == [reference_token(logits[n], *spec) for n, spec in enumerate(rows.values())]
 
 
-def test_a_row_alone_gets_the_token_it_gets_in_any_batch():
+def test_a_row_gets_the_same_token_in_any_batch():
     random = np.random.default_rng(5)
     logits = torch.randn(30, 257, generator=torch.Generator().manual_seed(5)) * 3
     rows = {row: (random_sampling(random, 257), (1, 2, 9), (4, 4), 0) for row in range(30)}
@@ -192,7 +192,7 @@ def test_a_nucleus_of_the_whole_vocabulary_keeps_every_tail():
     assert int(kept[1].isfinite().sum()) == 1
 
 
-def test_equal_logits_share_their_fate():
+def test_equal_logits_are_kept_or_filtered_together():
     logits = torch.tensor([[2.0, 1.0, 2.0, 0.0, 2.0]])
     ones = torch.ones(1, 1)
     assert keep_top(logits, ones.long() * 2, ones, 2).isfinite().tolist() == [

@@ -99,7 +99,7 @@ def until(is_so):
 
 
 @pytest.mark.parametrize("at", ["has", "get"])
-def test_who_hung_up_while_the_store_was_asked_leaves_no_features_and_is_not_read_for(client_of, at):
+def test_an_aborted_request_leaves_no_features_and_no_reads(client_of, at):
     store = HeldUp(at)
     client, told = client_of(store)
     requests = [looking(f"r{number}", number) for number in range(5)]
@@ -117,7 +117,7 @@ def test_who_hung_up_while_the_store_was_asked_leaves_no_features_and_is_not_rea
     assert client._features._bytes == 0 and not client._features._came
 
 
-def test_a_name_that_comes_again_hears_nothing_of_who_had_it_before(client_of):
+def test_a_reused_id_gets_no_events_of_its_predecessor(client_of):
     store = HeldUp("get")
     client, told = client_of(store)
     before, after = looking("r", 1), looking("r", 2)
@@ -132,7 +132,7 @@ def test_a_name_that_comes_again_hears_nothing_of_who_had_it_before(client_of):
     assert list(client._features._came) == [encoder_key(item.mm_hash, "", None)] and len(told) == 1
 
 
-def test_what_a_fetch_reads_is_of_who_asked_for_it(client_of):
+def test_a_fetch_reads_for_the_current_request(client_of):
     store = HeldUp("get")
     client, told = client_of(store)
     one = request("r", 12)
@@ -177,7 +177,7 @@ STRANGE = {
 
 
 @pytest.mark.parametrize("how", STRANGE)
-def test_a_store_that_answers_strangely_counts_as_one_that_failed(client_of, how):
+def test_a_store_with_invalid_answers_counts_as_failed(client_of, how):
     store = HeldUp()
     store.has, store.get = STRANGE[how], lambda keys, buffers: STRANGE[how](keys)
     client, told = client_of(store)
@@ -190,7 +190,7 @@ def test_a_store_that_answers_strangely_counts_as_one_that_failed(client_of, how
     assert all(thread.is_alive() for thread in client._threads)
 
 
-def test_a_store_that_has_more_than_was_asked_offers_what_was(client_of):
+def test_a_store_offers_no_more_than_requested(client_of):
     store = HeldUp()
     store.has = lambda keys: [True] * 99
     client, told = client_of(store)
@@ -200,7 +200,7 @@ def test_a_store_that_has_more_than_was_asked_offers_what_was(client_of):
     assert told[0].num_blocks == (12 - 1) // BLOCK
 
 
-def test_what_fails_for_one_request_ends_no_thread(client_of, monkeypatch, capsys):
+def test_a_failing_request_ends_no_thread(client_of, monkeypatch, capsys):
     client, told = client_of(HeldUp())
     monkeypatch.setattr(store_client, "prompt_digests", lambda *args: 1 / 0)
     ask(client, looking("a"))

@@ -123,7 +123,7 @@ class Event:
         return self.number <= Event.done
 
 
-def test_what_is_staged_is_kept_until_it_was_copied_and_is_not_too_much(monkeypatch):
+def test_staged_blocks_are_kept_until_copied_and_limited(monkeypatch):
     order = []
     side, usual = Stream("side", order), Stream("usual", order)
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: side)

@@ -105,7 +105,7 @@ def test_memory_that_is_free_for_a_process(machine, files, kilobytes):
     assert available_memory(machine(1, files)) == kilobytes * 1024
 
 
-def test_who_decides(machine):
+def test_precedence_of_thread_settings(machine):
     root = machine(16)
     assert choose_threads(0, 4096, {}, root).count == 8
     assert choose_threads(0, SMALL_HIDDEN_SIZE - 1, {}, root).count == 1

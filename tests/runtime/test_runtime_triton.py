@@ -30,7 +30,7 @@ def pool_of(spec, dtype=torch.float32):
         (32, torch.float16, True, True, None),
     ],
 )
-def test_what_it_cannot_do_is_told(monkeypatch, head_dim, dtype, installed, interpreted, says):
+def test_unsupported_shapes_are_reported(monkeypatch, head_dim, dtype, installed, interpreted, says):
     monkeypatch.setattr(triton_capability, "find_spec", lambda name: object() if installed else None)
     monkeypatch.setattr(triton_capability, "_is_interpreted", lambda: interpreted)
     spec = spec_of(4, 2, head_dim)
@@ -85,7 +85,7 @@ def test_triton_that_cannot_be_imported_is_told_of(monkeypatch):
         triton_capability.load()
 
 
-def test_torch_is_what_it_is_tried_beside(monkeypatch):
+def test_the_kernels_are_compared_with_torch(monkeypatch):
     """The trial accepts kernels that agree with torch, for every shape that may be requested."""
     made = []
 

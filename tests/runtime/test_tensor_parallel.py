@@ -157,7 +157,7 @@ def test_a_rank_that_dies_ends_the_engine_and_the_log_goes_on(tmp_path):
 
 
 @pytest.mark.parametrize("noticed_by", ["whoever is first", "its words", "the next step"])
-def test_a_rank_that_loses_its_way_says_so(noticed_by):
+def test_a_diverged_rank_reports_it(noticed_by):
     with Engine(config=EngineConfig(tensor_parallel=2)) as engine:
         engine.submit("Who are you?", max_tokens=24, ignore_eos=True)
         engine.step()
@@ -267,6 +267,6 @@ def test_biases_are_cut_with_outputs_and_added_once_behind_inputs():
     assert axis_of("lm_head.weight") is None
 
 
-def test_a_plan_that_names_nothing_is_no_plan():
+def test_an_empty_parallel_plan_is_refused():
     with pytest.raises(ModelError, match="hold no text.layers.0.self_attn.q_proj.weight to cut"):
         check_plan(read_config(checkpoint_path()).text, {"model.layers.0.q_proj.weight"})

@@ -86,7 +86,7 @@ def test_rank_0_raises_what_failed_it_and_goes_on(tmp_path):
     assert torch.equal(first, second)
 
 
-def test_what_no_rank_expects_is_not_exchanged(tmp_path):
+def test_unexpected_exchanges_are_refused(tmp_path):
     def wrong(group):
         with group.step(PLAN_OF_3):
             group.all_reduce(torch.zeros(2, 4))

@@ -55,7 +55,7 @@ def copies_of_a_run(asked, folder, config, count):
         ("eagle3", "all", "auto"),
     ],
 )
-def test_who_goes_on_says_the_same(spec, policy, later, tmp_path):
+def test_a_resumed_run_gives_the_same_answers(spec, policy, later, tmp_path):
     """Continue with goodput from snapshots too, which store its state. `later`: the drafters afterwards."""
     everything = mixed(24, seed=12, most_tokens=40 if policy == "all" else 120).by_id.items()
     in_forms = bool({"auto", "grammar"} & {spec, later})

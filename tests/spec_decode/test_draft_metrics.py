@@ -101,7 +101,7 @@ def test_metrics_name_drafters_and_their_failures():
         assert line in text
 
 
-def test_a_batch_says_at_its_end_what_drafts_gave(tmp_path):
+def test_a_batch_reports_draft_counts_at_its_end(tmp_path):
     lines = [
         {"custom_id": f"{n}", "messages": [{"role": "user", "content": "Say"}], "grammar": {"choice": [a]}}
         for n, a in enumerate(("a red circle, " * 12, "one green triangle, " * 12))

@@ -68,7 +68,7 @@ def test_forms_do_not_keep_steps_apart(by_masks, pool, wanted, tmp_path, monkeyp
     print(how)
 
 
-def test_who_goes_on_after_a_crash_says_the_same(wanted, tmp_path):
+def test_a_resumed_engine_gives_the_same_answers(wanted, tmp_path):
     """Continue from a point with two steps in flight, and from one with drafts in flight."""
     asked, want = wanted
     config = EngineConfig(spec=HEAD, **TWO, **RECOMPUTE)

@@ -67,7 +67,7 @@ def drafted(room, max_tokens=30, prompt=6, bound=(), matchers=None):
         ([[0] * 4, [0] * 4, [0] * 4], [None] * 4),
     ],
 )
-def test_who_drafts_and_how_much(room, want):
+def test_drafters_and_draft_counts_of_each_row(room, want):
     assert drafted(room if room is None else np.array(room, np.int32)) == want
 
 

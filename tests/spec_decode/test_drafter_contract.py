@@ -99,7 +99,7 @@ def check(bench, rows, most):
         assert bool(found) == bool(room)
 
 
-def test_what_goes_on_as_before_is_proposed_up_to_what_was_asked_for(rows):
+def test_repeated_text_is_proposed_up_to_the_limit(rows):
     rows.say(range(ROWS), [11] * ROWS)
     for most in (1, 3, 8):
         check(rows, range(ROWS), [most] * ROWS)
@@ -118,7 +118,7 @@ def test_the_same_is_proposed_again(rows):
     assert [rows.propose([row], [5])[0] for row in range(ROWS)] == first, "alone or beside others"
 
 
-def test_two_that_heard_the_same_propose_the_same(rows, request):
+def test_equal_histories_give_equal_proposals(rows, request):
     name = request.node.callspec.params["rows"]
     other = Rows(MAKERS[name])
     for bench in (rows, other):
@@ -174,7 +174,7 @@ def test_a_request_that_comes_back_with_what_it_said_goes_on(rows):
     check(rows, [5], [6])
 
 
-def test_texts_and_what_was_asked_are_left_alone(rows):
+def test_texts_and_arguments_stay_unchanged(rows):
     rows.say(range(ROWS), [11] * ROWS)
     asked, most = np.arange(ROWS), np.full(ROWS, 5)
     before = rows.texts.tokens.copy(), rows.texts.lengths.copy()

@@ -59,7 +59,7 @@ def chain_of_formulas(written, head, row, most, given=()):
 
 @pytest.mark.parametrize("most_of", [MOST, np.full(5, 4, np.int32)], ids=["each its own", "all alike"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_drafts_are_those_of_the_formulas(family, most_of, compute, tmp_path):
+def test_drafts_equal_the_formulas(family, most_of, compute, tmp_path):
     written = FAMILIES[family]()
     head, rows, attention, z, carry = prefilled(written, tmp_path, compute)
     drafts = drafted(head, rows, attention, z, carry, most_of)
@@ -108,7 +108,7 @@ def test_nothing_to_draft(compute, tmp_path):
     assert drafts.shape == (5, 0)
 
 
-def test_what_the_target_decides_is_written_over_provisional_drafts(compute, tmp_path):
+def test_accepted_tokens_overwrite_provisional_drafts(compute, tmp_path):
     """After a chain, feed the true tokens, some in the drafts' places; results equal a cache that never held
     drafts.
     """

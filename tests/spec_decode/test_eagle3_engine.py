@@ -154,7 +154,7 @@ def dense(spec, size):
     ],
 )
 @pytest.mark.parametrize("pauses", [False, True])
-def test_what_is_kept_lies_where_one_pass_would_have_put_it(settings, pauses):
+def test_the_kv_equals_a_single_pass(settings, pauses):
     """Check after every step the head's KV for all states with a known next token; if drafting `pauses`, only
     for rows without waiting states.
     """

@@ -47,7 +47,7 @@ def test_bfloat16_is_near(family, compute, tmp_path):
         assert (z.float() - wanted).abs().mean() < 0.02 < 0.5 < wanted.abs().mean()
 
 
-def test_what_follows_is_fed_what_the_head_reads_or_what_its_norm_reads(tmp_path):
+def test_the_next_pass_gets_the_configured_output(tmp_path):
     for family, normed in (("specforge", False), ("speculators", True)):
         written = FAMILIES[family]()
         head = load(written, tmp_path / family)

@@ -143,7 +143,7 @@ def test_names_of_tensors(stored, canonical):
         ([3, 5, 7], {FIELD: [1, 5, 8]}, 12, (3, 5, 7)),  # the top level takes precedence
     ],
 )
-def test_which_layers_are_tapped(top, nested, num_layers, aux_hidden_states, tmp_path):
+def test_auxiliary_layers_of_each_file(top, nested, num_layers, aux_hidden_states, tmp_path):
     written = FAMILIES["specforge"]()
     if top is not None:
         written.config[FIELD] = top

@@ -61,7 +61,7 @@ def test_behind_a_pause_there_are_the_drafts_that_there_are_without(at_once, cac
     assert {key: paused.drafts[key] for key in common} == {key: through.drafts[key] for key in common}
 
 
-def test_what_it_slept_through_has_no_drafts_and_who_comes_then_has():
+def test_rows_from_before_a_sleep_get_no_drafts_and_new_rows_do():
     asked = asked_about(8)
     early = Asked(dict(list(asked.by_id.items())[:4]))
     heard = Watched(lambda step: 7 * (step > 20))

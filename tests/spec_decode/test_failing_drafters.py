@@ -102,7 +102,7 @@ def test_answers_are_the_same_whatever_a_drafter_does(touch):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_of_these_is_no_draft(kind):
+def test_invalid_drafts_are_refused(kind):
     """No invalid draft reaches a step, whatever other drafters propose."""
     rows = RowColumns(4, 1536, (), lambda ids, _: (np.zeros((3, len(ids)), np.int32), 0))
     wrongly = SimpleNamespace(
@@ -157,7 +157,7 @@ def test_a_drafter_without_a_name_is_told_of_by_its_class():
     assert [entry["drafter"] for entry in logs if "drafter" in entry] == ["Nameless"]
 
 
-def test_one_that_cannot_be_loaded_is_refused_by_name(monkeypatch):
+def test_an_unloadable_drafter_is_refused_by_name(monkeypatch):
     def load():
         raise ImportError("no module named theirs")
 

@@ -130,7 +130,7 @@ class SuffixRows(Rows):
 
 
 @pytest.mark.parametrize("kind", [NgramRows, SuffixRows])
-def test_what_is_found_is_what_a_loop_finds(kind):
+def test_drafts_equal_a_loop_over_the_text(kind):
     found = 0
     for seed in range(60):
         rows = kind(seed)
@@ -202,7 +202,7 @@ def test_equal_hashes_of_another_salt_give_none(monkeypatch):
         assert want is None and proposed is None or proposed.token_ids.tolist() == want
 
 
-def test_what_the_ring_has_overwritten_is_forgotten():
+def test_overwritten_answers_are_forgotten():
     texts, drafter = Texts(2, WIDTH), SuffixDrafter(2, ring_bits=7)
     answer, found = list(range(100, 120)), []
     said_and_left(drafter, texts, 0, answer, "")

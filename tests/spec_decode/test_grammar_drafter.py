@@ -73,7 +73,7 @@ class Bench:
         return self.proposes(most)
 
 
-def test_what_is_forced_is_proposed_but_for_its_last_token(backend):
+def test_forced_tokens_are_proposed_except_the_last(backend):
     bench = Bench(backend)
     assert b'{"name":"'.startswith(bench.settled()) and len(bench.proposes()) >= 8
     assert bench.proposes(3) == b'{"n' and bench.proposes(0) == b""
@@ -123,7 +123,7 @@ def test_sketches_that_fail_leave_the_grammar_itself(backend):
     assert bench.proposes(2) == b"me"
 
 
-def test_sketches_that_hang_are_waited_for_by_nobody(backend):
+def test_hanging_draft_grammars_are_not_awaited(backend):
     gate = threading.Event()
 
     def compile(text):
@@ -159,7 +159,7 @@ def test_a_compiler_that_is_stuck_costs_the_sketches_only(backend):
     assert bench.proposes(2) == b"me"
 
 
-def test_what_is_no_schema_is_its_own_sketch(backend):
+def test_other_grammars_are_their_own_draft_grammar(backend):
     bench = Bench(backend, grammar_of(grammar={"regex": "abc(def|xyz)"}))
     assert b"abc".startswith(bench.settled()) and bench.proposes()
     bench.say(b"abcx")
@@ -175,7 +175,7 @@ def test_nothing_is_proposed_before_the_grammar_begins(backend):
     assert b"cdef".startswith(bench.proposes()) and bench.proposes()
 
 
-def test_rows_without_a_grammar_are_none_of_its_business(backend):
+def test_rows_without_a_grammar_are_ignored(backend):
     drafter = GrammarDrafter(lambda row, most: ())
     texts = Texts(1, 9)
     assert not drafter.admit(0, Request("r", PROMPT, SamplingParams()), texts)
