@@ -1,10 +1,11 @@
-"""Simulation: the engine's own loop on a workload from a file, with a model that is arithmetic.
+"""Simulation: the engine's own loop on a workload from a file, with an arithmetic model.
 
     workload (scenario, requests, trace) ──► Driver ──► EngineCore ──► FakeExecutor
                                                │                          │
                                                └──► Recorder (decisions)  └──► Meter (latencies)
 
-Needs no torch. Time is the clock of a cost model in integer ns, so a run is the same on any machine.
+The simulation needs no torch. A cost model's clock gives the time in integer ns, so a run is the same on any
+machine.
 """
 
 from mmengine.simulation.driver import Driver, SimulationReport

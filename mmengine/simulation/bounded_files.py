@@ -1,4 +1,4 @@
-"""Reading workload files, which may come from anybody: bounded, and a mistake named with its line."""
+"""Reads untrusted workload files within size limits, and names the line with a mistake."""
 
 import gzip
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ import msgspec
 
 from mmengine.errors import InvalidRequest
 
-MAX_TOKENS = 2**24  # of one prompt or one output
+MAX_TOKENS = 2**24  # in one prompt or one output
 MAX_LINE_BYTES = 2**24
 MAX_FILE_BYTES = 2**30
 MAX_LINES = 2**20
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def existing(path: Path) -> Path:
-    """The path of a file of a size that can be read."""
+    """Check that the file exists and is small enough, and return its path."""
     if not path.is_file():
         raise InvalidRequest(f"there is no file {path}")
     if path.stat().st_size > MAX_FILE_BYTES:
@@ -27,7 +27,7 @@ def existing(path: Path) -> Path:
 
 
 def lines(path: Path, limit: int | None) -> Iterator[tuple[int, bytes]]:
-    """Lines that are not blank, with their numbers from 1; at most `limit` of them."""
+    """Yield the lines that are not blank, with their numbers from 1; at most `limit` lines."""
     count = number = 0
     with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
         try:
@@ -50,7 +50,7 @@ def lines(path: Path, limit: int | None) -> Iterator[tuple[int, bytes]]:
 
 
 def decode(data: bytes, kind: type[T] | msgspec.json.Decoder[T], where: str) -> T:
-    """JSON as `kind`; raises InvalidRequest that says what is wrong and where."""
+    """Decode JSON as `kind`. Raises InvalidRequest with the mistake and its place."""
     try:
         if isinstance(kind, msgspec.json.Decoder):
             return kind.decode(data)
@@ -62,5 +62,5 @@ def decode(data: bytes, kind: type[T] | msgspec.json.Decoder[T], where: str) -> 
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """One JSON object, such as a file of settings."""
+    """Read one JSON object, such as a settings file."""
     return decode(existing(path).read_bytes(), dict[str, Any], str(path))

@@ -1,5 +1,4 @@
-"""What the executors of a simulation share: steps wait for a device that computes one at a time, on a clock
-of its own."""
+"""The base of simulated executors: steps wait for a device that computes one at a time, on its own clock."""
 
 from collections import deque
 from collections.abc import Callable
@@ -10,7 +9,7 @@ from mmengine.request import Request
 
 
 class Observer(Protocol):
-    """Sees what goes to the executor and what comes back."""
+    """Sees plans before the executor and results after it."""
 
     def dispatched(self, plan: StepPlan) -> None: ...
 
@@ -19,11 +18,11 @@ class Observer(Protocol):
 
 class Cost(Protocol):
     def price(self, plan: StepPlan, num_embeds: int) -> int:
-        """Ns that the device takes for a step in which so many embeddings are computed."""
+        """Return the device time in ns for a step that computes `num_embeds` embeddings."""
 
 
 def embeds_of(plan: StepPlan) -> int:
-    """Embeddings that a step computes; of an item in pieces as many as its part of the work."""
+    """Return how many embeddings a step computes. An item in parts counts by its share of the work."""
     num_embeds, part = sum(item.request.media[item.index].num_embeds for item in plan.encode), plan.part
     if part is None:
         return num_embeds
@@ -32,14 +31,15 @@ def embeds_of(plan: StepPlan) -> int:
 
 
 def share_of(num_embeds: int, start: int, until: int, work: int) -> int:
-    """Of an item that counts with all its embeddings where its last part is: what a part changes in that."""
+    """Return the correction for one part, given that the last part counts with all the item's embeddings."""
     share = num_embeds * until // work - num_embeds * start // work
     return share - num_embeds if until >= work else share
 
 
 class TimedExecutor:
-    """A step takes what `cost` says; `host_ns`: what the engine takes for a step of so many rows before the
-    device gets it. `clock_ns` is the time at which the last collected step ended."""
+    """An executor whose steps take the time from `cost`. `host_ns`: the engine's time before the device gets
+    a step, by row count. `clock_ns`: when the last collected step ended.
+    """
 
     needs_plan = True
 
@@ -47,8 +47,8 @@ class TimedExecutor:
         self, cost: Cost, observers: tuple[Observer, ...], host_ns: Callable[[int], int] = lambda num_rows: 0
     ):
         self._cost, self._observers, self._host_ns = cost, observers, host_ns
-        self._plans: deque[tuple[StepPlan, int, int]] = deque()  # with ns on the device, and when it ends
-        self._free_at_ns = self._since_ns = 0  # when the device has nothing to do; when the last result came
+        self._plans: deque[tuple[StepPlan, int, int]] = deque()  # with the device time in ns and the end time
+        self._free_at_ns = self._since_ns = 0  # when the device becomes idle; when the last result came
         self.clock_ns = 0
 
     def dispatch(self, plan: StepPlan) -> None:
@@ -80,13 +80,13 @@ class TimedExecutor:
         self._plans.clear()
 
     def wait_until(self, time_ns: int) -> None:
-        """Let time pass in which nothing runs."""
+        """Advance the clock while nothing runs."""
         self.clock_ns = max(self.clock_ns, time_ns)
 
     def _set_row(self, row: int, request: Request) -> None:
-        """A request gets a row."""
+        """Give a row to a request."""
         raise NotImplementedError
 
     def _run(self, plan: StepPlan, device_ns: int) -> StepResult:
-        """What the step gives. Raises ExecutorFailed."""
+        """Return the step's result. Raises ExecutorFailed."""
         raise NotImplementedError

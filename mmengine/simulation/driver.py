@@ -1,8 +1,8 @@
 """Runs a workload through EngineCore, one simulated step after the other.
 
-The core asks its source for what arrived after the step before was collected and completed, and
-before the next is decided. There the driver looks at the state as it is between two steps, and then
-hands over the arrivals and events of the step to come.
+The core asks its source for arrivals after a step was collected and completed, and before it decides the next
+one. At that moment the driver sees the state between two steps. Then the driver hands over the next step's
+arrivals and events.
 """
 
 from collections.abc import Callable
@@ -28,8 +28,9 @@ NO_GRAMMAR = "the grammar does not compile"
 
 @dataclass(slots=True)
 class SimulationReport:
-    """`unfinished`: ids that were given up when the steps ran out. `refusal`: why the first of the
-    `num_refused` requests was not taken."""
+    """A run's result. `unfinished`: ids that were given up when the steps ended. `refusal`: why the first of
+    the `num_refused` requests was refused.
+    """
 
     meter: Meter
     stats: Stats
@@ -41,8 +42,9 @@ class SimulationReport:
 
 
 class _Feed:
-    """The core's source: `fill` puts what is due into the inbox at the moment the core asks. `leavers`
-    takes out who leaves while the step runs."""
+    """The core's source: `fill` puts due events into the inbox when the core asks. `leavers` returns requests
+    that leave while the step runs.
+    """
 
     def __init__(self, fill: Callable[[], None], leavers: Callable[[], list[ev.Event]]):
         self._fill, self.leavers = fill, leavers
@@ -57,9 +59,9 @@ class _Feed:
 
 
 class _Tap(SinkWrapper):
-    """Shows ends and preemptions on their way into the log.
+    """Shows ends and preemptions before they reach the log.
 
-    The fake model fails no step on purpose, so one that did is raised instead of being tried again.
+    The fake model fails no step on purpose, so a failed step raises an error instead of a retry.
     """
 
     def __init__(self, inner: Sink, see: Callable[[ev.Finished | ev.Preempted], None]):
@@ -75,8 +77,9 @@ class _Tap(SinkWrapper):
 
 
 class Driver:
-    """`recorder`: where decisions go. `log`: a sink for the events. `progress` hears now and then how
-    many requests ended."""
+    """Drives one simulation. `recorder` receives the decisions, `log` the events, and `progress` now and then
+    the number of ended requests.
+    """
 
     def __init__(
         self,
@@ -92,11 +95,12 @@ class Driver:
         self._progress = progress
         self._meter = Meter(len(workload.requests), settings.config.max_num_seqs)
         self._pending = sorted(workload.requests, key=lambda each: each.arrival)
-        self._next = 0  # of the pending
+        self._next = 0  # the index in `_pending`
         self._events = sorted(workload.events or (), key=lambda each: each.step)
-        self._late: list[SimEvent] = []  # of the step that runs
+        self._late: list[SimEvent] = []  # in the running step
         self._sessions = SessionQueues()
-        self._failed: dict[str, bool] = {}  # grammars, with vLLM's decisions: whether its scheduler saw that
+        # failed grammars under vLLM's rules: whether its scheduler has seen the failure
+        self._failed: dict[str, bool] = {}
         self._step = 0
         self._num_steps = 0
         self._num_ended = self._num_refused = 0
@@ -117,8 +121,9 @@ class Driver:
         feed.inbox = self._core.inbox
 
     def run(self) -> SimulationReport:
-        """Until nothing is left, or the workload's steps are over. Raises LogError when the log cannot
-        be written, MMEngineError when the engine makes no progress."""
+        """Run until all requests end, or the workload's steps are over. Raises LogError if the log cannot be
+        written, MMEngineError if the engine makes no progress.
+        """
         core, state = self._core, self._core.state
         while self._next < len(self._pending) or self._events or core.has_work or self._sessions:
             tokens_before = self._meter.num_scheduled_tokens
@@ -150,7 +155,7 @@ class Driver:
             refusal=self._refusal,
         )
 
-    # What the core calls
+    # Calls from the core
 
     def _see(self, event: ev.Finished | ev.Preempted) -> None:
         if isinstance(event, ev.Preempted):
@@ -169,7 +174,7 @@ class Driver:
         return [*(ev.Cancelled(event.request_id, "cancelled") for event in leaving), *self._seen_failing()]
 
     def _between_steps(self) -> None:
-        """The step before is applied; hand over what the next one shall see."""
+        """Hand over the next step's arrivals and events after the step before was applied."""
         late, self._late = self._late, []
         now: list[SimEvent] = []
         over = self._step >= self._workload.max_steps
@@ -194,15 +199,17 @@ class Driver:
         self._happen(now)
 
     def _seen_failing(self) -> list[ev.Event]:
-        """vLLM's scheduler hears of a grammar that failed when it asks whether the request can start: one
-        that is not asked, because rows or blocks are short, stays. It ends when the step is back."""
+        """Return ends for failed grammars. vLLM's scheduler learns of a failed grammar when it examines the
+        request. A request that is not examined, because rows or blocks are short, stays until its step
+        returns.
+        """
         names = [name for name, seen in self._failed.items() if seen]
         for name in names:
             del self._failed[name]
         return [ev.GrammarFailed(name, NO_GRAMMAR) for name in names]
 
     def _arrive_until_now(self) -> None:
-        """An engine without work waits for the next arrival."""
+        """Let an engine without work wait for the next arrival."""
         if not self._core.state.requests and self._next < len(self._pending):
             self._executor.wait_until(self._pending[self._next].arrival)
         self._arrive(self._executor.clock_ns)
@@ -256,7 +263,9 @@ class Driver:
                         core.inbox.put(ev.CacheReset(event.reset_running))
 
     def _vllm_refuses_reset(self, leaving: set[str]) -> bool:
-        """vLLM forgets nothing while any request holds blocks, unless it may preempt them."""
+        """Return whether vLLM refuses a reset: it forgets nothing while any request holds blocks, unless it
+        may preempt them.
+        """
         state = self._core.state
         names = {state.requests_by_row[row].request.request_id for row in state.running.tolist()}
         return state.config.compat == "vllm" and bool(names - leaving)

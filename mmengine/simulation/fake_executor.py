@@ -1,4 +1,4 @@
-"""The executor of a simulation: the fake model behind the port, and the clock of a cost model."""
+"""A simulation's executor: the fake model behind the executor port, with a cost model's clock."""
 
 import numpy as np
 
@@ -15,7 +15,7 @@ BROKEN = "a token breaks the grammar"
 
 
 class FakeExecutor(TimedExecutor):
-    """`requests` by id."""
+    """Executes steps with the fake model. `requests`: by id."""
 
     def __init__(
         self,
@@ -35,8 +35,9 @@ class FakeExecutor(TimedExecutor):
         self._model.set_row(row, sim, self._config.max_model_len, num_before)
 
     def _run(self, plan: StepPlan, device_ns: int) -> StepResult:
-        """Sample the rows that reached the end of their known tokens: one token each, and one more
-        for each draft that was right."""
+        """Sample the rows that reached the end of their known tokens: one token each, and one more for each
+        right draft.
+        """
         sampled = sampled_rows(plan)
         rows, num_known = sampled.rows, sampled.num_known
         most = int(sampled.num_drafts.max(initial=0))
@@ -63,7 +64,9 @@ class FakeExecutor(TimedExecutor):
     def _ends(
         self, rows: np.ndarray, num_known: np.ndarray, tokens: np.ndarray, counts: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Counts cut behind the first stop token and at the request's length; which rows stopped."""
+        """Return the counts, cut after the first stop token and at the request's length, and which rows
+        stopped.
+        """
         room = np.maximum(self._model.max_total[rows] - num_known, 1)
         counts = np.minimum(counts, room)
         stops = tokens == self._model.stop_token[rows][:, None]
@@ -74,8 +77,9 @@ class FakeExecutor(TimedExecutor):
     def _draft(
         self, rows: np.ndarray, places: np.ndarray, over: np.ndarray, room: np.ndarray | None
     ) -> tuple[np.ndarray | None, np.ndarray | None]:
-        """Drafts for the next step, flat, and how many each row has: at most its `room`; those over get
-        none."""
+        """Return drafts for the next step, flat, and each row's number of drafts: at most its `room`, none
+        for ended rows.
+        """
         count = self._config.num_draft_tokens
         if not count:
             return None, None

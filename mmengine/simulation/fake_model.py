@@ -1,9 +1,9 @@
-"""The fake model: a token is a checksum of the request's id and the token's place.
+"""The fake model: a token is a checksum over the request's id and the token's place.
 
-Places count from the prompt's first token; output index j = place - prompt length. A row's token is
-its stop token at `stop_at`, a bad one at `bad_at`, else one of the range that its grammar allows
-(TOKEN_LOW to TOKEN_HIGH without one). Drafts are the right tokens as far as a checksum says, then
-wrong ones. All rows of a step are computed together; what a row needs stands in columns.
+Places count from the prompt's first token; output index j = place - prompt length. A row's token is its stop
+token at `stop_at`, a bad one at `bad_at`, and otherwise lies in its grammar's range (TOKEN_LOW to TOKEN_HIGH
+without a grammar). A checksum says how many drafts are right; the rest are wrong. All rows are computed
+together, from columns.
 """
 
 import numpy as np
@@ -11,13 +11,14 @@ import numpy as np
 from mmengine.simulation.hashing import crc_of_numbers, prefix_state
 from mmengine.simulation.workload import NEVER, TOKEN_HIGH, TOKEN_LOW, SimRequest
 
-BAD_TOKEN = 7  # outside of every grammar
+BAD_TOKEN = 7  # outside every grammar
 
 
 class FakeModel:
     def __init__(self, num_rows: int):
         self.num_prompt = np.zeros(num_rows, np.int64)
-        self.max_total = np.zeros(num_rows, np.int64)  # prompt and output at which it ends by length
+        # prompt and output tokens at which the request ends by length
+        self.max_total = np.zeros(num_rows, np.int64)
         self.stop_token = np.full(num_rows, NEVER, np.int64)
         self.stop_at = np.full(num_rows, NEVER, np.int64)
         self.bad_at = np.full(num_rows, NEVER, np.int64)
@@ -29,7 +30,7 @@ class FakeModel:
         self._high = np.full((num_rows, 1), TOKEN_HIGH, np.int64)
 
     def set_row(self, row: int, request: SimRequest, max_model_len: int, num_before: int = 0) -> None:
-        """`num_before`: tokens of its session that stand before its own."""
+        """Set a row's request. `num_before`: session tokens before its own."""
         num_prompt = num_before + request.num_prompt
         name = request.request_id
         self.num_prompt[row] = num_prompt
@@ -52,8 +53,9 @@ class FakeModel:
             self._high = np.pad(self._high, ((0, 0), (0, missing)))
 
     def tokens(self, rows: np.ndarray, places: np.ndarray, *, as_drafted: bool = False) -> np.ndarray:
-        """The model's tokens at `places` ([s, k]) of `rows` ([s]), int64 [s, k]. `as_drafted`: what a
-        drafter expects, which knows of no bad token."""
+        """Return the model's tokens at `places` ([s, k]) in `rows` ([s]), int64 [s, k]. `as_drafted`: the
+        drafter's expectation, which ignores bad tokens.
+        """
         column = rows[:, None]
         output = places - self.num_prompt[column]
         low, high = self._range(column, output)
@@ -62,8 +64,9 @@ class FakeModel:
         return tokens if as_drafted else np.where(output == self.bad_at[column], BAD_TOKEN, tokens)
 
     def drafts(self, rows: np.ndarray, places: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """`count` drafts for the places from `places` ([s]) on, int64 [s, count], and how many of each
-        row its grammar allows, int64 [s]."""
+        """Return `count` drafts from `places` ([s]) on, int64 [s, count], and how many each row's grammar
+        allows, int64 [s].
+        """
         column = rows[:, None]
         all_places = places[:, None] + np.arange(count)
         right = crc_of_numbers(self._accept_crc[rows], places) % (count + 1)
@@ -78,7 +81,7 @@ class FakeModel:
         return tokens, np.logical_and.accumulate(valid, axis=1).sum(axis=1)
 
     def breaks_grammar(self, rows: np.ndarray, places: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """Whether `tokens` ([s, k]) at `places` ([s, k]) are not what the rows' grammars allow."""
+        """Return whether the rows' grammars forbid `tokens` ([s, k]) at `places` ([s, k])."""
         column = rows[:, None]
         low, high = self._range(column, places - self.num_prompt[column])
         return (self._num_ranges[column] > 0) & ((tokens < low) | (tokens >= high))

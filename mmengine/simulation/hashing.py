@@ -1,7 +1,7 @@
-"""CRC-32 of many short texts at once: a prefix that rows keep, and a number that changes.
+"""CRC-32 over many short texts at once: a prefix for each row, followed by a number.
 
-The fake model's tokens are CRC-32s of texts like "request:1234". The checksum is a fold over bytes,
-so the state after the prefix is kept, and the digits of all numbers go through the table together.
+The fake model's tokens are CRC-32s over texts like "request:1234". The checksum is a fold over bytes. So the
+state after the prefix is kept, and all numbers' digits go through the table together.
 """
 
 import zlib
@@ -9,18 +9,19 @@ import zlib
 import numpy as np
 
 _ALL = 0xFFFFFFFF
-# The fold's table, asked of zlib itself, which flips all bits before and after a fold.
+# The fold's table, taken from zlib, which flips all bits before and after a fold.
 _TABLE = np.array([zlib.crc32(bytes([byte]), _ALL) ^ _ALL for byte in range(256)], np.uint32)
 
 
 def prefix_state(text: str) -> int:
-    """The state of the fold after `text`."""
+    """Return the fold's state after `text`."""
     return zlib.crc32(text.encode()) ^ _ALL
 
 
 def crc_of_numbers(states: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-    """CRC-32 of prefix + decimal number, as int64. `states`: uint32 from `prefix_state`; `numbers`:
-    0 to 2^31 - 1. The two broadcast."""
+    """Return CRC-32 over prefix + decimal number, as int64. `states`: uint32 from `prefix_state`; `numbers`:
+    0 to 2^31 - 1. The two broadcast.
+    """
     state, numbers = np.broadcast_arrays(states.astype(np.uint32), numbers.astype(np.uint32))
     rest = numbers
     for place in reversed(range(len(str(int(numbers.max(initial=0)))))):

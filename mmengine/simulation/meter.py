@@ -1,4 +1,4 @@
-"""What a run cost and gave: latencies under the cost model, and what was in use over time."""
+"""Measures a run: latencies under the cost model, and resources in use over time."""
 
 from array import array
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from mmengine.simulation.workload import NEVER
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Integers in ns, or of what was counted; nearest rank, so that they are values that occurred."""
+    """Percentiles in ns, or in counts. They are nearest ranks, so each is a measured value."""
 
     p50: int = 0
     p90: int = 0
@@ -28,7 +28,7 @@ class Spread:
 
 @dataclass(slots=True)
 class Timeline:
-    """One entry a step, as it was dispatched."""
+    """Resources over time: one entry for each dispatched step."""
 
     time_ns: array = field(default_factory=lambda: array("q"))
     running: array = field(default_factory=lambda: array("q"))
@@ -39,7 +39,7 @@ class Timeline:
 
 
 class Meter:
-    """Follows requests by number, in the order of their arrival. No loop over tokens."""
+    """Measures requests by number, in arrival order, without a loop over tokens."""
 
     def __init__(self, num_requests: int, num_rows: int):
         self._numbers: dict[str, int] = {}
@@ -53,7 +53,7 @@ class Meter:
         self._over = np.zeros(num_requests, bool)
         self._last_ns = np.zeros(num_requests, np.int64)
         self._gaps: list[np.ndarray] = []
-        self.ends: dict[str, int] = {}  # requests by finish reason
+        self.ends: dict[str, int] = {}  # request counts by finish reason
         self.num_preemptions = 0
         self.num_output_tokens = 0
         self.num_scheduled_tokens = 0
@@ -74,7 +74,7 @@ class Meter:
             self.admitted(admission.request.request_id, admission.row, computed[admission.row])
 
     def admitted(self, request_id: str, row: int, num_computed: int) -> None:
-        """`num_computed`: tokens whose KV was there when it got its row."""
+        """Note an admission. `num_computed`: tokens with KV when the request got its row."""
         number = self._by_row[row] = self._numbers[request_id]
         if self.num_cached[number] == NEVER:
             self.num_cached[number] = num_computed
@@ -83,10 +83,10 @@ class Meter:
         self.sampled(plan.rows[plan.sample], result.counts, clock_ns)
 
     def sampled(self, rows: np.ndarray, counts: np.ndarray | None, clock_ns: int) -> None:
-        """Each row got so many tokens (None: one)."""
+        """Note the tokens that each row got; None: one each."""
         numbers = self._by_row[rows]
         counts = np.ones(len(numbers), np.int64) if counts is None else counts.astype(np.int64)
-        if (over := self._over[numbers]).any():  # it ended while this step ran
+        if (over := self._over[numbers]).any():  # the request ended while this step ran
             numbers, counts = numbers[~over], counts[~over]
         self.num_output_tokens += int(counts.sum())
         first = self.first_ns[numbers] == NEVER
@@ -119,14 +119,14 @@ class Meter:
         return Spread.of((self.first_ns - self.arrived_ns)[there])
 
     def longest_ttft(self) -> int:
-        """Of any request, in ns."""
+        """The longest time to a first token, in ns."""
         return int((self.first_ns - self.arrived_ns)[self.first_ns != NEVER].max(initial=0))
 
     def inter_token(self) -> Spread:
-        """Between tokens of a request; a step that gives several shares its time among them."""
+        """Between a request's tokens; a step that gives several shares its time among them."""
         return Spread.of(np.concatenate(self._gaps) if self._gaps else np.zeros(0, np.int64))
 
     def end_to_end(self) -> Spread:
-        """From arrival to the end, of requests that ended by themselves."""
+        """From arrival to the end, for requests that ended by themselves."""
         there = self.end_ns != NEVER
         return Spread.of((self.end_ns - self.arrived_ns)[there])

@@ -1,4 +1,4 @@
-"""A run over time, as a picture."""
+"""Draws a run over time."""
 
 from pathlib import Path
 
@@ -7,15 +7,15 @@ import numpy as np
 from mmengine.config import EngineConfig
 from mmengine.simulation.meter import Timeline
 
-MAX_POINTS = 4000  # of a curve; a longer one is thinned out
+MAX_POINTS = 4000  # per curve; a longer curve is thinned out
 
 
 def draw(timeline: Timeline, config: EngineConfig, title: str, path: Path) -> None:
-    """Requests that run and wait, memory in use, and the token budget in use, over simulated time.
+    """Draw running and waiting requests, memory in use, and the used token budget, over simulated time.
 
-    Long runs are drawn as the largest value of each of 4,000 spans.
+    A long run is drawn with the largest value in each of 4,000 spans.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # lazy: only a plot needs it
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # imported here because only a plot needs it
     from matplotlib.figure import Figure
 
     seconds = np.array(timeline.time_ns, np.float64) / 1e9

@@ -1,8 +1,8 @@
-"""Decisions of a run as records, one a step, and the first difference between two runs.
+"""A run's decisions as records, one for each step, and the first difference between two runs.
 
-A record has hard fields, which are decisions and tokens, and soft ones, which count what is left:
-`free` and `enc_free` after the step was decided, `free_after` and `enc_free_after` after its tokens
-were applied. A field that would be empty is left out, except `sched`.
+A record has hard fields, which are decisions and tokens, and soft fields, which count free resources: `free`
+and `enc_free` after the step was decided, `free_after` and `enc_free_after` after its tokens were applied. An
+empty field is left out, except `sched`.
 """
 
 import json
@@ -29,21 +29,21 @@ _ORDER = ("step", *HARD_FIELDS[:-2], *_DECIDED, *HARD_FIELDS[-2:], *_UPDATED)
 
 @dataclass(slots=True)
 class _Open:
-    """A record that is not whole yet. `aborted`: given up while the step ran; their output is dropped."""
+    """An incomplete record. `aborted`: requests given up while the step ran; their output is dropped."""
 
     record: Record
     aborted: set[str]
-    runs: bool = False  # dispatched, not collected
+    runs: bool = False  # dispatched and not collected
     keep: bool = False
     evicted: tuple[bytes, ...] = ()  # encoder keys
     encoded: Set[bytes] = frozenset()
 
 
 class Recorder:
-    """Assembles records from what passes the executor and the sink, and gives each to `write`.
+    """Assembles records from the executor's and the sink's data, and passes each to `write`.
 
-    `media_names`: names of the items by encoder key. `queues`: name who runs and waits, and not only
-    count them.
+    `media_names`: the items' names by encoder key. `queues`: name running and waiting requests instead of
+    counting them.
     """
 
     def __init__(self, write: Callable[[Record], None], media_names: dict[bytes, str], *, queues: bool):
@@ -52,11 +52,11 @@ class Recorder:
         self._queues = queues
         self._open: deque[_Open] = deque()
         self._by_plan: dict[int, _Open] = {}
-        self._ending = _Open({}, set())  # the record that an end belongs to; the first is nobody's
+        self._ending = _Open({}, set())  # the record that gets ends; the first record is discarded
         self._names: dict[int, str] = {}  # by row
 
     def begin(self, step: int, aborted: set[str]) -> None:
-        """A step is about to be decided; `aborted` will leave while it runs."""
+        """Begin a step; `aborted` requests will leave while it runs."""
         self._flush()
         self._ending = _Open({"step": step, "sched": []}, aborted)
         self._open.append(self._ending)
@@ -79,7 +79,7 @@ class Recorder:
             record["admit"] = {name: computed[name] for name in admitted}
         encoded: dict[str, list[int]] = {}
         for item in plan.encode:
-            if item.request.request_id in names:  # who gave way after all is not named
+            if item.request.request_id in names:  # a request that was preempted after all is not named
                 encoded.setdefault(item.request.request_id, []).append(item.index)
         record["enc"] = encoded
         here.evicted = plan.evict
@@ -101,20 +101,21 @@ class Recorder:
         self._ending.record.setdefault("preempt", []).append(request_id)
 
     def finished(self, request_id: str, reason: str) -> None:
-        """Requests that were given up have no end in the records."""
+        """Note an end. Requests that were given up have no end in the records."""
         if reason != "abort" and request_id not in self._ending.aborted:
             self._ending.record.setdefault("finish", {})[request_id] = reason
             self._ending.keep = True
 
     def updated(self, state: State) -> None:
-        """The tokens of the step that ran are applied. Requests given up while it ran are not gone yet,
-        unless decisions are vLLM's, so nothing is said then of what is free."""
+        """Note the state after the running step's tokens were applied. Under our rules requests given up
+        while it ran are still there, so the free resources are left out then.
+        """
         if self._ending.keep and (state.config.compat or not self._ending.aborted):
             self._ending.record["free_after"] = state.blocks.num_free
             self._ending.record["enc_free_after"] = _encoder_free(state)
 
     def decided(self, state: State) -> None:
-        """The step is decided, or nothing could run."""
+        """Note the state after the step was decided, or nothing could run."""
         here = self._open[-1]
         here.keep |= bool(state.requests) or "preempt" in here.record
         if not here.keep:
@@ -140,13 +141,15 @@ class Recorder:
 
 
 def _gone(step: _Open) -> list[bytes]:
-    """vLLM names what is gone after the step, when it went last: nothing that the step encoded again."""
+    """Return keys that are gone after the step, without keys that it encoded again. vLLM names them by their
+    last eviction.
+    """
     rest = step.evicted
     return [key for place, key in enumerate(rest, 1) if key not in step.encoded and key not in rest[place:]]
 
 
 def _encoder_free(state: State) -> list[int]:
-    """Embeddings that are free, and with those that nobody references."""
+    """Return the free embeddings, without and with unreferenced ones."""
     free = state.encoder.capacity - state.encoder.used
     return [free, free + state.encoder.idle_size]
 
@@ -161,7 +164,7 @@ def record_line(record: Record) -> str:
 
 
 def read_records(path: Path) -> list[Record]:
-    """Records of a scenario's `expect` (.json) or of a decisions file (.jsonl, also .gz)."""
+    """Read the records in a scenario's `expect` (.json) or a decisions file (.jsonl, also .gz)."""
     if path.suffix == ".json":
         records = decode(existing(path).read_bytes(), dict[str, Any], str(path)).get("expect")
         if not isinstance(records, list):
@@ -174,9 +177,11 @@ def read_records(path: Path) -> list[Record]:
 def first_difference(
     expected: list[Record], actual: list[Record], *, soft: bool = False, open_ends: Set[str] = frozenset()
 ) -> str:
-    """Where two lists of records part: step, field, both values; empty where they do not. Steps in which
-    nobody runs, waits, ends or gives way do not count. Soft fields count where both have them. `open_ends`:
-    ids whose `finish` is not compared."""
+    """Return where two lists of records differ first: step, field, both values; "" if they do not.
+
+    Steps without running, waiting, ending or preempted requests do not count. Soft fields count if both
+    records have them. `open_ends`: ids whose `finish` is not compared.
+    """
     if open_ends:
         expected, actual = (
             [_without_ends(each, open_ends) for each in records] for records in (expected, actual)

@@ -1,4 +1,4 @@
-"""The rows of a plan that sample, and how many of their drafts were right."""
+"""Finds a plan's sampling rows, and counts their right drafts."""
 
 from typing import NamedTuple
 
@@ -8,16 +8,17 @@ from mmengine.core.executor import StepPlan
 
 
 class SampledRows(NamedTuple):
-    """The s rows of a plan that reached the end of their known tokens; all int64 [s]."""
+    """A plan's s rows that reached the end of their known tokens; all int64 [s]."""
 
     rows: np.ndarray
     last: np.ndarray  # places of their last tokens in the batch
     num_drafts: np.ndarray
-    num_known: np.ndarray  # tokens known, drafts not among them
+    num_known: np.ndarray  # known tokens, without drafts
 
     def accepted(self, input_ids: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """How many drafts of each row, in the plan's `input_ids`, equal the model's `tokens` ([s, k + 1],
-        from `num_known` on), up to the first that does not; int64 [s]."""
+        """Return how many of each row's drafts, in the plan's `input_ids`, equal the model's `tokens` ([s, k
+        + 1], from `num_known` on), up to the first wrong one; int64 [s].
+        """
         number = np.arange(tokens.shape[1] - 1)
         there = number < self.num_drafts[:, None]
         index = (self.last - self.num_drafts + 1)[:, None] + number

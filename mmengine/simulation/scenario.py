@@ -1,5 +1,6 @@
-"""Scenario files: one JSON object with settings, requests, events and what is expected; or one
-request a line (.jsonl), for which the settings come from elsewhere."""
+"""Reads scenario files: one JSON object with settings, requests, events and expected records, or one request
+per line (.jsonl) with settings from elsewhere.
+"""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -23,7 +24,7 @@ from mmengine.simulation.workload import (
     name_hash,
 )
 
-MAX_STEP = 2**40  # of a scenario
+MAX_STEP = 2**40  # in a scenario
 _Step = Annotated[int, msgspec.Meta(ge=0, le=MAX_STEP)]
 
 
@@ -32,7 +33,7 @@ class _Grammar(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Adapter(msgspec.Struct, forbid_unknown_fields=True):
-    """Equal names are equal content, of so many bytes."""
+    """An adapter in a scenario. Equal names mean equal contents."""
 
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_ID_CHARS)]
     bytes: Annotated[int, msgspec.Meta(ge=0, le=2**50)] = 0
@@ -75,7 +76,7 @@ class _Scenario(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_scenario(path: Path) -> Workload:
-    """Raises InvalidRequest for what is no scenario, with the place in the file."""
+    """Read a scenario. Raises InvalidRequest for anything else, with the place in the file."""
     data = path.read_bytes()
     scenario = decode(data, _Scenario, str(path))
     return Workload(
@@ -94,7 +95,7 @@ def read_scenario(path: Path) -> Workload:
 
 
 def read_requests(path: Path, limit: int | None) -> Workload:
-    """A .jsonl of requests. Nobody sends events: grammars are ready at once."""
+    """Read a .jsonl file with requests. It has no events, so grammars are ready at once."""
     decoder = msgspec.json.Decoder(_Request)
     parsed = [decode(line, decoder, f"{path}, line {number}") for number, line in lines(path, limit)]
     return Workload(
@@ -156,7 +157,7 @@ def _adapter(given: str | _Adapter | None) -> Adapter | None:
     if given is None:
         return None
     asked = _Adapter(given) if isinstance(given, str) else given
-    said = f"{asked.name} {asked.bytes} {asked.visual}"  # other content where any of it differs
+    said = f"{asked.name} {asked.bytes} {asked.visual}"  # any difference means other contents
     return Adapter(name_hash(said), asked.bytes, asked.visual, asked.name)
 
 
@@ -165,8 +166,9 @@ def _or_never(value: int | None) -> int:
 
 
 def _segment(segment: list[Any], where: str) -> tuple[int, Callable[[], np.ndarray]]:
-    """Length and maker of one piece of a prompt: ["lit", [tokens]], ["gen", key, n, start] or
-    ["img", n]."""
+    """Return the length and the maker of one prompt segment: ["lit", [tokens]], ["gen", key, n, start] or
+    ["img", n].
+    """
     match segment:
         case ["lit", list(tokens)] if all(type(t) is int and 0 <= t < 2**31 for t in tokens):
             return len(tokens), lambda: np.array(tokens, np.int32)

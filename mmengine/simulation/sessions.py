@@ -1,4 +1,4 @@
-"""Requests of a workload that grow one another: each stands behind what its session has when it comes."""
+"""Session requests in a workload: each continues its session's tokens at its arrival."""
 
 from collections import deque
 from dataclasses import replace
@@ -13,7 +13,7 @@ from mmengine.simulation.workload import SimRequest
 
 
 class SessionQueues:
-    """Requests that wait until the one before them, of the same session, is over."""
+    """Requests that wait until their session's previous request has ended."""
 
     def __init__(self) -> None:
         self._queues: dict[str, deque[SimRequest]] = {}
@@ -25,7 +25,7 @@ class SessionQueues:
         self._queues.setdefault(request.session, deque()).append(request)
 
     def due(self, core: EngineCore) -> list[SimRequest]:
-        """The next request of each session of which none is on its way."""
+        """Return each idle session's next request."""
         found = []
         for name in list(self._queues):
             session = core.state.sessions.all.get(name)
@@ -36,14 +36,14 @@ class SessionQueues:
         return found
 
     def left(self) -> list[str]:
-        """Ids of all that wait; they do so no longer."""
+        """Remove all waiting requests and return their ids."""
         names = [request.request_id for queue in self._queues.values() for request in queue]
         self._queues.clear()
         return names
 
 
 def whole_request(core: EngineCore, sim: SimRequest) -> Request:
-    """With what its session has before it; the session is opened where it is not."""
+    """Return the request with its session's tokens before it. The session is opened if necessary."""
     name, sessions = sim.session, core.state.sessions.all
     if name not in sessions and name not in core.inbox.opening:
         core.sessions.open(SessionOpened(name))

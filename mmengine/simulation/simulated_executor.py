@@ -1,9 +1,8 @@
-"""An executor without a model: tokens that depend on every KV slot a request reads.
+"""An executor without a model: its tokens depend on every KV slot that a request reads.
 
-Each slot holds a value of its token (and of the feature placed there); the running sum of the
-values of a sequence decides the next token. A wrong block table, a block given away too early, a
-missing feature or a token placed twice therefore changes tokens, and `reference_tokens` says what
-they should have been.
+Each slot holds a value for its token and for the feature placed there. The running sum over a sequence's
+values decides the next token. So a wrong block table, a block that was given away too early, a missing
+feature or a token placed twice changes tokens. `reference_tokens` returns the right ones.
 """
 
 from collections import deque
@@ -28,8 +27,9 @@ _MIX = np.uint64(0xBF58476D1CE4E5B9)
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """Simulated time of a step, in ns: a base, and a price for each query token, for each token
-    attended to, and for each embedding computed."""
+    """A step's simulated time in ns: a base, and a price for each query token, for each token attended to,
+    and for each computed embedding.
+    """
 
     step_ns: int = 200_000
     token_ns: int = 5_000
@@ -44,9 +44,9 @@ class CostModel:
 
 
 class SimulatedExecutor:
-    """`fault(step)` gives the text of an error for steps that shall fail, else None. `eos_in`: one
-    token in so many ends the text (0: none does). `check_kv` reads all slots back at each sample.
-    `arrived`: what came of a store for a request, the next so many blocks, uint64 [n, block_size].
+    """Executes steps with sums in place of KV. `fault(step)` returns an error text for a step that must fail,
+    else None. `eos_in`: one token in `eos_in` ends the text (0: none does). `check_kv` reads all slots back
+    at each sample. `arrived`: returns the next fetched blocks for a request, uint64 [n, block_size].
     """
 
     needs_plan = True
@@ -69,15 +69,15 @@ class SimulatedExecutor:
         self._arrived = arrived
         slots = config.num_blocks * config.block_size
         self._values = np.zeros(slots, np.uint64)
-        self._sums = np.zeros(slots, np.uint64)  # of the values of the sequence up to the slot
+        self._sums = np.zeros(slots, np.uint64)  # the sum over the sequence up to the slot
         self._host_values = np.zeros((config.swap_blocks, config.block_size), np.uint64)
         self._states = SimulatedStates(config) if config.num_state_slots else None
         self._features: dict[bytes, int] = {}
-        self._part: EncodePart | None = None  # of an item under way, what was computed last
+        self._part: EncodePart | None = None  # the last computed part of an item
         self._requests: list[Request | None] = [None] * config.max_num_seqs
-        self._last_tokens = np.zeros(config.max_num_seqs, np.int32)  # that each row sampled
+        self._last_tokens = np.zeros(config.max_num_seqs, np.int32)  # each row's last sampled token
         self._plans: deque[StepPlan] = deque()
-        self._came: deque[list[tuple[np.ndarray, np.ndarray]]] = deque()  # of a store, with each plan
+        self._came: deque[list[tuple[np.ndarray, np.ndarray]]] = deque()  # fetched blocks for each plan
         self.clock_ns = 0
 
     def dispatch(self, plan: StepPlan) -> None:
@@ -90,7 +90,7 @@ class SimulatedExecutor:
         return self._arrived(request_id, count)
 
     def kv(self, blocks: np.ndarray) -> np.ndarray:
-        """What the slots of these blocks hold, uint64 [n, block_size]."""
+        """Return these blocks' slot values, uint64 [n, block_size]."""
         return self._values.reshape(-1, self._block_size)[blocks].copy()
 
     def discard(self) -> None:
@@ -130,10 +130,10 @@ class SimulatedExecutor:
         self._part = None if part.is_last else part
 
     def _with_pending(self, plan: StepPlan) -> StepPlan:
-        """The plan with the tokens that were not known when it was made."""
+        """Return the plan with tokens that were pending when it was made."""
         pending = plan.input_ids == PENDING
         if not pending.any() or plan.num_drafts is not None and plan.num_drafts.any():
-            return plan  # beside drafts nothing is pending, and this is PADDING
+            return plan  # beside drafts no token is pending, and this is PADDING
         tokens = self._last_tokens[np.repeat(plan.rows, plan.num_scheduled)]
         return replace(plan, input_ids=np.where(pending, tokens, plan.input_ids))
 
@@ -168,7 +168,7 @@ class SimulatedExecutor:
         self._sums[plan.slot_mapping] = sums + np.repeat(base, plan.num_scheduled)
 
     def _adapt(self, plan: StepPlan, values: np.ndarray) -> None:
-        """Rows with an adapter, which must be there, have other values."""
+        """Change the values in rows with an adapter, which must be loaded."""
         digests = [digest_of(self._request(row).adapter) for row in plan.rows.tolist()]
         if missing := {*digests, b""} - {*plan.adapters, b""}:
             raise ExecutorFailed(f"a row computes with the adapter {min(missing).hex()}, which is not there")
@@ -181,8 +181,9 @@ class SimulatedExecutor:
         return request
 
     def _sums_before(self, plan: StepPlan) -> np.ndarray:
-        """The sum up to each row's last computed token. A row may hit blocks that another row of
-        the same step fills, whose sums are not there yet: then it is added up from the values."""
+        """Return the sum up to each row's last computed token. A row may hit blocks that another row fills in
+        the same step. Their sums do not exist yet, so they are added up from the values.
+        """
         if not self._check_kv and not plan.admitted:
             index = np.maximum(plan.num_computed - 1, 0)
             blocks = plan.block_table[np.arange(len(index)), index // self._block_size].astype(np.int64)
@@ -197,8 +198,9 @@ class SimulatedExecutor:
         return before
 
     def _sample(self, plan: StepPlan, device_ns: int) -> StepResult:
-        """Tokens of the sampling rows. Row i of the arrays below has `width` columns: what would be
-        sampled after its last known token, and after each draft behind that."""
+        """Return the sampling rows' tokens. Row i in the arrays below has `width` columns: the token after
+        its last known token, and after each draft that follows.
+        """
         ends = np.cumsum(plan.num_scheduled)[plan.sample]
         num_drafts = (
             np.zeros(len(ends), np.int64) if plan.num_drafts is None else plan.num_drafts[plan.sample]
@@ -234,7 +236,7 @@ class SimulatedExecutor:
     def _stops(
         self, sums: np.ndarray, counts: np.ndarray, requests: list[Request], first_output: np.ndarray
     ) -> tuple[tuple[int, str], ...]:
-        """Rows whose run ends the text; cuts `counts` behind the end."""
+        """Return the rows whose run ends the text, and cut `counts` after the end."""
         if not self._eos_in:
             return ()
         stops: list[tuple[int, str]] = []
@@ -251,8 +253,9 @@ class SimulatedExecutor:
     def _propose(
         self, sums: np.ndarray, tokens: np.ndarray, index: np.ndarray, salts: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Drafts int32 [s, num_draft_tokens], right at first and wrong from some place on, and how many of a
-        row's count."""
+        """Return drafts, int32 [s, num_draft_tokens], right at first and wrong from some place on, and how
+        many in a row count.
+        """
         most = self._num_draft_tokens
         drafts = np.zeros((len(sums), most), np.int32)
         total, token = sums, tokens
@@ -268,7 +271,7 @@ class SimulatedExecutor:
 
 
 def token_values(token_ids: np.ndarray, index: np.ndarray) -> np.ndarray:
-    """What a token at its place adds to the sum, uint64."""
+    """Return what a token at its place adds to the sum, uint64."""
     mixed = (token_ids.astype(np.uint64) + np.uint64(1)) * _ODD + index.astype(np.uint64) * _MIX
     return (mixed ^ (mixed >> np.uint64(31))) * _MIX
 
@@ -278,7 +281,7 @@ def feature_values(key: bytes, places: np.ndarray) -> np.ndarray:
 
 
 def adapter_value(digest: bytes) -> int:
-    """What a token's value is more with an adapter; 0 with none."""
+    """Return what an adapter adds to a token's value; 0 without one."""
     return int.from_bytes(digest[:8], "little")
 
 
@@ -294,7 +297,7 @@ def ends_text(sums: np.ndarray, eos_in: int) -> np.ndarray:
 def reference_tokens(
     request: Request, config: EngineConfig, *, vocab_size: int = 1000, eos_in: int = 0
 ) -> tuple[list[int], str]:
-    """The tokens and the finish reason that a request must get, computed alone and at once."""
+    """Return the tokens and the finish reason that a request must get, computed alone and at once."""
     prompt = request.prompt_token_ids
     own = np.uint64(adapter_value(digest_of(request.adapter)))
     values = token_values(prompt, np.arange(len(prompt))) + own

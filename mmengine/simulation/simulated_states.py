@@ -1,6 +1,6 @@
-"""Recurrent states of the simulated executor: sums of the values of a row's tokens, kept as plans say.
+"""The simulated executor's recurrent states: sums over a row's token values, kept as plans say.
 
-Whoever's state is another's, or stands behind other tokens than its row, is found out.
+A state that belongs to another row, or covers other tokens than its row's, is detected.
 """
 
 import numpy as np
@@ -14,14 +14,15 @@ from mmengine.events.vocabulary import NO_STATE
 class SimulatedStates:
     def __init__(self, config: EngineConfig):
         self._sums = np.zeros(config.num_state_slots, np.uint64)
-        self._lengths = np.zeros(config.num_state_slots, np.int64)  # tokens in it
-        # By row: values of tokens behind its state, which may be taken back.
+        self._lengths = np.zeros(config.num_state_slots, np.int64)  # tokens that the state covers
+        # By row: values for tokens after its state, which may be rejected.
         self._pending = np.zeros((config.max_num_seqs, config.num_draft_tokens), np.uint64)
         self._num_pending = np.zeros(config.max_num_seqs, np.int64)
 
     def run(self, plan: StepPlan, states: StatePlan, values: np.ndarray, before: np.ndarray) -> None:
-        """`values` [t] of the step's tokens; `before` [n]: by what the KV says, the sum of each row's tokens
-        before them. Raises ExecutorFailed where a state is none of its row's."""
+        """Update the states. `values` [t]: for the step's tokens. `before` [n]: each row's sum before them,
+        from the KV. Raises ExecutorFailed for a state that does not belong to its row.
+        """
         for source, target in states.begins.tolist():
             if source != target:
                 self._sums[target] = 0 if source == NO_STATE else self._sums[source]
@@ -43,7 +44,7 @@ class SimulatedStates:
             start += count
 
     def _go_on(self, row: int, slot: int, num_computed: int, before: int, kept: list[list[int]]) -> None:
-        """Tokens that the step before could not be sure of: those that stayed."""
+        """Apply accepted tokens that were uncertain in the step before."""
         stayed = num_computed - int(self._lengths[slot])
         if not 0 <= stayed <= self._num_pending[row]:
             raise ExecutorFailed(

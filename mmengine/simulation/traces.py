@@ -1,7 +1,7 @@
-"""Public traces of requests: when they came, how long they were, and what they shared.
+"""Reads public request traces: arrival times, lengths, and shared parts.
 
-No trace holds text, so prompts are made from numbers: the same block of a Mooncake trace has the same
-tokens each time, all else is different in every request.
+No trace holds text, so prompts are made from numbers. Equal Mooncake blocks have equal tokens; everything
+else differs between requests.
 """
 
 import csv
@@ -19,15 +19,16 @@ from mmengine.request import MediaItem
 from mmengine.simulation.bounded_files import MAX_TOKENS, decode, lines
 from mmengine.simulation.workload import IMAGE_TOKEN, TOKEN_HIGH, TOKEN_LOW, SimRequest, Workload
 
-MOONCAKE_BLOCK = 512  # tokens behind one hash id
+MOONCAKE_BLOCK = 512  # tokens for one hash id
 MAX_IMAGES = 4096
 _MIX = np.uint64(0x9E3779B97F4A7C15)
-_OWN = 2**40  # streams from here on belong to one request each; below are Mooncake's hash ids
+_OWN = 2**40  # streams from here on belong to one request each; smaller ones are Mooncake's hash ids
 
 
 def stream_tokens(streams: np.ndarray, count: int) -> np.ndarray:
-    """`count` tokens of each stream, int32 [len(streams), count], by a multiplicative hash: equal for
-    equal streams (int64, 0 to 2^43)."""
+    """Return `count` tokens from each stream, int32 [len(streams), count], by a multiplicative hash: equal
+    for equal streams (int64, 0 to 2^43).
+    """
     places = streams.astype(np.uint64)[:, None] * np.uint64(2**20) + np.arange(count, dtype=np.uint64)
     once = np.multiply(places, _MIX, dtype=np.uint64)
     twice = np.multiply(once ^ once >> np.uint64(29), _MIX, dtype=np.uint64)
@@ -35,13 +36,13 @@ def stream_tokens(streams: np.ndarray, count: int) -> np.ndarray:
 
 
 def _own_tokens(number: int, count: int) -> np.ndarray:
-    """Tokens that no other request has. A stream is 2^20 tokens long, so long prompts take several."""
+    """Return tokens that no other request has. A stream has 2^20 tokens, so a long prompt takes several."""
     streams = _OWN + number * 16 + np.arange(-(-count // 2**20))
     return stream_tokens(streams, min(count, 2**20)).reshape(-1)[:count]
 
 
 def read_azure(path: Path, limit: int | None) -> Workload:
-    """Azure LLM inference traces: a table with TIMESTAMP, ContextTokens and GeneratedTokens."""
+    """Read an Azure LLM inference trace: a table with TIMESTAMP, ContextTokens and GeneratedTokens."""
     names = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
     rows = _csv_rows(path, names, limit)
     requests: list[SimRequest] = []
@@ -63,8 +64,8 @@ def _plain(path: Path, number: int, where: str, arrival: int, num_prompt: int, n
 
 
 def _csv_rows(path: Path, names: tuple[str, ...], limit: int | None) -> Iterator[tuple[str, list[str]]]:
-    """The named columns of each row, and where it stands."""
-    table = lines(path, None if limit is None else limit + 1)  # and the header
+    """Yield each row's place and its named columns."""
+    table = lines(path, None if limit is None else limit + 1)  # with the header
     head = next(table, None)
     columns = [] if head is None else next(csv.reader(io.StringIO(_text(head[1], str(path)))))
     missing = [name for name in names if name not in columns]
@@ -110,7 +111,7 @@ class _Mooncake(msgspec.Struct):
 
 
 def read_mooncake(path: Path, limit: int | None) -> Workload:
-    """Mooncake traces: `hash_ids` name blocks of 512 prompt tokens; equal ids have equal tokens."""
+    """Read a Mooncake trace: `hash_ids` name blocks with 512 prompt tokens; equal ids have equal tokens."""
     decoder = msgspec.json.Decoder(_Mooncake)
     requests = []
     for number, (at, line) in enumerate(lines(path, limit)):
@@ -147,8 +148,9 @@ class _ServeGen(msgspec.Struct):
 
 
 def read_servegen(path: Path, limit: int | None) -> Workload:
-    """ServeGen's multimodal traces: images of distinct content stand before the text, their tokens
-    shared out evenly."""
+    """Read a multimodal ServeGen trace: distinct images come before the text and share the image tokens
+    evenly.
+    """
     decoder = msgspec.json.Decoder(_ServeGen)
     requests = []
     for number, (at, line) in enumerate(lines(path, limit)):
@@ -181,7 +183,7 @@ def _servegen_request(number: int, row: _ServeGen, where: str) -> SimRequest:
 
 
 def _media(number: int, modality: str, start: int, tokens: int, count: int) -> list[MediaItem]:
-    """`tokens` embeddings from prompt token `start` on, shared out to `count` items; none is empty."""
+    """Return items that share `tokens` embeddings from prompt token `start` on; none is empty."""
     items = []
     for index in range(min(count, tokens)):
         length = tokens // count + (index < tokens % count)

@@ -1,4 +1,4 @@
-"""What is simulated: requests, when they arrive, and what else happens at which step."""
+"""Workloads: requests, their arrivals, and events at certain steps."""
 
 import hashlib
 from collections import Counter
@@ -10,19 +10,19 @@ import numpy as np
 from mmengine.request import PREFILL, Adapter, GrammarRequest, MediaItem, Request, SamplingParams
 from mmengine.simulation.hashing import crc_of_numbers, prefix_state
 
-TOKEN_LOW, TOKEN_HIGH = 1000, 31000  # the fake model's and the generated prompts' tokens lie in here
+TOKEN_LOW, TOKEN_HIGH = 1000, 31000  # the range for tokens from the fake model and in generated prompts
 IMAGE_TOKEN = 151655
 NEVER = -1
 
 
 @dataclass(frozen=True, slots=True)
 class SimRequest:
-    """A request before it arrives. `prompt` makes its tokens (int32 [num_prompt]) when it does, so that
-    a long trace holds those of the living only.
+    """A request before it arrives. `prompt` makes its tokens (int32 [num_prompt]) at its arrival, so that a
+    long trace holds only live requests' tokens.
 
-    `arrival`: a step in a scenario, ns in a trace. `stop_at`: the output index at which the model
-    emits `stop_token`; NEVER for neither. `ranges`: output token j must lie in [low, high) = ranges[j %
-    len]. `bad_at`: the output index at which the model breaks that, or NEVER.
+    `arrival`: a step in a scenario, ns in a trace. `stop_at`: the output index at which the model emits
+    `stop_token`; NEVER for neither. `ranges`: output token j must lie in [low, high) = ranges[j % len].
+    `bad_at`: the output index at which the model breaks that rule, or NEVER.
     """
 
     request_id: str
@@ -37,7 +37,7 @@ class SimRequest:
     ranges: tuple[tuple[int, int], ...] = ()
     bad_at: int = NEVER
     adapter: Adapter | None = None
-    session: str = ""  # behind whose tokens its own stand
+    session: str = ""  # the session that the request continues
 
     def request(self) -> Request:
         return Request(
@@ -53,10 +53,8 @@ class SimRequest:
 
 @dataclass(frozen=True, slots=True)
 class SimEvent:
-    """Something that happens at a step. op: abort, grammar_ready, grammar_error, reset_prefix_cache,
-    close_session (`request_id` is the session's then).
-
-    `late`: not before the step is decided but while it runs.
+    """An event at a step. `op`: abort, grammar_ready, grammar_error, reset_prefix_cache, close_session
+    (`request_id` names the session then). `late`: while the step runs instead of before it is decided.
     """
 
     step: int
@@ -68,8 +66,9 @@ class SimEvent:
 
 @dataclass(slots=True)
 class Workload:
-    """`timed`: arrivals are ns of the simulated clock, not steps. `events` None: nobody says when a
-    grammar is ready, so each is at once. `expect`: the records that a scenario brings along."""
+    """A workload. `timed`: arrivals are ns on the simulated clock, not steps. `events` None: no event reports
+    ready grammars, so each is ready at once. `expect`: a scenario's expected records.
+    """
 
     name: str
     requests: list[SimRequest]
@@ -82,12 +81,12 @@ class Workload:
 
     @property
     def without_grammar(self) -> set[str]:
-        """Ids of the requests whose grammar fails. Recordings do not agree on where their ends stand."""
+        """Ids of requests whose grammar fails. Recordings disagree on the place of their ends."""
         return {each.request_id for each in self.events or () if each.op == "grammar_error"}
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest request, prompt and output; of a session, all of its requests'."""
+        """Tokens in the longest request, prompt and output; in a session, all its requests' tokens."""
         of_sessions: Counter[str] = Counter()
         longest = 1
         for each in self.requests:
@@ -99,24 +98,24 @@ class Workload:
 
     @property
     def adapters(self) -> set[str]:
-        """Names of those that requests have."""
+        """Names of the requests' adapters."""
         return {each.adapter.name for each in self.requests if each.adapter is not None}
 
     @property
     def largest_item(self) -> int:
-        """Embeddings of the largest image or video; 1 without any."""
+        """Embeddings in the largest image or video; 1 without any."""
         return max((item.num_embeds for each in self.requests for item in each.media), default=1)
 
 
 def generated_tokens(key: str, start: int, count: int) -> np.ndarray:
-    """Tokens of the generated text `key`, int32: the same for the same key and place."""
+    """Return tokens from the generated text `key`, int32: the same for the same key and place."""
     numbers = np.arange(start, start + count, dtype=np.int64)
     crc = crc_of_numbers(np.array([prefix_state(f"{key}:")], np.uint32), numbers)
     return (TOKEN_LOW + crc % (TOKEN_HIGH - TOKEN_LOW)).astype(np.int32)
 
 
 def image_item(offset: int, length: int, name: str) -> MediaItem:
-    """An image of `length` embeddings at prompt token `offset`; equal names are equal content."""
+    """Return an image with `length` embeddings at prompt token `offset`; equal names mean equal contents."""
     return MediaItem(name_hash(name), "image", ((offset, length),), (1, 2, 2 * length))
 
 

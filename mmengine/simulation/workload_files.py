@@ -1,4 +1,4 @@
-"""From a file to a workload, whatever its format."""
+"""Reads a workload from a file in any format."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -13,12 +13,12 @@ from mmengine.simulation.workload import Workload
 
 _TRACES = {"azure": read_azure, "mooncake": read_mooncake, "servegen": read_servegen}
 FORMATS = ("auto", "scenario", *_TRACES)
-# A field of a line that only this format has.
+# A field that only this format has.
 _MARKS = {"hash_ids": "mooncake", "text_tokens": "servegen", "prompt": "scenario"}
 
 
 def load_workload(path: Path, form: str = "auto", limit: int | None = None) -> Workload:
-    """At most `limit` requests of a file. Raises InvalidRequest for one that cannot be read."""
+    """Read at most `limit` requests from a file. Raises InvalidRequest for a file that cannot be read."""
     existing(path)
     if form == "auto":
         form = _guess(path)
