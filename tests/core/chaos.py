@@ -1,11 +1,11 @@
-"""A simulated day on which everything goes wrong, from one seed.
+"""A simulated day with every fault, from one seed.
 
-    python -m tests.core.chaos --seed 17 --show     # what happened, event by event
-    python -m tests.core.chaos --seeds 1000 2000    # many, until one fails
+    python -m tests.core.chaos --seed 17 --show     # prints what happened, event by event
+    python -m tests.core.chaos --seeds 1000 2000    # runs many seeds until one fails
 
-The executor crashes before or after the forward, gives results that do not fit, rows of NaN, and is slow;
-it is interrupted; the log stalls; the clock jumps; grammars are ready, fail, and come out of order or for
-nobody; clients leave; deadlines pass; ids come again; prompts have several answers; caches are reset.
+The executor crashes before or after the forward pass, returns wrong results or rows with NaN, is slow, and is
+interrupted. The log stalls and the clock jumps. Grammars become ready late, fail, or belong to no request.
+Clients leave, deadlines pass, ids are used again, prompts have several answers, and caches are reset.
 """
 
 import argparse
@@ -41,7 +41,7 @@ FAULTS = (
 
 
 class Plan:
-    """Draws from the seed, counts what was drawn, and tells it when asked to."""
+    """Draws from the seed, counts the draws, and prints them on request."""
 
     def __init__(self, seed: int, show: bool):
         self.rng = random.Random(seed)
@@ -64,7 +64,7 @@ class Plan:
 
 
 class Clock:
-    """Counts calls; jumps when told to, also back."""
+    """Counts calls, and jumps on request, also back."""
 
     def __init__(self) -> None:
         self.now = 0
@@ -116,7 +116,7 @@ class Unreliable(SimulatedExecutor):
 
 
 class Stalling(LogWriter):
-    """Takes a commit in so many tries, until it is `cured`."""
+    """Accepts one in several commits, until it is `cured`."""
 
     def __init__(self, plan: Plan, folder: Path):
         self.plan, self.planted, self.cured = plan, False, False
@@ -136,7 +136,7 @@ class Stalling(LogWriter):
 
 
 class Chaos:
-    """One run. `ended`: (request, tokens, finish reason) of each that was taken."""
+    """One run. `ended`: (request, tokens, finish reason) for each accepted request."""
 
     def __init__(self, seed: int, folder: Path, *, show: bool = False):
         self.folder, self.plan, self.clock = folder, Plan(seed, show), Clock()
@@ -168,7 +168,7 @@ class Chaos:
             self.compiling.append(name)
 
     def compile_grammar(self) -> None:
-        """Not in the order in which they were asked for; now and then for a request that has none."""
+        """Report ready grammars in another order, and now and then for a request without one."""
         name = f"r{self.rng.randrange(8)}"
         if self.compiling and self.rng.random() < 0.8:
             name = self.compiling.pop(self.rng.randrange(len(self.compiling)))
@@ -182,7 +182,7 @@ class Chaos:
         self.core.inbox.put(ev.GrammarFailed(name, "planted") if fails else ev.GrammarReady(name))
 
     def disturb(self) -> None:
-        """What callers and the machine do between two steps."""
+        """Do what callers and the machine do between two steps."""
         if self.plan.strikes("disconnect", 0.1):
             self.core.cancel(f"r{self.rng.randrange(8)}")
         if self.plan.strikes("reset", 0.03):
@@ -223,8 +223,9 @@ class Chaos:
         self.core.close()
 
     def check(self) -> None:
-        """Each request ended once, with the tokens of a run alone as far as it got; the log folds to the
-        live state, and every decision in it is derived again."""
+        """Check that each request ended once, with the tokens of an undisturbed run as far as it got. The log
+        must fold to the live state, and every decision must be derived again.
+        """
         assert not self.live and self.ended
         self.check_tokens()
         self.check_log()
@@ -250,8 +251,9 @@ class Chaos:
 
 
 def check_seed(seed: int, folder: Path, *, show: bool = False) -> Counter[str]:
-    """Run and check one seed; gives the faults that it met. Whatever is raised names the command that
-    shows the run again."""
+    """Run and check one seed, and return the faults that it met. An error names the command that shows the
+    run again.
+    """
     chaos = Chaos(seed, folder, show=show)
     try:
         chaos.run()
@@ -263,7 +265,7 @@ def check_seed(seed: int, folder: Path, *, show: bool = False) -> Counter[str]:
 
 
 def _shown(event: ev.Event) -> str:
-    """The fields that say something, columns as lists."""
+    """Return the fields with a value, columns as lists."""
     parts = []
     for field in msgspec.structs.fields(event):
         value = getattr(event, field.name)

@@ -1,4 +1,4 @@
-"""A machine that drafts, made up: what its steps take, how likely drafts are kept, and what it is granted."""
+"""A model of a machine with drafters: how long its steps take, and how likely drafts are accepted."""
 
 import random
 
@@ -11,8 +11,9 @@ MOST = 7
 
 
 class Drafter:
-    """Has `most` drafts of a row in a share `has_some` of the steps, each kept with `chance`. Making takes
-    `fixed_us`, where it is level, and `draft_us` each."""
+    """A drafter with `most` drafts for a row in a share `has_some` of the steps, each accepted with `chance`.
+    Making drafts takes `fixed_us` if the drafter drafts, and `draft_us` each.
+    """
 
     def __init__(self, chance, fixed_us=0.0, draft_us=0.0, most=MOST, has_some=1.0):
         self.chance, self.fixed_us, self.draft_us = chance, fixed_us, draft_us
@@ -20,10 +21,11 @@ class Drafter:
 
 
 class Machine:
-    """A step takes `step_us` and `row_us` a row; a draft adds `token_us`. `noise`: of each step, one-sided;
-    one in a hundred takes five times as long where there is any. `policy`: goodput, none, or up to which
-    number drafters are level. Who drafts again after a pause reads what was missed, `missed_us` a row and
-    step, up to 2,048 of these."""
+    """A machine whose steps take `step_us` and `row_us` per row; a draft adds `token_us`. `noise`: of each
+    step, one-sided; with noise one step in a hundred takes five times as long. `policy`: goodput, none, or a
+    draft level. A drafter that drafts again after a pause reads the tokens that it missed, `missed_us` per
+    row and step, up to 2,048 of them.
+    """
 
     def __init__(self, policy, drafters, *, step_us=150, row_us=20, token_us=20, noise=0.0, missed_us=0):
         self.drafters, self.policy = drafters, policy
@@ -31,9 +33,9 @@ class Machine:
         self.noise, self.missed_us, self.missed = noise, missed_us, 0
         self.rng = random.Random(7)
         self.goodput = Goodput(128, MOST)
-        self.behind = {}  # by row: who made its drafts, and how many
+        self.behind = {}  # by row: the drafter, and the number of its drafts
         self.ns = self.tokens = self.steps = self.asked_steps = self.drafts = 0
-        self.work_us = 0  # of all steps, without noise
+        self.work_us = 0  # in all steps, without noise
 
     def admit(self, *rows):
         for row in rows:
@@ -41,8 +43,9 @@ class Machine:
             self.behind.pop(row, None)
 
     def answer(self, num_rows, length, reading_us):
-        """Rows 0 to `num_rows` are given requests, whose prompts take 10 ms, and `reading_us` more where a
-        drafter reads them; then they decode `length` tokens each. Gives whether it did."""
+        """Give requests to rows 0 to `num_rows`. Their prompts take 10 ms, and `reading_us` more if a drafter
+        reads them; then they decode `length` tokens each. Returns whether a drafter read them.
+        """
         rows = np.arange(num_rows)
         self.admit(*rows.tolist())
         limits = self._limits(rows)
@@ -61,7 +64,7 @@ class Machine:
         return is_read
 
     def run(self, num_rows, steps):
-        """Rows 0 to `num_rows` decode; gives the share of steps in which anybody was level."""
+        """Decode rows 0 to `num_rows`, and return the share of steps in which drafters drafted."""
         rows, before = np.arange(num_rows), (self.asked_steps, self.drafts)
         for _ in range(steps):
             self.step(rows)
@@ -92,7 +95,7 @@ class Machine:
             goodput.record_step(rows, drafts, int(counts.sum()), made, ns, True)
 
     def _limits(self, rows):
-        """The most drafts of each row by number of the drafter."""
+        """Return the most drafts for each row, by the drafter's number."""
         limits = np.zeros((DRAFTERS, len(rows)), np.int32)
         room = self.goodput.draft_limits_of(rows)
         if self.policy == "goodput":
@@ -102,7 +105,7 @@ class Machine:
         return limits
 
     def _make(self, rows, limits):
-        """Drafts behind the rows; what making them takes."""
+        """Draft for the rows, and return the time of making the drafts."""
         self.behind, took = {}, 0.0
         level = [number for number in range(len(self.drafters)) if limits[number].any()]
         self.asked_steps += bool(level)

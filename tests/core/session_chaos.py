@@ -1,4 +1,4 @@
-"""Chaos with sessions in it: the day of `chaos.py`, on which requests also grow one another.
+"""Chaos with sessions: the day in `chaos.py` with requests that continue one another.
 
 python -m tests.core.session_chaos 1000 2000
 """
@@ -22,7 +22,7 @@ from tests.core.workloads import small_config, small_request
 
 
 class Grown:
-    """What a session should be: tokens and media of what ended well."""
+    """The expected contents of a session: tokens and media of its completed requests."""
 
     def __init__(self, salt: str) -> None:
         self.salt, self.tokens, self.media = salt, np.zeros(0, np.int32), ()
@@ -117,7 +117,7 @@ class SessionChaos(Chaos):
                 assert session.media == self.grown[session_id].media
 
     def check(self) -> None:
-        """What was computed alone is said in sessions, too."""
+        """Check the answers in sessions against undisturbed runs, too."""
         assert not self.live
         prefills = [each for each in self.ended if each[0].is_prefill]
         assert all(got == [] for _, got, _ in prefills)

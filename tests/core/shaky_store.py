@@ -1,4 +1,6 @@
-"""A store of simulated KV that is late, loses, and gives what is wrong or torn; shared by several engines."""
+"""A store with simulated KV that is late, loses blocks, and returns wrong or torn ones. Several engines share
+it.
+"""
 
 import random
 from collections import Counter, deque
@@ -13,7 +15,7 @@ FAULTS = ("late", "lost", "wrong", "torn", "silent", "nothing offered", "told tw
 
 
 class ShakyStore:
-    """What is kept: sealed values by digest. `chance`: of each fault."""
+    """The stored values, sealed, by digest. `chance`: of each fault."""
 
     def __init__(self, rng: random.Random, chance: float = 0.1):
         self.rng, self.chance = rng, chance
@@ -27,7 +29,7 @@ class ShakyStore:
         return True
 
     def read(self, key: bytes) -> tuple[bytes, np.ndarray] | None:
-        """Digest and KV, if they hold."""
+        """Return a value's digest and KV if both are intact."""
         value = self.values.get(key)
         if value is None or self.strikes("lost"):
             return None
@@ -43,13 +45,13 @@ class ShakyStore:
 
 
 class ShakyRemote:
-    """The port of one engine. `deliver` is what its thread would do meanwhile."""
+    """One engine's port to the store. `deliver` does the work of the port's thread."""
 
     def __init__(self, store: ShakyStore, block_size: int):
         self.store, self.block_size = store, block_size
         self.asked: dict[str, list[bytes]] = {}
         self.told: deque[ev.Event] = deque()
-        self.found: dict[str, list[np.ndarray]] = {}  # told, or about to be
+        self.found: dict[str, list[np.ndarray]] = {}  # reported, or about to be
         self.came: dict[str, list[np.ndarray]] = {}  # and accepted
         self.digests: ContentDigests | None = None
 
@@ -89,7 +91,7 @@ class ShakyRemote:
         self.found[request_id] = found[count:]
 
     def forget(self, request_id: str) -> None:
-        """What was not told is not told any more."""
+        """Drop everything that was not reported."""
         self.told = deque(event for event in self.told if event.request_id != request_id)
 
     def take(self, request_id: str, count: int) -> np.ndarray:
@@ -112,4 +114,4 @@ class ShakyRemote:
             self.inbox.put(self.told.popleft())
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Check that the port holds nothing."""

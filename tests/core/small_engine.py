@@ -1,4 +1,4 @@
-"""An engine of a few rows and blocks over the simulator, for scenarios that a person can follow."""
+"""An engine with a few rows and blocks over the simulator, for scenarios that a reader can follow."""
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from tests.core.workloads import check_invariants
 
 
 def settings_of(**settings) -> EngineConfig:
-    """Blocks of 4 tokens, 64 of them; everything else large enough to be out of the way."""
+    """Return settings with 64 blocks of 4 tokens; all other limits are large enough not to matter."""
     values = {
         "max_num_seqs": 4,
         "token_budget": 64,
@@ -27,7 +27,7 @@ def settings_of(**settings) -> EngineConfig:
 
 
 def request(name: str, prompt: int | list[int], *, max_tokens: int = 4, media=(), **fields) -> Request:
-    """`prompt`: token ids, or how many (then no other request has the same)."""
+    """Return a request. `prompt`: token ids, or their number (then no other request has the same)."""
     if isinstance(prompt, int):
         first = 10 * (1 + sum(name.encode()))
         prompt = list(range(first, first + prompt))
@@ -49,7 +49,7 @@ def ints(column: bytes | None) -> list[int] | None:
 
 
 class Bench:
-    """Steps an engine and tells what was decided. `executor` and `sink` may be given."""
+    """Steps an engine and returns its decisions. `executor` and `sink` may be given."""
 
     def __init__(self, *, executor=None, fault=None, eos_in=0, sink=None, clock=None, **settings):
         self.config = settings_of(**settings)
@@ -71,7 +71,7 @@ class Bench:
             self.core.submit(one)
 
     def step(self) -> list[ev.Event]:
-        """One step; gives the events that it added to the log."""
+        """Run one step and return the events that it added to the log."""
         for output in self.core.step():
             self.tokens.setdefault(output.request_id, []).extend(output.token_ids)
             if output.finish_reason is not None:
@@ -86,12 +86,12 @@ class Bench:
         return events
 
     def decisions(self) -> list[ev.Event]:
-        """One step; gives what it decided of batches."""
+        """Run one step and return its decisions about batches."""
         kinds = (ev.Preempted, ev.Scheduled, ev.Admitted)
         return [event for event in self.step() if isinstance(event, kinds)]
 
     def run(self) -> list[ev.Event]:
-        """Until nothing is left to do; gives all events on the way."""
+        """Run until nothing is left to do, and return all events."""
         events = []
         while self.core.has_work:
             events += self.step()

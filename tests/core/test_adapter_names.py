@@ -1,5 +1,6 @@
-"""Names of adapters in the state: where each content lies that live requests have, whatever its name stands
-for now."""
+"""Adapter names in the state: it keeps where live requests' adapters were loaded from, even after their names
+changed.
+"""
 
 import msgspec
 import pytest
@@ -18,7 +19,9 @@ def loaded(tag, name="mine"):
 
 
 def begun(*events):
-    """An engine with two requests that have adapter 1, of 2 tokens and of 6, and what is said then."""
+    """Run an engine with two requests that have adapter 1, of 2 tokens and of 6, and return its known
+    adapters then.
+    """
     engine = Bench(max_loras=4, lora_bytes=100)
     engine.core.inbox.put(loaded(1))
     for name, tokens in (("short", 2), ("long", 6)):

@@ -1,4 +1,6 @@
-"""Places of adapters: who has one, for whom the next is kept, and that nobody waits for ever."""
+"""Places for adapters: which adapter has one, for which the next is reserved, and that no request waits for
+ever.
+"""
 
 import random
 
@@ -12,7 +14,7 @@ from mmengine.request import Adapter
 from mmengine.simulation.simulated_executor import reference_tokens
 from tests.core.small_engine import Bench, image, request
 
-MOST = 8  # tokens of an answer
+MOST = 8  # answer length in tokens
 
 
 def adapter(tag, num_bytes=10, *, visual=False):
@@ -38,7 +40,7 @@ def test_as_many_adapters_as_there_are_places():
 
 
 def test_the_next_place_is_for_who_waits_longest():
-    """The adapter that was joined last goes on, the other one takes on nobody who came long after."""
+    """The adapter that requests joined last continues; the other one admits no request that came long after."""
     engine = bench(max_num_seqs=2)
     engine.submit(request("on 1", 5, max_tokens=3, adapter=adapter(1)))
     engine.submit(request("on 2", 5, max_tokens=20, adapter=adapter(2)))
@@ -69,8 +71,9 @@ def test_an_adapter_larger_than_all_room_is_refused():
 
 
 def test_prefixes_and_features_are_shared_by_content_alone():
-    """Another name is the same adapter; another digest is none of its KV. Features are parted where the
-    adapter changes them."""
+    """A different name with the same digest is the same adapter; another digest shares no KV. Features are
+    separate if the adapter changes them.
+    """
     engine = bench(max_loras=4)
     seen = {}
     picture = image(1, 2, 3)
@@ -90,7 +93,7 @@ def test_prefixes_and_features_are_shared_by_content_alone():
 
 
 def skewed(engine, rng, number, *, hot=0.95):
-    """A request for a hot adapter, or now and then for a cold one."""
+    """Return a request for a hot adapter, or now and then for a cold one."""
     tag = rng.choice([1, 2]) if rng.random() < hot else rng.randint(3, 9)
     one = request(f"{number}", rng.randint(3, 9), max_tokens=rng.randint(1, 8), adapter=adapter(tag))
     engine.submit(one)
@@ -98,8 +101,9 @@ def skewed(engine, rng, number, *, hot=0.95):
 
 
 def worst_wait(seed, **settings):
-    """Steps that a request waited at most, where new ones keep coming; and the engine and what it was
-    asked."""
+    """Return how many steps a request waited at most while new ones keep coming, the engine, and its
+    requests.
+    """
     rng = random.Random(seed)
     engine = bench(max_num_seqs=6, token_budget=32, **settings)
     came, worst, asked = {}, 0, []
@@ -126,8 +130,9 @@ def test_no_adapter_starves_beside_hot_ones(seed):
 
 
 def steps_until_cold(seed, hot=2, **settings):
-    """Hot adapters get new requests in each step for ever, and one comes for another adapter: when it starts,
-    in steps, up to 200."""
+    """Give hot adapters new requests in each step for ever, and return after how many steps, up to 200, a
+    request for another adapter starts.
+    """
     rng = random.Random(seed)
     places, room = rng.choice([1, 2]), rng.choice([20, 100])
     engine = bench(**{"max_num_seqs": 4, "max_loras": places, "lora_bytes": room} | settings)
@@ -146,7 +151,7 @@ def steps_until_cold(seed, hot=2, **settings):
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_request_waits_no_longer_than_for_those_before_it_and_a_place(seed):
-    before = 12 + 4  # those that came before it, and that may overtake: at worst one after the other
+    before = 12 + 4  # requests before it, and requests that may overtake: one after the other at worst
     assert steps_until_cold(seed) <= (before + 1) * (MOST + 1)
     assert steps_until_cold(seed, 1, max_loras=1, max_num_seqs=8) <= (before + 5) * (MOST + 1)
     alone = {"max_loras": 1, "max_num_seqs": 8}

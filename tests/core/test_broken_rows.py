@@ -1,4 +1,4 @@
-"""A row whose logits are not finite ends alone, and nobody hits the blocks it filled."""
+"""A row whose logits are not finite ends alone, and its blocks are no prefix hits."""
 
 import numpy as np
 from msgspec.structs import replace
@@ -14,7 +14,7 @@ CONFIG = EngineConfig(
 
 
 class BreakingExecutor(SimulatedExecutor):
-    """The first sampled row of the first step is not finite."""
+    """The first sampled row in the first step is not finite."""
 
     def collect(self):
         first = self._plans[0].step == 0

@@ -1,4 +1,4 @@
-"""Everything that can go wrong at once, seeded: see `chaos.py`."""
+"""Seeded runs with every fault at once: see `chaos.py`."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""The loop: ends of every kind, failures, deadlines, interruptions."""
+"""The loop: every kind of end, failures, deadlines, interruptions."""
 
 import numpy as np
 import pytest
@@ -75,7 +75,7 @@ def test_after_so_many_failures_a_request_ends_with_the_error(max_retries, failu
 
 
 def test_requests_that_were_not_in_the_failed_step_are_unharmed():
-    """Three rows, a budget that leaves the third out of the step that fails."""
+    """Three rows, and a budget that leaves the third out of the failing step."""
     bench = Bench(token_budget=8, encoder_budget=6, max_retries=0, fault=failing(1))
     a = request("a", 24, media=[image(1, 0, 5), image(2, 6, 5)])
     b = request("b", 20)
@@ -102,7 +102,7 @@ def test_blocks_and_features_of_a_failed_step_are_no_hits():
 
 
 class FailsAfterEncoding(SimulatedExecutor):
-    """Features are there when the forward pass fails."""
+    """The features exist when the forward pass fails."""
 
     def _write(self, plan):
         if plan.step in (0, 1):
@@ -141,7 +141,7 @@ def test_blocks_of_a_row_that_broke_are_no_hits():
 
 
 class Odd(SimulatedExecutor):
-    """Gives what no step could have given."""
+    """Returns results that no step could have."""
 
     def __init__(self, config, change):
         super().__init__(config)
@@ -209,7 +209,7 @@ def test_whatever_an_executor_raises_is_a_failed_step():
 
 @pytest.mark.parametrize("where", ["dispatch", "collect"])
 def test_ctrl_c_in_the_device_loses_a_step_and_nothing_else(where):
-    """A notebook's user interrupts, looks around, and goes on."""
+    """A notebook's user interrupts a step, looks around, and continues."""
 
     class Interrupted(SimulatedExecutor):
         pressed = False
@@ -247,7 +247,7 @@ def cancelling(bench, name, steps):
 
 @pytest.mark.parametrize("steps", range(6))
 def test_cancel_at_every_moment(steps):
-    """Before it is seen, while it waits for a row, in its prompt, while it answers."""
+    """Before a step sees the request, while it waits for a row, in its prompt, and during its answer."""
     bench = Bench(max_num_seqs=1, token_budget=6)
     first, second = request("a", 4, max_tokens=2), request("b", 15, max_tokens=9, media=[image(1, 2, 4)])
     bench.submit(first, second)
@@ -313,7 +313,7 @@ def test_a_deadline():
 
 
 def test_a_deadline_ends_with_its_request():
-    """Its id may come again; the old deadline must not strike the new request."""
+    """The id may be used again; the old deadline must not cancel the new request."""
     clock = Clock()
     bench = Bench(clock=clock)
     bench.submit(request("a", 4, max_tokens=2, deadline_ns=50))
@@ -359,7 +359,7 @@ def test_a_reset_makes_no_hit_of_what_was_before():
 
 def test_outputs_come_after_the_commit():
     class Slow:
-        """A log that takes every third commit."""
+        """A log that accepts every third commit."""
 
         def __init__(self):
             self.records, self.tries, self.stalled, self.committed = [], 0, "", 0

@@ -1,4 +1,4 @@
-"""The free list, the block pool and the encoder cache against models that are plainly right."""
+"""The free list, the block pool and the encoder cache, compared with simple models."""
 
 from collections import OrderedDict, deque
 
@@ -47,7 +47,7 @@ def test_free_list_against_a_deque(operations):
 
 
 def test_free_list_through_many_rounds():
-    """Longer than its arrays, so that they are packed again and again."""
+    """More rounds than the arrays are long, so that they are compacted again and again."""
     rng = np.random.default_rng(3)
     free_list, line = FreeList(40), deque(range(1, 40))
     for _ in range(3000):
@@ -66,7 +66,7 @@ def test_free_list_through_many_rounds():
 
 
 def fill(pool, *blocks):
-    """Give each block a content of its own, chained."""
+    """Give each block its own content, chained."""
     parent = ROOT
     for block in blocks:
         tokens = np.full(pool.block_size, block, np.int32)
@@ -128,7 +128,7 @@ def test_what_tokens_alone_do_not_say_of_a_block():
 
 
 class CacheModel:
-    """Entries in the order in which they became idle; held ones apart."""
+    """Entries in the order in which they became idle; held entries separately."""
 
     def __init__(self, capacity):
         self.capacity, self.held, self.idle = capacity, {}, OrderedDict()

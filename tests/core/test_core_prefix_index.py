@@ -1,4 +1,4 @@
-"""Which block holds which content: exact, however keys collide."""
+"""The prefix index finds blocks by exact content, even if keys collide."""
 
 import numpy as np
 import pytest
@@ -49,13 +49,13 @@ def test_keys_depend_on_parent_tokens_order_and_extra():
 
 
 def collide(monkeypatch):
-    """Every key becomes the same one."""
+    """Make every key the same."""
     monkeypatch.setattr(prefix_index, "_key", lambda parent, part, extra: 0)
     monkeypatch.setattr(prefix_index, "_keys", lambda parents, parts: np.zeros(len(parts), np.uint64))
 
 
 class Model:
-    """What the index should know, in plain words: what each block was last told to hold."""
+    """A simple model of the index: the last recorded content of each block."""
 
     def __init__(self):
         self.held = {}
@@ -77,7 +77,7 @@ OPERATIONS = st.lists(
 
 
 def replay_operations(operations, collisions):
-    """Run against the model. Without collisions a hit must be found where there is one."""
+    """Run operations against the model. Without key collisions every possible hit must be found."""
     index, model, parents = PrefixIndex(12, SIZE), Model(), [ROOT]
     for kind, blocks, parent_at, draws, extra in operations:
         parent = parents[parent_at % len(parents)]
@@ -118,7 +118,7 @@ def replay_operations(operations, collisions):
 
 
 def one_by_one(index, rows, extras):
-    """The blocks of a row's beginning."""
+    """Find the blocks at a row's beginning."""
     found, parent = [], ROOT
     for place, tokens in enumerate(rows):
         block = find(index, parent, tokens, extras.get(place, b""))
@@ -130,7 +130,7 @@ def one_by_one(index, rows, extras):
 
 
 def chain(index, model, parents, blocks, parent, draws, extra):
-    """Blocks of one row; the last of them has the extra digest."""
+    """Insert a row's blocks; the last of them has the extra digest."""
     columns = np.array([[draws[n % 4], draws[(n + 1) % 4]] for n in range(len(blocks))], np.int32)
     extras = {len(blocks) - 1: extra} if extra else {}
     last = index.insert_chain(np.array(blocks), parent, columns, extras)
@@ -182,7 +182,7 @@ def test_a_collision_costs_a_miss(monkeypatch):
 
 
 def test_extras_that_begin_alike_do_not_collide():
-    """Two small images in a block, of which the first is the same."""
+    """A block with two small images, of which the first is the same."""
     index, tokens = PrefixIndex(8, SIZE), np.zeros(SIZE, np.int32)
     extras = [b"first image" + second for second in (b"", b"one", b"two")]
     content = [insert(index, block + 1, ROOT, tokens, extra) for block, extra in enumerate(extras)]

@@ -1,5 +1,6 @@
-"""A process that dies between any two records, and another that goes on: every request ends once, with
-the tokens of an undisturbed run, and the whole log verifies."""
+"""A process dies between any two records, and another one continues. Every request ends once, with the tokens
+of an undisturbed run, and the whole log verifies.
+"""
 
 import random
 
@@ -20,14 +21,14 @@ EOS_IN = 20
 
 
 class Life:
-    """One process after the other on one log, which is kept as a list of events."""
+    """Processes, one after the other, on one log, which is kept as a list of events."""
 
     def __init__(self, config, fault=lambda step: None):
         self.config, self.fault = config, fault
         self.events, self.core = [], None
 
     def begin(self, keep=None):
-        """A process starts. `keep`: records that the one before got to the log."""
+        """Start a process. `keep`: how many records of the process before are in the log."""
         self.events = self.events[:keep]
         self.log = MemoryLog()
         executor = SimulatedExecutor(self.config, eos_in=EOS_IN, fault=self.fault, check_kv=True)
@@ -49,7 +50,7 @@ class Life:
 
 
 def answers(config, events):
-    """Tokens and ends by request, as the log tells them."""
+    """Return tokens and ends by request, from the log."""
     state, tokens, ends = State(config), {}, {}
     for event in events:
         if isinstance(event, ev.Finished):

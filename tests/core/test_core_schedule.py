@@ -1,4 +1,4 @@
-"""What a step is made of, in scenarios small enough to follow by hand. Blocks hold 4 tokens."""
+"""A step's decisions, in scenarios that are small enough to follow by hand. Blocks hold 4 tokens."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from tests.core.small_engine import Bench, image, ints, request, video
 
 
 def told(event):
-    """A decision in short: who computes how much."""
+    """Return a decision in short: which rows compute how many tokens."""
     if isinstance(event, ev.Preempted):
         return "preempt", event.request_id
     if isinstance(event, ev.Admitted):
@@ -131,7 +131,7 @@ def test_a_video_is_held_from_its_first_frame_to_its_last():
 
 
 def test_text_between_frames_needs_no_features():
-    """The first frames are prefix hits; what is left of the prompt holds only text."""
+    """The first frames are prefix hits; the rest of the prompt is only text."""
     bench = Bench()
     prompt, media = [7] * 16, [video(1, (1, 2), (5, 2))]
     bench.submit(request("a", prompt, media=media))
@@ -350,7 +350,7 @@ def test_what_a_request_needs_is_not_evicted_for_its_next_image():
 
 
 def test_a_row_that_waits_for_room_lets_others_run():
-    """The cache holds one image. a holds it while it is cut; b waits before its own."""
+    """The cache holds one image. a holds it while its chunk is cut; b waits before its own image."""
     bench = Bench(token_budget=6, encoder_cache_size=6, max_num_seqs=3)
     requests = [
         request("a", 14, media=[image(1, 0, 6), image(2, 7, 6)]),
@@ -386,7 +386,7 @@ def test_schedule_changes_nothing():
 
 
 def test_a_plan_owns_its_arrays():
-    """What a device may read later is not what the next step writes."""
+    """The next step does not write to arrays that a device may still read."""
     plans = []
     bench = Bench()
     dispatch = bench.executor.dispatch

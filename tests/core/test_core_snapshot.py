@@ -1,4 +1,4 @@
-"""A snapshot at any event gives the same state, and going on from it gives the same states."""
+"""A snapshot at any event gives the same state, and the events after it give the same states."""
 
 import random
 
@@ -19,18 +19,18 @@ from mmengine.events.log import MemoryLog
 from mmengine.simulation.simulated_executor import SimulatedExecutor
 from tests.core.workloads import ADAPTERS, small_config, small_request
 
-# What a state holds beside plain values, lists of names and columns.
+# Fields of a state beside plain values, lists of names and columns.
 PARTS = {
     *("token_ids", "block_table", "requests_by_row", "free_rows", "running", "requests", "waiting"),
     *("goodput", "blocks", "encoder", "free_host_blocks", "flights", "leaving", "last_rows", "history"),
     "grammar_slots",
     *("part", "step_part", "work_left"),
     *("step_rows", "step_filled", "step_encoded", "step_evicted", "step_swapped", "step_copies"),
-    *("step_fetched", "fetching"),  # the requests say who is fetching
+    *("step_fetched", "fetching"),  # derived from the requests
     *("states", "step_kept", "adapters", "sessions", "num_prefills"),
     *(
-        *("has_drafts", "verifies"),  # as the columns say
-        "num_large",  # as the requests do
+        *("has_drafts", "verifies"),  # derived from the columns
+        "num_large",  # derived from the requests
         *("made_room_for", "constants"),
         "config",
         "policy",
@@ -44,7 +44,7 @@ PARTS = {
 
 
 def random_run(seed):
-    """Config and events of a run with everything in it."""
+    """Return config and events of a run with every kind of event."""
     rng = random.Random(seed)
     config = small_config(rng)
     if seed % 2 and not config.compat:

@@ -1,4 +1,4 @@
-"""The digest is a tree: what differs in two states is named by column, request and row."""
+"""The digest is a tree: a difference between two states is named by column, request and row."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ def records(tmp_path_factory):
 
 
 def folded(records):
-    """The state in the middle of a step: rows run, requests wait, media are held."""
+    """Return a state in the middle of a step: rows run, requests wait, media are held."""
     state = State(EngineConfig.from_dict(records[0].event.config))
     for record in records:
         evolve(state, record.event)

@@ -1,4 +1,4 @@
-"""Items that take more encoder work than a step may: in pieces, and others go on in between."""
+"""Items with more encoder work than a step may take are encoded in parts, while other requests continue."""
 
 import pytest
 
@@ -17,7 +17,7 @@ PIECE = {"encoder_piece": 5, "encoder_even_patches": 16}
 
 
 def large(tag: int, start: int, size: int = 4) -> MediaItem:
-    """16 patches of one frame: 32 units, 7 parts of 5."""
+    """16 patches in one frame: 32 units, 7 parts of up to 5."""
     return MediaItem(bytes([tag, size]).ljust(32, b"\2"), "image", ((start, size),), (1, 4, 4))
 
 
@@ -34,7 +34,7 @@ def test_work_grows_with_the_square_of_a_frame():
 
 @pytest.mark.parametrize("start", [0, 1, 6])
 def test_a_request_alone_is_answered(start):
-    """Whether its first chunk can begin before the item or not."""
+    """The first chunk may or may not begin before the item."""
     bench = Bench(**PIECE)
     asked = request("a", 12, media=[large(1, start)])
     bench.submit(asked)
@@ -55,11 +55,11 @@ def test_others_decode_in_each_step_of_it_and_small_items_pass():
         before = len(bench.tokens["text"])
         bench.step()
         assert len(bench.tokens["text"]) == before + 1
-    assert bench.ends["small"][0] == "length"  # it did not wait for the large one
+    assert bench.ends["small"][0] == "length"  # it did not wait for the large item
 
 
 def test_whole_items_of_a_step_share_its_work():
-    """Three images of 4 + 1 units: one a step."""
+    """Three images with 4 + 1 units: one per step."""
     bench = Bench(**PIECE)
     bench.submit(request("a", 20, media=[image(tag, 2 + 5 * tag, 4) for tag in range(3)]))
     encoded = [len(event.encode) for event in bench.run() if hasattr(event, "encode") and event.encode]
@@ -99,7 +99,7 @@ def test_who_waits_for_the_same_item_goes_on_where_it_is():
 
 
 def test_a_preempted_request_keeps_what_was_computed():
-    """Five blocks: the row that decodes takes the last one, and the other gives way."""
+    """Five blocks: the decoding row takes the last one, and the other row is preempted."""
     bench = Bench(**PIECE, num_blocks=6, max_model_len=20, enable_prefix_caching=False)
     bench.submit(request("text", 6, max_tokens=12), request("a", 10, max_tokens=2, media=[large(1, 5)]))
     events = bench.run()
@@ -117,7 +117,7 @@ def test_a_failed_step_begins_it_again():
 
 
 class Refusing(SimulatedExecutor):
-    """No part of an item whose hash begins with 9 can be computed."""
+    """Items whose hash begins with 9 fail."""
 
     def collect(self):
         plan = self._plans[0]
@@ -129,7 +129,7 @@ class Refusing(SimulatedExecutor):
 
 @pytest.mark.parametrize("start", [0, 2])
 def test_an_item_that_brings_its_steps_down_is_found(start):
-    """Whether its request has a row or waits; the others are answered."""
+    """The request has a row or waits; the others are answered."""
     settings = Bench(**PIECE).config
     bench = Bench(**PIECE, executor=Refusing(settings, check_kv=True))
     others = [request("text", 5, max_tokens=6), request("b", 12, media=[large(1, 3)])]

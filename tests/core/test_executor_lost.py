@@ -1,4 +1,4 @@
-"""An executor that is gone for good ends the engine, and no request."""
+"""An executor that is lost for good ends the engine, and no request."""
 
 import pytest
 
@@ -11,7 +11,7 @@ from tests.core.small_engine import Bench, request, settings_of
 
 
 class Gone(SimulatedExecutor):
-    """Its third step, and every later one, cannot be run."""
+    """The third and all later steps cannot run."""
 
     steps = 0
 
@@ -33,7 +33,7 @@ def test_every_step_raises_and_nobody_fails(max_in_flight):
             bench.run()
     assert not bench.ends and "a" in bench.state.requests
     assert not [record for record in bench.log.records if isinstance(record.event, (ev.Failed, ev.Finished))]
-    bench.core.recover(ev.Recovered())  # as the process does that goes on
+    bench.core.recover(ev.Recovered())  # as the continuing process does
     bench.executor.discard()
     Gone.steps = -100
     bench.run()

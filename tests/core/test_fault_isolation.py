@@ -1,4 +1,4 @@
-"""A request that kills its steps ends with an error; those beside it do not."""
+"""A request that makes its steps fail ends with an error; the requests beside it do not."""
 
 import random
 
@@ -15,7 +15,7 @@ from tests.core.workloads import check_invariants
 
 
 class Killed(SimulatedExecutor):
-    """Fails each step in which a killer is computed to a length of `at` or more."""
+    """Fails each step that computes a killer to a length of `at` or more."""
 
     def __init__(self, config, killers, at=0):
         super().__init__(config, check_kv=True)

@@ -1,4 +1,4 @@
-"""How many drafts are verified follows what steps were measured to cost and how many drafts they kept."""
+"""The number of verified drafts follows from measured step times and accepted drafts."""
 
 import random
 
@@ -22,8 +22,9 @@ MOST = 6
 
 
 class Drafting(SimulatedExecutor):
-    """Proposes MOST drafts a row, of which each is right with the chance `acceptance` (by a hash of its
-    place) if those before it are; drafting costs `draft_ns` each, which is known to be part of the step."""
+    """Proposes MOST drafts for a row. Each is right with the chance `acceptance` (by a hash of its place) if
+    the drafts before it are. Drafting costs `draft_ns` each, which is reported as a part of the step.
+    """
 
     def __init__(self, config, cost, acceptance, draft_ns=0):
         super().__init__(config, cost=cost)
@@ -74,7 +75,7 @@ def engine(policy, rows, cost, acceptance, *, draft_ns=0, fixed_ns=0, length=400
 
 
 def drafts_a_row(core, steps):
-    """Mean drafts a row and step over the next `steps`."""
+    """Return the mean number of drafts for a row and step over the next `steps`."""
     drafts = rows = 0
     for _ in range(steps):
         core.step()
@@ -107,7 +108,7 @@ def test_rows_that_guess_badly_draft_less_than_rows_that_guess_well():
 
 
 def test_a_step_that_was_decided_before_drafts_were_asked_for_is_one_without():
-    """With two in flight what is chosen now is not what the step that comes back was dispatched with."""
+    """With two steps in flight, the returning step was dispatched with an earlier choice."""
     goodput, rows = Goodput(8, MOST), np.arange(8)
     for _ in range(2 * ENOUGH_PLAIN):
         goodput.count_step(8, False, 1000)
@@ -175,7 +176,7 @@ def test_a_few_long_steps_decide_nothing():
 
 
 def test_what_a_draft_took_says_what_chance_it_needs():
-    # 8 drafts took 100 us more than none, and a token of 12 takes 16.7 us: a third of 12.5 / 16.7
+    # 8 drafts took 100 us more than none, and one of 12 tokens takes 16.7 us: a third of 12.5 / 16.7
     assert costs_of(4, 200_000, 12).least_chance(4, ALL_DRAFTERS) == pytest.approx(0.25 * ONE, rel=0.02)
     assert costs_of(4, 90_000, 12).least_chance(4, ALL_DRAFTERS) == 0
     assert costs_of(4, 10**9, 4).least_chance(4, ALL_DRAFTERS) == ONE // 2

@@ -1,4 +1,4 @@
-"""On a made-up machine: what is chosen, how soon, and what finding that out costs."""
+"""Draft levels on a model of a machine: which is chosen, how soon, and what finding out costs."""
 
 import random
 
@@ -16,7 +16,7 @@ HEAD = Drafter(0.95, 60, 8)
 
 
 def shares(drafters, run, **costs):
-    """How much longer a token takes than under the best fixed choice."""
+    """Return how much longer a token takes than under the best fixed choice."""
     found = []
     for policy in ("goodput", "none", *range(len(drafters))):
         machine = Machine(policy, drafters, **costs)
@@ -40,8 +40,9 @@ def shares(drafters, run, **costs):
 def test_it_loses_little_against_the_best_fixed_choice(
     rows, step_us, row_us, token_share, chance, fixed_us, draft_us, noise
 ):
-    """Over a whole run. What it takes to find out is no more than a few steps with all drafts, and more where
-    a step has few rows."""
+    """Over a whole run. Finding out costs no more than a few steps with all drafts, and more if a step has
+    few rows.
+    """
     drafters = [Drafter(chance, fixed_us, draft_us)]
     costs = {"step_us": step_us, "row_us": row_us, "token_us": row_us * token_share, "noise": noise}
     share, found = shares(drafters, lambda machine: machine.run(rows, RUN), **costs)
@@ -52,7 +53,7 @@ def test_it_loses_little_against_the_best_fixed_choice(
 
 
 def test_it_never_falls_behind_none_by_more_than_it_takes_to_find_out():
-    """Random machines, drafters and lengths of requests: with all it takes to find out, over 1,500 steps."""
+    """Random machines, drafters and request lengths: with all costs of finding out, over 1,500 steps."""
     rng, found = random.Random(1), []
     for number in range(24):
         rows, row_us = (1, 4, 16, 64)[number % 4], rng.randint(2, 40)
@@ -92,7 +93,7 @@ def test_it_knows_soon(rows, pays):
 
 
 def test_each_number_of_rows_is_decided_by_itself():
-    """As a batch drains: drafts pay at eight rows, and not at 64."""
+    """In a shrinking batch: drafts pay at eight rows, and not at 64."""
     costs = {"row_us": 17, "token_us": 20, "noise": 0.1}
 
     def drain(machine):
@@ -133,7 +134,7 @@ def test_what_a_large_batch_lost_is_not_held_against_its_last_rows():
 
 
 def test_drafters_are_told_apart():
-    """The first one's drafts cost nothing to make and are kept; the second one's take too long to make."""
+    """The first drafter's drafts cost nothing and are accepted; the second drafter takes too long."""
     costs = {"row_us": 30, "token_us": 12, "noise": 0.1}
     drafters = [Drafter(1.0, most=2, has_some=0.5), Drafter(0.9, 400, 40)]
     share, found = shares(drafters, lambda machine: machine.run(16, RUN), **costs)
@@ -143,7 +144,7 @@ def test_drafters_are_told_apart():
     machine = Machine("goodput", drafters, **costs)
     machine.run(16, 300)
     assert machine.goodput.level == 0
-    machine.run(2, 20)  # where all are level
+    machine.run(2, 20)  # all drafters draft there
     machine.admit(*range(16))
     room = machine.goodput.draft_limits_of(np.arange(16))
     assert room[0].any() and not room[1:].any()
@@ -171,7 +172,7 @@ def test_while_drafts_do_not_pay_trying_takes_little():
 
 @pytest.mark.parametrize("rows", [1, 16])
 def test_prompts_of_short_answers_are_not_read_for_drafts(rows):
-    """Drafts save less of six tokens than it takes a head to read the prompts, and more of a hundred."""
+    """Drafts save less in six tokens than a head needs to read the prompts, and more in a hundred."""
     costs, reading_us = {"row_us": 10, "token_us": 5, "noise": 0.1}, 1000 + 300 * rows
     machine = Machine("goodput", [Drafter(0.95, 60, 1)], **costs)
     read = [machine.answer(rows, 6, reading_us) for _ in range(200)]

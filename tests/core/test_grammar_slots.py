@@ -1,4 +1,4 @@
-"""A grammar that many requests ask for stands in the log once."""
+"""The log holds a grammar once if many requests share it."""
 
 import msgspec
 import numpy as np
@@ -29,7 +29,7 @@ def queued(source, slot=ev.NO_SLOT, kind="regex", **how):
 
 
 def run(folder, forms, at_once=1):
-    """Requests with these forms, so many at a time."""
+    """Run requests with these grammars, `at_once` at a time."""
     core = EngineCore(CONFIG, SimulatedExecutor(CONFIG), sink=LogWriter(folder))
     names = iter(range(len(forms)))
     while core.has_work or len(core.state.requests) < at_once:

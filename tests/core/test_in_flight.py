@@ -14,7 +14,7 @@ from tests.core.workloads import Watched
 
 
 class Overlapping(Bench):
-    """Two steps in flight, each plan watched; `most` is how many there were at once."""
+    """Two steps in flight, with each plan checked; `most` is the largest number at once."""
 
     def __init__(self, *, fault=None, cost=None, eos_in=0, sink=None, **settings):
         settings = {"max_in_flight": 2, **settings}
@@ -107,7 +107,7 @@ FORM = GrammarRequest("regex", "a+")
 
 
 def run_with_form(bench, grammar=FORM):
-    """How many rows each step had."""
+    """Return how many rows each step had."""
     requests = [request("plain", 5, max_tokens=8), request("bound", 5, max_tokens=4, grammar=grammar)]
     bench.submit(*requests)
     bench.core.inbox.put(ev.GrammarReady("bound"))
@@ -125,7 +125,7 @@ def run_with_form(bench, grammar=FORM):
 
 @pytest.mark.parametrize("closes, ahead, forms", [(False, 7, 0), (True, 3, 4)])
 def test_a_form_keeps_no_step_back_but_where_it_is_completed_within_its_budget(closes, ahead, forms):
-    """Then what a step gives is known when it was read, and the whole step is awaited."""
+    """The step's result is known only after it is read, so the next step waits."""
     bench = Overlapping()
     grammar = GrammarRequest("regex", "a+", on_truncation="close" if closes else "length")
     assert run_with_form(bench, grammar) == [2] * 4 + [1] * 4
@@ -138,7 +138,7 @@ DEAR, CHEAP = (CostModel(step_ns=100_000, token_ns=ns, context_ns=0) for ns in (
 
 @pytest.mark.parametrize("cost, ahead", [(DEAR, True), (CHEAP, False)])
 def test_steps_with_drafts_are_awaited_and_others_are_not(cost, ahead):
-    """Where drafts do not pay, nobody drafts, and steps overlap."""
+    """If drafts do not pay, no drafter drafts, and steps overlap."""
     bench = Overlapping(
         cost=cost, num_draft_tokens=3, draft_policy="goodput", max_model_len=400, num_blocks=450
     )
@@ -155,7 +155,7 @@ def test_steps_with_drafts_are_awaited_and_others_are_not(cost, ahead):
 
 @pytest.mark.parametrize("host_ns", [0, 100_000])
 def test_drafters_that_have_nothing_do_not_keep_steps_apart(host_ns):
-    """To ask them costs what the engine does between two steps, which is hidden where nobody is asked."""
+    """Drafting costs the engine's time between two steps, which overlaps otherwise."""
 
     class Idle(SimulatedExecutor):
         def dispatch(self, plan):
@@ -187,7 +187,7 @@ def test_without_a_form_nobody_waits_for_drafters_of_forms():
 
 
 def test_drafts_behind_a_step_that_was_gone_on_from_are_refused():
-    """By whoever collects them, and by whoever reads a log."""
+    """The engine that collects them refuses them, and so does a reader of the log."""
 
     class Pushes(SimulatedExecutor):
         def collect(self):
@@ -211,7 +211,7 @@ def test_a_failed_step_takes_the_one_behind_with_it():
     while bench.core.has_work:
         if bench.state.step == 3 and "late" not in bench.state.requests and "late" not in bench.ends:
             requests.append(request("late", 7, max_tokens=3))
-            bench.submit(requests[-1])  # runs in step 3 only, behind the one that fails
+            bench.submit(requests[-1])  # runs in step 3 only, after the failing step
         before = {name: req_state.failures for name, req_state in bench.state.requests.items()}
         new = bench.step()
         events += new

@@ -1,5 +1,6 @@
-"""Any order of arrivals, cancels, failures and steps: invariants hold after every rule, tokens are
-those of a run alone, and the log folds and derives to the same state."""
+"""Any order of arrivals, cancels, failures and steps: the invariants hold after every rule, tokens equal
+those of an undisturbed run, and the log folds and derives to the same state.
+"""
 
 import random
 import shutil
@@ -52,7 +53,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule()
     def arrive_from_elsewhere(self):
-        """Another engine gave the first tokens of its answer."""
+        """Submit a request whose first tokens another engine sampled."""
         request = small_request(self.rng, self._new_name(), self.config, grammars=0.1, like=self.last)
         tokens, _ = reference_tokens(request, self.config, eos_in=EOS_IN)
         had = np.array(tokens[: self.rng.randrange(len(tokens))], np.int32)
@@ -154,9 +155,10 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 def misled(folder):
-    """Requests that hit a block which a row would have filled in a step that it then left: so does vLLM, and
-    `compat` repeats it (docs/how-to/simulation.md)."""
-    left, found = set(), set()  # blocks that hold nothing, and who hit them
+    """Return requests that hit a block which a row would have filled in a step that it then left. vLLM has
+    such hits, and `compat` repeats them (docs/how-to/simulation.md).
+    """
+    left, found = set(), set()  # blocks without content, and requests that hit them
     for state, record in timeline.fold(CheckedLog(folder)):
         event = record.event
         if isinstance(event, ev.Preempted) and state.scheduled[event.row]:
@@ -173,7 +175,7 @@ def misled(folder):
 
 
 def test_who_hits_what_nobody_computed_is_known(monkeypatch):
-    """Seed 931 of the machine: r2 leaves step 58 with a block that it would have filled, and hits it."""
+    """Seed 931: r2 leaves step 58 with a block that it would have filled, and hits it."""
     machine = EngineMachine()
     machine.start(seed=931)
     for _ in range(40):

@@ -1,5 +1,7 @@
-"""The policy with two steps in flight, followed by its events in plain lists: who gives way, where who gave
-way waits, who is admitted before whom, and that nobody gives way while a step runs."""
+"""The policy with two steps in flight, compared with a simple model of its events: which request is
+preempted, its place in the queue, the order of admissions, and that no request is preempted while a step
+runs.
+"""
 
 import random
 from dataclasses import dataclass, field
@@ -17,15 +19,15 @@ SEEDS = range(40)
 
 @dataclass
 class Follower:
-    """What the rules of docs/explanation/policies.md say of the events so far."""
+    """A model of the rules in docs/explanation/policies.md, updated by events."""
 
     config: EngineConfig
-    arrivals: dict = field(default_factory=dict)  # names to what arrived, and when
+    arrivals: dict = field(default_factory=dict)  # by name: the arrived request and its time
     running: list = field(default_factory=list)
     waiting: list = field(default_factory=list)
     rows: dict = field(default_factory=dict)
     in_flight: int = 0
-    gave_way: bool = False  # somebody, in the open step
+    gave_way: bool = False  # a request was preempted in the open step
     preemptions: int = 0
 
     def rank(self, name):
@@ -33,8 +35,9 @@ class Follower:
         return (event.priority, number) if self.config.policy == "priority" else (number,)
 
     def passed_over(self, name, grammars):
-        """Whether one may be: it waits for its grammar, a place of its adapter, an encoder output or the
-        prompt that it shares."""
+        """Return whether a request may be passed over: it waits for its grammar, a place of its adapter, an
+        encoder output or its group's prompt.
+        """
         event = self.arrivals[name][0]
         return name in grammars or bool(event.media or event.group or event.adapter)
 

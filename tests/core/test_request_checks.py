@@ -1,4 +1,4 @@
-"""What is refused at the door, and in which words; settings that contradict each other."""
+"""Refused requests and their messages; settings that contradict each other."""
 
 import msgspec
 import numpy as np
@@ -167,7 +167,7 @@ def test_just_below_every_limit():
 
 
 def test_what_is_queued_is_what_a_log_would_give_back():
-    """An integer temperature is a float for every reader; so it is one for the live engine."""
+    """An integer temperature is a float for every reader of the log, and so for the live engine."""
     bench = Bench()
     bench.submit(Request("a", np.array([1], np.int32), SamplingParams(temperature=1, seed=3)))
     bench.step()
@@ -200,7 +200,7 @@ def test_the_queue_is_bounded():
 
 
 def test_a_queue_that_fills_between_the_door_and_the_step_rejects():
-    """A failed step sends its rows back into the queue; whoever waits at the door finds it full."""
+    """A failed step puts its rows back into the queue, which is then full for new requests."""
     bench = Bench(max_num_seqs=2, max_waiting=2, fault=lambda step: "planted" if step == 1 else None)
     bench.submit(request("a", 3), request("b", 3))
     bench.step()
@@ -262,7 +262,7 @@ def test_settings_of_another_type(wrong):
         msgspec.structs.replace(settings_of(), **wrong).check()
 
 
-OPPOSED = {  # words of the message: settings that contradict each other, and how they would not
+OPPOSED = {  # words of the message: contradicting settings, and settings without the contradiction
     "token_budget 7 is smaller than max_num_seqs 8": (
         {"max_num_seqs": 8, "token_budget": 7},
         {"token_budget": 8},
@@ -330,7 +330,7 @@ def test_an_item_is_no_longer_than_a_prompt():
 
 @pytest.mark.parametrize("group", ["nobody", "alone", "bad"])
 def test_a_group_that_is_not_there_harms_nobody(group):
-    """Who leads it is gone, was never there, or is the request itself: it runs alone."""
+    """The group's leader is gone, never existed, or is the request itself: the request runs alone."""
     bench = Bench()
     alone = request("alone", 9, group=group)
     bench.submit(alone, request("other", 9))

@@ -1,4 +1,4 @@
-"""Sessions in the core: what belongs to one, which blocks it keeps, and who may have them instead."""
+"""Sessions in the core: their contents, the blocks that they keep, and requests that take those blocks."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ from tests.core.small_engine import Bench, image, ints, request
 
 
 class SessionBench(Bench):
-    """Says more in a session, and runs until that is over."""
+    """Run a request in a session until it ends."""
 
     def open(self, *names, **fields):
         for name in names:
@@ -63,7 +63,7 @@ def test_a_prompt_longer_than_a_step_is_computed_in_several():
 
 @pytest.mark.parametrize("max_in_flight", [1, 2])
 def test_an_answer_is_that_of_one_cold_request(max_in_flight):
-    """Pieces with media, then a question, twice: the answers are part of what comes next."""
+    """Parts with media, then a question, twice: the answers belong to the next prompt."""
     bench = SessionBench(max_in_flight=max_in_flight)
     bench.open("s")
     pictures = (image(1, 2, 3), image(2, 7, 4))
@@ -290,7 +290,7 @@ def test_a_snapshot_holds_sessions_and_what_is_on_its_way():
     assert np.array_equal(found.leased, bench.of("s").leased) and found.chunks == bench.of("s").chunks
 
 
-# 276, 497: the item of a suspect was under way for another request, and began once more behind its parts.
+# 276, 497: a suspect's item was being encoded for another request, and began again after its parts.
 @pytest.mark.parametrize("seed", [*range(12), 276, 497])
 def test_sessions_in_a_day_on_which_everything_goes_wrong(seed, tmp_path):
     check_seed(seed, tmp_path / "log")

@@ -1,4 +1,4 @@
-"""The loop says when it gets nowhere, and the log verifies all the same."""
+"""The loop reports a lack of progress, and the log still verifies."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""State slots: who holds one, which states are kept, and from which one a request goes on."""
+"""State slots: which rows hold one, which states are kept, and from which state a request continues."""
 
 from msgspec.structs import replace
 
@@ -20,13 +20,15 @@ def admitted(events):
 
 
 def kept(events):
-    """(row, tokens) of each state that was kept."""
+    """Return (row, tokens) for each kept state."""
     found = [event for event in events if isinstance(event, ev.StatesKept)]
     return [pair for event in found for pair in zip(ints(event.rows), ints(event.num_tokens), strict=True)]
 
 
 def test_where_states_are_kept():
-    """Multiples of 8 in blocks of 4; the prompt's last block that leaves a token; where it left others."""
+    """Multiples of 8 in blocks of 4; the prompt's last block that leaves a token; the end of the shared
+    tokens.
+    """
     places, place = [], 0
     while (place := next_kept(place, 30, 12, 8, 4)) < 40:
         places.append(place)
@@ -48,7 +50,7 @@ def test_a_prompt_shorter_than_the_distance_is_a_hit():
 
 
 def test_what_others_began_with_is_kept_where_a_request_leaves_it():
-    """They are only as alike as their beginning, which ends at no multiple and at no prompt's end."""
+    """The prompts share only their beginning, which ends at no multiple and at no prompt's end."""
     engine = bench(snapshot_every=0, max_num_seqs=1)
     beginning = list(range(12))
     prompts = {name: [*beginning, *range(100 * n, 100 * n + 9)] for n, name in enumerate("abc", 1)}
@@ -111,8 +113,9 @@ def test_what_a_failed_step_kept_is_not_relied_on():
 
 
 def test_who_gives_way_goes_on_from_its_last_state():
-    """Blocks for one and a half: the second is preempted, and hits what it computed itself, where its blocks
-    are still there."""
+    """Blocks for one and a half requests: the second is preempted, and hits its own blocks if they still
+    exist.
+    """
     engine = bench(num_blocks=14, max_model_len=48, snapshot_every=4)
     engine.submit(request("a", 16, max_tokens=24), request("b", 16, max_tokens=24))
     events = engine.run()

@@ -1,4 +1,4 @@
-"""Engines that share a store on which nothing can be relied: no request hangs, and all have their tokens."""
+"""Engines that share an unreliable store: no request hangs, and all get their tokens."""
 
 import random
 from dataclasses import replace
@@ -24,7 +24,7 @@ SEEDS, SOAK_SEEDS = 3, 200
 
 
 class Engine:
-    """One of those that share a store. `fault`: of its executor."""
+    """One of the engines that share a store. `fault`: of its executor."""
 
     def __init__(self, config, store, folder, fault=lambda step: None):
         self.remote, self.folder = ShakyRemote(store, config.block_size), folder
@@ -233,7 +233,7 @@ def test_a_log_says_what_came_of_a_store_and_can_be_shown_to_strangers(pair, tmp
     other.check()
     told = {claim.kind: claim.text for claim in why(other.folder, "b")}
     assert "4 further blocks" in told["fetch"] and "3 blocks" in told["arrived"]
-    assert "it does not hold" in told["lost"] and "it is computed" in told["lost"]
+    assert "it does not hold" in told["lost"] and "computed instead" in told["lost"]
     redact(other.folder, tmp_path / "redacted", b"k" * 16)
     assert verify(tmp_path / "redacted").ok
     first, last = (

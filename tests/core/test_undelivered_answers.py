@@ -1,4 +1,4 @@
-"""Who goes on from the newest snapshot finds what a reader of the whole log finds."""
+"""A process that continues from the newest snapshot finds the same as a reader of the whole log."""
 
 import random
 import shutil
@@ -30,11 +30,11 @@ from tests.core.workloads import small_config, small_request
 from tests.events.logs import begin_log
 from tests.log_copies import copied
 
-WHOLE = Resume(wanted=lambda name: False)  # asked like this, all of the log is read
+WHOLE = Resume(wanted=lambda name: False)  # makes a reader read the whole log
 
 
 class Scoring(SimulatedExecutor):
-    """Gives logprobs of each second request, and now and then of a prompt."""
+    """Returns logprobs for every second request, and now and then for a prompt."""
 
     def collect(self):
         plan = self._plans[0]
@@ -62,8 +62,8 @@ class Lives:
     config: object
     core: EngineCore | None = None
     tokens: dict[str, list[int]] = field(default_factory=dict)  # that consumers saw, by id
-    logprobs: dict[str, list] = field(default_factory=dict)  # likewise
-    ended: list[str] = field(default_factory=list)  # and not delivered
+    logprobs: dict[str, list] = field(default_factory=dict)  # that consumers saw, by id
+    ended: list[str] = field(default_factory=list)  # ended and not delivered
     delivered: set[str] = field(default_factory=set)
     number: int = 0
     now: int = 0
@@ -133,11 +133,11 @@ class Lives:
             self.ask()
             for _ in range(self.rng.randrange(4)):
                 self.step()
-        self.core.step()  # what was delivered is written down; its news nobody saw
+        self.core.step()  # the delivery is in the log, and no consumer heard of it
 
 
 def told(resumed):
-    """All that a process that goes on is told."""
+    """Return everything that a continuing process learns."""
     answers = {
         name: (
             *(answer.queued, answer.token_ids, answer.logprobs, answer.reason, answer.detail),
@@ -160,7 +160,7 @@ def told(resumed):
 
 
 def run_lives(tmp_path, seed, num_lives=3, num_requests=14):
-    """The lives of a log; yields it and what is known of it at each death."""
+    """Run the processes of a log; yield the log and the expected answers at each death."""
     rng = random.Random(seed)
     lives = Lives(rng, tmp_path / "log-0", small_config(rng))
     lives.begin()
@@ -168,7 +168,7 @@ def run_lives(tmp_path, seed, num_lives=3, num_requests=14):
         lives.live(num_requests)
         dead = lives.folder
         lives.folder = copied(dead, tmp_path / f"log-{life + 1}")
-        lives.core.sink.close()  # the lock; nobody looks at this folder any more
+        lives.core.sink.close()  # frees the lock; this folder is not read any more
         shutil.rmtree(dead)
         yield lives
         lives.begin(read_resume_state(lives.folder, Resume()))
@@ -199,7 +199,7 @@ def test_the_newest_snapshot_says_what_the_whole_log_says(tmp_path, seed):
 
 
 def test_no_record_of_before_the_snapshot_is_read(tmp_path, monkeypatch):
-    """Damage there is nobody's matter."""
+    """Damage there does not matter."""
     (lives,) = run_lives(tmp_path, 1, num_lives=1, num_requests=60)
     folder, starts = lives.folder, []
     begin = LogReader.__init__
@@ -214,7 +214,7 @@ def test_no_record_of_before_the_snapshot_is_read(tmp_path, monkeypatch):
 
 
 def long_run(folder, num_requests=8, **options):
-    """Requests with logprobs that nobody takes; the core is given back alive."""
+    """Run requests with logprobs that no consumer takes; return the live core."""
     config = settings_of()
     writer = LogWriter(folder, segment_bytes=4000, reserve_bytes=0)
     core = EngineCore(config, Scoring(config), sink=writer, snapshots=SnapshotFolder(folder, **options))
@@ -299,7 +299,9 @@ def test_many_that_come_and_go_behind_one_that_stays_take_no_room():
 
 
 def test_what_was_wanted_again_is_forgotten_when_it_is_delivered_again(tmp_path):
-    """A batch that goes on wants all that its file lacks, what it has yet to ask as well."""
+    """A continued batch needs everything that its file lacks, including requests that it has not submitted
+    yet.
+    """
     folder = tmp_path / "log"
     core = long_run(folder, every_bytes=10**9)
     names = [f"r{number}" for number in range(8)]

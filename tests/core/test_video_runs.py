@@ -1,5 +1,6 @@
-"""Found by the state machine: two prompts with the same tokens and the same video, whose embeddings
-lie at other places, are no hits of one another."""
+"""Found by the state machine: two prompts with the same tokens and the same video, whose embeddings lie at
+different places, do not hit each other's blocks.
+"""
 
 import numpy as np
 

@@ -1,5 +1,6 @@
-"""Those who decide cannot write: a type checker refuses it, and so does what they are given, where that
-costs nothing."""
+"""Deciding functions cannot write: a type checker refuses writes through a view, and the view refuses them at
+run time if that costs nothing.
+"""
 
 import re
 import sys
@@ -32,7 +33,7 @@ def reads(view: View, row: int, rows: np.ndarray) -> list[int]:
 
 def writes(view: View, row: int, rows: np.ndarray) -> None:
 """
-# Refused by the type checker, and, unless marked, when it runs.
+# Refused by the type checker and, unless marked, at run time.
 WRITES = """
 view.num_tokens[row] = 1
 view.num_tokens[rows] += 1
@@ -90,7 +91,9 @@ view.goodput.admit(row)  # a request
 
 @pytest.fixture
 def recursion_limit():
-    """As it was: the type checker raises it for the process, and others test what is nested too deep."""
+    """Restore the recursion limit: the type checker raises it for the process, and other tests need a low
+    limit.
+    """
     before = sys.getrecursionlimit()
     yield
     sys.setrecursionlimit(before)

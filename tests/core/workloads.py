@@ -18,13 +18,13 @@ ADAPTERS = (
     *(Adapter(bytes([n]) * 32, 100, visual=n == 2, name=f"adapter {n}") for n in (1, 2, 3)),
 )
 GRAMMAR_ROWS = (
-    GrammarRequest("lark", 'start: "a"' + 100 * ' "b"', (7, 9)),  # long enough for a slot of the log
-    GrammarRequest("regex", "a", on_truncation="close"),  # it is completed within its budget
+    GrammarRequest("lark", 'start: "a"' + 100 * ' "b"', (7, 9)),  # long enough for a slot in the log
+    GrammarRequest("regex", "a", on_truncation="close"),  # completed within its budget
 )
 
 
 def small_config(rng: random.Random) -> EngineConfig:
-    """Settings small enough that budgets cut, the pool runs dry and caches evict."""
+    """Return settings so small that budgets cut chunks, the pool runs out of blocks and caches evict."""
     block_size = rng.choice([1, 2, 4, 8, 16])
     max_model_len = rng.randint(8, 96)
     blocks_each = -(-max_model_len // block_size)
@@ -56,7 +56,7 @@ def small_config(rng: random.Random) -> EngineConfig:
         max_waiting=rng.choice([2, 8, 64]),
         max_retries=rng.randint(0, 2),
         checkpoint_interval=rng.choice([1, 4, 16]),
-        # An image is 4 units, a video up to 12.
+        # An image has 4 units of work, a video up to 12.
         encoder_piece=0 if compat else (0, 1, 2, 4, 8)[max_model_len % 5],
         num_state_slots=0
         if compat or swap_blocks
@@ -70,8 +70,9 @@ def small_config(rng: random.Random) -> EngineConfig:
 def small_request(
     rng: random.Random, name: str, config: EngineConfig, grammars: float = 0.0, like: Request | None = None
 ) -> Request:
-    """A request that fits `config`, often with a beginning and media that others have too; with
-    `like`, now and then a further answer to its prompt."""
+    """Return a request that fits `config`, often with a shared beginning and media; with `like`, now and then
+    a further answer to its prompt.
+    """
     length = rng.randint(1, config.max_model_len - 1)
     prompt = np.array([rng.randrange(3) for _ in range(length)], np.int32)
     shared = rng.randrange(3)
@@ -97,7 +98,7 @@ def small_request(
 
 
 def _media(rng: random.Random, length: int, config: EngineConfig) -> list[MediaItem]:
-    """Images, and videos whose runs have text between them, in ascending places."""
+    """Return images, and videos whose runs have text between them, in ascending order."""
     items, place = [], 0
     most_runs = [1, 1, 3] if config.split_media or config.compat else [1]
     while rng.random() < 0.6 and len(items) < 3:
@@ -119,14 +120,15 @@ def _media(rng: random.Random, length: int, config: EngineConfig) -> list[MediaI
 
 
 def check_invariants(state: State) -> None:
-    """What must hold between any two events of a run."""
+    """Check the rules that hold between any two events of a run."""
     found = find_broken(state)
     assert found is None, found
 
 
 class Watched:
-    """An executor that looks, at each dispatch and collect, at what the plans in flight name: no block of
-    theirs is free or given to someone new, and no feature has left the cache."""
+    """An executor that checks, at each dispatch and collect, the blocks and features of the plans in flight:
+    no block is free or belongs to a new request, and no feature has left the cache.
+    """
 
     needs_plan = True
 

@@ -1,8 +1,8 @@
-"""`python -m tests.durable.clients PORT ENGINE`: OpenAI's client, unchanged, with fifty calls at once whose
-server dies. A line on stdin is the name of a round; one on stdout says when all are on their way, and one
-what came of each.
+"""`python -m tests.durable.clients PORT ENGINE`: OpenAI's unchanged client, with fifty calls at once whose
+server dies. A line on stdin names a round. A line on stdout says when all calls are open, and another one the
+result of each.
 
-A call that raises what it must not, or gives what it must not, says so in its `error`.
+A call that raises or returns something wrong says so in its `error`.
 """
 
 import asyncio
@@ -18,15 +18,15 @@ from tests.pictures import scene
 
 PATIENCE_S = 90.0
 POLL_S = 0.15
-EXTRA = ("ignore_eos", "seed")  # fields that the client knows no name for, the second in responses
+EXTRA = ("ignore_eos", "seed")  # fields without a name in the client, the second in responses
 BY_CHANCE = ("created", "created_at", "completed_at", "cached_tokens", "accepted_prediction_tokens")
 BY_CHANCE += ("rejected_prediction_tokens",)
-SHUTDOWN = "the server is shutting down"  # said in a stream that a server leaves which is told to end
+SHUTDOWN = "the server is shutting down"  # in a stream when the server is told to end
 OVER = ("completed", "incomplete", "failed", "cancelled")
 
 
 class Told(Exception):
-    """What must not be."""
+    """A call got something that must not occur."""
 
 
 class Round:
@@ -35,13 +35,13 @@ class Round:
         self.num_sent, self.num_retries = 0, 0
 
     async def run(self):
-        """What came of each call, by its name."""
+        """Run the calls and return each call's result by its name."""
         every = calls(self._echo)
         told = await asyncio.gather(*(self._told(call) for call in every))
         return {call.name: one for call, one in zip(every, told, strict=True)}
 
     def sent(self, request):
-        """Called with all that leaves."""
+        """Hook for everything that leaves."""
         if request.method == "POST":
             self.num_sent += 1
         self.num_retries += request.headers.get("x-stainless-retry-count", "0") != "0"
@@ -76,7 +76,7 @@ class Round:
         return {call.key: f"{self._name}-{call.name}"} if call.key else {}
 
     async def _stream(self, api, call, body, found):
-        """A chat's or completions' stream: where it breaks, the same call again."""
+        """Read a chat or completions stream; if it breaks, make the same call again."""
         before = []
         while True:
             events, is_broken = [], False
@@ -118,7 +118,7 @@ class Round:
         return _same(answer.to_dict(), answer.id)
 
     async def _events(self, call, body, found):
-        """A stream of a response, byte for byte: where it breaks, it goes on behind the last event."""
+        """Read a response's stream byte for byte; if it breaks, continue after the last event."""
         api, lines, told = self._client.responses, [], {}
         body, options = _named(body), {"background": call.background} if call.background else {}
         while told.get("type") not in ("response.completed", "response.incomplete"):
@@ -140,7 +140,7 @@ class Round:
             if not is_broken and told.get("type") not in ("response.completed", "response.incomplete"):
                 raise Told(f"a clean end behind {told}")
         is_broken = True
-        while is_broken:  # this one may be broken off, too
+        while is_broken:  # this stream may break, too
             again = api.with_streaming_response.retrieve(found["ids"][-1], stream=True)
             whole, is_broken = await _heard(again, found)
         if whole != lines:
@@ -171,14 +171,14 @@ class Round:
 
 
 def _named(body):
-    """What the client knows by name, and the rest as it takes that."""
+    """Return the fields that the client names, and the rest in `extra_body`."""
     extra = {name: body[name] for name in EXTRA if name in body and (name != "seed" or "input" in body)}
     rest = {name: value for name, value in body.items() if name not in extra}
     return {"model": "mmengine-shapes", **rest, **({"extra_body": extra} if extra else {})}
 
 
 async def _heard(asked, found):
-    """Lines of the events of a response that came whole, and whether the stream broke."""
+    """Return the lines of a response's complete events, and whether the stream broke."""
     came, is_broken = [], False
     try:
         async with asked as response:
@@ -206,8 +206,9 @@ def _first_other(one, two):
 
 
 def _by_choice(events, is_same):
-    """Events by the choice that they tell of: in which order those of several come is chance. `is_same`:
-    their names and times are the same, too."""
+    """Group events by choice: the order between choices is chance. `is_same`: their names and times are the
+    same, too.
+    """
     found = {}
     for event in events:
         index = event["choices"][0]["index"] if event["choices"] else -1
@@ -216,12 +217,13 @@ def _by_choice(events, is_same):
 
 
 def _same(answer, name):
-    """What does not say when it was asked, and under which name. What the last bits of a logprob are says
-    with whom a row was computed, and what of a prompt was cached, or drafted of an answer, is chance."""
+    """Remove everything that depends on the time and the name. Chance decides the last bits of logprobs
+    (which rows were computed together), cached prompt tokens and drafted tokens.
+    """
     text = json.dumps(answer, sort_keys=True)
     text = text.replace(name.partition("_")[2] or name, "ID").replace(name.removeprefix("chatcmpl-"), "ID")
     text = re.sub(rf'(\\?"(?:{"|".join(BY_CHANCE)})\\?": ?)[0-9.]+', r"\1 0", text)
-    text = re.sub(r"call_[0-9a-f]{24}", "CALL", text)  # of the request's name
+    text = re.sub(r"call_[0-9a-f]{24}", "CALL", text)  # depends on the request's name
     return re.sub(r"-?\d+\.\d+(e-?\d+)?|-?\d+e-\d+", "FLOAT", text)
 
 

@@ -1,10 +1,10 @@
-"""Where an engine's process may be killed: before and after each write of its log, its store and its files,
-and in the middle of one.
+"""Places at which an engine's process may be killed: before, in and after each write to its log, its store
+and its files.
 
-A point is `WHERE SIDE NUMBER`: which write, as the function that writes calls it; `before`, `in` or `after`;
-and the how many of them it is, from 1, since the process began or the plan was written. The process reads
-the first point of `FOLDER/plan`, removes it there when it is about to die at it, and notes in `FOLDER/trail`
-all that it comes by, a line for each.
+A point is `WHERE SIDE NUMBER`: the write, as its calling function names it; `before`, `in` or `after`; and
+the write's number, from 1, since the process began or the plan was written. The process reads the first point
+in `FOLDER/plan`, removes it when it is about to die there, and notes in `FOLDER/trail` every write, one line
+each.
 """
 
 import os
@@ -15,17 +15,17 @@ from collections import Counter
 
 SYSTEM = ("write", "replace", "ftruncate", "fsync", "fdatasync")
 IN_A_WRITE = "in"
-_note = os.write  # as the system has it
+_note = os.write  # the system's function
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 
 
 class Faults:
-    """Of this process. `install` once, before anything is written."""
+    """The faults of this process. Call `install` once, before anything is written."""
 
     def __init__(self, folder):
         self._plan, self._path = folder / "plan", folder / "trail"
         self._counts, self._trail = Counter(), None
-        self._written_ns = None  # of the plan, when it was read
+        self._written_ns = None  # when the plan that was read had been written
         self._point = None
         self._lock = threading.Lock()
 
@@ -58,7 +58,7 @@ class Faults:
         return watched
 
     def _reached(self, where):
-        """On which side of this write to die; None: on neither."""
+        """Return on which side of this write to die, or None."""
         try:
             written_ns = self._plan.stat().st_mtime_ns
         except FileNotFoundError:
@@ -82,8 +82,9 @@ class Faults:
 
 
 def _place(name):
-    """Which write of ours this is: of the function that called for it, and of who called that where it writes
-    for others. None: another's."""
+    """Return the name of the write: the calling function, and its caller if that function writes for others.
+    None for a write of other code.
+    """
     frame, found = sys._getframe(2), []
     while frame is not None and len(found) < 2:
         path = frame.f_code.co_filename

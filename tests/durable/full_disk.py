@@ -1,5 +1,5 @@
-"""A disk that is full while there is a file `FOLDER/full`: for the log as the system says it, for the store
-as SQLite does, for files in between. What the log held back is there for it, unless the file says "wholly".
+"""A disk that is full while a file `FOLDER/full` exists: for the log as the system reports it, for the store
+as SQLite does, for files in between. The log may use its reserve unless the file says "wholly".
 """
 
 import errno
@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 
 def install(folder):
-    """In a process of an engine, before anything is written."""
+    """Install the faults in an engine's process, before anything is written."""
     marker, reserve = folder / "full", folder / "log" / "reserve"
     write, allocate, statvfs = os.write, os.posix_fallocate, os.statvfs
 
@@ -66,7 +66,7 @@ def _fill_files(is_full):
 
 
 class _Torn:
-    """A file that takes the half of what is written while its disk is full."""
+    """A file that takes half of the bytes while its disk is full."""
 
     def __init__(self, file, is_full):
         self._file, self._is_full = file, is_full

@@ -1,6 +1,6 @@
-"""Which writes of a life are tried as the one that it dies at: such as there is in each life that gets there.
+"""Chooses the writes at which a process is killed: writes that every process reaches.
 
-A trail is what a life wrote in a round, in order, as faults.py notes it.
+A trail lists a process's writes in a round, in order, as faults.py notes them.
 """
 
 import math
@@ -10,12 +10,12 @@ from operator import and_
 
 RECORDS = "write of writer._write below writer._store"
 EARLY = f"{RECORDS} after 5"
-MOST_OF_A_KIND = 8  # points before, in or after writes of one kind that are tried
-LATE = 0.75  # of the writes of a round: behind that, too many calls have their answers
+MOST_OF_A_KIND = 8  # tried points before, in or after writes of one kind
+LATE = 0.75  # share of a round's writes after which too many calls have their answers
 
 
 def chosen(trails, chance):
-    """Points of writes that all these lives came by, and of each kind how many of how many."""
+    """Return points that all these processes reached, and for each kind how many of how many."""
     points, told = [], {}
     for where, count in sorted(reduce(and_, map(Counter, trails)).items()):
         sides = ("before", "after", "in") if where == RECORDS else ("before", "after")
@@ -30,8 +30,10 @@ def chosen(trails, chance):
 
 
 def paired(first, second, trail, behind):
-    """Points of two lives of a round, the second of which is there behind the first: the later a life dies,
-    the less the next one writes. `trail`: of a life that did not die; `behind`: behind an EARLY death."""
+    """Yield pairs of points for two processes in a round. The second point exists after the first: the later
+    a process dies, the less the next one writes. `trail`: of a process that did not die; `behind`: after an
+    EARLY death.
+    """
     places, places_behind = _places(trail), _places(behind)
 
     def place(point):
@@ -39,10 +41,10 @@ def paired(first, second, trail, behind):
         return places[where][number - 1]
 
     def last_before(point):
-        """Where the first has to die before."""
+        """Return before which write the first process must die."""
         where, number = _write(point)
         left = len(trail) - places_behind[where][number - 1] / LATE
-        if where not in places:  # of who takes up what was left, whatever that is
+        if where not in places:  # writes of a process that resumes the rest
             return left
         wanted = number if len(places[where]) <= MOST_OF_A_KIND else math.ceil(number / LATE)
         return min(left, places[where][-wanted]) if wanted <= len(places[where]) else 0
@@ -60,7 +62,7 @@ def _write(point):
 
 
 def _places(trail):
-    """Of the writes of a trail, by their kinds."""
+    """Return the places of a trail's writes, by kind."""
     places = {}
     for place, where in enumerate(trail):
         places.setdefault(where, []).append(place)

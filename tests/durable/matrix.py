@@ -1,4 +1,4 @@
-"""Rounds of fifty calls against a server that is killed, and what must hold behind them."""
+"""Rounds of fifty calls against a server that is killed, and the checks after them."""
 
 import json
 import os
@@ -28,7 +28,7 @@ ENV = {"PYTHONPATH": f"{ROOT}:{ROOT / 'plugins'}", "OMP_NUM_THREADS": "1"}
 
 
 class Round(NamedTuple):
-    """`calls`: what clients.py says of each. `kills`: when, by the monotonic clock."""
+    """A round's result. `calls`: clients.py's report for each. `kills`: their times by the monotonic clock."""
 
     name: str
     calls: dict
@@ -37,13 +37,14 @@ class Round(NamedTuple):
 
     @property
     def open(self):
-        """Calls without an answer at each kill."""
+        """The calls without an answer at each kill."""
         return [sum(call["ended"] > kill for call in self.calls.values()) for kill in self.kills]
 
 
 class Matrix:
-    """A server below its supervisor, and clients in another process. `keeps_socket`: it is not the
-    supervisor's own, as under systemd."""
+    """A server under its supervisor, and clients in another process. `keeps_socket`: the socket does not
+    belong to the supervisor, as under systemd.
+    """
 
     def __init__(self, folder, engine, *options, environment=None, keeps_socket=False):
         self.folder, self.engine, self._environment = folder, engine, environment or {}
@@ -80,25 +81,25 @@ class Matrix:
         return len([path for path in self.folder.glob("life-*") if path.suffix != ".new"])
 
     def plan(self, points):
-        """From now on lives die at these, one after the other."""
+        """Let processes die at these points from now on, one after the other."""
         new = self.folder / "plan.new"
         new.write_text("\n".join(points))
         new.rename(self.folder / "plan")
 
     @property
     def trail(self):
-        """What the life at hand wrote since then, in order."""
+        """Return the current process's writes since then, in order."""
         return (self.folder / "trail").read_text().splitlines()
 
     def kill(self):
-        """The engine that lives, if there is one."""
+        """Return the live engine's process, if there is one."""
         with suppress(ProcessLookupError, FileNotFoundError):
             os.kill(int((self.folder / f"life-{self.num_lives - 1}").read_text()), signal.SIGKILL)
 
     def kill_both(self):
         self.process.kill()
         self.process.wait()
-        self.kill()  # which the kernel does as well
+        self.kill()  # the kernel does so as well
 
     def wait_for_life(self, number):
         self.wait_for(lambda: self.num_lives > number)
@@ -111,7 +112,7 @@ class Matrix:
             time.sleep(0.002)
 
     def round(self, disturb=None):
-        """Fifty calls; `disturb` is called when they are on their way. What came of them is checked."""
+        """Run fifty calls, call `disturb` once they are open, and check their results."""
         name = f"round{len(self.rounds)}"
         self._clients.stdin.write(name + "\n")
         self._clients.stdin.flush()
@@ -145,7 +146,7 @@ class Matrix:
             assert not other, (one.name, len(other), list(other), list(other.items())[:1])
 
     def end(self):
-        """In good order."""
+        """Stop the server in good order."""
         self.process.send_signal(signal.SIGTERM)
         assert self.process.wait(PATIENCE_S) == 0, self.said[-1500:]
 
@@ -168,8 +169,9 @@ def matrix(folder, engine, *options, **more):
 
 
 def check_log(folder):
-    """It verifies, nothing is lost, and each request ends once. Gives how many calls were unfinished at each
-    death."""
+    """Check the log: it verifies, no request is lost, and each request ends once. Returns how many calls were
+    unfinished at each death.
+    """
     report = verify(folder / "log")
     assert report.ok, report
     live, ended, unfinished = {}, Counter(), []
@@ -188,13 +190,13 @@ def check_log(folder):
 
 
 def call_of(queued):
-    """Answers and prompts of one call, and lines of one batch, are one."""
+    """Count a call's answers and prompts as one, and a batch's lines as one."""
     name = (queued.group or queued.request_id).removesuffix("/0")
     return re.sub(r"^(batch_\w+)-\d+$|^(.*two-prompts.*)-\d$", r"\1\2", name)
 
 
 def tell(what, one, unfinished, seconds):
-    """A line of what was tried."""
+    """Print one line about a try."""
     retries = sum(each.retries for each in one.rounds)
     breaks = sum(len(call["breaks"]) for each in one.rounds for call in each.calls.values())
     without = [count for each in one.rounds for count in each.open]
@@ -210,7 +212,7 @@ def _least(counts):
 
 
 def at_random(one, chance, *longest_s):
-    """Kills, each within its time of when calls are on their way, or of the next life's begin."""
+    """Return kill times, each relative to the calls' start or to the next process's start."""
 
     def disturb():
         kills = []
@@ -226,7 +228,7 @@ def at_random(one, chance, *longest_s):
 
 
 def at_points(one, points):
-    """A life that dies at each of these points, one after the other, as far as it is reached."""
+    """Let a process die at each of these points, one after the other, as far as they are reached."""
 
     def disturb():
         life, kills = one.num_lives, []

@@ -1,4 +1,4 @@
-"""The fifty calls that are open when a server is killed: all kinds of them, each with texts of its own."""
+"""The fifty calls that are open when a server is killed: all kinds, each with its own texts."""
 
 import base64
 import json
@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from tests.pictures import scene
 
-LONG = {"type": "string", "minLength": 400, "maxLength": 500}  # so that no form is complete at once
+# long enough that no structured answer is complete at once
+LONG = {"type": "string", "minLength": 400, "maxLength": 500}
 TOOLS = [
     {
         "type": "function",
@@ -34,7 +35,7 @@ SHAPE = {
     },
 }
 CHAT, COMPLETIONS, RESPONSES, BATCHES = "chat", "completions", "responses", "batches"
-MAX_TOKENS = {True: 260, False: 200}  # of the echo, and of the embedded checkpoint
+MAX_TOKENS = {True: 260, False: 200}  # for the echo engine, and for the embedded checkpoint
 SHORT = {
     4,
     10,
@@ -47,12 +48,13 @@ SHORT = {
     43,
 }  # calls that end early, so that others are open while they are stored
 SHORT_TOKENS = 12
-NUM_LINES, LINES = 8, 100  # of a batch, and the number of the first
+NUM_LINES, LINES = 8, 100  # in a batch, and the number of the first
 
 
 class Call(NamedTuple):
-    """`api`, and what of it: `stream`s or not, in the `background` or not. `key`: how it is told again: by
-    "X-Request-Id", "Idempotency-Key" or nothing. `uploads`: its image is a file of the server's."""
+    """One call. `api`: the route; it `stream`s or not, in the `background` or not. `key`: how a repeated call
+    is recognised: "X-Request-Id", "Idempotency-Key" or nothing. `uploads`: its image is a file on the server.
+    """
 
     name: str
     api: str
@@ -64,13 +66,13 @@ class Call(NamedTuple):
 
 
 class _Calls:
-    """`echo`: answers are what is asked, so that asks for what it wants to hear."""
+    """Makes the calls. `echo`: answers repeat the prompt, so a prompt contains the wanted answer."""
 
     def __init__(self, echo):
         self._echo, self.calls = echo, []
 
     def add(self, count, api, what, *, is_long=True, **how):
-        """`what` gives the fields of a body by a number."""
+        """Add calls; `what` returns a body's fields for a number."""
         for place in range(count):
             number = len(self.calls)
             body = {**(self._length(number) if is_long else {}), **what(number)}
@@ -80,7 +82,7 @@ class _Calls:
             self.calls.append(Call(name, api, body, stream, background, key, how.get("uploads", False)))
 
     def _length(self, number):
-        """Greedy or seeded."""
+        """Return greedy or seeded sampling fields."""
         if self._echo:
             return {}
         chance = {"temperature": 0.9, "seed": number} if number % 2 else {"temperature": 0}
@@ -96,7 +98,7 @@ class _Calls:
         return SHORT_TOKENS if number in SHORT and not self._echo else MAX_TOKENS[self._echo]
 
     def said(self, number, text):
-        """What is asked to hear `text`."""
+        """Return the prompt that makes the engine answer `text`."""
         return text if self._echo else self.text(number)
 
     def message(self, number, text=None, image=None):
@@ -109,7 +111,7 @@ class _Calls:
 
 
 def calls(echo):
-    """Fifty."""
+    """Return the fifty calls."""
     made = _Calls(echo)
     note = "a star is right of the square, and " * 4
     called = f'<tool_call>\n{{"name": "area", "arguments": {{"note": "{note}"}}}}\n</tool_call>'
@@ -118,7 +120,7 @@ def calls(echo):
     url = "data:image/png;base64," + base64.b64encode(scene()).decode()
     image = {"type": "image_url", "image_url": {"url": url}}
     uploaded = {"type": "image_url", "image_url": {"url": "UPLOADED"}}
-    # The echo chooses to call; the embedded checkpoint does it where it must.
+    # The echo engine chooses to call a tool; the embedded checkpoint is forced to.
     tools = {"tools": TOOLS} if echo else {"tools": TOOLS, "tool_choice": "required"}
     chat, add, message = made.chat, made.add, made.message
     add(7, CHAT, chat, stream=True)

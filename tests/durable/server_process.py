@@ -1,10 +1,9 @@
-"""`python -m tests.durable.server_process FOLDER ENGINE ARGUMENTS`: `mmengine serve` as it is, but that an
-engine takes 5 ms for a step, dies where faults.py says, has the disk of full_disk.py, and notes in FOLDER
-that it began.
+"""`python -m tests.durable.server_process FOLDER ENGINE ARGUMENTS`: `mmengine serve`, but a step takes 5 ms,
+the engine dies where faults.py says, its disk is the one in full_disk.py, and it notes its start in FOLDER.
 
-ENGINE is `embedded`, each life a process as people start it, or `echo`: the real core, log, store and server
-over an executor that says what it is told, each life forked off a process that has all modules (a life of its
-own takes a second, which a thousand kills do not have).
+ENGINE is `embedded`, with a new process for each life, or `echo`: the real core, log, store and server over
+an executor that repeats the prompt. Each echo process is forked from a process with all modules, because a
+new process takes a second, too long for a thousand kills.
 """
 
 import atexit
@@ -16,12 +15,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 STEP_S = 0.005
-CLOCK = "DURABLE_CLOCK"  # environment: a file with the seconds by which the time of day is wrong
-SEGMENT_BYTES = SNAPSHOT_BYTES = 2**16  # so little that each round begins a segment, and takes a snapshot
+CLOCK = "DURABLE_CLOCK"  # environment variable: a file with the seconds by which the wall clock is wrong
+SEGMENT_BYTES = SNAPSHOT_BYTES = 2**16  # so small that each round begins a segment, and takes a snapshot
 
 
 def begin(folder, engine):
-    """In a process of an engine, before anything else."""
+    """Prepare an engine's process before anything else."""
     from tests.durable import full_disk
     from tests.durable.faults import Faults
 
@@ -62,7 +61,7 @@ def _echo():
     from tests.serve import serve_fakes as fakes
 
     class Saying(fakes.EchoExecutor):
-        """Says the prompt as it is, with logprobs where they are wanted."""
+        """Repeats the prompt, with logprobs if they are wanted."""
 
         def answer_to(self, prompt):
             return prompt
@@ -82,7 +81,7 @@ def _echo():
             return super().collect()
 
         def close(self):
-            """What is left in the log stays there."""
+            """Leave the rest in the log."""
 
     def engine(model, log, config, progress, beats, loras):
         build = fakes.builder(
@@ -102,7 +101,7 @@ def _echo():
 
 
 class Forked:
-    """In place of subprocess.Popen for the supervisor: a process that has its modules already."""
+    """Replaces subprocess.Popen for the supervisor: a forked process that has its modules already."""
 
     def __init__(self, command, env, pass_fds, process_group):
         self.returncode = None
@@ -149,7 +148,7 @@ def main():
     from mmengine.cli import supervisor
 
     sys.argv = ["mmengine", *arguments]
-    if CLOCK in os.environ:  # before somebody takes the clock as a default
+    if CLOCK in os.environ:  # before another module takes the clock as a default
         _set_clock(Path(os.environ[CLOCK]))
     if supervisor.is_supervised():
         begin(Path(folder), engine)

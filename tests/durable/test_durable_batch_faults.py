@@ -1,5 +1,6 @@
-"""A server whose process ends at a commit of the store, or in the middle of a line of a batch's files: the
-next one finishes the batch, with each line once."""
+"""A server's process ends at a commit to the store, or in the middle of a line in a batch's files. The next
+process finishes the batch, with each line once.
+"""
 
 import subprocess
 import sys
@@ -58,7 +59,7 @@ def test_ended_anywhere_it_is_finished_by_the_next(tmp_path, where, count):
     ):
         batches = list(client.batches.list())
         files = [each for each in client.files.list() if each.purpose == "batch"]
-        if not batches:  # nobody was told that there is one
+        if not batches:  # no client knows about a batch
             assert (where, count) in [("before commit", 0), ("after commit", 0), ("before commit", 1)]
             assert len(files) == (count == 1 or where == "after commit")
             folder_holds = {path.name for path in server.keep.files.folder.iterdir()}

@@ -1,5 +1,6 @@
-"""A batch of a real server that is killed with kill -9: it is finished after the restart, each line once, and
-says what it would have said without."""
+"""A real server with a batch is killed with kill -9. After the restart the batch finishes, with each line
+once and the answers of an undisturbed run.
+"""
 
 import json
 import random
@@ -22,7 +23,7 @@ CHAT = "/v1/chat/completions"
 
 
 class Process:
-    """A server as people start it, on a port of its own, with a log in a folder."""
+    """A server as users start it, on its own port, with a log in a folder."""
 
     def __init__(self, folder):
         folder.mkdir(exist_ok=True)
@@ -65,7 +66,7 @@ def running(folder):
 
 
 def requests_of(num_lines, image_id):
-    """Texts and an uploaded image, greedy and seeded, several answers, logprobs, and some that are wrong."""
+    """Texts and an uploaded image, greedy and seeded, several answers, logprobs, and some wrong requests."""
     lines = []
     for number in range(num_lines):
         content = [{"type": "text", "text": f"What is shape {number}?"}]
@@ -99,18 +100,18 @@ def ended(client, batch):
 
 
 def answers(client, found):
-    """What stands in both files, by custom_id, without what is of this run alone. No line stands twice."""
+    """Return both files by custom_id, without values that depend on the run. No line occurs twice."""
     assert found.status == "completed"
     lines = []
     for name in (found.output_file_id, found.error_file_id):
         data = client.files.content(name).read()
-        # The last bits of a logprob say with whom a row was computed.
+        # The last bits of a logprob depend on the rows that were computed together.
         lines += [json.loads(line, parse_float=lambda text: 0.0) for line in data.splitlines()]
     out = {}
     for line in lines:
         response = line["response"]
         body = {name: value for name, value in response["body"].items() if name not in ("id", "created")}
-        if "usage" in body:  # what was cached and drafted on the way is chance
+        if "usage" in body:  # cached and drafted tokens are chance
             del body["usage"]["prompt_tokens_details"], body["usage"]["completion_tokens_details"]
         assert line["custom_id"] not in out
         out[line["custom_id"]] = response["status_code"], body
@@ -118,8 +119,9 @@ def answers(client, found):
 
 
 def killed(folder, chosen, kills, num_lines, in_recovery=False):
-    """A batch whose server is killed so many times says what it said before; how many lines had no answer at
-    each kill, as far as the client knew."""
+    """Kill a batch's server several times and compare its answers. Returns how many lines had no answer at
+    each kill, as far as the client knew.
+    """
     unanswered = []
     with running(folder) as one:
         client = one.client
@@ -152,7 +154,7 @@ def test_killed_in_the_middle_it_is_finished(tmp_path):
     assert unanswered > 5
     queued = [record.event for record in LogReader(tmp_path / "log") if isinstance(record.event, ev.Queued)]
     rows = [each.request_id for each in queued if each.request_id.startswith("batch_")]
-    assert len(rows) == len(set(rows))  # what the log had was taken up, not asked again
+    assert len(rows) == len(set(rows))  # lines in the log were resumed, not submitted again
 
 
 @pytest.mark.soak

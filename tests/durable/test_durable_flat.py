@@ -1,4 +1,4 @@
-"""An engine that answers for months holds what lives, and nothing of what came and went."""
+"""An engine that answers for months keeps only live data, and nothing from past requests."""
 
 import gc
 import os
@@ -33,7 +33,7 @@ MANY, LIMIT_S = 1_000_000, 540.0
 
 
 class Executor(SimulatedExecutor):
-    """What an engine's executor is asked beside steps."""
+    """The methods of an engine's executor beside steps."""
 
     drafters: ClassVar[list] = []
     graph_counts: ClassVar[dict] = {}
@@ -50,7 +50,7 @@ class Executor(SimulatedExecutor):
 
 @dataclass
 class Callers:
-    """Ask for short answers, each of its own tenant; some leave, some want a form."""
+    """Submit requests for short answers, each from its own tenant; some leave, some have a grammar."""
 
     engine: Engine
     asked: int = 0
@@ -74,7 +74,7 @@ class Callers:
             self.engine.cancel(f"request {number}")
 
     def answer(self, count):
-        """Until so many were answered, and nobody waits."""
+        """Run until so many were answered, and none waits."""
         while self.num_done < count:
             while self.asked < count and self.asked - self.num_done < OPEN:
                 self.ask()
@@ -105,7 +105,7 @@ def resident_mb():
 
 
 def num_bytes(folder):
-    """Of a log that is written meanwhile: a segment that was there a moment ago may be packed, or gone."""
+    """Return the size of a log that is written meanwhile: a segment may be packed or deleted at any moment."""
     total = 0
     for path in folder.glob("*.mm*"):
         with suppress(FileNotFoundError):
@@ -116,7 +116,7 @@ def num_bytes(folder):
 @pytest.mark.soak
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="it is asked of Linux")
 def test_a_million_short_requests(tmp_path):
-    """Or as many as come in nine minutes; the log keeps 16 MiB of them."""
+    """As many requests as come in nine minutes, if those are fewer; the log keeps 16 MiB of them."""
     folder, begin = tmp_path / "log", time.monotonic()
     with engine_with(folder, log_retain_bytes=16 * 2**20) as engine:
         callers, at, kept = Callers(engine), {}, []

@@ -74,12 +74,12 @@ def test_ended_at_a_commit_it_has_what_it_said(tmp_path, where, count):
                 assert kept.answer == name.encode() * 500
             if f"begun {name}" in said and not (name == "two" and count >= 6):
                 assert await store.media(name * 8) == name.encode() * 99
-        if where == "after commit":  # one more than was said
+        if where == "after commit":  # one more than was acknowledged
             assert len(await store.ids()) == [1, 1, 2, 2, 3, 3, 2][count]
             assert len(await store.unfinished()) == (count in (0, 2, 4))
         elif count < 6:
             assert len(await store.ids()) == [0, 1, 1, 2, 2, 3][count]
-        # The same again is no error: whoever ended here says it once more.
+        # Repeating a call is no error: a client whose server ended here repeats it.
         for name in ("one", "two", "three"):
             await store.begin(name, "a", 1, b"asked", {name * 8: name.encode() * 99})
             await store.put(name, "a", 1, b"asked", name.encode() * 500)

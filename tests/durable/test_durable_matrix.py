@@ -21,8 +21,9 @@ def check_open(one, least=40):
 
 
 def side_by_side(folder, parts, run):
-    """What `run` gives of a folder and each of the parts, which have logs of their own: calls that wait for
-    their clients do so anew in each life, so a log of all of them would grow."""
+    """Return the results of `run` for a folder and each part. Each part has its own log: calls that wait for
+    their clients wait again in each process, so one log for all would grow.
+    """
     with ThreadPoolExecutor(AT_ONCE) as pool:
         return list(pool.map(run, [folder / str(number) for number in range(len(parts))], parts))
 
@@ -44,7 +45,9 @@ def test_killed_at_random_instants(tmp_path):
 
 
 def test_killed_at_random_instants_with_a_model(tmp_path):
-    """The embedded checkpoint: images, forms and tools are its own, lives are as people start them."""
+    """The embedded checkpoint: its own images, structured answers and tools, in processes as users start
+    them.
+    """
     chance, begun = seeded(20), time.monotonic()
     with matrix(tmp_path, "embedded") as one:
         one.round()
@@ -56,13 +59,15 @@ def test_killed_at_random_instants_with_a_model(tmp_path):
 
 
 def trail(one, *before):
-    """What a life writes in a round, in order. `before`: points at which those before it die in it."""
+    """Return a process's writes in a round, in order. `before`: points at which earlier processes die."""
     one.round(at_points(one, [*before]))
     return one.trail
 
 
 def tried(folder, rounds):
-    """Rounds with deaths at points. Which were reached by the first life of a round, and by the second."""
+    """Run rounds with deaths at points. Returns which points the first process in a round reached, and which
+    the second.
+    """
     begun, reached = time.monotonic(), (set(), set())
     with matrix(folder, "echo") as one:
         one.round()
@@ -77,7 +82,7 @@ def tried(folder, rounds):
 
 
 def test_killed_before_and_after_each_kind_of_write(tmp_path):
-    """The first of a round dies in what it does anyhow, the second as it takes up what was left, or later."""
+    """The first process in a round dies in a usual write, the second while it resumes, or later."""
     chance = seeded(21)
     with matrix(tmp_path / "trails", "echo") as one:
         one.round()
@@ -101,7 +106,9 @@ def test_killed_before_and_after_each_kind_of_write(tmp_path):
 
 
 def told_to_end(one, chance, *points):
-    """It is told to end, and started again when it has. Gives what it wrote meanwhile, and its exit code."""
+    """Tell the process to end, and start it again afterwards. Returns its writes meanwhile, and its exit
+    code.
+    """
     found = []
 
     def disturb():
@@ -120,7 +127,7 @@ def told_to_end(one, chance, *points):
 
 
 def test_killed_before_and_after_each_write_of_its_end(tmp_path):
-    """It is told to end while calls are open, and dies before it has."""
+    """The process is told to end while calls are open, and dies before it has ended."""
     chance, options = seeded(27), ("--drain-s", "0")
     with matrix(tmp_path / "trails", "echo", *options, keeps_socket=True) as one:
         one.round()

@@ -1,4 +1,4 @@
-"""benchmarks/resume.py: who goes on with a long log reads the end of it."""
+"""benchmarks/resume.py: a process that continues a long log reads only its end."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""A log of several lives, of which only the newest part is kept, tells and goes on as a whole one does."""
+"""A log from several processes, of which only the newest part is kept, gives the same answers as a whole log."""
 
 import errno
 import os
@@ -27,12 +27,12 @@ KEPT = 30_000  # bytes
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch):
-    """Segments, and the log between two snapshots, of so many bytes."""
+    """Sizes of segments, and of the log between two snapshots."""
     monkeypatch.setattr(continuation, "MIN_PART_BYTES", 2000)
 
 
 class Server:
-    """One process of several over a log. `tokens` is what consumers have of all answers."""
+    """One of several processes over a log. `tokens`: what consumers have of all answers."""
 
     def __init__(self, folder, tokens, **settings):
         self.folder, self.tokens, self.ended = folder, tokens, set()
@@ -47,7 +47,7 @@ class Server:
                     self.ended.add(name)
 
     def answer(self, numbers, keep=()):
-        """Requests by number, a few at a time; those to `keep` are not delivered."""
+        """Submit requests by number, a few at a time; those in `keep` are not delivered."""
         numbers = list(numbers)
         while numbers:
             while numbers and len(self.core.state.requests) + len(self.core.inbox.queued) < 4:
@@ -71,7 +71,7 @@ class Server:
         self.core.tidy()
 
     def killed(self):
-        """The folder as a kill leaves it."""
+        """Copy the folder as a kill leaves it."""
         dead = copied(self.folder, self.folder.with_name(self.folder.name + "'"))
         self.core.sink.close()
         return dead
@@ -107,7 +107,7 @@ def test_a_log_of_three_lives_of_which_little_is_kept(tmp_path):
 
 
 def test_one_old_request_keeps_all_behind_it_and_no_more_work_than_before(tmp_path, monkeypatch):
-    """While it runs nothing goes, and nobody lists the folder each time to find that out."""
+    """During the run nothing is deleted, and the folder is not listed each time to find that out."""
     server = Server(tmp_path / "log", {})
     server.answer(range(30))
     first = LogReader(server.folder).first_sequence
@@ -133,7 +133,7 @@ def test_one_old_request_keeps_all_behind_it_and_no_more_work_than_before(tmp_pa
 
 
 def test_snapshots_are_few(tmp_path):
-    """Three, and one a segment."""
+    """Three snapshots, and one for each segment."""
     server = Server(tmp_path / "log", {}, snapshot_bytes=300)
     server.answer(range(60))
     server.core.close()
@@ -182,7 +182,7 @@ def test_a_full_disk_costs_a_snapshot_or_a_packed_segment_and_nothing_else(tmp_p
     ],
 )
 def test_fsck_tells_of_a_damaged_snapshot(tmp_path, spoil):
-    """A writer at work may let one go meanwhile: that is no damage."""
+    """A running writer may delete a segment meanwhile: that is no damage."""
     server = Server(tmp_path / "log", {})
     server.answer(range(12))
     server.core.close()

@@ -1,4 +1,4 @@
-"""`mmengine serve --log`, killed with kill -9 while a camera sends frames: its sessions are there again."""
+"""`mmengine serve --log` is killed with kill -9 while a camera sends frames: its sessions exist again."""
 
 import base64
 import io
@@ -27,7 +27,7 @@ def picture(number):
 
 
 class Camera:
-    """A client that tries again, until its call is answered."""
+    """A client that repeats a call until it is answered."""
 
     def __init__(self, port):
         self.url = f"http://127.0.0.1:{port}/v1/sessions"
@@ -46,7 +46,7 @@ class Camera:
 
 
 def engine_of(server):
-    """The process under the supervisor."""
+    """Return the process under the supervisor."""
     with open(f"/proc/{server.pid}/task/{server.pid}/children") as file:
         return [int(pid) for pid in file.read().split()]
 

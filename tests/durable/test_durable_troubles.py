@@ -1,4 +1,4 @@
-"""Other ways in which a server's life goes wrong, with fifty calls open."""
+"""Other failures in a server's life, with fifty calls open."""
 
 import http.client
 import json
@@ -31,7 +31,7 @@ def both_die(one, chance):
 
 
 def test_supervisor_and_engine_are_killed_together(tmp_path):
-    """The socket is in other hands, as under systemd, and both are started again."""
+    """Another process owns the socket, as under systemd, and both are started again."""
     chance, begun = seeded(22), time.monotonic()
     with matrix(tmp_path, "echo", keeps_socket=True) as one:
         one.round()
@@ -58,7 +58,7 @@ def test_killed_twice_more_while_it_takes_up_what_was_left(tmp_path):
 
 @pytest.mark.parametrize("drain_s", [0, 1])
 def test_told_to_end_with_a_short_drain(tmp_path, drain_s):
-    """What is not finished then is finished by the next."""
+    """The next process finishes the rest."""
     chance, begun = seeded(24), time.monotonic()
 
     def disturb():
@@ -79,7 +79,7 @@ def test_told_to_end_with_a_short_drain(tmp_path, drain_s):
 
 
 def test_the_time_of_day_is_set_back_and_forth(tmp_path):
-    """What clients see of times stays as it was first said, and nothing is too old."""
+    """Times that clients see do not change, and nothing is too old."""
     chance, begun, clock = seeded(25), time.monotonic(), tmp_path / "clock"
     clock.write_text("0")
 
@@ -104,8 +104,9 @@ def test_the_time_of_day_is_set_back_and_forth(tmp_path):
 
 @pytest.mark.parametrize("how", ["but for its reserve", "wholly"])
 def test_a_disk_that_is_full_while_it_serves(tmp_path, how):
-    """What was accepted is answered, new calls are refused, and all goes on when there is room: also behind a
-    death without room."""
+    """Accepted calls are answered, new calls are refused, and the server continues when there is space, also
+    after a death on the full disk.
+    """
     chance, begun, told = seeded(26), time.monotonic(), []
     full = tmp_path / "full"
 
@@ -135,7 +136,7 @@ def test_a_disk_that_is_full_while_it_serves(tmp_path, how):
 
 
 def status_of(port):
-    """Of a new call; None: nothing came of it for a second."""
+    """Return a new call's result, or None if there was none for a second."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=1)
     body = json.dumps({"messages": [{"role": "user", "content": "hello"}]})
     try:

@@ -1,5 +1,6 @@
-"""The little version of what `make soak-durable` does: fifty open calls of all kinds, and a server that is
-killed six times."""
+"""The short version of `make soak-durable`: fifty open calls of all kinds, and a server that is killed six
+times.
+"""
 
 import time
 

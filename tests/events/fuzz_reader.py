@@ -1,9 +1,9 @@
-"""A coverage-guided fuzzer of the reader: python -m tests.events.fuzz_reader FOLDER [libFuzzer options]
+"""A coverage-guided fuzzer for the reader: python -m tests.events.fuzz_reader FOLDER [libFuzzer options]
 
-The bytes are a segment of a stranger. Whatever they are, a reader gives records or CorruptLog, in bounded
-memory, and never two records of one sequence; what it gives in `strict` it gives in `tail`, and what in
-`tail` also in `salvage`. The mutator sets checksums right in most of what it makes, because a guess never
-would; so what stands behind them is reached too.
+The bytes are a hostile segment. A reader returns records or raises CorruptLog, in bounded memory, and never
+returns two records with one sequence. Records in `strict` also come in `tail`, and records in `tail` also in
+`salvage`. The mutator corrects most checksums, because a guess never would; so the code after the checksums
+is reached too.
 """
 
 import struct
@@ -26,7 +26,7 @@ NAME = Path("00000000000000000000.mmlog")
 
 
 def read(data: bytes, mode: str) -> tuple[list, bool]:
-    """Records, their events as bytes (a logprob may be no number), and whether the end was reached."""
+    """Return records, their events as bytes (a logprob may be NaN), and whether the end was reached."""
     records = []
     try:
         for frame in Walk(NAME, data, Recovery(mode), is_last=True):
@@ -53,7 +53,7 @@ def check(data: bytes) -> None:
 
 
 def with_checksums(data: bytearray) -> bytearray:
-    """Checksums, and lengths that reach past the end, made right."""
+    """Correct checksums, and lengths that reach past the end."""
     if len(data) >= HEADER_SIZE:
         data[HEADER_SIZE - 4 : HEADER_SIZE] = _crc(data[: HEADER_SIZE - 4])
     place = data.find(MAGIC)
@@ -79,7 +79,7 @@ def mutate(data: bytes, max_size: int, seed: int) -> bytes:
 
 
 def write_corpus(folder: Path) -> None:
-    """Segments to begin with: the golden ones, cut so that they stay small, and one of each event."""
+    """Write the initial segments: golden ones, cut so that they stay small, and one with each event."""
     from tests.events.logs import one_of_each, segments, write_log
 
     folder.mkdir(parents=True, exist_ok=True)

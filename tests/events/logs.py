@@ -60,7 +60,7 @@ def one_of_each() -> list[ev.Event]:
 
 
 def write_log(folder: Path, events: Iterable[ev.Event], *, segment_bytes: int = SEGMENT_BYTES) -> Path:
-    """Each event committed alone, so that a small `segment_bytes` gives many segments, none packed."""
+    """Commit each event alone, so that a small `segment_bytes` gives many segments, none of them packed."""
     writer = LogWriter(folder, segment_bytes=segment_bytes, pack_full=False)
     for number, event in enumerate(events):
         writer.append(event, number // 3, 1000 + number)
@@ -70,7 +70,7 @@ def write_log(folder: Path, events: Iterable[ev.Event], *, segment_bytes: int = 
 
 
 def rewrite(records: Iterable[Record], folder: Path) -> Path:
-    """The same records with their steps and times, numbered anew and with good checksums."""
+    """Write the same records with their steps and times, with new numbers and right checksums."""
     writer = LogWriter(folder)
     for record in records:
         writer.append(record.event, record.step, record.mono_ns)
@@ -79,7 +79,7 @@ def rewrite(records: Iterable[Record], folder: Path) -> Path:
 
 
 def drop_first(folder: Path, count: int) -> None:
-    """Let the first segments go, as retention does."""
+    """Delete the first segments, as retention does."""
     *gone, first = segment_paths(folder)[: count + 1]
     drop(folder, gone, first_sequence_of(first))
 
@@ -93,6 +93,6 @@ def segments(folder: Path) -> list[Path]:
 
 
 def begin_log(folder: Path) -> None:
-    """As its readers find one between its first segment's header and its first record."""
+    """Cut a log between its first segment's header and its first record, as a reader may find it."""
     folder.mkdir(exist_ok=True)
     (folder / segment_name(0)).write_bytes(Header(0, 1, 1, "0").pack())

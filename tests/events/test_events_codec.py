@@ -1,4 +1,4 @@
-"""Records: what goes in comes out, and what is no record is told apart."""
+"""Records: decoding returns what was encoded, and bytes that are no record are recognised."""
 
 import struct
 import tracemalloc
@@ -117,18 +117,18 @@ HUGE = 2**32 - 1
 
 
 def framed(body: bytes, *, count: int = 1, length: int | None = None, start=(0, 0, 0)) -> bytes:
-    """A frame with a right checksum, whatever it says."""
+    """Return a frame with a right checksum and any body."""
     checked = struct.pack("<IIQQQ", len(body) if length is None else length, count, *start) + body
     return codec.MAGIC + struct.pack("<I", zlib.crc32(checked)) + checked
 
 
 def record_of(body: bytes, *, number: int = 8, **fields) -> bytes:
-    """A frame of one record with the given body."""
+    """Return a frame of one record with the given body."""
     return framed(b"\x91\x94" + msgspec.msgpack.encode(number) + b"\0\0" + body, **fields)
 
 
 def read(data: bytes, offset: int = 0) -> list:
-    """The records of the frame at a place."""
+    """Return the records of the frame at a place."""
     return codec.records_in(data, frame_at(data, offset))
 
 
@@ -211,7 +211,7 @@ def test_a_body_with_some_bytes_changed_is_read_or_refused(event, data):
 
 
 def test_type_numbers_and_fields_are_for_ever():
-    """Fields are only added at the end with a default. Change this test by adding to it."""
+    """From 0.1.0 on, fields are only added at the end with a default, and this test is only extended."""
     numbers = "Started Queued Cancelled Preempted Scheduled Admitted Executed Failed Finished Delivered"
     numbers += " CacheReset Checkpoint"
     fields = {
@@ -273,7 +273,7 @@ def test_a_count_that_lies(count):
 
 @pytest.mark.parametrize("steps, ns", [(-1, 0), (0, -1), (2**64, 0), (1, 2**63)])
 def test_a_step_or_time_out_of_range(steps, ns):
-    if steps == 2**64:  # no msgpack integer; the sum goes beyond it
+    if steps == 2**64:  # no msgpack integer; the sum is larger
         data = framed(msgspec.msgpack.encode([(8, 2**63, 0, ("",))]), start=(0, 2**63, 0))
     else:
         data = framed(msgspec.msgpack.encode([(8, steps, ns, ("",))]), start=(0, 0, 2**63 if ns > 0 else 0))

@@ -1,4 +1,4 @@
-"""The log of a real run, cut and flipped everywhere: no wrong recovery, no flip unseen."""
+"""A real run's log, cut and flipped everywhere: no wrong recovery, and every flip is found."""
 
 import os
 import random
@@ -19,7 +19,7 @@ FLIPS = 2000
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A closed log of some 6,000 bytes, and its records."""
+    """Return a closed log with some 6,000 bytes, and its records."""
     folder = tmp_path_factory.mktemp("run") / "log"
     busy_run(folder, seed=2, num_requests=8)
     (path,) = segments(folder)

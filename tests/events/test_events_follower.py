@@ -1,4 +1,4 @@
-"""A log that is read while it is written."""
+"""A log is read while it is written."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def records(tmp_path_factory):
 
 
 def test_records_come_as_they_are_committed(records, tmp_path):
-    """Into small segments, so that some are full meanwhile."""
+    """Write small segments, so that some become full meanwhile."""
     writer = LogWriter(tmp_path, segment_bytes=4096)
     left, seen = list(records), []
 
@@ -75,7 +75,7 @@ def test_damage_before_another_segment_is_refused(records, tmp_path):
 
 
 def test_a_segment_that_is_packed_meanwhile(records, tmp_path, monkeypatch):
-    """Its name is gone between the look into the folder and the one into the file."""
+    """The file's name disappears after the folder was listed and before the file is opened."""
     writer = LogWriter(tmp_path / "log")
     for record in records:
         writer.append(record.event, record.step, record.mono_ns)

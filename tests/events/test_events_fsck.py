@@ -1,4 +1,4 @@
-"""fsck: one line and one kind for each way in which a log can be wrong; the tail is repaired on request."""
+"""fsck prints one line and one kind for each defect, and repairs the tail on request."""
 
 import struct
 import zlib
@@ -20,7 +20,7 @@ COUNT = 3 * len(one_of_each())
 
 @pytest.fixture
 def log(tmp_path):
-    """A log of several segments that its writer closed."""
+    """Return a closed log with several segments."""
     return write_log(tmp_path / "log", one_of_each() * 3, segment_bytes=740)
 
 
@@ -30,7 +30,7 @@ def edit(path, change):
 
 
 def kill(folder):
-    """As a process leaves it that is killed between two commits."""
+    """Leave the log as a process that is killed between two commits."""
     edit(segments(folder)[-1], lambda data: data[:-FOOTER_SIZE])
 
 
@@ -46,7 +46,7 @@ def flip(folder):
 
 
 def lie(folder):
-    """The first frame of a segment claims more than the file holds; whole ones follow."""
+    """Let a segment's first frame claim more than the file holds; complete frames follow."""
     edit(segments(folder)[0], lambda data: data[:72] + struct.pack("<I", 10**6) + data[76:])
 
 
@@ -99,7 +99,7 @@ def empty_the_only_one(folder):
 
 
 def keep_a_state_from_behind(folder):
-    """A whole one, as far as fsck can tell."""
+    """Write a snapshot that fsck accepts."""
     head = snapshots.HEADER.pack(snapshots.MAGIC, 1, 0, 0, 0)
     snapshots.snapshot_path(folder, COUNT + 7).write_bytes(head)
 
@@ -218,7 +218,7 @@ def test_two_writers(log):
     assert writer.commit()
     report = fsck(log)
     assert report.has_writer and report.exit_code == 0 and report.end.text == "a writer is at work"
-    edit(segments(log)[-1], lambda data: data + b"MM")  # a write on its way
+    edit(segments(log)[-1], lambda data: data + b"MM")  # an unfinished write
     assert fsck(log).exit_code == 0
     refused = fsck(log, repair=True)
     assert refused.exit_code == KINDS["locked"] and "another process" in refused.findings[0].text

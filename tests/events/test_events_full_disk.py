@@ -1,5 +1,6 @@
-"""A disk that fills up during a run: what runs is finished, new requests are refused, nothing that was
-acknowledged is lost, and it goes on when there is room again."""
+"""A disk becomes full during a run: running requests end, new ones are refused, no acknowledged record is
+lost, and the log continues when space is free again.
+"""
 
 import errno
 import os
@@ -23,7 +24,7 @@ from tests.core.small_engine import request, settings_of
 
 
 class SmallDisk:
-    """Stands in for a file system of so many bytes: segments, and a reserve that is allocated."""
+    """A model of a small file system: segments, and a reserve that is allocated."""
 
     def __init__(self, monkeypatch, num_bytes):
         self.free, self.reserve = num_bytes, 0
@@ -58,7 +59,7 @@ class SmallDisk:
 
 
 class Users:
-    """Submit requests until they are refused, and take what comes."""
+    """Submit requests until one is refused, and take the outputs."""
 
     def __init__(self, folder, **options):
         self.config = settings_of(max_waiting=64, max_model_len=512, num_blocks=600)
@@ -79,7 +80,7 @@ class Users:
                 self.ends[output.request_id] = output.finish_reason
 
     def run_until_refused(self, most=4000):
-        """Keep a few requests on their way until one is refused. Gives why."""
+        """Keep a few requests running until one is refused, and return the reason."""
         for _ in range(most):
             if len(self.requests) - len(self.ends) < 4 or self.core.stalled:
                 try:
@@ -129,7 +130,7 @@ def test_what_runs_is_finished_on_the_reserve(tmp_path, monkeypatch):
 
 
 def test_on_the_reserve_nothing_else_takes_room(tmp_path, monkeypatch):
-    """Neither a packed segment nor a snapshot; retention, which gives room, goes on."""
+    """No segment is packed and no snapshot is written; retention, which frees space, continues."""
     disk, folder = SmallDisk(monkeypatch, 300_000), tmp_path / "log"
     users = Users(folder, reserve_bytes=60_000, segment_bytes=20_000)
     users.core._snapshots = SnapshotFolder(folder, 20_000)
@@ -209,7 +210,7 @@ def test_an_engine_that_closes_on_its_reserve_loses_nothing(tmp_path, monkeypatc
 
 @pytest.fixture
 def tmpfs():
-    """A real file system of 1 MB."""
+    """A real file system with 1 MB."""
     folder = Path(tempfile.mkdtemp())
     mount = shutil.which("mount")
     command = [mount, "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
@@ -225,7 +226,7 @@ def tmpfs():
 
 @pytest.mark.long
 def test_a_tmpfs_of_one_megabyte(tmpfs):
-    """Filled by the log, and by a file of somebody else that later goes."""
+    """The log fills the disk, and another file that is deleted later."""
     other = tmpfs / "other"
     users = Users(tmpfs / "log")
     other.write_bytes(bytes(450_000))
@@ -248,7 +249,7 @@ def test_a_tmpfs_of_one_megabyte(tmpfs):
 
 
 def test_a_tmpfs_filled_while_nothing_can_be_written(tmpfs):
-    """Somebody else takes all the room, the reserve's too as soon as it is given up."""
+    """Another process takes all the space, and the reserve's space as soon as it is given up."""
     users = Users(tmpfs / "log")
     for _ in range(4):
         users.submit()

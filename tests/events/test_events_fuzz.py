@@ -1,4 +1,4 @@
-"""The fuzzer of the reader, for a moment here and for a minute in `make soak`."""
+"""The reader's fuzzer, for a moment here and for a minute in `make soak`."""
 
 import importlib.util
 import subprocess

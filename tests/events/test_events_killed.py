@@ -1,4 +1,4 @@
-"""A writer killed between any two system calls: what it acknowledged is there, and the log goes on."""
+"""A writer is killed between any two system calls: the acknowledged records exist, and the log continues."""
 
 import os
 from contextlib import suppress
@@ -14,11 +14,11 @@ CALLS = ("open", "write", "fdatasync", "fsync", "ftruncate", "replace", "unlink"
 
 
 class Killed(BaseException):
-    """No handler of the log's catches it, as none runs in a process that is killed."""
+    """No handler in the log catches this, as no handler runs in a killed process."""
 
 
 class Kill:
-    """Counts system calls, and kills at one of them: before it, or in the middle of a write."""
+    """Counts system calls, and kills before one of them or in the middle of a write."""
 
     def __init__(self, monkeypatch, at):
         self.calls, self.at, self.name = 0, at, ""
@@ -34,14 +34,14 @@ class Kill:
                     real(arguments[0], arguments[1][: len(arguments[1]) // 2], *arguments[2:])
                 raise Killed
             if self.at and self.calls > self.at:
-                raise Killed  # a process that was killed calls nothing more
+                raise Killed  # a killed process makes no more calls
             return real(*arguments, **options)
 
         return call
 
 
 def live(folder, numbers, acknowledged, *, snapshots=False):
-    """One life of a writer: a record a commit, small segments, packed and dropped as it goes."""
+    """One process that writes a record per commit into small segments, packing and deleting them."""
     retention = Retention(max_bytes=700) if snapshots else Retention()
     writer = LogWriter(folder, reopen="tail", segment_bytes=260, retention=retention, reserve_bytes=65536)
     try:
@@ -55,7 +55,7 @@ def live(folder, numbers, acknowledged, *, snapshots=False):
             writer.tidy()
         writer.close()
     finally:
-        for name in ("_fd", "_lock"):  # what the system does for a dead process
+        for name in ("_fd", "_lock"):  # the system closes a dead process's files
             with suppress(OSError):
                 os.close(getattr(writer, name))
 
@@ -67,7 +67,7 @@ def in_log(folder, mode="tail"):
 
 
 def killed_life(monkeypatch, at, folder, numbers, acknowledged, **options):
-    """The system call at which it died; empty when it lived."""
+    """Return the system call at which the process died, or "" if it lived."""
     with monkeypatch.context() as patch:
         kill = Kill(patch, at)
         with suppress(Killed):

@@ -1,4 +1,4 @@
-"""Reading a folder: nothing false ever comes out, a cut tail is reported, damage is refused."""
+"""Reading a folder: no wrong record is returned, a cut tail is reported, damage is refused."""
 
 import os
 import zlib
@@ -18,7 +18,9 @@ from tests.events.test_events_codec import one_record, record_of
 
 @pytest.fixture
 def single(tmp_path):
-    """A log of one segment as a killed process leaves it, without a footer: its path, bytes, events."""
+    """Return path, bytes and events of a log with one segment as a killed process leaves it, without a
+    footer.
+    """
     folder = write_log(tmp_path / "single", one_of_each())
     (path,) = segments(folder)
     data = path.read_bytes()[:-FOOTER_SIZE]
@@ -28,14 +30,14 @@ def single(tmp_path):
 
 @pytest.fixture
 def closed(tmp_path):
-    """The same, closed by its writer."""
+    """Return the same log, closed by its writer."""
     (path,) = segments(write_log(tmp_path / "closed", one_of_each()))
     return path, path.read_bytes(), one_of_each()
 
 
 @pytest.fixture
 def several(tmp_path):
-    """A log of several segments."""
+    """Return a log with several segments."""
     folder = write_log(tmp_path / "several", one_of_each() * 3, segment_bytes=500)
     assert len(segments(folder)) > 4
     return folder
@@ -51,7 +53,7 @@ def test_all_comes_back_in_order(several):
 
 
 def ends_of(path):
-    """Where each whole frame of an untouched segment begins, and where the last one ends."""
+    """Return where each complete frame in an undamaged segment begins, and where the last one ends."""
     data = path.read_bytes()
     scan = segment.Scan(data)
     return [frame.offset for frame in scan.frames()] + [len(data) - FOOTER_SIZE * scan.is_closed]
@@ -92,7 +94,7 @@ def test_a_tail_of_zeros_is_torn(single):
 
 @pytest.mark.long
 def test_no_bit_of_a_closed_log_flips_unseen(closed):
-    """The footer says where the log ends, so that also its last record is damaged, never torn."""
+    """The footer marks the log's end, so its last record is damaged and never torn."""
     path, data, events = closed
     footer = len(data) - FOOTER_SIZE
     for byte in range(len(data)):
@@ -265,7 +267,7 @@ def test_too_many_segments_are_refused(single, monkeypatch):
 
 
 def test_false_beginnings_of_records_cost_no_quadratic_time(single, monkeypatch):
-    """Many bytes that look like headers, each with a long body to check."""
+    """Many bytes look like headers, each with a long body to check."""
     path, data, _ = single
     fakes, size = 2000, HEADER.size
 

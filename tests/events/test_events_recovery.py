@@ -1,4 +1,4 @@
-"""Recovery modes, and logs that are continued: what is lost is told, and nothing else is lost."""
+"""Recovery modes and continued logs: every loss is reported, and nothing else is lost."""
 
 import random
 
@@ -22,7 +22,7 @@ def names(folder, mode="tail"):
 
 @pytest.fixture
 def log(tmp_path):
-    """Twelve records, three a segment."""
+    """Write twelve records, three in each segment."""
     folder = write_log(tmp_path / "log", NAMES, segment_bytes=320)
     assert [int(path.stem) for path in segments(folder)] == [0, 3, 6, 9]
     return folder
@@ -35,7 +35,7 @@ def flip(path, place):
 
 
 def record_places(folder):
-    """File and byte of each record's frame."""
+    """Return file and byte of each record's frame."""
     return [(path, r.offset) for path in segments(folder) for r in LogReader(folder) if _stands_in(path, r)]
 
 
@@ -86,7 +86,7 @@ def test_salvage_of_worse(log, damage, lost):
     first = [record.sequence for record in reader]
     assert first == [n for n in range(12) if n not in lost]
     told = [n for cut in reader.recovery.cuts for n in range(cut.first_lost, cut.first_lost + cut.num_lost)]
-    assert told == (lost if lost != [0, 1, 2] else [])  # nobody knows that a log began before it begins
+    assert told == (lost if lost != [0, 1, 2] else [])  # a lost beginning is unknown
     with pytest.raises(CorruptLog):
         list(LogReader(log, "strict"))
 
@@ -130,7 +130,7 @@ def test_a_word_that_is_no_mode(log):
 
 
 def go_on(folder, mode="tail", **options):
-    """Continue with records 100, 101; what was recovered."""
+    """Continue with records 100 and 101, and return the recovery."""
     writer = LogWriter(folder, reopen=mode, **options)
     for number in (100, 101):
         writer.append(ev.Failed(f"number {number}"), 0, 0)
@@ -154,7 +154,7 @@ def test_a_new_folder_is_begun(tmp_path):
 
 @pytest.mark.long
 def test_a_log_cut_at_every_byte_goes_on(tmp_path):
-    """Cut, continued, read: whole records and the new ones, without a gap, and a footer everywhere."""
+    """Cut, continue, and read: complete records and the new ones, without a gap, and a footer everywhere."""
     source = write_log(tmp_path / "source", NAMES[:3])
     data = segments(source)[0].read_bytes()
     ends = [record.offset for record in LogReader(source)][1:] + [len(data) - FOOTER_SIZE]
@@ -206,7 +206,7 @@ def test_a_killed_writer_leaves_files_that_do_not_matter(log):
 
 
 def test_the_history_of_a_log_that_was_continued_often(tmp_path):
-    """Torn at random places again and again: what was whole stays, in order."""
+    """Cut at random places again and again: complete records stay, in order."""
     rng, expected, folder = random.Random(5), [], tmp_path / "log"
     for life in range(25):
         writer = LogWriter(folder, reopen="tail", segment_bytes=rng.choice([300, 1000, 10**6]))
@@ -225,7 +225,7 @@ def test_the_history_of_a_log_that_was_continued_often(tmp_path):
 
 
 def test_a_run_reads_back_from_packed_segments(tmp_path):
-    """The log of a run in many packed segments verifies as the one in a single segment does."""
+    """A run's log in many packed segments verifies like the log in a single segment."""
     busy_run(tmp_path / "one", seed=3)
     records = list(LogReader(tmp_path / "one"))
     writer = LogWriter(tmp_path / "many", segment_bytes=4000)

@@ -1,4 +1,4 @@
-"""Full segments are packed; old ones go, and never one that is still needed."""
+"""Full segments are packed; old ones are deleted, and never one that is still needed."""
 
 import os
 
@@ -23,14 +23,14 @@ FEW = Retention(max_bytes=1)
 
 
 class Days:
-    """A log of requests, a record a commit and three or four records a segment."""
+    """A log of requests, one record per commit and three or four records per segment."""
 
     def __init__(self, folder, retention, **options):
         self.folder = folder
         self.writer = LogWriter(folder, retention=retention, segment_bytes=330, **options)
 
     def again(self, retention, *, knows=True):
-        """Another process."""
+        """Continue the log in another process."""
         self.writer.close()
         self.writer = LogWriter(self.folder, reopen="tail", retention=retention, segment_bytes=330)
         if knows:
@@ -169,7 +169,7 @@ def test_the_oldest_request_counts_not_the_last(days):
 
 
 def test_without_a_snapshot_before_the_oldest_request_nothing_goes(days):
-    """The state at its arrival could not be made from what is kept."""
+    """The kept records cannot restore the state at its arrival."""
     days.fill(9)
     days.queue("a")
     days.fill(9)
@@ -269,7 +269,7 @@ def test_a_disk_that_has_no_room_to_pack_keeps_what_is_there(days, monkeypatch):
 
 
 def test_tidying_and_appending_at_once(tmp_path):
-    """As the background thread of an engine does it."""
+    """Tidy as an engine's background thread does."""
     import threading
 
     days, done = Days(tmp_path / "log", Retention(max_bytes=3000)), threading.Event()
@@ -318,7 +318,7 @@ def test_a_packed_segment_that_claims_too_much(tmp_path):
 
 
 def test_a_long_run_in_little_room_can_always_be_resumed(tmp_path):
-    """Requests come and go, one answer waits long for its consumer; segments go meanwhile."""
+    """Requests come and go while one answer waits long for its consumer; segments are deleted meanwhile."""
     folder, config = tmp_path / "log", settings_of()
     writer = LogWriter(folder, segment_bytes=2500, retention=Retention(max_bytes=5000))
     snapshots = SnapshotFolder(folder, 1500)

@@ -1,4 +1,4 @@
-"""Sampling parameters in the log: new ones come back, and old records are read with their defaults."""
+"""Sampling parameters in the log: new fields come back, and records without them get their defaults."""
 
 import msgspec
 import pytest
@@ -6,7 +6,7 @@ import pytest
 from mmengine.events import vocabulary as ev
 from mmengine.request import SamplingParams
 
-FIELDS_OF_0_1 = 16  # of SamplingParams in logs of version 0.1.0
+FIELDS_OF_0_1 = 16  # of SamplingParams in version 0.1.0
 RULES = {
     "suppress_tokens": (3, 4),
     "bad_words_ids": ((1,), (2, 3)),

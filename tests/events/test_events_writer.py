@@ -1,4 +1,4 @@
-"""Writing: one write a commit, whole records only, whatever the disk does."""
+"""Writing: one write per commit, and complete records only, whatever the disk does."""
 
 import errno
 import os
@@ -24,8 +24,9 @@ from tests.events.logs import one_of_each, read_events, segments, write_log
 
 
 class Disk:
-    """Stands in for the system calls of a writer. `room`: bytes it still takes, None for no end.
-    `fail_at`: the number of the call that raises (a write: that stores half of it)."""
+    """A model of a writer's system calls. `room`: bytes that it still takes, None for no limit. `fail_at`:
+    the number of the call that raises; a write stores half of its bytes then.
+    """
 
     def __init__(self, monkeypatch, room=None, fail_at=None):
         self.room, self.fail_at, self.calls = room, fail_at, 0
@@ -174,7 +175,7 @@ def test_torn_bytes_that_cannot_be_cut_at_once_are_cut_before_the_next_write(tmp
 
 @pytest.mark.parametrize("sync_always", [False, True])
 def test_any_system_call_may_fail_once(tmp_path, monkeypatch, sync_always):
-    """For every call of a short run: each record stands in the log once, in order."""
+    """For every call in a short run: each record is in the log once, in order."""
     events, kinds = one_of_each()[3:12], set()
     for fail_at in range(1, 100):
         folder = tmp_path / str(fail_at)
@@ -209,7 +210,7 @@ def test_closing_a_stalled_log_says_what_is_lost(tmp_path, monkeypatch):
         writer.close()
     assert [event.error for event in read_events(tmp_path / "log")] == ["kept"]
     segments(tmp_path / "log")[0].unlink()
-    LogWriter(tmp_path / "log").close()  # the lock is gone
+    LogWriter(tmp_path / "log").close()  # the lock is free
 
 
 def test_sync_beside_rotation(tmp_path, monkeypatch):
@@ -237,7 +238,7 @@ def run(core, tokens, ends, steps=10_000):
 
 @pytest.mark.parametrize("room", [0, 1, 40, 200, 1000, 1777])
 def test_an_engine_on_a_full_disk(tmp_path, monkeypatch, room):
-    """Nothing comes out that is not in the log; it goes on where it stood when there is room."""
+    """No output appears without its record in the log; the run continues when there is space."""
     config = settings_of(checkpoint_interval=2)
     core = EngineCore(config, SimulatedExecutor(config), sink=LogWriter(tmp_path / "log"))
     tokens, ends = {}, {}
@@ -314,7 +315,7 @@ print("recovered", before)
 
 
 def test_a_real_limit_of_the_system(tmp_path):
-    """The kernel gives a short count first and raises later; no stand-in is involved."""
+    """The kernel gives a short count first and raises later; no model is involved."""
     done = subprocess.run(
         [sys.executable, "-c", LIMITED, str(tmp_path / "log")], capture_output=True, text=True, check=False
     )
@@ -323,7 +324,7 @@ def test_a_real_limit_of_the_system(tmp_path):
 
 
 def test_a_segment_has_so_many_frames_at_most(tmp_path, monkeypatch):
-    """Whoever goes on walks over the last one, frame by frame, and frames may be short."""
+    """A continuing process walks over the last segment frame by frame, and frames may be short."""
     monkeypatch.setattr(writer_module, "SEGMENT_FRAMES", 10)
     folder = write_log(tmp_path / "log", [ev.Failed(f"number {n}") for n in range(35)])
     assert [int(path.stem) for path in segments(folder)] == [0, 10, 20, 30]
@@ -348,7 +349,7 @@ def test_who_goes_on_reads_the_last_segment_once(tmp_path, monkeypatch, is_kille
 
 
 def test_a_footer_promises_again_what_a_repair_took_back(tmp_path):
-    """A writer was killed when it had promised a segment and not begun it."""
+    """A writer was killed after it had promised a segment and before it began one."""
     folder = write_log(tmp_path / "log", [ev.Failed(f"number {n}") for n in range(35)], segment_bytes=600)
     *_, before, last = segments(folder)
     last.rename(part_of(folder, int(last.stem)))

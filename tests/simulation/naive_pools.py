@@ -1,4 +1,6 @@
-"""Blocks and encoder outputs, said a second time: lists and sets, one block and one image after the other."""
+"""Blocks and encoder outputs, implemented a second time with lists and sets, one block and one image at a
+time.
+"""
 
 from dataclasses import dataclass, field
 
@@ -12,7 +14,8 @@ class Block:
 @dataclass(eq=False)
 class Naive:
     """A request. `known`: prompt and output; `computed`: how many of them have KV. `queued_with`: how many
-    were known when it was queued last."""
+    were known when it was queued last.
+    """
 
     raw: dict
     arrival: int
@@ -36,12 +39,12 @@ class Naive:
 
 
 class Blocks:
-    """`ahead`: tokens behind a block that say what it holds, too."""
+    """The block pool. `ahead`: tokens after a block that belong to its content."""
 
     def __init__(self, count, size, ahead, caching):
         self.size, self.ahead, self.caching = size, ahead, caching
         self.free = [Block() for _ in range(count)]
-        self.hits = {}  # blocks by content, the first that had it first
+        self.hits = {}  # blocks by content, the first holder first
 
     def content(self, who, number):
         end = (number + 1) * self.size
@@ -49,7 +52,7 @@ class Blocks:
         return (tuple(who.known[: end + self.ahead]), images)
 
     def prefix(self, who):
-        """What is there of the request's beginning; a token is left to compute."""
+        """Return the cached blocks at the request's beginning; one token is left to compute."""
         found = []
         for number in range((len(who.known) - 1) // self.size if self.caching else 0):
             same = self.hits.get(self.content(who, number))
@@ -78,8 +81,9 @@ class Blocks:
         block.content = None
 
     def fill(self, rows):
-        """Full blocks of known tokens can be hit from the moment they are scheduled, the first of equal ones.
-        Rows that fill one block, with no image in it or behind it, come before the others."""
+        """Make full blocks of known tokens hits from the moment they are scheduled, the first of equal ones.
+        Rows that fill one block without an image in it or after it come first.
+        """
         for who in sorted(rows, key=lambda who: not self.fills_one_behind_images(who)):
             full = self.full(who)
             for number in range(who.num_filled, full):
@@ -96,7 +100,9 @@ class Blocks:
         return self.full(who) - who.num_filled == 1 and who.num_filled * self.size >= behind
 
     def release(self, who):
-        """Without content to the front, the last first; with content to the back, the tail first."""
+        """Free blocks: those without content to the front, the last first; those with content to the back,
+        the tail first.
+        """
         for block in who.blocks:
             block.holders -= 1
         gone = [block for block in who.blocks if not block.holders]
@@ -107,7 +113,7 @@ class Blocks:
 
 
 class Encoder:
-    """Outputs by content: who holds them, and in which order nobody did."""
+    """Outputs by content: their holders, and the order in which they became unreferenced."""
 
     def __init__(self, capacity):
         self.capacity, self.sizes, self.holders, self.idle = capacity, {}, {}, []
@@ -140,14 +146,14 @@ class Encoder:
 
 
 class Asking:
-    """Images that are asked for before it is sure that anybody runs: what would be encoded, and go."""
+    """Images that are needed before it is certain that a row runs: what would be encoded and evicted."""
 
     def __init__(self, encoder, budget, ahead, whole):
         self.encoder, self.left, self.ahead, self.whole = encoder, budget, ahead, whole
         self.encode, self.evict, self.used = [], [], set()
 
     def chunk(self, who, start, length):
-        """How many of `length` tokens from `start` on can be computed with the images that fit."""
+        """Return how many of `length` tokens from `start` on can be computed with the images that fit."""
         for index, (place, size, hash_) in enumerate(who.images):
             end = start + length + self.ahead
             if not length or place + size <= start or place >= end:

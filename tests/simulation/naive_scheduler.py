@@ -1,6 +1,6 @@
-"""The scheduler, said a second time, from docs/explanation/policies.md, docs/how-to/simulation.md and the
-rules of scheduling, in plain lists, one request after the other. It runs a whole scenario by itself and
-writes the same records.
+"""The scheduler, implemented a second time from docs/explanation/policies.md, docs/how-to/simulation.md and
+the scheduling rules, with plain lists, one request at a time. It runs a whole scenario by itself and writes
+the same records.
 
 A policy is `rank(request)`, `victim(running)` and whether prompts go first.
 """
@@ -94,7 +94,7 @@ class NaiveScheduler:
         self.running = [each for each in self.running if each is not who]
         self.waiting = [each for each in self.waiting if each is not who]
 
-    # What a step computes
+    # Decisions of a step
 
     def decide(self):
         self.left, self.encoder_left = self.config.token_budget, self.config.encoder_budget
@@ -110,7 +110,7 @@ class NaiveScheduler:
             self.admit()
 
     def serve_running(self, chosen):
-        """The victim goes first, then all are decided again without it."""
+        """Preempt the victim, then decide all rows again without it."""
         while chosen():
             rows, asking = self.wanted(chosen())
             needed = sum(self.further(who, count) for who, count in rows)
@@ -178,8 +178,9 @@ class NaiveScheduler:
             self.record["enc"].setdefault(who.name, []).append(index)
 
     def admit(self):
-        """By rank. Who waits for a grammar or an encoder output is passed over, who waits for blocks is
-        not."""
+        """Admit by rank. Requests that wait for a grammar or an encoder output are passed over; a request
+        that waits for blocks holds back the others.
+        """
         for who in list(self.waiting):
             if self.record["preempt"] and self.running:
                 return
@@ -218,7 +219,7 @@ class NaiveScheduler:
         }[self.config.admission_reserve]
         return self.blocks_for(most) if most else 0
 
-    # What comes of it
+    # Results of a step
 
     def compute(self):
         record = self.record
@@ -251,7 +252,7 @@ class NaiveScheduler:
             self.leave(who)
 
     def sample(self, who):
-        """The model's tokens as far as drafts are right, and why the request ends with them."""
+        """Return the model's tokens as far as drafts are right, and why the request ends with them."""
         tokens, most = [], min(len(self.prompts[who.name]) + who.raw["max_tokens"], self.config.max_model_len)
         for draft in [*who.drafts, None]:
             tokens.append(token(who.raw, who.num_output))
@@ -268,7 +269,9 @@ class NaiveScheduler:
 
 
 def drafts_of(who, place, count):
-    """Right up to a place that a checksum says, then wrong; cut to what the grammar allows."""
+    """Return drafts: right up to a place from a checksum, then wrong; cut to the tokens that the grammar
+    allows.
+    """
     raw, drafts = {**who.raw, "inject_bad_at": None}, []
     right = zlib.crc32(f"acc:{who.name}:{place}".encode()) % (count + 1)
     spoiled = zlib.crc32(f"inv:{who.name}:{place}".encode()) % 2

@@ -1,4 +1,4 @@
-"""Running workloads in tests, and the fake model's rules said a second time, one token after the other."""
+"""Runs workloads in tests, and implements the fake model's rules a second time, one token at a time."""
 
 import json
 import zlib
@@ -11,7 +11,7 @@ from mmengine.simulation.workload_files import load_workload
 
 
 class Checked(Recorder):
-    """Looks at the invariants at each step, when it is decided and when its tokens are applied."""
+    """Checks the invariants at each step, when it is decided and when its tokens are applied."""
 
     def decided(self, state):
         assert find_broken(state) is None, find_broken(state)
@@ -35,7 +35,7 @@ SMALL = {
 
 
 def run(path, *, config=None, compat="", log=None, queues=True, form="auto", limit=None):
-    """The report, the records and the settings of one run."""
+    """Return a run's report, records and settings."""
     work = load_workload(path, form, limit)
     settings = read_settings({**work.settings, **(config or {})}, work, compat)
     records = []
@@ -57,7 +57,7 @@ def write_scenario(folder, requests, *, config=None, events=(), max_steps=500):
 
 
 def request(name, length=6, *, at=0, out=3, images=(), **more):
-    """A request of the scenario format with a generated prompt of its own."""
+    """Return a request in the scenario format with its own generated prompt."""
     return {
         "id": name,
         "prompt": [["gen", name, length, 0]],
@@ -78,7 +78,7 @@ def prompt_length(raw):
 
 
 def token(raw, index):
-    """The fake model's token of a raw request at an output index."""
+    """Return the fake model's token for a raw request at an output index."""
     if raw.get("inject_bad_at") == index:
         return 7
     if raw.get("stop_at") == index:
@@ -89,7 +89,7 @@ def token(raw, index):
 
 
 def whole_output(raw, max_model_len):
-    """All tokens that a request gets when nobody gives it up, and its finish reason."""
+    """Return all tokens of a request that is not given up, and its finish reason."""
     most = min(raw["max_tokens"], max_model_len - prompt_length(raw))
     tokens = []
     while len(tokens) < most:

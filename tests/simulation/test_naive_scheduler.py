@@ -1,5 +1,6 @@
-"""Every decision of the policy beside a second, naive scheduler, over random scenarios: who runs and with how
-many tokens, who is admitted, passed over, gives way, what is hit, encoded and evicted, and both queues."""
+"""The policy's decisions compared with a second, naive scheduler, over random scenarios: scheduled tokens,
+admitted, passed-over and preempted requests, hits, encoded and evicted items, and both queues.
+"""
 
 import json
 
@@ -84,7 +85,7 @@ def scenarios(draw):
     events = []
     for raw in asked:
         at = raw["arrival_step"]
-        if config["enable_prefix_caching"]:  # what stood behind a broken block is no hit: see tests of those
+        if config["enable_prefix_caching"]:  # the tokens after a broken block are no hits: see those tests
             raw.pop("inject_bad_at", None)
         if raw.get("grammar"):
             op = draw(st.sampled_from(["grammar_ready"] * 4 + ["grammar_error"]))
@@ -110,7 +111,7 @@ def path(tmp_path_factory):
 
 
 GRAMMAR = {"ranges": RANGES}
-# What random scenarios come upon rarely: what is decided, settings, requests.
+# Rare cases in random scenarios: the decision, settings, requests.
 CASES = {
     "of equals the latest gives way": (
         {"policy": "priority", "num_blocks": 5, "max_model_len": 40},

@@ -1,4 +1,4 @@
-"""Request files whose lines name adapters: places, a log that replays, and what it does to an image."""
+"""Request files with adapters: places, a log that replays, and an adapter that changes an image."""
 
 import json
 
@@ -13,7 +13,7 @@ NAMES = ("a", "b", "c", None)
 
 
 def asked(folder, *, places, **more):
-    """Tokens of sixteen requests over three adapters and none, with so many places."""
+    """Return the tokens of sixteen requests over three adapters and none, with so many places."""
     requests = []
     for number in range(16):
         own = {"adapter": {"name": NAMES[number % 4], "bytes": 60}} if NAMES[number % 4] else {}

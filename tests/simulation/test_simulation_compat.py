@@ -1,4 +1,4 @@
-"""Where vLLM decides otherwise than we do: each rule in a scenario of a few requests, decided both ways."""
+"""vLLM's rules that differ from ours, each in a scenario with a few requests, decided by both."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ GRAMMAR = {"ranges": [[2000, 2010]]}
 
 
 def both(folder, requests, **more):
-    """Records under compat="vllm", and our own; every request ends in both."""
+    """Return the records under compat="vllm" and under our rules; every request ends in both."""
     path = write_scenario(folder, requests, **more)
     runs = [run(path, compat=compat) for compat in ("vllm", "")]
     assert not any(report.unfinished for report, _, _ in runs)
@@ -22,12 +22,12 @@ def both(folder, requests, **more):
 
 
 def first(records, field):
-    """The first record that has the field."""
+    """Return the first record that has the field."""
     return next(record for record in records if record.get(field))
 
 
 def test_who_gave_way_goes_to_the_front_of_those_who_wait(tmp_path):
-    """The 17th token of `a` needs a block; `b` loses its own. `g` arrived before it and waits still."""
+    """The 17th token of `a` needs a block; `b` loses its own. `g` arrived before `b` and still waits."""
     requests = [request("g", grammar=GRAMMAR), request("a", 12, out=12), request("b", 12, out=12)]
     events = [{"step": 8, "op": "grammar_ready", "id": "g"}]
     config = {"num_blocks": 4, "max_model_len": 32}
@@ -38,8 +38,9 @@ def test_who_gave_way_goes_to_the_front_of_those_who_wait(tmp_path):
 
 
 def test_a_chunk_stays_as_it_was_cut_before_someone_gave_way(tmp_path):
-    """`v` decodes one token, 31 of 32 are left for `a`, whose blocks are not free. `v`, least important,
-    gives its token back, but only to rows behind `a`. We decide everybody again."""
+    """`v` decodes one token, and 31 of 32 are left for `a`, whose blocks are not free. `v`, the least
+    important, gives its token back, but only to rows after `a`. Our rules decide all rows again.
+    """
     requests = [request("v", 30, out=5, priority=5), request("a", 80, at=1)]
     config = {"policy": "priority", "num_blocks": 11, "max_model_len": 88, "reserve_full_prompt": False}
     theirs, ours = both(tmp_path, requests, config=config)
@@ -50,7 +51,7 @@ def test_a_chunk_stays_as_it_was_cut_before_someone_gave_way(tmp_path):
 
 @pytest.mark.parametrize("path", THEIRS, ids=lambda path: path.stem)
 def test_decisions_are_vllms(path, tmp_path):
-    """Scenarios of ours, checked by eye against what vLLM 0.33 was seen to do in others of their kind."""
+    """Our scenarios, checked by eye against vLLM 0.33's behaviour in similar ones."""
     _, records, _ = run(path, compat="vllm", log=LogWriter(tmp_path / "log"))
     assert first_difference(read_records(path), records, soft=True) == ""
     report = verify(tmp_path / "log")
@@ -67,7 +68,7 @@ def test_one_that_gives_way_to_itself_lets_the_rows_behind_it_run(tmp_path):
 
 
 def test_an_eviction_stands_though_the_blocks_do_not_fit(tmp_path):
-    """`b` asks for its picture, then for blocks that `a` holds. vLLM has let `old` go by then."""
+    """`b` needs its picture, then blocks that `a` holds. vLLM has evicted `old` by then."""
     image = {"prompt": [["img", 16], ["gen", "b", 40, 0]], "images": [[0, 16, "new"]]}
     requests = [
         request("a", 20, out=10),
@@ -81,7 +82,7 @@ def test_an_eviction_stands_though_the_blocks_do_not_fit(tmp_path):
 
 
 def test_one_with_one_token_left_is_padded_beside_decodes(tmp_path):
-    """All but one token of `b` are hits. A placeholder stands for its draft, and none is accepted."""
+    """All but one token of `b` are hits. A placeholder stands for its draft, and is not accepted."""
     requests = [
         request("a", out=10, prompt=[["gen", "k", 17, 0]]),
         request("b", out=2, at=2, prompt=[["gen", "k", 17, 0]]),
@@ -94,7 +95,7 @@ def test_one_with_one_token_left_is_padded_beside_decodes(tmp_path):
 
 
 def test_one_with_one_token_left_is_padded_when_it_comes_alone(tmp_path):
-    """All but one token of `b` are hits, and nobody runs beside it. A prompt of one token is not padded."""
+    """All but one token of `b` are hits, and no row runs beside it. A prompt of one token is not padded."""
     prompt = [["gen", "k", 17, 0]]
     requests = [request("a", out=1, prompt=prompt), request("b", at=2, prompt=prompt), request("c", 1, at=9)]
     theirs, ours = both(tmp_path, requests, config={"num_spec_tokens": 1, "spec_method": "ngram"})
@@ -107,7 +108,9 @@ def test_one_with_one_token_left_is_padded_when_it_comes_alone(tmp_path):
 
 
 def test_what_a_broken_request_computed_is_kept(tmp_path):
-    """A token outside of the grammar says nothing of the KV before it. We cannot tell it from NaN."""
+    """A token outside the grammar says nothing about the KV before it. Our rules cannot distinguish it from
+    NaN.
+    """
     prompt = [["gen", "k", 17, 0]]
     requests = [
         request("bad", grammar=GRAMMAR, inject_bad_at=0, prompt=prompt),
@@ -119,8 +122,9 @@ def test_what_a_broken_request_computed_is_kept(tmp_path):
 
 
 def test_a_prompt_is_admitted_without_slots_for_drafts(tmp_path):
-    """16 tokens fit two blocks; the three slots behind them belong to no known token. The first chunk,
-    for which slots are reserved, is of 8."""
+    """16 tokens fit two blocks; the three slots after them belong to no known token. Slots are reserved for
+    the first chunk, which has 8 tokens.
+    """
     requests = [request("a", 24, out=8), request("b", 16, out=2, at=1)]
     config = {"num_spec_tokens": 3, "spec_method": "eagle3", "num_blocks": 6, "max_model_len": 40}
     config |= {"max_num_seqs": 2, "long_prefill_token_threshold": 8}
@@ -141,8 +145,9 @@ def picture(name, content, **more):
 
 
 def test_who_leaves_while_its_step_runs_lets_go_before_its_tokens_are_applied(tmp_path):
-    """Both are done with their pictures after step 1, in which `b` is given up: vLLM frees the one of `b`
-    first, so it is the first to be evicted."""
+    """Both are done with their pictures after step 1, in which `b` is given up. vLLM frees the picture of `b`
+    first, so it is evicted first.
+    """
     requests = [picture("a", "first"), picture("b", "second"), picture("c", "third", at=2)]
     events = [{"step": 1, "op": "abort", "id": "b", "when": "before_update"}]
     config = {"long_prefill_token_threshold": 6, "encoder_cache_size": 20}
@@ -171,7 +176,7 @@ def test_a_log_with_those_who_left_verifies(tmp_path, drafts):
 
 @pytest.fixture
 def equal_blocks(tmp_path):
-    """A step fills the same block of `a`, with a picture behind it, and of `b`, which ends; `c` hits it."""
+    """A step fills the same block of `a`, with a picture after it, and of `b`, which ends; `c` hits it."""
     prompt = [["gen", "Q", 8, 0], ["img", 6], ["gen", "a", 2, 0]]
     requests = [
         request("a", prompt=prompt, images=[[8, 6, "cat"]], out=9),
@@ -186,7 +191,8 @@ def test_of_equal_blocks_that_of_the_row_served_first_is_hit(tmp_path, equal_blo
     theirs, ours = both(tmp_path, requests, config=config)
     assert [records[1]["sched"] for records in (theirs, ours)] == [[["a", 5], ["b", 3]]] * 2
     assert [records[4]["admit"] for records in (theirs, ours)] == [{"c": 8}] * 2
-    assert (theirs[4]["free"], ours[4]["free"]) == (60, 59)  # `a` holds its block, that of `b` was free
+    # `a` holds its block, and the block of `b` is free
+    assert (theirs[4]["free"], ours[4]["free"]) == (60, 59)
 
 
 def test_who_has_no_grammar_waits_until_the_step_beside_is_back(tmp_path):
@@ -202,7 +208,7 @@ def test_who_has_no_grammar_waits_until_the_step_beside_is_back(tmp_path):
 
 
 def test_the_trace_of_the_docs():
-    """docs/explanation/policies.md shows these steps, beside the file that they come from."""
+    """docs/explanation/policies.md shows these steps beside their scenario file."""
     path = Path(__file__).parents[2] / "examples" / "give_way.json"
     table = (path.parents[1] / "docs" / "explanation" / "policies.md").read_text()
     (_, theirs, _), (_, ours, _) = run(path, compat="vllm"), run(path)

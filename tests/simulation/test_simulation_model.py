@@ -1,4 +1,4 @@
-"""The fake model computes all rows at once what its rules say of one token."""
+"""The fake model computes all rows at once, with the tokens that its rules give one by one."""
 
 import zlib
 

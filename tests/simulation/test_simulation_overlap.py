@@ -1,5 +1,6 @@
-"""Two steps in flight in a simulation, with drafts and forms: a request gets the tokens it would get alone,
-the log derives again, and steps take the time from one result to the next."""
+"""Two steps in flight in a simulation, with drafts and grammars: a request gets the tokens of an undisturbed
+run, the log derives again, and a step takes the time from one result to the next.
+"""
 
 import random
 from types import SimpleNamespace
@@ -38,7 +39,7 @@ def test_random_scenarios(seed, policy, tmp_path):
     answers = read_resume_state(tmp_path / "log", Resume(wanted=lambda name: True)).answers
     for raw in requests:
         found, (expected, reason) = answers[raw["id"]], whole_output(raw, settings.config.max_model_len)
-        if raw["id"] in gone or reason == "error":  # what a row said in the step in which it broke is void
+        if raw["id"] in gone or reason == "error":  # the tokens of the step in which a row broke are void
             expected = expected[: len(found.token_ids)]
         assert found.token_ids == expected
         assert raw["id"] in gone or found.reason == reason
@@ -57,7 +58,7 @@ class Steady(TimedExecutor):
 
 
 def test_a_step_takes_the_time_between_two_results():
-    """What the engine does while the device computes costs nothing."""
+    """The engine's work while the device computes costs nothing."""
     plan, executor = SimpleNamespace(admitted=(), encode=(), part=None, rows=np.zeros(1)), Steady()
     executor.wait_until(1000)
     executor.dispatch(plan)

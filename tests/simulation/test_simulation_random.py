@@ -1,5 +1,6 @@
-"""Random scenarios, with everything that a scenario can say: each request gets the tokens it would get
-alone, and the log derives again. A seed that fails is a scenario file in the test's folder."""
+"""Random scenarios with every feature: each request gets the tokens of an undisturbed run, and the log
+derives again. A failing seed is a scenario file in the test's folder.
+"""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""Comparing runs: what counts as a difference."""
+"""Comparing runs: which differences count."""
 
 import pytest
 

@@ -1,5 +1,4 @@
-"""Whole runs of small scenarios: their decisions as they were checked by eye, and the rules that every
-run must keep."""
+"""Whole runs of small scenarios: decisions that were checked by eye, and rules that every run must keep."""
 
 import json
 

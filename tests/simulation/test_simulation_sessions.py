@@ -1,4 +1,4 @@
-"""Sessions in request files: each request behind what its session has, and one after the other."""
+"""Sessions in request files: each request continues its session, one after the other."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Settings of a simulation: words of scenarios, words of the engine, and what is not said."""
+"""A simulation's settings: scenario names, engine names, and defaults."""
 
 import pytest
 
@@ -30,7 +30,8 @@ SCENARIO = {
 def test_all_words_of_a_scenario():
     config = read_settings(SCENARIO, WORK, "vllm").config
     assert (config.policy, config.max_num_seqs, config.token_budget) == ("priority", 8, 64)
-    assert (config.max_model_len, config.block_size, config.num_blocks) == (100, 8, 21)  # and the dummy
+    # with the dummy block
+    assert (config.max_model_len, config.block_size, config.num_blocks) == (100, 8, 21)
     assert (config.encoder_budget, config.encoder_cache_size) == (64, 96)  # raised to an item's size
     assert not config.enable_prefix_caching and config.long_prefill_token_threshold == 32
     assert not config.split_media and config.admission_reserve == "none"
