@@ -26,7 +26,7 @@ class BlockTables:
     """The block tables of a step's rows.
 
     Copying all tables would push all other data out of the processor's cache. So with one step in flight
-    the step's tables before are updated instead. While the array of rows is the same object, no row
+    the previous step's tables are updated instead. While the array of rows is the same object, no row
     joined or left, and tables only grow.
     """
 

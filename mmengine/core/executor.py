@@ -39,7 +39,7 @@ class EncodePart:
     """The features of an item between `start` and `until`, of all the `work` that the item takes.
 
     The last part (`until` is `work`) also stands at the end of the plan's `encode`. A part from 0 on begins
-    anew. Any other part continues after the step's part before, of the same key, unless that key was
+    anew. Any other part continues after the previous step's part with the same key, unless that key was
     dropped since.
     """
 

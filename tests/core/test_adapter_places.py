@@ -40,7 +40,8 @@ def test_as_many_adapters_as_there_are_places():
 
 
 def test_the_next_place_is_for_who_waits_longest():
-    """The adapter that requests joined last continues; the other one admits no request that came long after."""
+    """The adapter that requests joined last continues; the other one admits no request that came long
+    after."""
     engine = bench(max_num_seqs=2)
     engine.submit(request("on 1", 5, max_tokens=3, adapter=adapter(1)))
     engine.submit(request("on 2", 5, max_tokens=20, adapter=adapter(2)))

@@ -1,4 +1,5 @@
-"""A drafter reads one token ahead. If the image after that token is not available yet, the tokens stay right."""
+"""A drafter reads one token ahead. If the image after that token is not available yet, the tokens stay
+right."""
 
 import numpy as np
 import pytest

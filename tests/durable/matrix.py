@@ -28,7 +28,8 @@ ENV = {"PYTHONPATH": f"{ROOT}:{ROOT / 'plugins'}", "OMP_NUM_THREADS": "1"}
 
 
 class Round(NamedTuple):
-    """A round's result. `calls`: clients.py's report for each. `kills`: their times by the monotonic clock."""
+    """A round's result. `calls`: clients.py's report for each. `kills`: their times by the monotonic
+    clock."""
 
     name: str
     calls: dict

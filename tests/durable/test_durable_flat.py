@@ -105,7 +105,8 @@ def resident_mb():
 
 
 def num_bytes(folder):
-    """Return the size of a log that is written meanwhile: a segment may be packed or deleted at any moment."""
+    """Return the size of a log that is written meanwhile: a segment may be packed or deleted at any
+    moment."""
     total = 0
     for path in folder.glob("*.mm*"):
         with suppress(FileNotFoundError):

@@ -1,5 +1,6 @@
-"""A server whose process dies again and again, below its supervisor: everybody is answered, but for whoever
-brings it down."""
+"""A server's process dies again and again under its supervisor: every call is answered, except a call that
+kills the server.
+"""
 
 import http.client
 import json
@@ -91,7 +92,8 @@ main()
 
 @contextmanager
 def serving(folder, port, server=PACED, given=None):
-    """The supervisor's process. `server`: what the engine's runs. `given`: a socket for it."""
+    """Run the supervisor's process. `server`: the command for the engine's process. `given`: a socket for
+    it."""
     arguments = ["serve", "--port", str(port), "--log", str(folder / "log")]
     script = SUPERVISOR.format(server=server, arguments=arguments)
     command, fds = as_systemd([sys.executable, "-c", script], given)
@@ -106,7 +108,7 @@ def serving(folder, port, server=PACED, given=None):
 
 
 def child_of(process):
-    """The engine's process; None: there is none at the moment."""
+    """Return the engine's process, or None."""
     path = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     found = path.read_text().split()
     return int(found[0]) if found else None
@@ -118,7 +120,7 @@ def kill_child(process):
 
 
 def answer_of(port, key, body):
-    """As a client that tries again when its connection breaks has it in the end: status and body."""
+    """Return the status and body that a client with retries after broken connections gets in the end."""
     end = time.monotonic() + PATIENCE_S
     while time.monotonic() < end:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
@@ -138,7 +140,7 @@ def answer_of(port, key, body):
 
 
 def answers_of(port, bodies, meanwhile):
-    """By key; `meanwhile` is called with a function that says how many are answered."""
+    """Return the answers by key; `meanwhile` is called with a function that counts them."""
     found = {}
 
     def ask(key, body):
@@ -158,7 +160,7 @@ def body_of(text, **fields):
 
 
 def check_log(folder):
-    """It verifies, and each request ends once."""
+    """Check that the log verifies and each request ends once."""
     report = verify(folder / "log")
     assert report.ok and not report.unfinished
     events = [record.event for record in LogReader(folder / "log")]
@@ -196,7 +198,7 @@ def test_who_kills_the_process_is_failed_by_name_and_the_others_go_on(tmp_path):
 
 
 def test_kills_at_random_while_the_supervisor_lives(tmp_path):
-    """Now and then two in a row, the second while the engine is loaded or takes up its log."""
+    """Now and then two kills in a row, the second while the engine is loaded or resumes its log."""
     port, chance, killed = free_port(), random.Random(19), []
     bodies = {
         f"q{number}": body_of(f"What is shape {number}?", max_tokens=200, ignore_eos=True, seed=number)
@@ -235,7 +237,7 @@ def test_both_are_killed_and_the_same_command_goes_on(tmp_path):
 
     def meanwhile(count):
         for number in range(3):
-            with serving(tmp_path, port) as process:  # behind which it is killed, and its child with it
+            with serving(tmp_path, port) as process:  # killed afterwards, with its child
                 time.sleep(3.5)
                 if number == 1:
                     kill_child(process)
@@ -254,7 +256,7 @@ def test_both_are_killed_and_the_same_command_goes_on(tmp_path):
 
 
 def test_a_server_that_is_started_again_in_good_order_breaks_no_connection(tmp_path):
-    """Its socket is in other hands, as under systemd. Each call has a connection of its own, and one try."""
+    """Another process owns the socket, as under systemd. Each call has its own connection, and one try."""
     said, done = [], threading.Event()
 
     def ask(port, number):
@@ -309,7 +311,7 @@ def test_an_engine_that_stops_is_followed_by_another_process(tmp_path):
 
 
 def test_where_the_seconds_of_a_restart_go(tmp_path):
-    """Printed: medians of five kills with the embedded checkpoint, in seconds since the kill."""
+    """Prints medians over five kills with the embedded checkpoint, in seconds since the kill."""
     port, rows = free_port(), []
     body = body_of("What is a triangle?", max_tokens=2)
     plain = "from mmengine.cli.main import main\nmain()\n"
@@ -320,7 +322,7 @@ def test_where_the_seconds_of_a_restart_go(tmp_path):
         return time.monotonic() - begun
 
     def restart(process, number):
-        """When each came, of one kill."""
+        """Return when each answer came after one kill."""
         begun, found = time.monotonic(), []
         kill_child(process)
         found.append(when("; starting again", number, begun))

@@ -1,4 +1,5 @@
-"""A log from several processes, of which only the newest part is kept, gives the same answers as a whole log."""
+"""A log from several processes, of which only the newest part is kept, gives the same answers as a whole
+log."""
 
 import errno
 import os

@@ -18,7 +18,7 @@ class StepDrafts(NamedTuple):
 
 
 class DraftCounts(NamedTuple):
-    """One drafter's drafts, or of one request, and the runs they came in. A run is a row's drafts in one
+    """The drafts and runs of a drafter or a request. A run is a row's drafts in one
     step; it gives the accepted drafts and one more token.
     """
 
