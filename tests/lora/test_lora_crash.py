@@ -13,7 +13,7 @@ from mmengine.replay import request_lines, verify
 from mmengine.replay.convert.redact import redact
 from mmengine.serve.engine.engine import Engine
 from tests.log_copies import copied
-from tests.lora.making import CHATS, KINDS, NUM_NEW, answers_of, make_adapter, make_model
+from tests.lora.lora_models import CHATS, KINDS, NUM_NEW, answers_of, make_adapter, make_model
 
 NAMES = ("attention", "tower")
 

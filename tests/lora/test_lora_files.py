@@ -20,7 +20,7 @@ from mmengine.hubs.hub import HubFile
 from mmengine.hubs.names import parse_name
 from mmengine.models.loader import resolve_adapter
 from mmengine_qwen3_vl import plugin
-from tests.lora.making import KINDS, make_adapter, make_model
+from tests.lora.lora_models import KINDS, make_adapter, make_model
 
 ROOM = 2**24
 Q = "base_model.model.model.language_model.layers.0.self_attn.q_proj"

@@ -12,7 +12,7 @@ from mmengine.replay import verify
 from mmengine.serve.async_engine.async_engine import AsyncEngine
 from mmengine.serve.engine.engine import Engine
 from tests.log_copies import copied
-from tests.lora.adapted_fakes import adapted_builder, made
+from tests.lora.adapter_fakes import adapted_builder, made
 
 
 @pytest.fixture

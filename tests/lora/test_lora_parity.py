@@ -11,7 +11,7 @@ from mmengine.native import library
 from mmengine.replay import verify
 from mmengine.runtime.adapters import AdapterStore
 from mmengine.serve.engine.engine import Engine
-from tests.lora.making import CHATS, NUM_NEW, make_all
+from tests.lora.lora_models import CHATS, NUM_NEW, make_all
 
 SETTINGS = {
     "all at once": {},

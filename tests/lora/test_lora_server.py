@@ -11,7 +11,7 @@ from mmengine.checkpoint.peft import CONFIG_FILE, WEIGHTS_FILE
 from mmengine.errors import ConfigError
 from mmengine.serve.async_engine.async_engine import AsyncEngine
 from tests.cli.cli_process import call_cli
-from tests.lora.adapted_fakes import adapted_builder, made
+from tests.lora.adapter_fakes import adapted_builder, made
 from tests.serve.serve_fakes import TurnEcho, builder
 from tests.server.running import NAMES, served
 

@@ -9,7 +9,7 @@ from mmengine.errors import InvalidRequest
 from mmengine.replay import verify
 from mmengine.serve.engine.engine import Engine
 from tests.log_copies import copied
-from tests.lora.making import KINDS, make_adapter, make_model
+from tests.lora.lora_models import KINDS, make_adapter, make_model
 from tests.pictures import noise
 
 NAMES = ("attention", "tower")

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from repeater import Repeater
-from taping import TapeRecorder
+from tape import TapeRecorder
 
 from mmengine.core.executor import EncodeItem
 from mmengine.gpu.vision_ops import VisionOps, attend_by_frames, gives_known_numbers, rotate

@@ -24,7 +24,7 @@ from mmengine.runtime.graphs import capture
 from mmengine.runtime.graphs.buckets import row_sizes
 from mmengine.runtime.kv.pool import KVPool
 from tests.spec_decode.eagle3_heads import FAMILIES, TARGET
-from tests.spec_decode.eagle3_running import load, sequences
+from tests.spec_decode.eagle3_passes import load, sequences
 
 SIZE, MOST_ROWS, MOST = 4, 6, 9  # block size, rows, drafts per row
 WIDTH = 8  # blocks per row

@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from fake_gpu import GPU, ON_GPU, Waited, nothing_to_wait_for, pinned
 from flashinfer_fake import FakeWrapper, fake_library
-from launching import GPU, ON_GPU, Waited, nothing_to_wait_for, pinned
 from repeater import Repeater
 from runtime_toy import VOCAB, Driver, ToyModel, positions_of, toy_request
 

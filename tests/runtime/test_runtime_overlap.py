@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
-from launching import ON_GPU, nothing_to_wait_for
+from fake_gpu import ON_GPU, nothing_to_wait_for
 from runtime_toy import ToyModel, positions_of, toy_request
 from test_runtime_launch import AllowAll, config_of, toy_on_gpu
 
@@ -28,7 +28,7 @@ from mmengine.runtime.executor import TorchExecutor
 from mmengine.runtime.sampling import grammar_rows as forms
 from mmengine.runtime.startup.sizing import steps_in_flight
 from mmengine.serve.engine.engine import Engine
-from tests.spec_decode.steering import LaunchedAhead
+from tests.spec_decode.draft_control import LaunchedAhead
 
 FORM = GrammarRequest("regex", "a")
 

@@ -13,8 +13,8 @@ from mmengine.events.log import LogReader
 from mmengine.replay.verify import verify
 from mmengine.serve.engine.engine import Engine
 from tests.log_copies import copied
+from tests.spec_decode.draft_control import Clock
 from tests.spec_decode.equality import Asked, Scripted, answers, assert_same, drawn_alike, known_as, mixed
-from tests.spec_decode.steering import Clock
 
 POOL = {"draft_policy": "all", "num_blocks": 30, "max_num_seqs": 6, "token_budget": 60, "max_model_len": 256}
 

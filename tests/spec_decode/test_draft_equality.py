@@ -6,8 +6,8 @@ import pytest
 
 from mmengine.replay.verify import verify
 from mmengine_shapes import draft_head_path
+from tests.spec_decode.draft_control import Clock, Granting
 from tests.spec_decode.equality import Scripted, answers, assert_same, known_as, mixed
-from tests.spec_decode.steering import Clock, Granting
 
 LONGEST = {"max_model_len": 112}
 WIDE = {"num_blocks": 2049, **LONGEST}

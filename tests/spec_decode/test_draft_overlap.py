@@ -13,8 +13,8 @@ from mmengine.runtime.sampling import grammar_rows as forms
 from mmengine.serve.engine.engine import Engine
 from mmengine_shapes import draft_head_path
 from tests.log_copies import copied
+from tests.spec_decode.draft_control import Clock, LaunchedAhead
 from tests.spec_decode.equality import Asked, answers, assert_same, drawn_alike, mixed
-from tests.spec_decode.steering import Clock, LaunchedAhead
 from tests.spec_decode.test_draft_crash import gone_on
 from tests.spec_decode.test_draft_equality import RECOMPUTE, SWAP, WIDE
 

@@ -21,8 +21,8 @@ from mmengine.serve.prompt.options import Options
 from mmengine.serve.prompt.prompt import Prompt
 from mmengine_shapes import draft_head_path
 from tests.parity.parity_cases import load_processor
+from tests.spec_decode.draft_control import Clock, Granting
 from tests.spec_decode.equality import Asked, Scripted, answers, assert_same, mixed
-from tests.spec_decode.steering import Clock, Granting
 from tests.spec_decode.test_draft_metrics import counted
 from tests.spec_decode.test_eagle3_engine import prompts
 

@@ -14,7 +14,7 @@ from mmengine.runtime.drafting.eagle3.head import DraftHead
 from mmengine.runtime.drafting.eagle3.native_head import NativeDraftHead
 from tests.spec_decode.eagle3_dense import dense, dense_fuse
 from tests.spec_decode.eagle3_heads import FAMILIES, TARGET
-from tests.spec_decode.eagle3_running import FIRST_LAYER, cache, load, run_ragged, sequences
+from tests.spec_decode.eagle3_passes import FIRST_LAYER, cache, load, run_ragged, sequences
 
 MOST = np.array([3, 7, 0, 1, 7], np.int32)
 LENGTHS = (9, 1, 14, 3, 6)

@@ -25,8 +25,8 @@ from mmengine.runtime.kv.pool import KVPool
 from mmengine.serve.engine.engine import Engine
 from mmengine_shapes import draft_head_path
 from mmengine_shapes.questions import scene_schema
+from tests.spec_decode.draft_control import Granting
 from tests.spec_decode.eagle3_heads import FAMILIES
-from tests.spec_decode.steering import Granting
 
 scenes = pytest.importorskip("mmengine_shapes.scenes")
 FORM = {"type": "json_schema", "json_schema": {"schema": scene_schema()}}

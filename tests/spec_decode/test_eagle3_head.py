@@ -8,7 +8,7 @@ import torch
 from tests.qwen3_vl.qwen3_vl_reference import DenseAttention
 from tests.spec_decode.eagle3_dense import dense, dense_fuse, plain_names
 from tests.spec_decode.eagle3_heads import FAMILIES, TARGET
-from tests.spec_decode.eagle3_running import (
+from tests.spec_decode.eagle3_passes import (
     FIRST_LAYER,
     LENGTHS,
     FakeTarget,
