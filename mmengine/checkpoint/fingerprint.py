@@ -25,7 +25,7 @@ def fingerprint(folder: Path, names: TensorNames, *, prefix: str = "") -> str:
     digest = hashlib.sha256(b"mmengine weights 1")
     entries = names.entries(folder)
     for name in sorted(name for name in entries if name.startswith(prefix)):
-        for entry in (entries[name], *entries[name].beside):
+        for entry in (entries[name], *entries[name].companions):
             digest.update(json.dumps([name, entry.dtype, entry.shape]).encode())
             with entry.path.open("rb", buffering=0) as file:
                 for offset, length in _samples(entry.num_bytes):

@@ -46,8 +46,8 @@ class Fp8Entry(TensorEntry):
         return Coding("fp8", self.block.columns)
 
     @property
-    def beside(self) -> tuple[TensorEntry, ...]:
-        return (self.scale, *self.scale.beside, *self.codes.beside)
+    def companions(self) -> tuple[TensorEntry, ...]:
+        return (self.scale, *self.scale.companions, *self.codes.companions)
 
 
 def block_of(how: Fields) -> Block:

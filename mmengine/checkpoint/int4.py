@@ -73,7 +73,7 @@ class Int4Entry(TensorEntry):
         return coding if self.fits_float16 else None
 
     @property
-    def beside(self) -> tuple[TensorEntry, ...]:
+    def companions(self) -> tuple[TensorEntry, ...]:
         return (self.scales, *((self.zeros,) if self.zeros is not None else ()), *self.others)
 
     def coded(self, begin: int, end: int) -> Iterator[tuple[int, CodedRows]]:

@@ -27,7 +27,7 @@ class TurnedEntry(TensorEntry):
     stacked: TensorEntry
 
     @property
-    def beside(self) -> tuple[TensorEntry, ...]:
+    def companions(self) -> tuple[TensorEntry, ...]:
         return (self.stacked,)
 
 

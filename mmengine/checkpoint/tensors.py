@@ -69,7 +69,7 @@ class TensorEntry:
         raise NotImplementedError(f"{self.stored_name} is not stored as whole numbers")
 
     @property
-    def beside(self) -> tuple["TensorEntry", ...]:
+    def companions(self) -> tuple["TensorEntry", ...]:
         """Return the tensors that this tensor cannot be decoded without."""
         return ()
 

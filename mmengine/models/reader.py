@@ -329,7 +329,7 @@ def open_reader(
 ) -> Iterator[WeightReader]:
     """A reader of tensors whose names and shapes were found right, and can be cut. ModelError."""
     files: dict[Path, MappedFile] = {}
-    for entry in [each for whole in entries.values() for each in (whole, *whole.beside)]:
+    for entry in [each for whole in entries.values() for each in (whole, *whole.companions)]:
         if isinstance(entry, GGUFEntry):
             continue
         if entry.path not in files:

@@ -80,7 +80,7 @@ class Reference(Protocol):
 
 
 @dataclass(frozen=True)
-class Made:
+class Checkpoint:
     """A checkpoint, transformers' inputs for each chat, and its greedy answer tokens."""
 
     folder: Path
@@ -107,7 +107,7 @@ def make_lively(model: torch.nn.Module, seed: int = 0) -> None:
                 weight.copy_(0.25 * drawn)  # An embedding that is also the head scales the logits.
 
 
-def edited(text: str, field: str, value: object) -> str:
+def with_field(text: str, field: str, value: object) -> str:
     """Return a JSON object with another value for a field, which is named by its dotted path."""
     whole = json.loads(text)
     *parents, last = field.split(".")
@@ -118,7 +118,7 @@ def edited(text: str, field: str, value: object) -> str:
     return json.dumps(whole)
 
 
-def _longer(inputs: Inputs, tokens: Sequence[int]) -> Inputs:
+def _extend_prompt(inputs: Inputs, tokens: Sequence[int]) -> Inputs:
     """Return the prompt's inputs followed by an answer's tokens."""
     count, more = inputs["input_ids"].shape[1], torch.tensor([list(tokens)], dtype=torch.long)
     behind = {"input_ids": more, "attention_mask": torch.ones_like(more)}
@@ -181,7 +181,7 @@ class PluginContract:
     refused: ClassVar[Mapping[str, object]]
     chats: Sequence[Chat] = CHATS
     near_steps: int = NEAR_STEPS  # A family sets more if a norm follows sums that may cancel out.
-    _made: ClassVar[Made]
+    _made: ClassVar[Checkpoint]
 
     def make_checkpoint(self, folder: Path) -> Reference:
         """Write a tiny random checkpoint (`make_lively`) with tokenizer and chat template to `folder`.
@@ -203,17 +203,17 @@ class PluginContract:
         """Return uint8 [patches, patch_width] for each media item, from transformers' inputs."""
         return []
 
-    def reduced(self, made: Made) -> Reference:
+    def reduced(self, made: Checkpoint) -> Reference:
         """Return transformers' model in bfloat16."""
         return made.reference.from_pretrained(made.folder, dtype=torch.bfloat16)
 
     @pytest.fixture
-    def made(self, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    def made(self, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
         if "_made" not in vars(type(self)):  # Once per class; each test has its own instance.
             type(self)._made = self._make(tmp_path_factory.mktemp("contract"))
         return self._made
 
-    def _make(self, folder: Path) -> Made:
+    def _make(self, folder: Path) -> Checkpoint:
         reference = self.make_checkpoint(folder)
         inputs = [self.inputs(folder, chat) for chat in self.chats]
         tokens = []
@@ -223,24 +223,24 @@ class PluginContract:
             )
             tokens.append(out[0, each["input_ids"].shape[1] :].tolist())
         assert len({token for answer in tokens for token in answer}) > NUM_NEW, "make_checkpoint: not lively"
-        return Made(folder, reference, inputs, tokens)
+        return Checkpoint(folder, reference, inputs, tokens)
 
     @pytest.fixture
-    def processor(self, made: Made) -> Processor:
+    def processor(self, made: Checkpoint) -> Processor:
         return self.plugin.load_processor(made.folder)
 
     @pytest.fixture
-    def copy(self, made: Made, tmp_path: Path) -> Path:
+    def copy(self, made: Checkpoint, tmp_path: Path) -> Path:
         shutil.copytree(made.folder, tmp_path / "model")
         return tmp_path / "model"
 
     def _load(self, folder: Path) -> None:
         self.plugin.load_model(folder, device="cpu", dtype="float32")
 
-    def test_it_is_found_by_its_architecture(self, made: Made) -> None:
+    def test_it_is_found_by_its_architecture(self, made: Checkpoint) -> None:
         assert plugin_for(made.folder) is self.plugin
 
-    def test_prompts_are_transformers(self, made: Made, processor: Processor) -> None:
+    def test_prompts_are_transformers(self, made: Checkpoint, processor: Processor) -> None:
         for chat, inputs in zip(self.chats, made.inputs, strict=True):
             prepared, patches = processor.prepare(chat), self.patches(inputs)
             assert prepared.prompt_token_ids.tolist() == inputs["input_ids"][0].tolist()
@@ -256,12 +256,12 @@ class PluginContract:
         )
         assert np.isin(plain, special).sum() == np.isin(posing, special).sum() < len(posing)
 
-    def test_the_processor_starts_without_torch(self, made: Made) -> None:
+    def test_the_processor_starts_without_torch(self, made: Checkpoint) -> None:
         done = subprocess.run([sys.executable, "-c", NO_TORCH, str(made.folder)], timeout=120)
         assert done.returncode == 0, "torch was imported"
 
     @pytest.mark.parametrize("name", ["beside others", "in chunks"])
-    def test_log_probabilities_are_transformers(self, made: Made, name: str) -> None:
+    def test_log_probabilities_are_transformers(self, made: Checkpoint, name: str) -> None:
         """Compare the likeliest tokens at each place in each prompt."""
         with self._engine(made, SETTINGS[name]) as engine:
             answers = engine.generate(self.chats, max_tokens=1, prompt_logprobs=MAX_LOGPROBS)
@@ -276,7 +276,7 @@ class PluginContract:
                 assert gap.abs().max() < TOLERANCE, f"token {place + 1}"
 
     @pytest.mark.parametrize("name", SETTINGS)
-    def test_tokens_are_transformers(self, made: Made, tmp_path: Path, name: str) -> None:
+    def test_tokens_are_transformers(self, made: Checkpoint, tmp_path: Path, name: str) -> None:
         """Compare greedy tokens in float32, and verify the log."""
         settings = dict(SETTINGS[name])
         if name == "preempted":  # At most two rows.
@@ -294,7 +294,7 @@ class PluginContract:
         report = verify(tmp_path / "log")
         assert report.ok and report.rederived and not report.unfinished
 
-    def test_bfloat16_chooses_what_is_likeliest_but_for_near_ties(self, made: Made) -> None:
+    def test_bfloat16_chooses_what_is_likeliest_but_for_near_ties(self, made: Checkpoint) -> None:
         """Check that each token is the likeliest except for near ties: of two logits, and in a mixture, of a
         token's last chosen expert and the next. The other expert's result need not be near.
         """
@@ -303,7 +303,7 @@ class PluginContract:
         reduced = self.reduced(made)
         for answer, inputs in zip(answers, made.inputs, strict=True):
             with _routers(reduced) as said:
-                logits = _logits(reduced, _longer(inputs, answer.token_ids[:-1]))[-NUM_NEW:]
+                logits = _logits(reduced, _extend_prompt(inputs, answer.token_ids[:-1]))[-NUM_NEW:]
             margins = logits.amax(-1) - logits.gather(1, torch.tensor(answer.token_ids)[:, None])[:, 0]
             steps = margins / _step(logits.abs().amax(-1))
             near = _near_experts(said).expand(-1 if said else NUM_NEW)[-NUM_NEW:]
@@ -312,14 +312,14 @@ class PluginContract:
             print(f"chosen at most {worst:.1f} steps below the likeliest")
             assert worst <= self.near_steps, f"by {worst:.1f} steps, where no two experts are near a tie"
 
-    def test_the_fingerprint_is_of_the_weights(self, made: Made, copy: Path) -> None:
+    def test_the_fingerprint_is_of_the_weights(self, made: Checkpoint, copy: Path) -> None:
         before = self.plugin.fingerprint(made.folder)
         assert self.plugin.fingerprint(copy) == before
         self._edit_weights(copy, lambda weights: weights[min(weights)].view(-1)[:1].add_(1))
         assert self.plugin.fingerprint(copy) != before
 
     @pytest.mark.parametrize("what", ["missing", "surplus", "of another shape"])
-    def test_a_wrong_tensor_is_refused_by_name(self, made: Made, copy: Path, what: str) -> None:
+    def test_a_wrong_tensor_is_refused_by_name(self, made: Checkpoint, copy: Path, what: str) -> None:
         stored = load_file(made.folder / "model.safetensors")
         name = max(name for name in stored if ".layers." in name and name.endswith("input_layernorm.weight"))
 
@@ -339,14 +339,18 @@ class PluginContract:
         path = copy / "config.json"
         whole = path.read_text()
         wrong = dict.fromkeys(("", "{", "[]", "{}"), r"config\.json")
-        wrong |= {edited(whole, *one): one[0].rpartition(".")[2] for one in self.refused.items()}
+        wrong |= {with_field(whole, *one): one[0].rpartition(".")[2] for one in self.refused.items()}
         for text, name in wrong.items():
             path.write_text(text)
             with pytest.raises(ModelError, match=name):
                 self._load(copy)
 
     def _engine(
-        self, made: Made, settings: Mapping[str, object], log: Path | None = None, dtype: str = "float32"
+        self,
+        made: Checkpoint,
+        settings: Mapping[str, object],
+        log: Path | None = None,
+        dtype: str = "float32",
     ) -> Engine:
         sizes = {"num_blocks": 1025, "max_model_len": 512, "spec": "none", "num_threads": 1}
         config = EngineConfig.from_dict({**sizes, **settings})

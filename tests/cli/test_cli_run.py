@@ -69,7 +69,7 @@ def test_a_picture_by_url_gets_the_answer_of_its_file(call, picture, monkeypatch
         net.pages["/a.png"] = answer(picture.read_bytes())
         ask = ("run", "How many shapes are there?", "--image")
         said = call(*ask, picture)[1].out
-        monkeypatch.setattr(MediaUrls, "media_options", lambda options: {"urls": net.door()})
+        monkeypatch.setattr(MediaUrls, "media_options", lambda options: {"urls": net.fetcher()})
         assert (
             call(*ask, net.url("/a.png"), "--allow-media-urls", "public", "--media-ports", net.port)[1].out
             == said

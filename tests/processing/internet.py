@@ -102,7 +102,7 @@ class Internet:
             found = found.pop(0) if len(found) > 1 else found[0]
         return [ipaddress.ip_address(address) for address in found]
 
-    def door(self, is_allowed=None, **limits):
+    def fetcher(self, is_allowed=None, **limits):
         ports = self.port, self.plain_port
         return MediaFetcher(
             FetchLimits(**{"ports": ports, "timeout_s": 5.0, **limits}),
@@ -125,9 +125,9 @@ def _is_public_here(address):
     return str(address) == PUBLIC or is_public(address)
 
 
-def fetch(door, *names):
+def fetch(fetcher, *names):
     """Return the fetched bytes in the order of names; raises the first refusal."""
-    fetching = door.begin(names)
+    fetching = fetcher.begin(names)
     try:
         fetching.wait()
         if fetching.error is not None:

@@ -39,42 +39,42 @@ def net(shared):
     return shared
 
 
-def refusal(door, *names):
+def refusal(fetcher, *names):
     with pytest.raises(FetchRefused) as caught:
-        fetch(door, *names)
+        fetch(fetcher, *names)
     return caught.value.reason
 
 
 def test_a_picture_comes_over_tls_with_the_name_of_its_host(net):
-    assert fetch(net.door(), net.url("/a.png")) == [png()]
+    assert fetch(net.fetcher(), net.url("/a.png")) == [png()]
     head = net.heads[0].lower()
     assert head.startswith("get /a.png http/1.1\r\n") and f"host: {NAME}:{net.port}\r\n" in head
     assert "accept-encoding: identity\r\n" in head and "cookie" not in head and "authorization" not in head
 
 
 def test_without_tls_nothing_is_fetched_unless_it_is_allowed(net):
-    assert refusal(net.door(), net.url("/a.png", scheme="http")) == "scheme"
+    assert refusal(net.fetcher(), net.url("/a.png", scheme="http")) == "scheme"
     assert net.num_connected[PUBLIC] == 0
-    assert fetch(net.door(http=True), net.url("/a.png", scheme="http")) == [png()]
+    assert fetch(net.fetcher(http=True), net.url("/a.png", scheme="http")) == [png()]
 
 
 def test_a_name_that_rebinds_is_asked_for_once(net):
     net.names[NAME] = [[PUBLIC], [PRIVATE]]
-    assert fetch(net.door(), net.url("/a.png")) == [png()]
+    assert fetch(net.fetcher(), net.url("/a.png")) == [png()]
     assert net.lookups == [NAME] and net.num_connected == {PUBLIC: 1, PRIVATE: 0}
 
 
 def test_a_name_that_rebinds_between_two_hops_is_refused(net):
     net.names[NAME] = [[PUBLIC], [PRIVATE]]
     net.pages["/a.png"] = redirect("/b.png")
-    assert refusal(net.door(), net.url("/a.png")) == "address"
+    assert refusal(net.fetcher(), net.url("/a.png")) == "address"
     assert net.num_connected == {PUBLIC: 1, PRIVATE: 0}
 
 
 @pytest.mark.parametrize("answers", [[PUBLIC, PRIVATE], [PRIVATE, PUBLIC], [PUBLIC, "::1"], [PUBLIC] * 65])
 def test_one_bad_answer_of_many_refuses_all(net, answers):
     net.names[NAME] = answers
-    assert refusal(net.door(), net.url("/a.png")) == "address"
+    assert refusal(net.fetcher(), net.url("/a.png")) == "address"
     assert net.num_connected == {PUBLIC: 0, PRIVATE: 0}
 
 
@@ -86,15 +86,15 @@ def test_one_bad_answer_of_many_refuses_all(net, answers):
     ],
 )
 def test_addresses_that_are_not_public_are_refused_as_literals_and_behind_redirects(net, host):
-    assert refusal(net.door(), net.url("/a.png", host)) == "address"
+    assert refusal(net.fetcher(), net.url("/a.png", host)) == "address"
     net.pages["/a.png"] = redirect(net.url("/a.png", host))
-    assert refusal(net.door(), net.url("/a.png")) == "address"
+    assert refusal(net.fetcher(), net.url("/a.png")) == "address"
     assert net.num_connected == {PUBLIC: 1, PRIVATE: 0}
 
 
 @pytest.mark.parametrize("host", ["0x7f.1", "0177.0.0.2", "2130706434", "127.2", "127.0.0.0x2", "１２７.2"])
 def test_odd_spellings_of_addresses_are_no_names(net, host):
-    assert refusal(net.door(), net.url("/a.png", host)) == "url"
+    assert refusal(net.fetcher(), net.url("/a.png", host)) == "url"
     assert net.lookups == []
 
 
@@ -103,12 +103,12 @@ def test_an_open_and_a_closed_port_inside_read_alike(net):
     texts = set()
     for port in (net.port, 9):
         with pytest.raises(FetchRefused) as caught:
-            fetch(net.door(ports=(net.port, 9)), f"https://{PRIVATE}:{port}/a.png")
+            fetch(net.fetcher(ports=(net.port, 9)), f"https://{PRIVATE}:{port}/a.png")
         texts.add(str(caught.value))
     net.names["inside.example.org"] = [PRIVATE]
     for host in ("inside.example.org", "unknown.example.org"):
         with pytest.raises(FetchRefused) as caught:
-            fetch(net.door(), net.url("/a.png", host))
+            fetch(net.fetcher(), net.url("/a.png", host))
         texts.add(str(caught.value))
     assert len(texts) == 1 and "127" not in texts.pop()
     assert net.num_connected == {PUBLIC: 0, PRIVATE: 0}
@@ -128,7 +128,7 @@ def test_an_open_and_a_closed_port_inside_read_alike(net):
 )
 def test_a_redirect_is_read_from_the_beginning(net, target, reason):
     net.pages["/a.png"] = redirect(target)
-    assert refusal(net.door(), net.url("/a.png")) == reason
+    assert refusal(net.fetcher(), net.url("/a.png")) == reason
     assert net.num_connected == {PUBLIC: 1, PRIVATE: 0}
 
 
@@ -136,28 +136,28 @@ def test_redirects_are_followed_three_times(net):
     for number in range(4):
         net.pages[f"/{number}"] = redirect(net.url(f"/{number + 1}", OTHER), "307 Over there")
     net.pages["/3"] = answer(png())
-    assert fetch(net.door(), net.url("/0")) == [png()]
+    assert fetch(net.fetcher(), net.url("/0")) == [png()]
     net.pages["/3"], net.pages["/4"] = redirect("/4"), answer(png())
-    assert refusal(net.door(), net.url("/0")) == "redirects"
+    assert refusal(net.fetcher(), net.url("/0")) == "redirects"
     net.pages["/round"] = redirect("/round")
-    assert refusal(net.door(), net.url("/round")) == "redirects"
+    assert refusal(net.fetcher(), net.url("/round")) == "redirects"
 
 
 def test_a_redirect_leaves_the_listed_hosts_for_none(net):
-    door = net.door(hosts=(NAME,))
-    assert fetch(door, net.url("/a.png")) == [png()]
+    fetcher = net.fetcher(hosts=(NAME,))
+    assert fetch(fetcher, net.url("/a.png")) == [png()]
     net.pages["/a.png"] = redirect(net.url("/b.png", OTHER))
-    assert refusal(door, net.url("/a.png")) == "host"
-    assert refusal(door, net.url("/a.png", OTHER)) == "host"
+    assert refusal(fetcher, net.url("/a.png")) == "host"
+    assert refusal(fetcher, net.url("/a.png", OTHER)) == "host"
 
 
 def test_a_certificate_for_another_name_is_refused(net):
-    assert refusal(net.door(), net.url("/a.png", UNSURE)) == "tls"
+    assert refusal(net.fetcher(), net.url("/a.png", UNSURE)) == "tls"
     assert net.heads == []
 
 
 def test_a_host_that_speaks_no_tls_is_refused(net):
-    assert refusal(net.door(), f"https://{NAME}:{net.plain_port}/a.png") == "tls"
+    assert refusal(net.fetcher(), f"https://{NAME}:{net.plain_port}/a.png") == "tls"
 
 
 def drip(connection, closing):
@@ -180,7 +180,7 @@ def dripping_head(connection, closing):
 def test_one_deadline_holds_for_all_of_it(net, page):
     net.pages["/a.png"] = page
     begun = time.monotonic()
-    assert refusal(net.door(timeout_s=0.4), net.url("/a.png")) == "timeout"
+    assert refusal(net.fetcher(timeout_s=0.4), net.url("/a.png")) == "timeout"
     assert time.monotonic() - begun < 1.5
 
 
@@ -191,15 +191,15 @@ def test_redirects_share_the_deadline(net):
 
     net.pages["/a.png"] = late
     begun = time.monotonic()
-    assert refusal(net.door(timeout_s=0.5), net.url("/a.png")) == "timeout"
+    assert refusal(net.fetcher(timeout_s=0.5), net.url("/a.png")) == "timeout"
     assert time.monotonic() - begun < 1.5
 
 
 def test_a_name_service_that_hangs_is_left_behind(net):
     release = threading.Event()
-    door = net.door(timeout_s=0.3)
-    door._lookups._resolve = lambda name: release.wait(20) and []
-    assert refusal(door, net.url("/a.png")) == "timeout"
+    fetcher = net.fetcher(timeout_s=0.3)
+    fetcher._lookups._resolve = lambda name: release.wait(20) and []
+    assert refusal(fetcher, net.url("/a.png")) == "timeout"
     release.set()
 
 
@@ -219,12 +219,12 @@ def endless_chunks(connection, closing):
 @pytest.mark.parametrize("page", [endless, endless_chunks])
 def test_an_endless_body_is_cut_at_the_limit(net, page):
     net.pages["/a.png"] = page
-    assert refusal(net.door(max_bytes=2**20), net.url("/a.png")) == "size"
+    assert refusal(net.fetcher(max_bytes=2**20), net.url("/a.png")) == "size"
 
 
 def test_a_length_beyond_the_limit_is_refused_before_the_body(net):
     net.pages["/a.png"] = b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n"
-    assert refusal(net.door(), net.url("/a.png")) == "size"
+    assert refusal(net.fetcher(), net.url("/a.png")) == "size"
 
 
 @pytest.mark.parametrize(
@@ -243,13 +243,13 @@ def test_a_length_beyond_the_limit_is_refused_before_the_body(net):
 )
 def test_lies_and_floods_of_a_head_are_refused(net, head):
     net.pages["/a.png"] = f"HTTP/1.1 200 OK\r\n{head}\r\n\r\n".encode() + png()
-    assert refusal(net.door(), net.url("/a.png")) == "protocol"
+    assert refusal(net.fetcher(), net.url("/a.png")) == "protocol"
 
 
 def test_what_comes_behind_the_length_is_left(net):
     body = png()
     net.pages["/a.png"] = answer(body) + b"HTTP/1.1 200 OK\r\n\r\nmore"
-    assert fetch(net.door(), net.url("/a.png")) == [body]
+    assert fetch(net.fetcher(), net.url("/a.png")) == [body]
 
 
 def test_heads_without_end_are_refused(net):
@@ -258,24 +258,24 @@ def test_heads_without_end_are_refused(net):
             connection.sendall(b"HTTP/1.1 103 Early\r\n\r\n" * 50)
 
     net.pages["/a.png"] = early
-    assert refusal(net.door(), net.url("/a.png")) == "protocol"
+    assert refusal(net.fetcher(), net.url("/a.png")) == "protocol"
 
 
 def test_a_body_in_crumbs_is_refused(net):
     """Each small piece costs interpreter time that other threads need."""
     crumbs = b"".join(b"1\r\n%c\r\n" % byte for byte in png((200, 200)) * 30)
     net.pages["/a.png"] = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + crumbs + b"0\r\n\r\n"
-    assert refusal(net.door(), net.url("/a.png")) == "protocol"
+    assert refusal(net.fetcher(), net.url("/a.png")) == "protocol"
 
 
 def test_a_compressed_body_is_never_unpacked(net):
     bomb = gzip.compress(bytes(2**24))
     net.pages["/a.png"] = answer(bomb, "Content-Encoding: gzip")
-    assert refusal(net.door(), net.url("/a.png")) == "encoding"
+    assert refusal(net.fetcher(), net.url("/a.png")) == "encoding"
     net.pages["/a.png"] = answer(bomb, "Content-Encoding: identity", "content-encoding: gzip")
-    assert refusal(net.door(), net.url("/a.png")) == "encoding"
+    assert refusal(net.fetcher(), net.url("/a.png")) == "encoding"
     net.pages["/a.png"] = answer(bomb, "Content-Type: image/png")
-    assert refusal(net.door(), net.url("/a.png")) == "type"
+    assert refusal(net.fetcher(), net.url("/a.png")) == "type"
 
 
 @pytest.mark.parametrize(
@@ -293,21 +293,21 @@ def test_a_compressed_body_is_never_unpacked(net):
 )
 def test_what_is_no_picture_by_its_bytes_is_refused_whatever_its_type_says(net, body):
     net.pages["/a.png"] = answer(body, "Content-Type: image/png")
-    assert refusal(net.door(), net.url("/a.png")) == "type"
+    assert refusal(net.fetcher(), net.url("/a.png")) == "type"
 
 
 @pytest.mark.parametrize("status", ["204 None", "206 Part", "304 Same", "403 No", "500 Oh", "300 Many"])
 def test_another_status_is_no_picture(net, status):
     net.pages["/a.png"] = answer(png(), status=status)
-    assert refusal(net.door(), net.url("/a.png")) in ("status", "protocol")
+    assert refusal(net.fetcher(), net.url("/a.png")) in ("status", "protocol")
 
 
 def test_proxies_of_the_environment_are_not_asked(net, monkeypatch):
     for name in ("http_proxy", "https_proxy", "all_proxy", "HTTPS_PROXY"):
         monkeypatch.setenv(name, f"http://{PRIVATE}:{net.plain_port}")
-    assert fetch(net.door(), net.url("/a.png")) == [png()]
+    assert fetch(net.fetcher(), net.url("/a.png")) == [png()]
     assert net.num_connected[PRIVATE] == 0
 
 
 def test_a_host_that_is_not_there_is_told_of(net):
-    assert refusal(net.door(ports=(9,)), f"https://{NAME}:9/a.png") == "connect"
+    assert refusal(net.fetcher(ports=(9,)), f"https://{NAME}:9/a.png") == "connect"

@@ -138,8 +138,8 @@ def test_a_folder_that_is_none_is_told_of_at_once(tmp_path):
             MediaFetcher(FetchLimits(root=path))
 
 
-def test_the_door_reads_files_beside_urls(root):
-    door = MediaFetcher(FetchLimits(hosts=(), root=root))
-    assert fetch(door, "a.png", f"file://{root}/a.png") == [png(), png()]
+def test_the_fetcher_reads_files_beside_urls(root):
+    fetcher = MediaFetcher(FetchLimits(hosts=(), root=root))
+    assert fetch(fetcher, "a.png", f"file://{root}/a.png") == [png(), png()]
     with pytest.raises(FetchRefused, match="URLs are not fetched here"):
-        fetch(door, "https://example.org/a.png")
+        fetch(fetcher, "https://example.org/a.png")

@@ -154,7 +154,7 @@ def test_the_setting_opens_a_door_or_says_what_is_wrong():
 
 
 def test_the_pipeline_answers_a_url_like_its_bytes(engine, net, picture):
-    pipe, options = Pipeline(model=engine), {"processor_kwargs": {"urls": net.door()}}
+    pipe, options = Pipeline(model=engine), {"processor_kwargs": {"urls": net.fetcher()}}
     said = pipe(text=ask({"type": "image", "image": picture}), max_new_tokens=8)[0]["generated_text"][-1]
     part = {"type": "image", "url": net.url("/a.png")}
     (one,) = pipe(text=ask(part), max_new_tokens=8, **options)
@@ -172,7 +172,7 @@ def test_the_pipeline_answers_a_url_like_its_bytes(engine, net, picture):
 
 
 def test_frames_and_files_of_videos_come_by_urls(engine, net, picture):
-    door = net.door()
+    door = net.fetcher()
     frames = [{"type": "video", "video": [net.url("/a.png")] * 3}]
     (one,) = engine.generate([Prompt(ask(*frames), media_options={"urls": door})], max_tokens=2)
     (other,) = engine.generate([Prompt(ask({"type": "video", "video": [picture] * 3}))], max_tokens=2)
@@ -199,7 +199,7 @@ def claims(width, height):
 def test_pixels_are_bounded_before_they_are_decoded(engine, net):
     net.pages["/a.png"] = answer(claims(60_000, 60_000))
     with pytest.raises(InvalidMedia, match="pixels"):
-        engine.submit(Prompt(ask(image(net.url("/a.png"))), media_options={"urls": net.door()}))
+        engine.submit(Prompt(ask(image(net.url("/a.png"))), media_options={"urls": net.fetcher()}))
     assert engine.is_idle
 
 
@@ -232,7 +232,7 @@ def test_a_batch_fetches_ahead_and_tells_lines_that_cannot_be_fetched(engine, ne
         def __exit__(self, *exc):
             pass
 
-    door = net.door()
+    door = net.fetcher()
     assert run_batch_file(requests, out, None, lambda resume: Kept(), {"urls": door}) == 1
     answers = {each["custom_id"]: each for each in map(json.loads, out.read_text().splitlines())}
     assert len(answers) == 6 and len({answers[name]["text"] for name in "01245"}) == 1
@@ -249,7 +249,7 @@ def test_what_was_accepted_is_never_fetched_again(net, picture, tmp_path):
         engine.submit(ask({"type": "image", "image": picture}), **options)
         whole = _finish(engine)
     first = Engine(log=tmp_path / "log")
-    first.submit(Prompt(ask(image(net.url("/a.png"))), media_options={"urls": net.door()}), **options)
+    first.submit(Prompt(ask(image(net.url("/a.png"))), media_options={"urls": net.fetcher()}), **options)
     for _ in range(3):
         first.step()
     copied(tmp_path / "log", tmp_path / "killed")
@@ -289,7 +289,7 @@ async def eventually(check):
 def test_nobody_waits_for_a_slow_host_but_its_own_prompt(net, picture):
     """And who leaves, or whose deadline passes, takes the fetches along."""
     slow = net.pages["/slow"] = Slow()
-    door = net.door(timeout_s=60, max_fetches_a_host=16)
+    door = net.fetcher(timeout_s=60, max_fetches_a_host=16)
     prompt = Prompt(
         ask(*(image(net.url(f"/slow?{number}")) for number in range(3))), media_options={"urls": door}
     )

@@ -38,7 +38,7 @@ def log(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def server(net, root, log):
-    with served(AsyncEngine(log=log), names=("shapes",), door=net.door(root=root)) as one:
+    with served(AsyncEngine(log=log), names=("shapes",), door=net.fetcher(root=root)) as one:
         yield one
 
 

@@ -131,7 +131,7 @@ def _counts(source: Source) -> tuple[int, int]:
     ):
         if count > most:
             source.fail(f"the header claims {count} {what}; the limit is {most}")
-        if count > source.left // least:
+        if count > source.remaining // least:
             source.fail(f"the header claims {count} {what}, too many for {source.num_bytes} bytes")
     return num_tensors, num_keys
 
@@ -167,7 +167,7 @@ def _value(source: Source, key: str) -> Value:
     if kind != _STRING and kind not in _NUMBERS:
         source.fail(f"{key} is an array of the unknown type {kind}; the file is damaged")
     least = 8 if kind == _STRING else _NUMBERS[kind].size
-    if count > source.left // least:
+    if count > source.remaining // least:
         source.fail(f"{key} claims {count} entries, too many for {source.num_bytes} bytes")
     start = source.position
     if kind == _STRING:

@@ -24,7 +24,7 @@ class Source:
         raise ModelError(f"{self.path}: {what}")
 
     @property
-    def left(self) -> int:
+    def remaining(self) -> int:
         """Return how many bytes follow `position`."""
         return self.num_bytes - self.position
 
@@ -73,7 +73,7 @@ class Source:
         self._advance(position - self.position)
 
     def _advance(self, count: int) -> None:
-        if count > self.left:
+        if count > self.remaining:
             self._cut_short()
         self.position += count
         if self.position > MAX_METADATA_BYTES:

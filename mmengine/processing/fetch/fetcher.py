@@ -87,7 +87,7 @@ class Fetched(NamedTuple):
 class MediaFetcher:
     """Fetches media for prompts. Thread-safe.
 
-    `told`: called with each fetch's outcome. `resolve`, `is_allowed` and `tls` default to the system's
+    `on_fetched`: called with each fetch's outcome. `resolve`, `is_allowed` and `tls` default to the system's
     resolver, is_public, and the system's certificate authorities; tests pass others.
     """
 
@@ -100,7 +100,7 @@ class MediaFetcher:
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self.limits = limits
-        self.told: Callable[[Fetched], None] = lambda fetched: None
+        self.on_fetched: Callable[[Fetched], None] = lambda fetched: None
         self._lookups = Lookups(resolve, is_allowed)
         self._tls = tls or ssl.create_default_context()
         self._files = LocalFiles(limits.root) if limits.root is not None else None
@@ -214,7 +214,7 @@ class MediaFetcher:
         except Exception as error:  # A bug fails only its own request.
             reason = "failed"
             wanted.fetching.fail(wanted.name, error)
-        self.told(Fetched(time.monotonic() - begun, len(data), reason, wanted.host))
+        self.on_fetched(Fetched(time.monotonic() - begun, len(data), reason, wanted.host))
 
     def _data(self, wanted: Wanted) -> bytes:
         fetching, limits = wanted.fetching, self.limits

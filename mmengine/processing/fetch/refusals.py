@@ -6,45 +6,46 @@ from mmengine.errors import ErrorCode, InvalidMedia
 
 # Texts for the caller, by reason. Before a connection, all problems with names and addresses have the same
 # text: otherwise a sender of URLs could find out which names and addresses exist.
-_SAID = {
+_TEXTS = {
     "off": "URLs are not fetched here; send the data as a data: URL",
-    "url": "it is no URL that can be used; give one like https://host/picture.png",
-    "userinfo": "a URL with a user name or a password is not taken; leave it out",
-    "scheme": "only https: is fetched here",
+    "url": "it is not a valid URL; give one like https://host/picture.png",
+    "userinfo": "a URL with a user name or a password is not accepted; remove them",
+    "scheme": "only https: URLs are fetched here",
     "port": "its port is not allowed",
-    "host": "its host is not one of those that are allowed",
-    "address": "the address is not allowed, or its host is not known",
+    "host": "its host is not allowed",
+    "address": "its address is not allowed, or its host is unknown",
     "connect": "its host cannot be reached",
-    "tls": "its host has no certificate that is valid for its name",
-    "timeout": "it did not come in time",
-    "protocol": "its host did not answer as HTTP asks for, or broke off",
-    "status": "its host answered without it",
+    "tls": "its host has no valid certificate for its name",
+    "timeout": "it was not received in time",
+    "protocol": "its host sent an invalid HTTP response, or closed the connection",
+    "status": "its host did not return it",
     "redirects": "its host redirects too often",
-    "encoding": "its host sends it compressed, although it was not asked to",
+    "encoding": "its host sent it compressed, which was not requested",
     "size": "it is too large",
-    "total": "the media of its request are too large together",
-    "count": "the request names too many URLs and files of media",
-    "type": "it is neither an image nor a video of a kind that is read here",
-    "file": "there is no such file below the folder that files are read from",
+    "total": "the request's media are too large together",
+    "count": "the request names too many URLs and files",
+    "type": "it is neither an image nor a video in a supported format",
+    "file": "there is no such file below the media folder",
 }
-REASONS = (*_SAID, "given_up", "failed")
+REASONS = (*_TEXTS, "given_up", "failed")
 
 
 class FetchRefused(InvalidMedia):
-    """A fetch that was refused. `reason`: a name in REASONS. `said`: the message without the item's name."""
+    """A fetch that was refused. `reason`: a name in REASONS. `reason_text`: the message without the item's
+    name."""
 
     code = ErrorCode.MEDIA_NOT_FETCHED
 
-    def __init__(self, text: str, reason: str = "failed", said: str = "") -> None:
+    def __init__(self, text: str, reason: str = "failed", reason_text: str = "") -> None:
         super().__init__(text)
-        self.reason, self.said = reason, said or text
+        self.reason, self.reason_text = reason, reason_text or text
 
     def at(self, where: str, path: Iterable[str | int] = ()) -> "FetchRefused":
         """Return the same error for the media that texts name `where`, at `path`."""
-        found = FetchRefused(f"{where} is not fetched: {self.said}", self.reason, self.said)
+        found = FetchRefused(f"{where} is not fetched: {self.reason_text}", self.reason, self.reason_text)
         return found.located(path)
 
 
 def refused(reason: str, detail: str = "") -> FetchRefused:
     """Return the error for a reason. `detail`: more for the caller, only about limits and statuses."""
-    return FetchRefused(_SAID[reason] + (f" ({detail})" if detail else ""), reason)
+    return FetchRefused(_TEXTS[reason] + (f" ({detail})" if detail else ""), reason)

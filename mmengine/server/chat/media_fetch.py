@@ -84,7 +84,7 @@ class FetchMetrics:
         if door is not None:
             running.set_function(lambda: door.num_running)
             held.set_function(lambda: door.num_bytes)
-            door.told = self.saw
+            door.on_fetched = self.saw
 
     def saw(self, fetched: Fetched) -> None:
         """On a thread of the door."""

@@ -53,32 +53,32 @@ def test_fetches_at_once_are_bounded_in_all_for_a_host_and_for_a_prompt(net):
         net.pages.update({f"/{number}": page for number in range(8)})
         page.go.clear()
         page.most.clear()
-        door = net.door(**limits)
-        asked = [door.begin([net.url(f"/{number}")]) for number in range(8)]
+        fetcher = net.fetcher(**limits)
+        asked = [fetcher.begin([net.url(f"/{number}")]) for number in range(8)]
         eventually(lambda most=most: page.now["all"] == most)
         time.sleep(0.05)
-        assert door.num_running == most
+        assert fetcher.num_running == most
         page.go.set()
         for each in asked:
             each.wait()
             assert each.error is None
             each.release()
         assert page.most["all"] <= most
-        eventually(lambda door=door: door.num_running == 0)
-        assert door.num_bytes == 0
+        eventually(lambda fetcher=fetcher: fetcher.num_running == 0)
+        assert fetcher.num_bytes == 0
 
 
 def test_a_prompt_has_half_of_the_places_and_another_host_does_not_wait(net):
     slow, quick = Busy(), answer(png())
     net.pages.update({f"/{number}": slow for number in range(9)}, **{"/quick": quick})
-    door = net.door(max_fetches=8, max_fetches_a_host=8)
-    many = door.begin([net.url(f"/{number}") for number in range(9)])
+    fetcher = net.fetcher(max_fetches=8, max_fetches_a_host=8)
+    many = fetcher.begin([net.url(f"/{number}") for number in range(9)])
     eventually(lambda: slow.now["all"] == 4)
-    assert fetch(door, net.url("/quick")) == [png()]
-    door = net.door(max_fetches=8, max_fetches_a_host=2)
-    other = door.begin([net.url("/0"), net.url("/1"), net.url("/2")])
+    assert fetch(fetcher, net.url("/quick")) == [png()]
+    fetcher = net.fetcher(max_fetches=8, max_fetches_a_host=2)
+    other = fetcher.begin([net.url("/0"), net.url("/1"), net.url("/2")])
     eventually(lambda: slow.now["all"] == 6)
-    assert fetch(door, net.url("/quick", OTHER)) == [png()]
+    assert fetch(fetcher, net.url("/quick", OTHER)) == [png()]
     slow.go.set()
     for each in (many, other):
         each.wait()
@@ -89,58 +89,58 @@ def test_bytes_stay_held_until_they_are_released(net):
     """The oldest prompt then continues alone, so that prompts never wait for each other."""
     net.pages.update({f"/{number}": answer(png()) for number in range(4)})
     size = len(png())
-    door = net.door(max_bytes=size, max_bytes_in_flight=2 * size)
-    first, second = door.begin([net.url("/0")]), door.begin([net.url("/1")])
+    fetcher = net.fetcher(max_bytes=size, max_bytes_in_flight=2 * size)
+    first, second = fetcher.begin([net.url("/0")]), fetcher.begin([net.url("/1")])
     first.wait()
     second.wait()
-    third = door.begin([net.url("/2")])
+    third = fetcher.begin([net.url("/2")])
     time.sleep(0.1)
-    assert door.num_bytes == 2 * size and not third.found and door.num_running == 0
+    assert fetcher.num_bytes == 2 * size and not third.found and fetcher.num_running == 0
     second.release()
     third.wait()
     assert third.found == {net.url("/2"): png()}
-    fourth = door.begin([net.url("/3")])
+    fourth = fetcher.begin([net.url("/3")])
     first.release()
     third.release()
     fourth.wait()
     assert fourth.found == {net.url("/3"): png()}
     fourth.release()
-    assert door.num_bytes == 0
+    assert fetcher.num_bytes == 0
 
 
 def test_a_prompt_alone_passes_however_little_room_there_is(net):
     net.pages["/a.png"] = answer(png())
-    door = net.door(max_bytes=2**20, max_bytes_in_flight=1)
-    asked = door.begin([net.url("/a.png")])
+    fetcher = net.fetcher(max_bytes=2**20, max_bytes_in_flight=1)
+    asked = fetcher.begin([net.url("/a.png")])
     eventually(lambda: asked.found)
     asked.release()
 
 
 def test_media_of_one_prompt_are_bounded_together(net):
     net.pages.update({f"/{number}": answer(png((64, 64)) + bytes(10_000)) for number in range(8)})
-    door = net.door(max_bytes=20_000, max_bytes_in_flight=60_000)
+    fetcher = net.fetcher(max_bytes=20_000, max_bytes_in_flight=60_000)
     with pytest.raises(FetchRefused) as caught:
-        fetch(door, *(net.url(f"/{number}") for number in range(8)))
+        fetch(fetcher, *(net.url(f"/{number}") for number in range(8)))
     assert caught.value.reason == "total"
     with pytest.raises(FetchRefused) as caught:
-        net.door(max_urls=2).begin([net.url(f"/{number}") for number in range(3)])
+        net.fetcher(max_urls=2).begin([net.url(f"/{number}") for number in range(3)])
     assert caught.value.reason == "count"
-    eventually(lambda: door.num_bytes == 0)
+    eventually(lambda: fetcher.num_bytes == 0)
 
 
 def test_the_same_url_is_fetched_once(net):
     net.pages["/a.png"] = answer(png())
-    assert fetch(net.door(max_urls=1), *[net.url("/a.png")] * 5) == [png()] * 5
+    assert fetch(net.fetcher(max_urls=1), *[net.url("/a.png")] * 5) == [png()] * 5
     assert len(net.heads) == 1
 
 
 def test_whoever_is_given_up_leaves_at_once(net):
     page = net.pages["/a.png"] = Busy()
-    door, given_up = net.door(timeout_s=30, max_fetches=1), threading.Event()
+    fetcher, given_up = net.fetcher(timeout_s=30, max_fetches=1), threading.Event()
     ended = threading.Event()
-    one = door.begin([net.url("/a.png")], lambda fetching: ended.set(), given_up.is_set)
+    one = fetcher.begin([net.url("/a.png")], lambda fetching: ended.set(), given_up.is_set)
     eventually(lambda: page.now["all"] == 1)
-    waiting = door.begin([net.url("/a.png")])
+    waiting = fetcher.begin([net.url("/a.png")])
     given_up.set()
     begun = time.monotonic()
     with suppress(AttemptOver):
@@ -149,18 +149,18 @@ def test_whoever_is_given_up_leaves_at_once(net):
     assert isinstance(one.error[1], AttemptOver)
     one.release()
     waiting.release()
-    eventually(lambda: door.num_running == 0 and door.num_bytes == 0)
+    eventually(lambda: fetcher.num_running == 0 and fetcher.num_bytes == 0)
     page.go.set()
 
 
 def test_one_refusal_ends_the_others_of_its_prompt(net):
     page = net.pages["/slow"] = Busy()
-    door = net.door(timeout_s=30)
+    fetcher = net.fetcher(timeout_s=30)
     begun = time.monotonic()
     with pytest.raises(FetchRefused) as caught:
-        fetch(door, net.url("/slow"), net.url("/none"))
+        fetch(fetcher, net.url("/slow"), net.url("/none"))
     assert caught.value.reason == "status" and time.monotonic() - begun < 5
-    eventually(lambda: door.num_running == 0)
+    eventually(lambda: fetcher.num_running == 0)
     page.go.set()
 
 
@@ -168,13 +168,13 @@ def test_each_end_is_told_with_its_host_and_no_more(net):
     told = []
     net.pages["/a.png?key=secret"] = answer(png())
     net.pages["/b"] = redirect(net.url("/a.png?key=secret", OTHER))
-    door = net.door()
-    door.told = told.append
-    fetch(door, net.url("/a.png?key=secret"), net.url("/b"))
+    fetcher = net.fetcher()
+    fetcher.on_fetched = told.append
+    fetch(fetcher, net.url("/a.png?key=secret"), net.url("/b"))
     for wrong in (net.url("/none?key=secret"), "https://user:secret@a.b/"):
-        eventually(lambda: door.num_running == 0)
+        eventually(lambda: fetcher.num_running == 0)
         with pytest.raises(FetchRefused):
-            fetch(door, wrong)
+            fetch(fetcher, wrong)
     eventually(lambda: len(told) == 4)
     assert [(each.host, each.reason) for each in told[2:]] == [(NAME, "status"), ("", "userinfo")]
     assert {each.reason for each in told} <= {"", *REASONS} and "secret" not in str(told)
@@ -184,16 +184,16 @@ def test_each_end_is_told_with_its_host_and_no_more(net):
 def test_a_name_service_that_answers_nonsense_costs_one_request(net):
     net.pages["/a.png"] = answer(png())
     net.names["broken.example.org"] = ["no address"]
-    door = net.door()
+    fetcher = net.fetcher()
     with pytest.raises(FetchRefused):
-        fetch(door, net.url("/a.png", "broken.example.org"))
-    assert fetch(door, net.url("/a.png")) == [png()]
+        fetch(fetcher, net.url("/a.png", "broken.example.org"))
+    assert fetch(fetcher, net.url("/a.png")) == [png()]
 
 
 def test_threads_without_work_go(net, monkeypatch):
     monkeypatch.setattr("mmengine.processing.fetch.fetcher._IDLE_S", 0.05)
     net.pages["/a.png"] = answer(png())
-    door = net.door()
-    assert fetch(door, net.url("/a.png")) == [png()]
-    eventually(lambda: door._num_threads == 0)
-    assert fetch(door, net.url("/a.png")) == [png()]
+    fetcher = net.fetcher()
+    assert fetch(fetcher, net.url("/a.png")) == [png()]
+    eventually(lambda: fetcher._num_threads == 0)
+    assert fetch(fetcher, net.url("/a.png")) == [png()]
