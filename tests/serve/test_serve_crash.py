@@ -218,7 +218,7 @@ def test_without_a_media_store_what_needs_pixels_again_ends_with_an_error(tmp_pa
         assert in_a_process(folder, death, media_store_bytes=0) == DIED
         assert in_a_process(folder, media_store_bytes=0) == HAS_ERRORS
         found = {answer["custom_id"]: answer for answer in strip(answers(folder))}
-        lost = [name for name in found if "were not kept beside the log" in found[name].get("error", "")]
+        lost = [name for name in found if "the media store is disabled" in found[name].get("error", "")]
         assert set(lost) <= {"q1", "q3", "q4"}
         assert all(found[name] == whole[name] for name in found if name not in lost)
         if lost:

@@ -113,7 +113,7 @@ def test_every_holder_lets_go_however_a_request_ends(tmp_path):
         engine.submit("cancelled", request_id="request 3", grammar=GRAMMAR, max_tokens=20)
         ids |= {f"request 2/{k}" for k in range(3)}
         engine.step()
-        for holder in engine._holders._all:
+        for holder in engine._resources._all:
             assert kept(holder, ids), f"{type(holder).__name__} was told of no request, and proves nothing"
         engine.cancel("request 3")
         ended = drive(engine)
@@ -137,7 +137,7 @@ def test_nothing_is_kept_of_a_request_that_was_refused(tmp_path):
         with pytest.raises(InvalidRequest, match="never run|longer|max_model_len"):
             engine.submit("long " * 200, request_id="too long", grammar=GRAMMAR)
         ids = {"refused", "refused/0", "refused/1", "too long"}
-        assert [where for where in kept(engine._holders, ids) if "refused/0" not in where] == []
+        assert [where for where in kept(engine._resources, ids) if "refused/0" not in where] == []
         assert drive(engine) == {"taken 0": "stop", "taken 1": "stop"}
         assert kept(engine, ids | {"taken 0", "taken 1"}) == []
 
@@ -163,7 +163,7 @@ def test_requests_of_the_process_before_are_let_go_of_too(tmp_path):
     (store / f"{hashlib.sha256(b'lost').hexdigest()}.media").unlink()
     with fake(tmp_path, Resume()) as engine:
         ids = {"taken up", "dropped", "lost"}
-        assert kept(engine._holders, ids)
+        assert kept(engine._resources, ids)
         with pytest.raises(InvalidRequest, match="in use"):
             engine.submit("another", request_id="dropped")
         assert engine.built.executor.held["dropped"]

@@ -86,7 +86,7 @@ class Recovery:
     def resume_streams(self, stuck: Engine) -> None:
         """Continue the open streams with what the log has of their requests."""
         engine = self._thread.engine
-        engine.sessions.go_on_from(stuck.sessions)
+        engine.sessions.continue_turns_of(stuck.sessions)
         for request_id, channel in list(self._open.running.items()):
             requests, num_choices = engine.requests, channel.options.sampling.n
             if requests.can_resume(request_id, num_choices):

@@ -130,16 +130,16 @@ class Engine(TypedAnswers):
             self.processor.media_decoder = decoders
         self.metrics = self._new_metrics(media_cache)
         self.adapters = Adapters(self.built)
-        with self._log_let_go():
-            coming = [self.adapters.read(name, source) for name, source in (loras or {}).items()]
-            store, resumed = self._open_store(log, resume, coming)
-            for known in coming:
+        with self._log_closed_on_error():
+            initial = [self.adapters.read(name, source) for name, source in (loras or {}).items()]
+            store, resumed = self._open_store(log, resume, initial)
+            for known in initial:
                 self.adapters.load(known)
         self._syncer = self._new_syncer() if log is not None else None
-        self._holders = RequestResources(
+        self._resources = RequestResources(
             self.built, self.media_memory, self.grammar_memory, self.metrics, store
         )
-        self._holders.add(self.adapters)
+        self._resources.add(self.adapters)
         self.requests = RunningRequests(self._core, self.processor.tokenizer, resumed, texts)
         markers = self.config.reasoning_start, self.config.reasoning_end
         self.reasoning = Reasoning(self.processor.tokenizer, self.config.eos_token_ids, *markers)
@@ -147,9 +147,9 @@ class Engine(TypedAnswers):
         self.sessions = make_sessions(
             self._core, store, self.processor, self.adapters, self.requests, awaited
         )
-        told = self._holders, self.requests, self.metrics
+        parts = self._resources, self.requests, self.metrics
         pools = self.grammar_memory, self.sessions, self.adapters
-        self._intake = Submission(self.built, *told, self.reasoning, *pools)
+        self._submission = Submission(self.built, *parts, self.reasoning, *pools)
         limit_s = self.config.step_timeout_s
         self._watchdog = Watchdog(limit_s, on_hang or self._end_process) if limit_s else nullcontext()
         built = self.built
@@ -168,7 +168,7 @@ class Engine(TypedAnswers):
         return metrics
 
     @contextmanager
-    def _log_let_go(self) -> Iterator[None]:
+    def _log_closed_on_error(self) -> Iterator[None]:
         """On an error, without a last word: nothing was begun that it would be about, and the state that was
         found did not go on."""
         try:
@@ -178,7 +178,7 @@ class Engine(TypedAnswers):
             raise
 
     def _open_store(
-        self, log: str | Path | None, resume: Resume | None, coming: Iterable[LocalAdapter]
+        self, log: str | Path | None, resume: Resume | None, initial: Iterable[LocalAdapter]
     ) -> tuple[MediaStore | None, dict[str, ResumedAnswer]]:
         """The media store beside a log, and the answers of the process before, by core id."""
         found = self.built.resumed
@@ -186,7 +186,7 @@ class Engine(TypedAnswers):
         if found is None:
             return store, {}
         cause = resume.cause if resume is not None else ""
-        return store, recover(self.built, found, store, self.grammar_memory, self.adapters, coming, cause)
+        return store, recover(self.built, found, store, self.grammar_memory, self.adapters, initial, cause)
 
     def submit(
         self,
@@ -218,7 +218,7 @@ class Engine(TypedAnswers):
         """Queue a prompt that was prepared before, perhaps on another thread."""
         if self._closed:
             raise InvalidRequest("the engine is closed")
-        return self._intake.submit(prepared, options, stream=stream)
+        return self._submission.submit(prepared, options, stream=stream)
 
     @property
     def has_work(self) -> bool:
@@ -253,7 +253,7 @@ class Engine(TypedAnswers):
 
     def on_large_media(self, listener: Callable[[LargeMedia], None]) -> None:
         """`listener` hears of each image or video that the encoder takes long for, when it is queued."""
-        self._intake.on_large_media = listener
+        self._submission.on_large_media = listener
 
     @property
     def is_idle(self) -> bool:
@@ -268,7 +268,7 @@ class Engine(TypedAnswers):
         if received:
             self.requests.all_delivered()
         try:
-            self._tell_of_grammars()
+            self._settle_grammars()
             with self._watchdog:
                 news = self._core.step()
             self.sessions.tidy()
@@ -285,7 +285,7 @@ class Engine(TypedAnswers):
             awaited.wait(GRAMMAR_PAUSE_S)
         return [output for output in outputs if output is not None]
 
-    def _tell_of_grammars(self) -> None:
+    def _settle_grammars(self) -> None:
         """The core hears what became of the grammars that it waits for."""
         for core_id, error in self._grammars.settled():
             if error:
@@ -295,7 +295,7 @@ class Engine(TypedAnswers):
 
     def _take(self, output: Output) -> RequestOutput | None:
         if output.finish_reason is not None:
-            self._holders.release(output.request_id)
+            self._resources.release(output.request_id)
         return self.requests.take(output)
 
     def generate(

@@ -1,4 +1,4 @@
-"""LoRA adapters by name: what requests may ask for, and where it is read from."""
+"""LoRA adapters by name: which ones requests may name, and the folders that they are read from."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -16,15 +16,15 @@ from mmengine.models.loader import resolve_adapter
 from mmengine.request import Adapter, check_unicode
 from mmengine.serve.requests.operator_log import operator_log
 
-if TYPE_CHECKING:  # mmengine.build brings torch
+if TYPE_CHECKING:  # importing mmengine.build imports torch
     from mmengine.build import Built
 
-MAX_ADAPTERS = 1024  # that can be asked for at once
+MAX_ADAPTERS = 1024  # names that can be loaded at once
 
 
 @dataclass(frozen=True, slots=True)
 class LocalAdapter:
-    """`adapter`: what a request that asks for it carries. `folder`: from which it is read."""
+    """An adapter as requests carry it, and the folder that it is read from."""
 
     adapter: Adapter
     folder: Path
@@ -32,15 +32,20 @@ class LocalAdapter:
 
 @dataclass(slots=True)
 class _Use:
-    """Of one content: the requests that have it, and its names, the one that was loaded last at the end."""
+    """The requests that use one adapter's contents, and the names for these contents, the last loaded one
+    last.
+    """
 
     requests: set[str] = field(default_factory=set)
     names: dict[str, LocalAdapter] = field(default_factory=dict)
 
 
 class Adapters:
-    """Of one engine, whose thread alone changes it; others may read. A RequestHolder: the content that a
-    request has can be read until that is over, whatever becomes of its name."""
+    """The adapters of one engine. Only the engine's thread changes them; other threads may read.
+
+    A RequestResource: a request's adapter can be read until the request ends, even if its name is unloaded or
+    loaded again.
+    """
 
     def __init__(self, built: "Built") -> None:
         self._built, self._config = built, built.config
@@ -52,14 +57,18 @@ class Adapters:
         return iter(tuple(self.by_name.values()))
 
     def read(self, name: str, source: str | Path) -> LocalAdapter:
-        """The adapter in a folder or of the hub, checked; any thread may ask. Raises ModelError, ConfigError,
-        InvalidRequest."""
+        """Read and check the adapter in a folder or on the hub. Any thread may call it.
+
+        Raises ModelError, ConfigError, InvalidRequest.
+        """
         if not isinstance(name, str) or not 1 <= len(name) <= MAX_ID_CHARS or not name.isprintable():
-            raise InvalidRequest(f"the name of an adapter has 1 to {MAX_ID_CHARS} printable characters")
+            raise InvalidRequest(f"the name of an adapter must have 1 to {MAX_ID_CHARS} printable characters")
         if not self._config.max_loras:
-            raise ConfigError("this engine takes no adapters; set max_loras, or begin it with one")
+            raise ConfigError(
+                "this engine has no room for adapters: set max_loras, or start it with an adapter"
+            )
         folder = resolve_adapter(source)
-        check_unicode(("lora_path",), str(folder))  # it goes into the log
+        check_unicode(("lora_path",), str(folder))  # the log holds the path
         files = self._read(folder)
         size = files.num_bytes(self._value_bytes)
         return LocalAdapter(Adapter(files.digest, size, files.is_visual, name), folder)
@@ -67,7 +76,7 @@ class Adapters:
     def _read(self, folder: Path) -> AdapterFiles:
         read = getattr(self._built.plugin, "read_adapter", None)
         if read is None:
-            raise ModelError("this family of models takes no adapters")
+            raise ModelError("this model family does not support adapters")
         limits = self._config.lora_bytes, self._value_bytes
         files: AdapterFiles = read(self._built.folder, folder, *limits)
         return files
@@ -77,11 +86,12 @@ class Adapters:
         return 4 if self._built.dtype == "float32" else 2
 
     def load(self, known: LocalAdapter) -> None:
-        """It can be asked for from now on, in place of one that had its name. Raises InvalidRequest where
-        there are too many."""
+        """Let requests name the adapter; it replaces one of the same name. Raises InvalidRequest at the
+        limit.
+        """
         name, digest = known.adapter.name, known.adapter.digest
         if name not in self.by_name and len(self.by_name) >= MAX_ADAPTERS:
-            raise InvalidRequest(f"{MAX_ADAPTERS} adapters are loaded already; unload one")
+            raise InvalidRequest(f"{MAX_ADAPTERS} adapters are loaded, which is the limit: unload one")
         before = self.by_name.get(name)
         self._name(known)
         if before == known:
@@ -92,8 +102,9 @@ class Adapters:
         operator_log.info("adapter loaded", name=name, digest=digest.hex()[:12], folder=str(known.folder))
 
     def unload(self, name: str) -> None:
-        """Nobody can ask for it any more; who has it goes on. Raises InvalidRequest for one that is not
-        there."""
+        """Refuse new requests for the adapter; those that use it go on. Raises InvalidRequest if it is not
+        loaded.
+        """
         known = self.by_name.pop(name, None)
         if known is None:
             raise InvalidRequest(f"no adapter {name!r:.80} is loaded")
@@ -102,7 +113,7 @@ class Adapters:
         operator_log.info("adapter unloaded", name=name)
 
     def named(self, name: str) -> Adapter | None:
-        """What a request that asks for this name carries; None of "". Raises InvalidRequest."""
+        """Return the adapter of a name, None for "". Raises InvalidRequest if it is not loaded."""
         if not name:
             return None
         known = self.by_name.get(name)
@@ -121,9 +132,11 @@ class Adapters:
             self._forget_unused(digest)
 
     def recover(self, resumed: ResumeState, coming: Iterable[LocalAdapter] = ()) -> list[tuple[str, str]]:
-        """Those of the log that is continued: what its requests have, and what was loaded while it was
-        written. `coming`: what will be loaded next, where contents are found as well. Gives the requests
-        whose adapter cannot be had any more, and why."""
+        """Load the adapters that the continued log had loaded, and hold those that its requests use.
+
+        Contents are also found among `coming`, the adapters that are loaded next. Returns the requests whose
+        adapter is missing, with the reason.
+        """
         pool, lost = resumed.state.adapters, []
         sources = {
             each.adapter.digest: each.source for each in (*pool.nameless.values(), *pool.known.values())
@@ -143,11 +156,11 @@ class Adapters:
                 self.hold(name, adapter)
             else:
                 where = sources.get(adapter.digest) or "no folder"
-                lost.append((name, f"its adapter {adapter.name!r} is not there any more ({where})"))
+                lost.append((name, f"its adapter {adapter.name!r} is missing ({where})"))
         return lost
 
     def _found(self, loaded: ev.AdapterLoaded) -> LocalAdapter | None:
-        """What a log says was loaded; None where its folder is gone, or holds something else now."""
+        """Return an adapter that the log had loaded; None if its folder is gone or has other contents now."""
         with suppress(MMEngineError, OSError):
             known = self.read(loaded.adapter.name, Path(loaded.source))
             if known.adapter.digest == loaded.adapter.digest:
@@ -161,7 +174,7 @@ class Adapters:
         self._note(known)
 
     def _note(self, known: LocalAdapter) -> None:
-        """Its content is read from its folder from now on."""
+        """Have the adapter's contents read from its folder from now on."""
         self._use(known.adapter.digest)
         self._built.executor.know_adapter(known.adapter.digest, partial(self._read, known.folder))
 
@@ -171,7 +184,7 @@ class Adapters:
     def _drop_name(self, known: LocalAdapter) -> None:
         names = self._use(known.adapter.digest).names
         del names[known.adapter.name]
-        if names:  # the folder of the name that goes may go as well
+        if names:  # the folder of the unloaded name may be removed too
             self._note(next(reversed(names.values())))
         self._forget_unused(known.adapter.digest)
 

@@ -1,4 +1,4 @@
-"""What the grammars of requests that are not over may take as sources."""
+"""Memory for the sources of live requests' grammars."""
 
 import sys
 import threading
@@ -8,23 +8,25 @@ import msgspec
 from mmengine.errors import QueueFull
 from mmengine.request import GrammarRequest
 
-MAX_BYTES = 128 * 2**20  # of all different sources; each has 8 MiB at most
+MAX_BYTES = 128 * 2**20  # bytes of all different sources; each has at most 8 MiB
 
 
 class GrammarMemory:
-    """Sources of grammars, by holder. Equal sources are one object, and count once. Thread-safe."""
+    """Sources of grammars by holder. Equal sources are one object and count once. Thread-safe."""
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self.max_bytes = max_bytes
         self._lock = threading.Lock()
         self._held: dict[object, str] = {}  # by holder
-        self._known: dict[str, list] = {}  # by source: [its object, how many holders it has]
+        self._known: dict[str, list] = {}  # by source: [its object, the number of its holders]
         self.num_bytes = 0
 
     def hold(self, holder: object, grammar: GrammarRequest, *, was_accepted: bool = False) -> GrammarRequest:
-        """`grammar` with the one object for its source, kept until `release`; a holder has one. Raises
-        QueueFull where a new source finds no room; one that `was_accepted`, by a process before, is held all
-        the same."""
+        """Return `grammar` with the shared object of its source, which is kept until `release`.
+
+        A holder has one source. Raises QueueFull if there is no room for a new source, unless a previous
+        process has accepted the request (`was_accepted`).
+        """
         source = grammar.source
         with self._lock:
             size = sys.getsizeof(source)
@@ -42,13 +44,13 @@ class GrammarMemory:
             return _with_source(grammar, known[0])
 
     def shared(self, grammar: GrammarRequest) -> GrammarRequest:
-        """`grammar` with the object of an equal source that is held, else as it is."""
+        """Return `grammar` with the shared object of an equal source, unchanged if none is held."""
         with self._lock:
             known = self._known.get(grammar.source)
             return grammar if known is None else _with_source(grammar, known[0])
 
     def release(self, holder: object) -> None:
-        """The holder needs its source no more. A holder without one is no error."""
+        """Release the holder's source. A holder without one is no error."""
         with self._lock:
             source = self._held.pop(holder, None)
             if source is None:

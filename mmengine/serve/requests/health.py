@@ -12,20 +12,23 @@ from mmengine.errors import ErrorCode, LogError, MMEngineError
 from mmengine.models.progress import steps_reported_to
 from mmengine.serve.requests.operator_log import operator_log
 
-THRASH_STEPS = 256  # a thrash counts against an engine with work for so many steps
+THRASH_STEPS = 256  # steps for which a thrash keeps a busy engine from being ready
 STALL_PAUSE_S = 0.05
-STALL_LIMIT_S = 60.0  # without a step that moves anything, while the disk is full
-HANG_EXIT = 75  # "try again": exit code of a process whose step hung, after it said so in its log
+STALL_LIMIT_S = 60.0  # seconds without progress while the disk is full
+HANG_EXIT = 75  # "try again": exit code of a process whose step hung, after the log recorded the hang
 
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """Whether an engine may be given work; true in a condition if it may. `reasons`: sentences for operators
-    that say why not. `public`: the same for strangers, where they are others."""
+    """Whether an engine may be given work; its truth value says so.
+
+    `reasons` are sentences for operators that say why not; `public` replaces them for other readers if it
+    differs.
+    """
 
     reasons: tuple[str, ...] = ()
-    num_preparing: int = 0  # requests whose prompts are prepared, or wait for that
-    oldest_preparing_s: float = 0.0  # since the submit of the first of them
+    num_preparing: int = 0  # requests whose prompts are being prepared or wait for that
+    oldest_preparing_s: float = 0.0  # since the submission of the oldest of these requests
     is_over: bool = False  # whether this engine will never be ready again
     public: tuple[str, ...] = ()
 
@@ -52,10 +55,10 @@ def stopped_engine(error: MMEngineError | None) -> Readiness:
 
 
 class StepClock:
-    """How long the step under way has taken. Another thread than the engine's may ask."""
+    """The duration of the current step. Threads other than the engine's may read it."""
 
     def __init__(self) -> None:
-        self._since = 0.0  # 0: none runs
+        self._since = 0.0  # 0 between steps
 
     def begin(self) -> None:
         self._since = time.monotonic()
@@ -70,8 +73,7 @@ class StepClock:
 
 
 def core_reasons(core: EngineCore) -> list[str]:
-    """What keeps a core that runs from getting on with its work. Reads a few attributes; another thread
-    may ask."""
+    """Return why a running core makes no progress. Reads only a few attributes; any thread may call it."""
     reasons = [core.stalled] if core.stalled else []
     if core.last_stall is not None:
         found, stall = core.last_stall
@@ -85,14 +87,16 @@ def core_reasons(core: EngineCore) -> list[str]:
 
 
 class StallWatch:
-    """Sees a core after each step."""
+    """Watches for a full disk: told of each step of a core."""
 
     def __init__(self, core: EngineCore):
         self._core = core
-        self._since = 0.0  # when the engine moved last while the disk was full; 0: the disk is not full
+        self._since = 0.0  # time of the last progress on a full disk; 0 while the disk is not full
 
     def stepped(self, *, moved: bool) -> None:
-        """A step gave outputs, or none; without any it pauses, so that room may come."""
+        """Record a step and whether it gave outputs. Without outputs on a full disk, pause until there may be
+        room.
+        """
         if not self._core.stalled:
             self._since = 0.0
             return
@@ -104,20 +108,22 @@ class StallWatch:
             time.sleep(STALL_PAUSE_S)
 
     def check(self, limit_s: float | None = None) -> None:
-        """Raise LogError when the disk was full and nothing moved for `limit_s` (a minute)."""
+        """Raise LogError if the disk was full and nothing progressed for `limit_s` (a minute by default)."""
         limit_s = STALL_LIMIT_S if limit_s is None else limit_s
         if self._since and time.monotonic() - self._since > limit_s:
-            raise LogError(f"given up after {limit_s:g} seconds: {self._core.stalled}")
+            raise LogError(f"no progress for {limit_s:g} seconds: {self._core.stalled}")
 
 
 class Watchdog:
-    """Calls `on_hang`, once and on its own thread, when a `with` block gets no further for `limit_s`: neither
-    ends nor tells of anything done (models/progress.py). A long step that gets on may be as long as it
-    is."""
+    """Calls `on_hang` once, on its own thread, if a `with` block makes no progress for `limit_s` seconds.
+
+    Progress means that the block ends or reports finished work (models/progress.py), so a long step is no
+    hang as long as it reports.
+    """
 
     def __init__(self, limit_s: float, on_hang: Callable[[], None]):
         self._limit_s, self._on_hang = limit_s, on_hang
-        self._moved = 0.0  # when what is watched began, or told of something done; 0: nothing is watched
+        self._moved = 0.0  # time of the last progress; 0 outside a block
         self._telling: AbstractContextManager[None] = nullcontext()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="mmengine-watchdog", daemon=True)

@@ -1,4 +1,4 @@
-"""Forcing the log to the disk, and tidying it, beside the engine and not in its way."""
+"""Syncs the log to the disk and tidies it on a background thread."""
 
 import threading
 import time
@@ -7,15 +7,14 @@ from collections.abc import Callable
 from mmengine.errors import LogError
 
 SYNC_INTERVAL_S = 0.01
-IDLE_S = 60.0  # between two times of tidying while nothing is committed: segments get old meanwhile
+IDLE_S = 60.0  # interval of tidying while nothing is committed, since segments age meanwhile
 
 
 class LogSyncer:
-    """Calls `sync` and `tidy` in the background, at most every 10 ms and only after a step; `tidy` once a
-    minute without one.
+    """Calls `sync` and `tidy` in the background after steps, at most every 10 ms; `tidy` also once a minute.
 
-    A killed process loses nothing without `sync`, which is about power cuts (None: nobody asks for it).
-    `tidy` packs full segments and lets old segments go.
+    `sync` protects against power cuts only, not against killed processes; with None it is not called. `tidy`
+    packs full segments and drops old ones.
     """
 
     def __init__(self, sync: Callable[[], None] | None, tidy: Callable[[], None]):
@@ -27,7 +26,7 @@ class LogSyncer:
         self._thread.start()
 
     def notify(self) -> None:
-        """Something was committed. Raises LogError when an earlier sync failed."""
+        """Record that something was committed. Raises LogError if an earlier sync failed."""
         if self._error is not None:
             raise LogError(f"the log could not be forced to the disk: {self._error.strerror}")
         self._dirty.set()

@@ -1,12 +1,13 @@
-"""Images and videos of live requests, beside the log: after a crash their pixels are needed again.
+"""Stores images and videos of live requests beside the log, since their pixels are needed again after a
+crash.
 
     MEDIA_FOLDER/<hex of mm_hash>.media
     magic "MMMD" u32 | version u16 | kind u16 | meta length u32 | reserved u32 | data length u64 |
     crc32 u32 of meta and data; meta is msgpack, then the data
 
-Kind 1 holds the encoded bytes as they were given, with the options that were asked for; kind 2 the
-patches themselves (uint8), for pixels that were decoded elsewhere. Files are readable by their owner
-alone, are written whole before the request is, and go when no live request needs them.
+Kind 1 holds the encoded bytes as the caller sent them, with the requested options. Kind 2 holds the patches
+(uint8) of pixels that were decoded elsewhere. Only the owner may read the files. A file is complete before
+its request is logged, and is removed when no live request needs it.
 """
 
 import os
@@ -35,8 +36,10 @@ _CHUNK = 2**20
 
 
 class MediaStore:
-    """`max_bytes`: of all files together. Not thread-safe. Raises LogError when the folder cannot be
-    had."""
+    """The files of one folder, at most `max_bytes` in all. Not thread-safe.
+
+    Raises LogError if the folder cannot be used.
+    """
 
     def __init__(self, folder: Path, max_bytes: int):
         self._folder, self._max_bytes = folder, max_bytes
@@ -52,7 +55,7 @@ class MediaStore:
             raise LogError(f"the media store {folder} cannot be used: {error.strerror}") from None
 
     def _take_stock(self, path: Path) -> None:
-        """Count a whole file that an earlier process left; remove a piece of one."""
+        """Count a complete file of an earlier process; remove an incomplete one."""
         try:
             mm_hash = bytes.fromhex(path.name.removesuffix(SUFFIX))
         except ValueError:
@@ -64,8 +67,11 @@ class MediaStore:
             path.unlink()
 
     def hold(self, request_id: str, media: Sequence[MediaInput]) -> None:
-        """Keep the media of a request until `release`. Raises QueueFull where they do not fit beside the
-        others or on the disk, LogError when they cannot be written; nothing is held then."""
+        """Store the media of a request until `release`.
+
+        Raises QueueFull if they do not fit in the store or on the disk, and LogError if they cannot be
+        written; then nothing is held.
+        """
         self.hold_stored(request_id, [one.item for one in media])
         try:
             for one in media:
@@ -76,15 +82,17 @@ class MediaStore:
             raise
 
     def hold_stored(self, request_id: str, items: Iterable[MediaItem]) -> None:
-        """`hold` for media that are in the store already: those of a request of an earlier process."""
+        """Hold media that the store already has, those of an earlier process's request."""
         hashes = tuple(dict.fromkeys(item.mm_hash for item in items))
         self._held[request_id] = hashes
         for mm_hash in hashes:
             self._holders.setdefault(mm_hash, set()).add(request_id)
 
     def keep(self, holder: str, items: Iterable[MediaItem], new: Sequence[MediaInput]) -> None:
-        """`holder` holds these items from here on, of which the `new` ones may not be in the store yet, and
-        no others. Raises as `hold` does; what it held before is held then."""
+        """Make `holder` hold these items and no others; `new` ones may have to be written.
+
+        Raises as `hold` does; then the holder keeps its earlier items.
+        """
         before = self._held.get(holder, ())
         self.hold_stored(holder, items)
         try:
@@ -105,17 +113,16 @@ class MediaStore:
                 self._drop(mm_hash)
 
     def release(self, request_id: str) -> None:
-        """The request is over; an unknown one is no error."""
+        """Release the media of a request that has ended. An unknown one is no error."""
         self._let_go(request_id, self._held.pop(request_id, ()), ())
 
     def sweep(self) -> None:
-        """Drop the files that no request holds."""
+        """Remove the files that no request holds."""
         for mm_hash in [mm_hash for mm_hash in self._sizes if mm_hash not in self._holders]:
             self._drop(mm_hash)
 
     def load(self, item: MediaItem, processor: Processor) -> MediaInput:
-        """An item of a held request once more. Raises InvalidMedia when its file is missing, or
-        damaged."""
+        """Load an item of a held request. Raises InvalidMedia if its file is missing or damaged."""
         path = self._path(item.mm_hash)
         try:
             with _open(path) as file:
@@ -124,9 +131,7 @@ class MediaStore:
                     return _patches(file, item, meta, length)
                 _check_sum(file, item)
         except OSError as error:
-            reason = (
-                "it is not in the media store" if isinstance(error, FileNotFoundError) else error.strerror
-            )
+            reason = "not in the media store" if isinstance(error, FileNotFoundError) else error.strerror
             raise InvalidMedia(f"the {item.modality} of the request is lost: {reason}") from None
         options = meta if isinstance(meta, dict) else {}
         return processor.restore(item, _stored_source(path, item, options, length))
@@ -138,7 +143,7 @@ class MediaStore:
         size = self._sizes.pop(mm_hash, None)
         if size is not None:
             self.num_bytes -= size
-            with suppress(OSError):  # a file that stays is dropped by the next process
+            with suppress(OSError):  # the next process removes a file that remains
                 self._path(mm_hash).unlink()
 
     def _write(self, media: MediaInput) -> None:
@@ -153,7 +158,7 @@ class MediaStore:
             with suppress(OSError):
                 partial.unlink()
             what = f"the media store {self._folder} cannot be written: {error.strerror}"
-            if error.errno in FULL:  # room may come with the end of other requests
+            if error.errno in FULL:  # the end of other requests may make room
                 raise QueueFull(f"{what}; try again later") from None
             raise LogError(what) from None
         except BaseException:
@@ -164,7 +169,7 @@ class MediaStore:
         self.num_bytes += size
 
     def _write_file(self, file: BinaryIO, media: MediaInput) -> int:
-        """Gives the file's size. Raises QueueFull."""
+        """Write the file and return its size. Raises QueueFull."""
         source = media.source
         if source is None:
             kind, meta = PATCHES, msgspec.msgpack.encode(media.patches.shape)
@@ -180,7 +185,7 @@ class MediaStore:
             if HEADER.size + len(meta) + length > room:
                 raise QueueFull(
                     f"the media store holds {self.num_bytes} of {self._max_bytes} bytes (media_store_bytes) "
-                    "and has no room for this request; try again later, or raise it"
+                    "and has no room for this request: try again later, or raise the limit"
                 )
             crc = zlib.crc32(piece, crc)
             file.write(piece)
@@ -200,7 +205,7 @@ def _open(path: Path) -> BinaryIO:
 
 
 def _read_head(file: BinaryIO, item: MediaItem) -> tuple[int, Any, int]:
-    """Kind, meta and length of the data."""
+    """Return kind, meta and data length."""
     head = file.read(HEADER.size)
     if len(head) == HEADER.size:
         magic, version, kind, meta_length, _, length, _ = HEADER.unpack(head)
@@ -236,7 +241,7 @@ def _patches(file: BinaryIO, item: MediaItem, shape: Any, length: int) -> MediaI
 
 
 def _stored_source(path: Path, item: MediaItem, options: dict[str, Any], length: int) -> MediaSource:
-    """The encoded bytes; a plugin gets them in memory, whether they were a file once or not."""
+    """Return a source of the encoded bytes. A plugin gets them in memory even if they came from a file."""
     with _open(path) as file:
         file.seek(-length, os.SEEK_END)
         return MediaSource(file.read(length), options)

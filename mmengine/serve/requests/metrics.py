@@ -1,8 +1,7 @@
-"""What an engine counts and measures, for Prometheus: a projection of the core's counters, and times of
-requests as their callers see them.
+"""An engine's Prometheus metrics: the core's counters, and times of requests as their callers see them.
 
-    print(engine.metrics_text())                             # the text format, for any scraper
-    prometheus_client.REGISTRY.register(engine.metrics)      # or beside a program's own metrics
+print(engine.metrics_text())                             # the text format, for any scraper
+prometheus_client.REGISTRY.register(engine.metrics)      # or beside a program's own metrics
 """
 
 from collections.abc import Callable, Iterator
@@ -18,7 +17,7 @@ from mmengine.request import Request
 from mmengine.serve.requests.request_times import RequestTimes, Times
 
 REASONS = ("stop", "length", "abort", "error", "rejected")
-COUNTERS = {  # by field of Stats: name, what it counts
+COUNTERS = {  # by field of Stats: name and help text
     "steps": ("steps", "Steps that the executor ran."),
     "num_prompt_tokens": ("prompt_tokens", "Prompt tokens of requests that were taken."),
     "num_output_tokens": ("output_tokens", "Tokens sampled."),
@@ -48,13 +47,16 @@ DRAFTS = {  # by field of DraftCounts
     "accepted": ("accepted_draft_tokens", "Drafts that were kept, by drafter."),
 }
 GRAPHS = {"steps": "Steps", "chains": "Chains of drafts", "encodings": "Encodings of media"}
-ELSEWHERE = {"num_finished", "device_ns", "drafts", "overlap"}  # by reason; in seconds; by drafter; by how
+# exported by reason; in seconds; by drafter; by mode
+ELSEWHERE = {"num_finished", "device_ns", "drafts", "overlap"}
 
 
 class Metrics(Collector):
-    """`stats` gives the core's counters; `ready` whether work may be sent; `drafters` by number their names,
-    and how often they failed; `graphs`, by keys of GRAPHS, how many were replayed, and how many were not, by
-    why. Callers on other threads see values of some moment between two steps."""
+    """The metrics of one engine. Other threads see values of some moment between two steps.
+
+    `stats` returns the core's counters, `ready` whether work may be sent, and `drafters` their names and
+    numbers of failures. `graphs` returns, by keys of GRAPHS, how many were replayed and why others were not.
+    """
 
     def __init__(
         self,
@@ -66,7 +68,8 @@ class Metrics(Collector):
     ):
         self._stats, self.ready, self._media, self._drafters = stats, ready, media, drafters
         self._graphs = graphs
-        self.preparing: Callable[[], tuple[int, float]] = lambda: (0, 0.0)  # how many, and the oldest's age
+        # number of requests and age of the oldest
+        self.preparing: Callable[[], tuple[int, float]] = lambda: (0, 0.0)
         self.decoders_lost: Callable[[], int] = lambda: 0
         self._times, self._num_scheduled = RequestTimes(), 0
         self._ends = dict.fromkeys(REASONS, 0)
@@ -77,7 +80,7 @@ class Metrics(Collector):
         self._times.submitted(request, num_choices, prepared_s)
 
     def saw_step(self, outputs: Outputs) -> list[Output]:
-        """What a step gave, once it was counted."""
+        """Count a step and return its outputs."""
         scheduled = self._stats().num_scheduled_tokens
         news = list(outputs)
         self._times.saw_step(news, outputs.admitted, scheduled - self._num_scheduled)
@@ -90,11 +93,11 @@ class Metrics(Collector):
         self._times.release(request_id)
 
     def tell_times(self, told: Callable[[str, Times], None]) -> None:
-        """Call it with the id of each answer that is over, on the engine's thread."""
-        self._times.told = told
+        """Have the engine's thread call `told` with the id and times of each answer that ends."""
+        self._times.report = told
 
     def text(self) -> str:
-        """Prometheus' text format, version 0.0.4."""
+        """Return the metrics in Prometheus' text format, version 0.0.4."""
         return generate_latest(self._registry).decode()
 
     def collect(self) -> Iterator[Metric]:
@@ -161,7 +164,7 @@ def _by_how(name: str, help_text: str, counts: dict[str, int]) -> Metric:
 
 
 def _media_metrics(cache: MediaCache | None) -> Iterator[Metric]:
-    cache = cache or MediaCache()  # of a model without one
+    cache = cache or MediaCache()  # the model has none
     hits = "Images and videos found prepared, by content."
     yield CounterMetricFamily("mmengine_media_cache_hits", hits, value=cache.hits)
     misses = "Images and videos that were decoded and resized."

@@ -1,10 +1,10 @@
-"""Records for whoever operates an engine: structlog over the standard logger `mmengine`.
+"""Log records for operators: structlog over the standard logger `mmengine.operators`.
 
-Silent until that logger, or the root one, gets a handler:
+Silent until that logger or a parent gets a handler:
 
     logging.basicConfig(level=logging.INFO)
 
-What a person must see even so, that the CPU kernels are off, goes to `mmengine.native`.
+Warnings that a user must see in any case, such as disabled CPU kernels, go to `mmengine.native`.
 """
 
 import logging
@@ -23,4 +23,4 @@ operator_log = structlog.wrap_logger(
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.KeyValueRenderer(key_order=["timestamp", "level", "event"]),
     ],
-).bind()  # or each call would make it anew
+).bind()  # otherwise each call would create the logger again

@@ -1,4 +1,4 @@
-"""Requests that the process before left in its log, and that nobody took up yet."""
+"""Requests of the previous process in the log to which no caller is attached yet."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +10,9 @@ from mmengine.serve.prompt.prompt import core_ids
 
 
 class UnclaimedRequest(Protocol):
-    """What whoever asked knows a request of the process before by. `envelope`: what it kept with it."""
+    """The facts by which a caller recognizes its request. `envelope` are the bytes that the caller kept with
+    it.
+    """
 
     @property
     def request_id(self) -> str: ...
@@ -21,8 +23,11 @@ class UnclaimedRequest(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RecoveredRequest:
-    """`queued`: of its first answer. `num_tokens`: of all its answers when the log was read. `has_ended`:
-    whether they were whole then, and only nobody had received them."""
+    """A request of the previous process.
+
+    `queued` is its first answer's event. `num_tokens` counts the tokens of all its answers when the log was
+    read. `has_ended` says whether they were complete then and only not delivered.
+    """
 
     request_id: str
     num_choices: int
@@ -32,14 +37,18 @@ class RecoveredRequest:
 
     @property
     def envelope(self) -> bytes:
-        """What whoever asked kept with it."""
+        """The bytes that the caller kept with the request."""
         return self.queued.envelope
 
 
 def find_recovered(resumed: Mapping[str, ResumedAnswer]) -> tuple[dict[str, RecoveredRequest], list[str]]:
-    """By request id; `resumed` is by core id. The second: core ids of what is nobody's, because its request
-    was given up, or lacks a choice that was delivered or given up."""
-    choices: dict[str, dict[str, ResumedAnswer]] = {}  # by the core id of the first
+    """Return recovered requests by id, and core ids of answers that no caller can claim. `resumed` is by core
+    id.
+
+    An answer cannot be claimed if its request was cancelled, or lacks a choice that was delivered or
+    cancelled.
+    """
+    choices: dict[str, dict[str, ResumedAnswer]] = {}  # by the first choice's core id
     for name, answer in resumed.items():
         choices.setdefault(answer.queued.group or name, {})[name] = answer
     out: dict[str, RecoveredRequest] = {}

@@ -1,5 +1,4 @@
-"""Going on where another process ended: pixels are handed out again, grammars compiled again, answers that
-nobody received kept."""
+"""Continues a log: loads pixels again, compiles grammars again, and keeps answers that were not delivered."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -18,15 +17,17 @@ from mmengine.serve.requests.media_store import MediaStore
 from mmengine.serve.requests.operator_log import operator_log
 from mmengine.serve.requests.session_media import holder_of
 
-if TYPE_CHECKING:  # mmengine.build brings torch
+if TYPE_CHECKING:  # importing mmengine.build imports torch
     from mmengine.build import Built
 
 MEDIA_FOLDER = "media"
-_NOT_KEPT = "images and videos were not kept beside the log, and its own are lost with the process that ended"
+_NOT_KEPT = (
+    "the media store is disabled, and the request's images and videos were lost with the process that ended"
+)
 
 
 def open_store(log: str | Path, config: EngineConfig, resumed: ResumeState | None) -> MediaStore | None:
-    """The media store beside a log, with what `resumed` needs of it; None where settings want none."""
+    """Return the media store beside a log, with the media that `resumed` needs; None if it is disabled."""
     if not config.media_store_bytes:
         return None
     store = MediaStore(Path(log) / MEDIA_FOLDER, config.media_store_bytes)
@@ -48,9 +49,11 @@ def recover(
     coming: Iterable[LocalAdapter],
     cause: str,
 ) -> dict[str, ResumedAnswer]:
-    """Let the core go on. A request whose media, grammar or adapter cannot be had again ends with an error.
-    `coming`: adapters that are loaded next. `cause`: see Resume. Gives the answers that were on their way,
-    or not received, by core id."""
+    """Let the core continue, and return unfinished and undelivered answers by core id.
+
+    A request whose media, grammar or adapter is missing ends with an error. `coming` are adapters that are
+    loaded next. `cause` is that of Resume.
+    """
     loaded: dict[bytes, MediaInput] = {}
     lost = []
     for name, req_state in resumed.state.requests.items():
@@ -72,9 +75,11 @@ def recover(
 
 
 def _compile_again(built: "Built", resumed: ResumeState, memory: GrammarMemory) -> list[tuple[str, str]]:
-    """Grammars are not in a log, and for the core a grammar that was ready still is: wait for such grammars.
-    Gives the requests whose grammar cannot be had, and why. A request that waits for its grammar hears of it
-    in a step."""
+    """Compile the grammars of requests again and wait for those that the core had used.
+
+    Logs contain no compiled grammars. Returns the requests whose grammar is not available, with the reason.
+    The core learns in a step about grammars that a request still waits for.
+    """
     lost, ready = [], []
     for name, req_state in resumed.state.requests.items():
         if req_state.request.grammar is None or name in resumed.state.grammar_failed:

@@ -1,4 +1,4 @@
-"""The holders of requests: each keeps something of a request from its submission to its end."""
+"""The resources of requests: each is held from a request's submission to its end."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
@@ -11,20 +11,22 @@ from mmengine.serve.requests.grammar_memory import GrammarMemory
 from mmengine.serve.requests.media_store import MediaStore
 from mmengine.serve.requests.metrics import Metrics
 
-if TYPE_CHECKING:  # mmengine.build brings torch
+if TYPE_CHECKING:  # importing mmengine.build imports torch
     from mmengine.build import Built
 
 
 class RequestResource(Protocol):
-    """Keeps something of requests, by the ids that the core knows them by."""
+    """Holds something for requests, by their core ids."""
 
     def release(self, request_id: str, /) -> None:
-        """The request is over. An unknown one is no error."""
+        """Release what a request that has ended holds. An unknown one is no error."""
 
 
 class RequestResources:
-    """All holders of an engine. A new one is added to `_all`, and hears of every request that ends: one that
-    was answered, cancelled, refused, or that failed. Not thread-safe."""
+    """All resources of an engine; each is released for every request that ends, however it ends.
+
+    Not thread-safe.
+    """
 
     def __init__(
         self,
@@ -48,10 +50,12 @@ class RequestResources:
     def hold(
         self, request: Request, media: Sequence[MediaInput], new: Sequence[MediaInput] | None = None
     ) -> None:
-        """Keep the pixels of a request where the device finds them, and where the next process would; and
-        have its grammar compiled. Raises InvalidRequest for an id that is in use, QueueFull and others where
-        one of the holders takes no more; nothing is held then. `new`: of a session's request the media that
-        it brings; the session has the others."""
+        """Hold a request's pixels for the device and in the media store, and compile its grammar.
+
+        Raises InvalidRequest for an id in use, and QueueFull and other errors if a resource has no room; then
+        nothing is held. For a session's request, `new` are the media that it brings; the session holds the
+        others.
+        """
         request_id = request.request_id
         if request_id in self._ids:
             raise id_in_use(request_id)
@@ -71,7 +75,7 @@ class RequestResources:
             raise
 
     def release(self, request_id: str) -> None:
-        """The request is over."""
+        """Release everything that the request holds."""
         self._ids.discard(request_id)
         for holder in self._all:
             holder.release(request_id)

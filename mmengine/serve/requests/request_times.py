@@ -1,7 +1,7 @@
-"""How long requests wait, and how long they run: from the news of steps to histograms.
+"""Measures how long requests wait and run, from the outputs of steps, into histograms.
 
-The tokens of a step came at one moment, and for all rows that had one in the step before as well the time
-since is the same: it is put into its bucket once, with their number.
+All tokens of a step arrive at one moment. For all rows with a token in the previous step the time since then
+is the same, so it is added to its bucket once, with the number of rows.
 """
 
 import time
@@ -18,12 +18,12 @@ from mmengine.request import Request
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 TOKEN_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2.5)
 COUNTS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000)
-ANSWERED = ("stop", "length")  # reasons of ends that times are counted of
+ANSWERED = ("stop", "length")  # reasons of ends that are measured
 CHOICES = (1, 2, 5, 10, 20, 50, 100)
 
 
 class Buckets:
-    """A histogram that takes several equal values at once. One thread adds; any may collect."""
+    """A histogram that takes several equal values at once. One thread adds; any thread may collect."""
 
     def __init__(self, name: str, help_text: str, bounds: Sequence[float]):
         self._name, self._help, self._bounds = name, help_text, bounds
@@ -45,8 +45,11 @@ class Buckets:
 
 
 class Times(NamedTuple):
-    """Of one answer that is over, by the monotonic clock, in seconds; 0: it never came to that. `begun`: its
-    preparation, or its submit where there was none."""
+    """The times of one answer that has ended, on the monotonic clock in seconds; 0 for a stage it never
+    reached.
+
+    `begun` is the beginning of its preparation, or its submission without one.
+    """
 
     begun: float
     queued: float
@@ -58,22 +61,22 @@ class Times(NamedTuple):
 
 @dataclass(slots=True)
 class _Live:
-    """One answer. Times are of the monotonic clock, in seconds; 0: not yet."""
+    """The times of one running answer, on the monotonic clock in seconds; 0 for a future stage."""
 
-    begun: float  # its preparation, or its submit where there was none
+    begun: float  # beginning of its preparation, or its submission without one
     queued: float
     num_prompt: int
     admitted: float = 0.0
     first: float = 0.0
-    last: float = 0.0  # when its newest tokens came
+    last: float = 0.0  # when its newest tokens arrived
     num_tokens: int = 0
 
 
 class RequestTimes:
     def __init__(self) -> None:
         self._live: dict[str, _Live] = {}
-        self.told: Callable[[str, Times], None] | None = None  # hears of each answer that is over
-        self._before = -1.0  # when the last step with news came back
+        self.report: Callable[[str, Times], None] | None = None  # called for each answer that has ended
+        self._before = -1.0  # when the last step with outputs returned
         self._all: list[Buckets] = []
         self._preparation = self._new("request_preparation_seconds", "From a call to its submit.")
         self._queue = self._new("request_queue_seconds", "From submit to the first step.")
@@ -97,7 +100,9 @@ class RequestTimes:
         return self._all[-1]
 
     def submitted(self, request: Request, num_choices: int, prepared_s: float) -> None:
-        """The core took it, as one of so many answers to a prompt that took `prepared_s` to prepare."""
+        """Record the submission of one of `num_choices` answers to a prompt whose preparation took
+        `prepared_s`.
+        """
         now = time.monotonic()
         num_prompt = len(request.prompt_token_ids)
         self._live[request.request_id] = _Live(now - prepared_s, now, num_prompt)
@@ -107,8 +112,7 @@ class RequestTimes:
             self._preparation.add(prepared_s)
 
     def saw_step(self, news: Sequence[Output], admitted: Sequence[str], num_scheduled: int) -> None:
-        """A step came back with `news`, and another one of `num_scheduled` tokens began, with requests that
-        were given a row for it."""
+        """Record a step's outputs, and the next step's number of tokens and newly admitted requests."""
         now = time.monotonic()
         if num_scheduled:
             self._step.add(num_scheduled)
@@ -123,7 +127,7 @@ class RequestTimes:
 
     def _take(self, news: Sequence[Output], now: float) -> None:
         find, before, num_regular = self._live.get, self._before, 0
-        for output in news:  # which is there for each row already: this is to cost little
+        for output in news:  # runs for each row of each step, so it has to be cheap
             live = find(output.request_id)
             if live is None:
                 continue
@@ -157,11 +161,13 @@ class RequestTimes:
             self._mean.add((live.last - live.first) / (live.num_tokens - 1))
 
     def release(self, request_id: str) -> None:
-        """A request is over. One that was not submitted here is no error."""
+        """Drop a request that has ended. An unknown one is no error."""
         live = self._live.pop(request_id, None)
-        if live is not None and self.told is not None:
+        if live is not None and self.report is not None:
             over = time.monotonic()
-            self.told(request_id, Times(live.begun, live.queued, live.admitted, live.first, live.last, over))
+            self.report(
+                request_id, Times(live.begun, live.queued, live.admitted, live.first, live.last, over)
+            )
 
     def collect(self) -> Iterator[Metric]:
         for buckets in self._all:

@@ -1,4 +1,4 @@
-"""Requests on their way: from what the core says of them to what callers get."""
+"""Running requests: turns the core's outputs into those that callers get."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ from mmengine.structured_output.json_schema.vocabulary.notes import Note
 
 @dataclass(slots=True)
 class _Answer:
-    """A choice on its way."""
+    """A running choice."""
 
     index: int
     stream: TextStream | None
@@ -37,7 +37,7 @@ class _Answer:
 
 @dataclass(slots=True)
 class _Pending:
-    """A request with choices on their way."""
+    """A request with running choices."""
 
     request_id: str
     prepared: Prepared
@@ -51,8 +51,11 @@ class _Pending:
 
 
 class RunningRequests:
-    """`resumed`: answers of the process before that nobody took up yet, by core id. `texts` False: all texts
-    are empty; who reads the news makes them."""
+    """The running requests of an engine.
+
+    `resumed` are answers of the previous process without a caller yet, by core id. With `texts` False all
+    texts are empty, and the reader of the outputs makes them.
+    """
 
     def __init__(
         self,
@@ -65,7 +68,7 @@ class RunningRequests:
         self.resumed = resumed
         self._pending: dict[str, _Pending] = {}
         self._answers: dict[str, tuple[_Pending, _Answer]] = {}
-        self._undelivered: dict[str, list[str]] = {}  # core ids of ended answers, by request id
+        self._undelivered: dict[str, list[str]] = {}  # core ids of ended answers by request id
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -75,22 +78,21 @@ class RunningRequests:
 
     @property
     def has_streams(self) -> bool:
-        """Whether somebody wants text before an answer is whole."""
+        """Whether a caller wants text before its answer is complete."""
         return any(answer.stream is not None for _, answer in self._answers.values())
 
     def core_ids(self, request_id: str) -> Iterator[str]:
-        """Core ids of a request's choices that are on their way."""
+        """Yield the core ids of a request's running choices."""
         for core_id, (pending, _) in list(self._answers.items()):
             if pending.request_id == request_id:
                 yield core_id
 
     def prepared(self, request_id: str) -> Prepared:
-        """The prompt of a request that is on its way."""
+        """Return the prompt of a running request."""
         return self._pending[request_id].prepared
 
     def prompt_tokens(self, request_id: str) -> tuple[int, int]:
-        """Of the prompt of a request, once for each choice that is on its way: how many tokens are computed,
-        and how many there are."""
+        """Return how many prompt tokens are computed and how many there are, summed over running choices."""
         state, computed, whole = self._core.view, 0, 0
         for req_state in map(state.requests.get, self.core_ids(request_id)):
             if req_state is not None:
@@ -101,7 +103,9 @@ class RunningRequests:
         return computed, whole
 
     def encoded_percent(self, request_id: str) -> int | None:
-        """Of the request's image or video that is encoded in pieces now; None where none is."""
+        """Return the encoded percentage of the request's image or video that is being encoded in pieces, or
+        None.
+        """
         state = self._core.view
         part = state.part
         if part is None or part.request_id not in self.core_ids(request_id):
@@ -116,7 +120,9 @@ class RunningRequests:
         stream: bool,
         notes: tuple[Note, ...] = (),
     ) -> None:
-        """The core took these requests, one for each choice. `notes`: on their form."""
+        """Add a request that the core has accepted, with one core request for each choice. `notes` are on its
+        form.
+        """
         pending = _Pending(request_id, prepared, len(requests), notes)
         self._pending[request_id] = pending
         for request in requests:
@@ -132,7 +138,7 @@ class RunningRequests:
         return _Answer(request.sample_index, text, stops, request.grammar is not None, stops.after)
 
     def take(self, output: Output) -> RequestOutput | None:
-        """News for a caller; None where nobody asked."""
+        """Convert a core output for its caller; None if the request has no caller."""
         if output.request_id not in self._answers:
             self._take_unclaimed(output)
             return None
@@ -164,8 +170,7 @@ class RunningRequests:
         )
 
     def _take_unclaimed(self, output: Output) -> None:
-        """News of a request of the process before that nobody took up yet, or of a request that was taken
-        back."""
+        """Record an output of a request of the previous process, or of a request that was taken back."""
         if output.request_id in self.resumed:
             self.resumed[output.request_id].add(output)
         elif output.finish_reason is not None:
@@ -205,8 +210,10 @@ class RunningRequests:
         )
 
     def delivered(self, request_id: str) -> None:
-        """The answer is where it will not be lost; the next step writes that down. Until then another
-        process that takes the log up has it again."""
+        """Release an answer that its caller has stored. The next step logs that.
+
+        Until then, another process that resumes the log has the answer too.
+        """
         for core_id in self._undelivered.pop(request_id, ()):
             self._core.delivered(core_id)
 
@@ -214,17 +221,19 @@ class RunningRequests:
         for request_id in list(self._undelivered):
             self.delivered(request_id)
 
-    # Requests of the process before
+    # Requests of the previous process
 
     def can_resume(self, request_id: str, num_choices: int = 1) -> bool:
-        """Whether the process before had this request, with so many answers, and did not give it up."""
+        """Return whether the previous process had this request with as many answers and did not cancel it."""
         names = core_ids(request_id, num_choices) if self.resumed else [""]
         found = [self.resumed.get(name) for name in names]
         return all(one is not None and not one.was_given_up for one in found)
 
     def resume_with_outputs(self, request_id: str, num_choices: int = 1) -> list[RequestOutput]:
-        """The same, and its news from the first token on, an item for each choice that has some; where the
-        answer is whole, the last has it. Raises KeyError as `resume` does."""
+        """Resume a request and return its outputs from the first token on, one for each choice that has any.
+
+        If the answer is complete, the last output has it. Raises KeyError as `resume` does.
+        """
         found = [self.resumed[name] for name in core_ids(request_id, num_choices)]
         completion = self.resume(request_id, num_choices)
         news = [
@@ -248,9 +257,11 @@ class RunningRequests:
         return news
 
     def resume(self, request_id: str, num_choices: int = 1, *, stream: bool = False) -> Completion | None:
-        """Go on with a request of the process before. Gives its answer when it ended there; else the
-        answer comes out of the engine's `step`, with `stream` the text that is new from here on. Raises
-        KeyError for a request that `can_resume` denies."""
+        """Continue a request of the previous process.
+
+        Returns its answer if it has ended; otherwise the engine's `step` returns its outputs, with `stream`
+        including new text. Raises KeyError if `can_resume` is False.
+        """
         names = core_ids(request_id, num_choices)
         found = [self.resumed.pop(name) for name in names]
         first, completion = found[0].queued, None
@@ -270,13 +281,13 @@ class RunningRequests:
         return completion
 
     def detach(self, core_id: str) -> None:
-        """Nobody takes up this request of the process before, if it had it, and it goes on to its end."""
+        """Let a request of the previous process, if there is one, run to its end without a caller."""
         one = self.resumed.pop(core_id, None)
         if one is not None and one.reason:
             self._core.delivered(core_id)
 
     def drop_resumed(self, request_id: str, num_choices: int = 1) -> None:
-        """Nobody needs the answers of a request of the process before any more, if it had it."""
+        """Drop the answers of a request of the previous process, if there is one."""
         for name in core_ids(request_id, num_choices):
             if (one := self.resumed.pop(name, None)) is None:
                 continue

@@ -1,8 +1,8 @@
-"""Images and frames of sessions: what of them must be there to compute a session again.
+"""Images and frames of sessions that are needed to compute a session again.
 
-With a media store they stand in that, beside the log; without one their encoded bytes stay in memory, or
-their pixels where they came as those. What is dropped from a session is let go when the next request of it
-comes, because one that fails goes back to what was there before.
+A media store holds them beside the log. Without one, their encoded bytes stay in memory, or their pixels if
+they came as pixels. Media that a session drops are released with its next request, since a request that fails
+restores the earlier state.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -21,16 +21,18 @@ _Kept = MediaSource | MediaInput
 
 
 class SessionMedia:
-    """`max_bytes`: of what is kept in memory. Not thread-safe."""
+    """The media of sessions, at most `max_bytes` in memory. Not thread-safe."""
 
     def __init__(self, store: MediaStore | None, processor: Processor, max_bytes: int):
         self._store, self._processor, self._max_bytes = store, processor, max_bytes
-        self._kept: dict[str, dict[bytes, _Kept]] = {}  # by session, by mm_hash; empty where there is a store
+        self._kept: dict[str, dict[bytes, _Kept]] = {}  # by session and mm_hash; empty with a store
         self.num_bytes = 0
 
     def take(self, session: SessionState, items: Sequence[MediaItem], new: Sequence[MediaInput]) -> None:
-        """A request of the session is about to have these `items`, of which `new` came with it. Raises
-        InvalidMedia where one of the others is nowhere any more, QueueFull where there is no room."""
+        """Hold `items` for a request of the session; `new` came with it.
+
+        Raises InvalidMedia if another item is lost, QueueFull if there is no room.
+        """
         wanted = (*session.media, *items)
         if self._store is not None:
             self._store.keep(holder_of(session.session_id), wanted, new)
@@ -55,7 +57,7 @@ class SessionMedia:
         self._kept[session.session_id], self.num_bytes = kept, num_bytes
 
     def drop(self, session_id: str) -> None:
-        """The session is closed; an unknown one is no error."""
+        """Release the media of a closed session. An unknown one is no error."""
         self.num_bytes -= _bytes_of(self._kept.pop(session_id, {}))
         if self._store is not None:
             self._store.release(holder_of(session_id))
@@ -63,8 +65,10 @@ class SessionMedia:
     def inputs(
         self, session_id: str, items: Sequence[MediaItem], there: Sequence[MediaInput]
     ) -> Sequence[MediaInput]:
-        """The pixels of a request's items, made again when somebody looks at them, but for the `there` ones.
-        Whoever looks is a step, which waits for no decoder that works for others."""
+        """Return the pixels of a request's items; those not in `there` are loaded when they are read.
+
+        A step reads them and must not wait for decoders that work for others.
+        """
         fresh = {one.item.mm_hash: one for one in there}
         kept = self._kept.get(session_id, {})
 
@@ -81,8 +85,10 @@ class SessionMedia:
         return _Inputs(items, load)
 
     def loads(self, session_id: str, items: Iterable[MediaItem]) -> list[Load]:
-        """What makes the pixels of these items of a session again, of those that have to be decoded for that.
-        Any thread may call it. Raises InvalidMedia, QueueFull."""
+        """Return loaders for those items of a session that have to be decoded. Any thread may call them.
+
+        Raises InvalidMedia, QueueFull.
+        """
         if self._store is not None:
             return [partial(self._store.load, item, self._processor) for item in items]
         kept = self._kept.get(session_id, {})
@@ -109,7 +115,7 @@ class _Inputs(Sequence[MediaInput]):
 
 
 def holder_of(session_id: str) -> str:
-    """By which the media store knows a session: no request has such an id."""
+    """Return the media store's name for a session, which no request can have as its id."""
     return f"\0session {session_id}"
 
 

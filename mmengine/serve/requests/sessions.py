@@ -1,4 +1,4 @@
-"""Sessions of an engine, on its own thread: what is asked of them, and what is known of them."""
+"""The sessions of an engine, on its thread: opening, closing, and the prompts of their requests."""
 
 import math
 import secrets
@@ -33,15 +33,18 @@ from mmengine.serve.requests.media_store import MediaStore
 from mmengine.serve.requests.running_requests import RunningRequests
 from mmengine.serve.requests.session_media import Load, SessionMedia
 
-IDLE_S = 600.0  # without a request, after which a session is closed where nobody says otherwise
+IDLE_S = 600.0  # seconds without a request after which a session is closed by default
 MAX_IDLE_S = 10**7
 SHORTEST_LENGTH = 16  # tokens
 
 
 class SessionSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How a session is written, kept with it in the log. `length`: tokens that it may have; `keep`: those
-    that a new chain begins with at most, once it would be longer; 0: as the engine has it, and half of that.
-    `adapter`: the name of the one that computes all of it; "": none. `envelope`: of whoever opened it."""
+    """The settings of a session, which the log keeps.
+
+    `length` limits its tokens; 0 means max_model_len. `keep` limits the tokens that a new chain begins with;
+    0 means half of the length. `adapter` names the LoRA adapter that computes all of it, "" for none.
+    `envelope` are bytes of the caller.
+    """
 
     system: str = ""
     length: int = 0
@@ -59,8 +62,11 @@ class SessionSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SessionFacts(NamedTuple):
-    """What is known of a session between two requests. `num_requests`: those that became part of it. `live`:
-    the one that is on its way, or "". `answer`: token ids of the last request's answer."""
+    """The state of a session between two requests.
+
+    `num_requests` counts those that became part of it. `live` is the running one, or "". `answer` are the
+    token ids of the last answer.
+    """
 
     session_id: str
     settings: SessionSettings
@@ -76,7 +82,7 @@ class SessionFacts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TurnPrompt(Prompt):
-    """A piece of a session as a prompt: `messages` is one message with what is appended."""
+    """A piece of a session as a prompt: `messages` is one message with the appended content."""
 
     settings: SessionSettings = SessionSettings()
     opens: Opens = ""
@@ -87,7 +93,7 @@ class TurnPrompt(Prompt):
     def prepare(self, processor: Processor, options: Options = DEFAULT_OPTIONS) -> Prepared:
         """Return the appended part's tokens and patches. Raises InvalidRequest, InvalidMedia."""
         if not isinstance(processor, TurnProcessor):
-            raise InvalidRequest("this model's processor writes no conversation piece by piece")
+            raise InvalidRequest("this model's processor does not support sessions")
         assert self.messages is not None
         return processor.prepare_turn(
             self.messages[0]["content"],
@@ -104,21 +110,24 @@ class TurnPrompt(Prompt):
 
 
 class Sessions:
-    """`media`: what is kept of their images. `adapters`: what their names stand for. Not thread-safe."""
+    """The sessions of one engine, with their media and adapters. Not thread-safe."""
 
     def __init__(self, core: EngineCore, media: SessionMedia, processor: Processor, adapters: Adapters):
         self._core, self._media, self._config = core, media, core.config
         self._processor, self._adapters = processor, adapters
         self._settings: dict[str, SessionSettings] = {}
-        self._known = set(core.state.sessions.all)  # those of the process before have media too
+        self._known = set(core.state.sessions.all)  # sessions of the previous process have media too
 
     def open(self, session_id: str, settings: SessionSettings, idle_s: float) -> str:
-        """Gives its id, which is drawn where none is given. Raises InvalidRequest, QueueFull."""
+        """Open a session and return its id, a random one if none is given.
+
+        Raises InvalidRequest, QueueFull.
+        """
         settings = self._checked(settings, idle_s)
         self._adapters.named(settings.adapter)
         session_id = session_id or f"session-{secrets.token_hex(8)}"
         if not session_id.isprintable():
-            raise InvalidRequest("a session id consists of printable characters")
+            raise InvalidRequest("a session id must consist of printable characters")
         envelope = msgspec.msgpack.encode(settings)
         opened = SessionOpened(session_id, settings.cache_salt, math.ceil(idle_s * 1e9), envelope)
         self._core.sessions.open(opened)
@@ -134,37 +143,37 @@ class Sessions:
         keep = settings.keep or length // 2
         if not SHORTEST_LENGTH <= length <= most or not 0 < keep <= length:
             raise InvalidRequest(
-                f"a session has a length of {SHORTEST_LENGTH} to {most} tokens (max_model_len) and keeps at "
-                f"most as many, not {shown(settings.length)} and {shown(settings.keep)}"
+                f"length must lie in {SHORTEST_LENGTH} to {most} tokens (max_model_len), and keep in 1 to "
+                f"length, not {shown(settings.length)} and {shown(settings.keep)}"
             )
         return msgspec.structs.replace(settings, length=length, keep=keep)
 
     def begin_turn(self, session_id: str) -> None:
-        """A request of it is on its way to the engine: until `end_turn` it is not idle. An unknown session is
-        no error."""
+        """Keep the session from being idle until `end_turn`. An unknown session is no error."""
         self._core.sessions.hold(session_id)
 
     def end_turn(self, session_id: str) -> None:
-        """It is over, or a frame came that waits for others: who asks nothing is idle from here on."""
+        """End a turn: the request has ended, or its frame waits for others. The session may be idle from now
+        on.
+        """
         self._core.sessions.release(session_id)
 
-    def go_on_from(self, stuck: "Sessions") -> None:
-        """The turns of an engine that hung are not over."""
+    def continue_turns_of(self, stuck: "Sessions") -> None:
+        """Take over the turns of an engine that hung."""
         self._core.sessions.hold_sessions_of(stuck._core.sessions)
 
     def close(self, session_id: str) -> None:
-        """Also with a request of it that is on its way. Raises InvalidRequest for one that is not open."""
+        """Close a session even if it has a running request. Raises InvalidRequest if it is not open."""
         self._core.sessions.close(session_id, "closed")
 
     @property
     def idle_s(self) -> float | None:
-        """Seconds until nobody has asked one of them for too long; None: there is none that waits for
-        that."""
+        """Seconds until the next session has been idle for too long; None if there is none."""
         next_ns = self._core.inbox.next_idle_ns
         return None if next_ns is None else max(0.0, (next_ns - time.monotonic_ns()) / 1e9)
 
     def tidy(self) -> None:
-        """Let go of what sessions had that are closed."""
+        """Release the resources of closed sessions."""
         found, waits = self._core.view.sessions.all, self._core.inbox.opening
         for session_id in [name for name in self._known if name not in found and name not in waits]:
             self._known.discard(session_id)
@@ -172,25 +181,27 @@ class Sessions:
             self._media.drop(session_id)
 
     def names(self) -> list[str]:
-        """Of those that are open, in the order in which they were opened."""
+        """Return the ids of open sessions in the order of their opening."""
         inbox = self._core.inbox
         known = (*self._core.state.sessions.all, *inbox.opening)
         return [name for name in known if name not in inbox.closing]
 
     def settings(self, session_id: str) -> SessionSettings:
-        """Raises InvalidRequest for one that is not open."""
+        """Return a session's settings. Raises InvalidRequest if it is not open."""
         session = self._core.sessions.find(session_id)
         if session_id not in self._settings:  # another process opened it
             self._settings[session_id] = msgspec.msgpack.decode(session.envelope, type=SessionSettings)
         return self._settings[session_id]
 
     def adapter(self, session_id: str) -> Adapter | None:
-        """With which its next request is computed: what the name stands for now. Raises InvalidRequest where
-        that is nothing, and for a session that is not open."""
+        """Return the adapter for the next request, which the session's adapter name stands for now.
+
+        Raises InvalidRequest if that adapter is not loaded, or the session is not open.
+        """
         return self._adapters.named(self.settings(session_id).adapter)
 
     def facts(self, session_id: str) -> SessionFacts:
-        """Raises InvalidRequest for one that is not open."""
+        """Return a session's state. Raises InvalidRequest if it is not open."""
         settings, session = self.settings(session_id), self._core.sessions.find(session_id)
         num_outputs = session.chunks[-1].num_outputs if session.chunks else 0
         return SessionFacts(
@@ -207,8 +218,10 @@ class Sessions:
         )
 
     def question(self, session_id: str) -> np.ndarray:
-        """What its last request brought, without the answer: int32 [n]. Raises InvalidRequest for one that is
-        not open."""
+        """Return the tokens (int32 [n]) that its last request added, without the answer.
+
+        Raises InvalidRequest if the session is not open.
+        """
         session = self._core.sessions.find(session_id)
         if not session.chunks:
             return session.tokens
@@ -225,7 +238,7 @@ class Sessions:
         is_film: bool = False,
         media_options: Mapping[str, object] | None = None,
     ) -> tuple[TurnPrompt, SessionPlace]:
-        """What is appended next, as a prompt and its place. Raises InvalidRequest."""
+        """Return appended content as a prompt, with its place. Raises InvalidRequest."""
         settings = facts.settings
         prompt = TurnPrompt(
             messages=[{"role": "user", "content": parts_of(content)}],
@@ -243,7 +256,7 @@ class Sessions:
         return prompt, place
 
     def chain(self, prepared: Prepared, place: SessionPlace, num_answer: int) -> SessionChain:
-        """The whole prompt of a request. Raises InvalidRequest."""
+        """Return the whole prompt of a request. Raises InvalidRequest."""
         options = self.settings(place.session_id).template_options
         found = self._found(place)
 
@@ -254,9 +267,11 @@ class Sessions:
         return build_chain(found, prepared, place, max(1, num_answer), film_begins)
 
     def to_load(self, prepared: Prepared, place: SessionPlace, options: Options) -> list[Load]:
-        """What makes the pixels of older media again that a request would have encoded once more, in the
-        order in which it would: of all behind what is computed, unless their features are all kept. Raises
-        as `chain` does."""
+        """Return loaders for older media that a request has to encode again, in that order.
+
+        These are all media after the computed tokens, unless the encoder cache has all their features. Raises
+        as `chain` does.
+        """
         sampling = options.of_prompt(len(prepared.prompt_token_ids)).sampling
         chain, session = self.chain(prepared, place, sampling.max_tokens), self._found(place)
         new = {one.item.mm_hash for one in prepared.media}
@@ -273,20 +288,20 @@ class Sessions:
 
         leased = min(chain.num_kept, len(session.leased) * self._config.block_size)
         can_begin = not self._config.num_state_slots and sampling.prompt_logprobs is None
-        if can_begin and not behind(leased):  # as most do: nothing has to be looked up
+        if can_begin and not behind(leased):  # the usual case, in which no lookup is needed
             return []
         items = behind(num_found(self._core.view, request))
         return self._media.loads(place.session_id, items.values())
 
     def hold(self, prepared: Prepared, place: SessionPlace, chain: SessionChain) -> Sequence[MediaInput]:
-        """Keep the media of a chain, and give their pixels. Raises InvalidMedia, QueueFull."""
+        """Hold the media of a chain and return their pixels. Raises InvalidMedia, QueueFull."""
         self._media.take(self._found(place), chain.media, prepared.media)
         return self._media.inputs(place.session_id, chain.media, (*prepared.media, *place.loaded))
 
     def _found(self, place: SessionPlace) -> SessionState:
         session = self._core.sessions.find(place.session_id)
         if next_opening(session) != place.opens or has_open_video(session) != place.was_in_film:
-            raise InvalidRequest("the session went on meanwhile; append it again")
+            raise InvalidRequest("another request was appended to the session meanwhile: append this again")
         return session
 
 
@@ -298,8 +313,11 @@ def make_sessions(
     requests: RunningRequests,
     awaited: Set[str] = frozenset(),
 ) -> Sessions:
-    """Those of an engine. What the process before accepted for sessions goes on, and nobody takes it up but
-    those that are `awaited`: its answer is the session's."""
+    """Return the sessions of an engine.
+
+    Requests that the previous process accepted for sessions go on without a caller, since their answers
+    belong to the sessions. Those in `awaited` keep their callers.
+    """
     for session_id, session in core.state.sessions.all.items():
         for number in range(session.num_grown + 1):
             if (name := request_id_of(session_id, number)) not in awaited:
@@ -309,5 +327,5 @@ def make_sessions(
 
 
 def request_id_of(session_id: str, number: int) -> str:
-    """Of the request that is the session's next when so many became part of it."""
+    """Return the id of a session's next request after `number` requests."""
     return f"{session_id}.{number}"

@@ -1,4 +1,4 @@
-"""Prompts that were prepared become requests of the core."""
+"""Submits prepared prompts to the core as its requests."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -24,18 +24,23 @@ from mmengine.serve.requests.sessions import Sessions
 from mmengine.serve.text.reasoning import Reasoning
 from mmengine.structured_output.json_schema.vocabulary.notes import Note
 
-if TYPE_CHECKING:  # mmengine.build brings torch
+if TYPE_CHECKING:  # importing mmengine.build imports torch
     from mmengine.build import Built
 
-LOWERED_BY = "max_pixels"  # the option of a request, and of `mmengine run`
-MAX_NOTED = 1_000  # notes on forms that are remembered; more are logged again
-MAX_LOGGED_NOTES = 10  # of one form, in the operators' log
-OTHER_ADAPTER = "a session has the adapter that it was opened with, or none; leave it out, or open another"
+LOWERED_BY = "max_pixels"  # an option of requests and of `mmengine run`
+MAX_NOTED = 1_000  # notes on forms that are remembered; further ones are logged again
+MAX_LOGGED_NOTES = 10  # notes of one form in the operator log
+OTHER_ADAPTER = (
+    "a session keeps the adapter that it was opened with: leave out adapter, or open another session"
+)
 
 
 class LargeMedia(NamedTuple):
-    """`tokens`: of the prompt. `seconds`: that the encoder takes for it at the pace that was measured when
-    the model was loaded, without what runs beside it."""
+    """An image or a video that takes long to encode.
+
+    `tokens` counts those of the prompt. `seconds` is the encoding time at the speed that was measured when
+    the model was loaded, without other work.
+    """
 
     modality: str
     tokens: int
@@ -51,7 +56,7 @@ class LargeMedia(NamedTuple):
 
 
 def large_media(request: Request, config: EngineConfig, view: View) -> Iterator[LargeMedia]:
-    """Items that are encoded over several steps, and that nobody had encoded before."""
+    """Yield the items that are encoded over several steps and are not in the encoder cache."""
     for item in request.media if config.encoder_piece else ():
         work = work_of(item.grid, config.encoder_even_patches)
         if work <= config.encoder_piece:
@@ -61,13 +66,13 @@ def large_media(request: Request, config: EngineConfig, view: View) -> Iterator[
 
 
 class Submission:
-    """Tells the holders, the core, the metrics and those `in_progress` of each new request."""
+    """Creates core requests and registers them with resources, metrics and running requests."""
 
     def __init__(
         self,
         built: "Built",
-        holders: RequestResources,
-        in_progress: RunningRequests,
+        resources: RequestResources,
+        running: RunningRequests,
         metrics: Metrics,
         reasoning: Reasoning,
         grammar_memory: GrammarMemory,
@@ -76,7 +81,7 @@ class Submission:
     ):
         self._core, self._vocab_size = built.core, built.spec.vocab_size
         self._grammar_backend = built.grammars.backend
-        self._holders, self._in_progress, self._metrics = holders, in_progress, metrics
+        self._resources, self._running, self._metrics = resources, running, metrics
         self._reasoning, self._grammar_memory = reasoning, grammar_memory
         self._sessions, self._adapters = sessions, adapters
         self._new_id = request_ids()
@@ -84,13 +89,15 @@ class Submission:
         self.on_large_media: Callable[[LargeMedia], None] = lambda large: None
 
     def submit(self, prepared: Prepared, options: Options, *, stream: bool) -> str:
-        """Queue a prompt and return its request id. Raises InvalidRequest, QueueFull; nothing is queued
-        then."""
+        """Queue a prompt and return its request id.
+
+        Raises InvalidRequest, QueueFull; then nothing is queued.
+        """
         options.check()
         options.sampling.check_vocabulary(self._vocab_size)
         self._check_outputs(options.outputs)
         request_id = options.request_id or self._new_id()
-        if request_id in self._in_progress:
+        if request_id in self._running:
             raise id_in_use(request_id)
         options = options.of_prompt(len(prepared.prompt_token_ids))
         options = self._reasoning.settle(options, prepared.prompt_token_ids)
@@ -105,8 +112,8 @@ class Submission:
             adapter = self._adapters.named(options.adapter)
             requests = core_requests(request_id, prepared, options, adapter)
             self._submit_all(requests, prepared, options.prepared_s)
-        self._in_progress.begin(request_id, prepared, requests, stream, options.notes)
-        self._tell_of_large(request_id, requests[0])
+        self._running.begin(request_id, prepared, requests, stream, options.notes)
+        self._report_large_media(request_id, requests[0])
         if options.notes and options.notes not in self._noted:
             self._log_notes(request_id, options.notes)
         return request_id
@@ -114,7 +121,7 @@ class Submission:
     def _submit_to_session(
         self, request_id: str, prepared: Prepared, options: Options, place: SessionPlace
     ) -> tuple[Prepared, list[Request]]:
-        """Behind what the session has; gives the whole prompt."""
+        """Append a piece to its session and return the session's whole prompt."""
         adapter = self._sessions.adapter(place.session_id)
         if options.adapter and (adapter is None or options.adapter != adapter.name):
             raise InvalidRequest(OTHER_ADAPTER)
@@ -123,7 +130,7 @@ class Submission:
         (request,) = core_requests(request_id, whole, options, adapter)
         request = replace(request, media=chain.media)
         inputs = self._sessions.hold(prepared, place, chain)
-        self._holders.hold(request, inputs, (*prepared.media, *place.loaded))
+        self._resources.hold(request, inputs, (*prepared.media, *place.loaded))
         self._hold_adapter(request)
         try:
             self._core.sessions.append(
@@ -135,12 +142,12 @@ class Submission:
                 film=chain.film,
             )
         except Exception:
-            self._holders.release(request_id)
+            self._resources.release(request_id)
             raise
         self._metrics.submitted(request, 1, options.prepared_s)
         return whole, [request]
 
-    def _tell_of_large(self, request_id: str, request: Request) -> None:
+    def _report_large_media(self, request_id: str, request: Request) -> None:
         for large in large_media(request, self._core.config, self._core.view):
             operator_log.info(
                 f"large {large.modality}",
@@ -155,20 +162,20 @@ class Submission:
         highest = max(outputs, default=0)
         if highest >= self._vocab_size:
             raise InvalidRequest(
-                f"{FIELD} hold the token {highest}, but this model's ids end at {self._vocab_size - 1}; give "
-                "them to an engine of the model that made them",
+                f"{FIELD} contain the token {highest}, but this model's ids end at {self._vocab_size - 1}: "
+                "send them to an engine with the model that made them",
                 path=FieldPath("outputs"),
             )
 
     def _log_notes(self, request_id: str, notes: tuple[Note, ...]) -> None:
-        """Once for all requests that ask for the same form."""
+        """Log notes once for all requests with the same form."""
         if len(self._noted) < MAX_NOTED:
             self._noted.add(notes)
         said = [f"{note.pointer}: {note.text}" for note in notes[:MAX_LOGGED_NOTES]]
         operator_log.info("form has notes", request_id=request_id, count=len(notes), notes=said)
 
     def _submit_all(self, requests: list[Request], prepared: Prepared, prepared_s: float) -> None:
-        """All choices, or none: a queue that fills up half way takes the others back."""
+        """Submit all choices or none: if the queue becomes full, cancel those that it has."""
         for count, request in enumerate(requests):
             try:
                 self._submit_one(request, prepared.media)
@@ -179,12 +186,12 @@ class Submission:
                 raise
 
     def _submit_one(self, request: Request, media: Sequence[MediaInput]) -> None:
-        self._holders.hold(request, media)
+        self._resources.hold(request, media)
         self._hold_adapter(request)
         try:
             self._core.submit(request)
         except Exception:
-            self._holders.release(request.request_id)
+            self._resources.release(request.request_id)
             raise
 
     def _hold_adapter(self, request: Request) -> None:

@@ -1,4 +1,4 @@
-"""The same values under vLLM's names, so that dashboards and autoscalers made for it find them."""
+"""The metrics under vLLM's names, for dashboards and autoscalers that expect them."""
 
 from collections.abc import Callable, Iterator, Mapping
 
@@ -6,8 +6,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-ENGINE = "0"  # vLLM numbers the engines of one server; here there is one
-SAME = {  # of ours, without mmengine_: vLLM's without vllm:
+ENGINE = "0"  # vLLM numbers the engines of one server; here there is one engine
+SAME = {  # our name without mmengine_: vLLM's without vllm:
     "requests_running": "num_requests_running",
     "requests_waiting": "num_requests_waiting",
     "preemptions": "num_preemptions",
@@ -29,14 +29,14 @@ SAME = {  # of ours, without mmengine_: vLLM's without vllm:
     "request_max_tokens": "request_params_max_tokens",
     "request_choices": "request_params_n",
 }
-SUMS = {  # likewise, where ours have labels that vLLM's have not
+SUMS = {  # the same, for metrics with labels that vLLM's do not have
     "draft_runs": "spec_decode_num_drafts",
     "draft_tokens": "spec_decode_num_draft_tokens",
     "accepted_draft_tokens": "spec_decode_num_accepted_tokens",
     "cached_tokens": "prefix_cache_hits",
     "refusals": "admission_rejections",
 }
-TWICE = {  # names that vLLM has for what stands above too
+TWICE = {  # further vLLM names for metrics above
     "cached_tokens": "prompt_tokens_cached",
     "time_per_output_token_seconds": "time_per_output_token_seconds",
     "request_output_tokens": "request_max_num_generation_tokens",
@@ -45,7 +45,7 @@ REASONS = ("stop", "length", "abort", "error")
 
 
 class VllmMetrics(Collector):
-    """`ours`: gives what `Metrics` and the server collect. `config`: what cache_config_info tells."""
+    """The metrics that `ours` yields, renamed. `config` are the labels of cache_config_info."""
 
     def __init__(
         self, ours: Callable[[], Iterator[Metric]], model_name: str, config: Mapping[str, object]
