@@ -73,7 +73,10 @@ def test_a_session_has_one_adapter_which_must_be_there(made):
         with pytest.raises(InvalidRequest, match="no adapter 'third'"):
             engine.session(adapter="third")
         for own, other in (("tower", "attention"), ("", "tower")):
-            with engine.session(adapter=own) as session, pytest.raises(InvalidRequest, match="that it was opened with"):
+            with (
+                engine.session(adapter=own) as session,
+                pytest.raises(InvalidRequest, match="that it was opened with"),
+            ):
                 session.ask(QUESTION, adapter=other, **ASKED)
         with engine.session(adapter="tower") as session:
             session.append(SHOWN)

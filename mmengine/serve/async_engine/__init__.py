@@ -1,1 +1,1 @@
-"""`AsyncEngine`: the engine on a thread of its own, for many callers of an event loop."""
+"""`AsyncEngine`: the engine on its own thread, for many callers on event loops."""

@@ -10,7 +10,7 @@ from mmengine.models.plugin import Prepared
 from mmengine.processing.workers.attempt import GIVEN_UP, AttemptOver
 from mmengine.serve.async_engine.engine_thread import EngineThread
 from mmengine.serve.async_engine.open_requests import OpenRequests
-from mmengine.serve.async_engine.preparation import Preparation, Preparing
+from mmengine.serve.async_engine.preparation import Preparation, PreparingRequest
 from mmengine.serve.prompt.prompt import Prompt
 from mmengine.serve.requests.session_media import Load
 from mmengine.serve.stream.channel import Channel
@@ -36,12 +36,12 @@ class Admission:
     ) -> None:
         self._thread, self._open, self._timeout_s = thread, open_requests, timeout_s
         self.preparation = Preparation(lambda: thread.engine, num_media_workers, self._prepared, work_out)
-        self.preparing: dict[Channel, Preparing] = {}
+        self.preparing: dict[Channel, PreparingRequest] = {}
 
     def add(self, channel: Channel, prompt: Prompt, form: Callable[[], ResponseFormat] | None) -> None:
         """Begin to prepare a request. Raises as OpenRequests.add does."""
         self._open.add(channel)
-        request = Preparing(channel, prompt, form, self._timeout_s)
+        request = PreparingRequest(channel, prompt, form, self._timeout_s)
         self._thread.put(lambda: self.preparing.update({channel: request}))
         if request.limit_s is not None:
             expire = partial(self._thread.put, partial(self._expire, channel))
@@ -52,7 +52,7 @@ class Admission:
         """Wait for the threads of the preparation."""
         self.preparation.close()
 
-    def _prepared(self, request: Preparing, result: Prepared | Exception) -> None:
+    def _prepared(self, request: PreparingRequest, result: Prepared | Exception) -> None:
         """Queue the result for the engine's thread. Called on a thread of the preparation."""
 
         def take() -> None:
@@ -80,7 +80,7 @@ class Admission:
         for request in list(self.preparing.values()):
             self._give_up(request)
 
-    def _older_media(self, request: Preparing, result: Prepared | Exception) -> Sequence[Load]:
+    def _older_media(self, request: PreparingRequest, result: Prepared | Exception) -> Sequence[Load]:
         """Return loaders for a session's older media that have to be decoded again, [] if there are none.
 
         The threads of the preparation run them: in a step they would hold up all other requests.
@@ -93,7 +93,7 @@ class Admission:
             return self._thread.engine.sessions.to_load(result, place, request.channel.options)
         return []
 
-    def _submit(self, request: Preparing, result: Prepared | Exception) -> None:
+    def _submit(self, request: PreparingRequest, result: Prepared | Exception) -> None:
         channel, engine = request.channel, self._thread.engine
         try:
             if self.preparing.pop(channel, None) is None:
@@ -124,11 +124,11 @@ class Admission:
             self._give_up(request)
             self._end_late(request)
 
-    def _give_up(self, request: Preparing) -> None:
+    def _give_up(self, request: PreparingRequest) -> None:
         self.preparation.give_up(request)
         self.preparation.release(request.channel)
 
-    def _end_late(self, request: Preparing) -> None:
+    def _end_late(self, request: PreparingRequest) -> None:
         """End a request as the core does after its deadline, or with an error if preparation was slow."""
         channel = request.channel
         if not request.is_late:

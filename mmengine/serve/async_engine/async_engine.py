@@ -93,7 +93,7 @@ class AsyncEngine(AsyncAnswers):
         if self._report_times is not None:
             self.metrics.tell_times(self._report_times)
         self.metrics.ready = lambda: self.readiness().ready
-        self.metrics.preparing = self._admission.preparation.standing
+        self.metrics.preparing = self._admission.preparation.backlog
 
     def tell_times(self, told: Callable[[str, Times], None]) -> None:
         """Have the engine's thread call `told` with the id and the times of each request that ends."""
@@ -280,13 +280,13 @@ class AsyncEngine(AsyncAnswers):
         """
         if self._open.failure is not None or not self._thread.is_alive:
             return stopped_engine(self._open.failure)
-        found, standing = self._engine.readiness(), self._admission.preparation.standing()
-        more = standing.reasons
+        found, backlog = self._engine.readiness(), self._admission.preparation.backlog()
+        more = backlog.reasons
         if (step_s := self.step_clock.seconds) > STEP_LIMIT_S:
             more += (f"a step has not returned for {step_s:.0f} seconds",)
         if self._open.is_closing:
             more += ("the engine is closing",)
-        return Readiness(found.reasons + more, *standing, public=found.public_reasons + more)
+        return Readiness(found.reasons + more, *backlog, public=found.public_reasons + more)
 
     async def close(self, *, drain: bool = True, leave: bool = False) -> None:
         """Refuse new requests, end the running ones, and free the device.

@@ -1,4 +1,4 @@
-"""Threads with a queue of their own, from which what waits can be taken back at once."""
+"""Worker threads with a queue from which waiting calls can be removed."""
 
 import threading
 from collections import OrderedDict
@@ -6,8 +6,10 @@ from collections.abc import Callable, Hashable
 
 
 class CancellableWorkers:
-    """Calls what was put in, in that order, on `num_threads` threads, which start when they are needed.
-    What is called raises nothing. Thread-safe."""
+    """Runs calls in their order on up to `num_threads` threads, which start when they are needed.
+
+    Calls must raise nothing. Thread-safe.
+    """
 
     def __init__(self, num_threads: int, name: str) -> None:
         self._num_threads, self._name = num_threads, name
@@ -27,7 +29,7 @@ class CancellableWorkers:
             self._changed.notify()
 
     def drop(self, key: Hashable) -> bool:
-        """Take back what waits. False: it does not wait here, or not any more."""
+        """Remove a waiting call. Returns False if none waits under this key."""
         with self._changed:
             return self._waiting.pop(key, None) is not None
 
@@ -42,10 +44,10 @@ class CancellableWorkers:
                     return
                 _, call = self._waiting.popitem(last=False)
             call()
-            del call  # and whatever it holds, while this thread waits
+            del call  # so that the call's objects are freed while this thread waits
 
     def close(self) -> None:
-        """Run what waits, and wait for it."""
+        """Run the waiting calls and wait for them."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

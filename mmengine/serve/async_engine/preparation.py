@@ -1,8 +1,8 @@
-"""From a prompt to what the engine takes, beside the engine and within a limit of time.
+"""Prepares prompts on worker threads, within a time limit.
 
-Forms of answers, texts, and prompts with media are prepared on threads of their own each: nobody who brings
-no image waits behind one. What a prompt names by a URL is fetched before, on the threads of the door, where
-nobody waits for it who is not its prompt.
+Answer formats, texts, and prompts with media have separate threads, so that a text never waits for media.
+Media that a prompt names by URL are fetched first, on the fetcher's threads, where only this prompt waits for
+them.
 """
 
 import threading
@@ -25,15 +25,18 @@ from mmengine.serve.stream.channel import Channel
 from mmengine.serve.text.response_format import ResponseFormat
 from mmengine.structured_output.request.fields import Normalizer, normalize_large_by
 
-FORM_WORKERS = 2  # a large schema takes seconds: requests without one do not wait for it
-TEXT_WORKERS = 2  # a long text does not keep short ones waiting
+FORM_WORKERS = 2  # a large schema takes seconds, which requests without one need not wait for
+TEXT_WORKERS = 2  # a long text does not delay short ones
 URL_WORKERS = 1  # finds the URLs of a prompt
-STANDSTILL_S = 30.0  # a request that is prepared for longer keeps an engine from being ready
+STANDSTILL_S = 30.0  # a request whose preparation takes longer keeps an engine from being ready
 
 
-class Standing(NamedTuple):
-    """Of the requests that are prepared: how many, and the age of the oldest in seconds. While media are
-    fetched for one, and before, it does not age: hosts on the internet say nothing of this engine."""
+class PreparationBacklog(NamedTuple):
+    """The number of requests in preparation, and the age of the oldest in seconds.
+
+    A request does not age before and while its media are fetched, since slow hosts on the internet are not
+    the engine's fault.
+    """
 
     num_requests: int = 0
     oldest_s: float = 0.0
@@ -49,8 +52,8 @@ class Standing(NamedTuple):
         )
 
 
-class Preparing:
-    """One request on its way to the engine. `form`: makes the form of its answer; None for free text."""
+class PreparingRequest:
+    """One request in preparation. `form` makes the form of its answer; None for free text."""
 
     def __init__(
         self,
@@ -60,8 +63,8 @@ class Preparing:
         timeout_s: float,
     ) -> None:
         self.channel, self.prompt, self.form = channel, prompt, form
-        self.media: PromptMedia | None = None  # what is fetched for it
-        self.loaded: tuple[MediaInput, ...] | None = None  # older media of its session, when it has them
+        self.media: PromptMedia | None = None  # the media that are fetched
+        self.loaded: tuple[MediaInput, ...] | None = None  # older media of its session, once they are decoded
         self.waits_since = time.monotonic()
         self.timeout_s = timeout_s
         limits = [limit for limit in (channel.options.deadline_s, timeout_s) if limit]
@@ -69,12 +72,12 @@ class Preparing:
         self.attempt = Attempt(None if self.limit_s is None else channel.begun + self.limit_s)
 
     @property
-    def standing_s(self) -> float:
+    def age_s(self) -> float:
         return time.monotonic() - self.waits_since
 
     @property
     def is_over(self) -> bool:
-        """Whether nobody waits for it. The engine's thread may not have heard of that yet."""
+        """Whether the request was cancelled. The engine's thread may not know yet."""
         return self.channel.closed or self.attempt.is_over
 
     def check(self) -> None:
@@ -83,7 +86,7 @@ class Preparing:
 
     @property
     def options(self) -> Options:
-        """With which it is submitted."""
+        """The options to submit the request with."""
         options = self.channel.options.after(self.channel.age_s)
         if options.place is None or self.loaded is None:
             return options
@@ -91,7 +94,7 @@ class Preparing:
 
     @property
     def is_late(self) -> bool:
-        """Whether the deadline of the request has passed."""
+        """Whether the request's deadline has passed."""
         deadline_s = self.channel.options.deadline_s
         return bool(deadline_s) and self.channel.age_s >= deadline_s
 
@@ -103,15 +106,18 @@ class Preparing:
 
 
 class Preparation:
-    """`engine`: the one that prompts are prepared for, asked anew each time. `done`: called on some thread
-    with what became of a request, unless it was given up while it waited. `work_out`: what works large
-    schemas out; None: the threads for forms."""
+    """Prepares requests for an engine.
+
+    `engine` returns the current engine. `done` is called on some thread with each request's result, unless
+    the request was cancelled while it waited. `work_out` normalizes large schemas; with None the form threads
+    do.
+    """
 
     def __init__(
         self,
         engine: Callable[[], Engine],
         num_media_workers: int,
-        done: Callable[[Preparing, Prepared | Exception], None],
+        done: Callable[[PreparingRequest, Prepared | Exception], None],
         work_out: Normalizer | None = None,
     ) -> None:
         self._engine, self._done, self._work_out = engine, done, work_out
@@ -119,12 +125,12 @@ class Preparation:
         self._texts = CancellableWorkers(TEXT_WORKERS, "mmengine-text")
         self._media = CancellableWorkers(num_media_workers, "mmengine-media")
         self._urls = CancellableWorkers(URL_WORKERS, "mmengine-urls")
-        self._lanes = self._forms, self._texts, self._urls, self._media
+        self._workers = self._forms, self._texts, self._urls, self._media
         self._lock = threading.Lock()
-        self._requests: dict[Preparing, None] = {}  # those that wait, and those that a thread works on
-        self._fetching: set[Preparing] = set()  # those that others are waited for: hosts on the internet
+        self._requests: dict[PreparingRequest, None] = {}  # requests that wait or that a thread works on
+        self._fetching: set[PreparingRequest] = set()  # requests that wait for hosts on the internet
 
-    def begin(self, request: Preparing) -> None:
+    def begin(self, request: PreparingRequest) -> None:
         with self._lock:
             self._requests[request] = None
         if request.form is not None:
@@ -132,14 +138,14 @@ class Preparation:
         else:
             self._queue_prompt(request)
 
-    def _queue_prompt(self, request: Preparing) -> None:
+    def _queue_prompt(self, request: PreparingRequest) -> None:
         if request.prompt.has_media and names_urls(request.prompt):
             self._urls.put(request, partial(self._fetch, request))
             return
-        lane = self._media if request.prompt.has_media else self._texts
-        lane.put(request, partial(self._run_prompt, request))
+        workers = self._media if request.prompt.has_media else self._texts
+        workers.put(request, partial(self._run_prompt, request))
 
-    def _fetch(self, request: Preparing) -> None:
+    def _fetch(self, request: PreparingRequest) -> None:
         with self._lock:
             self._requests.pop(request, None)
             self._fetching.add(request)
@@ -151,8 +157,10 @@ class Preparation:
         except Exception as error:
             self._end(request, error)
 
-    def _fetched(self, request: Preparing, media: PromptMedia) -> None:
-        """On a thread of the door, or of the lane."""
+    def _fetched(self, request: PreparingRequest, media: PromptMedia) -> None:
+        """Queue a request whose media have arrived. Called on a fetcher's thread, or on the thread that began
+        to fetch.
+        """
         try:
             request.prompt = media.prompt()
             request.check()
@@ -167,7 +175,7 @@ class Preparation:
                 request.waits_since = time.monotonic()
             self._media.put(request, partial(self._run_prompt, request))
 
-    def _run_form(self, request: Preparing, form: Callable[[], ResponseFormat]) -> None:
+    def _run_form(self, request: PreparingRequest, form: Callable[[], ResponseFormat]) -> None:
         try:
             request.check()
             with request.attempt.on_this_thread(), normalize_large_by(self._work_out):
@@ -179,7 +187,7 @@ class Preparation:
             self._queue_prompt(request)
 
     def _settle(self, channel: Channel, form: ResponseFormat) -> None:
-        """The channel holds the form from here on, until `release`."""
+        """Apply the form to the request's options. The channel holds it until `release`."""
         if form.grammar is None:
             return
         options = form.added_to(channel.options)
@@ -188,7 +196,7 @@ class Preparation:
         channel.options = replace(options, grammar=grammar)
         channel.texts.grammar = grammar
 
-    def _run_prompt(self, request: Preparing) -> None:
+    def _run_prompt(self, request: PreparingRequest) -> None:
         try:
             with request.attempt.on_this_thread():
                 result: Prepared | Exception = self._prepared(request)
@@ -199,8 +207,8 @@ class Preparation:
                 request.media.release()
         self._end(request, result)
 
-    def _prepared(self, request: Preparing) -> Prepared:
-        """The channel holds the pixels from here on, until `release`."""
+    def _prepared(self, request: PreparingRequest) -> Prepared:
+        """Prepare the prompt. The channel holds its pixels until `release`."""
         engine = self._engine()
         if request.prompt.has_media:
             engine.media_memory.wait_for_room(lambda: request.is_over)
@@ -212,15 +220,14 @@ class Preparation:
         channel.take_prompt(prepared.prompt_token_ids, items, engine.reasoning)
         return prepared
 
-    def load(self, request: Preparing, prepared: Prepared, loads: Sequence[Load]) -> None:
-        """It was prepared, and older media of its session have to be decoded once more; `done` is called
-        again."""
+    def load(self, request: PreparingRequest, prepared: Prepared, loads: Sequence[Load]) -> None:
+        """Decode older media of a prepared request's session; `done` is called again."""
         with self._lock:
             self._requests[request] = None
             request.waits_since = time.monotonic()
         self._media.put(request, partial(self._run_loads, request, prepared, loads))
 
-    def _run_loads(self, request: Preparing, prepared: Prepared, loads: Sequence[Load]) -> None:
+    def _run_loads(self, request: PreparingRequest, prepared: Prepared, loads: Sequence[Load]) -> None:
         try:
             with request.attempt.on_this_thread():
                 request.loaded = self._loaded(request, prepared, loads)
@@ -230,11 +237,14 @@ class Preparation:
             self._end(request, prepared)
 
     def _loaded(
-        self, request: Preparing, prepared: Prepared, loads: Sequence[Load]
+        self, request: PreparingRequest, prepared: Prepared, loads: Sequence[Load]
     ) -> tuple[MediaInput, ...]:
-        """The first of them, for which there is room: of the others a step decodes each as it comes to it."""
+        """Return the first media for which there is room;
+
+        a step decodes each of the others when it needs it.
+        """
         memory, channel = self._engine().media_memory, request.channel
-        memory.release(channel)  # it waits for the room that others take, and not for its own
+        memory.release(channel)  # the request waits for the room of others, not for its own
         memory.wait_for_room(lambda: request.is_over)
         memory.hold(channel, prepared.media)
         loaded: list[MediaInput] = []
@@ -246,35 +256,35 @@ class Preparation:
             memory.hold(channel, loaded[-1:])
         return tuple(loaded)
 
-    def _end(self, request: Preparing, result: Prepared | Exception) -> None:
+    def _end(self, request: PreparingRequest, result: Prepared | Exception) -> None:
         self._forget(request)
         self._done(request, result)
 
-    def _forget(self, request: Preparing) -> None:
+    def _forget(self, request: PreparingRequest) -> None:
         with self._lock:
             self._requests.pop(request, None)
             self._fetching.discard(request)
 
     def release(self, channel: Channel) -> None:
-        """The engine has what was prepared, or nobody wants it."""
+        """Release the request's pixels and form, which the engine has or no longer needs."""
         self._engine().media_memory.release(channel)
         self._engine().grammar_memory.release(channel)
 
-    def give_up(self, request: Preparing) -> None:
-        """Nobody wants it any more: what waits is taken back, a process that decodes for it is ended."""
+    def give_up(self, request: PreparingRequest) -> None:
+        """Cancel a preparation: remove its waiting calls and end a process that decodes for it."""
         request.attempt.give_up()
         if request.media is not None:
             request.media.release()
-        if any(lane.drop(request) for lane in self._lanes):
+        if any(workers.drop(request) for workers in self._workers):
             self._forget(request)
 
-    def standing(self) -> Standing:
+    def backlog(self) -> PreparationBacklog:
         with self._lock:
             oldest = next(iter(self._requests), None)
             number = len(self._requests) + len(self._fetching)
-            return Standing(number, 0.0 if oldest is None else oldest.standing_s)
+            return PreparationBacklog(number, 0.0 if oldest is None else oldest.age_s)
 
     def close(self) -> None:
-        """Prepare what waits, and wait for it."""
-        for lane in self._lanes:
-            lane.close()
+        """Prepare the waiting requests and wait for them."""
+        for workers in self._workers:
+            workers.close()

@@ -1,4 +1,4 @@
-"""What a server needs of an engine: an AsyncEngine here, or one of which the replicas are elsewhere."""
+"""The engine interface that a server uses: an AsyncEngine, or a fleet of replicas."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, Unpack
@@ -26,7 +26,7 @@ class Collects(Protocol):
 
 
 class ServedEngine(Protocol):
-    """What its parts say, AsyncEngine tells."""
+    """The members that a server uses; AsyncEngine documents them."""
 
     config: EngineConfig
 

@@ -1,4 +1,4 @@
-"""Sessions of an AsyncEngine: many callers, each session's requests one behind the other.
+"""Sessions of an AsyncEngine: many callers, and one request of each session at a time.
 
 session = await engine.session(system="You watch a door.")
 await session.frame(picture, seconds)
@@ -18,7 +18,7 @@ from mmengine.errors import ErrorCode, SessionBusy
 from mmengine.request import PREFILL, SamplingParams
 from mmengine.serve.async_engine.engine_thread import EngineThread
 from mmengine.serve.engine.engine import Engine
-from mmengine.serve.engine.session import Appended, Frames, listed, placed
+from mmengine.serve.engine.session import Appended, Frames, as_parts, session_request
 from mmengine.serve.prompt.options import FORM, Options, SessionOptions, SubmitOptions, make_options
 from mmengine.serve.prompt.prompt import Prompt
 from mmengine.serve.requests.sessions import SessionFacts, SessionSettings
@@ -26,8 +26,8 @@ from mmengine.serve.stream.request_stream import Stream
 from mmengine.serve.text.request_output import CUT_AT_STOP, Completion, require_success
 from mmengine.serve.text.response_format import ResponseFormat, response_format_of
 
-MAX_WAITING = 16  # requests of one session that wait behind the one on its way; one more is refused
-_POLL_S = 0.02  # how soon it is seen that a request of the process before, or one that was left, is over
+MAX_WAITING = 16  # requests of one session that wait for the running one; one more is refused
+_POLL_S = 0.02  # interval in seconds at which a waiting turn checks whether an earlier request has ended
 
 
 class AsyncSessions:
@@ -64,9 +64,8 @@ class AsyncSessions:
         )
 
 
-class Ended(NamedTuple):
-    """How the answer to a session's request with this number ended, beside its tokens, which the session
-    has."""
+class AnswerFacts(NamedTuple):
+    """The end of the answer to a session's request with this number; the session has its tokens."""
 
     number: int
     reason: str
@@ -79,8 +78,10 @@ class Ended(NamedTuple):
 
 
 class AsyncSession:
-    """One session. Its requests go one behind the other, in the order in which they were called; MAX_WAITING
-    wait at most. `media_options`: of all media, as those of a Prompt."""
+    """One session. Its requests run one at a time in the order of their calls; at most MAX_WAITING wait.
+
+    `media_options` apply to all media, as those of a Prompt.
+    """
 
     def __init__(
         self, sessions: AsyncSessions, session_id: str, media_options: Mapping[str, object] | None = None
@@ -90,33 +91,36 @@ class AsyncSession:
         self._turns = asyncio.Lock()
         self._num_waiting = 0
         self._frames = Frames(getattr(self._thread.engine.processor, "frames_in_patch", 1))
-        self.ended: Ended | None = None  # of the last answer that somebody here `heard`
+        self.last_answer: AnswerFacts | None = None  # the last answer that a caller here has read
 
     async def facts(self) -> SessionFacts:
-        """Raises InvalidRequest when it was closed, or nobody asked for too long."""
+        """Return the session's state. Raises InvalidRequest if it was closed, by a call or for being idle."""
         facts = await self._thread.call(lambda engine: engine.sessions.facts(self.session_id))
         self._frames.settle(facts.num_requests)
         return facts
 
     @property
     def num_frames_held(self) -> int:
-        """Frames that wait for others that the encoder reads together with them, by the last `facts`."""
+        """Number of frames that wait for others of the same encoder patch, as of the last `facts`."""
         return len(self._frames.held)
 
     @property
     def num_bytes_held(self) -> int:
-        """Of the encoded ones among them."""
+        """Bytes of the encoded frames that wait."""
         return self._frames.num_bytes
 
     @property
     def next_frame_waits(self) -> bool:
-        """Within a `turn`: whether it would, for others behind it."""
+        """Whether the next frame would wait for others. Valid within a `turn`."""
         return not self._frames.is_almost_whole
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[SessionFacts]:
-        """It is this caller's turn; gives what the session is, which is not idle until it is over. Raises
-        SessionBusy where too many wait."""
+        """Wait for this caller's turn and give the session's state. The session is not idle until the turn
+        ends.
+
+        Raises SessionBusy if too many requests wait.
+        """
         if self._num_waiting > MAX_WAITING:
             raise SessionBusy(
                 f"{MAX_WAITING} requests of session {self.session_id!r} wait already; send the next one when "
@@ -134,40 +138,40 @@ class AsyncSession:
             self._num_waiting -= 1
 
     async def append(self, content: object, *, anchor: bool = False) -> Appended:
-        """See Session."""
+        """Append content, see Session."""
         async with self.turn() as facts:
-            return await self.appended(facts, content, anchor=anchor)
+            return await self.append_in_turn(facts, content, anchor=anchor)
 
-    async def appended(self, facts: SessionFacts, content: object, *, anchor: bool = False) -> Appended:
-        """`append` within a `turn`."""
-        content = [*self._frames.rest(facts.num_requests), *listed(content)]
+    async def append_in_turn(self, facts: SessionFacts, content: object, *, anchor: bool = False) -> Appended:
+        """Append content within a `turn`."""
+        content = [*self._frames.rest(facts.num_requests), *as_parts(content)]
         return await self._computed(facts, content, is_anchor=anchor)
 
     async def frame(self, image: object, seconds: float) -> Appended | None:
-        """See Session."""
+        """Append a frame, see Session."""
         async with self.turn() as facts:
-            return await self.framed(facts, image, seconds)
+            return await self.frame_in_turn(facts, image, seconds)
 
-    async def framed(
+    async def frame_in_turn(
         self, facts: SessionFacts, image: object, seconds: float, index: int | None = None
     ) -> Appended | None:
-        """`frame` within a `turn`. `index`: with which its sender counts it, see `holds`."""
+        """Append a frame within a `turn`. `index` is the sender's number of the frame, see `has_frame`."""
         is_film = self._frames.are_read_together
         if parts := self._frames.add(facts.num_requests, image, seconds, index):
             return await self._computed(facts, parts, is_film=is_film)
-        with self._frames.looked_at() as parts:
+        with self._frames.preview() as parts:
             await self._sessions.count(self._placed(facts, parts, is_film=is_film)[0])
         return None
 
-    def holds(self, image: object, seconds: float, index: int | None) -> bool:
-        """Within a `turn`: whether this frame came before with the same index, and waits for others."""
+    def has_frame(self, image: object, seconds: float, index: int | None) -> bool:
+        """Return whether a frame with this index came before and waits for others. Valid within a `turn`."""
         return self._frames.holds(image, seconds, index)
 
     def _placed(
         self, facts: SessionFacts, content: object, *, is_anchor: bool = False, is_film: bool = False
     ) -> tuple[Prompt, Options]:
         sessions, options = self._thread.engine.sessions, Options(PREFILL)
-        return placed(
+        return session_request(
             *(sessions, facts, content, options, False, is_anchor, self._media_options), is_film=is_film
         )
 
@@ -189,16 +193,18 @@ class AsyncSession:
         hold: bool = False,
         **options: Unpack[SubmitOptions],
     ) -> AsyncIterator[Stream]:
-        """Ask, see Session, and read the answer as it comes. `hold` as for `AsyncEngine.stream`. Who leaves
-        before its end takes the question back."""
+        """Ask a question, see Session, and give a stream of the answer. `hold` as for `AsyncEngine.stream`.
+
+        Leaving the block before the end takes the question back.
+        """
         async with (
             self.turn() as facts,
-            self.asked(facts, question, sampling, hold=hold, **options) as stream,
+            self.stream_in_turn(facts, question, sampling, hold=hold, **options) as stream,
         ):
             yield stream
-            self.heard(facts, stream)
+            self.note_answer(facts, stream)
 
-    def asked(
+    def stream_in_turn(
         self,
         facts: SessionFacts,
         question: object,
@@ -207,35 +213,39 @@ class AsyncSession:
         hold: bool = False,
         **options: Unpack[SubmitOptions],
     ) -> Stream:
-        """`stream` within a `turn`."""
-        content = [*self._frames.rest(facts.num_requests), *listed(question)]
+        """Ask a question within a `turn`."""
+        content = [*self._frames.rest(facts.num_requests), *as_parts(question)]
         has_form = any(options.get(name) is not None for name in FORM)
         form = partial(response_format_of, options) if has_form else None
         given = make_options(sampling, options)
         sessions = self._thread.engine.sessions
-        prompt, asked = placed(sessions, facts, content, given, True, False, self._media_options)
+        prompt, asked = session_request(sessions, facts, content, given, True, False, self._media_options)
         return self._sessions.submit(prompt, asked, form, hold)
 
-    def heard(self, facts: SessionFacts, stream: Stream) -> None:
-        """Nobody reads any more of what was `asked` within a `turn`."""
+    def note_answer(self, facts: SessionFacts, stream: Stream) -> None:
+        """Record the answer of `stream_in_turn` after its last output was read."""
         done = stream.completion
         if done is None or done.error() is not None:
             return
         self._frames.settle(facts.num_requests + 1)
         detail = CUT if done.choices[0].detail == CUT_AT_STOP else done.choices[0].detail
         counts = done.num_cached_tokens, done.num_drafts, done.num_accepted
-        self.ended = Ended(facts.num_requests, done.finish_reason, detail, dict(stream.num_embeds), *counts)
+        self.last_answer = AnswerFacts(
+            facts.num_requests, done.finish_reason, detail, dict(stream.num_embeds), *counts
+        )
 
     async def ask(
         self, question: object, sampling: SamplingParams | None = None, **options: Unpack[SubmitOptions]
     ) -> Completion:
-        """See Session."""
+        """Ask a question and return the answer, see Session."""
         async with self.stream(question, sampling, **options) as stream:
             return require_success(await stream.completed())
 
     async def close(self) -> None:
-        """Let its blocks and images go, also while a request of it is on its way. Closing one that is closed
-        is no error."""
+        """Release the session's blocks and images, even if it has a running request.
+
+        Closing a closed session is no error.
+        """
 
         def close(engine: Engine) -> None:
             if self.session_id in engine.sessions.names():

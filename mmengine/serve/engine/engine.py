@@ -63,25 +63,29 @@ from mmengine.serve.text.request_output import (
 from mmengine.serve.text.response_format import response_format_of
 from mmengine.serve.text.stop_strings import StopStrings
 
-if TYPE_CHECKING:  # it brings torch
+if TYPE_CHECKING:  # importing mmengine.build imports torch
     from mmengine.build import Built
 
-GRAMMAR_PAUSE_S = 0.02  # how long a step with nothing to do waits for a grammar
+GRAMMAR_PAUSE_S = 0.02  # how long a step without work waits for a grammar, in seconds
 
 
 class Engine(TypedAnswers):
-    """Runs a model. Not thread-safe; AsyncEngine is the one for many callers.
+    """Runs a model on the caller's thread. Not thread-safe; AsyncEngine serves many callers.
 
-    `model`: a folder, a hub id, or None for the embedded checkpoint. `log`: folder for the event
-    log; None keeps a bounded one in memory. `resume`: go on with the log that stands there, if one does;
-    its live requests run on, and `requests.resume` gives the answers of those and of the ones that
-    nobody received. `on_hang`: called on another thread when a step got no further for step_timeout_s;
-    None notes that in the log and ends the process. `texts` False: outputs and answers come without their
-    texts (`serve.texts` makes them, on another thread). `untrusted`: media are strangers', for
-    `media_decoding` auto. `loras`: LoRA adapters by the names by which requests ask for them (folders or hub
-    ids); {}: none yet, but some may be loaded. `builder` replaces `mmengine.build.build` in tests.
-    A path in a message is read: strangers' messages are passed as
-    `Prompt(messages, media_options={"local_files": False})`. Raises ModelError, ConfigError, LogError.
+    * `model`: a folder, a hub id, or None for the embedded checkpoint.
+    * `log`: folder for the event log; None keeps a bounded log in memory.
+    * `resume`: continue the log in that folder, if there is one. Its live requests run on, and
+      `requests.resume` returns the answers of those and of requests whose answers were not delivered.
+    * `on_hang`: called on another thread when a step makes no progress for step_timeout_s; with None the
+      log records the hang and the process ends.
+    * `texts`: with False, outputs and answers have no texts, and `serve.text` makes them on another thread.
+    * `untrusted`: whether media come from untrusted callers, for `media_decoding` auto.
+    * `loras`: LoRA adapters (folders or hub ids) by the names that requests use; {} if adapters are only
+      loaded later.
+    * `builder`: replaces `mmengine.build.build` in tests.
+
+    A path in a message is read on this machine. Pass messages from untrusted clients as `Prompt(messages,
+    media_options={"local_files": False})`. Raises ModelError, ConfigError, LogError.
     """
 
     def __init__(
@@ -114,11 +118,11 @@ class Engine(TypedAnswers):
         self.processor = self.built.processor
         self.config = self.built.config
         self._core, self._grammars = self.built.core, self.built.grammars
-        self.batch_done: dict[str, Completion] = {}  # answers of batches that no batch has taken yet
+        self.batch_done: dict[str, Completion] = {}  # answers that no batch has taken yet
         self._stall_watch = StallWatch(self._core)
-        self._failure: MMEngineError | None = None  # why the last step raised
+        self._failure: MMEngineError | None = None  # the error of the last step
         self._closed = False
-        self._received = True  # whether a step says that the answers before it were
+        self._received = True  # whether the next step marks the answers of the last one as received
         self.media_memory = MediaMemory(self.config.media_ahead_bytes)
         self.grammar_memory = GrammarMemory()
         media_cache = getattr(self.processor, "media_cache", None)
@@ -169,8 +173,7 @@ class Engine(TypedAnswers):
 
     @contextmanager
     def _log_closed_on_error(self) -> Iterator[None]:
-        """On an error, without a last word: nothing was begun that it would be about, and the state that was
-        found did not go on."""
+        """Close the log without a last event if the constructor fails, since nothing was begun."""
         try:
             yield
         except BaseException:
@@ -180,7 +183,7 @@ class Engine(TypedAnswers):
     def _open_store(
         self, log: str | Path | None, resume: Resume | None, initial: Iterable[LocalAdapter]
     ) -> tuple[MediaStore | None, dict[str, ResumedAnswer]]:
-        """The media store beside a log, and the answers of the process before, by core id."""
+        """Return the media store beside a log, and the answers of the previous process by core id."""
         found = self.built.resumed
         store = open_store(log, self.config, found) if log is not None else None
         if found is None:
@@ -196,15 +199,14 @@ class Engine(TypedAnswers):
         stream: bool = True,
         **options: Unpack[SubmitOptions],
     ) -> str:
-        """Queue one prompt and return its request id. Sampling is given as `sampling`, or as
-        keywords (`max_tokens=64, temperature=0.7, n=2, …`), beside `request_id`, `priority`, `cache_salt`,
-        `deadline_s`, and `response_format` or `grammar`: the form of the answer
-        (docs/how-to/structured_output.md).
-        `stream` False leaves out the text between the start and the end of an
-        answer, which saves work. `outputs`: token ids with which the answer begins, as another engine of the
-        same weights gave them: they count as its own, and what streams is behind them.
+        """Queue one prompt and return its request id.
 
-        Raises InvalidRequest, InvalidMedia, QueueFull; nothing is queued then.
+        Sampling is given as `sampling` or as keywords (`max_tokens=64, temperature=0.7, n=2, …`). Further
+        options are `request_id`, `priority`, `cache_salt`, `deadline_s`, and `response_format` or `grammar`,
+        the form of the answer (docs/how-to/structured_output.md). With `stream` False, text comes only with
+        complete answers, which saves work. `outputs` are token ids with which the answer begins, computed by
+        another engine with the same weights: they count as the answer's own, and outputs begin after them.
+        Raises InvalidRequest, InvalidMedia, QueueFull; then nothing is queued.
         """
         begun = time.monotonic()
         form = response_format_of(options)
@@ -226,8 +228,9 @@ class Engine(TypedAnswers):
         return self._core.has_work
 
     def check_batchable(self) -> None:
-        """Raise InvalidRequest while requests submitted with `stream` are on their way: a batch
-        would step past their outputs."""
+        """Raise InvalidRequest while requests that were submitted with `stream` run: a batch would lose their
+        outputs.
+        """
         if self.requests.has_streams:
             raise InvalidRequest("submitted requests are on their way; step until has_work is False")
 
@@ -237,33 +240,42 @@ class Engine(TypedAnswers):
 
     @property
     def stalled(self) -> bool:
-        """Whether the disk of the log is full. New requests are refused, what runs goes on while it can
-        be written; `step` looks for room again."""
+        """Whether the log's disk is full.
+
+        New requests are refused; running ones go on as long as the log can be written. `step` checks again
+        for room.
+        """
         return bool(self._core.stalled)
 
     def check_stall(self, limit_s: float | None = None) -> None:
-        """Raise LogError when the disk was full and nothing moved for `limit_s` (a minute). A server may
-        wait for room on the disk; a batch, or an engine that closes, should not wait for ever."""
+        """Raise LogError if the disk was full and nothing progressed for `limit_s` (a minute by default).
+
+        A server may wait for room on the disk; a batch, or an engine that closes, should not wait for ever.
+        """
         self._stall_watch.check(limit_s)
 
     def is_on_disk(self, request_id: str) -> bool:
-        """Whether a request was written down, with all its choices, after a step. With a log it is then
-        answered whatever happens to this process."""
+        """Return whether all choices of a request are written to the log, after a step.
+
+        With a log on disk the request is then answered even if this process ends.
+        """
         return all(map(self._core.is_on_disk, self.requests.core_ids(request_id)))
 
     def on_large_media(self, listener: Callable[[LargeMedia], None]) -> None:
-        """`listener` hears of each image or video that the encoder takes long for, when it is queued."""
+        """Have `listener` called for each queued image or video that takes long to encode."""
         self._submission.on_large_media = listener
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request is on its way."""
+        """Whether no request is running."""
         return not self.requests
 
     def step(self, *, received: bool = True) -> list[RequestOutput]:
-        """Compute one step and return what is new, in the order of the engine. Calling it again
-        says that the answers of the last call were received, unless `received` is False; then
-        `requests.delivered` says so of each."""
+        """Compute one step and return its outputs, in the engine's order.
+
+        The next call marks the answers of this one as received, unless its `received` is False; then call
+        `requests.delivered` for each.
+        """
         self._received = received
         if received:
             self.requests.all_delivered()
@@ -286,7 +298,7 @@ class Engine(TypedAnswers):
         return [output for output in outputs if output is not None]
 
     def _settle_grammars(self) -> None:
-        """The core hears what became of the grammars that it waits for."""
+        """Tell the core about grammars that it waits for."""
         for core_id, error in self._grammars.settled():
             if error:
                 self._core.grammar_failed(core_id, error)
@@ -304,10 +316,10 @@ class Engine(TypedAnswers):
         sampling: SamplingParams | None = None,
         **options: Unpack[GenerateOptions],
     ) -> list[Completion]:
-        """Answers to all prompts, batched, in their order; options as for `submit`, but `request_id` and
-        `deadline_s`.
+        """Return the answers to all prompts, in their order. They are computed in batches.
 
-        Raises the error of the first prompt that was refused or failed, after the others ended.
+        Options as for `submit`, without `request_id` and `deadline_s`. Raises the error of the first prompt
+        that was refused or failed, after the others have ended.
         """
         form = response_format_of(options)
         asked = form.added_to(make_options(sampling, options, GENERATE))
@@ -343,28 +355,33 @@ class Engine(TypedAnswers):
         return Session(self, session_id, media_options)
 
     def cancel(self, request_id: str) -> None:
-        """Give up a request; its last output comes with finish_reason "abort". An id that is not
-        running any more is no error."""
+        """Cancel a request;
+
+        its last output has finish_reason "abort". An id that does not run is no error.
+        """
         for core_id in self.requests.core_ids(request_id):
             self._core.cancel(core_id)
 
     def stats(self) -> Stats:
-        """Counters of the core since the start."""
+        """Return the core's counters since its start."""
         return self._core.stats()
 
     @property
     def drafters(self) -> list[tuple[str, int]]:
-        """By their numbers in `stats().drafts`: the name of each, and how often it failed."""
+        """Each drafter's name and number of failures, in the order of `stats().drafts`."""
         return self.built.executor.drafters
 
     def metrics_text(self) -> str:
-        """Counters and times in Prometheus' text format, as `metrics` collects them."""
+        """Return the counters and times of `metrics` in Prometheus' text format."""
         return self.metrics.text()
 
     def readiness(self) -> Readiness:
-        """Whether work should be sent here, and if not, why: the log cannot be written, a request is
-        preempted again and again, the last step raised (no progress among others), grammars hang their
-        compiler, no decoder process starts, or it is closed."""
+        """Return whether work should be sent here, and if not, why.
+
+        Reasons are: the log cannot be written, a request is preempted again and again, the last step failed
+        (for example without progress), grammars hang their compiler, no decoder process starts, or the engine
+        is closed.
+        """
         if self._closed:
             reasons = ["the engine is closed"]
         else:
@@ -380,9 +397,11 @@ class Engine(TypedAnswers):
         return f"a step got no further for {self.config.step_timeout_s} seconds (step_timeout_s)"
 
     def abandon(self) -> bool:
-        """From another thread: note in the log that the step hangs, and let the log go, so that another
-        engine can take it up. Nothing of this one can be used any more. False when it does not hang in
-        its device; then nothing is done."""
+        """Record in the log that the step hangs, and close the log so that another engine can resume it.
+
+        Called on another thread. This engine cannot be used any more. Returns False, and does nothing, if the
+        step does not hang in its device.
+        """
         if not self._core.hang(f"hang: {self.hang_text}"):
             return False
         if self._syncer is not None:
@@ -424,6 +443,6 @@ class Engine(TypedAnswers):
 
 
 def _builder() -> "Callable[..., Built]":
-    from mmengine.build import build  # lazy: it brings torch
+    from mmengine.build import build  # lazy: importing mmengine.build imports torch
 
     return build

@@ -5,9 +5,10 @@
             session.frame(picture, seconds)
         print(session.ask("Who came in?", max_tokens=64).text)
 
-What is appended is computed at once, and nothing is sampled; its KV blocks stay with the session within
-limits (`session_blocks`), and a question finds them. What the session was shown and said is one prompt: an
-answer is that of one request with the same content."""
+Appended content is computed at once, without sampling. Its KV blocks stay with the session within limits
+(`session_blocks`), and a question reuses them. All content and answers form one prompt: an answer equals that
+of one request with the same content.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,20 +28,20 @@ from mmengine.serve.text.response_format import response_format_of
 
 
 class Appended(NamedTuple):
-    """`num_tokens`: of the whole session now; `num_cached_tokens`: those that were found computed."""
+    """The session's number of tokens, and how many of them were found in the cache."""
 
     num_tokens: int
     num_cached_tokens: int
 
 
 class SessionEngine(BatchEngine, Protocol):
-    """What a session needs of an engine, which it steps."""
+    """The members of an engine that a session uses; the session steps the engine."""
 
     sessions: Sessions
 
 
 class Frame(NamedTuple):
-    """`number`: the index with which it was sent, if there was one."""
+    """A frame of a video. `number` is the index that its sender gave, if any."""
 
     seconds: float
     image: object
@@ -48,42 +49,48 @@ class Frame(NamedTuple):
 
 
 class Frames:
-    """Frames until there are as many as the encoder reads together, and then until a request that has them
-    became part of the session: whatever becomes of one that did not, they are still held. `in_patch`: how
-    many that are."""
+    """Collects frames until a patch is complete (`in_patch` frames, which the encoder reads together).
+
+    They stay until a request with them has become part of the session, so a failed request loses no frame.
+    """
 
     def __init__(self, in_patch: int):
         self._in_patch = in_patch
         self.held: list[Frame] = []
-        self._taken: int | None = None  # requests that the session had when one was to bring them in
+        self._taken: int | None = None  # the session's number of requests when one was to include the frames
 
     def settle(self, num_requests: int) -> None:
-        """The session has so many requests now."""
+        """Drop the frames if a request has included them; the session has this many requests now."""
         if self._taken is not None and num_requests > self._taken:
             self.held, self._taken = [], None
 
     def holds(self, image: object, seconds: float, index: int | None) -> bool:
-        """Whether this frame came before with the same index."""
+        """Return whether this frame came before with the same index."""
         return index is not None and Frame(seconds, image, index) in self.held
 
     @property
     def num_bytes(self) -> int:
-        """Of those held that are encoded."""
+        """Bytes of the encoded frames that are held."""
         return sum(len(frame.image) for frame in self.held if isinstance(frame.image, (bytes, str)))
 
     @property
     def is_almost_whole(self) -> bool:
-        """Whether the next one makes a patch whole."""
+        """Whether the next frame completes a patch."""
         return len(self.held) + 1 >= self._in_patch
 
     def add(
         self, num_requests: int, image: object, seconds: float, index: int | None = None
     ) -> list[dict[str, object]]:
-        """Gives parts when a patch is whole; else nothing, and it is held. `num_requests`: that the session
-        has. Raises InvalidRequest for a time that is none, or before the last one's."""
+        """Return the parts of a complete patch; [] if the frame has to wait for others.
+
+        `num_requests` is that of the session. Raises InvalidRequest for an invalid time or one before the
+        last frame's.
+        """
         is_time = type(seconds) in (int, float) and 0 <= seconds < 10**9
         if not is_time or (self.held and seconds < self.held[-1].seconds):
-            raise InvalidRequest("the time of a frame is a number of seconds, not less than that before it")
+            raise InvalidRequest(
+                "the time of a frame must be a number of seconds that is not before the previous frame's"
+            )
         frames = [*self.held, Frame(float(seconds), image, index)]
         if self.is_almost_whole:
             self._taken = num_requests
@@ -92,8 +99,11 @@ class Frames:
         return []
 
     @contextmanager
-    def looked_at(self) -> Iterator[list[dict[str, object]]]:
-        """Gives the last one as if it were alone. Where what happens in here fails, it is not held."""
+    def preview(self) -> Iterator[list[dict[str, object]]]:
+        """Give the last frame's parts, as if the frame were alone.
+
+        If the block fails, the frame is dropped.
+        """
         before, last = self.held[:-1], self.held[-1]
         try:
             yield self._parts([last])
@@ -103,11 +113,11 @@ class Frames:
 
     @property
     def are_read_together(self) -> bool:
-        """Whether they are patches of one video, and not images."""
+        """Whether frames form patches of a video instead of images."""
         return self._in_patch > 1
 
     def rest(self, num_requests: int) -> list[dict[str, object]]:
-        """Parts of those that are held: the last one of a patch that is not whole counts twice."""
+        """Return the parts of the waiting frames. The last frame of an incomplete patch counts twice."""
         self._taken = num_requests
         return self._parts(self.held)
 
@@ -116,8 +126,10 @@ class Frames:
 
 
 class Session:
-    """One session of an `Engine`, which is stepped by what is called here: nothing else is to stream
-    meanwhile. `media_options`: of all media, as those of a Prompt."""
+    """One session of an `Engine`, whose methods step the engine: no other request may stream meanwhile.
+
+    `media_options` apply to all media, as those of a Prompt.
+    """
 
     def __init__(
         self, engine: SessionEngine, session_id: str, media_options: Mapping[str, object] | None = None
@@ -128,31 +140,35 @@ class Session:
 
     @property
     def facts(self) -> SessionFacts:
-        """Raises InvalidRequest when it was closed, or nobody asked for too long."""
+        """The session's state. Raises InvalidRequest if it was closed, by a call or for being idle."""
         facts = self._engine.sessions.facts(self.session_id)
         self._frames.settle(facts.num_requests)
         return facts
 
     def append(self, content: object, *, anchor: bool = False) -> Appended:
         """Append a text, a part of a message (an image, a video), or a list of both, and compute it.
-        `anchor`: it stays when the session becomes too long. A text is tokenized by itself. Raises
-        InvalidRequest, InvalidMedia, QueueFull, SessionBusy, RequestFailed; the session is as before
-        then."""
+
+        With `anchor` the content stays when the session becomes too long. A text is tokenized by itself.
+        Raises InvalidRequest, InvalidMedia, QueueFull, SessionBusy, RequestFailed; the session is then
+        unchanged.
+        """
         facts = self.facts
-        content = [*self._frames.rest(facts.num_requests), *listed(content)]
+        content = [*self._frames.rest(facts.num_requests), *as_parts(content)]
         done = self._run(facts, *self._prepared(facts, content, Options(PREFILL), is_anchor=anchor))
         return Appended(len(done.prompt_token_ids), done.num_cached_tokens)
 
     def frame(self, image: object, seconds: float) -> Appended | None:
-        """Append a frame of a video that is at so many `seconds`. None: it waits for others that the encoder
-        reads together with it, or for whatever is appended next; that it is an image is seen before. Raises
-        what `append` does."""
+        """Append a frame of a video at the time `seconds`.
+
+        Returns None if the frame waits for others of its patch or for the next content; the image is checked
+        at once. Raises what `append` raises.
+        """
         facts, asked, is_film = self.facts, Options(PREFILL), self._frames.are_read_together
         parts = self._frames.add(facts.num_requests, image, seconds)
         if parts:
             done = self._run(facts, *self._prepared(facts, parts, asked, is_film=is_film))
             return Appended(len(done.prompt_token_ids), done.num_cached_tokens)
-        with self._frames.looked_at() as parts:
+        with self._frames.preview() as parts:
             self._prepared(facts, parts, asked, is_film=is_film)
         self._engine.sessions.end_turn(self.session_id)
         return None
@@ -160,11 +176,13 @@ class Session:
     def ask(
         self, question: object, sampling: SamplingParams | None = None, **options: Unpack[SubmitOptions]
     ) -> Completion:
-        """Close the turn with a question (content as `append` takes it), and answer. The answer is part of
-        the session from then on, all of its tokens. Options as for `Engine.submit`, without `n`. Raises what
-        `append` does."""
+        """Ask a question (content as for `append`), which ends the turn, and return the answer.
+
+        All tokens of the answer become part of the session. Options are those of `Engine.submit`, without
+        `n`. Raises what `append` raises.
+        """
         facts, asked = self.facts, response_format_of(options).added_to(make_options(sampling, options))
-        content = [*self._frames.rest(facts.num_requests), *listed(question)]
+        content = [*self._frames.rest(facts.num_requests), *as_parts(question)]
         return self._run(facts, *self._prepared(facts, content, asked, closes=True))
 
     def _prepared(
@@ -179,7 +197,7 @@ class Session:
     ) -> tuple[Prepared, Options]:
         engine = self._engine
         engine.check_batchable()
-        prompt, options = placed(
+        prompt, options = session_request(
             *(engine.sessions, facts, content, asked, closes, is_anchor, self._media_options),
             is_film=is_film,
         )
@@ -199,7 +217,7 @@ class Session:
         return completion
 
     def close(self) -> None:
-        """Let its blocks and images go. Closing one that is closed is no error."""
+        """Release the session's blocks and images. Closing a closed session is no error."""
         engine = self._engine
         if self.session_id in engine.sessions.names():
             engine.sessions.close(self.session_id)
@@ -212,12 +230,12 @@ class Session:
         self.close()
 
 
-def listed(content: object) -> list[object]:
-    """A part, or several."""
+def as_parts(content: object) -> list[object]:
+    """Return a list of parts from one part or several."""
     return list(content) if isinstance(content, (list, tuple)) else [content]
 
 
-def placed(
+def session_request(
     sessions: Sessions,
     facts: SessionFacts,
     content: object,
@@ -228,7 +246,7 @@ def placed(
     *,
     is_film: bool = False,
 ) -> tuple[Prompt, Options]:
-    """A request of a session, to be prepared and submitted. Raises InvalidRequest."""
+    """Return a session's next request as a prompt and its options. Raises InvalidRequest."""
     asked.check()
     if asked.sampling.n != 1 or asked.request_id or asked.cache_salt:
         raise InvalidRequest(

@@ -6,7 +6,7 @@ from mmengine.errors import ErrorCode, FieldPath
 from mmengine.models.plugin import Processor
 from mmengine.request import GrammarRequest
 from mmengine.serve.async_engine.async_engine import AsyncEngine
-from mmengine.serve.async_engine.sessions import AsyncSession, Ended
+from mmengine.serve.async_engine.sessions import AnswerFacts, AsyncSession
 from mmengine.serve.prompt.options import make_options
 from mmengine.serve.requests.sessions import SessionFacts
 from mmengine.serve.stream.answer_record import StoredAnswer, StoredChoice
@@ -38,7 +38,7 @@ async def repeat_answer(
         raise _refused("the request at this index was no question")
     if asked.logprobs:
         raise _refused("a session does not store the logprobs of its answers; repeat the call without them")
-    ended = session.ended
+    ended = session.last_answer
     if ended is None or ended.number != facts.num_requests - 1:
         ended = _ended_as_asked(facts, asked, engine.processor)
     grammar = _grammar_of(asked)
@@ -62,7 +62,7 @@ def _grammar_of(asked: Asked) -> GrammarRequest | None:
     return GrammarRequest("", "", (), truncation)
 
 
-def _ended_as_asked(facts: SessionFacts, asked: Asked, processor: Processor) -> Ended:
+def _ended_as_asked(facts: SessionFacts, asked: Asked, processor: Processor) -> AnswerFacts:
     """Return how a recovered answer ended, derived from the repeated call's options. Raises ApiError if they
     do not tell.
     """
@@ -84,7 +84,7 @@ def _ended_as_asked(facts: SessionFacts, asked: Asked, processor: Processor) -> 
         stream.push(facts.answer)
         if stream.stopped:
             reason, detail = "stop", "string"
-    return Ended(facts.num_requests - 1, reason, detail)
+    return AnswerFacts(facts.num_requests - 1, reason, detail)
 
 
 def _refused(text: str) -> ApiError:

@@ -125,7 +125,7 @@ class SessionRoutes:
             async with session.turn() as facts:
                 if not is_repeated(facts, index):
                     await self._fill(asked, held)
-                    cached = (await session.appended(facts, _content(asked))).num_cached_tokens
+                    cached = (await session.append_in_turn(facts, _content(asked))).num_cached_tokens
             return await self._told_of(session, name, cached)
 
     async def frame(self, request: Request) -> ASGIApp:
@@ -134,9 +134,9 @@ class SessionRoutes:
             body = await self._parsed(data, partial(decoded, data, decode_frame))
             image, cached = _picture(body.image), None
             async with session.turn() as facts:
-                if not (is_repeated(facts, body.index) or session.holds(image, body.seconds, body.index)):
+                if not (is_repeated(facts, body.index) or session.has_frame(image, body.seconds, body.index)):
                     self._sessions.check_room(request.scope[OWNER], session, image)
-                    done = await session.framed(facts, image, body.seconds, body.index)
+                    done = await session.frame_in_turn(facts, image, body.seconds, body.index)
                     cached = None if done is None else done.num_cached_tokens
             return await self._told_of(session, name, cached)
 
@@ -157,7 +157,7 @@ class SessionRoutes:
                 else:
                     await self._fill(asked, held)
                     source = self._stream(session, facts, asked)
-                    ending.callback(session.heard, facts, source)
+                    ending.callback(session.note_answer, facts, source)
                 frames, tokenizer = self._answers.frames_of(asked), self._engine.processor.tokenizer
                 answering = Answering(asked, frames, [source], tokenizer)
                 ending.callback(answering.close)
@@ -216,7 +216,7 @@ class SessionRoutes:
         options = options_of(asked, "")
         options.pop("request_id")
         options.pop("cache_salt")
-        return session.asked(facts, _content(asked), asked.sampling, **options)
+        return session.stream_in_turn(facts, _content(asked), asked.sampling, **options)
 
     async def _told_of(self, session: AsyncSession, name: str, cached: int | None) -> ASGIApp:
         return _json(object_of(await session.facts(), name, cached, session.num_frames_held))
