@@ -1,9 +1,9 @@
-"""OpenAI's client, an image and a schema: a value in the schema's form comes back.
+"""Send an image and a schema with OpenAI's client and print the JSON value of the answer.
 
 mmengine serve
 python examples/chat_image_schema.py [shapes.png [http://localhost:8000/v1]]
 
-Without a file the image is drawn here.
+Without a file the script draws an image.
 """
 
 import base64

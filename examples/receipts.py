@@ -1,4 +1,4 @@
-"""A folder of pictures to a typed list, in one batch; into an empty folder some are drawn first."""
+"""Convert a folder of images to a typed list, in one batch. An empty folder gets drawn images first."""
 
 import asyncio
 import random

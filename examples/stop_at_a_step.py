@@ -1,8 +1,8 @@
-"""Stop a log at a step, look at the state, and let the real scheduler decide it again.
+"""Stop a log at a step, print the state, and run the real scheduler on it.
 
     python examples/stop_at_a_step.py run.log 9
 
-Set a breakpoint in mmengine/core/decide/scheduler.py and it stops there, in the state that the engine had.
+A breakpoint in mmengine/core/decide/scheduler.py stops in the state that the engine had.
 """
 
 import sys

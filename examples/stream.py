@@ -1,7 +1,7 @@
-"""Two questions about one drawn image at once; each answer is printed as it grows.
+"""Ask two questions about a drawn image concurrently and print each answer as it grows.
 
-The messages are made here. Those of strangers go in a Prompt with media_options={"local_files": False}, or a
-path in them would be read.
+This script writes its own messages. Messages from strangers need a Prompt with
+media_options={"local_files": False}, because the engine reads any path in them.
 """
 
 import asyncio

@@ -1,9 +1,9 @@
-"""OpenAI's client and a tool in a loop: the model calls it, its result goes back, and an answer comes.
+"""Call a tool in a loop with OpenAI's client: the model calls, the result goes back, the model answers.
 
 mmengine serve --chat-template examples/tool_calls.jinja
 python examples/tool_loop.py [http://localhost:8000/v1]
 
-The embedded model was not taught to call tools: its first answer has to be a call (tool_choice required).
+The included model was not trained on tool calls, so tool_choice forces its first answer to be a call.
 """
 
 import json

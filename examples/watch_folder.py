@@ -1,11 +1,11 @@
-"""Watches a folder into which a camera writes pictures, and answers questions about the last minute.
+"""Watch a folder into which a camera writes images, and answer questions about the last minute.
 
-    python examples/watch_folder.py pictures                       # questions are read line by line
-    python examples/watch_folder.py pictures --ask "What moves?"   # one, about what is there, and it ends
+    python examples/watch_folder.py pictures                       # reads questions line by line
+    python examples/watch_folder.py pictures --ask "What moves?"   # answers one question and exits
 
-Pictures are taken in the order of their names, each at the time when it was written. They are computed as
-they come, so that an answer begins at once. Two and two of them are read together, so the last one may wait
-for the next, or for a question. What is older than --seconds is forgotten when the session becomes too long.
+Images are read in the order of their names, with their modification times. The session computes each image on
+arrival, so an answer starts at once. The encoder reads images in pairs, so the last image may wait for the
+next one or for a question. When the session becomes too long, images older than --seconds are dropped.
 """
 
 import argparse
@@ -22,20 +22,22 @@ from mmengine import Engine
 
 KINDS = {".jpg", ".jpeg", ".png", ".webp"}
 SYSTEM = "You watch a camera. Answer in one sentence."
-PAUSE_S = 0.2  # between two looks at the folder
+PAUSE_S = 0.2  # between two scans of the folder
 ANSWER = 64  # tokens
 
 
 class Watch:
-    """`seconds`: of pictures that are kept, `every` so many seconds one."""
+    """A folder and its session. The session keeps `seconds` of images, one every `every` seconds."""
 
     def __init__(self, engine: Engine, folder: Path, seconds: float, every: float):
         self._folder, self._seen = folder, set[Path]()
-        self._begun = self._last = 0.0  # when the first one was written, and the last one since then
+        self._begun = self._last = (
+            0.0  # modification time of the first image, and seconds from it to the last
+        )
         self._session = engine.session(system=SYSTEM, **self._lengths(engine, seconds / every))
 
     def _lengths(self, engine: Engine, num_frames: float) -> dict[str, int]:
-        """As many tokens as pictures take, twice: it begins anew with one half when it has both."""
+        """Return a session length with room for twice the images: a new chain starts with one half."""
         first = next(iter(self._pictures()), None)
         if first is None:
             return {}
@@ -51,14 +53,14 @@ class Watch:
         return sorted(path for path in self._folder.iterdir() if path.suffix.lower() in KINDS)
 
     def look(self) -> int:
-        """Take what is new; gives how many pictures that were."""
+        """Append new images and return their number."""
         before = len(self._seen)
         for path in [path for path in self._pictures() if path not in self._seen]:
             try:
                 with Image.open(path) as image:
                     picture = image.convert("RGB")
             except OSError:
-                break  # the camera still writes it: the next look takes it
+                break  # the camera is still writing this file: the next scan reads it
             written = path.stat().st_mtime
             self._begun = self._begun or written
             self._last = max(self._last, written - self._begun)
@@ -67,14 +69,14 @@ class Watch:
         return len(self._seen) - before
 
     def ask(self, question: str) -> tuple[str, float]:
-        """The answer, and the seconds that it took."""
+        """Return the answer and its duration in seconds."""
         begun = time.monotonic()
         answer = self._session.ask(question, max_tokens=ANSWER)
         return answer.text.strip(), time.monotonic() - begun
 
 
 def lines_of(stdin: Iterator[str]) -> "queue.SimpleQueue[str | None]":
-    """What is typed, while pictures come; None at the end."""
+    """Return a queue with the lines of `stdin`, then None."""
     lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
 
     def read() -> None:
@@ -87,16 +89,18 @@ def lines_of(stdin: Iterator[str]) -> "queue.SimpleQueue[str | None]":
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Answers questions about the last minute of a camera.")
+    parser = argparse.ArgumentParser(description="Answer questions about the last minute of a camera.")
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--model", default=None, help="a folder or a hub's name; left out: the embedded one")
-    parser.add_argument("--ask", action="append", help="a question; several are asked one after the other")
+    parser.add_argument(
+        "--model", default=None, help="Model folder or hub id (default: the included checkpoint)."
+    )
+    parser.add_argument("--ask", action="append", help="Question; may be repeated.")
     parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--every", type=float, default=1.0, help="seconds from one picture to the next")
+    parser.add_argument("--every", type=float, default=1.0, help="Seconds between two images (default 1).")
     options = parser.parse_args()
     with Engine(options.model) as engine:
         watch = Watch(engine, options.folder, options.seconds, options.every)
-        print(f"{watch.look()} pictures are there", flush=True)
+        print(f"{watch.look()} images found", flush=True)
         for question in options.ask or ():
             answer, seconds = watch.ask(question)
             print(f"{answer}  ({seconds:.2f} s)", flush=True)

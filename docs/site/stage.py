@@ -1,8 +1,8 @@
-"""Lays out the pages of the site: the repository's, where they stand, and a reference of what is exported.
+"""Copy the pages of the site into a folder and write an index and a page for each public Python name.
 
 python docs/site/stage.py build/site/pages     `make docs` does it
 
-Links between pages then lead where they lead in the repository; what they link to that is no page is copied.
+Pages keep their paths, so links between them stay valid. Linked files that are no pages are copied too.
 """
 
 import ast
@@ -22,7 +22,7 @@ _REFERENCE = """# {name}
 
 
 def exported() -> dict[str, str]:
-    """What `import mmengine` has, and the module of each: read, not imported."""
+    """Return the public names of `mmengine` and their modules, read from the source without an import."""
     tree = ast.parse((ROOT / "mmengine" / "__init__.py").read_text("utf-8"))
     for node in tree.body:
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "_HOMES":
@@ -49,13 +49,13 @@ def main(out: Path) -> None:
 
 
 def _linked(found: re.Match[str], source: Path, out: Path) -> str:
-    """A link as the site has it. What it leads to is there, or this ends with its name."""
+    """Return a link for the site, and copy or index its target. Exits if the target does not exist."""
     target, hash_sign, anchor = found[2].partition("#")
     if not target or ":" in target:
         return found[0]
     path = (source.parent / target).resolve()
     if not path.exists() or not path.is_relative_to(ROOT):
-        raise SystemExit(f"{source.relative_to(ROOT)} links to {target}, which is not there")
+        raise SystemExit(f"{source.relative_to(ROOT)} links to {target}, which does not exist")
     if path.is_dir():
         target = f"{target.rstrip('/')}/index.md"
         if not path.samefile(ROOT / "benchmarks" / "results"):

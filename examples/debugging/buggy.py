@@ -1,4 +1,4 @@
-"""The command `mmengine`, of a build with the planted bug:
+"""Run the command `mmengine` with the planted bug.
 
 python examples/debugging/buggy.py log verify night.log
 """

@@ -1,4 +1,4 @@
-"""Makes the log of a bad night: 1,000 requests, a pool that is often too small, and the planted bug.
+"""Write the log of a bad night: 1,000 requests, a pool that is often too small, and the planted bug.
 
 python examples/debugging/night.py night.log
 """
@@ -7,7 +7,7 @@ import random
 import sys
 from pathlib import Path
 
-import planted  # noqa: F401 - the engine of that night had the bug
+import planted  # noqa: F401 - importing it plants the bug
 
 from mmengine.config import EngineConfig
 from mmengine.errors import MMEngineError
@@ -28,7 +28,7 @@ CONFIG = EngineConfig(
 
 
 def request(rng: random.Random, number: int, arrival_ns: int) -> SimRequest:
-    """A system prompt that many share, up to three images out of 200, a question."""
+    """Return a request with one of five system prompts, up to three of 200 images, and a question."""
     media, place = [], 48
     for _ in range(rng.choice([0, 0, 1, 1, 1, 2, 3])):
         name = f"image {rng.randrange(200)}"

@@ -1,9 +1,9 @@
-"""A bug to look for: importing this module plants it into mmengine.
+"""Plant a bug into mmengine on import.
 
 An encoder output stays in the cache as long as a running request references it. With the bug, a request
-that is preempted while its last chunk ended inside an image forgets to give that reference back. Nothing
-happens at first. Each time, a little of the encoder cache can never be used again, and one night it is
-full: no request with a new image can start, and the engine waits for ever. vLLM had this one (#31857).
+that is preempted while its last chunk ended inside an image does not release that reference. Nothing
+happens at first. Each time, a part of the encoder cache becomes unusable, until the cache is full: then no
+request with a new image can start, and the engine waits forever. vLLM had this bug (#31857).
 """
 
 from mmengine.core.fold import evolve
@@ -12,14 +12,14 @@ _leave_row = evolve.leave_row
 
 
 def leave_row(state, req_state, *rest):
-    """`req_state` gives up its row, its blocks and its media; but not all of them."""
-    preempted = req_state.request.request_id in state.requests  # who ended is not there any more
+    """Release the row, the blocks and the media of `req_state`, except for the bug."""
+    preempted = req_state.request.request_id in state.requests  # a finished request is no longer listed
     computed = int(state.num_computed[req_state.row])
     if preempted:
         for index in sorted(req_state.held_media):
             item = req_state.request.media[index]
             if item.start < computed < item.end:
-                req_state.held_media.discard(index)  # here is the bug: nobody releases it
+                req_state.held_media.discard(index)  # the bug: this reference is never released
     _leave_row(state, req_state, *rest)
 
 

@@ -1,10 +1,10 @@
-"""The limits that this house set itself, and who stands above them.
+"""Limits on the length of files and functions and on type escapes, and the present exceptions.
 
-    python -m tests.project.code_size     writes today's numbers into code_size.toml, where they went down
+    python -m tests.project.code_size     writes the present numbers into code_size.toml if they went down
 
-A file has at most 400 lines and a function at most 70. What is longer is listed in code_size.toml with its
-length: an entry may shrink or go, and none may come or grow. The same holds for the number of escapes from
-the type checker in what is installed.
+A file has at most 400 lines and a function at most 70. Longer ones are listed in code_size.toml with their
+length: an entry may shrink or disappear, and no entry may be added or grow. The same holds for the number of
+escapes from the type checker in the installed packages.
 """
 
 import ast
@@ -33,8 +33,7 @@ def sources(folders: tuple[str, ...]) -> list[Path]:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """In here the garbage collector waits. It would go through a million nodes of syntax trees again and
-    again, which takes longer than to make them."""
+    """Disable the garbage collector, which would traverse a million syntax tree nodes repeatedly."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -45,7 +44,7 @@ def uncollected() -> Iterator[None]:
 
 
 def functions(tree: ast.AST, within: str = "") -> list[tuple[str, int]]:
-    """Each function, by its dotted name in the file, with its lines without decorators."""
+    """Return each function's dotted name in the file and its lines without decorators."""
     found = []
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
@@ -59,7 +58,7 @@ def functions(tree: ast.AST, within: str = "") -> list[tuple[str, int]]:
 
 
 def escapes(text: str) -> Counter:
-    """How often a source says that a type is not to be checked; imports of the words do not count."""
+    """Count the type escapes of a source; imports of the names do not count."""
     found = Counter()
     if not any(word in text for word in ESCAPES):
         return found
@@ -80,7 +79,7 @@ def escapes(text: str) -> Counter:
 
 @uncollected()
 def measured() -> Limits:
-    """What stands above the limits today, and the numbers of escapes."""
+    """Return the present exceptions and numbers of escapes."""
     files, long_functions, count = {}, {}, Counter(dict.fromkeys(ESCAPES, 0))
     for path in sources(FOLDERS):
         name, text = path.relative_to(ROOT).as_posix(), path.read_text()
@@ -99,7 +98,7 @@ def listed() -> Limits:
 
 
 def grown(now: Limits, before: Limits) -> list[str]:
-    """What is above its limit and not listed, or longer or more than listed."""
+    """Return the entries that are above their limit and not listed, or larger than listed."""
     return [
         f"{name}: {number}, {f'listed with {before[kind][name]}' if name in before[kind] else 'not listed'}"
         for kind, found in now.items()
@@ -109,7 +108,7 @@ def grown(now: Limits, before: Limits) -> list[str]:
 
 
 def shrunk(now: Limits, before: Limits) -> list[str]:
-    """What is listed with more than it has."""
+    """Return the entries that are smaller than listed."""
     return [
         f"{name}: listed with {number}, today {now[kind].get(name, 'within the limit')}"
         for kind, entries in before.items()
@@ -119,9 +118,7 @@ def shrunk(now: Limits, before: Limits) -> list[str]:
 
 
 def write(limits: Limits) -> None:
-    lines = [
-        "# What is longer than this house allows, and by how much; tests/project/code_size.py writes it."
-    ]
+    lines = ["# Exceptions to the limits on length; tests/project/code_size.py writes this file."]
     for kind, found in limits.items():
         lines += ["", f"[{kind}]", *(f'"{name}" = {number}' for name, number in sorted(found.items()))]
     LISTED.write_text("\n".join(lines) + "\n")

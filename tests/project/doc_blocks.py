@@ -1,4 +1,4 @@
-"""The code blocks of all documents: fenced ones, and those that are indented by four spaces."""
+"""Find the code blocks of all documents: fenced blocks, and blocks indented by four spaces."""
 
 import re
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ _FENCE = re.compile(r"(\s*)(```+|~~~+)\s*(\S*)\s*$")
 
 @dataclass(frozen=True)
 class Block:
-    """`language`: what the fence says, "" where it says nothing, "indented" where there is none."""
+    """A code block. `language` is the fence's, "" for a fence without one, "indented" without a fence."""
 
     document: str
     line: int
@@ -31,13 +31,13 @@ def documents() -> list[str]:
 
 
 def blocks(document: str, language: str | None = None) -> list[Block]:
-    """The blocks of a document, from the top; of one language alone where that is said."""
+    """Return the blocks of a document in order, or only those in one language."""
     found = parse(document, (ROOT / document).read_text())
     return [block for block in found if language is None or block.language == language]
 
 
 def commands(block: Block) -> list[str]:
-    """The commands of a block without their comments, [] where it holds none."""
+    """Return the commands of a block without comments, or [] for a block without commands."""
     lines = block.text.replace("\\\n", "").splitlines()
     return [line.partition("  #")[0].strip() for line in lines] if _COMMAND.match(block.text) else []
 
@@ -51,7 +51,7 @@ def parse(document: str, text: str) -> list[Block]:
         fence = _FENCE.match(lines[place])
         if fence is not None:
             place += 1
-            while not lines[place].strip().startswith(fence[2]):  # a fence without its end is an IndexError
+            while not lines[place].strip().startswith(fence[2]):  # an unclosed fence raises IndexError
                 place += 1
             body = [line.removeprefix(fence[1]) for line in lines[begin + 1 : place]]
             found.append(Block(document, begin + 1, fence[3], "".join(f"{line}\n" for line in body)))

@@ -1,6 +1,6 @@
-"""Every command and code block of the documents runs in a test; those that cannot are listed here, with why.
+"""Every command and code block of the documents runs in a test, or is listed here with a reason.
 
-RUN says which test runs what.
+RUN maps blocks to the test that runs them.
 """
 
 import functools
@@ -14,7 +14,7 @@ from mmengine.cli.main import app
 from tests.project.doc_blocks import ROOT, blocks, commands, documents, parse
 
 HERE = "tests/project/test_docs_run.py"
-# All blocks of one language ("" where a fence names none) in a document, and the test that runs them.
+# (document, language) of blocks, and the test that runs them. "" is a fence without a language.
 RUN = {
     ("README.md", "python"): "tests/test_readme.py",
     ("README.md", "sh"): "tests/test_readme.py",
@@ -43,7 +43,7 @@ RUN = {
     ("docs/how-to/simulation.md", "json"): HERE,
     ("plugins/mmengine_shapes/README.md", "python"): HERE,
 }
-# Tests with readers of their own: console blocks with what they print, and what there is to install.
+# Tests that read these blocks in their own way.
 RUN_ELSEWHERE = {
     ("README.md", "console"): "tests/test_readme.py",
     ("docs/how-to/deploy.md", "yaml"): "tests/project/test_deploy_files.py",
@@ -51,15 +51,15 @@ RUN_ELSEWHERE = {
     ("docs/how-to/deploy.md", "sh"): "tests/project/test_deploy_files.py",
     ("docs/reference/log.md", "console"): "tests/cli/test_docs_log.py",
 }
-ITSELF = "it sets up the checkout, and runs all tests, this one too; that the target is there is tested"
-TRAINING = "it takes an hour; that the module is there is tested"
-SERVES = "it runs until it is ended; tests/server/test_server_command.py starts it"
+ITSELF = "it sets up the checkout or runs all tests; the target's existence is tested"
+TRAINING = "it takes an hour; the module's existence is tested"
+SERVES = "it runs until it is stopped; tests/server/test_server_command.py starts it"
 KILLS = "it takes half a minute; tests/durable/test_durable_example.py runs it"
 A_GPU = "it needs a GPU"
-RAY = "it needs Ray; `make ray` runs its like"
-# The others by how they begin: a command by its line, a block that holds none by its first line.
+RAY = "it needs Ray; `make ray` runs a similar command"
+# Other blocks by their beginning: a command by its line, a block without commands by its first line.
 NOT_RUN = {
-    ("CONTRIBUTING.md", "git clone …"): "the project is here already",
+    ("CONTRIBUTING.md", "git clone …"): "the checkout exists already",
     ("CONTRIBUTING.md", "make check"): ITSELF,
     ("CONTRIBUTING.md", "make test"): ITSELF,
     ("CONTRIBUTING.md", "scheduler: skip"): "subjects; tests/project/test_commit_subjects.py checks them",
@@ -142,7 +142,7 @@ NOT_RUN = {
     ("plugins/mmengine_shapes/README.md", "OMP_NUM_THREADS=1 python -m"): TRAINING,
     ("plugins/mmengine_shapes/README.md", "python -m"): TRAINING,
 }
-# Examples that stand in no document's block; the others are run as the documents say.
+# Examples that no document's block shows.
 EXAMPLES = {
     "stream.py": "tests/test_readme.py",
     "receipts.py": "tests/test_readme.py",
@@ -170,7 +170,7 @@ def test_each_block_is_run_or_listed(document):
     assert not [block.name for block in blocks(document) if not is_listed(block)]
 
 
-def test_a_block_that_nobody_knows_is_seen():
+def test_an_unlisted_block_is_found():
     text = "# T\n\n```sh\nmmengine env\nmmengine run new\n```\n\nA list:\n\n    mmengine run old\n\n"
     text += "1. a\n   ```\n   x\n   ```\n"
     found = parse("CONTRIBUTING.md", text)
@@ -179,7 +179,7 @@ def test_a_block_that_nobody_knows_is_seen():
     assert is_listed(parse("CONTRIBUTING.md", "    make test  # the whole\n    mmengine env\n")[0])
 
 
-def test_the_lists_name_nothing_that_is_gone():
+def test_the_lists_name_only_existing_blocks():
     for (document, language), test in RUN.items():
         assert blocks(document, language), (document, language)
         source = (ROOT / test).read_text()
@@ -216,14 +216,14 @@ def targets():
 
 @functools.cache
 def command_line():
-    """`mmengine`, whose verbs and options take longer to build than to look up."""
+    """Return the click command of `mmengine`, built once."""
     from typer.main import get_command
 
     return get_command(app)
 
 
 def exists(command):
-    """Whether what a command names is there: a verb and its options, a target, a module, a file."""
+    """Return whether a command's names exist: subcommand and options, target, module, or file."""
     if "…" in command:  # as in `mmengine log …`
         command = command.partition("…")[0]
     words = shlex.split(re.sub(r"^(?:[A-Z_]+=\S+ )+", "", command), comments=True)
@@ -242,12 +242,16 @@ def exists(command):
     return all(word.partition("=")[0] in known for word in rest if word.startswith("--"))
 
 
-def test_what_is_not_run_is_there():
-    told = [each for document in documents() for block in blocks(document) for each in commands(block)]
-    told += [each for document in documents() for each in INLINE.findall((ROOT / document).read_text())]
+def test_commands_that_are_not_run_exist():
+    commands_shown = [
+        each for document in documents() for block in blocks(document) for each in commands(block)
+    ]
+    commands_shown += [
+        each for document in documents() for each in INLINE.findall((ROOT / document).read_text())
+    ]
     others = ("git ", "pip ", "source ", "curl ", "$", "python {", "python check.py")
-    told = [each for each in told if not each.startswith(others)]
-    assert len(told) > 60
-    for command in told:
+    commands_shown = [each for each in commands_shown if not each.startswith(others)]
+    assert len(commands_shown) > 60
+    for command in commands_shown:
         for part in command.split(" && "):
-            assert exists(part), f"{part!r} is told of, and is not there"
+            assert exists(part), f"{part!r} does not exist"

@@ -1,4 +1,4 @@
-"""What the documents show runs, in a folder with a small log. test_doc_blocks.py says what runs elsewhere."""
+"""Run the code of the documents in a folder with a small log; test_doc_blocks.py lists other tests."""
 
 import io
 import json
@@ -20,7 +20,7 @@ from tests.project.doc_blocks import ROOT, blocks, commands
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Where the documents' commands run: with the examples, a log and what the simulator reads."""
+    """A folder with the examples, a log and input for the simulator."""
     folder = tmp_path_factory.mktemp("documents")
     (folder / "examples").symlink_to(ROOT / "examples")
     run(folder, "mmengine simulate examples/evening.json --log evening.log")
@@ -98,7 +98,7 @@ def test_a_log_is_walked_as_shown(folder, monkeypatch):
     found["writer"].close()
 
 
-def test_a_batch_goes_on_as_shown(tmp_path, monkeypatch):
+def test_a_batch_is_resumed_as_shown(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with Engine(log="run.log") as engine:
         engine.submit("What is a triangle?", request_id="a", max_tokens=40)

@@ -1,5 +1,4 @@
-"""What the glossary, the architecture and CONTRIBUTING say of a file holds: it exists, and the names that
-stand behind it in brackets occur in it."""
+"""Files named in the glossary, the architecture and CONTRIBUTING exist and contain the names in brackets."""
 
 import re
 from pathlib import Path
@@ -26,17 +25,17 @@ def problems(text):
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_names_occur_where_they_are_said_to_be(page):
+def test_named_files_contain_the_names(page):
     text = (ROOT / page).read_text()
     assert len(NAMED.findall(text)) > 5 and not list(problems(text))
 
 
-def test_a_name_and_a_file_that_are_not_there_are_seen():
+def test_missing_names_and_files_are_found():
     text = "`core/fold/evolve.py` (`evolve`, `devolve`), `core/gone.py` (`x`)"
     assert list(problems(text)) == ["core/fold/evolve.py: no devolve", "core/gone.py: no such file"]
 
 
-def test_each_word_has_a_file_and_stands_once():
+def test_each_term_has_a_file_and_one_entry():
     text = (ROOT / "docs/reference/glossary.md").read_text()
     rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
     rows = [row for row in rows if row[0] != "word"]

@@ -1,4 +1,4 @@
-"""What documents point at is there: files, headings, libraries, folders."""
+"""Links, paths, libraries and folders in the documents exist."""
 
 import re
 import tomllib
@@ -15,22 +15,22 @@ PAGES = sorted(
 )
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 PATH = re.compile(r"`([\w./*-]+\.(?:py|cpp|h|js|md|sh|toml))`")
-TREES = ("", "mmengine", "plugins", "docs", "tests")  # where a document's paths may begin
+TREES = ("", "mmengine", "plugins", "docs", "tests")  # folders that a document's paths may be relative to
 FOLDERS = (*TREES[1:], "benchmarks", "examples")
 FILES = {path.name for folder in FOLDERS for path in (ROOT / folder).rglob("*.*")} | {
     path.name for path in ROOT.glob("*.*")
 }
-# FlashAttention's, and what `minimize` writes.
-NO_FILES_OF_OURS = {"flash_fwd_kernel.h", "small/test_minimized_encoder.py"}
+# A file of FlashAttention, and one that `minimize` writes.
+FOREIGN_FILES = {"flash_fwd_kernel.h", "small/test_minimized_encoder.py"}
 
 
 def prose(page):
-    """Without blocks of code, whose brackets are no links."""
+    """Return a page without its code blocks, whose brackets are no links."""
     return re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
 
 
 def anchors(page):
-    """The names that a page's headings have on the host's pages, and those that it gives itself."""
+    """Return the anchors of a page: those of its headings, and explicit ones."""
     text = prose(page)
     headings = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
     names = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
@@ -49,29 +49,29 @@ def problems(page):
             yield f"{target}: no such heading"
 
 
-def stands(path):
-    """Whether a file has this path: whole, from one of the trees, or by its name alone."""
+def is_file(path):
+    """Return whether a path names a file: from the root, from one of the trees, or by its name alone."""
     if "/" not in path and "*" not in path:
         return path in FILES
     return any(next((ROOT / tree).glob(path), None) for tree in TREES)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page):
+def test_links_have_targets(page):
     assert not list(problems(page))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_files_that_are_named_exist(page):
-    named = set(PATH.findall(prose(page))) - NO_FILES_OF_OURS
-    assert not [path for path in sorted(named) if not stands(path)]
+    named = set(PATH.findall(prose(page))) - FOREIGN_FILES
+    assert not [path for path in sorted(named) if not is_file(path)]
 
 
-def test_a_link_and_a_path_to_nothing_are_seen(tmp_path):
+def test_broken_links_and_paths_are_found(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("# One thing\n[a](#one-thing) [b](#another) [c](page.md) [d](gone.md) `core/gone.py`\n")
     assert list(problems(page)) == ["#another: no such heading", "gone.md: no such file"]
-    assert not stands("core/gone.py") and not stands("gone.py") and stands("core/fold/evolve.py")
+    assert not is_file("core/gone.py") and not is_file("gone.py") and is_file("core/fold/evolve.py")
 
 
 def test_every_page_is_in_the_navigation_of_the_site():
@@ -87,7 +87,7 @@ def test_every_page_is_in_the_navigation_of_the_site():
     assert len(navigation) == len(set(navigation))
 
 
-def test_each_library_has_its_line():
+def test_each_dependency_has_a_line_in_the_decisions():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     wanted = [*project["build-system"]["requires"], *project["project"]["dependencies"]]
     wanted += [line for extra in project["project"]["optional-dependencies"].values() for line in extra]
@@ -95,8 +95,8 @@ def test_each_library_has_its_line():
     table = re.findall(
         r"^\| ([^|]+) \|", (ROOT / "docs/explanation/decisions/project.md").read_text(), flags=re.MULTILINE
     )
-    told = {name.partition(" (")[0].strip() for cell in table for name in cell.split(",")}
-    assert not names - told
+    listed = {name.partition(" (")[0].strip() for cell in table for name in cell.split(",")}
+    assert not names - listed
 
 
 def test_every_decision_has_a_line_in_the_index():

@@ -1,5 +1,6 @@
-"""Who passes on messages of strangers is told, wherever they would look, that paths in them are read."""
+"""The README, SECURITY and the docstrings warn that paths in messages of strangers are read."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,6 @@ PLACES = {
 
 
 @pytest.mark.parametrize("name", PLACES)
-def test_local_files_is_told_of_with_strangers(name):
-    told = [each for each in PLACES[name].split("\n\n") if '{"local_files": False}' in each]
-    assert told and "stranger" in told[0] and "path" in told[0].lower()
+def test_local_files_is_mentioned_with_strangers(name):
+    found = [each for each in PLACES[name].split("\n\n") if '{"local_files": False}' in each]
+    assert found and re.search("stranger|untrusted", found[0]) and "path" in found[0].lower()

@@ -24,7 +24,7 @@ def test_questions_are_answered(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["watch", str(tmp_path), "--ask", "What is it?", "--ask", "And now?"])
     runpy.run_path(str(EXAMPLE), run_name="__main__")
     first, *answers = capsys.readouterr().out.splitlines()
-    assert first == "5 pictures are there" and len(answers) == 2 and answers[1].endswith(" s)")
+    assert first == "5 images found" and len(answers) == 2 and answers[1].endswith(" s)")
 
 
 def test_pictures_that_come_are_taken_once_and_old_ones_forgotten(tmp_path):

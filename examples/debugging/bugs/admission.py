@@ -1,4 +1,4 @@
-"""A request with images lets those without go first."""
+"""Admit requests without images before requests with images."""
 
 from mmengine.core.decide.admission import Admission
 

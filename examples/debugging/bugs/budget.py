@@ -1,4 +1,4 @@
-"""A request that starts may use the whole token budget, not what running rows left of it."""
+"""Give a starting request the whole token budget instead of the remaining budget."""
 
 from mmengine.core.decide.admission import Admission
 

@@ -1,4 +1,4 @@
-"""The command `mmengine`, of a build with one of the bugs in this folder:
+"""Run the command `mmengine` with one of the bugs in this folder.
 
 python examples/debugging/bugs/buggy.py victim log verify night.log
 """

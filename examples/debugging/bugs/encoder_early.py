@@ -1,8 +1,8 @@
-"""The first of several rows that are done with an image lets go of its encoder output for all of them."""
+"""Release an encoder output for all rows when the first of them no longer needs it."""
 
 from mmengine.encoder_cache.cache import EncoderCache
 
-SETTINGS = {"long_prefill_token_threshold": 24}  # rows share steps, so several are inside of one image
+SETTINGS = {"long_prefill_token_threshold": 24}  # rows share steps, so several are inside an image
 _release = EncoderCache.release
 
 

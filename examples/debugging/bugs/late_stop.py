@@ -1,10 +1,10 @@
-"""A stop is looked for before the tokens of the last step are there, so it is found one step late."""
+"""Detect a stop one step late."""
 
 from mmengine.core import engine
 from mmengine.core.decide.completion import complete
 from mmengine.core.state.columns import STOPPED
 
-_seen = {}  # by request: the step at which its stop came
+_seen = {}  # the step of each request's stop
 
 
 def late(view):

@@ -1,5 +1,5 @@
-"""Makes the log of a night with one of the bugs in this folder: 1,000 requests, some with images that
-others have too, in a pool that is often too small.
+"""Write a log with one of the bugs in this folder: 1,000 requests, some with shared images, in a pool that is
+often too small.
 
 python examples/debugging/bugs/night.py victim victim.log
 """
@@ -27,7 +27,7 @@ SETTINGS = {
 
 
 def request(rng: random.Random, number: int, arrival_ns: int) -> SimRequest:
-    """One of five beginnings, up to two images out of 100, a question; every fourth answer stops early."""
+    """Return a request with one of five system prompts and up to two of 100 images; one in four stops."""
     media, place = [], 48
     for _ in range(rng.choice([0, 0, 1, 1, 2])):
         name = f"image {rng.randrange(100)}"
@@ -61,7 +61,7 @@ def main(name: str, folder: Path, num_requests: int = 1000) -> None:
         Driver(
             Workload(name, requests, timed=True), Settings(config, CostModel(step_ns=6_000_000)), log=log
         ).run()
-    except Exception as error:  # a bug may end the night in any way
+    except Exception as error:  # a bug may raise anything
         print(f"the engine stopped: {error}")
     finally:
         log.close()

@@ -1,4 +1,4 @@
-"""A cached block is hit by its tokens alone: which image its placeholders stand for is not looked at."""
+"""Hash a block by its tokens alone, without the images behind its placeholders."""
 
 from mmengine.core.decide import start
 from mmengine.core.fold import rows

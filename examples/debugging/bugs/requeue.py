@@ -1,4 +1,4 @@
-"""Who was preempted stands at the end of the queue, behind those who came later."""
+"""Put a preempted request at the end of the queue, after later arrivals."""
 
 from mmengine.core.state.state import State
 

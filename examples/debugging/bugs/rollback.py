@@ -1,4 +1,4 @@
-"""When all drafts of a row are rejected, the first of them stays: its KV counts as computed."""
+"""Keep the first draft of a row as computed when all its drafts are rejected."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""When blocks run short, who has the longest prompt gives way, not who was admitted last."""
+"""Preempt the request with the longest prompt instead of the last admitted one."""
 
 from mmengine.core.state import policy
 
