@@ -177,7 +177,7 @@ class WeightReader:
             for place, values in self._stored(name, FP8_ROWS):
                 made = quantise(values, coding)
                 if made is None:
-                    raise _wrong(entry, "holds a value that is no finite number")
+                    raise _wrong(entry, "holds a value that is not finite")
                 yield place, made
         elif isinstance(entry, Fp8Entry):
             scales = self._row_scales(name, entry)

@@ -105,7 +105,7 @@ def test_json_holds_tokens_and_usage_and_a_seed_repeats(call, picture):
         (
             ["--allow-media-urls", "public", "--image", "https://127.0.0.1/a.png"],
             2,
-            "the address is not allowed",
+            "its address is not allowed",
         ),
         (["--max-pixels", "4096"], 2, "--min-pixels and --max-pixels need --image or --video"),
         (["--model", "no/such/folder/at/all"], 1, "there is no model folder"),

@@ -58,7 +58,7 @@ def test_sizes_and_all_else(opened):
     assert opened().file("config.json") == SMALL
 
 
-def test_a_head_of_its_own(opened):
+def test_an_untied_head(opened):
     assert opened(tensors=weights("F16", head=True)).file("config.json") == SMALL | {
         "tie_word_embeddings": False
     }
@@ -73,13 +73,13 @@ def test_other_architectures(opened, architecture, name, kind):
     assert opened(architecture).file("config.json") == SMALL | changes
 
 
-def test_a_head_size_of_its_own(opened):
+def test_a_different_head_size(opened):
     lengths = {"attention.key_length": (UINT32, 32), "attention.value_length": (UINT32, 32)}
     assert opened(**lengths).file("config.json")["head_dim"] == 32
     assert opened(**{"rope.dimension_count": (UINT32, 16)}).file("config.json") == SMALL
 
 
-def test_what_may_be_missing(tmp_path):
+def test_optional_fields(tmp_path):
     keys = [key for key in model() + vocabulary() if not key[0].endswith(("head_count_kv", "freq_base"))]
     path = tmp_path / "model.gguf"
     path.write_bytes(write(keys, weights()).data)
@@ -87,7 +87,7 @@ def test_what_may_be_missing(tmp_path):
     assert GGUFModel(path).file("config.json") == SMALL | {"num_key_value_heads": 4, "rope_parameters": rope}
 
 
-def test_rope_scaling_is_said_for_who_reads_it(opened):
+def test_rope_scaling_is_written_to_the_config(opened):
     linear = {"rope.scaling.type": (STRING, "linear"), "rope.scaling.factor": (FLOAT32, 2.0)}
     rope = {"rope_theta": 5000.0, "rope_type": "linear", "factor": 2.0}
     assert opened(**linear).file("config.json")["rope_parameters"] == rope
@@ -135,7 +135,7 @@ def test_the_frequencies_of_llama_3_are_found_in_their_factors(opened, factor, h
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), float("nan")])
-def test_factors_that_are_none(opened, value):
+def test_invalid_factors_are_refused(opened, value):
     factors = np.full(8, value, np.float32)
     stored = [*weights("F16"), Tensor("rope_freqs.weight", "F32", (8,), factors.tobytes())]
     with pytest.raises(ModelError, match="rope_freqs.weight scales frequencies differently"):
@@ -192,7 +192,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_wrong_is_refused_by_name(opened, name):
+def test_errors_name_the_wrong_field(opened, name):
     architecture, more, said = REFUSED[name]
     with pytest.raises(ModelError, match=said):
         opened(architecture, **more).file("config.json")
@@ -204,7 +204,7 @@ def test_one_of_several_parts(opened):
     assert opened(keys=[("split.count", UINT32, 1)]).file("config.json") == SMALL
 
 
-def test_a_file_that_says_nothing(tmp_path):
+def test_a_file_without_an_architecture_is_refused(tmp_path):
     path = tmp_path / "model.gguf"
     path.write_bytes(write([("general.quantized", BOOL, True)]).data)
     with pytest.raises(ModelError, match="general.architecture is missing"):

@@ -71,7 +71,7 @@ def test_an_array_that_was_cut_off_meanwhile(opened):
 
 
 @pytest.mark.parametrize("alignment", [1, 8, 32, 4096])
-def test_tensors_lie_where_they_were_put(opened, alignment):
+def test_tensors_have_their_written_places(opened, alignment):
     tensors = [
         tensor("a", "F32", (3,), 1),
         tensor("b", "Q4_0", (2, 3, 64), 2),
@@ -91,7 +91,7 @@ def test_a_row_of_more_values_than_bytes(opened):
     assert found.shape == (1, 2**14) and found.num_bytes == 2**14 // 32 * 18
 
 
-def test_a_file_that_is_not_there(tmp_path):
+def test_a_missing_file_is_reported(tmp_path):
     with pytest.raises(ModelError, match="cannot read .*: No such file"):
         open_container(tmp_path / "none.gguf")
 
@@ -208,7 +208,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_wrong_is_refused_by_name(tmp_path, name):
+def test_errors_name_the_wrong_field(tmp_path, name):
     data, said = REFUSED[name]
     path = tmp_path / "model.gguf"
     path.write_bytes(data)
@@ -217,7 +217,7 @@ def test_what_is_wrong_is_refused_by_name(tmp_path, name):
     assert str(caught.value).startswith(f"{path}: ") and len(str(caught.value)) < 400
 
 
-def test_the_sound_file_of_these_is_read(tmp_path):
+def test_the_valid_file_is_read(tmp_path):
     path = tmp_path / "model.gguf"
     path.write_bytes(changed("magic", "4s", b"GGUF"))
     assert list(open_container(path).tensors) == ["a", "b"]

@@ -75,7 +75,7 @@ def path(tmp_path):
     return found
 
 
-def test_the_sound_one_is_read(path):
+def test_the_valid_file_is_read(path):
     assert not refused(path)
 
 
@@ -158,7 +158,7 @@ def test_much_damage_at_random(path, seed):
     damage_at_random(path, 4_000, seed)
 
 
-def test_what_is_no_gguf_at_all(path):
+def test_a_file_that_is_not_gguf_is_refused(path):
     rng = random.Random(4)
     for size in (0, 1, 3, 4, 23, 24, 100, 4096):
         for beginning in (b"", b"GGUF", b"GGUF\3\0\0\0"):

@@ -40,7 +40,7 @@ def made(data) -> tokenizers.Tokenizer:
     return tokenizers.Tokenizer.from_str(json.dumps(data))
 
 
-def test_ids_are_places_in_the_list(opened):
+def test_ids_are_indices_in_the_list(opened):
     data = opened().file("tokenizer.json")
     tokenizer = made(data)
     assert [(token["id"], token["content"], token["special"]) for token in data["added_tokens"]] == [
@@ -64,7 +64,7 @@ def test_no_text_becomes_a_special_token(opened):
     assert tokenizer.encode("<|start|>").ids == [2 + byte for byte in b"<|start|>"]
 
 
-def test_what_only_fills_the_list_up_is_no_text(opened):
+def test_padding_tokens_are_never_text(opened):
     model = opened()
     data = model.file("tokenizer.json")
     assert "[PAD262]" not in json.dumps(data)
@@ -102,12 +102,12 @@ def test_special_tokens_at_the_end_are_added_ones_only(opened):
         ("llama-v3", "a1234", ["a", "123", "4"]),
     ],
 )
-def test_texts_are_cut_as_the_name_says(opened, pre, text, pieces):
+def test_texts_are_split_by_the_named_pre_tokenizer(opened, pre, text, pieces):
     pre_tokenizer = made(opened(pre).file("tokenizer.json")).pre_tokenizer
     assert [piece for piece, _ in pre_tokenizer.pre_tokenize_str(text)] == pieces
 
 
-def test_what_else_the_name_says(opened):
+def test_other_options_of_the_pre_tokenizer(opened):
     qwen, llama = opened("qwen2").file("tokenizer.json"), opened("llama-bpe").file("tokenizer.json")
     assert made(qwen).encode("u\u0308").ids == made(qwen).encode("ü").ids
     assert made(llama).encode("u\u0308", add_special_tokens=False).ids == [
@@ -122,7 +122,7 @@ def test_what_else_the_name_says(opened):
         assert found == ids, "a piece that is a token, which no merge makes"
 
 
-def test_whether_a_text_begins_with_a_token_is_the_files_word(opened):
+def test_the_file_decides_about_the_bos_token(opened):
     for pre, says, ids in (("smollm", True, [0, 258]), ("llama-bpe", False, [258])):
         told = opened(pre, add_bos_token=(BOOL, says))
         assert made(told.file("tokenizer.json")).encode("he").ids == ids
@@ -142,7 +142,7 @@ def test_tokenizer_config(opened):
     assert "chat_template" not in opened().file("tokenizer_config.json")
 
 
-def test_all_that_ends_an_answer(opened):
+def test_all_end_tokens_are_listed(opened):
     assert opened().file("generation_config.json") == {"eos_token_id": [1]}
     told = opened(eot_token_id=(UINT32, 0), eom_token_id=(UINT32, 1))
     assert told.file("generation_config.json") == {"eos_token_id": [1, 0]}
@@ -194,7 +194,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_wrong_is_refused_by_name(opened, name):
+def test_errors_name_the_wrong_field(opened, name):
     more, said = REFUSED[name]
     with pytest.raises(ModelError, match=said):
         told = opened(**more)

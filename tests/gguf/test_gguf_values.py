@@ -67,7 +67,7 @@ def q6_k_by_hand(block: bytes) -> list[np.float32]:
     return found
 
 
-def test_q6_k_is_what_ggml_makes_of_it():
+def test_q6_k_equals_ggml():
     data = packed("Q6_K", (32, 256), seed=4)
     wanted = [value for place in range(0, len(data), 210) for value in q6_k_by_hand(data[place:][:210])]
     found = decoded("Q6_K", data)
@@ -75,7 +75,7 @@ def test_q6_k_is_what_ggml_makes_of_it():
 
 
 @pytest.mark.parametrize("kind", (*QUANTIZED, "Q6_K"))
-def test_blocks_are_to_the_bit_what_transformers_makes_of_them(kind):
+def test_blocks_equal_transformers_to_the_bit(kind):
     dequant = pytest.importorskip("transformers.integrations.gguf.dequant")
     data = packed(kind, (4096, 32), seed=3)
     theirs = dequant.dequantize(torch.frombuffer(bytearray(data), dtype=torch.uint8), BLOCKS[kind][0])
@@ -104,7 +104,7 @@ def as_llama_cpp_stores(rows: np.ndarray, heads: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("shape", [(24, 6), (24,)])
-def test_rows_in_pairs_are_put_right(opened, shape):
+def test_rows_in_pairs_are_reordered(opened, shape):
     rows = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
     stored = as_llama_cpp_stores(rows, 3)
     assert stored.tolist() != rows.tolist()
@@ -114,7 +114,7 @@ def test_rows_in_pairs_are_put_right(opened, shape):
     assert whole(entries["q"]).tolist() == rows.tolist() == whole(entries["v"]).tolist()
 
 
-def test_a_vector_of_blocks_is_put_right(opened):
+def test_a_vector_in_pairs_is_reordered(opened):
     data = packed("Q8_0", (64,), 1)
     entries = opened([Tensor("q", "Q8_0", (64,), data), Tensor("v", "Q8_0", (64,), data)], {"q": 2})
     plain = decoded("Q8_0", data)
@@ -141,7 +141,7 @@ def test_pieces_of_any_size_make_the_same_rows(opened, monkeypatch, kind, heads,
 @pytest.mark.parametrize("piece", [1, 100, 2**20])
 @pytest.mark.parametrize("kind", QUANTIZED)
 @pytest.mark.parametrize("heads", [0, 4])
-def test_codes_are_what_the_values_are(opened, monkeypatch, kind, heads, piece):
+def test_codes_decode_to_the_values(opened, monkeypatch, kind, heads, piece):
     blocks = np.frombuffer(packed(kind, (48, 64), seed=5), np.uint8).reshape(-1, BLOCKS[kind][2]).copy()
     if kind == "Q8_0":
         blocks[:, 2:][blocks[:, 2:] == 0x80] = 0  # -128: a code that no writer produces.
@@ -172,13 +172,13 @@ def test_codes_are_what_the_values_are(opened, monkeypatch, kind, heads, piece):
         ),
     ],
 )
-def test_codes_that_nobody_writes_are_refused(opened, kind, block, words):
+def test_codes_that_no_writer_produces_are_refused(opened, kind, block, words):
     (entry,) = opened([Tensor("q", kind, (1, 32), block)]).values()
     with pytest.raises(ModelError, match=words):
         list(entry.coded(0, 1))
 
 
-def test_what_is_no_matrix_of_blocks_has_no_codes(opened):
+def test_tensors_without_whole_blocks_have_no_codes(opened):
     kinds = {"v": "Q8_0", "f": "F16", "k": "Q6_K", "m": "Q4_0"}
     shapes = {"v": (64,), "k": (8, 256)}
     entries = opened([tensor(name, kind, shapes.get(name, (8, 64))) for name, kind in kinds.items()])
@@ -254,7 +254,7 @@ def test_a_reader_cuts_for_ranks(small, name, axis):
     assert torch.equal(torch.cat(parts, axis), torch.from_numpy(whole(small[name])))
 
 
-def test_llama_is_put_right_and_qwen_is_not(tmp_path):
+def test_llama_rows_are_reordered_and_qwen_rows_are_not(tmp_path):
     """The same bytes under two architectures: only q and k of one are permuted."""
     found = {}
     for architecture in ("llama", "qwen3"):

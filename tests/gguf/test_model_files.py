@@ -41,7 +41,7 @@ def both(tmp_path):
     return path, folder
 
 
-def test_both_say_the_same(both):
+def test_folder_and_gguf_file_agree(both):
     path, folder = both
     assert is_gguf(path) and not is_gguf(folder) and not is_gguf(path.with_name("none.gguf"))
     for name in ("config.json", "tokenizer.json"):
@@ -70,7 +70,7 @@ def small(path, **more):
     return path
 
 
-def test_the_floor_reads_prompts_out_of_either(both, tmp_path):
+def test_prompts_are_equal_from_a_folder_and_a_gguf_file(both, tmp_path):
     _, folder = both
     with_template = write(model() + [("tokenizer.chat_template", STRING, TEMPLATE)] + vocabulary(), weights())
     path = tmp_path / "chat.gguf"
@@ -123,7 +123,7 @@ def test_weights_by_canonical_names(both, tmp_path):
         check_tensors(both[0], here, shapes)
 
 
-def test_what_is_missing(both):
+def test_a_missing_file_is_named(both):
     _, folder = both
     with pytest.raises(ModelError, match="cannot read .*generation_config.json"):
         read_model_json(folder, "generation_config.json")

@@ -56,13 +56,13 @@ def prompt_of(model) -> str:
     return template.render(messages=MESSAGES, add_generation_prompt=True)
 
 
-def test_what_its_folder_would_say(model):
+def test_the_config_equals_the_folders(model):
     assert model.file("config.json") == CONFIG
     assert model.file("generation_config.json") == {"eos_token_id": [2]}
     assert prompt_of(model) == PROMPT
 
 
-def test_every_weight_is_to_the_bit_what_transformers_reads(model, weights):
+def test_every_weight_equals_transformers_to_the_bit(model, weights):
     reader = pytest.importorskip("transformers.integrations.gguf.reader")
     dequant = pytest.importorskip("transformers.integrations.gguf.dequant")
     legacy = pytest.importorskip("transformers.modeling_gguf_pytorch_utils")
@@ -81,7 +81,7 @@ def test_every_weight_is_to_the_bit_what_transformers_reads(model, weights):
         )
 
 
-def test_it_answers(model, weights):
+def test_the_model_answers(model, weights):
     """Compute with transformers' network, using only data from the file."""
     from transformers import LlamaConfig, LlamaForCausalLM  # Slow to import.
 

@@ -74,7 +74,7 @@ def refused(name, words: str) -> str:
     return text
 
 
-def test_what_an_engine_reads_comes_and_nothing_else(name, hub):
+def test_only_files_that_the_engine_reads_are_fetched(name, hub):
     folder = fetch_model(name)
     assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == WHOLE
     assert hub.fetched() == sorted(WHOLE)
@@ -105,7 +105,7 @@ def test_after_a_cut_it_goes_on_where_it_stopped(name, hub):
     assert "GET model-1.safetensors bytes=1000-" in hub.asked
 
 
-def test_a_hub_that_goes_away_leaves_what_came(name, hub):
+def test_an_interrupted_download_keeps_complete_files(name, hub):
     hub.cut_after["model-1.safetensors"], hub.always_cut = 1000, True
     refused(name, "could not be fetched completely.*; try again, complete files are kept")
     hub.cut_after.clear()
@@ -126,7 +126,7 @@ def large_files():
     return [path for path in Path.cwd().rglob("*") if path.is_file() and path.stat().st_size >= LARGE]
 
 
-def test_a_file_that_is_not_there(name, hub):
+def test_a_missing_file_is_reported(name, hub):
     hub.gone.add("model-2.safetensors")
     refused(name, r"model-2\.safetensors, which .* needs, is missing at ")
     hub.gone.clear()
@@ -134,13 +134,13 @@ def test_a_file_that_is_not_there(name, hub):
     refused(name._replace(revision="v1"), r"model-2\.safetensors, which .* needs, is missing at ")
 
 
-def test_who_may_not_have_it_is_told_how(name, hub):
+def test_a_gated_model_explains_how_to_get_access(name, hub):
     hub.gated = True
     text = refused(name, "is restricted")
     assert "HF_TOKEN" in text or "MODELSCOPE_API_TOKEN" in text
 
 
-def test_a_model_that_nobody_has(name, hub):
+def test_an_unknown_model_is_reported(name, hub):
     with pytest.raises(ModelError, match="there is no folder acme/none, and .* has no such model"):
         fetch_model(name._replace(repo="acme/none"))
 
@@ -173,13 +173,13 @@ def test_a_hub_that_does_not_answer(name, hub, monkeypatch):
         ({"config.json": 2**30}, "has no config.json"),
     ],
 )
-def test_what_is_too_much_is_refused_before_it_comes(name, hub, listed, words):
+def test_too_large_models_are_refused_before_the_download(name, hub, listed, words):
     hub.listed = listed
     refused(name, words)
     assert not [file for file in hub.fetched() if file.endswith("safetensors")]
 
 
-def test_what_another_commit_has_in_common_needs_no_room(name, hub, monkeypatch):
+def test_files_shared_with_another_commit_need_no_space(name, hub, monkeypatch):
     """A commit that changes only a README leaves nothing to download."""
     if name.hub != "hf":
         pytest.skip("the cache of ModelScope has no commits")
@@ -248,7 +248,7 @@ def test_names_that_are_refused(text, variable, words, monkeypatch):
         parse_name(text)
 
 
-def test_without_its_client_modelscope_says_what_to_install(monkeypatch):
+def test_modelscope_without_its_client_tells_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "modelscope_hub", None)
     with pytest.raises(ModelError, match=r"pip install '\.\[modelscope\]'"):
         resolve_folder(f"modelscope:{REPO}")

@@ -40,7 +40,7 @@ def test_each_architecture_has_its_own_biases_and_norms(tmp_path, architecture):
     assert not text.out_bias and not text.mlp_bias and text.head_dim == SIZES["head_dim"]
 
 
-def test_all_that_is_served_is_tried():
+def test_every_architecture_is_tested():
     assert {f"{name}ForCausalLM" for name in MODELS} == set(KINDS)
 
 
@@ -60,7 +60,7 @@ def test_which_layers_have_experts(tmp_path, fields, layers):
     assert read_config(changed(folder / "config.json", decoder_sparse_step=4)).text.experts is None
 
 
-def test_fields_that_are_missing_mean_what_they_mean_in_transformers(tmp_path):
+def test_missing_fields_have_transformers_defaults(tmp_path):
     sizes = {**SIZES, "architectures": ["Qwen3ForCausalLM"]}
     del sizes["head_dim"], sizes["num_key_value_heads"]
     (tmp_path / "config.json").write_text(json.dumps(sizes))
@@ -116,7 +116,7 @@ def test_no_field_is_ignored_that_transformers_reads(tmp_path, monkeypatch, arch
         ("Mistral", {"sliding_window": 64, "use_sliding_window": False}, "sliding_window 64 asks"),
     ],
 )
-def test_what_is_refused(tmp_path, architecture, fields, words):
+def test_unsupported_configs_are_refused(tmp_path, architecture, fields, words):
     folder = changed(written(tmp_path, architecture), **fields)
     with pytest.raises(ModelError, match=f"config.json: .*{words}"):
         read_config(folder)
@@ -138,7 +138,7 @@ def test_a_window_counts_where_transformers_has_one(tmp_path, architecture):
     assert not any(getattr(module, "sliding_window", None) for module in model.modules())
 
 
-def test_a_mistral_that_says_nothing_of_windows_has_one(tmp_path):
+def test_a_mistral_config_without_the_field_has_a_window(tmp_path):
     path = written(tmp_path, "Mistral")
     without = {
         name: value for name, value in json.loads(path.read_text()).items() if name != "sliding_window"
@@ -148,7 +148,7 @@ def test_a_mistral_that_says_nothing_of_windows_has_one(tmp_path):
         read_config(tmp_path)
 
 
-def test_what_ends_an_answer_without_a_generation_config(tmp_path):
+def test_end_of_answer_tokens_without_a_generation_config(tmp_path):
     tokenizer = trained()
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({**NAMES, "chat_template": TEMPLATE}))

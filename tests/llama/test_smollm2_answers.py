@@ -60,7 +60,7 @@ def judged(network, answers):
     return Judged(parted, difference)
 
 
-def test_the_prompts_are_many_and_of_many_kinds():
+def test_there_are_200_different_prompts():
     assert len(FEW) == 12 and len(prompts(200)) == 200
 
 
@@ -79,19 +79,19 @@ def test_log_probabilities_of_sampled_answers_are_transformers(network, few):
     assert any(greedy.token_ids != sampled.token_ids for greedy, sampled in pairs)
 
 
-def test_a_form_that_it_means(few):
+def test_the_answer_fits_the_form(few):
     (answer,) = few["form"]
     assert json.loads(answer.text) == {"colour": "blue"}
 
 
-def test_its_log_verifies(few):
+def test_the_log_verifies(few):
     report = verify(few["log"])
     assert report.ok and report.rederived and not report.unfinished
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
-def test_200_answers_are_those_of_generate(network, capsys):
+def test_200_answers_equal_generate(network, capsys):
     asked = prompts(200)
     with open_engine() as engine:
         answers = engine.generate(map(chat, asked), max_tokens=32, logprobs=0)

@@ -85,7 +85,7 @@ def test_a_weight_is_value_times_scale(tmp_path, monkeypatch, dtype, scale_dtype
             assert torch.equal(weights.read("a.q_proj.weight"), wanted.to(dtype))
 
 
-def test_every_value_of_e4m3_is_its_own(tmp_path):
+def test_every_e4m3_code_has_its_value(tmp_path):
     """Includes subnormals and zeros of both signs; the two NaN codes stay NaN."""
     values = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).reshape(16, 16)
     tensors = {"a.weight": values, "a.weight_scale_inv": torch.full((1, 1), 0.25)}
@@ -104,7 +104,7 @@ def test_every_value_of_e4m3_is_its_own(tmp_path):
         assert value == 0.25 * sign * (fraction / 8 + (exponent > 0)) * 2.0**power
 
 
-def test_transformers_means_the_same():
+def test_transformers_reads_the_same_config():
     values, scales = quantised(drawn(256, 384), BLOCK)
     theirs = Fp8Dequantize(SimpleNamespace())._dequantize_one(values, scales, torch.float32)
     assert torch.equal(theirs, plain(values, scales, BLOCK))
@@ -135,7 +135,7 @@ needs_kernels = pytest.mark.skipif(library.load() is None, reason="needs the com
 @pytest.mark.parametrize(
     "part", [Part(0, 1, lambda name: None), Part(1, 2, lambda name: 0), Part(1, 5, lambda name: 1)]
 )
-def test_what_is_held_is_what_it_stands_for(joined, monkeypatch, piece, part):
+def test_held_codes_equal_their_values(joined, monkeypatch, piece, part):
     monkeypatch.setattr(reader, "PIECE_VALUES", piece)
     with open_reader(entries(joined), CPU, torch.bfloat16, part) as weights:
         found, wanted = packed(weights, held=True), packed(weights, held=False)
@@ -151,7 +151,7 @@ def test_what_is_held_is_what_it_stands_for(joined, monkeypatch, piece, part):
         (torch.bfloat16, Part(1, 2, lambda name: 1)),  # In the middle of a block.
     ],
 )
-def test_what_cannot_be_held_is_dequantised(joined, dtype, part):
+def test_codes_that_cannot_be_held_are_dequantised(joined, dtype, part):
     with open_reader(entries(joined), CPU, dtype, part) as weights:
         assert not isinstance(weights.held("a.q_proj.weight"), ChunkedCodes)
     with open_reader(entries(joined), CPU, torch.bfloat16) as weights:
@@ -159,7 +159,7 @@ def test_what_cannot_be_held_is_dequantised(joined, dtype, part):
 
 
 @needs_kernels
-def test_a_code_that_is_no_number_is_refused(joined):
+def test_a_nan_code_is_refused(joined):
     def spoil(tensors):
         tensors["b.k_proj.weight"].view(torch.uint8)[17, 3] = 0xFF
 
@@ -209,7 +209,7 @@ WEIGHT, SCALE = "a.q_proj.weight", "a.q_proj.weight_scale_inv"
         ),
     ],
 )
-def test_what_does_not_fit_is_refused(folder, change, words):
+def test_inconsistent_tensors_are_refused(folder, change, words):
     changed(folder, change)
     with pytest.raises(ModelError, match=words):
         entries(folder)
@@ -231,13 +231,13 @@ def test_what_does_not_fit_is_refused(folder, change, words):
         ),
     ],
 )
-def test_other_ways_to_quantise_are_refused_by_name(folder, how, words):
+def test_unsupported_quantisation_is_refused_by_name(folder, how, words):
     (folder / "config.json").write_text(json.dumps({"quantization_config": how}))
     with pytest.raises(ModelError, match=words):
         entries(folder)
 
 
-def test_an_answer_is_that_of_the_plain_folder(tmp_path):
+def test_an_answer_equals_the_plain_folders(tmp_path):
     for name in ("fp8", "plain"):
         (tmp_path / name).mkdir()
         make_tiny(tmp_path / name)

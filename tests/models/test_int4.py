@@ -100,7 +100,7 @@ def by_hand(layout):
 
 
 @pytest.mark.parametrize("layout", ("compressed-tensors", "gptq", "awq"))
-def test_a_table_made_by_hand(tmp_path, layout):
+def test_codes_written_by_hand(tmp_path, layout):
     tensors = {
         f"a.{name}": torch.tensor(each, dtype=torch.int32) if isinstance(each, list) else each
         for name, each in by_hand(layout).items()
@@ -128,7 +128,7 @@ def test_a_weight_is_code_less_zero_times_scale(plain, layout, group):
 
 @pytest.mark.parametrize("symmetric", (True, False))
 @pytest.mark.parametrize("group", (32, 128))
-def test_what_compressed_tensors_itself_packs_is_read_as_it_unpacks_it(plain, group, symmetric):
+def test_compressed_tensors_own_packing_is_read(plain, group, symmetric):
     packed = pytest.importorskip("compressed_tensors.compressors.pack_quantized")
     from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 
@@ -187,7 +187,7 @@ def test_an_order_that_moves_columns_to_other_groups_is_refused_by_name(plain, o
 
 @needs_kernels
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_what_is_held_is_what_it_stands_for(plain, layout):
+def test_held_codes_equal_their_values(plain, layout):
     wanted = to_int4(plain, layout, 32)[WEIGHT]
     with open_reader(entries(plain), CPU, torch.bfloat16) as weights:
         held = weights.held(WEIGHT)
@@ -208,7 +208,7 @@ def test_scales_that_float16_lacks_are_dequantised(plain):
         assert not isinstance(weights.held(WEIGHT), ChunkedCodes)
 
 
-def test_all_that_belongs_to_a_weight_is_in_the_fingerprint(plain):
+def test_scales_and_zeros_are_part_of_the_fingerprint(plain):
     to_int4(plain, "gptq", 32)
     tensors, found = load_file(plain / "model.safetensors"), set()
     for name in ("", "a.q_proj.qweight", "a.q_proj.qzeros", "a.q_proj.scales"):
@@ -269,7 +269,7 @@ def number(*shape):
         ),
     ],
 )
-def test_what_does_not_fit_is_refused(plain, layout, change, said):
+def test_inconsistent_tensors_are_refused(plain, layout, change, said):
     to_int4(plain, layout, 32)
     tensors = load_file(plain / "model.safetensors")
     change(tensors)
@@ -294,7 +294,7 @@ def test_what_does_not_fit_is_refused(plain, layout, change, said):
         ("awq", {"quant_method": "bitsandbytes"}, "'bitsandbytes' is not supported; fp8 with"),
     ],
 )
-def test_other_ways_are_refused_by_name(plain, layout, change, said):
+def test_unsupported_quantisation_is_refused_by_name(plain, layout, change, said):
     to_int4(plain, layout, 32)
     config = json.loads((plain / "config.json").read_text())
     config["quantization_config"] |= change
@@ -341,7 +341,7 @@ def test_biases_of_zeros_that_gptq_stores_for_every_matrix_are_left_out(tmp_path
         ("awq", {"version": None, "format": "gemm"}),
     ],
 )
-def test_a_format_is_what_transformers_takes_it_for(plain, layout, said):
+def test_formats_equal_transformers(plain, layout, said):
     wanted = to_int4(plain, layout, 32)[WEIGHT]
     config = json.loads((plain / "config.json").read_text())
     config["quantization_config"] |= said
@@ -351,7 +351,7 @@ def test_a_format_is_what_transformers_takes_it_for(plain, layout, said):
 
 
 @pytest.mark.parametrize("layout", ("compressed-tensors, symmetric", "gptq", "awq"))
-def test_answers_are_those_of_the_plain_folder(tmp_path, layout):
+def test_answers_equal_the_plain_folders(tmp_path, layout):
     """Compare all tokens in float32, and the first tokens in bfloat16, where codes are multiplied and weights
     are not rounded.
     """

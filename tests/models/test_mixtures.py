@@ -67,7 +67,7 @@ def read(folder, shard=None, dtype=torch.float32, piece=None):
 
 
 @pytest.mark.parametrize("turned", (False, True))
-def test_stacked_experts_are_those_that_stand_alone(made, tmp_path, turned):
+def test_stacked_experts_equal_separate_ones(made, tmp_path, turned):
     folder = rewritten(made[0], tmp_path / "stacked", in_stacks(turned))
     wanted = read(made[0])
     for piece in (None, 200):
@@ -94,7 +94,7 @@ def test_a_stack_of_another_shape_is_refused(made, tmp_path):
 
 
 @pytest.mark.parametrize("native", (False, True))
-def test_fp8_of_each_expert_is_its_dequantised_model(made, tmp_path, native, monkeypatch):
+def test_fp8_experts_equal_the_dequantised_model(made, tmp_path, native, monkeypatch):
     folder, plain = tmp_path / "fp8", tmp_path / "plain"
     shutil.copytree(made[0], folder)
     shutil.copytree(made[0], plain)
@@ -116,7 +116,7 @@ def test_fp8_of_each_expert_is_its_dequantised_model(made, tmp_path, native, mon
 
 
 @pytest.mark.parametrize("turned", (False, True))
-def test_fp8_of_stacked_experts_is_that_of_each(made, tmp_path, turned):
+def test_stacked_fp8_experts_equal_separate_ones(made, tmp_path, turned):
     """Transposed, as in Qwen3-VL-30B-A3B-Instruct-FP8."""
     shutil.copytree(made[0], tmp_path / "alone")
     to_fp8(tmp_path / "alone", block=(32, 32))  # For 48 columns.

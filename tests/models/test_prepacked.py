@@ -31,7 +31,7 @@ def test_bfloat16_is_near_the_exact_product(n, k, biased):
         assert ((y.double() - exact).abs() <= 2**-8 * exact.abs() + 1e-4).all()
 
 
-def test_it_reorders_where_torch_can(monkeypatch):
+def test_weights_are_reordered_if_torch_can(monkeypatch):
     if not prepacked.reorders():
         pytest.skip("this torch or this CPU has no bfloat16 in oneDNN")
     monkeypatch.setattr(F, "linear", None)
@@ -61,7 +61,7 @@ def with_a_wrong_product(monkeypatch):
 
 
 @pytest.mark.parametrize("lacking", (without_onednn, without_the_operation, with_a_wrong_product))
-def test_plain_torch_where_it_cannot(monkeypatch, lacking):
+def test_plain_torch_is_the_fallback(monkeypatch, lacking):
     lacking(monkeypatch)
     assert not prepacked.reorders()
     weight, bias, x = random(65, 33), random(65), random(5, 33)

@@ -51,14 +51,14 @@ def test_zeros_stay_zeros():
 @needs_kernels
 @pytest.mark.parametrize("value", (float("nan"), float("inf"), -float("inf")))
 @pytest.mark.parametrize("form", CODINGS)
-def test_what_is_no_number_is_refused(tmp_path, form, value):
+def test_nan_is_refused(tmp_path, form, value):
     weight = drawn(40, 64)
     weight[7, 33] = value
     save_file({NAMES[0]: weight}, tmp_path / "model.safetensors")
     entries = model_tensors(tmp_path, lambda name: name)
     with (
         open_reader(entries, CPU, torch.bfloat16, quantize=CODINGS[form]) as weights,
-        pytest.raises(ModelError, match=r"a\.q_proj\.weight holds a value that is no finite number"),
+        pytest.raises(ModelError, match=r"a\.q_proj\.weight holds a value that is not finite"),
     ):
         list(weights.held(NAMES[0]).chunks)
 
@@ -101,7 +101,7 @@ def test_a_model_answers(tmp_path, form):
 
 
 @needs_kernels
-def test_where_it_cannot_be_is_refused(tmp_path):
+def test_int8_needs_bfloat16_and_unquantised_weights(tmp_path):
     make_tiny(tmp_path)
     for dtype, config in (("float32", {}), ("bfloat16", {"tensor_parallel": 2})):
         with pytest.raises(ConfigError, match="quantize int8 holds weights as codes on one CPU in bfloat16"):

@@ -41,7 +41,7 @@ def small_pieces(monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_what_is_read_whole_and_in_pieces_is_what_was_stored(stored, small_pieces, dtype):
+def test_reading_whole_and_in_pieces_gives_the_stored_values(stored, small_pieces, dtype):
     wanted = {"a": drawn(70, 96), "b": drawn(50, 96, seed=1, dtype=torch.float32), "bias": drawn(7)}
     with open_reader(stored(wanted), CPU, dtype) as weights:
         joined = torch.cat((wanted["a"].to(dtype), wanted["b"].to(dtype)))
@@ -57,7 +57,7 @@ def test_what_is_read_whole_and_in_pieces_is_what_was_stored(stored, small_piece
 
 
 @pytest.mark.parametrize("shard_is_there", (True, False))
-def test_a_single_file_comes_before_an_index_that_was_left(stored, tmp_path, shard_is_there):
+def test_a_single_file_comes_before_a_stale_index(stored, tmp_path, shard_is_there):
     """A folder that was saved again as one file."""
     index = {"weight_map": {"a": "model-00001-of-00001.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -121,7 +121,7 @@ def test_a_file_that_was_cut_short_meanwhile_is_refused(stored):
 @pytest.mark.skipif(native.load() is None, reason="needs the compiled kernels")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("gate_up", (False, True))
-def test_what_is_packed_piece_by_piece_is_what_is_packed_at_once(stored, monkeypatch, dtype, gate_up):
+def test_packing_in_pieces_equals_packing_at_once(stored, monkeypatch, dtype, gate_up):
     tensors = {"a": drawn(75, 130), "b": drawn(75, 130, seed=1)}
     whole = torch.cat((tensors["a"], tensors["b"])).to(dtype)
     x = drawn(5, 130, dtype=dtype, seed=2)

@@ -156,7 +156,7 @@ def test_the_embedded_checkpoint_of_the_repository(install):
     assert json.loads((folder / "config.json").read_text())["architectures"]
 
 
-def test_a_folder_is_taken_as_it_is(tmp_path, monkeypatch):
+def test_a_folder_is_used_as_it_is(tmp_path, monkeypatch):
     folder = model_folder(tmp_path / "model", {})
     monkeypatch.chdir(tmp_path)
     assert loader.resolve_folder("model") == loader.resolve_folder(folder) == folder
@@ -178,7 +178,7 @@ def test_a_folder_is_taken_as_it_is(tmp_path, monkeypatch):
         ("models/none.gguf", "there is no file models/none.gguf; give a GGUF file"),
     ],
 )
-def test_names_that_can_be_nothing(monkeypatch, name, words):
+def test_invalid_model_names_are_refused(monkeypatch, name, words):
     monkeypatch.setattr(loader, "fetch_model", lambda name: pytest.fail("asked the hub"))
     with pytest.raises(ModelError, match=words) as error:
         loader.resolve_folder(name)
@@ -193,7 +193,7 @@ def test_names_that_can_be_no_adapter(monkeypatch, name):
     assert len(str(error.value)) < 500
 
 
-def test_a_gguf_file_is_taken_as_it_is(tmp_path, monkeypatch):
+def test_a_gguf_path_is_used_as_it_is(tmp_path, monkeypatch):
     """A hub's cache has links to files without a suffix."""
     small_gguf(tmp_path / "blob")
     path = tmp_path / "model.gguf"

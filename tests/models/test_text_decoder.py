@@ -207,7 +207,7 @@ def test_two_ranks_give_the_logits_of_one(made, kind):
     assert (found["logits"] - reference_logits(reference, prompts[0])).abs().max() < TOLERANCE
 
 
-def test_what_a_model_of_text_says_of_itself(made):
+def test_a_text_models_spec(made):
     folder, _ = made["plain"]
     model = load(folder, "torch")
     assert (model.spec.patch_width, model.spec.num_deepstack, model.spec.has_encoder) == (0, 0, False)
@@ -227,7 +227,7 @@ def test_what_a_model_of_text_says_of_itself(made):
         ({"use_sliding_window": True, "sliding_window": 64}, "sliding_window 64 asks"),
     ],
 )
-def test_a_config_that_no_description_holds(made, change, words):
+def test_an_unsupported_config_is_refused(made, change, words):
     path = made["plain"][0] / "config.json"
     with pytest.raises(ModelError) as refused:
         describe(Fields(json.loads(path.read_text()) | change, path, ""))
@@ -242,7 +242,7 @@ def test_no_field_is_ignored_that_transformers_reads(made, kind):
 
 
 @pytest.mark.parametrize("flag", ({}, {"use_sliding_window": False}))
-def test_a_window_that_is_not_used_is_none(made, flag):
+def test_an_unused_window_is_ignored(made, flag):
     path = made["plain"][0] / "config.json"
     unused = json.loads(path.read_text()) | {"sliding_window": 4096} | flag
     assert describe(Fields(unused, path, "")) == described(path.parent)

@@ -53,7 +53,7 @@ def in_parts(model, grid, piece, even=64):
 @pytest.mark.parametrize(
     "dtype, kernels", [("float32", True), ("bfloat16", True), ("float32", False)], ids=str
 )
-def test_parts_give_what_the_whole_gives(folder, dtype, kernels, monkeypatch):
+def test_parts_equal_the_whole(folder, dtype, kernels, monkeypatch):
     monkeypatch.setattr(parts, "TILE", 100)
     model = load(folder, dtype, kernels, monkeypatch)
     with torch.inference_mode():
@@ -89,7 +89,7 @@ def test_patches_that_contradict_their_grid_are_refused(folder, monkeypatch):
         model.encode_in_parts(pixels_of((1, 4, 4)), (1, 4, 6), 64)
 
 
-def test_the_pace_is_measured(folder, monkeypatch):
+def test_the_encoders_speed_is_measured(folder, monkeypatch):
     """Attention that takes twice as long equals the rest at half the patches."""
     model = load(folder, "float32", True, monkeypatch)
     times = iter([400_000, 800_000, 400_000, 1_600_000])

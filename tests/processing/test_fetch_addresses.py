@@ -50,7 +50,7 @@ OUTSIDE_6 = ["2606:4700:4700::1111", "2a00:1450::1", "::ffff:8.8.8.8", "64:ff9b:
 
 
 @pytest.mark.parametrize("text", INSIDE + INSIDE_6)
-def test_addresses_of_networks_of_their_own_are_refused(text):
+def test_private_addresses_are_refused(text):
     assert not is_public(ipaddress.ip_address(text))
 
 
@@ -59,7 +59,7 @@ def test_addresses_of_the_internet_are_allowed(text):
     assert is_public(ipaddress.ip_address(text))
 
 
-def test_each_wrap_in_use_is_what_it_wraps():
+def test_wrapped_addresses_are_unwrapped():
     for text in INSIDE + OUTSIDE:
         number = int(ipaddress.IPv4Address(text))
         for wrap in ("::ffff:0:0", "64:ff9b::"):
@@ -140,7 +140,7 @@ def test_a_url_is_read(text, host, port, target):
         *("https://a.b/" + "a" * 9000, "https://a.b/\ud800", "https://℀.example/", "https://1.1.1.08/"),
     ],
 )
-def test_what_readers_could_differ_on_is_refused(text):
+def test_ambiguous_urls_are_refused(text):
     with pytest.raises(FetchRefused) as caught:
         parse_url(text)
     assert caught.value.reason == "url"

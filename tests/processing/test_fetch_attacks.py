@@ -58,7 +58,7 @@ def test_without_tls_nothing_is_fetched_unless_it_is_allowed(net):
     assert fetch(net.fetcher(http=True), net.url("/a.png", scheme="http")) == [png()]
 
 
-def test_a_name_that_rebinds_is_asked_for_once(net):
+def test_a_rebinding_name_is_resolved_once(net):
     net.names[NAME] = [[PUBLIC], [PRIVATE]]
     assert fetch(net.fetcher(), net.url("/a.png")) == [png()]
     assert net.lookups == [NAME] and net.num_connected == {PUBLIC: 1, PRIVATE: 0}
@@ -93,7 +93,7 @@ def test_addresses_that_are_not_public_are_refused_as_literals_and_behind_redire
 
 
 @pytest.mark.parametrize("host", ["0x7f.1", "0177.0.0.2", "2130706434", "127.2", "127.0.0.0x2", "１２７.2"])
-def test_odd_spellings_of_addresses_are_no_names(net, host):
+def test_odd_spellings_of_addresses_are_refused(net, host):
     assert refusal(net.fetcher(), net.url("/a.png", host)) == "url"
     assert net.lookups == []
 
@@ -126,7 +126,7 @@ def test_an_open_and_a_closed_port_inside_read_alike(net):
         ("https://pictures.example.org\\@evil.example/a.png", "url"),
     ],
 )
-def test_a_redirect_is_read_from_the_beginning(net, target, reason):
+def test_a_redirect_target_is_checked_like_a_url(net, target, reason):
     net.pages["/a.png"] = redirect(target)
     assert refusal(net.fetcher(), net.url("/a.png")) == reason
     assert net.num_connected == {PUBLIC: 1, PRIVATE: 0}
@@ -143,7 +143,7 @@ def test_redirects_are_followed_three_times(net):
     assert refusal(net.fetcher(), net.url("/round")) == "redirects"
 
 
-def test_a_redirect_leaves_the_listed_hosts_for_none(net):
+def test_a_redirect_to_an_unlisted_host_is_refused(net):
     fetcher = net.fetcher(hosts=(NAME,))
     assert fetch(fetcher, net.url("/a.png")) == [png()]
     net.pages["/a.png"] = redirect(net.url("/b.png", OTHER))
@@ -195,7 +195,7 @@ def test_redirects_share_the_deadline(net):
     assert time.monotonic() - begun < 1.5
 
 
-def test_a_name_service_that_hangs_is_left_behind(net):
+def test_a_hanging_dns_lookup_does_not_block_others(net):
     release = threading.Event()
     fetcher = net.fetcher(timeout_s=0.3)
     fetcher._lookups._resolve = lambda name: release.wait(20) and []
@@ -241,12 +241,12 @@ def test_a_length_beyond_the_limit_is_refused_before_the_body(net):
         "no colon",
     ],
 )
-def test_lies_and_floods_of_a_head_are_refused(net, head):
+def test_invalid_and_huge_response_heads_are_refused(net, head):
     net.pages["/a.png"] = f"HTTP/1.1 200 OK\r\n{head}\r\n\r\n".encode() + png()
     assert refusal(net.fetcher(), net.url("/a.png")) == "protocol"
 
 
-def test_what_comes_behind_the_length_is_left(net):
+def test_bytes_after_the_content_length_are_ignored(net):
     body = png()
     net.pages["/a.png"] = answer(body) + b"HTTP/1.1 200 OK\r\n\r\nmore"
     assert fetch(net.fetcher(), net.url("/a.png")) == [body]
@@ -261,7 +261,7 @@ def test_heads_without_end_are_refused(net):
     assert refusal(net.fetcher(), net.url("/a.png")) == "protocol"
 
 
-def test_a_body_in_crumbs_is_refused(net):
+def test_a_body_in_tiny_pieces_is_refused(net):
     """Each small piece costs interpreter time that other threads need."""
     crumbs = b"".join(b"1\r\n%c\r\n" % byte for byte in png((200, 200)) * 30)
     net.pages["/a.png"] = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + crumbs + b"0\r\n\r\n"
@@ -291,7 +291,7 @@ def test_a_compressed_body_is_never_unpacked(net):
         b"G" * 100,
     ],
 )
-def test_what_is_no_picture_by_its_bytes_is_refused_whatever_its_type_says(net, body):
+def test_bytes_decide_the_type_and_not_the_header(net, body):
     net.pages["/a.png"] = answer(body, "Content-Type: image/png")
     assert refusal(net.fetcher(), net.url("/a.png")) == "type"
 
@@ -309,5 +309,5 @@ def test_proxies_of_the_environment_are_not_asked(net, monkeypatch):
     assert net.num_connected[PRIVATE] == 0
 
 
-def test_a_host_that_is_not_there_is_told_of(net):
+def test_an_unreachable_host_is_reported(net):
     assert refusal(net.fetcher(ports=(9,)), f"https://{NAME}:9/a.png") == "connect"

@@ -48,7 +48,7 @@ def test_files_are_read_by_paths_and_by_urls(root):
         assert read(root, name) == png(), name
 
 
-def test_what_lies_outside_reads_like_what_is_not_there(root, tmp_path):
+def test_files_outside_and_missing_files_have_the_same_error(root, tmp_path):
     texts = set()
     for name in (
         *(
@@ -131,7 +131,7 @@ def test_size_and_kind_are_checked(root):
     assert reason(root, "holes.png") == "size"
 
 
-def test_a_folder_that_is_none_is_told_of_at_once(tmp_path):
+def test_a_missing_media_folder_is_reported_at_once(tmp_path):
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "none", tmp_path / "file"):
         with pytest.raises(ConfigError, match="the media folder"):

@@ -68,7 +68,7 @@ def test_fetches_at_once_are_bounded_in_all_for_a_host_and_for_a_prompt(net):
         assert fetcher.num_bytes == 0
 
 
-def test_a_prompt_has_half_of_the_places_and_another_host_does_not_wait(net):
+def test_a_prompt_uses_half_of_the_slots_and_other_hosts_do_not_wait(net):
     slow, quick = Busy(), answer(png())
     net.pages.update({f"/{number}": slow for number in range(9)}, **{"/quick": quick})
     fetcher = net.fetcher(max_fetches=8, max_fetches_a_host=8)
@@ -108,7 +108,7 @@ def test_bytes_stay_held_until_they_are_released(net):
     assert fetcher.num_bytes == 0
 
 
-def test_a_prompt_alone_passes_however_little_room_there_is(net):
+def test_a_single_prompt_passes_with_a_small_byte_limit(net):
     net.pages["/a.png"] = answer(png())
     fetcher = net.fetcher(max_bytes=2**20, max_bytes_in_flight=1)
     asked = fetcher.begin([net.url("/a.png")])
@@ -134,7 +134,7 @@ def test_the_same_url_is_fetched_once(net):
     assert len(net.heads) == 1
 
 
-def test_whoever_is_given_up_leaves_at_once(net):
+def test_a_cancelled_fetch_ends_at_once(net):
     page = net.pages["/a.png"] = Busy()
     fetcher, given_up = net.fetcher(timeout_s=30, max_fetches=1), threading.Event()
     ended = threading.Event()
@@ -164,7 +164,7 @@ def test_one_refusal_ends_the_others_of_its_prompt(net):
     page.go.set()
 
 
-def test_each_end_is_told_with_its_host_and_no_more(net):
+def test_each_outcome_is_reported_with_its_host_only(net):
     told = []
     net.pages["/a.png?key=secret"] = answer(png())
     net.pages["/b"] = redirect(net.url("/a.png?key=secret", OTHER))
@@ -181,7 +181,7 @@ def test_each_end_is_told_with_its_host_and_no_more(net):
     assert [each.num_bytes for each in told] == [len(png()), len(png()), 0, 0]
 
 
-def test_a_name_service_that_answers_nonsense_costs_one_request(net):
+def test_invalid_dns_answers_fail_one_request(net):
     net.pages["/a.png"] = answer(png())
     net.names["broken.example.org"] = ["no address"]
     fetcher = net.fetcher()

@@ -106,7 +106,7 @@ print([name for name in names if "PIL." + name in sys.modules])
 """
 
 
-def test_plugins_of_other_formats_stay_away():
+def test_plugins_for_other_formats_are_not_loaded():
     done = subprocess.run([sys.executable, "-c", OTHER_PLUGINS], capture_output=True, text=True, check=True)
     refused, found = done.stdout.splitlines()
     assert "is no image that can be read" in refused
@@ -173,7 +173,7 @@ def test_pictures_are_converted_in_bands(mode, monkeypatch):
         ("mpeg", {}),
     ],
 )
-def test_what_common_tools_write_is_taken(form, options):
+def test_files_of_common_tools_are_accepted(form, options):
     codec = {"webm": "vp8", "mpegts": "mpeg2video", "mpeg": "mpeg1video"}.get(form, "mpeg4")
     data = hostile_videos.record(form, codec, count=30, size=(64, 48), **options)
     with av.open(io.BytesIO(data)) as container:

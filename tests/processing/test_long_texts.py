@@ -102,7 +102,7 @@ DOORS = {
 
 
 @pytest.mark.parametrize("name", DOORS)
-def test_every_door_of_a_chat(counted, name):
+def test_every_field_of_a_chat_is_limited(counted, name):
     processor, tokenizer = counted
     with pytest.raises(InvalidRequest, match="is 4096"):
         processor.prepare(DOORS[name])
@@ -129,7 +129,7 @@ def test_text_behind_a_picture_that_fills_the_prompt(counted, monkeypatch):
     assert tokenizer.chars < 2 * chat_tokens.SLICE_CHARS
 
 
-def test_what_is_no_text_counts_too(processor):
+def test_values_other_than_text_count_too(processor):
     numbers = {"role": "user", "content": "a", "numbers": [0] * 2_000_000}
     objects = {"role": "user", "content": "a", "objects": [{}] * 2_000_000}
     parts = {"role": "user", "content": [{"type": "text", "text": ""}] * 4096}

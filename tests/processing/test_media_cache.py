@@ -73,7 +73,7 @@ def test_pixels_from_elsewhere_are_not_kept(processor):
     assert len(processor.media_cache) == 0
 
 
-def test_what_is_wrong_is_said_each_time_in_the_words_of_the_request(processor):
+def test_each_error_names_the_item_of_its_own_request(processor):
     broken = encoded()[:200]
     for place in range(3):
         with pytest.raises(InvalidMedia, match=f"image {place} .*damaged"):
@@ -126,7 +126,7 @@ def test_the_longest_unused_goes_and_the_bound_holds():
     assert (len(cache), cache.num_bytes) == (0, 0)
 
 
-def test_many_askers_make_a_value_once_and_a_failure_is_tried_again():
+def test_concurrent_callers_share_a_value_and_a_failure_is_retried():
     cache, made, gate = MediaCache(), [], threading.Event()
 
     def make():

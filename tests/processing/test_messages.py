@@ -254,7 +254,7 @@ def test_files_can_be_refused(processor, image_file):
             processor.prepare(ask(image_part()), media_options={"local_files": value})
 
 
-def test_the_callers_objects_stay_as_they_were(processor):
+def test_the_callers_objects_are_not_modified(processor):
     part = {
         "type": "image_url",
         "image_url": {"url": f"data:image/png;base64,{base64.b64encode(png()).decode()}"},

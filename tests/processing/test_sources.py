@@ -25,7 +25,7 @@ def in_pieces(text):
 
 
 @pytest.mark.parametrize("piece", [1, 3, 4, 8, 64])
-def test_pieces_say_what_the_whole_says(piece, monkeypatch):
+def test_pieces_decode_like_the_whole(piece, monkeypatch):
     monkeypatch.setattr(sources, "BASE64_PIECE", piece)
     chosen, refused = random.Random(piece), 0
     for _ in range(1500):

@@ -158,7 +158,7 @@ def test_media_are_refused(processor, content, beside, words):
             processor.prepare_text("What is it?", **beside)
 
 
-def test_nothing_of_media_is_there(processor):
+def test_a_text_model_has_no_media(processor):
     assert processor.media_cache is None and processor.decoder_recipe is None
     assert processor.max_image_pixels == processor.count_images("<|start|>") == 0
     processor.media_decoder = lambda media: None
@@ -172,7 +172,7 @@ def test_a_long_prompt_is_refused_as_any_other(processor):
         processor.prepare([{"role": "user", "content": "mat " * 5000}])
 
 
-def test_what_ends_an_answer(tokenizer):
+def test_end_of_answer_tokens(tokenizer):
     assert processor_of(tokenizer).eos_token_ids == (tokenizer.special["<|end|>"],)
     assert processor_of(tokenizer, generation={"eos_token_id": [1, 2]}).eos_token_ids == (1, 2)
     for nothing in ((), (10**6,)):
@@ -189,7 +189,7 @@ def test_fingerprints_tell_versions_templates_and_tokenizers_apart(tokenizer):
     assert processor_of(tokenizer).fingerprint == prints[0]
 
 
-def test_a_tokenizer_without_a_file_is_the_one_that_its_file_would_be(tokenizer, tmp_path):
+def test_a_tokenizer_from_data_equals_the_one_from_its_file(tokenizer, tmp_path):
     trained().save(str(tmp_path / "tokenizer.json"))
     stored = ChatTokenizer.of_folder(tmp_path)
     assert stored.special == tokenizer.special and stored.digest == tokenizer.digest
@@ -202,7 +202,7 @@ def refused(tokenizer):
         made(tokenizer)
 
 
-def test_a_special_token_of_the_vocabulary_must_be_out_of_reach():
+def test_text_must_not_reach_a_special_token_in_the_vocabulary():
     for reached in ("the", "!"):  # A merge's result, and a byte.
         tokenizer = trained()
         tokenizer.add_special_tokens([reached])

@@ -60,7 +60,7 @@ def test_no_field_is_ignored_that_transformers_reads(tmp_path, monkeypatch, kind
     assert not ignored(kind.lower().replace("moe", "_moe"), asked) - (set() if whole else TOWER)
 
 
-def test_what_is_read_of_a_mixture(tmp_path):
+def test_fields_of_a_mixture(tmp_path):
     """Other mixtures' dense layers have experts here."""
     folder = changed(written(tmp_path, "Qwen3_5Moe"), mlp_only_layers=[1], decoder_sparse_step=2)
     text = read_config(folder).text
@@ -69,7 +69,7 @@ def test_what_is_read_of_a_mixture(tmp_path):
     assert text.delta == DeltaConfig(frozenset((0, 1, 3)), 2, 4, 16, 16, 4)
 
 
-def test_fields_that_are_missing_mean_what_they_mean_in_transformers(tmp_path):
+def test_missing_fields_have_transformers_defaults(tmp_path):
     names = ("layer_types", "rope_parameters", "head_dim", "linear_num_key_heads", "linear_num_value_heads")
     names += ("linear_key_head_dim", "linear_value_head_dim", "linear_conv_kernel_dim")
     folder = changed(written(tmp_path), num_hidden_layers=5, **dict.fromkeys(names))
@@ -101,14 +101,14 @@ def test_fields_that_are_missing_mean_what_they_mean_in_transformers(tmp_path):
         ("Qwen3_5Moe", {"scoring_func": "sigmoid"}, "scoring_func 'sigmoid' is not supported: routers are"),
     ],
 )
-def test_what_is_refused(tmp_path, kind, fields, words):
+def test_unsupported_configs_are_refused(tmp_path, kind, fields, words):
     folder = changed(written(tmp_path, kind), **fields)
     with pytest.raises(ModelError, match=f"config.json: .*{words}"):
         read_config(folder)
 
 
 @pytest.mark.parametrize("kind", ["Qwen3_5", "Qwen3_5Moe"])
-def test_it_is_not_cut_over_ranks(tmp_path, kind):
+def test_the_model_is_not_cut_over_ranks(tmp_path, kind):
     written(tmp_path, kind)
     with pytest.raises(ConfigError, match="recurrent states cannot be cut over ranks; use tensor_parallel 1"):
         plugin.load_model(tmp_path, device="cpu", dtype="float32", shard=Shard(0, 2, None))

@@ -57,7 +57,7 @@ def drafting(made, log=None, **settings):
     return engine_of(made[0], log, **sizes | settings)
 
 
-def test_it_reads_what_enters_the_layers(made):
+def test_the_head_reads_the_layers_inputs(made):
     seen, entered = [], []
     with drafting(made) as engine:
         head = engine.built.executor._runner._drafting.head._head
@@ -104,7 +104,7 @@ class Steered:
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_bits_are_those_of_a_row_alone(made, alone, tmp_path, name):
+def test_bits_equal_those_of_a_row_alone(made, alone, tmp_path, name):
     with drafting(made, tmp_path / "log", **SETTINGS[name]) as engine:
         prompts = [
             engine.processor.prepare([{"role": "user", "content": prompt}]).prompt_token_ids.tolist()

@@ -46,7 +46,7 @@ def scores(folder, **settings):
 
 
 @pytest.mark.parametrize("turned", [False, True])
-def test_stacked_experts_are_those_that_stand_alone(made, tmp_path, turned):
+def test_stacked_experts_equal_separate_ones(made, tmp_path, turned):
     """Hub files also contain a draft head, which is ignored."""
 
     def change(tensors):
@@ -67,7 +67,7 @@ def test_stacked_experts_are_those_that_stand_alone(made, tmp_path, turned):
                     assert torch.equal(alone.read(name), together.read(name))
 
 
-def test_fp8_of_each_expert_is_its_dequantised_model(made, tmp_path):
+def test_fp8_experts_equal_the_dequantised_model(made, tmp_path):
     """Includes the delta nets' projections, except those for beta and the decay."""
     folder = tmp_path / "fp8"
     shutil.copytree(made, folder)

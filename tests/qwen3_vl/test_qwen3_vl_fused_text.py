@@ -80,7 +80,7 @@ def test_logits_are_those_of_the_plain_decoder(folders, name):
 
 
 @pytest.mark.parametrize("name", DECODER_KINDS)
-def test_in_bfloat16_they_are_as_near_to_float32(folders, name):
+def test_bfloat16_is_as_near_to_float32(folders, name):
     """The two round in different places, so they are not compared with each other."""
     exact = next(runs_of(folders[name], "float32", text_ops.torch_ops()))
     plain, *got = ((each - exact).abs() for each in runs_of(folders[name], "bfloat16", text_ops.torch_ops()))
@@ -116,7 +116,7 @@ def test_taps_hold_what_the_plain_decoder_leaves(folders):
 
 
 @pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.soak), "float16"])
-def test_bits_do_not_depend_on_who_is_computed_with_whom(folders, dtype, kernel_device, dots_in_order):
+def test_bits_do_not_depend_on_the_batch(folders, dtype, kernel_device, dots_in_order):
     """Compute rows alone, then in chunks of all sizes with any neighbours, then together and as tokens with
     drafts. One row has image features, which a text-only step lacks.
     """

@@ -70,7 +70,7 @@ def decoder(request):
     yield NativeTextDecoder
 
 
-def test_the_decoder_is_the_one_that_was_asked_for(tiny, decoder):
+def test_the_requested_decoder_is_used(tiny, decoder):
     assert type(tiny[1]._text) is decoder
 
 

@@ -165,7 +165,7 @@ def test_a_tied_matrix_is_kept_once(folders, library):
     assert torch.equal(model.embed(ids), wanted)
 
 
-def test_inputs_are_left_as_they_are(folders, library):
+def test_inputs_are_not_modified(folders, library):
     model = load(folders["tied"], "float32", library)
     embeds, deepstack = torch.randn(5, 48), torch.randn(2, 5, 48)
     before = embeds.clone(), deepstack.clone()

@@ -325,7 +325,7 @@ def test_a_config_that_asks_for_more_than_the_file_holds_allocates_nothing(folde
         ("model.language_model.rotary_emb.inv_freq", None),
     ],
 )
-def test_names_in_the_wild(stored, canonical):
+def test_published_tensor_names(stored, canonical):
     assert NAMES.canonical(stored) == canonical
 
 

@@ -237,7 +237,7 @@ def test_a_batch_fetches_ahead_and_tells_lines_that_cannot_be_fetched(engine, ne
     answers = {each["custom_id"]: each for each in map(json.loads, out.read_text().splitlines())}
     assert len(answers) == 6 and len({answers[name]["text"] for name in "01245"}) == 1
     assert answers["3"]["error"].startswith(
-        "image 0 (message 0, part 0) is not fetched: its host answered without"
+        "image 0 (message 0, part 0) is not fetched: its host did not return it"
     )
     assert door.num_bytes == 0
 

@@ -75,7 +75,7 @@ def test_a_refusal_names_the_part_and_no_address(server, net):
     status, _, body = ask(server, image(net.url("/moved")))
     assert status == 400 and body["error"]["code"] == "media_not_fetched"
     assert body["error"]["param"] == "messages[0].content[0]"
-    assert "the address is not allowed" in body["error"]["message"]
+    assert "its address is not allowed" in body["error"]["message"]
     assert "127" not in body["error"]["message"] and net.num_connected[PRIVATE] == 0
     assert 'mmengine_media_fetch_refused_total{reason="address"} 1.0' in server.call("/metrics")[2]
 

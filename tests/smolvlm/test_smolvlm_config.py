@@ -66,7 +66,7 @@ def test_a_published_file_means_what_it_means_in_transformers(tmp_path):
         assert ours.tile_embeds == (vision.image_size // vision.patch_size // theirs.scale_factor) ** 2
 
 
-def test_a_text_model_that_says_little_has_transformers_sizes(tmp_path):
+def test_missing_text_sizes_are_transformers_defaults(tmp_path):
     from transformers import LlamaConfig
 
     text = read_config(written(tmp_path, text_config={"vocab_size": 49280})).text
@@ -99,7 +99,7 @@ def test_no_field_is_ignored_that_transformers_reads(tmp_path, monkeypatch):
         ({"quantization_config": {"quant_method": "hqq"}}, "quant_method 'hqq' is not supported"),
     ],
 )
-def test_what_is_refused(tmp_path, changed, words):
+def test_unsupported_configs_are_refused(tmp_path, changed, words):
     with pytest.raises(ModelError, match=f"config.json: .*{words}"):
         read_config(written(tmp_path, **changed))
 

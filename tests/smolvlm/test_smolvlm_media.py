@@ -88,7 +88,7 @@ def test_numbers_are_written_as_num2words_writes_them():
     assert hashlib.sha256(words.encode()).hexdigest() == json.loads(GOLDENS.read_text())["words"]
 
 
-def test_a_chat_with_a_video_has_the_template_that_knows_of_videos(processor, theirs):
+def test_a_chat_with_a_video_uses_the_video_template(processor, theirs):
     from transformers.models.smolvlm.processing_smolvlm import DEFAULT_CHAT_TEMPLATE
 
     parts = [
@@ -143,7 +143,7 @@ def test_a_server_bounds_the_longest_edge_by_its_pixels():
         ({"do_image_splitting": 1}, "do_image_splitting must be true or false"),
     ],
 )
-def test_options_that_mean_nothing_are_refused(processor, options, words):
+def test_unsupported_options_are_refused(processor, options, words):
     with pytest.raises(InvalidRequest, match=words):
         processor.prepare_text("<image>", images=[picture(50, 50)], media_options=options)
 
@@ -213,7 +213,7 @@ def test_files_that_contradict_the_model_are_refused(folder, tmp_path, name, fie
         plugin.load_processor(tmp_path)
 
 
-def test_runs_that_are_not_those_of_tiles_are_refused():
+def test_runs_that_do_not_match_the_tiles_are_refused():
     ids = np.zeros(9, np.int32)
     for runs in (((0, 4),), ((0, 4), (4, 5))):
         with pytest.raises(InvalidRequest, match="of 2 tiles cannot have embedding runs"):
