@@ -1,4 +1,4 @@
-"""The keywords of a pipeline's call, sorted by who reads them: as transformers' pipeline sorts them."""
+"""Sorts the keywords of a pipeline's call by their readers, as transformers' pipeline does."""
 
 import warnings
 from collections.abc import Callable, Mapping
@@ -8,7 +8,7 @@ from mmengine.serve.pipeline.generation_keywords import REFUSED, Keywords
 from mmengine.serve.pipeline.generation_options import is_generation_option, refuse
 
 ENGINE = ("config", "log", "attention")
-# The pipeline's own, and what only ours has.
+# Options of transformers' pipeline itself, and those that only ours has.
 OWN = frozenset(
     {
         "generate_kwargs",
@@ -38,7 +38,7 @@ _OF_IMAGES = ("min_pixels", "max_pixels")
 _OF_VIDEOS = ("fps", "num_frames", "do_sample_frames", "cap_pixels_per_frame")
 _OF_BOTH = ("size", "do_resize")
 _NESTED = ("images_kwargs", "videos_kwargs")
-# Of our processing alone, where processor_kwargs name them.
+# Options of our processing alone, which processor_kwargs may name.
 _OURS = (
     "local_files",
     "urls",
@@ -53,7 +53,7 @@ _OURS = (
     "sample_fps",
     "raw_fps",
 )
-# What transformers' processors take and does nothing to a single prompt, or only says what is done anyway.
+# Options of transformers' processors that change nothing for a single prompt.
 _ALWAYS = frozenset(
     {
         "add_special_tokens",
@@ -79,8 +79,11 @@ _TEXT_KWARGS = ("text_kwargs", "common_kwargs")
 
 
 def settle_generation(given: Keywords, defaults: Keywords) -> dict[str, object]:
-    """The generation keywords of a call over the pipeline's own. As in transformers, those of a call stand in
-    `generate_kwargs`, and beside the prompts only some hold; a generation_config replaces the pipeline's."""
+    """Return a call's generation keywords over the pipeline's defaults.
+
+    As in transformers, generation keywords of a call stand in `generate_kwargs`, and only some of them work
+    beside the prompts. A generation_config replaces the pipeline's.
+    """
     beside = {
         name: value for name, value in given.items() if is_generation_option(name) and value is not None
     }
@@ -109,7 +112,7 @@ def _generation(options: Keywords) -> dict[str, object]:
 
 
 def settle_processing(options: Keywords) -> dict[str, object]:
-    """media_options of the prompts, from keywords and from `processor_kwargs`. Raises InvalidRequest."""
+    """Return the prompts' media_options from keywords and from `processor_kwargs`. Raises InvalidRequest."""
     inner = options.get("processor_kwargs") or {}
     if not isinstance(inner, Mapping):
         raise InvalidRequest(f"processor_kwargs must be a dict, not a {type(inner).__name__}")
@@ -144,7 +147,7 @@ def settle_processing(options: Keywords) -> dict[str, object]:
 
 
 def _asks(name: str, value: object) -> bool:
-    """Whether a processing option asks for anything that is not done anyway."""
+    """Return whether a processing option requests a change of the default processing."""
     return value is not None and name not in _ALWAYS and not (name in _ONLY and value is _ONLY[name])
 
 
@@ -159,13 +162,16 @@ _FIXED = ("patch_size", "temporal_patch_size", "merge_size", "max_video_tokens",
 
 
 def is_processing_option(name: str) -> bool:
-    """Whether transformers' processors of this model know a keyword of that name."""
+    """Return whether transformers' processors of this model have a keyword of that name."""
     known = (*_OF_IMAGES, *_OF_VIDEOS, *_OF_BOTH, *_NESTED, *_TEXT_KWARGS, *_ONLY, *_PIXELS, *_FIXED)
     return name in known or name in _ALWAYS
 
 
 def settle_template(options: Keywords, read: frozenset[str]) -> dict[str, object]:
-    """What the chat template gets: all that nobody else takes. `read`: what the model's template reads."""
+    """Return the keywords for the chat template: all that have no other reader.
+
+    `read` are the variables that the model's template reads.
+    """
     found = {
         name: value
         for name, value in options.items()
@@ -188,7 +194,7 @@ def settle_template(options: Keywords, read: frozenset[str]) -> dict[str, object
 
 
 def _schema(tool: Callable[..., object]) -> object:
-    """A function as transformers describes it to a template, by its docstring and annotations."""
+    """Describe a function as transformers does for a template, from its docstring and annotations."""
     try:
         from transformers.utils import get_json_schema
     except ImportError:

@@ -1,11 +1,11 @@
-"""transformers' generation keywords by what becomes of them here."""
+"""transformers' generation keywords, sorted by their support here."""
 
 from collections.abc import Mapping
 from typing import Any
 
-Keywords = Mapping[str, Any]  # as a caller gave them
+Keywords = Mapping[str, Any]  # as the caller gave them
 
-# Without do_sample these do nothing.
+# These have no effect without do_sample.
 WHEN_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p")
 FILTERS = ("epsilon_cutoff", "eta_cutoff", "top_h")
 TAKEN = frozenset(
@@ -31,7 +31,8 @@ TAKEN = frozenset(
         *WHEN_SAMPLING,
     }
 )
-# Of beams and assistants, which are refused; of how transformers computes; of what its records do not hold.
+# Keywords of beams and assistants, which are refused; of how transformers computes; of values that records do
+# not have.
 CHANGES_NOTHING = frozenset(
     {
         "assistant_confidence_threshold",
@@ -75,7 +76,7 @@ _BEAMS = "for several answers give do_sample=True and num_return_sequences"
 _BIAS = "use repetition_penalty, no_repeat_ngram_size or sequence_bias"
 _DRAFTS = "drafts are a setting of the engine (docs/explanation/speculation.md)"
 _FILTERS = "use top_p, min_p or typical_p"
-# By name: values that ask for nothing, and what to use in place of the others.
+# By name: values without an effect, and the replacement for other values.
 REFUSED: dict[str, tuple[tuple[object, ...], str]] = {
     "assistant_model": ((), _DRAFTS),
     "assistant_tokenizer": ((), _DRAFTS),

@@ -1,4 +1,4 @@
-"""transformers' generation keywords, as options of a prompt. What is not taken is refused by name."""
+"""Converts transformers' generation keywords to options of a prompt. Unsupported ones are refused by name."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -14,8 +14,8 @@ from mmengine.serve.pipeline.generation_keywords import (
 )
 from mmengine.serve.prompt.options import Options, make_sampling
 
-DEFAULT_MAX_NEW_TOKENS = 256  # transformers' for this pipeline
-DEFAULT_TOP_K = 50  # transformers' when it samples and nobody says otherwise
+DEFAULT_MAX_NEW_TOKENS = 256  # transformers' default for this pipeline
+DEFAULT_TOP_K = 50  # transformers' default when it samples
 
 _RENAMED = {
     "max_new_tokens": "max_tokens",
@@ -37,16 +37,19 @@ _FROM_CHECKPOINT = (
 
 
 def is_generation_option(name: str) -> bool:
-    """Whether `name` is a generation keyword that this module takes or knows how to refuse."""
+    """Return whether `name` is a generation keyword that is supported or refused with a reason."""
     return name in TAKEN or name in CHANGES_NOTHING or name in REFUSED
 
 
 def options_from_generation(
     given: Keywords, defaults: Keywords, eos_token_ids: Iterable[int] = ()
 ) -> Options:
-    """Options for generation keywords `given` by the caller over `defaults`, the checkpoint's
-    generation_config. As in transformers: greedy unless do_sample, which turns on top_k 50 where
-    nobody sets it. Raises InvalidRequest."""
+    """Return options for the caller's generation keywords `given` over `defaults`, the checkpoint's
+    generation_config.
+
+    As in transformers, decoding is greedy unless do_sample is set, which turns on top_k 50 by default. Raises
+    InvalidRequest.
+    """
     given = {name: value for name, value in _unfold_config(given).items() if value is not None}
     values: dict[str, Any] = {"top_k": DEFAULT_TOP_K}
     values.update({name: defaults[name] for name in _FROM_CHECKPOINT if defaults.get(name) is not None})
@@ -73,7 +76,7 @@ def options_from_generation(
 
 
 def refuse(given: Keywords) -> None:
-    """Raise InvalidRequest for the first keyword that is not known, or asks for what is not done here."""
+    """Raise InvalidRequest for the first keyword that is unknown or has an unsupported value."""
     for name, value in given.items():
         if not is_generation_option(name):
             raise InvalidRequest(
@@ -91,7 +94,7 @@ def _same(value: object, other: object) -> bool:
 
 
 def _with_lengths(values: Keywords, options: dict[str, object]) -> Options:
-    """Lengths that count the prompt, and the time limit, go beside the sampling parameters."""
+    """Return options with lengths that include the prompt, and the time limit."""
     max_length = 0
     if "max_new_tokens" not in values:
         max_length = options["max_tokens"] = _whole(values, "max_length", 1)
@@ -101,10 +104,10 @@ def _with_lengths(values: Keywords, options: dict[str, object]) -> Options:
     seconds = values.get("max_time", 0)
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds >= 0:
         raise InvalidRequest(f"max_time must be a number of seconds, not {seconds!r:.80}")
-    if "max_time" in values and not seconds:  # it is looked at behind the first token
+    if "max_time" in values and not seconds:  # transformers checks the time after the first token
         options["max_tokens"], max_length = 1, 0
         options.pop("min_tokens", None)
-    # min_new_tokens wins over min_length
+    # min_new_tokens takes precedence over min_length.
     min_length = _whole(values, "min_length", 0) if "min_tokens" not in options else 0
     return Options(
         make_sampling(options), deadline_s=float(seconds), max_length=max_length, min_length=min_length
@@ -121,7 +124,7 @@ def _whole(values: Keywords, name: str, least: int) -> int:
 
 
 def _sequences(values: Keywords, ends: set[tuple[int, ...]]) -> dict[str, object]:
-    """sequence_bias as pairs; bad words without the end of sequence, which transformers leaves out too."""
+    """Return sequence_bias as pairs, and bad words without the end of sequence, as transformers does."""
     found: dict[str, object] = {}
     banned: list[tuple[int, ...]] = []
     if "bad_words_ids" in values:
@@ -150,7 +153,7 @@ def _is_biased(pair: object) -> bool:
 
 
 def _unfold_config(given: Keywords) -> dict[str, object]:
-    """A generation_config (a dict, or transformers' object) below the other keywords."""
+    """Merge a generation_config (a dict, or transformers' object) below the other keywords."""
     config = given.get("generation_config")
     if config is None:
         return dict(given)

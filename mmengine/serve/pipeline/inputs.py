@@ -1,4 +1,4 @@
-"""The many forms in which transformers' pipeline takes prompts, as chats and texts with images."""
+"""Converts the prompts that transformers' pipeline accepts to chats and to texts with images."""
 
 import itertools
 import warnings
@@ -14,8 +14,10 @@ Shown = tuple[str | Chat, Sequence[object]]
 
 
 def source_of(images: object, text: object) -> Iterable[object] | None:
-    """The generator, iterator or dataset that a call gives in place of prompts; None where it gives these. A
-    generator of messages is a chat, as for transformers: a list."""
+    """Return the generator, iterator or dataset that a call passes instead of prompts; None for prompts.
+
+    A generator of messages is a chat, as in transformers: a list.
+    """
     given = images if text is None else text
     if isinstance(given, Iterator):
         first = next(given, None)
@@ -31,7 +33,7 @@ def source_of(images: object, text: object) -> Iterable[object] | None:
 
 @runtime_checkable
 class _Dataset(Protocol):
-    """Of torch, or of anybody."""
+    """A dataset of torch or any other library."""
 
     def __len__(self) -> int: ...
 
@@ -39,7 +41,7 @@ class _Dataset(Protocol):
 
 
 class _Items:
-    """A dataset's items, in order."""
+    """Iterates over a dataset's items in order."""
 
     def __init__(self, dataset: _Dataset):
         self._dataset = dataset
@@ -52,8 +54,10 @@ class _Items:
 
 
 class Results:
-    """Results in order, each computed when it is asked for, or before; as many as the source has, where it
-    says so."""
+    """Results in order, each computed when it is read or before.
+
+    Their length is the source's, if it has one.
+    """
 
     def __init__(self, results: Iterator[object], source: Iterable[object]):
         self._results, self._source = results, source
@@ -73,8 +77,11 @@ class Results:
 def group_inputs(
     images: object, text: object, count_images: Callable[[str], int]
 ) -> tuple[list[list[Shown]], bool]:
-    """The prompts of a call, in groups that give one list of records each, and whether the call
-    gives a list of such lists. `count_images`: how many a text has placeholders for."""
+    """Return a call's prompts in groups with one list of records each, and whether the call returns a list of
+    lists.
+
+    `count_images` returns a text's number of image placeholders.
+    """
     if images is None and text is None:
         raise InvalidRequest("give text, or images with text")
     if text is None and _is_pair(images):
@@ -103,7 +110,7 @@ def group_inputs(
 
 
 def single_input(given: object) -> Shown:
-    """One prompt of a generator or dataset: a chat, a string, or {"images", "text"}."""
+    """Return one prompt of a generator or dataset: a chat, a string, or {"images", "text"}."""
     if _is_pair(given):
         return given["text"], _flat(given.get("images", given.get("image")))
     if isinstance(given, str) or _is_chat(given):
@@ -112,7 +119,9 @@ def single_input(given: object) -> Shown:
 
 
 def without_video_urls(chat: Chat) -> Chat:
-    """transformers' pipeline does not read a part of the type video_url, and no chat template shows it."""
+    """Return the chat without parts of the type video_url, which transformers' pipeline ignores, with a
+    warning.
+    """
     if not any(_is_video_url(part) for message in chat for part in _parts(message)):
         return chat
     warnings.warn(
@@ -158,7 +167,7 @@ def _are_texts(value: object) -> TypeGuard[Sequence[str]]:
 
 
 def _is_prompt(value: object) -> bool:
-    """What stands in the place of images, and is none: transformers takes a string there for a prompt."""
+    """Return whether a value given as images is a prompt: transformers takes some strings as prompts."""
     texts = value if _is_sequence(value) else [value]
     return bool(texts) and all(isinstance(text, str) and not _names_image(text) for text in texts)
 
@@ -176,7 +185,7 @@ def _flat(images: object) -> list[object]:
 
 
 def _match(images: object, texts: Sequence[str], count_images: Callable[[str], int]) -> list[Shown]:
-    """The images for each text: as many as it has placeholders for, in order, however they are nested."""
+    """Return the images of each text: as many as it has placeholders, in order, however they are nested."""
     counts, flat = [count_images(text) for text in texts], _flat(images)
     if flat and sum(counts) == len(flat):
         left = iter(flat)

@@ -1,12 +1,13 @@
-"""transformers' image-text-to-text pipeline, with the same calls and the same results.
+"""A replacement for transformers' image-text-to-text pipeline, with the same calls and results.
 
     pipe = pipeline("image-text-to-text", model="Qwen/Qwen3-VL-4B-Instruct")
     pipe(text=messages, max_new_tokens=64)                 # a chat
     pipe(text=[messages, other_messages])                  # many chats, batched
     pipe(images=image, text="<|vision_start|>…", return_full_text=False)
 
-All prompts of a call are batched continuously, so `batch_size` is taken and has no meaning. Which calls agree
-with transformers, and which do not and why, is in docs/reference/pipeline.md.
+All prompts of a call are batched continuously, so `batch_size` is accepted and has no effect.
+docs/reference/pipeline.md lists the calls that agree with transformers, and those that do not with the
+reason.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -40,7 +41,7 @@ TASK = "image-text-to-text"
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """What a call asks for, beside its prompts."""
+    """The options of a call."""
 
     options: Options
     media_options: dict[str, Any]
@@ -53,7 +54,7 @@ class _Call:
 
 @dataclass(frozen=True, slots=True)
 class _Input:
-    """One prompt as it was given (`shown`), and as the engine takes it."""
+    """One prompt as the caller gave it (`shown`), and as the engine takes it."""
 
     shown: str | Chat
     prompt: Prompt
@@ -62,19 +63,20 @@ class _Input:
 class Pipeline:
     """A pipeline on `model`: a folder, a hub id, an Engine, or None for the embedded checkpoint.
 
-    `device`: "cpu", "cuda", …, or transformers' number (-1 is the CPU). `dtype`: a name or a torch
-    dtype. Further keywords are defaults for every call, or Engine's (config, log, attention).
-    Raises ModelError, ConfigError, and InvalidRequest for generation options that are refused.
+    `device` is "cpu", "cuda" and so on, or transformers' number (-1 for the CPU). `dtype` is a name or a
+    torch dtype. Further keywords are defaults for every call, or arguments of Engine (config, log,
+    attention). Raises ModelError, ConfigError, and InvalidRequest for generation options that are not
+    supported.
 
-    It is also a `pipeline_class` for transformers:
+    The class also works as a `pipeline_class` of transformers:
 
         transformers.pipeline("image-text-to-text", model=mmengine.Engine(folder), pipeline_class=Pipeline)
 
-    Given a folder or a hub id in place of the Engine, transformers first loads its own model of it,
-    which this class lets go of again.
+    If given a folder or a hub id instead of an Engine, transformers first loads its own model, which this
+    class then drops.
     """
 
-    # transformers.pipeline reads these: it shall load none of its own processing.
+    # transformers.pipeline reads these flags; they keep it from loading its own processing.
     _load_processor = False
     _load_image_processor = False
     _load_video_processor = False
@@ -109,20 +111,20 @@ class Pipeline:
         self.task = task
 
     def __call__(self, images: Any = None, text: Any = None, **options: Any) -> Any:
-        """Answer one prompt or many; the forms are those of transformers' pipeline:
+        """Answer one prompt or many, in the forms of transformers' pipeline.
 
-        - `text=chat` or `images=chat`, a list of messages: a list with one record an answer;
+        - `text=chat` or `images=chat`, a list of messages: a list with one record per answer;
         - a list of chats, or of strings: a list of such lists;
-        - `images=` with `text=`, strings that hold their placeholders: a list of records;
+        - `images=` with `text=`, strings with placeholders: a list of records;
         - a generator, iterator or dataset of these: an iterator of results, computed ahead.
 
-        `streamer=` hears of the answers token by token; prompts are then answered one after the other.
-        `response_format=` or `grammar=` ask for a form of the answers (docs/how-to/structured_output.md),
-        `logprobs=` for log-probabilities.
+        `streamer=` gets the answers token by token; prompts are then answered one at a time.
+        `response_format=` or `grammar=` set the form of the answers (docs/how-to/structured_output.md), and
+        `logprobs=` requests log-probabilities.
 
-        A record is `{"input_text", "generated_text"}`, or with `return_tensors=True`
-        `{"input_text", "generated_token_ids"}` (prompt and answer, int64), and with `logprobs` has them under
-        that name. Raises the error of the first prompt that was refused or failed, after the others ended.
+        A record is `{"input_text", "generated_text"}`, or with `return_tensors=True` `{"input_text",
+        "generated_token_ids"}` (prompt and answer, int64). With `logprobs` it has these under that name.
+        Raises the error of the first prompt that was refused or failed, after the others have ended.
         """
         call = self._call_options(options)
         source = source_of(images, text)
@@ -141,18 +143,21 @@ class Pipeline:
 
     @cached_property
     def tokenizer(self) -> Any:
-        """transformers' tokenizer of the model, for its streamers; of a GGUF file, and without transformers,
-        the engine's."""
+        """transformers' tokenizer of the model, for its streamers.
+
+        For a GGUF file, and without transformers, it is the engine's tokenizer.
+        """
         try:
-            from transformers import AutoTokenizer  # lazy: only who has it needs it
+            from transformers import AutoTokenizer  # lazy: only callers with transformers need it
         except ImportError:
             return self.engine.processor.tokenizer
-        if is_gguf(self.engine.built.folder):  # which it reads with further packages alone, and otherwise
+        # transformers reads GGUF files only with further packages, and differently
+        if is_gguf(self.engine.built.folder):
             return self.engine.processor.tokenizer
         return AutoTokenizer.from_pretrained(self.engine.built.folder)
 
     def close(self) -> None:
-        """Free the device, unless the engine was given by the caller."""
+        """Free the device, unless the caller passed the engine."""
         if self._is_owner:
             self.engine.close()
 
@@ -191,7 +196,7 @@ class Pipeline:
         return _Input(shown, prompt)
 
     def _answer(self, inputs: Sequence[_Input], call: _Call) -> list[list[dict[str, Any]]]:
-        """Records for each input, in order."""
+        """Return the records of each input, in order."""
         if call.streamer is not None:
             return [self._stream(item, call, call.streamer) for item in inputs]
         answers = dict(self.engine.run_batch((item.prompt, call.options) for item in inputs))
@@ -203,7 +208,7 @@ class Pipeline:
         return call.recorder.records(item.shown, completion)
 
     def _iterate(self, source: Iterable[Any], call: _Call) -> Iterator[list[dict[str, Any]]]:
-        """Results in the order of `source`, which is read ahead no further than the engine's window."""
+        """Yield results in the order of `source`, which is read ahead only as far as the engine's window."""
         if call.streamer is not None:
             for given in source:
                 yield self._stream(self._input(*single_input(given), call), call, call.streamer)
@@ -228,9 +233,10 @@ class Pipeline:
 def _ended(
     answer: Completion | MMEngineError, call: _Call, index: int, is_one_of_several: bool
 ) -> Completion:
-    """Return the answer to the prompt of this index, which is whole, or was cut by max_time.
+    """Return the answer to the prompt with this index if it is complete or was cut by max_time.
 
-    Raises the error of an answer that is not; with several prompts it says which of them."""
+    Raises the error of another answer; with several prompts the error names the prompt.
+    """
     if isinstance(answer, Completion) and call.options.deadline_s:
         bad = [one for one in answer.choices if one.finish_reason in ("abort", "error", "rejected")]
         if all(one.code is ErrorCode.DEADLINE_EXCEEDED for one in bad):
@@ -239,7 +245,7 @@ def _ended(
 
 
 def _model_name(model: Any) -> str | Path | None:
-    """What to load: given a model of transformers, the folder or hub id it came from."""
+    """Return the model to load: for a model of transformers, the folder or hub id that it came from."""
     if model is None or isinstance(model, (str, Path)):
         return model
     name = getattr(model, "name_or_path", "")
@@ -263,4 +269,4 @@ def _dtype_name(dtype: Any) -> str:
     return "auto" if dtype is None else str(dtype).removeprefix("torch.")
 
 
-pipeline = Pipeline  # transformers' name for making one
+pipeline = Pipeline  # transformers' name for the constructor

@@ -1,4 +1,4 @@
-"""What transformers' pipeline gives back for a prompt: records of what was shown and what was generated."""
+"""The results of transformers' pipeline: records of the prompt and the generated text."""
 
 from mmengine.errors import InvalidRequest
 from mmengine.models.plugin import Tokenizer
@@ -7,11 +7,11 @@ from mmengine.serve.pipeline.inputs import Chat, Message
 from mmengine.serve.text.request_output import Choice, Completion
 
 TENSORS, NEW_TEXT, FULL_TEXT = "TENSORS", "NEW_TEXT", "FULL_TEXT"  # transformers' ReturnType
-RAW_TEXT = "RAW_TEXT"  # prompt and answer as one text: for a return_type that is none of these
+RAW_TEXT = "RAW_TEXT"  # prompt and answer as one text, for any other return_type
 
 
 def return_type(options: Keywords) -> str:
-    """What a call wants back."""
+    """Return the form of result that a call requests."""
     kind = options.get("return_type")
     if kind is not None:
         name = str(getattr(kind, "name", ""))
@@ -24,7 +24,7 @@ def return_type(options: Keywords) -> str:
 
 
 def continues(chat: Chat, continue_final: bool | None) -> bool:
-    """Whether the last message is a beginning to be continued."""
+    """Return whether the last message is the beginning of the answer."""
     if continue_final is not None:
         return continue_final
     return bool(chat) and chat[-1].get("role") == "assistant"
@@ -44,7 +44,7 @@ class Recorder:
         self._skip = True if skip is None else bool(skip)
 
     def records(self, shown: str | Chat, completion: Completion) -> list[Record]:
-        """One for each answer to the prompt that was `shown`."""
+        """Return a record for each answer to the prompt `shown`."""
         return [self._record(shown, completion, choice) for choice in completion.choices]
 
     def _record(self, shown: str | Chat, completion: Completion, choice: Choice) -> Record:
@@ -61,7 +61,7 @@ class Recorder:
     def _generated(self, shown: str | Chat, completion: Completion, choice: Choice) -> object:
         if self._kind == RAW_TEXT:
             return self._decode([*completion.prompt_token_ids.tolist(), *choice.token_ids])
-        # The whole answer, a stop string at its end included: what transformers returns.
+        # transformers returns the whole answer, including a stop string at its end.
         text = self._decode(choice.token_ids)
         if self._kind == NEW_TEXT:
             return text
@@ -76,7 +76,7 @@ class Recorder:
 
 
 def _extended(message: Message, text: str) -> Message:
-    """`message` with `text` after its own."""
+    """Return `message` with `text` appended."""
     content = message["content"]
     if isinstance(content, str):
         return {"role": message["role"], "content": content + text}

@@ -1,4 +1,4 @@
-"""One answer for a streamer of transformers, token by token."""
+"""Passes one answer to a transformers streamer, token by token."""
 
 from typing import Any, Protocol, runtime_checkable
 
@@ -11,7 +11,9 @@ from mmengine.serve.text.request_output import Completion
 
 @runtime_checkable
 class Streamer(Protocol):
-    """transformers' BaseStreamer: gets the prompt's tokens, int64 [1, n], and each of the answer, [1]."""
+    """transformers' BaseStreamer: gets the prompt's tokens (int64 [1, n]), and then each token of the answer
+    ([1]).
+    """
 
     def put(self, value: Any) -> None: ...
 
@@ -19,7 +21,7 @@ class Streamer(Protocol):
 
 
 def as_streamer(given: object, options: Options) -> Streamer | None:
-    """Raises InvalidRequest for what cannot stream, or cannot stream so many answers."""
+    """Return the streamer. Raises InvalidRequest for another object, or for several answers."""
     if given is None:
         return None
     if not isinstance(given, Streamer):
@@ -32,8 +34,11 @@ def as_streamer(given: object, options: Options) -> Streamer | None:
 
 
 def stream_answer(engine: Engine, prompt: Prompt, options: Options, streamer: Streamer) -> Completion:
-    """The answer, of which `streamer` hears while it is computed; what that raises cancels it. Answers of
-    batches that are under way are kept for them. Raises InvalidRequest, InvalidMedia, QueueFull."""
+    """Pass an answer to `streamer` while it is computed, and return it. An error of the streamer cancels the
+    request.
+
+    Answers of batches that are under way are kept for them. Raises InvalidRequest, InvalidMedia, QueueFull.
+    """
     import torch  # lazy: an engine with torch has it loaded already
 
     engine.check_batchable()
