@@ -1,4 +1,4 @@
-"""Puts an engine together. The one file that knows both the core and the runtime."""
+"""Builds an engine from its parts. The only module that knows both the core and the runtime."""
 
 import gc
 from collections.abc import Callable
@@ -42,12 +42,12 @@ from mmengine.structured_output.engines.base import Compiled
 from mmengine.structured_output.rows.grammars import Grammars
 from mmengine.structured_output.rows.rows import RowMatchers
 
-MAX_LORAS = 8  # adapters in one step, where there may be some and nobody says how many
+MAX_LORAS = 8  # adapters in one step if they are enabled without a number
 
 
 @dataclass(slots=True)
 class Built:
-    """An engine and its parts. `config` has every size filled in."""
+    """An engine and its parts. `config` has every size set."""
 
     core: EngineCore
     processor: Processor
@@ -59,16 +59,15 @@ class Built:
     device: str
     dtype: str
     grammars: Grammars
-    resumed: ResumeState | None = None  # of the log that is continued; the core waits for `recover`
-    kv_bytes: int = 0  # of the pool when it is full
-    free_bytes: int = 0  # of the device's memory beside weights and the full pool, when this was built
-    num_threads: int = 1  # of torch, in the whole process, since this was built
+    resumed: ResumeState | None = None  # the state of a continued log; the core waits for `recover`
+    kv_bytes: int = 0  # of the full pool
+    free_bytes: int = 0  # device memory that remained beside weights and the full pool
+    num_threads: int = 1  # torch's number of threads in the whole process
     threads_before: int = 1
-    store: StoreClient | None = None  # of blocks
+    store: StoreClient | None = None  # the block store
 
     def close(self) -> None:
-        """Close the core. The host program has its number of threads back, unless somebody else has set
-        another one meanwhile."""
+        """Close the core. Restores the process's number of threads unless it was changed meanwhile."""
         if torch.get_num_threads() == self.num_threads:
             torch.set_num_threads(self.threads_before)
         self.grammars.close()
@@ -92,17 +91,18 @@ def build(
     compile_grammar: Callable[[GrammarRequest], Compiled] | None = None,
     takes_adapters: bool = False,
 ) -> Built:
-    """Load a model (a folder, a hub id, or None for the embedded checkpoint) and make its engine.
+    """Load a model (a folder, a hub id, or None for the embedded checkpoint) and build its engine.
 
-    `log`: a folder for the event log; None keeps the last events in memory. `resume`: continue the log that
-    stands there, if there is one; the caller then owes the core a `recover`. `compile_grammar` stands in for
-    the grammar engine's own in tests. `takes_adapters`: of LoRA; in a new log they have MAX_LORAS places
-    where the settings say no number. Raises ModelError, ConfigError, LogError."""
+    `log` is a folder for the event log; None keeps the last events in memory. `resume` continues the log in
+    that folder, if there is one; the caller must then call the core's `recover`. `compile_grammar` replaces
+    the grammar engine's in tests. With `takes_adapters`, a new log has MAX_LORAS places for LoRA adapters
+    unless the settings say otherwise. Raises ModelError, ConfigError, LogError.
+    """
     config = config or EngineConfig()
     config.check()
-    policy_of(config)  # raises for one that nobody knows, before weights are read
-    GRAMMAR_BACKENDS.load(config.grammar_backend)  # likewise for one that is not installed
-    opened = open_log(log, resume, config) if log is not None else None  # a refusal comes at once
+    policy_of(config)  # raises for an unknown policy before weights are read
+    GRAMMAR_BACKENDS.load(config.grammar_backend)  # likewise for a grammar engine that is not installed
+    opened = open_log(log, resume, config) if log is not None else None  # a refused log fails at once
     if takes_adapters and not config.max_loras and (opened is None or opened.resumed is None):
         config = msgspec.structs.replace(config, max_loras=MAX_LORAS)
     try:
@@ -123,7 +123,7 @@ def build(
 def _weights_ahead(folder: Path) -> AbstractContextManager[None]:
     try:
         return reading_ahead(model_weight_files(folder), available_memory())
-    except ModelError:  # said where the weights are wanted
+    except ModelError:  # reported when the weights are read
         return nullcontext()
 
 
@@ -168,7 +168,7 @@ def _build(
 
 
 def _ranks(config: EngineConfig, folder: Path, placement: Placement) -> Ranks | None:
-    """The other ranks of a model that is cut, on their way."""
+    """Start the other ranks of a tensor-parallel model."""
     if config.tensor_parallel == 1:
         return None
     return Ranks.begin(
@@ -252,7 +252,7 @@ def _assemble(
 
 
 def _store(config: EngineConfig, executor: TorchExecutor, fingerprints: dict[str, str]) -> StoreClient | None:
-    """Of blocks. Raises ConfigError for one that nobody knows, or that cannot be used."""
+    """Return the block store's client. Raises ConfigError if the store is unknown or unusable."""
     if not config.block_store:
         return None
     made = BLOCK_STORES.load(config.block_store)(config.block_store_path, config.block_store_bytes)
@@ -267,13 +267,13 @@ def _network(
     asked |= {"quantize": config.quantize} if config.quantize != "none" else {}
     asked |= {"activations": config.activations} if config.activations != "model" else {}
     if placement.device.has_own_memory:
-        gc.collect()  # engines that were closed, and their weights, may go in circles
+        gc.collect()  # closed engines and their weights may be in reference cycles
     where = str(placement.device.torch_device)
     return plugin.load_model(folder, device=where, dtype=name_of(placement.dtype), **asked)
 
 
 def _check_quantize(config: EngineConfig, placement: Placement) -> None:
-    """Raises ConfigError where matrices cannot be held as codes."""
+    """Raise ConfigError if matrices cannot be quantised here."""
     name, asked = ("quantize", config.quantize) if config.quantize != "none" else ("activations", "int8")
     if name == "activations" and config.activations == "model":
         return
@@ -300,8 +300,11 @@ def _grammars(
 
 
 def _placement(device: str, dtype: str, attention: str, folder: Path) -> Placement:
-    """For the model in `folder`. dtype "auto" is bfloat16, and for the embedded checkpoint what the device
-    computes that best in, whatever its file stores."""
+    """Return the placement of the model in `folder`.
+
+    The dtype "auto" is bfloat16; for the embedded checkpoint it is the fastest type on the device, whatever
+    its file has.
+    """
     opened = open_device(device)
     if dtype == "auto":
         dtype = opened.embedded_dtype if _is_embedded(folder) else "bfloat16"

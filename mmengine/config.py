@@ -1,4 +1,4 @@
-"""Settings of an engine. One frozen struct, checked once, written into STARTED."""
+"""The settings of an engine: one frozen struct, validated once and written into the event STARTED."""
 
 from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
@@ -9,7 +9,7 @@ from msgspec import Meta
 from mmengine.decode_errors import out_of_range
 from mmengine.errors import ConfigError, shown
 
-# Settings that no decision depends on; a process that continues a log may have others.
+# Settings that no decision depends on; a process that continues a log may change them.
 OPERATIONAL = (
     *("log_sync", "log_retain_bytes", "log_retain_s", "snapshot_bytes", "media_store_bytes"),
     *("step_timeout_s", "num_threads", "media_workers", "media_cache_bytes", "media_ahead_bytes"),
@@ -20,134 +20,137 @@ OPERATIONAL = (
     "session_media_bytes",
 )
 MAX_MARKER_CHARS = 64
-ENCODER_CACHE = 32_768  # embeddings that are kept where nothing is measured
+ENCODER_CACHE = 32_768  # embeddings to keep if nothing is measured
 MAX_DRAFT_TOKENS = 64  # of one row
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Sizes are in tokens unless the name says otherwise; encoder sizes are in embeddings.
+    """Settings of an engine. Sizes are in tokens unless the name says otherwise; encoder sizes are in
+    embeddings.
 
-    A field that is 0 and says "auto" is filled in when the model is known.
+    A field whose default 0 means "auto" is set when the model is known.
     """
 
-    _commit_hash: ClassVar[None] = None  # older versions of `transformers.pipeline` ask any model's config
+    # older versions of `transformers.pipeline` read this attribute of any model's config
+    _commit_hash: ClassVar[None] = None
 
     max_num_seqs: Annotated[int, Meta(ge=1, le=65536)] = 64  # rows: requests that run at once
     token_budget: Annotated[int, Meta(ge=1, le=2**20)] = 1024  # tokens of one step
-    # Prompt and output of one request; auto: the model's, capped by the pool.
+    # Prompt and output of one request; auto: the model's maximum, limited by the pool.
     max_model_len: Annotated[int, Meta(ge=0, le=2**24)] = 0
     block_size: Annotated[int, Meta(ge=1, le=1024)] = 16
     num_blocks: Annotated[int, Meta(ge=0, le=2**22)] = 0  # KV blocks of the pool; auto: from free memory
     enable_prefix_caching: bool = True
-    # Most tokens of one request in one step; 0: no limit.
+    # Maximum number of tokens of one request in one step; 0 for no limit.
     long_prefill_token_threshold: Annotated[int, Meta(ge=0, le=2**20)] = 0
-    split_media: bool = True  # False: a chunk ends before an item rather than inside it, where it can
+    split_media: bool = True  # False: a chunk ends before an item instead of inside it, if possible
     encoder_budget: Annotated[int, Meta(ge=1, le=2**24)] = 16384  # embeddings computed in one step
-    # Embeddings kept; auto: of a GPU's memory a share, else ENCODER_CACHE.
+    # Embeddings kept; auto: a share of a GPU's memory, otherwise ENCODER_CACHE.
     encoder_cache_size: Annotated[int, Meta(ge=0, le=2**26)] = 0
-    # Embeddings of one image or video; 0: as many as both encoder sizes hold.
+    # Embeddings of one image or video; 0: as many as both encoder sizes allow.
     max_item_embeds: Annotated[int, Meta(ge=0, le=2**24)] = 0
     policy: str = "fcfs"
-    admission_reserve: Literal["none", "prompt", "output"] = "prompt"  # blocks free before one starts
-    spec: str = "auto"  # who drafts tokens (docs/explanation/speculation.md)
-    # Most drafts of one row; 0: as many as `spec` suggests.
+    # blocks that must be free before a request starts
+    admission_reserve: Literal["none", "prompt", "output"] = "prompt"
+    spec: str = "auto"  # the drafter (docs/explanation/speculation.md)
+    # Maximum number of drafts of one row; 0: as many as `spec` suggests.
     num_draft_tokens: Annotated[int, Meta(ge=0, le=MAX_DRAFT_TOKENS)] = 0
-    draft_policy: Literal["auto", "all", "goodput"] = "auto"  # how many; auto: goodput, in simulations all
-    drafts_for: Literal["all", "forms"] = "all"  # whom drafters read: all rows, or those with a grammar
-    # KV slots a drafter needs behind the known tokens.
+    # number of drafts; auto: goodput, in simulations all
+    draft_policy: Literal["auto", "all", "goodput"] = "auto"
+    drafts_for: Literal["all", "forms"] = "all"  # rows that get drafts: all, or those with a grammar
+    # KV slots that a drafter needs after the known tokens.
     lookahead_tokens: Annotated[int, Meta(ge=0, le=MAX_DRAFT_TOKENS)] = 0
     # Steps given to the executor before the first one's result is awaited; auto: 2 on a GPU, else 1.
     max_in_flight: Annotated[int, Meta(ge=0, le=2)] = 0
-    kv_dtype: Literal["auto", "fp8"] = "auto"  # what K and V are kept in; auto: as the model computes
-    # How the decoder's matrices are held, of a checkpoint that is not quantised: docs/how-to/quantisation.md.
+    kv_dtype: Literal["auto", "fp8"] = "auto"  # type of the stored K and V; auto: the model's
+    # Storage of the decoder's matrices, for checkpoints that are not quantised: docs/how-to/quantisation.md.
     quantize: Literal["none", "int8", "fp8"] = "none"
-    # What matrices held as whole numbers are multiplied by; int8 is outside parity.
+    # Type of the activations that integer matrices are multiplied by; int8 is outside parity.
     activations: Literal["model", "int8"] = "model"
-    cuda_graphs: bool = True  # steps that only decode, and small images, are replayed (docs/how-to/gpu.md)
-    compat: Literal["", "vllm"] = ""  # decisions as that engine makes them, for comparisons
-    preempt_mode: Literal["auto", "recompute", "swap"] = "auto"  # auto: what costs less
+    cuda_graphs: bool = True  # replay decode steps and small images as CUDA graphs (docs/how-to/gpu.md)
+    compat: Literal["", "vllm"] = ""  # make decisions as this engine does, for comparisons
+    preempt_mode: Literal["auto", "recompute", "swap"] = "auto"  # auto: the cheaper mode
     swap_blocks: Annotated[int, Meta(ge=0, le=2**22)] = 0  # KV blocks of the host pool
-    recompute_token_ns: Annotated[int, Meta(ge=0, le=2**40)] = 5_000  # what it costs to compute a token again
-    # What it costs to copy a block out and back in.
+    recompute_token_ns: Annotated[int, Meta(ge=0, le=2**40)] = 5_000  # cost of computing a token again
+    # Cost of copying a block out and back in.
     swap_block_ns: Annotated[int, Meta(ge=0, le=2**40)] = 20_000
-    # Preemptions of one request without a token in between that are reported.
+    # Consecutive preemptions of one request without a token that are reported.
     thrash_limit: Annotated[int, Meta(ge=1, le=2**20)] = 16
     max_waiting: Annotated[int, Meta(ge=1, le=2**20)] = 4096  # requests without a row; one more is refused
     max_media_per_request: Annotated[int, Meta(ge=0, le=4096)] = 64
-    # Times a request survives a failed step before it ends with "error".
+    # Failed steps that a request survives before it ends with "error".
     max_retries: Annotated[int, Meta(ge=0, le=100)] = 1
     checkpoint_interval: Annotated[int, Meta(ge=1, le=2**20)] = 256  # steps between state digests in the log
     eos_token_ids: tuple[int, ...] = ()
     log_sync: Literal["background", "always", "never"] = "background"
-    # Of the log, the newest so many bytes and seconds are kept (docs/reference/log-format.md); 0: all of it.
+    # Newest bytes and seconds of the log to keep (docs/reference/log-format.md); 0: all of it.
     log_retain_bytes: Annotated[int, Meta(ge=0, le=2**50)] = 0
     log_retain_s: Annotated[int, Meta(ge=0, le=2**40)] = 0  # likewise
-    # Bytes of log between two snapshots of the state beside it; 0: none.
+    # Bytes of log between two snapshots of the state beside it; 0 for none.
     snapshot_bytes: Annotated[int, Meta(ge=0, le=2**40)] = 64 * 2**20
-    # Seconds in which a step gets no further, after which it counts as hung and the process ends; 0: never.
+    # Seconds without progress after which a step counts as hung and the process ends; 0 for never.
     step_timeout_s: Annotated[int, Meta(ge=0, le=10**6)] = 0
-    # Bytes of images and videos kept beside the log; 0: none are.
+    # Bytes of images and videos kept beside the log; 0 for none.
     media_store_bytes: Annotated[int, Meta(ge=0, le=2**50)] = 16 * 2**30
     # Threads that prepare images and videos; 0: half of the cores, one to four.
     media_workers: Annotated[int, Meta(ge=0, le=256)] = 0
-    # Where encoded media are decoded: in processes with limits, which cannot take the engine along, or on its
-    # threads; auto: AsyncEngine takes processes, Engine threads.
+    # Where encoded media are decoded: in processes with limits, which cannot crash the engine, or on its
+    # threads; auto: processes for AsyncEngine, threads for Engine.
     media_decoding: Literal["auto", "processes", "threads"] = "auto"
-    # Memory that the decoding of one image or video may take in a process of its own.
+    # Memory limit of a process that decodes one image or video.
     media_process_bytes: Annotated[int, Meta(ge=2**24, le=2**40)] = 2 * 2**30
-    # Seconds from submit within which AsyncEngine must have prepared a prompt, and within which a process
-    # must have decoded one image or video; 0: no limit.
+    # Seconds from submission within which AsyncEngine must have prepared a prompt, and within which a process
+    # must have decoded one image or video; 0 for no limit.
     prepare_timeout_s: Annotated[int, Meta(ge=0, le=10**6)] = 60
-    # Bytes of prepared images and videos kept by content; 0: none are.
+    # Bytes of prepared images and videos kept by content; 0 for none.
     media_cache_bytes: Annotated[int, Meta(ge=0, le=2**50)] = 256 * 2**20
-    # Bytes of pixels in flight; no further prompt is prepared beyond it.
+    # Bytes of pixels in flight; beyond this no further prompt is prepared.
     media_ahead_bytes: Annotated[int, Meta(ge=1, le=2**50)] = 2**30
-    grammar_backend: str = "llguidance"  # what enforces grammars (docs/how-to/structured_output.md)
-    # Seconds after which the compilation of a grammar is given up.
+    grammar_backend: str = "llguidance"  # the grammar engine (docs/how-to/structured_output.md)
+    # Seconds after which the compilation of a grammar is aborted.
     grammar_timeout_s: Annotated[int, Meta(ge=1, le=10**6)] = 10
-    # Between these a model reasons, and a form begins behind the end; "": never.
-    # See docs/how-to/structured_output.md.
+    # Markers that enclose a model's reasoning; a form begins after the end marker. "" for no reasoning. See
+    # docs/how-to/structured_output.md.
     reasoning_start: str = "<think>"
     reasoning_end: str = "</think>"
     batch_invariant: bool = False  # the same bits whatever else runs (docs/how-to/gpu.md)
     tensor_parallel: Annotated[int, Meta(ge=1, le=64)] = 1  # devices of the model (docs/how-to/gpu.md)
-    # Threads that compute on a CPU; 0: as the machine and the model suggest (docs/explanation/cpu.md).
+    # Threads that compute on a CPU; 0: chosen by machine and model (docs/explanation/cpu.md).
     num_threads: Annotated[int, Meta(ge=0, le=1024)] = 0
-    # Who keeps KV blocks beyond this process (docs/how-to/block_store.md); "": nobody.
+    # The store that keeps KV blocks beyond this process (docs/how-to/block_store.md); "" for none.
     block_store: str = ""
-    block_store_path: str = ""  # where; for a folder its name
-    # Bytes that it may keep there; the longest unused go first.
+    block_store_path: str = ""  # its place; for a folder, the path
+    # Bytes that the store may keep there; the least recently used go first.
     block_store_bytes: Annotated[int, Meta(ge=2**20, le=2**50)] = 16 * 2**30
-    # Seconds that a request waits for what the store has, before it is computed.
+    # Seconds that a request waits for blocks from the store before they are computed.
     fetch_timeout_s: Annotated[float, Meta(ge=0, le=3600)] = 2.0
-    # Encoder work of one step (encoder_cache/work.py): items within it are encoded whole, and one that takes
-    # more in pieces of it, over several steps; 0: auto, what this machine does in a second, and where the
-    # encoder cannot stop in between, and in a log, no limit.
+    # Encoder work of one step (encoder_cache/work.py). Items within it are encoded whole; a larger item is
+    # encoded in pieces of that size over several steps. 0: auto, the machine's work of one second. There is
+    # no limit in a log, or if the encoder cannot stop in between.
     encoder_piece: Annotated[int, Meta(ge=0, le=2**62)] = 0
     # Patches of a frame at which its attention takes as long as the rest of the encoder; 0: measured.
     encoder_even_patches: Annotated[int, Meta(ge=0, le=2**31)] = 0
-    # What a unit of encoder work takes; 0: measured.
+    # Time of a unit of encoder work; 0: measured.
     encoder_work_ns: Annotated[int, Meta(ge=0, le=2**40)] = 0
-    # See docs/explanation/models.md. Slots for the recurrent states of rows, and for those that are kept
-    # for prefix hits; 0:
-    # auto, from free memory, and in a log that the model has no such states.
+    # Slots for the recurrent states of rows and of prefix hits (docs/explanation/models.md). 0: auto, from
+    # free memory; in a log 0 means that the model has no such states.
     num_state_slots: Annotated[int, Meta(ge=0, le=2**20)] = 0
-    # Tokens between two states that are kept of one request; 0: only where its prompt ends, and where it
-    # leaves what others began with.
+    # Tokens between two kept states of one request. 0: only at the prompt's end, and where the prompt leaves
+    # a prefix of earlier requests.
     snapshot_every: Annotated[int, Meta(ge=0, le=2**24)] = 256
-    # LoRA adapters that may be in one step (docs/how-to/lora.md); 0: none is taken.
+    # LoRA adapters that may be in one step (docs/how-to/lora.md); 0: adapters are refused.
     max_loras: Annotated[int, Meta(ge=0, le=1024)] = 0
-    # Bytes of adapters' matrices that are held at once, those that only wait to be used again included.
+    # Bytes of adapters' matrices that are kept in memory, including those of unused adapters.
     lora_bytes: Annotated[int, Meta(ge=1, le=2**50)] = 2 * 2**30
 
     # Sessions that are open at once (docs/how-to/sessions.md); one more is refused.
     max_sessions: Annotated[int, Meta(ge=0, le=2**16)] = 64
-    # KV blocks that sessions may keep while nobody asks them; 0: auto, half of the pool.
+    # KV blocks that idle sessions may keep; 0: auto, half of the pool.
     session_blocks: Annotated[int, Meta(ge=0, le=2**22)] = 0
-    # Images and frames of all that a session holds; of other requests max_media_per_request holds.
+    # Images and frames in a session; max_media_per_request limits other requests.
     max_media_per_session: Annotated[int, Meta(ge=0, le=2**16)] = 2048
-    # Bytes of images and frames that sessions without a log keep in memory, to compute again from; over HTTP
-    # as many of frames that wait for others.
+    # Bytes of images and frames that sessions without a log keep in memory, to compute again from. Over HTTP
+    # the same limit applies to frames that wait for others.
     session_media_bytes: Annotated[int, Meta(ge=0, le=2**50)] = 512 * 2**20
 
     def as_dict(self) -> dict:
@@ -155,7 +158,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @classmethod
     def from_dict(cls, settings: dict) -> "EngineConfig":
-        """Raises ConfigError for a name that is no setting, or a value of another type or out of range."""
+        """Convert a dict.
+
+        Raises ConfigError for an unknown name, or a value of a wrong type or out of range.
+        """
         try:
             return msgspec.convert(settings, cls)
         except msgspec.ValidationError as error:
@@ -166,20 +172,24 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ConfigError(f"{name} must lie in {low} to {high}, not {shown(value)}") from None
 
     def check(self) -> None:
-        """Raise ConfigError for the first value of another type or out of range, or for two that
-        contradict each other."""
+        """Raise ConfigError for the first value of a wrong type or out of range, or for two that contradict
+        each other.
+        """
         self._check_fields()
         for contradiction in (*_contradictions(self), *(_no_vllm(self) if self.compat else _unsplit(self))):
             raise ConfigError(contradiction)
 
     def check_resolved(self) -> None:
-        """`check`, and `check_foldable`."""
+        """Run `check` and `check_foldable`."""
         self.check()
         self.check_foldable()
 
     def check_foldable(self) -> None:
-        """Raise ConfigError where a size is out of range or still open, or the pool cannot hold one
-        request. A log is held to no more: what contradicts itself today ran when it was written."""
+        """Raise ConfigError if a size is out of range or not set, or the pool cannot hold one request.
+
+        A log needs no further checks: settings that contradict each other today were valid when it was
+        written.
+        """
         self._check_fields()
         if self.max_model_len < 2 or self.num_blocks < 2:
             raise ConfigError(
@@ -214,28 +224,31 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 raise ConfigError(f"eos_token_ids must lie in 0 to 2^31 - 1, not {shown(token)}")
 
     def without_store(self) -> "EngineConfig":
-        """For who plays an engine and has no store: what that would send is computed."""
+        """Return settings without a store, for replays and simulations, which compute what a store would
+        send.
+        """
         return msgspec.structs.replace(self, block_store="") if self.block_store else self
 
     @property
     def most_leased(self) -> int:
-        """KV blocks that all sessions may hold together."""
+        """The number of KV blocks that all sessions may hold together."""
         return self.session_blocks or (self.num_blocks - 1) // 2
 
     @property
     def largest_item(self) -> int:
-        """Embeddings of the largest image or video that is taken."""
-        limits = (self.encoder_cache_size, self.max_item_embeds, self.max_model_len - 1)  # where known
+        """The number of embeddings of the largest image or video that is accepted."""
+        # limits that are known
+        limits = (self.encoder_cache_size, self.max_item_embeds, self.max_model_len - 1)
         return min([self.encoder_budget, *(each for each in limits if each > 0)])
 
 
 def _is_unicode(text: str) -> bool:
-    """No half of a surrogate pair stands in it."""
+    """Return whether the text has no unpaired surrogate."""
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _contradictions(config: EngineConfig) -> Iterator[str]:
-    """What is wrong with settings that are each in range, as sentences that name both."""
+    """Yield contradictions between settings that are each in range, as sentences that name both."""
     budget, drafts = config.token_budget, config.num_draft_tokens
     if budget < config.max_num_seqs:
         yield (
@@ -306,7 +319,7 @@ def _contradictions(config: EngineConfig) -> Iterator[str]:
 
 
 def _unsplit(config: EngineConfig) -> Iterator[str]:
-    """What vLLM would take, and we do not."""
+    """Yield settings that vLLM accepts and this engine does not."""
     if config.token_budget < config.block_size:
         yield (
             f"token_budget {config.token_budget} is smaller than block_size {config.block_size}, one block; "
@@ -329,7 +342,7 @@ def _unsplit(config: EngineConfig) -> Iterator[str]:
 
 
 def _no_vllm(config: EngineConfig) -> Iterator[str]:
-    """What vLLM does not have, so that no decision could be like its own."""
+    """Yield features that vLLM does not have, so that decisions could not be compared."""
     if config.policy not in ("fcfs", "priority"):
         yield (
             f"compat vllm knows the policies fcfs and priority, not {config.policy}; choose one of them, or "
