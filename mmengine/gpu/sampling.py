@@ -49,7 +49,7 @@ def _checked_kernels(device: torch.device) -> tuple[ModuleType | None, str]:
         from mmengine.gpu import sampling_kernels
 
         if not gives_known_tokens(sampling_kernels, device):
-            return None, f"torch (triton {triton.__version__} gives other tokens)"
+            return None, f"torch (triton {triton.__version__} gives wrong tokens)"
     except Exception as error:  # torch samples instead if a compiler, driver or version does not fit
         return None, f"torch ({in_one_line(error, 200)})"
     return sampling_kernels, f"triton {triton.__version__}"

@@ -129,7 +129,7 @@ def invariant_ops(ops: TextOps, device: torch.device, dtype: torch.dtype) -> Tex
         ops = choose(ops, name, (make,), device, dtype)
     failed = [f"{name} by {who}" for name, who in ops.by.items() if who.startswith("torch")]
     if not failed and not _keeps_bits(ops, device, dtype):
-        failed = ["they give a row other bits among more rows"]
+        failed = ["they change a row's bits among more rows"]
     if failed:
         raise ConfigError(
             f"batch_invariant needs the Triton kernels on {device}: {', '.join(failed)}; turn it off, or "

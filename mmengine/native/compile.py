@@ -40,7 +40,7 @@ def find_compiler() -> str:
         found = shutil.which(name)
         if found:
             return found
-    wanted = f"CXX names {chosen[:100]}, which is not there" if chosen else "there is no C++ compiler"
+    wanted = f"CXX names {chosen[:100]}, which does not exist" if chosen else "there is no C++ compiler"
     raise NativeKernelsError(f"{wanted}; install g++ (Debian, Ubuntu: apt install g++)")
 
 

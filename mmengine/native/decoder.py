@@ -91,10 +91,10 @@ class Decoder:
     def _check_aux_rows(self, layers: Sequence[int], rows: Tensor, embeds: Tensor) -> None:
         """Raise ValueError unless `rows` fits: the kernels write to its raw address."""
         if not all(0 <= layer <= self._weights.num_layers for layer in layers):
-            raise ValueError(f"tapped layers {list(layers)} are not all of 0 to {self._weights.num_layers}")
+            raise ValueError(f"auxiliary layers {list(layers)} must be in 0 to {self._weights.num_layers}")
         wanted = (len(embeds), len(layers) * self._sizes.hidden_size)
         if rows.shape != wanted or rows.dtype != embeds.dtype or (rows.numel() and rows.stride(1) != 1):
-            raise ValueError(f"tapped rows are {list(rows.shape)} {rows.dtype}, wanted {list(wanted)}")
+            raise ValueError(f"auxiliary rows are {list(rows.shape)} {rows.dtype}, wanted {list(wanted)}")
 
     def _run_at_once(self, attention: Any) -> None:
         check(

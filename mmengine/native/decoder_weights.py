@@ -153,7 +153,7 @@ class DecoderWeights:
     def __init__(self, sizes: Sizes, dtype: torch.dtype, layers: Sequence[NativeLayer], norm: Tensor) -> None:
         s = sizes
         if not fits(s.head_dim, norm.device, dtype):
-            raise ValueError(f"no kernel for heads of {s.head_dim} in {dtype}")
+            raise ValueError(f"the kernels do not support heads of {s.head_dim} values in {dtype}")
         self.sizes, self.dtype, self.num_layers = s, dtype, len(layers)
         self._weights = layers
         self._norms: list[Tensor] = []

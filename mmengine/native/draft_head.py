@@ -161,7 +161,7 @@ class NativeHead:
             or aux_hidden_states.stride(1) != 1
         ):
             raise ValueError(
-                f"taps are {list(aux_hidden_states.shape)} {aux_hidden_states.dtype}, "
+                f"auxiliary states are {list(aux_hidden_states.shape)} {aux_hidden_states.dtype}, "
                 f"wanted [t, {wide}] {self._dtype}"
             )
         out = aux_hidden_states.new_empty(len(aux_hidden_states), self._hidden_size)

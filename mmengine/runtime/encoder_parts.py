@@ -48,7 +48,7 @@ class EncoderParts:
         if self._encoding is None or self._key != part.item.key or not part.start:
             if part.start and not part.is_last:
                 return None  # the item was dropped while this step waited, so no request needs the features
-            assert self._begin is not None, "only items of an encoder that stops in between come in parts"
+            assert self._begin is not None, "only encoders that can pause encode items in parts"
             media, adapted = payload_of(part.item, payloads), adapter()
             pixels = upload_joined([media.patches], self._device)
             self.clear()  # before the next encoding begins: the state of two items may not fit in memory

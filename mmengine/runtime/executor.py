@@ -243,7 +243,7 @@ def _failure(step: StepPlan, error: Exception, device: Device) -> ExecutorFailed
         )
     elif not device.answers():  # FlashInfer and Triton have no exception type for device errors
         return ExecutorLost(
-            f"step {step.step} failed and the GPU does not answer any more ({reason}); start the process "
-            "again, with its log it goes on with all requests; `nvidia-smi` and the kernel's log say more"
+            f"step {step.step} failed and the GPU no longer answers ({reason}); start the process "
+            "again to resume all requests from the log; `nvidia-smi` and the kernel's log say more"
         )
     return ExecutorFailed(f"step {step.step} failed: {reason}")

@@ -166,5 +166,5 @@ def test_kernels_write_only_to_what_holds_it(checkpoint, library):
         ((NUM_LAYERS + 1,), torch.empty(3, HIDDEN)),
         ((-1,), torch.empty(3, HIDDEN)),
     ):
-        with pytest.raises(ValueError, match="tapped"):
+        with pytest.raises(ValueError, match="auxiliary"):
             model.forward(embeds, None, positions, None, AuxHiddenStates(layers, rows))

@@ -125,7 +125,7 @@ def test_other_requests_change_no_bit_as_on_a_gpu(asked, kernel_device, dots_in_
     [
         ({"attention": "torch"}, "needs attention that is too: that is native on cpu, not torch"),
         ({"config": {"tensor_parallel": 2}}, "cannot go with tensor_parallel 2"),
-        ({"config": {"kv_dtype": "fp8"}}, "it knows float32 and bfloat16, not float8_e4m3fn"),
+        ({"config": {"kv_dtype": "fp8"}}, "it supports float32 and bfloat16, not float8_e4m3fn"),
     ],
 )
 def test_incompatible_settings_are_refused(settings, says):

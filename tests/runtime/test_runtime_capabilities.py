@@ -44,8 +44,8 @@ def test_a_gpu_with_flashinfer(monkeypatch):
         ({"gpus": 1, "flashinfer": None}, "flashinfer-python is not installed; pip install '.[cuda]'"),
         ({"gpus": 1, "flashinfer": "0.8.1"}, "0.8.1 is installed, and 0.7.2 up to, not including, 0.8"),
         ({"gpus": 1, "capability": (7, 5)}, "this GPU has compute capability 7.5, and 8.0 is needed"),
-        ({"gpus": 0}, "torch sees no GPU here; look at `nvidia-smi`"),
-        ({"cuda": None}, "this build of torch is for CPUs only"),
+        ({"gpus": 0}, "torch sees no GPU; check `nvidia-smi`"),
+        ({"cuda": None}, "this build of torch supports only CPUs"),
     ],
 )
 def test_missing_parts_of_flashinfer(monkeypatch, facts, says):
@@ -62,7 +62,7 @@ def test_missing_parts_of_flashinfer(monkeypatch, facts, says):
         ({"gpus": 1, "capability": (7, 5)}, "this GPU has compute capability 7.5", "torch on a GPU, "),
         ({"gpus": 1, "triton": False}, "triton is not installed; it comes with", "flashinfer on a GPU, "),
         ({"gpus": 1, "flashinfer": None, "triton": False}, "triton is not installed", "torch on a GPU, "),
-        ({"gpus": 0}, "torch sees no GPU here", ""),
+        ({"gpus": 0}, "torch sees no GPU", ""),
     ],
 )
 def test_where_triton_attends(monkeypatch, facts, says, chosen):

@@ -236,7 +236,7 @@ def test_a_model_that_does_not_fit_is_told(monkeypatch):
     assert "heads of 64, 128, 256 values, not of 32" in flashinfer_capability.unfit(spec, pool_of(spec))
     spec = spec_of(4, 2, 64)
     assert "not float32" in flashinfer_capability.unfit(spec, pool_of(spec, torch.float32))
-    with pytest.raises(ConfigError, match="KV pool lies on cpu; choose 'torch' or 'auto'"):
+    with pytest.raises(ConfigError, match="KV pool is on cpu; choose 'torch' or 'auto'"):
         registry.make_backend("flashinfer", spec, pool_of(spec))
 
 

@@ -27,9 +27,9 @@ OLD = RuntimeError(
 @pytest.mark.parametrize(
     "cuda, count, error, device, told",
     [
-        (None, 0, None, "cuda", "this build of torch is for CPUs only; install one for CUDA"),
-        ("13.0", 0, OLD, "cuda", r"too old \(found version 11040\).*driver; `nvidia-smi` says which driver"),
-        ("13.0", 0, None, "cuda", "torch sees no GPU here; look at `nvidia-smi`"),
+        (None, 0, None, "cuda", "this build of torch supports only CPUs; install a CUDA build"),
+        ("13.0", 0, OLD, "cuda", r"too old \(found version 11040\).*driver; `nvidia-smi` shows the driver"),
+        ("13.0", 0, None, "cuda", "torch sees no GPU; check `nvidia-smi`"),
         ("13.0", 1, None, "cuda:1", "torch sees one GPU, cuda:0$"),
         ("13.0", 4, None, "cuda:7", "torch sees GPUs cuda:0 to cuda:3$"),
     ],

@@ -324,7 +324,7 @@ def test_a_gpu_that_is_gone_ends_the_engine_and_the_log_goes_on(monkeypatch, tmp
         engine.built.executor._runner.launch = fall_off
         monkeypatch.setattr(CpuDevice, "answers", lambda device: False)
         for _ in range(2):
-            with pytest.raises(ExecutorLost, match="does not answer any more .*; start the process again"):
+            with pytest.raises(ExecutorLost, match="no longer answers .*; start the process again"):
                 while not engine.is_idle:
                     engine.step()
     monkeypatch.undo()

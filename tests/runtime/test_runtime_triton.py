@@ -25,7 +25,7 @@ def pool_of(spec, dtype=torch.float32):
         (33, torch.float32, True, True, "not of 33"),
         (258, torch.float32, True, True, "not of 258"),
         (32, torch.float32, False, True, "triton is not installed; it comes with torch for CUDA"),
-        (32, torch.float32, True, False, "it computes on a GPU, and the KV pool lies on cpu"),
+        (32, torch.float32, True, False, "it computes on a GPU, but the KV pool is on cpu"),
         (32, torch.bfloat16, True, True, "interpreter multiplies bfloat16 wrongly"),
         (32, torch.float16, True, True, None),
     ],

@@ -291,5 +291,5 @@ def test_settings_that_do_not_fit_are_refused(tmp_path):
     with pytest.raises(ModelError, match="config.json"):
         build(config=EngineConfig(spec=f"eagle3={tmp_path}"))
     FAMILIES["specforge"]().save(tmp_path)
-    with pytest.raises(ModelError, match="the head is another model's"):
+    with pytest.raises(ModelError, match="the head belongs to another model"):
         build(config=EngineConfig(spec=f"eagle3={tmp_path}"))

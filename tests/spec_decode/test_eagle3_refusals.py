@@ -189,7 +189,7 @@ def test_a_language_model_is_no_head(tmp_path):
     written = FAMILIES["specforge"]()
     written.config["architectures"] = ["LlamaForCausalLM"]
     del written.tensors["fc.weight"]
-    with pytest.raises(ModelError, match="fc.weight is missing.*no whole EAGLE-3 head"):
+    with pytest.raises(ModelError, match="fc.weight is missing.*not a complete EAGLE-3 head"):
         open_head(written.save(tmp_path), TARGET)
 
 
@@ -199,7 +199,7 @@ def test_an_older_eagle_is_refused(tmp_path):
     written.tensors["fc.weight"] = torch.ones(48, 96)
     for name, rows in (("q", 64), ("k", 32), ("v", 32)):
         written.tensors[f"midlayer.self_attn.{name}_proj.weight"] = torch.ones(rows, 48)
-    with pytest.raises(ModelError, match="q_proj .* reads 48 values.*EAGLE 1 and 2 are not served"):
+    with pytest.raises(ModelError, match="q_proj .* reads 48 values.*EAGLE 1 and 2 are not supported"):
         open_head(written.save(tmp_path), TARGET)
 
 

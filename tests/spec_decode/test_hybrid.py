@@ -71,14 +71,14 @@ def test_a_head_that_is_damaged_is_left_out(tmp_path, monkeypatch):
     monkeypatch.setattr(drafters, "entry_points", lambda group: [Point(folder)])
     with capture_logs() as lines:
         assert found() == (["grammar"], 0)
-    assert any("draft head is left out" in line["event"] for line in lines)
+    assert any("draft head is not used" in line["event"] for line in lines)
 
 
 def test_a_run_has_what_is_forced_and_then_the_heads(monkeypatch):
     """Mix rows with and without grammars; each run counts for the drafter of its last draft."""
     if library.load() is None:
         pytest.skip(library.describe())
-    runs, ask = [], Drafting._ask
+    runs, ask = [], Drafting._propose
 
     def watched(self, number, rows, most, given=None):
         proposed = ask(self, number, rows, most, given)
@@ -88,7 +88,7 @@ def test_a_run_has_what_is_forced_and_then_the_heads(monkeypatch):
             runs.extend(zip([number] * len(rows), bound, before.tolist(), proposed.counts.tolist()))
         return proposed
 
-    monkeypatch.setattr(Drafting, "_ask", watched)
+    monkeypatch.setattr(Drafting, "_propose", watched)
     texts = {}
     for spec in ("none", "auto"):
         config = EngineConfig(spec=spec, draft_policy="all", num_draft_tokens=15 if spec == "auto" else 0)

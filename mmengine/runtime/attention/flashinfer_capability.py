@@ -28,7 +28,7 @@ def missing(device: Device) -> str | None:
         return problem
     capability = device.compute_capability()
     if capability is None:
-        return f"it computes on a GPU, and the KV pool lies on {device.name}"
+        return f"it computes on a GPU, but the KV pool is on {device.name}"
     return too_old(capability, CAPABILITY)
 
 
@@ -50,7 +50,7 @@ def unfit(spec: ModelSpec, kv: KVPool) -> str | None:
     if dtype not in QUERY_DTYPES:
         return f"it computes in bfloat16 and float16, not {str(dtype).removeprefix('torch.')}"
     if spec.head_dim not in HEAD_DIMS:
-        return f"it knows heads of {', '.join(map(str, HEAD_DIMS))} values, not of {spec.head_dim}"
+        return f"it supports heads of {', '.join(map(str, HEAD_DIMS))} values, not of {spec.head_dim}"
     return missing(kv.device)
 
 

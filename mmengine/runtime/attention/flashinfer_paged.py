@@ -212,8 +212,7 @@ class FlashInferAttention:
                 self.run(0, zeros)
             except Exception as error:  # compilers, loaders and drivers raise all kinds of exceptions
                 raise ConfigError(
-                    f"FlashInfer's kernels cannot be compiled or run here ({in_one_line(error)}); they need "
-                    "nvcc, ninja and a C++ compiler, or prebuilt kernels "
-                    "(docs/how-to/gpu.md); else "
-                    "choose attention 'torch'"
+                    f"FlashInfer's kernels cannot be compiled or run on this machine "
+                    f"({in_one_line(error)}); they need nvcc, ninja and a C++ compiler, or prebuilt kernels "
+                    "(docs/how-to/gpu.md); otherwise choose attention 'torch'"
                 ) from error

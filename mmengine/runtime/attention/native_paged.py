@@ -115,11 +115,11 @@ def unfit(spec: ModelSpec, kv: KVPool) -> str | None:
     """Return why the kernels cannot attend over this pool, or None."""
     device, dtype = kv.blocks.device, kv.layers[0].dtype
     if device.type != "cpu":
-        return f"it computes on a CPU, and the KV pool lies on {device}"
+        return f"it computes on a CPU, but the KV pool is on {device}"
     if dtype not in DTYPES:
-        return f"it knows float32 and bfloat16, not {str(dtype).removeprefix('torch.')}"
+        return f"it supports float32 and bfloat16, not {str(dtype).removeprefix('torch.')}"
     if spec.head_dim % 8 or spec.head_dim > MAX_HEAD_DIM:
-        return f"it knows heads of 8, 16, 24 … {MAX_HEAD_DIM} values, not of {spec.head_dim}"
+        return f"it supports heads of 8, 16, 24 … {MAX_HEAD_DIM} values, not of {spec.head_dim}"
     return None
 
 

@@ -41,13 +41,13 @@ def unfit(spec: ModelSpec, kv: KVPool) -> str | None:
     if kv.dtype not in DTYPES:
         return f"it computes in float32, bfloat16 and float16, not {str(kv.dtype).removeprefix('torch.')}"
     if spec.head_dim % 2 or spec.head_dim > MAX_HEAD_DIM:
-        return f"it knows heads of 2, 4, 6 … {MAX_HEAD_DIM} values, not of {spec.head_dim}"
+        return f"it supports heads of 2, 4, 6 … {MAX_HEAD_DIM} values, not of {spec.head_dim}"
     problem = missing(kv.device)
     if problem is not None:
         return problem
     is_gpu = kv.device.compute_capability() is not None
     if not is_gpu and not _is_interpreted():
-        return f"it computes on a GPU, and the KV pool lies on {kv.device.name}"
+        return f"it computes on a GPU, but the KV pool is on {kv.device.name}"
     if not is_gpu and kv.dtype == torch.bfloat16:
         return "Triton's interpreter multiplies bfloat16 wrongly"
     return None

@@ -41,8 +41,7 @@ class CudaDevice:
         """See Device. Initialises CUDA in this process."""
         if torch.version.cuda is None:
             return (
-                "this build of torch is for CPUs only; install one for CUDA (pytorch.org says which), or use "
-                "cpu"
+                "this build of torch supports only CPUs; install a CUDA build (see pytorch.org), or use cpu"
             )
         try:
             torch.cuda.init()  # raises the reason that `is_available` hides
@@ -50,12 +49,12 @@ class CudaDevice:
         except (RuntimeError, AssertionError) as error:
             reason = str(error).strip().partition("\n")[0].rstrip(".")[:300]
             return (
-                f"torch {torch.__version__} cannot start CUDA {torch.version.cuda} here: {reason}; "
-                "`nvidia-smi` says which driver there is, and a newer one or a torch for an older CUDA may "
-                "help; or use cpu"
+                f"torch {torch.__version__} cannot initialise CUDA {torch.version.cuda}: {reason}; "
+                "`nvidia-smi` shows the driver's version: update the driver, install a torch for an older "
+                "CUDA, or use cpu"
             )
         if not count:
-            return "torch sees no GPU here; look at `nvidia-smi` and at CUDA_VISIBLE_DEVICES, or use cpu"
+            return "torch sees no GPU; check `nvidia-smi` and CUDA_VISIBLE_DEVICES, or use cpu"
         if (index or 0) >= count:
             seen = "one GPU, cuda:0" if count == 1 else f"GPUs cuda:0 to cuda:{count - 1}"
             return f"torch sees {seen}"

@@ -6,8 +6,8 @@ from mmengine.models.plugin import VisionLanguageModel
 from mmengine.runtime.device.port import Device
 
 NOT_INVARIANT = (
-    "batch_invariant needs a decoder whose rows do not depend on one another's number, as torch's products "
-    "do: take a GPU with Triton, or the CPU with its kernels (see mmengine env), or leave batch_invariant out"
+    "batch_invariant needs a decoder whose results do not depend on the row count, as torch's matmuls "
+    "do: use a GPU with Triton, or the CPU kernels (see mmengine env), or turn batch_invariant off"
 )
 
 

@@ -67,30 +67,30 @@ class Device(Protocol):
     """
 
     kind: str
-    """What a user types, before ":N"; names the entry point."""
+    """The name that users type before ":N", and of the entry point."""
 
     name: str
-    """`kind`, or "kind:N" where a number was given."""
+    """`kind`, or "kind:N" if a number was given."""
 
     torch_device: torch.device
 
     is_async: bool
-    """Whether what is launched runs behind the program: steps are then launched ahead and awaited."""
+    """Whether launched work runs asynchronously: steps are then launched ahead and awaited."""
 
     has_own_memory: bool
-    """Whether it has memory beside the host's, which is measured and divided up when an engine starts."""
+    """Whether the device has its own memory, which is measured and divided when an engine starts."""
 
     pins_memory: bool
-    """Whether what is swapped to the host goes to pinned memory."""
+    """Whether blocks are swapped to pinned host memory."""
 
     attention: tuple[str, ...]
-    """The backends that attention "auto" tries, in this order, before torch's, which serves everywhere."""
+    """The backends that attention "auto" tries in order before torch's, which works everywhere."""
 
     invariant_attention: str
-    """The backend of attention whose bits can be independent of the batch."""
+    """The attention backend whose bits can be independent of the batch."""
 
     embedded_dtype: str
-    """What dtype "auto" is for the embedded checkpoint, a name; of all others it is bfloat16."""
+    """The dtype name for "auto" with the embedded checkpoint; other checkpoints use bfloat16."""
 
     @classmethod
     def is_available(cls) -> bool:

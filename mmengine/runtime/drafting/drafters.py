@@ -73,7 +73,7 @@ def _automatic_head(
         return head if fits(head.config.head_dim, device, placement.dtype) else None
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"[:300]
-        log.warning("the checkpoint's draft head is left out; spec auto goes on without", reason=reason)
+        log.warning("the checkpoint's draft head is not used; spec auto continues without it", reason=reason)
         return None
 
 

@@ -234,6 +234,4 @@ class Drafting:
         self.failures[number] += 1
         if self.failures[number] == 1:
             reason = f"{type(error).__name__}: {error}"[:300]
-            log.warning(
-                "a drafter failed; its drafts are left out", drafter=self.names[number], reason=reason
-            )
+            log.warning("a drafter failed; its drafts are dropped", drafter=self.names[number], reason=reason)

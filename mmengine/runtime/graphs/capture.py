@@ -54,8 +54,8 @@ def capture(
 def log_uncaptured(what: str, size: object, reason: str) -> None:
     """Log that `what` is not captured, with the size that failed and the reason."""
     log.warning(
-        f"{what} cannot be captured in CUDA graphs and are launched kernel by kernel, which is slower where "
-        "they are small; set cuda_graphs false to start without trying",
+        f"{what} cannot be captured in CUDA graphs and are launched kernel by kernel, which is slower for "
+        "small steps; set cuda_graphs false to start without the attempt",
         size=str(size),
         reason=reason,
     )

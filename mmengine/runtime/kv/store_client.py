@@ -271,9 +271,7 @@ class StoreClient:
         if came:
             self._report(ev.Arrived(request_id, b"".join(came)))
         if len(came) < count:
-            self._report(
-                ev.Lost(request_id, f"{count - len(came)} of {count} blocks are gone, or do not hold")
-            )
+            self._report(ev.Lost(request_id, f"{count - len(came)} of {count} blocks are missing or damaged"))
 
     def _get(self, key: bytes, row: Tensor) -> bytes | None:
         """Read a value into a row, uint8, and return its digest if the seal is valid."""

@@ -140,7 +140,7 @@ class Followers:
         gone.
         """
         reports = self._read_reports(LAST_WORDS_S)
-        out_of_step = f"the ranks lost one another ({reason}); start the engine again"
+        out_of_step = f"the ranks lost contact ({reason}); start the engine again"
         self._lost = self._lost or "; ".join([*reports, out_of_step])
 
     def _read_reports(self, wait_s: float) -> list[str]:

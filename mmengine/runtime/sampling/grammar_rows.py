@@ -10,7 +10,7 @@ from mmengine.runtime.sampling.sample_rows import SampleRows
 from mmengine.runtime.sampling.sampler import NO_FORCED_TOKENS, ForcedTokens, SampledTokens, Sampler
 from mmengine.structured_output.rows.rows import Masks, RowMatchers
 
-NO_GRAMMARS = "this executor follows no grammars"
+NO_GRAMMARS = "this executor does not support grammars"
 
 
 def sample_grammar_rows(

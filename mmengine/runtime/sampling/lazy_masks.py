@@ -108,7 +108,7 @@ class _Walk:
         for row in rows:
             if self._at[row] in self._corrected:
                 why = self._matchers.error_of(int(self._batch.rows[self._at[row]]))
-                self.found.errors[row] = why or "its grammar refuses what its mask allows"
+                self.found.errors[row] = why or "the grammar refuses a token that its mask allows"
         rows = [row for row in rows if row not in self.found.errors]
         numbers = [int(self._batch.rows[self._at[row]]) for row in rows]
         bits, errors = self._matchers.masks(numbers)

@@ -76,7 +76,7 @@ def _peak(meter: Meter, config: EngineConfig, setting: str, run: Callable[[], No
         run()
     except torch.OutOfMemoryError:
         raise ConfigError(
-            f"the largest step does not fit beside the weights: {setting} {getattr(config, setting)} needs "
+            f"the largest step does not fit next to the weights: {setting} {getattr(config, setting)} needs "
             f"more memory than is free; lower {setting}"
         ) from None
     return meter.peak()

@@ -41,7 +41,8 @@ def aux_layers(
     if not all(0 <= layer <= num_layers for layer in layers):
         family.root.fail(
             f"{source} gives the inputs of layers {list(layers)}; the target has layers 0 to "
-            f"{num_layers - 1}, and {num_layers} is what enters its final norm: is the head another model's?"
+            f"{num_layers - 1}, and {num_layers} is the input of its final norm: "
+            "does the head belong to another model?"
         )
     if not all(low < high for low, high in pairwise(layers)):
         family.root.fail(

@@ -21,7 +21,7 @@ def count_aux_layers(
         if named != target.hidden_size:
             fields.fail(
                 f"{fields.prefix}target_hidden_size is {named}, the target's hidden_size is "
-                f"{target.hidden_size}: the head is another model's"
+                f"{target.hidden_size}: the head belongs to another model"
             )
     shape = _shape(family, entries, FC)
     if shape[0] != hidden_size:
@@ -30,7 +30,7 @@ def count_aux_layers(
     if shape[1] % target.hidden_size:
         family.root.fail(
             f"fc.weight reads {shape[1]} values, no multiple of the target's hidden_size "
-            f"{target.hidden_size}: the head is another model's"
+            f"{target.hidden_size}: the head belongs to another model"
         )
     return shape[1] // target.hidden_size
 
@@ -39,7 +39,9 @@ def _shape(family: Family, entries: dict[str, TensorEntry], name: str) -> tuple[
     entry = entries.get(name)
     if entry is None or len(entry.shape) != 2:
         shape = "missing" if entry is None else f"of shape {list(entry.shape)}"
-        family.root.fail(f"tensor {name} is {shape}; a matrix is expected, this is no whole EAGLE-3 head")
+        family.root.fail(
+            f"tensor {name} is {shape}; a matrix is expected, this is not a complete EAGLE-3 head"
+        )
     return entry.shape[0], entry.shape[1]
 
 
@@ -70,12 +72,12 @@ def find_embed_size(family: Family, q_inputs: int, hidden_size: int, shared: int
     if embed_size <= 0:
         family.root.fail(
             f"q_proj of the first layer reads {q_inputs} values, not an embedding and a hidden state of "
-            f"hidden_size {hidden_size}: this is no EAGLE-3 head, EAGLE 1 and 2 are not served"
+            f"hidden_size {hidden_size}: this is not an EAGLE-3 head; EAGLE 1 and 2 are not supported"
         )
     if shared is not None and embed_size != shared:
         family.root.fail(
             f"embed_tokens.weight is missing, and the layer reads embeddings of {embed_size} values; those "
-            f"of the target have {shared}: the head is another model's"
+            f"of the target have {shared}: the head belongs to another model"
         )
     return embed_size
 

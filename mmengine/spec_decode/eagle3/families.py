@@ -70,7 +70,7 @@ def recognise(root: Fields) -> Family:
     kind = root.values.get("speculators_model_type")
     if kind is not None:
         if kind != "eagle3":
-            root.fail(f"speculators_model_type is {shown(kind)}; only 'eagle3' is served")
+            root.fail(f"speculators_model_type is {shown(kind)}; only 'eagle3' is supported")
         layer = root.child("transformer_layer_config")
         qwen3 = layer.values.get("model_type") == "qwen3"
         # The engine for which old files were written assumes True if the field is missing.
@@ -89,7 +89,7 @@ def _architecture(root: Fields) -> str:
     known = [name for name in names if name in KNOWN] if isinstance(names, list) else []
     if not known:
         root.fail(
-            f"architectures is {shown(names)}, which is no EAGLE-3 head; known are {', '.join(KNOWN)}, and "
-            "files of speculators with speculators_model_type 'eagle3'"
+            f"architectures is {shown(names)}, which is not an EAGLE-3 head; supported are "
+            f"{', '.join(KNOWN)}, and files of speculators with speculators_model_type 'eagle3'"
         )
     return known[0]

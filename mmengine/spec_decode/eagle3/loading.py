@@ -138,7 +138,7 @@ def _match(family: Family, fields: Fields, name: str, wanted: int) -> int:
     value = fields.integer(name, 1, 2**22)
     if value != wanted:
         fields.fail(
-            f"{fields.prefix}{name} is {value}, the target's is {wanted}: the head is another model's"
+            f"{fields.prefix}{name} is {value}, the target's is {wanted}: the head belongs to another model"
         )
     return value
 
