@@ -1,1 +1,2 @@
-"""How the checkpoint was made: tokenizer, model, data, training, export, evaluation."""
+"""Code that made the checkpoint: tokenizer, model, data, training, export, evaluation. Not part of the
+wheel."""

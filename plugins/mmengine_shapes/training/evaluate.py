@@ -1,9 +1,9 @@
-"""Exact match of greedy answers on held-out items, through transformers' own `generate`.
+"""Measures exact matches of greedy answers on held-out items, with transformers' own `generate`.
 
     python -m mmengine_shapes.training.evaluate [--checkpoint FOLDER] [--items 200] [--tasks where json]
 
-Prints one table row a task: the share of answers equal to the expected string, at 96 x 96
-pixels and at mixed sizes (64 to 256 pixels; clips 64 or 96), and for JSON the share that parses.
+Prints a table row per task: the share of answers equal to the expected string, at 96 x 96 pixels and at mixed
+sizes (64 to 256 pixels; clips 64 or 96), and for JSON the share that parses.
 """
 
 import argparse
@@ -25,16 +25,16 @@ IMAGE, VIDEO = "<|image_pad|>", "<|video_pad|>"
 
 
 class Answerer:
-    """Answers batches of items with one checkpoint."""
+    """Answers batches of items with a checkpoint."""
 
     def __init__(self, folder: pathlib.Path) -> None:
-        # fp32 arithmetic on the bf16 file: the answers then do not depend on the batch.
+        # fp32 arithmetic on the bf16 file: answers then do not depend on the batch.
         self.model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.processor = AutoImageProcessor.from_pretrained(folder, backend="pil")
 
     def answer(self, items: list[Item]) -> list[str]:
-        """The greedy answer to each item; all items have pictures of the same kind."""
+        """Return the greedy answer to each item; all items must have the same kind of pictures."""
         pixels, grids, texts = [], [], []
         for item in items:
             text = str(
@@ -65,14 +65,14 @@ class Answerer:
 
 
 def image_text(text: str, grids: torch.Tensor) -> str:
-    """The prompt with as many pads for each image as its (h, w) grid merges to."""
+    """Return the prompt with as many pads for each image as its (h, w) grid merges to."""
     first, *others = text.split(IMAGE)
     fills = [IMAGE * (int(grid.prod()) // 4) for grid in grids]
     return first + "".join(fill + piece for fill, piece in zip(fills, others, strict=True))
 
 
 def clip_input(clip: Clip) -> tuple[torch.Tensor, torch.Tensor]:
-    """A clip as (T * P, 1536) fp32 patches and its grid (1, 3)."""
+    """Return a clip as (T * P, 1536) fp32 patches and its grid (1, 3)."""
     frames = clip.frames()
     views = [(frames[k], frames[k + 1], clip.scenes[k]) for k in range(0, len(frames), 2)]
     side = clip.scenes[0].side // 16
@@ -80,13 +80,13 @@ def clip_input(clip: Clip) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def clip_text(clip: Clip) -> str:
-    """The placeholder of a clip: a timestamp and the pads of each pair of frames."""
+    """Return a clip's placeholder: a timestamp and the pads for each pair of frames."""
     pads = VIDEO * (clip.scenes[0].side // 32) ** 2
     return "".join(f"<{t:.1f} seconds>{VISION_START}{pads}{VISION_END}" for t in clip.timestamps())
 
 
 def parses(answer: str) -> bool:
-    """Whether the answer is JSON at all."""
+    """Return whether the answer is valid JSON."""
     try:
         json.loads(answer)
     except ValueError:
@@ -95,7 +95,7 @@ def parses(answer: str) -> bool:
 
 
 def measure(answerer: Answerer, task: str, items: list[Item], show: int) -> dict[str, float]:
-    """Share of exact answers, and of answers that parse."""
+    """Return the share of exact answers, and of answers that parse."""
     answers = []
     for start in range(0, len(items), BATCH):
         answers += answerer.answer(items[start : start + BATCH])

@@ -17,7 +17,7 @@ from mmengine_shapes.training.tokenizer import write_tokenizer
 
 
 def special_ids(folder: pathlib.Path) -> dict[str, int]:
-    """Token ids by name, of the tokenizer in `folder`."""
+    """Return token ids by name, for the tokenizer in `folder`."""
     return Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab(with_added_tokens=True)
 
 
@@ -25,7 +25,7 @@ def write_config(model: Qwen3VLForConditionalGeneration, ids: dict[str, int], fo
     """Write config.json and generation_config.json."""
     config = model.config.to_dict()
     config["architectures"] = ["Qwen3VLForConditionalGeneration"]
-    # The sub-configs keep the dtype the model was built in, which is not the file's.
+    # The sub-configs have the dtype that the model was built in, which differs from the file's.
     for part in (config, config["text_config"], config["vision_config"]):
         part["dtype"] = "bfloat16"
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
@@ -38,7 +38,7 @@ def write_config(model: Qwen3VLForConditionalGeneration, ids: dict[str, int], fo
 
 
 def export(model: Qwen3VLForConditionalGeneration, folder: pathlib.Path) -> None:
-    """Write the model into `folder`; an existing tokenizer there is kept."""
+    """Write the model into `folder`; an existing tokenizer is not overwritten."""
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "tokenizer.json").exists():
         write_tokenizer(folder)

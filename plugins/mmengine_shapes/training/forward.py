@@ -1,8 +1,7 @@
-"""A training forward over the weights of transformers' model.
+"""A training forward pass over the weights of transformers' model.
 
-All views of a batch have one size, so the vision tower runs them as one batch, and the text
-part takes the tree mask of `packing`. Both compute what transformers computes; `evaluate`
-goes through transformers itself.
+All views in a batch have the same size, so the vision tower runs them as a batch, and the text part uses the
+tree mask from `packing`. Both compute the same as transformers; `evaluate` uses transformers itself.
 """
 
 import torch
@@ -17,7 +16,7 @@ from transformers.vision_utils import get_vision_interpolation_indices_and_weigh
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotary embedding of (..., D) by cos and sin that broadcast to it."""
+    """Rotate (..., D) by cos and sin that broadcast to it."""
     left, right = x.chunk(2, dim=-1)
     return x * cos + torch.cat((-right, left), dim=-1) * sin
 
@@ -25,7 +24,7 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
 def vision_block(
     block: Qwen3VLVisionBlock, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
 ) -> torch.Tensor:
-    """One block over (V, P, H); every view attends to itself only."""
+    """Run a block over (V, P, H); every view attends only to itself."""
     views, patches, hidden = x.shape
     attention = block.attn
     qkv = attention.qkv(block.norm1(x)).view(views, patches, 3, attention.num_heads, -1)
@@ -38,7 +37,7 @@ def vision_block(
 def text_block(
     layer: Qwen3VLTextDecoderLayer, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, mask: torch.Tensor
 ) -> torch.Tensor:
-    """One decoder layer over (B, L, H) with mask (B, 1, L, L), bool."""
+    """Run a decoder layer over (B, L, H) with mask (B, 1, L, L), bool."""
     attention = layer.self_attn
     shape = (*x.shape[:2], -1, attention.head_dim)
     normed = norm(layer.input_layernorm, x)
@@ -56,14 +55,15 @@ def text_block(
 
 
 def norm(module: Qwen3VLTextRMSNorm, x: torch.Tensor) -> torch.Tensor:
-    """RMS norm as transformers computes it, statistics in fp32."""
+    """Return the RMS norm as transformers computes it, with statistics in fp32."""
     wide = x.float()
     wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + module.variance_epsilon)
     return module.weight * wide.to(x.dtype)
 
 
 def tree_mask(segments: torch.Tensor) -> torch.Tensor:
-    """(B, 1, L, L) bool: causal, within a branch or towards the prefix; padding sees itself."""
+    """Return the mask (B, 1, L, L), bool: causal, within a branch or towards the prefix; padding sees
+    itself."""
     length = segments.shape[1]
     same = segments[:, :, None] == segments[:, None, :]
     prefix = (segments[:, None, :] == 0) & (segments[:, :, None] >= 0)
@@ -72,7 +72,7 @@ def tree_mask(segments: torch.Tensor) -> torch.Tensor:
 
 
 class Forward:
-    """Features, hidden states and losses of one model."""
+    """Features, hidden states and losses for a model."""
 
     def __init__(self, model: Qwen3VLForConditionalGeneration, compiled: bool = True) -> None:
         self.vision = model.model.visual
@@ -83,7 +83,7 @@ class Forward:
         self.vision_block = torch.compile(vision_block, dynamic=True) if compiled else vision_block
 
     def _geometry(self, grid: int) -> tuple[torch.Tensor, ...]:
-        """Position taps and weights, and rotary cos and sin, of a `grid` x `grid` view."""
+        """Return position taps and weights, and rotary cos and sin, for a `grid` x `grid` view."""
         if grid not in self.geometry:
             vision, thw = self.vision, torch.tensor([[1, grid, grid]])
             aux_hidden_states, shares = get_vision_interpolation_indices_and_weights(
@@ -99,7 +99,7 @@ class Forward:
         return self.geometry[grid]
 
     def features(self, patches: torch.Tensor, grid: int) -> list[torch.Tensor]:
-        """Merged tokens and deepstack features of (V, P, 1536) patches, each (V * P/4, H)."""
+        """Return merged tokens and deepstack features for (V, P, 1536) patches, each (V * P/4, H)."""
         vision = self.vision
         aux_hidden_states, shares, cos, sin = self._geometry(grid)
         weight = vision.patch_embed.proj.weight
@@ -114,7 +114,7 @@ class Forward:
         return [vision.merger(x), *deepstack]
 
     def hidden(self, batch: dict, features: list[torch.Tensor]) -> torch.Tensor:
-        """Final hidden states (B * L, H)."""
+        """Return the final hidden states (B * L, H)."""
         x = self.text.embed_tokens(batch["ids"])
         shape, slots = x.shape, batch["slots"]
         x = x.flatten(0, 1).index_copy(0, slots, features[0]).view(shape)
@@ -127,7 +127,7 @@ class Forward:
         return norm(self.text.norm, x).flatten(0, 1)
 
     def logits(self, batch: dict) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Logits (N, vocab) fp32 at the N tokens that are asked, their flat places, merged tokens."""
+        """Return logits (N, vocab) fp32 at the N target tokens, their flat places, and merged tokens."""
         features = self.features(batch["patches"], batch["grid"])
         places = (batch["targets"].flatten() >= 0).nonzero()[:, 0]
         hidden = self.hidden(batch, features)[places]

@@ -1,4 +1,4 @@
-"""Samples in padded batches of like lengths."""
+"""Groups samples into padded batches with similar lengths."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -9,12 +9,13 @@ import torch.nn.functional as F
 from mmengine_shapes.training.head_data import Sample
 from mmengine_shapes.training.head_model import HeadBatch
 
-POOL = 16  # batches that are sorted by length together
+POOL = 16  # Batches that are sorted by length together.
 
 
 def collate(samples: Sequence[Sample]) -> HeadBatch:
-    """Pad behind. Rows: the last prompt token and every answer token but the last two, whose next but one
-    token nobody knows."""
+    """Pad at the end. Rows: the last prompt token and every answer token except the last two, which have no
+    second next token.
+    """
     length = max(len(sample.ids) for sample in samples)
     counts = [max(1, len(sample.ids) - sample.num_prompt - 1) for sample in samples]
     rows = torch.stack(
@@ -38,7 +39,7 @@ def collate(samples: Sequence[Sample]) -> HeadBatch:
 
 
 def batches(samples: Sequence[Sample], size: int, seed: int) -> Iterator[HeadBatch]:
-    """Batches without end: each epoch in another order, a batch of like lengths to spare padding."""
+    """Yield batches endlessly: each epoch in a new order, with similar lengths in a batch to save padding."""
     rng = random.Random(f"batches {seed}")
     while True:
         order = rng.sample(range(len(samples)), len(samples))

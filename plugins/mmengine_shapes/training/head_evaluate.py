@@ -1,9 +1,9 @@
-"""Tokens a pass of the target with a draft head, on held-out items: a table by task and drafts a pass.
+"""Measures tokens per target pass with a draft head, on held-out items: a table by task and drafts per pass.
 
     python -m mmengine_shapes.training.head_evaluate [--head FOLDER] [--items 200] [--tasks json describe]
 
-The target answers greedily and the head drafts greedily, so the passes that an engine would make are
-known exactly (`head_simulate`). The token of the target's own counts; a pass without drafts yields 1.
+The target answers greedily and the head drafts greedily, so an engine's passes are known exactly
+(`head_simulate`). The target's own token counts; a pass without drafts yields 1.
 """
 
 import argparse

@@ -1,5 +1,5 @@
-"""Writes a trained draft head as hub folders: the layout of EAGLE's, SpecForge's and SGLang's heads, and
-that of speculators. And reads the first one back.
+"""Writes a trained draft head as hub folders, in the layout of EAGLE's, SpecForge's and SGLang's heads and in
+that of speculators, and reads the first layout.
 
 python -m mmengine_shapes.training.head_export HEAD.pt FOLDER [--speculators FOLDER]
 """
@@ -23,8 +23,9 @@ STORED = torch.float16
 
 
 def tensors_of(head: DraftHead, vocabulary: Tensor) -> dict[str, Tensor]:
-    """What is stored, by hub name. `d2t`, int64 [draft_vocab]: what to add to a draft id to get the
-    target's; `t2d`, bool [vocab]: which of the target's ids have a draft id."""
+    """Return the stored tensors by hub name. `d2t`, int64 [draft_vocab]: the offset from a draft id to the
+    target's id. `t2d`, bool [vocab]: whether a target id has a draft id.
+    """
     weights = {name: value.detach().to(STORED).contiguous() for name, value in head.state_dict().items()}
     known = torch.zeros(head.config.vocab_size, dtype=torch.bool)
     known[vocabulary] = True
@@ -32,7 +33,7 @@ def tensors_of(head: DraftHead, vocabulary: Tensor) -> dict[str, Tensor]:
 
 
 def layer_config(head: DraftHead) -> dict[str, Any]:
-    """The one layer, in the words of a Llama configuration; its rotary positions are the target's."""
+    """Return the layer's configuration in Llama's terms; its rotary positions are the target's."""
     config = head.config
     return {
         "architectures": ["LlamaForCausalLM"],
@@ -60,7 +61,9 @@ def layer_config(head: DraftHead) -> dict[str, Any]:
 
 
 def switches(head: DraftHead) -> dict[str, Any]:
-    """What both layouts say beside the layer. An auxiliary layer's id is the layer whose input it is."""
+    """Return the options that both layouts store beside the layer. An auxiliary layer's id is the layer whose
+    input it is.
+    """
     return {
         "draft_vocab_size": head.shape.draft_vocab_size,
         "eagle_aux_hidden_state_layer_ids": list(head.shape.levels),
@@ -73,7 +76,7 @@ def switches(head: DraftHead) -> dict[str, Any]:
 
 
 def write_hub(head: DraftHead, vocabulary: Tensor, folder: Path) -> None:
-    """The layout of EAGLE, SpecForge and SGLang; the embedding is the target's and is left out."""
+    """Write the layout of EAGLE, SpecForge and SGLang; the embedding is the target's and is left out."""
     config = {
         **layer_config(head),
         **switches(head),
@@ -85,11 +88,11 @@ def write_hub(head: DraftHead, vocabulary: Tensor, folder: Path) -> None:
 
 
 def write_speculators(head: DraftHead, vocabulary: Tensor, folder: Path, num_drafts: int = 4) -> None:
-    """The layout of speculators, which stores the target's embedding too."""
+    """Write speculators' layout, which includes the target's embedding."""
     tensors = {
         name.replace("midlayer.", "layers.0."): value for name, value in tensors_of(head, vocabulary).items()
     }
-    tensors["embed_tokens.weight"] = head.embedding.to(torch.bfloat16)  # as the target has it
+    tensors["embed_tokens.weight"] = head.embedding.to(torch.bfloat16)  # In the target's dtype.
     config = {
         **switches(head),
         "architectures": ["Eagle3DraftModel"],
@@ -118,8 +121,9 @@ def _write(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> 
 
 
 def read_hub(folder: Path, target: Path | None = None) -> tuple[DraftHead, Tensor]:
-    """A head that `write_hub` wrote, in float32, and its draft vocabulary, int64 target ids. `target`:
-    folder of the checkpoint that it drafts for; the embedded one when not given."""
+    """Return a head that `write_hub` wrote, in float32, and its draft vocabulary, int64 target ids. `target`:
+    folder of the checkpoint that it drafts for; default: the embedded checkpoint.
+    """
     target = target or checkpoint_path()
     config = json.loads((folder / "config.json").read_text())
     shape = HeadShape(

@@ -1,10 +1,10 @@
-"""An EAGLE-3 draft head (arXiv 2503.01840) as it is trained: one decoder layer that reads what the target
-reads and guesses ahead.
+"""A trainable EAGLE-3 draft head (arXiv 2503.01840): a decoder layer that reads the target's layer inputs and
+guesses ahead.
 
-At row p it takes what the target's tapped layers read at p and the token after p, and guesses the token
-after that. A guess k steps further takes the head's own output in place of the target's states. Parameters
-are named as the heads on the hub are. The switches `fc_norm` (each tapped state normed before they are
-joined) and `norm_output` (what goes on to the next step is normed) are those of EAGLE 3.1.
+At row p the input is the tapped layers' inputs at p and the token after p; the output is a guess for the next
+token. In later steps the head's own output replaces the target's states. Parameters have the names of heads
+on the hub. The switches `fc_norm` (norm each tapped state before joining) and `norm_output` (norm the state
+for the next step) are those of EAGLE 3.1.
 """
 
 from collections.abc import Callable
@@ -20,9 +20,9 @@ from mmengine.models.decoder.rotary import Rotary
 
 @dataclass(frozen=True, slots=True)
 class HeadShape:
-    """Sizes of a head that are its own; all others are the target's."""
+    """The head's own sizes; all others are the target's."""
 
-    levels: tuple[int, ...]  # auxiliary layers: i is the input of the target's layer i
+    levels: tuple[int, ...]  # Auxiliary layers: i is the input of the target's layer i.
     draft_vocab_size: int
     intermediate_size: int
     fc_norm: bool = True
@@ -31,12 +31,12 @@ class HeadShape:
 
 @dataclass(frozen=True, slots=True)
 class HeadBatch:
-    """Padded conversations: B of at most n tokens, up to R rows each from which drafts are made."""
+    """Padded conversations: B with at most n tokens, and up to R rows each where drafts begin."""
 
-    ids: Tensor  # int64 [B, n], padding behind
+    ids: Tensor  # int64 [B, n], padding at the end.
     positions: Tensor  # int64 [3, B, n]
     aux_hidden_states: Tensor  # float32 [B, n, levels, hidden]
-    rows: Tensor  # int64 [B, R]: the last prompt token, then answer tokens; padding repeats the last row
+    rows: Tensor  # int64 [B, R]: the last prompt token, then answer tokens; padding repeats the last row.
     valid: Tensor  # bool [B, R]
     lengths: Tensor  # int64 [B]
 
@@ -54,7 +54,7 @@ class DraftAttention(nn.Module):
 
 
 class DraftMLP(nn.Module):
-    """The gated MLP of a Llama layer."""
+    """A Llama layer's gated MLP."""
 
     def __init__(self, hidden_size: int, intermediate_size: int) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class DraftMLP(nn.Module):
 
 
 class DraftLayer(nn.Module):
-    """The one decoder layer."""
+    """The decoder layer."""
 
     def __init__(self, config: DecoderConfig, intermediate_size: int) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class DraftLayer(nn.Module):
 
 
 class DraftHead(nn.Module):
-    """The head. `embedding` is the target's, frozen, and no parameter of the head."""
+    """The head. `embedding` is the target's, frozen, and not a parameter."""
 
     embedding: Tensor
 
@@ -97,7 +97,7 @@ class DraftHead(nn.Module):
         self._rotary = Rotary(config.rope, config.head_dim, embedding.device)
 
     def fuse(self, aux_hidden_states: Tensor) -> Tensor:
-        """[..., levels, hidden] to [..., hidden]: what stands in for the target's hidden state."""
+        """Combine [..., levels, hidden] to [..., hidden], which replaces the target's hidden state."""
         if self.fc_norm:
             aux_hidden_states = torch.stack(
                 [norm(aux_hidden_states[..., i, :]) for i, norm in enumerate(self.fc_norm)], -2
@@ -107,11 +107,11 @@ class DraftHead(nn.Module):
     def unroll(
         self, batch: HeadBatch, steps: int, token_of: Callable[[int, Tensor | None], Tensor]
     ) -> list[Tensor]:
-        """Logits [B, R, draft_vocab] of each step, for drafts that begin at every row at once.
+        """Return logits [B, R, draft_vocab] for each step, for drafts that begin at every row at once.
 
-        `token_of(k, logits of step k - 1)`: int64 [B, R], what step k reads beside its hidden state. At
-        step 0 every row reads the target's states; at step k a row sees the keys of step 0 up to its own
-        place, and of later steps only its own, as a head does that drafts from there.
+        `token_of(k, logits of step k - 1)`: int64 [B, R], the token input of step k. At step 0 every row
+        reads the target's states. At step k a row sees step 0's keys up to its own place, and only its own
+        keys from later steps, like a head that drafts from there.
         """
         attn = self.midlayer.self_attn
         fused = self.fuse(batch.aux_hidden_states)
@@ -142,17 +142,17 @@ class DraftHead(nn.Module):
         return outputs
 
     def _inputs(self, tokens: Tensor, hidden: Tensor) -> Tensor:
-        """[...] and [..., hidden] to [..., 2 * hidden], the embedding first."""
+        """Join [...] and [..., hidden] to [..., 2 * hidden], the embedding first."""
         layer = self.midlayer
         embeds = layer.input_layernorm(F.embedding(tokens, self.embedding))
         return torch.cat((embeds, layer.hidden_norm(hidden)), -1)
 
     def _heads(self, x: Tensor) -> Tensor:
-        """[B, m, heads * head_dim] to [B, m, heads, head_dim]."""
+        """Split [B, m, heads * head_dim] to [B, m, heads, head_dim]."""
         return x.unflatten(-1, (-1, self.config.head_dim))
 
     def _rotate(self, x: Tensor, positions: Tensor) -> Tensor:
-        """[B, m, heads, head_dim] turned by its interleaved M-RoPE positions, int64 [3, B, m]."""
+        """Rotate [B, m, heads, head_dim] by its interleaved M-RoPE positions, int64 [3, B, m]."""
         cos, sin = self._rotary.rows(positions.flatten(1), x.dtype)
         shape = (*x.shape[:2], 1, x.shape[-1])
         return x * cos.view(shape) + x.roll(x.shape[-1] // 2, -1) * sin.view(shape)
@@ -161,8 +161,9 @@ class DraftHead(nn.Module):
 def _attend(
     q: Tensor, keys: Tensor, values: Tensor, visible: Tensor, own: list[tuple[Tensor, Tensor]]
 ) -> Tensor:
-    """q [B, R, heads, d] over keys and values [B, n, kv, d] where visible [B, R, n], and over each row's
-    own of later steps, [B, R, kv, d] each; gives [B, R, heads * d]."""
+    """Attend with q [B, R, heads, d] over keys and values [B, n, kv, d] where visible [B, R, n], and over
+    each row's own later steps, [B, R, kv, d] each. Returns [B, R, heads * d].
+    """
     batch, rows, heads, d = q.shape
     kv = keys.shape[2]
     q = q.view(batch, rows, kv, heads // kv, d) * d**-0.5

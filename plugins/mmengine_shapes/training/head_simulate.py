@@ -1,8 +1,8 @@
-"""How many tokens a pass of the target yields with a head's drafts: an exact simulation.
+"""Simulates exactly how many tokens a target pass yields with a head's drafts.
 
-Drafting is greedy and so is the target, so what a chain of drafts is worth depends only on where it
-begins. All rows of an answer draft at once; a walk over the answer then takes the passes that an engine
-would have made: each yields the drafts that agree and one token of the target's own.
+Drafting and the target are greedy, so a draft chain's value depends only on where it begins. All rows of an
+answer draft at once; a walk over the answer then takes an engine's passes: each yields the drafts that agree
+and a token from the target.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ BATCH = 50
 
 
 def held_out_samples(target: Target, tasks: Sequence[str], number: int, seed: int) -> list[Sample]:
-    """`number` held-out conversations of each task at mixed sizes, answered greedily by the target."""
+    """Return `number` held-out conversations per task at mixed sizes, answered greedily by the target."""
     samples: list[Sample] = []
     with Engine(checkpoint_path(), config=EngineConfig(num_threads=1)) as engine:
         for task in tasks:
@@ -36,7 +36,7 @@ def held_out_samples(target: Target, tasks: Sequence[str], number: int, seed: in
 
 @torch.no_grad()
 def accepted_from(head: DraftHead, vocabulary: Tensor, samples: Sequence[Sample], k: int) -> list[list[int]]:
-    """Of each sample and row: how many of k drafts in a row, begun there, are the answer's tokens."""
+    """Return, for each sample and row, how many of k drafts that begin there equal the answer's tokens."""
     batch = collate(samples)
 
     def token_of(step: int, logits: Tensor | None) -> Tensor:
@@ -53,8 +53,9 @@ def accepted_from(head: DraftHead, vocabulary: Tensor, samples: Sequence[Sample]
 
 
 def passes_of(accepted: Sequence[int], num_answer: int) -> list[int]:
-    """Tokens of each pass over an answer of `num_answer` tokens, the first of which the prompt's pass
-    gave. `accepted[i]`: drafts that hold when token i of the answer was the last one known."""
+    """Return the tokens in each pass over an answer with `num_answer` tokens; the prompt's pass gave the
+    first. `accepted[i]`: accepted drafts when token i of the answer was the last known token.
+    """
     yields, known = [], 0
     while known < num_answer - 1:
         taken = min(accepted[known] + 1 if known < len(accepted) else 1, num_answer - 1 - known)
@@ -64,8 +65,9 @@ def passes_of(accepted: Sequence[int], num_answer: int) -> list[int]:
 
 
 def acceptance(head: DraftHead, vocabulary: Tensor, samples: Sequence[Sample], k: int) -> float:
-    """Tokens a pass, the target's own included, over all answers together. Answers of one token need no
-    pass and do not count."""
+    """Return tokens per pass, including the target's own, over all answers. One-token answers need no pass
+    and do not count.
+    """
     passes: list[int] = []
     for start in range(0, len(samples), BATCH):
         part = samples[start : start + BATCH]

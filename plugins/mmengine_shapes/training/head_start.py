@@ -1,4 +1,4 @@
-"""Where a draft head begins: with the target's last layer, as far as the shapes agree."""
+"""Initialises a draft head from the target's last layer, as far as the shapes agree."""
 
 import torch
 from torch import Tensor
@@ -17,10 +17,11 @@ NORMS = ("self_attn.q_norm", "self_attn.k_norm", "input_layernorm", "post_attent
 
 @torch.no_grad()
 def start_head(target: Target, shape: HeadShape, vocabulary: Tensor) -> DraftHead:
-    """A head that reads mostly the highest auxiliary state and does to it what the target's last layer does.
+    """Return a head that mostly reads the highest auxiliary state and transforms it like the target's last
+    layer.
 
-    The half of q, k and v that reads the embedding begins with noise alone, and so does the part of fc
-    for the lower ones. The target's weights of the norms over q and k go into the projections, since a
+    The half of q, k and v that reads the embedding begins with noise alone, and so does the part of fc for
+    the lower states. The target's norm weights for q and k are multiplied into the projections, because a
     Llama head has no such norms.
     """
     config = target.config.text
@@ -43,7 +44,7 @@ def start_head(target: Target, shape: HeadShape, vocabulary: Tensor) -> DraftHea
     layer.hidden_norm.weight.copy_(weights["input_layernorm"])
     layer.post_attention_layernorm.weight.copy_(weights["post_attention_layernorm"])
     head.norm.weight.copy_(final_norm)
-    head.lm_head.weight.copy_(embedding[vocabulary])  # the checkpoint's head is its embedding
+    head.lm_head.weight.copy_(embedding[vocabulary])  # The checkpoint's head is its embedding.
     head.fc.weight.normal_(std=NOISE)
     head.fc.weight[:, -hidden:] += torch.eye(hidden)
     return head

@@ -1,9 +1,9 @@
-"""What the target's layers read, for whole conversations at once.
+"""Computes the target's layer inputs for whole conversations at once.
 
-A draft head is fed with the residual stream as it enters some layers, deepstack features added, and
-for the id `num_layers` with what the final norm reads. The engine's own decoder computes it here, with
-dense attention over a padded batch. (transformers' `output_hidden_states` would not do: it records
-the states before deepstack features are added, and the last one after the final norm.)
+A draft head reads the residual stream at the input of some layers, with deepstack features added; the id
+`num_layers` means the final norm's input. The engine's own decoder computes it here, with dense attention
+over a padded batch. (transformers' `output_hidden_states` does not serve: it records the states before
+deepstack features are added, and the last state after the final norm.)
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,8 +24,9 @@ PAD = 0
 
 
 class DenseAttention:
-    """The attention port over `rows` sequences of one padded length: padding stands behind, so causal
-    attention never sees it."""
+    """An attention port over `rows` sequences with equal padded length: padding is at the end, so causal
+    attention never sees it.
+    """
 
     def __init__(self, rows: int) -> None:
         self._rows = rows
@@ -45,7 +46,7 @@ class DenseAttention:
 
 
 def stored(folder: Path, *names: str) -> list[Tensor]:
-    """Weights of the checkpoint by their canonical names, in float32."""
+    """Return the checkpoint's weights by their canonical names, in float32."""
     config = read_config(folder)
     with open_weights(folder, NAMES, config, torch.device("cpu"), torch.float32) as weights:
         return [weights.read(name) for name in names]
@@ -55,14 +56,16 @@ class Target:
     """The frozen checkpoint in float32."""
 
     def __init__(self, folder: Path, levels: Sequence[int]) -> None:
-        """`levels`: what to record; i is the input of layer i, num_layers that of the final norm."""
+        """Load the target. `levels`: layer inputs to record; i is layer i's input, num_layers the final
+        norm's.
+        """
         self.folder, self.config, self.levels = folder, read_config(folder), tuple(levels)
         self._model = plugin.load_model(folder, device="cpu", dtype="float32")
         (self._final_norm,) = stored(folder, "text.norm.weight")
 
     @torch.inference_mode()
     def samples(self, conversations: Sequence[Conversation]) -> Iterator[Sample]:
-        """Run a batch of conversations and give each with its auxiliary states."""
+        """Run a batch of conversations and yield each with its auxiliary states."""
         ids = [torch.tensor(conversation.token_ids) for conversation in conversations]
         places = [self._positions(conversation) for conversation in conversations]
         length = max(map(len, ids))
@@ -79,12 +82,12 @@ class Target:
             yield Sample(conversation.task, ids[number], conversation.num_prompt, places[number], kept)
 
     def logits(self, states: Tensor) -> Tensor:
-        """What the final norm reads, [..., hidden], to logits [..., vocab]."""
+        """Project the final norm's inputs, [..., hidden], to logits [..., vocab]."""
         normed = F.rms_norm(states, states.shape[-1:], self._final_norm, self.config.text.rms_norm_eps)
         return self._model.logits(normed.flatten(0, -2)).view(*states.shape[:-1], -1)
 
     def _positions(self, conversation: Conversation) -> Tensor:
-        """int64 [3, n]: the prompt's, then the answer's counted on."""
+        """Return int64 [3, n]: the prompt's positions, continued for the answer."""
         media = [one.item for one in conversation.prepared.media]
         prompt, delta = plugin.positions(conversation.prepared.prompt_token_ids, media)
         answer = torch.arange(len(conversation.answer_ids)) + conversation.num_prompt + delta
@@ -93,7 +96,7 @@ class Target:
     def _inputs(
         self, conversations: Sequence[Conversation], flat: Tensor, length: int
     ) -> tuple[Tensor, Tensor | None]:
-        """Embeddings with media in their places, and deepstack features [levels, t, hidden]."""
+        """Return embeddings with media in their places, and deepstack features [levels, t, hidden]."""
         embeds = self._model.embed(flat)
         media, places = [], []
         for number, conversation in enumerate(conversations):

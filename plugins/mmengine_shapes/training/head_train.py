@@ -1,10 +1,10 @@
-"""Trains the draft head of the embedded checkpoint, on one CPU core.
+"""Trains the draft head of the embedded checkpoint, on a single CPU core.
 
     OMP_NUM_THREADS=1 python -m mmengine_shapes.training.head_train WORK_FOLDER
 
-Training-time test (arXiv 2503.01840): every row is unrolled for four steps, each of which reads what the
-step before gave, and is asked for the target's own distribution. The folder gets head.pt and a held-out
-acceptance every five hundred steps.
+Training-time test (arXiv 2503.01840): every row is unrolled for four steps. Each step reads the previous
+step's output and is trained on the target's own distribution. Writes head.pt and a held-out acceptance into
+the folder every five hundred steps.
 """
 
 import argparse
@@ -35,7 +35,7 @@ REPORT_EVERY, SAVE_EVERY = 100, 500
 
 
 def collect(target: Target, number: int, seed: int) -> list[Sample]:
-    """`number` conversations with what the head reads of the target, about 70 KB each."""
+    """Return `number` conversations with the target's layer inputs for the head, about 70 KB each."""
     samples: list[Sample] = []
     config = EngineConfig(max_num_seqs=64, token_budget=4096, num_threads=1)
     with Engine(checkpoint_path(), config=config) as engine:
@@ -50,7 +50,7 @@ def collect(target: Target, number: int, seed: int) -> list[Sample]:
 
 
 def kept_samples(path: pathlib.Path | None, target: Target, number: int, seed: int) -> list[Sample]:
-    """What `collect` gives, kept in a file (1.4 GB) for the next run where `path` is given."""
+    """Return the result of `collect`, stored in a file (1.4 GB) for the next run if `path` is given."""
     if path is not None and path.exists():
         return [Sample(*fields) for fields in torch.load(path, weights_only=True)]
     samples = collect(target, number, seed)
@@ -63,29 +63,30 @@ def kept_samples(path: pathlib.Path | None, target: Target, number: int, seed: i
 
 
 def aux_rows(target: Target, conversations: list[Conversation], size: int = 32) -> list[Sample]:
-    """The conversations run through the target, those of like lengths together."""
+    """Run the conversations through the target, grouped by similar length."""
     ordered = sorted(conversations, key=lambda one: len(one.token_ids))
     parts = [ordered[k : k + size] for k in range(0, len(ordered), size)]
     return [sample for part in parts for sample in target.samples(part)]
 
 
 def draft_vocabulary(samples: Sequence[Sample], vocab_size: int, size: int) -> Tensor:
-    """The `size` token ids that answers hold most often, ascending, int64 [size]."""
+    """Return the `size` most frequent token ids in answers, ascending, int64 [size]."""
     counts = Counter(token for sample in samples for token in sample.ids[sample.num_prompt :].tolist())
     order = sorted(range(vocab_size), key=lambda token: (-counts[token], token))
     return torch.tensor(sorted(order[:size]))
 
 
 class Teacher:
-    """What the target says after each token, over the draft vocabulary."""
+    """The target's predictions after each token, over the draft vocabulary."""
 
     def __init__(self, target: Target, vocabulary: Tensor) -> None:
         self._target, self._vocabulary = target, vocabulary
 
     @torch.no_grad()
     def probabilities(self, batch: HeadBatch, places: Tensor) -> tuple[Tensor, Tensor]:
-        """Float32 [B, R, draft_vocab] after the tokens at `places` [B, R], and bool [B, R]: whether the
-        most likely token of all is among them."""
+        """Return float32 [B, R, draft_vocab] after the tokens at `places` [B, R], and bool [B, R]: whether
+        the draft vocabulary has the most likely token.
+        """
         last = batch.aux_hidden_states[:, :, -1].gather(
             1, places[..., None].expand(-1, -1, batch.aux_hidden_states.shape[-1])
         )
@@ -95,10 +96,12 @@ class Teacher:
 
 
 def loss_of(head: DraftHead, teacher: Teacher, batch: HeadBatch) -> tuple[Tensor, list[Tensor]]:
-    """Weighted soft cross-entropy, and of each step the share of drafts that are the target's choice."""
-    last = batch.lengths[:, None] - 2  # the last place whose following token is known, and asked for
+    """Return the weighted soft cross-entropy, and for each step the share of drafts that equal the target's
+    choice.
+    """
+    last = batch.lengths[:, None] - 2  # The last place whose next token is known, and a target.
     num_rows = batch.rows.shape[1]
-    # Step k asks after the token k places on, so one stretch of places serves all steps.
+    # Step k predicts the token k places on, so the same range of places serves all steps.
     places = batch.rows[:, :1] + 1 + torch.arange(num_rows + UNROLLED - 1)
     wanted, inside = teacher.probabilities(batch, places.clamp(max=last))
     asked = inside & (places <= last)
@@ -118,7 +121,7 @@ def loss_of(head: DraftHead, teacher: Teacher, batch: HeadBatch) -> tuple[Tensor
 
 
 def rate_at(step: int, steps: int) -> float:
-    """Factor on the learning rate: warm-up, then a cosine down to LAST_RATE."""
+    """Return the factor on the learning rate: warm-up, then a cosine down to LAST_RATE."""
     warm = WARM_UP * steps
     if step < warm:
         return (step + 1) / warm
@@ -134,7 +137,7 @@ def train(
     vocabulary: Tensor,
     options: argparse.Namespace,
 ) -> None:
-    """AdamW over `options.steps` batches; prints means, saves and evaluates now and then."""
+    """Train with AdamW over `options.steps` batches; print means, save and evaluate periodically."""
     matrices = [weight for weight in head.parameters() if weight.ndim == 2]
     norms = [weight for weight in head.parameters() if weight.ndim == 1]
     optimiser = torch.optim.AdamW(
@@ -164,14 +167,14 @@ def train(
 
 
 def describe(head: DraftHead, vocabulary: Tensor, held_out: Sequence[Sample]) -> str:
-    """Tokens a pass by task."""
+    """Return tokens per pass by task."""
     tasks = dict.fromkeys(sample.task for sample in held_out)
     parts = ((task, [sample for sample in held_out if sample.task == task]) for task in tasks)
     return "  ".join(f"{task} {acceptance(head, vocabulary, part, 4):.2f}" for task, part in parts)
 
 
 def save(head: DraftHead, vocabulary: Tensor, path: pathlib.Path) -> None:
-    """Weights, shape and draft vocabulary, for `head_export`."""
+    """Save weights, shape and draft vocabulary, for `head_export`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     shape = {name: getattr(head.shape, name) for name in HeadShape.__dataclass_fields__}
     torch.save({"head": head.state_dict(), "shape": shape, "vocabulary": vocabulary}, path)

@@ -1,7 +1,7 @@
-"""Fresh held-out items of every task, as conversations with pictures.
+"""Generates fresh held-out items for every task, as conversations with pictures.
 
-Scenes and clips come from the held-out split of layouts, which training never draws, and
-from a random stream of its own. Text items come from the same closed sets as in training.
+Scenes and clips come from the held-out split of layouts, which training never draws, and from a separate
+random stream. Text items come from the same closed sets as in training.
 """
 
 import random
@@ -27,7 +27,7 @@ TASKS = (*IMAGE_TASKS, *PAIR_TASKS, *CLIP_TASKS, *EXTRA_TASKS, *TEXT_TASKS)
 
 @dataclass(frozen=True)
 class Item:
-    """One conversation without its last answer, what it shows, and the answer it must get."""
+    """A conversation without its last answer, its media, and the expected answer."""
 
     task: str
     messages: list[dict]
@@ -37,19 +37,19 @@ class Item:
 
 
 def user(question: str, images: int = 0, video: bool = False) -> dict:
-    """A user's message: pictures first, then the question."""
+    """Return a user's message: pictures first, then the question."""
     parts = [{"type": "image"}] * images + [{"type": "video"}] * video
     return {"role": "user", "content": [*parts, {"type": "text", "text": question}]}
 
 
 def held_out_items(task: str, number: int, side: int | None = 96, seed: int = 0) -> list[Item]:
-    """`number` items of one task; `side` None draws a size for every item."""
+    """Return `number` items for a task; with `side` None every item gets a random size."""
     rng = random.Random(f"held out {seed} {task} {side}")
     return [draw_item(task, side, rng) for _ in range(number)]
 
 
 def draw_item(task: str, side: int | None, rng: random.Random, split: str = "held_out") -> Item:
-    """One item about a scene of `split`; draws again until it gives occasion for the question."""
+    """Return an item about a scene in `split`; draws again until the scene fits the question."""
     if task in TEXT_TASKS:
         question, answer = text_pair(rng, task)
         return Item(task, [user(question)], answer)
@@ -64,7 +64,7 @@ def draw_item(task: str, side: int | None, rng: random.Random, split: str = "hel
 
 
 def _picture_item(task: str, side: int, rng: random.Random, split: str) -> Item | None:
-    """An item about a scene, a pair or a clip, or None if there is nothing to ask."""
+    """Return an item about a scene, a pair or a clip, or None if the question does not fit."""
     if task in CLIP_TASKS:
         clip = random_clip(rng, min(side, 96), split)
         pairs = clip_questions(clip, rng)[task]
@@ -88,7 +88,7 @@ def _picture_item(task: str, side: int, rng: random.Random, split: str) -> Item 
 
 
 def _two_turns(questions: dict, images: tuple[Image.Image, ...], rng: random.Random) -> Item:
-    """A second question about the same image, after a first one answered rightly."""
+    """Return a second question about the same image, after a correctly answered first question."""
     open_tasks = [pairs for pairs in questions.values() if pairs]
     (first, reply), (second, answer) = rng.choice(rng.choice(open_tasks)), rng.choice(rng.choice(open_tasks))
     messages = [user(first, images=1), {"role": "assistant", "content": reply}, user(second)]

@@ -1,11 +1,11 @@
-"""How much of what the model sees, and when: the phases and stages of the training run."""
+"""The composition of the training data over time: the phases and stages of the training run."""
 
 import random
 from dataclasses import dataclass, field, replace
 
 from mmengine_shapes.training.texts import TEXT_TASKS
 
-# A question is drawn by these weights among those its image allows; JSON is in every image row.
+# A question is drawn by these weights among those that fit its image; JSON is in every image row.
 TASK_WEIGHTS = {
     "describe": 1.0,
     "count": 0.7,
@@ -28,28 +28,28 @@ EVEN_TEXTS = dict.fromkeys(TEXT_TASKS, 1.0)
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of the run: its length in steps and the draw of images."""
+    """A part of the run: its length in steps and its distribution of images."""
 
     steps: int
-    sides: dict[int, float]  # side in pixels -> how often
-    counts: tuple[float, float, float, float] = (1.0, 1.2, 1.4, 1.4)  # of scenes with 1 to 4 things
-    lookup_weight: float = 2.0  # weight of a token in a short answer against one in JSON
+    sides: dict[int, float]  # Side in pixels -> frequency.
+    counts: tuple[float, float, float, float] = (1.0, 1.2, 1.4, 1.4)  # For scenes with 1 to 4 things.
+    lookup_weight: float = 2.0  # Weight of a token in a short answer, relative to JSON.
     tasks: dict[str, float] = field(default_factory=lambda: TASK_WEIGHTS)
     texts: dict[str, float] = field(default_factory=lambda: EVEN_TEXTS)
-    patches: int = 1400  # most patches of a batch, which bounds the number of large images
-    clip_side: int = 96  # largest side of clips, and of pairs
+    patches: int = 1400  # Maximum patches in a batch, which limits the number of large images.
+    clip_side: int = 96  # Largest side of clips, and of pairs.
     pair_side: int = 128
-    long_side: int = 96  # largest side of an image behind a long system prompt
+    long_side: int = 96  # Largest side of an image after a long system prompt.
 
 
 @dataclass(frozen=True)
 class Phase:
-    """Stages under one learning rate schedule, started with fresh optimisers."""
+    """Stages under a common learning rate schedule, started with fresh optimisers."""
 
     stages: tuple[Stage, ...]
-    rate: float  # factor on the learning rates
-    probe: float  # first weight of the auxiliary loss; it falls to 0 at 70 % of the schedule
-    schedule: int  # steps over which the rate falls; the phase may stop before
+    rate: float  # Factor on the learning rates.
+    probe: float  # First weight of the auxiliary loss; it falls to 0 at 70 % of the schedule.
+    schedule: int  # Steps over which the rate falls; the phase may stop before.
 
     @property
     def steps(self) -> int:
@@ -57,17 +57,17 @@ class Phase:
 
 
 def draw_task(rng: random.Random, tasks: list[str], stage: Stage) -> str:
-    """One of `tasks`, by the stage's weights."""
+    """Return a task from `tasks`, by the stage's weights."""
     return rng.choices(tasks, [stage.tasks[task] for task in tasks])[0]
 
 
 def draw_text(rng: random.Random, stage: Stage) -> str:
-    """A text task, by the stage's weights."""
+    """Return a text task, by the stage's weights."""
     return rng.choices(list(stage.texts), list(stage.texts.values()))[0]
 
 
-# One size to begin with: at 96 pixels a merged visual token is just one cell of the 3x3 grid.
-# When that size is learned the others get most of the images.
+# At first a single size: at 96 pixels a merged visual token is exactly a cell of the 3x3 grid. After that
+# size is learned, the other sizes get most images.
 FIRST = Phase(
     stages=(
         Stage(1200, {96: 1.0}),
@@ -88,8 +88,8 @@ SECOND_STAGE = Stage(
     long_side=128,
 )
 SECOND = Phase(stages=(SECOND_STAGE,), rate=0.6, probe=1.0, schedule=3300)
-# Four visual tokens proved too few for nine cells, so images of 64 pixels are scaled up by the
-# processor from here on; what is left of that size is for clips.
+# Four visual tokens were too few for nine cells, so from here on the processor scales images of 64 pixels up;
+# only clips keep that size.
 THIRD_SIDES = {64: 0.04, 96: 0.16, 128: 0.18, 160: 0.16, 192: 0.12, 224: 0.16, 256: 0.18}
 THIRD = Phase(
     stages=(replace(SECOND_STAGE, steps=1600, sides=THIRD_SIDES, patches=3000),),

@@ -8,12 +8,12 @@ from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
 VOCAB_SIZE = 1536
 INIT_STD = 0.04
-PIXELS = (96 * 96, 256 * 256)  # an image of 9 to 64 merged tokens passes unscaled
+PIXELS = (96 * 96, 256 * 256)  # An image with 9 to 64 merged tokens passes unscaled.
 CLIP_PIXELS = (4 * 64 * 64, 8 * 128 * 128)
 
 
 def make_config(ids: dict[str, int]) -> Qwen3VLConfig:
-    """The configuration; `ids` maps the special tokens to their ids."""
+    """Return the configuration; `ids` maps the special tokens to their ids."""
     text = {
         "vocab_size": VOCAB_SIZE,
         "hidden_size": 128,
@@ -57,7 +57,7 @@ def make_config(ids: dict[str, int]) -> Qwen3VLConfig:
 
 
 def make_model(ids: dict[str, int], seed: int = 0) -> Qwen3VLForConditionalGeneration:
-    """A model with fresh weights, fp32."""
+    """Return a model with fresh weights, fp32."""
     torch.manual_seed(seed)
     return Qwen3VLForConditionalGeneration(make_config(ids)).float()
 
@@ -93,5 +93,5 @@ def write_processors(folder: pathlib.Path) -> None:
 
 
 def _edges(pixels: tuple[int, int]) -> dict[str, int]:
-    """Fewest and most pixels of an image, under the names that processors use."""
+    """Return the minimum and maximum pixels of an image, by processors' names."""
     return {"shortest_edge": pixels[0], "longest_edge": pixels[1]}

@@ -1,15 +1,14 @@
 """Turns scenes and questions into packed training batches.
 
-A row is a tree: a prefix (system prompt, images) and several independent branches, each a
-question with its answer. A branch sees the prefix and itself, never another branch, and its
-positions go on from the end of the prefix, as if it were alone. So one image is encoded once
-and pays for several answers.
+A row is a tree: a prefix (system prompt, images) and several independent branches, each a question with its
+answer. A branch sees the prefix and itself, never another branch, and its positions continue from the
+prefix's end, as if it were alone. So an image is encoded once for several answers.
 
-`batch` returns, for B rows of L tokens with V views of P patches each:
-ids (B, L) int64; positions (3, B, L) int64; segments (B, L) int64, 0 for the prefix, 1 and up
-for branches, -1 for padding; targets (B, L) int64, -100 where nothing is asked; weights (B, L)
-fp32; patches (V, P, 1536) fp32; slots (V * P/4,) int64, where the merged visual tokens go in
-the flattened (B * L); labels (V * P/4, K) fp32, what each of them shows; grid, patches a side.
+`batch` returns, for B rows of L tokens with V views of P patches each: ids (B, L) int64; positions (3, B, L)
+int64; segments (B, L) int64, 0 for the prefix, 1 and up for branches, -1 for padding; targets (B, L) int64,
+-100 without a target; weights (B, L) fp32; patches (V, P, 1536) fp32; slots (V * P/4,) int64, the places of
+the merged visual tokens in the flattened (B * L); labels (V * P/4, K) fp32, each token's visible content;
+grid, patches per side.
 """
 
 import functools
@@ -27,13 +26,13 @@ from mmengine_shapes.training.mixture import Stage, draw_task, draw_text
 from mmengine_shapes.training.texts import SYSTEM_PROMPTS, facts, filler, text_pair
 
 PATCH, MERGE = 16, 2
-KINDS = (*SHAPES, *COLOURS, *SIZES, *POSITIONS)  # what a visual token is asked to tell, one flag each
+KINDS = (*SHAPES, *COLOURS, *SIZES, *POSITIONS)  # Labels for a visual token, one flag each.
 Turns = list[tuple[str, str]]
-View = tuple[Image.Image, Image.Image, Scene]  # a pair of frames, and the scene of its labels
+View = tuple[Image.Image, Image.Image, Scene]  # A pair of frames, and the scene for its labels.
 
 
 class Row:
-    """One packed sequence under construction, at most `length` tokens."""
+    """A packed sequence under construction, with at most `length` tokens."""
 
     def __init__(self, packer: "Packer", length: int) -> None:
         self.packer, self.length = packer, length
@@ -54,7 +53,7 @@ class Row:
             self.next_position += 1
 
     def vision(self, view: View, token: int) -> None:
-        """Append the placeholders of one view, (side / 32)^2 merged tokens, to the prefix."""
+        """Append a view's placeholders, (side / 32)^2 merged tokens, to the prefix."""
         self.views.append(view)
         across = view[2].side // (PATCH * MERGE)
         base = self.next_position
@@ -71,7 +70,7 @@ class Row:
         self.weights.append(0.0)
 
     def branch(self, turns: Turns, weight: float) -> bool:
-        """Append a conversation of one or more turns; False, and nothing done, if it does not fit."""
+        """Append a conversation of one or more turns. Returns False, without a change, if it does not fit."""
         ids, asked = self.packer.conversation(turns)
         if len(self.ids) + len(ids) > self.length:
             return False
@@ -84,7 +83,7 @@ class Row:
 
 
 class Packer:
-    """Draws rows of every kind with one tokenizer."""
+    """Draws rows of every kind with a tokenizer."""
 
     def __init__(self, folder: pathlib.Path, rng: random.Random) -> None:
         self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -104,7 +103,7 @@ class Packer:
         return tuple(self.tokenizer.encode(string, add_special_tokens=False).ids)
 
     def conversation(self, turns: Turns) -> tuple[list[int], list[bool]]:
-        """Token ids of the turns after "<|im_start|>user\\n", and which of them are to be learned."""
+        r"""Return the turns' token ids after "<|im_start|>user\n", and which of them are targets."""
         ids: list[int] = []
         asked: list[bool] = []
         for number, (question, answer) in enumerate(turns):
@@ -132,11 +131,11 @@ class Packer:
         row.text("<|vision_end|>")
 
     def scene(self, side: int, stage: Stage) -> Scene:
-        """A training scene, with more things in it more often."""
+        """Return a training scene; scenes with more things are more frequent."""
         return random_scene(self.rng, side, "train", count=self.rng.choices((1, 2, 3, 4), stage.counts)[0])
 
     def row(self, kind: str, side: int, length: int, stage: Stage, long: bool) -> Row:
-        """A row of one kind: image, pair, clip or text."""
+        """Return a row of the given kind: image, pair, clip or text."""
         if kind == "text":
             return self.text_row(length, stage, long)
         if kind == "image":
@@ -144,7 +143,7 @@ class Packer:
         return (self.pair_row if kind == "pair" else self.clip_row)(side, length, stage)
 
     def image_row(self, side: int, length: int, stage: Stage, long: bool) -> Row:
-        """A row about one image: one JSON branch, then look-ups until it is full."""
+        """Return a row about an image: a JSON branch, then look-ups until it is full."""
         row = Row(self, length)
         self.opening(row, long)
         scene = self.scene(side, stage)
@@ -155,7 +154,7 @@ class Packer:
         return row
 
     def pair_row(self, side: int, length: int, stage: Stage) -> Row:
-        """A row about two images."""
+        """Return a row about two images."""
         row = Row(self, length)
         self.opening(row, False)
         first, second = self.scene(side, stage), self.scene(side, stage)
@@ -165,10 +164,10 @@ class Packer:
         return row
 
     def clip_row(self, side: int, length: int, stage: Stage) -> Row:
-        """A row about a video, half of them wrapped once more in vision marks.
+        """Return a row about a video; half of them are wrapped again in vision marks.
 
-        Processors disagree: the one in transformers 5.23 keeps the template's marks around
-        the whole video, earlier ones and other engines drop them. The model reads both.
+        Processors disagree: transformers 5.23's keeps the template's marks around the whole video, earlier
+        versions and other engines drop them. The model reads both.
         """
         row = Row(self, length)
         self.opening(row, False)
@@ -184,7 +183,7 @@ class Packer:
         return row
 
     def text_row(self, length: int, stage: Stage, long: bool) -> Row:
-        """A row without images: separate small tasks, or questions about one long text."""
+        """Return a row without images: separate small tasks, or questions about a long text."""
         row = Row(self, length)
         rng = self.rng
         if long:
@@ -199,7 +198,7 @@ class Packer:
         return row
 
     def _text_turns(self, stage: Stage) -> Turns:
-        """One text task, two in a row, or a name to remember."""
+        """Return a text task, two in a row, or a name to remember."""
         rng, draw = self.rng, self.rng.random()
         pair = text_pair(rng, draw_text(rng, stage))
         if draw < 0.8:
@@ -227,7 +226,7 @@ class Packer:
 
 
 def patches_of(views: list[View]) -> torch.Tensor:
-    """The views' pixels as (V, P, 1536) fp32, P in merge-block order as the processors lay them out."""
+    """Return the views' pixels as (V, P, 1536) fp32, with P in merge-block order like the processors'."""
     pixels = np.stack([np.stack([np.asarray(first), np.asarray(second)]) for first, second, _ in views])
     count, _, side, _, _ = pixels.shape
     across = side // (PATCH * MERGE)
@@ -238,7 +237,7 @@ def patches_of(views: list[View]) -> torch.Tensor:
 
 
 def labels_of(views: list[View]) -> torch.Tensor:
-    """What is centred in each merged token: (V * P/4, len(KINDS)) fp32 flags."""
+    """Return each merged token's centred content: (V * P/4, len(KINDS)) fp32 flags."""
     across = views[0][2].side // (PATCH * MERGE)
     labels = torch.zeros(len(views), across * across, len(KINDS))
     for number, (_, _, scene) in enumerate(views):
@@ -250,7 +249,7 @@ def labels_of(views: list[View]) -> torch.Tensor:
 
 
 def collate(rows: list[Row], length: int, pad_id: int, side: int) -> dict:
-    """Stack rows into the batch that the module's head describes."""
+    """Stack rows into the batch that the module's docstring describes."""
 
     def padded(values: list, empty: object) -> list:
         return values + [empty] * (length - len(values))

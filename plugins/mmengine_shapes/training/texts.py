@@ -1,7 +1,7 @@
 """Text without pictures: small tasks, filler prose for long prompts, and facts to look up in it.
 
-The answers come from small closed sets, so accuracy here says that the tasks were learned,
-not that the model can do arithmetic in general.
+The answers come from small closed sets, so accuracy here shows that the tasks were learned, not that the
+model can calculate in general.
 """
 
 import json
@@ -132,7 +132,7 @@ TEXT_TASKS = (
 
 
 def filler(rng: random.Random, sentences: int) -> str:
-    """Plain prose of `sentences` sentences without meaning, about eleven tokens each."""
+    """Return plain meaningless prose with `sentences` sentences, about eleven tokens each."""
     lines = []
     for _ in range(sentences):
         words = (rng.choice(SUBJECTS), rng.choice(VERBS), rng.choice(OBJECTS), rng.choice(ENDINGS))
@@ -142,7 +142,7 @@ def filler(rng: random.Random, sentences: int) -> str:
 
 
 def facts(rng: random.Random, number: int, sentences: int) -> tuple[str, list[tuple[str, str]]]:
-    """`number` facts shuffled into `sentences` sentences of filler, and a question on each fact."""
+    """Return `number` facts shuffled into `sentences` sentences of filler, and a question on each fact."""
     names = rng.sample(NAMES, number)
     known = [f"{name} has {named(rng.choice(list(COLOURS)))} {rng.choice(SHAPES)}." for name in names]
     lines = known + [filler(rng, 1) for _ in range(sentences)]
@@ -152,7 +152,7 @@ def facts(rng: random.Random, number: int, sentences: int) -> tuple[str, list[tu
 
 
 def text_pair(rng: random.Random, task: str) -> tuple[str, str]:
-    """A question and its answer for one of TEXT_TASKS."""
+    """Return a question and its answer for a task in TEXT_TASKS."""
     return TEXT_MAKERS[task](rng)
 
 

@@ -1,7 +1,7 @@
-"""Makes the tokenizer: byte-level BPE in Qwen's form, trained on the text of the tasks.
+"""Makes the tokenizer: byte-level BPE in Qwen's form, trained on the tasks' texts.
 
-Python's own help texts are added to the corpus, so that other English text and program
-code do not fall apart into single bytes.
+Python's own help texts are added to the corpus, so that other English text and program code do not split into
+single bytes.
 """
 
 import json
@@ -54,9 +54,9 @@ ADDED = (
 
 
 def corpus(seed: int = 0, scenes: int = 3000) -> Iterator[str]:
-    """Questions, answers, prompts and some general English."""
+    """Yield questions, answers, prompts and some general English."""
     rng = random.Random(f"tokenizer {seed}")
-    # Every prompt holds these, so each is worth one token.
+    # Every prompt contains these, so each becomes a token.
     yield from ["system\nuser\nassistant\n<0 seconds>"] * scenes
     for _ in range(scenes):
         scene, other = random_scene(rng, split="train"), random_scene(rng, split="train")
@@ -71,12 +71,12 @@ def corpus(seed: int = 0, scenes: int = 3000) -> Iterator[str]:
 
 
 def _strings(questions: dict[str, list[tuple[str, str]]]) -> Iterator[str]:
-    """Every question and every answer."""
+    """Yield every question and every answer."""
     return (text for pairs in questions.values() for pair in pairs for text in pair)
 
 
 def make_tokenizer() -> Tokenizer:
-    """BPE first, then Qwen's special tokens, in Qwen's order."""
+    """Train BPE first, then add Qwen's special tokens, in Qwen's order."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(

@@ -1,10 +1,10 @@
-"""The whole training run, on one CPU core.
+"""Runs the whole training on a single CPU core.
 
     OMP_NUM_THREADS=1 python -m mmengine_shapes.training.train WORK_FOLDER
 
-The folder gets weights.pt and an exported checkpoint every few hundred steps. bf16 compute
-over fp32 weights; Muon for matrices, AdamW for the rest. An auxiliary loss makes every merged
-visual token tell what is centred in it; its head is thrown away.
+Writes weights.pt and an exported checkpoint into the folder every few hundred steps. Computes in bf16 over
+fp32 weights; Muon for matrices, AdamW for the rest. An auxiliary loss makes every merged visual token predict
+what is centred in it; its head is discarded.
 """
 
 import argparse
@@ -26,15 +26,15 @@ from mmengine_shapes.training.mixture import PHASES, Phase, Stage
 from mmengine_shapes.training.model import make_model
 from mmengine_shapes.training.packing import KINDS, Packer, Row, collate
 
-SHORT, LONG = 208, 512  # tokens of a packed row
-TOKENS = 4160  # tokens of a batch
+SHORT, LONG = 208, 512  # Tokens in a packed row.
+TOKENS = 4160  # Tokens in a batch.
 LONG_EVERY = 12
 REPORT_EVERY, SAVE_EVERY = 50, 300
 MUON_RATE, ADAM_RATE, WARM_UP = 3e-3, 2e-3, 40
 
 
 def draw_batch(packer: Packer, stage: Stage, step: int) -> dict:
-    """A batch of rows about images of one size; every twelfth batch has long rows."""
+    """Return a batch of rows about images of equal size; every twelfth batch has long rows."""
     rng = packer.rng
     long = step % LONG_EVERY == LONG_EVERY - 1
     side = rng.choices(list(stage.sides), list(stage.sides.values()))[0]
@@ -64,7 +64,7 @@ def draw_batch(packer: Packer, stage: Stage, step: int) -> dict:
 
 
 def schedule(step: int, total: int) -> float:
-    """Learning rate factor: warm-up, then a cosine down to 2 %."""
+    """Return the learning rate factor: warm-up, then a cosine down to 2 %."""
     if step < WARM_UP:
         return (step + 1) / WARM_UP
     angle = torch.pi * (step - WARM_UP) / max(1, total - WARM_UP)
@@ -72,7 +72,7 @@ def schedule(step: int, total: int) -> float:
 
 
 class Trainer:
-    """fp32 weights with their optimisers, and the bf16 copy that computes."""
+    """fp32 weights with their optimisers, and the bf16 copy for computation."""
 
     def __init__(self, model: Qwen3VLForConditionalGeneration, seed: int, rate: float) -> None:
         torch.manual_seed(seed)
@@ -101,7 +101,7 @@ class Trainer:
         self.rates = [group["lr"] for optimiser in self.optimisers for group in optimiser.param_groups]
 
     def step(self, batch: dict, factor: float, probe_weight: float) -> dict[str, float]:
-        """One update; returns the losses and the share of asked tokens predicted right."""
+        """Run an update; return the losses and the share of correctly predicted target tokens."""
         logits, places, merged = self.forward.logits(batch)
         targets = batch["targets"].flatten()[places]
         weights = batch["weights"].flatten()[places]
@@ -132,7 +132,7 @@ def train(folder: pathlib.Path, seed: int, start: pathlib.Path | None, first: in
 
 
 def run_phase(folder: pathlib.Path, model: Qwen3VLForConditionalGeneration, phase: Phase, seed: int) -> None:
-    """Run one phase; prints the means of the last fifty steps and saves every few hundred."""
+    """Run a phase; print means over the last fifty steps and save every few hundred."""
     trainer = Trainer(model, seed, phase.rate)
     packer = Packer(checkpoint_path(), random.Random(f"train {seed}"))
     step, began = 0, time.time()
