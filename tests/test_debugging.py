@@ -96,7 +96,7 @@ def test_minimize_keeps_few_requests_of_a_thousand(session):
 
 def test_why_and_the_page_tell_the_story(session):
     assert "Preempted: no free blocks" in " ".join(of(session, "log why small").split())
-    assert "of the encoder cache" in " ".join(of(session, "log why night").split())
+    assert "in the encoder cache" in " ".join(of(session, "log why night").split())
     assert (session[0] / "night.html").stat().st_size > 100_000
     with_more_memory = of(session, "log rerun")
     assert "num_blocks 65 -> 129" in with_more_memory and "what if: the engine stops" not in with_more_memory

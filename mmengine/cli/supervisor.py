@@ -49,7 +49,7 @@ class Ended(NamedTuple):
     def in_media(self) -> bool:
         """Whether native code crashed on a thread that prepared a prompt, according to faulthandler."""
         _, _, crashed = self.trace.partition("Current thread")
-        return "/serve/prompts.py" in crashed.partition("\n\n")[0]
+        return "/serve/prompt/" in crashed.partition("\n\n")[0]
 
     @property
     def exit_code(self) -> int:

@@ -159,7 +159,7 @@ def test_ctrl_c_once_finishes_what_runs_and_twice_stops(tmp_path, times):
         process.send_signal(signal.SIGINT)
         time.sleep(0.1)
     _, printed = process.communicate(timeout=60)
-    assert process.returncode == 130 and b"finishing what runs" in printed
+    assert process.returncode == 130 and b"finishing running requests" in printed
     assert b"Traceback" not in printed and b"lines have no answer" in printed
     written = [json.loads(one) for one in answers.read_bytes().splitlines()]
     assert 1 <= len(written) < 400 and all(one["finish_reason"] == "stop" for one in written)

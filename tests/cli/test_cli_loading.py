@@ -51,7 +51,7 @@ def test_the_last_line_says_what_was_chosen_for_the_machine(tmp_path, capsys):
     last = capsys.readouterr().err.splitlines()[1]
     assert last.endswith(
         " s: 4.26 GB of weights; KV pool of 39,056 tokens (2,442 blocks, 4.48 GB when full); "
-        "max_model_len 39,056; 2 threads; 13.80 GB of memory are free beside"
+        "max_model_len 39,056; 2 threads; 13.80 GB of memory free"
     )
 
 

@@ -64,7 +64,7 @@ def test_it_says_how_far_it_was(begun, capsys):
     done = len(answers(begun))
     assert run(begun, max_num_seqs=2) == 0
     printed = capsys.readouterr().err
-    assert f"going on: {done} of 5 lines have their answers" in printed and "computed again" in printed
+    assert f"resuming: {done} of 5 lines have their answers" in printed and "computed again" in printed
     assert answers(begun) == list("abcde")
     assert run(begun, max_num_seqs=2) == 0
     assert "all 5 lines have their answers" in capsys.readouterr().err
@@ -148,7 +148,7 @@ def test_rules_of_another_build_are_refused(begun, tmp_path):
     started = msgspec.structs.replace(records[0].event, decision_version=99, engine_version="7.0")
     records[0] = msgspec.structs.replace(records[0], event=started)
     rewrite(records, tmp_path / "other")
-    with pytest.raises(LogError, match="written under rules 99 .* finish it with mmengine 7.0"):
+    with pytest.raises(LogError, match="written under decision rules 99 .* finish it with mmengine 7.0"):
         open_log(tmp_path / "other", Resume(), EngineConfig())
 
 

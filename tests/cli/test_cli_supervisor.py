@@ -161,7 +161,7 @@ def test_what_was_killed_for_memory_is_told(monkeypatch, capfd, kills, said):
     monkeypatch.setattr(supervisor, "COMMAND", (sys.executable, "-c", end))
     assert supervisor.supervise([], lambda: 0) == 137
     printed = capfd.readouterr().err
-    assert said in printed and "the same command goes on" in printed
+    assert said in printed and "the same command continues" in printed
     held = float(re.search(r"its peak memory was ([0-9.]+) GiB", printed)[1])
     # A child counts the memory of the process that it was forked from, which here is the tests' own.
     own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
@@ -240,5 +240,5 @@ def test_a_signal_to_the_supervisor_reaches_the_child(folder):
         time.sleep(0.05)
     os.kill(process.pid, signal.SIGTERM)
     _, printed = process.communicate(timeout=60)
-    assert process.returncode == 130 and b"finishing what runs" in printed
+    assert process.returncode == 130 and b"finishing running requests" in printed
     assert 0 < len(answers(folder)) < 200

@@ -217,7 +217,7 @@ def test_mistakes_are_said_before_a_model_is_loaded(tmp_path):
         (["--port", "99999"], "port must lie in 0 to 65535, not 99999"),
         (["--api-key-file", tmp_path / "empty"], "holds no API key"),
         (["--ssl-certfile", "x"], "ssl_certfile and ssl_keyfile belong together"),
-        (["--set", "tokens=1"], "no engine setting 'tokens'"),
+        (["--set", "tokens=1"], "unknown engine setting 'tokens'"),
         (["--host", "203.0.113.7"], "cannot listen on 203.0.113.7:8000 (Cannot assign requested address);"),
         (["--port", port], f"cannot listen on 127.0.0.1:{port} (Address already in use); choose another"),
         (["--host", "a.invalid"], "cannot listen on a.invalid:8000 ("),

@@ -168,7 +168,9 @@ def test_a_log_that_a_process_still_holds_is_waited_for(tmp_path, monkeypatch):
     result = call_cli("serve", "--log", tmp_path / "log", "--port", "0")
     os.close(held)
     assert result.returncode == 1
-    assert result.stderr.startswith(f"mmengine: another process writes the log in {tmp_path / 'log'}; end it")
+    assert result.stderr.startswith(
+        f"mmengine: another process writes the log in {tmp_path / 'log'}; stop it"
+    )
 
 
 def test_both_killed_leave_nothing_behind(tmp_path):
@@ -232,7 +234,7 @@ def test_who_has_the_blame():
     one = Restarts()
     one.pause_s(lived(-signal.SIGSEGV, is_built=False))
     assert one.cause == "", "weights were not read yet"
-    one.pause_s(lived(-signal.SIGSEGV, trace='Current thread 1:\n  File "/a/serve/prompts.py"'))
+    one.pause_s(lived(-signal.SIGSEGV, trace='Current thread 1:\n  File "/a/serve/prompt/prompt.py"'))
     assert one.cause == "", "a decoder crashed"
     one.pause_s(lived(HANG_EXIT))
     assert one.cause == "a step hung"

@@ -279,7 +279,7 @@ def test_a_wrong_value_of_a_file_is_told(tmp_path):
     for text, says in (
         ("port: many\n", "port"),
         ("unknown-fields: maybe\n", "unknown-fields"),
-        ("set: {tokens: 1}\n", "no engine setting 'tokens'"),
+        ("set: {tokens: 1}\n", "unknown engine setting 'tokens'"),
         ("- port\n", "must hold option: value"),
         ("port: [\n", "is no YAML"),
         ("help: true\n", "unknown option 'help'"),

@@ -55,16 +55,16 @@ class Reason(msgspec.Struct, frozen=True):
 
 
 _SENTENCES = {
-    BLOCKS: "{r.needed} blocks needed, {r.free} free ({r.short} short)",
+    BLOCKS: "{r.needed} blocks needed, {r.free} free, {r.short} short",
     ROWS: "all rows are taken",
     TOKENS: "the token budget is spent",
     STATES: "running requests hold all {r.needed} state slots",
-    ENCODER_CACHE: "an image or video needs {r.needed} embeddings in the encoder cache, {r.free} available "
-    "({r.short} short)",
-    ENCODER_BUDGET: "an image or video needs {r.needed} embeddings from the encoder budget, {r.free} left "
-    "({r.short} short)",
-    ENCODER_WORK: "an image or video needs {r.needed} units of encoder work, {r.free} left in the step "
-    "({r.short} short)",
+    ENCODER_CACHE: "an image or video needs {r.needed} embeddings in the encoder cache, {r.free} available, "
+    "{r.short} short",
+    ENCODER_BUDGET: "an image or video needs {r.needed} embeddings from the encoder budget, {r.free} left, "
+    "{r.short} short",
+    ENCODER_WORK: "an image or video needs {r.needed} units of encoder work, {r.free} left in the step, "
+    "{r.short} short",
     ENCODER_PIECES: "an image or video is encoded in parts ({r.needed} units of encoder work, {r.free} per "
     "step)",
     ADAPTERS: "running requests' adapters take all places (max_loras {r.needed})",

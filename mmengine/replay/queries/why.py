@@ -321,7 +321,7 @@ class _Inquiry:
         if blocks is not None:
             needed, free = blocks
             facts |= {"needed": needed, "free": free}
-            text += f" (running requests needed {needed} more, {free} were free)"
+            text += f" (running requests needed {needed} more, {free} free)"
         other = state.requests_by_row[event.for_row] if event.for_row >= 0 else None
         if other is not None and event.for_row != event.row:
             facts["for"] = other.request.request_id
