@@ -16,9 +16,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("mmengine", "plugins")
+# Pages that are generated from docstrings, help and limits.toml.
+GENERATED = {f"docs/reference/{name}.md" for name in ("cli", "events", "limits", "settings")}
 DOCUMENTS = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "docs/**/*.md")
-# Occurrences per 1,000 words.
-BARS = {"what": 18.0, "of": 44.5, "it": 21.5, "one": 14.5, "behind/those/nobody/whoever": 9.5}
+# Most occurrences per 1,000 words.
+BARS = {
+    "docstrings": {"what": 2.3, "of": 20.5, "it": 8.0, "one": 5.9, "behind/those/nobody/whoever": 1.5},
+    "documents": {"what": 2.0, "of": 20.0, "it": 8.0, "one": 5.0, "behind/those/nobody/whoever": 0.5},
+}
 # Docstring words per public function: 70 % of the 28.5 that commit f9563ed5 had.
 FEWEST_WORDS_PER_FUNCTION = 20.0
 _WORD = re.compile(r"[a-z][a-z'-]*")
@@ -77,6 +82,7 @@ def document_prose(paths: Iterable[Path]) -> Prose:
 def measured() -> dict[str, Prose]:
     sources = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
     pages = {path for pattern in DOCUMENTS for path in ROOT.glob(pattern)}
+    pages = {path for path in pages if path.relative_to(ROOT).as_posix() not in GENERATED}
     return {"docstrings": docstring_prose(sources), "documents": document_prose(pages)}
 
 
@@ -85,7 +91,7 @@ def problems(found: dict[str, Prose]) -> list[str]:
     lines = [
         f"{kind}: {name} {prose.rate(name):.1f} per 1,000 words; the bar is {bar}"
         for kind, prose in found.items()
-        for name, bar in BARS.items()
+        for name, bar in BARS[kind].items()
         if prose.rate(name) > bar
     ]
     for kind, prose in found.items():
@@ -100,7 +106,7 @@ def problems(found: dict[str, Prose]) -> list[str]:
 def main() -> None:
     found = measured()
     for kind, prose in found.items():
-        rates = ", ".join(f"{name} {prose.rate(name):.1f} (<= {bar})" for name, bar in BARS.items())
+        rates = ", ".join(f"{name} {prose.rate(name):.1f} (<= {bar})" for name, bar in BARS[kind].items())
         print(f"{kind}: {prose.total:,} words; per 1,000: {rates}")
         if prose.public_functions:
             print(f"  {prose.total / prose.public_functions:.1f} per public function")
