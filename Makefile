@@ -97,7 +97,7 @@ kernels: .venv/.ready build/gpu/.ready
 		tests/qwen3_vl/test_qwen3_vl_fused_text.py tests/runtime/test_runtime_flashinfer*.py
 
 clients: .venv/.ready build/clients/.ready
-	$(BIN)/python benchmarks/functions.py --data build/clients/python/lib/python3*/site-packages/bfcl_eval/data
+	$(BIN)/python -m benchmarks functions --data build/clients/python/lib/python3*/site-packages/bfcl_eval/data
 	$(BIN)/python -m tests.clients.run
 
 .PHONY: ray

@@ -34,8 +34,8 @@ mkdir -p "$scratch/site"
 export PYTHONPATH=$root:$root/plugins:$scratch/site${PYTHONPATH:+:$PYTHONPATH}
 # Nothing is fetched; and looking for GPUs leaves CUDA alone in the process that forks the others.
 export HF_HUB_OFFLINE=1 PYTORCH_NVML_BASED_CUDA_CHECK=1
-"$PYTHON" "$root/benchmarks/gpu_setup.py" "$scratch/site"
+"$PYTHON" -P "$root/benchmarks/gpu/setup.py" "$scratch/site"
 # Each part has a limit of its own, and all together what is left of the nine minutes; the JSON holds what was
 # found before. This is for a process that does not even end then.
 timeout --signal=INT --kill-after=10 $((520 - SECONDS)) \
-    "$PYTHON" "$root/benchmarks/gpu_check.py" --seconds $((500 - SECONDS)) "$@"
+    "$PYTHON" -P "$root/benchmarks/gpu/check.py" --seconds $((500 - SECONDS)) "$@"

@@ -36,11 +36,15 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
-from coverage_cases import HOME, Case, of_home, of_maskbench, of_suite
-from coverage_sides import SIDES
-from coverage_worker import TOO_LONG, VERDICTS, Found, Worker
-from report import Table, Target, finish
-from structured_vocabulary import load
+
+if not __package__:  # run as a file: make the repository's root importable
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from benchmarks.common.report import Table, Target, finish
+from benchmarks.structured.coverage_cases import HOME, Case, of_home, of_maskbench, of_suite
+from benchmarks.structured.coverage_sides import SIDES
+from benchmarks.structured.coverage_worker import TOO_LONG, VERDICTS, Found, Worker
+from benchmarks.structured.vocabulary import load
 
 LIMIT_S = 60.0  # for one schema, by default
 OURS, BARE = "mmengine", "llguidance"

@@ -16,12 +16,25 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from measure import usable_cpus, use_threads
-from repeat import medians
-from report import Part, machine_lines, markdown, show, target_dicts, target_line, target_table
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+if not __package__:  # run as a file: make the repository's root importable
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from benchmarks.common.measure import usable_cpus, use_threads
+from benchmarks.common.repeat import medians
+from benchmarks.common.report import (
+    Part,
+    machine_lines,
+    markdown,
+    show,
+    target_dicts,
+    target_line,
+    target_table,
+)
+
+BENCHMARKS = Path(__file__).resolve().parent
 WARM_UP = 4  # requests
 TITLE = "mmengine and transformers on a CPU"
 
@@ -87,13 +100,13 @@ def _in_order(first: Part, then: Part) -> tuple[list, list]:
 def _here(sections: list[Section], threads: int, requests: int, longest: int, rounds: int) -> Part:
     """The sections that run in this process, on the embedded checkpoint."""
     import torch  # after the environment is set, and after --help
-    from encoder import ImageFileRun, OneImageRun
-    from ours import Ours
-    from reference import Reference, make_inputs
-    from sections import DecodeRuns, MixedRun
-    from share import ShareRuns
-    from workload import mixed
 
+    from benchmarks.common.engine_runner import Ours
+    from benchmarks.common.reference import Reference, make_inputs
+    from benchmarks.common.workload import mixed
+    from benchmarks.cpu.encoder import ImageFileRun, OneImageRun
+    from benchmarks.cpu.sections import DecodeRuns, MixedRun
+    from benchmarks.cpu.share import ShareRuns
     from mmengine.models.loader import resolve_folder
 
     torch.set_num_threads(threads)
@@ -124,11 +137,11 @@ def _here(sections: list[Section], threads: int, requests: int, longest: int, ro
 
 
 def _half_billion(threads: int, quick: bool) -> Part:
-    """benchmarks/half_billion.py in a process of its own, for threads cannot be changed in one."""
-    script = Path(__file__).with_name("half_billion.py")
+    """benchmarks/cpu/half_billion.py in a process of its own, for threads cannot be changed in one."""
     command = [
         sys.executable,
-        str(script),
+        str(BENCHMARKS),
+        "half_billion",
         "--threads",
         str(threads),
         "--json",
@@ -137,7 +150,7 @@ def _half_billion(threads: int, quick: bool) -> Part:
     Console(stderr=True).print(f"half a billion weights, {threads} thread(s) …", highlight=False)
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise SystemExit(f"{script.name} ended with {done.returncode}:\n{done.stderr}")
+        raise SystemExit(f"half_billion ended with {done.returncode}:\n{done.stderr}")
     return Part.loads(done.stdout.splitlines()[-1])
 
 
@@ -156,7 +169,8 @@ def _repeated(times: int, words: list[str]) -> Part:
 
 def _profile(threads: int, requests: int, longest: int, half_billion: bool, flame: Path) -> Part:
     import torch  # after the environment is set
-    from profiling import profile
+
+    from benchmarks.profiling.profile import profile
 
     torch.set_num_threads(threads)
     part = profile(requests, longest, half_billion, flame)

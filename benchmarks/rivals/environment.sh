@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What benchmarks/rivals_cpu.py measures beside mmengine, into the ignored folder build/rivals: llama.cpp, compiled for
+# What benchmarks/rivals/rivals_cpu.py measures beside mmengine, into the ignored folder build/rivals: llama.cpp, compiled for
 # this CPU, and OpenVINO, in an environment of their own that borrows the project's torch.
 #
 #   benchmarks/rivals/environment.sh      once; some 15 minutes on two cores, 1.5 GB

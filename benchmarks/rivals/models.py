@@ -34,7 +34,7 @@ def make(shape: str) -> dict[str, Path]:
 
 
 def _make(shape: str, folder: Path) -> None:
-    from quantised_folders import quantised
+    from benchmarks.quantised.folders import quantised
 
     plain = folder / "bf16"
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
@@ -51,8 +51,8 @@ def _make(shape: str, folder: Path) -> None:
 
 
 def _with_vision(shape: str, folder: Path) -> Path:
-    import day_one_model
-    import half_billion_model
+    from benchmarks.common import half_billion_model
+    from benchmarks.common import large_model as day_one_model
 
     if shape == "0.4 B":
         return half_billion_model.cached_folder()

@@ -7,7 +7,6 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
 @pytest.fixture
-def module(monkeypatch):
+def module():
     """A module of the benchmarks folder, by name."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module
+    return lambda name: importlib.import_module(f"benchmarks.{name}")

@@ -2,7 +2,7 @@
 
 
 def test_rounds_take_turns_and_give_medians(module):
-    measure = module("measure")
+    measure = module("common.measure")
     order, ticks = [], []
     variants = {"a": lambda: order.append("a"), "b": lambda: order.append("b")}
     rounds = measure.Rounds().run(variants, 3, lambda: ticks.append(1))

@@ -1,4 +1,4 @@
-"""benchmarks/day_one.py on a small model; how long anything took is not looked at."""
+"""benchmarks/cpu/day_one.py on a small model; how long anything took is not looked at."""
 
 import json
 
@@ -22,7 +22,7 @@ def made(tmp_path_factory):
 
 
 def test_a_checkpoint_is_sharded_and_answers_about_a_photograph(module, made, tmp_path):
-    model, side = module("day_one_model"), module("day_one_side")
+    model, side = module("common.large_model"), module("cpu.day_one_side")
     folder = made(model)
     index = json.loads((folder / "model.safetensors.index.json").read_text())
     assert len(weight_files(folder)) == len(side.shards(folder)) > 2
@@ -41,7 +41,7 @@ def test_a_checkpoint_is_sharded_and_answers_about_a_photograph(module, made, tm
 
 @pytest.mark.soak
 def test_both_sides_and_the_table(tmp_path):
-    printed = call("day_one.py", "--quick", "--telephone", 60, "--out", tmp_path / "table.md")
+    printed = call("day_one", "--quick", "--telephone", 60, "--out", tmp_path / "table.md")
     table = (tmp_path / "table.md").read_text()
     for text in (
         "| dd, cold |",

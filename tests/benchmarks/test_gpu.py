@@ -12,6 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.gpu.idle import idle_share
+
 ROOT = Path(__file__).resolve().parents[2]
 BENCHMARKS = ROOT / "benchmarks"
 
@@ -70,7 +72,7 @@ def test_without_a_gpu_it_says_so_in_one_line():
 def test_what_was_brought_along_is_installed_where_the_check_finds_it(tmp_path):
     """gpu.sh in a checkout of its own, with a wheel and a kernel that were brought."""
     benchmarks, brought = tmp_path / "benchmarks", tmp_path / ".whl"
-    for folder in (benchmarks, brought / "aot" / "page"):
+    for folder in (benchmarks / "gpu", brought / "aot" / "page"):
         folder.mkdir(parents=True)
     shutil.copy(BENCHMARKS / "gpu.sh", benchmarks)
     with zipfile.ZipFile(brought / "brought_along-1-py3-none-any.whl", "w") as wheel:
@@ -84,8 +86,8 @@ def test_what_was_brought_along_is_installed_where_the_check_finds_it(tmp_path):
         )
         wheel.writestr("brought_along-1.dist-info/RECORD", "")
     (brought / "aot" / "page" / "page.so").write_bytes(b"built")
-    (benchmarks / "gpu_setup.py").write_text("")
-    (benchmarks / "gpu_check.py").write_text(
+    (benchmarks / "gpu" / "setup.py").write_text("")
+    (benchmarks / "gpu" / "check.py").write_text(
         "import os, sys\n"
         "from pathlib import Path\n"
         "import brought_along\n"
@@ -104,19 +106,19 @@ def test_what_was_brought_along_is_installed_where_the_check_finds_it(tmp_path):
 
 def test_wheels_for_another_python_are_left_out(tmp_path):
     benchmarks, brought = tmp_path / "benchmarks", tmp_path / ".whl"
-    benchmarks.mkdir()
+    (benchmarks / "gpu").mkdir(parents=True)
     brought.mkdir()
     shutil.copy(BENCHMARKS / "gpu.sh", benchmarks)
     (brought / "brought_along-1-cp27-cp27m-win32.whl").touch()
-    (benchmarks / "gpu_setup.py").write_text("")
-    (benchmarks / "gpu_check.py").write_text("print('went on')")
+    (benchmarks / "gpu" / "setup.py").write_text("")
+    (benchmarks / "gpu" / "check.py").write_text("print('went on')")
     done = call("bash", benchmarks / "gpu.sh", PYTHON=sys.executable)
     assert done.returncode == 0 and done.stdout.strip() == "went on"
     assert "not for this Python" in done.stderr
 
 
 def test_a_checkout_gets_entry_points_where_none_are_installed(module, tmp_path, monkeypatch):
-    gpu_setup = module("gpu_setup")
+    gpu_setup = module("gpu.setup")
     monkeypatch.setattr(gpu_setup.metadata, "entry_points", lambda group: ())
     assert gpu_setup.main(tmp_path) == 0
     found = [metadata.PathDistribution(folder) for folder in tmp_path.glob("*.dist-info")]
@@ -125,7 +127,7 @@ def test_a_checkout_gets_entry_points_where_none_are_installed(module, tmp_path,
 
 
 def test_what_is_missing_is_named_with_the_way_to_bring_it(module, tmp_path, monkeypatch, capsys):
-    gpu_setup = module("gpu_setup")
+    gpu_setup = module("gpu.setup")
     there = {"zstandard": "0.22.9", "msgspec": None, "av": None}  # of which zstandard is too old
 
     def version(name):
@@ -184,7 +186,7 @@ def test_a_wheel_is_brought_without_what_is_never_called(module, tmp_path):
 def test_answers_part_where_their_tokens_do(module):
     wanted = [([5, 6, 7], [9.0, 0.25, 8.0]), ([1, 2], [3.0, 0.5]), ([4], [1.0])]
     got = [([5, 8, 7], []), ([1, 2, 3], []), ([4], [])]
-    parted = module("gpu_tokens").compare_answers(wanted, got)
+    parted = module("gpu.tokens").compare_answers(wanted, got)
     assert parted == [{"request": 0, "token": 1, "gap": 0.25}, {"request": 1, "token": 1, "gap": 0.5}]
 
 
@@ -193,7 +195,7 @@ def test_answers_part_where_their_tokens_do(module):
 )
 def test_floors_are_those_of_the_shapes(module, size, weights, kv, prefill, vision):
     """By hand: GB of weights, KiB of KV a token, TFLOP of 8,192 tokens and of an image."""
-    floors, shape = module("gpu_floors"), module("gpu_shapes").SHAPES[size]
+    floors, shape = module("gpu.roofline"), module("gpu.shapes").SHAPES[size]
     assert floors.decode_bytes(shape, 0, 0) / 1e9 == pytest.approx(weights, rel=0.01)
     more = floors.decode_bytes(shape, 2, 1024) - floors.decode_bytes(shape, 0, 0)
     assert more == 2 * 1024 * kv * 1024
@@ -203,7 +205,7 @@ def test_floors_are_those_of_the_shapes(module, size, weights, kv, prefill, visi
 
 def test_the_weights_counted_are_the_weights_there_are(module):
     """Of a reduced shape, with what a step does not read left out: norms, and rows of the embedding."""
-    shapes, floors = module("gpu_shapes"), module("gpu_floors")
+    shapes, floors = module("gpu.shapes"), module("gpu.roofline")
     for shape in shapes.SHAPES.values():
         shape = shapes.reduced(shape)
         read = [
@@ -215,7 +217,7 @@ def test_the_weights_counted_are_the_weights_there_are(module):
 
 
 def test_a_goal_is_met_by_its_fraction(module):
-    goal = module("gpu_floors").Goal
+    goal = module("gpu.roofline").Goal
     assert goal.of_time(0.010, 0.007, 0.7).met and not goal.of_time(0.010, 0.0069, 0.7).met
     assert goal.of_time(0.010, 0.001, None).met is None
     rival = goal.of_rival(500.0, 100.0, 5.0)
@@ -232,11 +234,6 @@ def test_a_goal_is_met_by_its_fraction(module):
 
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 9)), min_size=1, max_size=12))
 def test_idle_is_what_no_kernel_covers(spans):
-    sys.path.insert(0, str(BENCHMARKS))
-    try:
-        from gpu_idle import idle_share
-    finally:
-        sys.path.remove(str(BENCHMARKS))
     spans = [(begin, begin + length) for begin, length in spans]
     covered = {tick for begin, end in spans for tick in range(begin, end)}
     whole = max(end for _, end in spans) - min(begin for begin, _ in spans)
@@ -244,10 +241,10 @@ def test_idle_is_what_no_kernel_covers(spans):
 
 
 def test_steps_that_are_captured_wrongly_are_found_out(module, monkeypatch):
-    graphs = module("gpu_graphs")
+    graphs = module("gpu.graphs")
     assert graphs.compare_graphs("cpu", graphs.torch.float32, 4).right
     assert graphs.compare_encoder_graphs("cpu", graphs.torch.float32, 96).right
-    drafts = module("gpu_drafts")
+    drafts = module("gpu.drafts")
     assert drafts.compare_chains("cpu", graphs.torch.float32).right
     monkeypatch.setattr(graphs.Again, "record", lambda self, compute: lambda: None)
     assert not drafts.compare_chains("cpu", graphs.torch.float32).right

@@ -49,7 +49,7 @@ class Event:
 
 
 def test_a_gpu_is_timed_by_its_own_clock_when_it_is_warm(module, monkeypatch):
-    floors, runs = module("gpu_floors"), []
+    floors, runs = module("gpu.roofline"), []
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(floors, "WARM_S", 0.001)
@@ -58,10 +58,10 @@ def test_a_gpu_is_timed_by_its_own_clock_when_it_is_warm(module, monkeypatch):
 
 
 def test_answers_of_a_wide_model_are_right_and_wrong_ones_are_found(module):
-    wide = module("gpu_wide")
+    wide = module("gpu.wide")
     verdict, how = wide.compare_wide("cpu", torch.float32, 8, 3)
     assert verdict.right and "Attention" in how
-    shape = module("gpu_shapes").wide_shape(4)
+    shape = module("gpu.shapes").wide_shape(4)
     answers, _ = wide.greedy_answers(shape, "cpu", torch.bfloat16, 3)
     assert max(wide.gaps(shape, answers, "cpu", torch.bfloat16)) <= wide.ROUNDING[torch.bfloat16]
     others = [((prompt + 5) % 512, *answer) for prompt, *answer in answers]
@@ -72,14 +72,14 @@ def test_answers_of_a_wide_model_are_right_and_wrong_ones_are_found(module):
 
 def test_continuous_batching_answers_what_generate_does(module):
     """So a text is answered by the whole of Qwen3-VL there, positions and all."""
-    rival, shapes = module("gpu_rival"), module("gpu_shapes")
+    rival, shapes = module("gpu.transformers_rates"), module("gpu.shapes")
     shape = shapes.reduced(shapes.SHAPES["2B"])
-    asks = module("workload").random_texts(3, 20, 6, shape.text.vocab_size)
+    asks = module("common.workload").random_texts(3, 20, 6, shape.text.vocab_size)
     model = rival.rival_model(shape, "cpu", torch.float32)
     with torch.no_grad():  # or each token is answered with itself
         for weights in model.model.parameters():
             weights.copy_(torch.randn_like(weights) * (0.2 if weights.ndim > 1 else 1))
-    inputs = [module("reference").make_inputs([ask.prepared]) for ask in asks]
+    inputs = [module("common.reference").make_inputs([ask.prepared]) for ask in asks]
     wanted = [model.generate(each, 6)[0] for each in inputs]
     assert len({token for answer in wanted for token in answer}) > 3
     _, found = rival.answer_continuously(model, asks, {}, runs=1)
@@ -88,7 +88,7 @@ def test_continuous_batching_answers_what_generate_does(module):
 
 
 def test_a_way_that_cannot_run_says_why(module, monkeypatch):
-    rival = module("gpu_rival")
+    rival = module("gpu.transformers_rates")
 
     def fails(*_):
         raise RuntimeError("CUDA out of memory\nand more")
@@ -102,7 +102,7 @@ def test_a_way_that_cannot_run_says_why(module, monkeypatch):
 
 
 def test_generate_is_timed_over_all_tokens_of_all_batches(module, monkeypatch):
-    rival, shapes = module("gpu_rival"), module("gpu_shapes")
+    rival, shapes = module("gpu.transformers_rates"), module("gpu.shapes")
     shape = shapes.reduced(shapes.SHAPES["2B"])
     asks = rival.image_asks(shape, 5, (1, 4, 4), 8, 3)
     sizes = []
@@ -119,7 +119,7 @@ def test_generate_is_timed_over_all_tokens_of_all_batches(module, monkeypatch):
 
 
 def test_nothing_is_compiled_where_flashinfer_is_not(module, monkeypatch):
-    parts = module("gpu_parts")
+    parts = module("gpu.parts")
     monkeypatch.setattr(parts.flashinfer_capability, "installed", lambda: None)
     assert parts.compiling(False) == {} == parts.compiling(True)
     monkeypatch.setattr(parts.flashinfer_capability, "installed", lambda: "0.7.2.post1")
@@ -134,7 +134,7 @@ def test_nothing_is_compiled_where_flashinfer_is_not(module, monkeypatch):
 
 
 def test_the_tests_of_the_kernels_are_run_by_pytest(module, monkeypatch, tmp_path):
-    parts = module("gpu_parts")
+    parts = module("gpu.parts")
     (tmp_path / "test_two.py").write_text("def test_good(): pass\ndef test_bad(): assert False\n")
     monkeypatch.setattr(parts, "ROOT", tmp_path)
     monkeypatch.setattr(parts, "TESTS", ("test_two.py",))
@@ -149,7 +149,7 @@ def test_the_tests_of_the_kernels_are_run_by_pytest(module, monkeypatch, tmp_pat
 
 
 def test_a_gpu_says_what_it_is(module, monkeypatch):
-    parts = module("gpu_parts")
+    parts = module("gpu.parts")
     monkeypatch.setattr(parts.CudaDevice, "problem", lambda index: None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (75 * 2**30, 80 * 2**30))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H100 80GB HBM3")
@@ -164,7 +164,7 @@ def test_a_gpu_says_what_it_is(module, monkeypatch):
 
 def test_what_no_kernel_covers_is_measured_while_all_rows_decode(module, monkeypatch):
     """With a profiler that saw two kernels with a gap of a fifth between them, on a stand-in for the GPU."""
-    gpu_idle, parts = module("gpu_idle"), module("gpu_speed_parts")
+    gpu_idle, parts = module("gpu.idle"), module("gpu.speed_parts")
     entered = []
 
     class Profiler:
@@ -189,7 +189,7 @@ def test_what_no_kernel_covers_is_measured_while_all_rows_decode(module, monkeyp
 
     monkeypatch.setattr(gpu_idle, "profile", Profiler)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: entered.append("wait"))
-    monkeypatch.setitem(parts.SHAPES, "2B", module("gpu_shapes").reduced(parts.SHAPES["2B"]))
+    monkeypatch.setitem(parts.SHAPES, "2B", module("gpu.shapes").reduced(parts.SHAPES["2B"]))
     monkeypatch.setattr(parts, "SIZES", replace(parts.DRY, budget=256))
     told = Told(False)
     parts.idle("2B", told)
@@ -200,5 +200,5 @@ def test_what_no_kernel_covers_is_measured_while_all_rows_decode(module, monkeyp
 
 def test_a_profiler_that_saw_nothing_is_no_idle_gpu(module):
     with pytest.raises(ValueError, match="saw no kernel"):
-        module("gpu_idle").idle_share([])
-    assert module("gpu_idle").idle_share(np.array([[3.0, 3.0]]).tolist()) == 0.0
+        module("gpu.idle").idle_share([])
+    assert module("gpu.idle").idle_share(np.array([[3.0, 3.0]]).tolist()) == 0.0

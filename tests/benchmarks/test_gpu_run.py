@@ -10,12 +10,12 @@ import time
 
 import pytest
 
-from tests.benchmarks.test_gpu import BENCHMARKS, ROOT
+from tests.benchmarks.test_gpu import ROOT
 
 
 @pytest.fixture
 def run(module, tmp_path):
-    made = module("gpu_run").Run(False, time.monotonic() + 600, tmp_path / "found.json")
+    made = module("gpu.run").Run(False, time.monotonic() + 600, tmp_path / "found.json")
     yield made
     made.stop()
 
@@ -83,18 +83,18 @@ def test_modules_are_loaded_without_cuda():
         "def touched(*_): raise SystemExit('CUDA is asked for something')\n"
         "torch.cuda.is_available = torch.cuda.device_count = torch.cuda._lazy_init = touched\n"
         "if hasattr(torch._C, '_cuda_getDeviceCount'): torch._C._cuda_getDeviceCount = touched\n"
-        "import gpu_check\n"
+        "import benchmarks.gpu.check\n"
         "import threading\n"
         "assert threading.active_count() == 1\n"
     )
-    paths = os.pathsep.join(map(str, (BENCHMARKS, ROOT, ROOT / "plugins", os.environ.get("PYTHONPATH", ""))))
+    paths = os.pathsep.join(map(str, (ROOT, ROOT / "plugins", os.environ.get("PYTHONPATH", ""))))
     environment = {**os.environ, "PYTHONPATH": paths}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
 def test_where_forked_processes_cannot_have_cuda_they_load_their_modules_themselves(module, run, monkeypatch):
-    gpu_check, tried = module("gpu_check"), []
+    gpu_check, tried = module("gpu.check"), []
 
     def part(self, name, seconds, work):
         tried.append(self.start)
@@ -113,7 +113,7 @@ def test_where_forked_processes_cannot_have_cuda_they_load_their_modules_themsel
 @pytest.mark.soak
 def test_processes_that_load_their_modules_themselves(module, run):
     run.dry, run.start = True, "spawn"
-    run.part("the device", 20, module("gpu_parts").device)
+    run.part("the device", 20, module("gpu.parts").device)
     assert run.is_right and run.facts["device"] == "cpu (dry run)"
 
 
@@ -124,7 +124,7 @@ def test_ours_are_held_against_the_best_of_theirs(module, run):
         "2B texts by continuous batching, without cuDNN, tokens/s": 150.0,
         "2B images, tokens/s": 900.0,
     }
-    module("gpu_rival_parts").beside(run, "2B")
+    module("gpu.transformers_parts").beside(run, "2B")
     goal = run.goals["2B texts beside continuous batching"]
     assert goal.floor == 150.0 and goal.fraction == 6.0 and goal.met
     assert "2B images beside generate" in run.skipped and len(run.goals) == 1
@@ -132,11 +132,11 @@ def test_ours_are_held_against_the_best_of_theirs(module, run):
 
 def test_without_rates_there_are_no_floors(module):
     with pytest.raises(Exception, match="no floors"):
-        module("gpu_speed_parts").decode("2B", {}, None)
+        module("gpu.speed_parts").decode("2B", {}, None)
 
 
 def test_a_compiler_finds_what_a_toolkit_lacks(module, tmp_path, monkeypatch):
-    gpu_check, compiler = module("gpu_check"), shutil.which("c++")
+    gpu_check, compiler = module("gpu.check"), shutil.which("c++")
     for name, header in (("cu13", "cublasLt.h"), ("cudnn", "cudnn.h")):
         folder = tmp_path / "nvidia" / name / "include"
         folder.mkdir(parents=True)
@@ -168,13 +168,13 @@ def test_a_compiler_finds_what_a_toolkit_lacks(module, tmp_path, monkeypatch):
 
 
 def test_what_was_found_before_a_signal_is_written(module, tmp_path, monkeypatch, capsys):
-    gpu_check = module("gpu_check")
+    gpu_check = module("gpu.check")
 
     def begin(run):
         run.facts |= {"device": "NVIDIA H100", "date": "today", "python": "3.12.3", "torch": "2.11.0"}
 
     def cut_off(run):
-        run.goals["2B decode x1"] = module("gpu_floors").Goal.of_time(0.001, 0.0008, 0.7)
+        run.goals["2B decode x1"] = module("gpu.roofline").Goal.of_time(0.001, 0.0008, 0.7)
         run.failed["tokens"] = "RuntimeError: see [/usr/lib/x.so]"
         raise KeyboardInterrupt
 
@@ -192,7 +192,7 @@ def test_what_was_found_before_a_signal_is_written(module, tmp_path, monkeypatch
 
 @pytest.mark.parametrize("compiles", [True, False])
 def test_what_cannot_be_compiled_is_not_compiled_again(module, run, monkeypatch, compiles):
-    gpu_check, asked = module("gpu_check"), []
+    gpu_check, asked = module("gpu.check"), []
     monkeypatch.delenv("FLASHINFER_DISABLE_JIT", raising=False)
     monkeypatch.setattr(
         gpu_check.parts, "compiling", lambda dry: {"decode": ok, "prefill": ok if compiles else breaks}

@@ -1,4 +1,4 @@
-"""benchmarks/log.py runs and ends with its targets; sizes do not depend on the machine, so they are held."""
+"""Test that the log benchmark ends with its targets; only sizes are checked, since times depend on the machine."""
 
 import json
 import os
@@ -13,7 +13,8 @@ def test_it_ends_with_its_targets(tmp_path):
     paths = os.pathsep.join([str(ROOT), str(ROOT / "plugins"), os.environ.get("PYTHONPATH", "")])
     command = [
         sys.executable,
-        ROOT / "benchmarks" / "log.py",
+        ROOT / "benchmarks",
+        "log",
         "--quick",
         "--json",
         "--out",

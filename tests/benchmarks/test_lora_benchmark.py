@@ -1,4 +1,4 @@
-"""What benchmarks/lora.py writes and simulates; how long anything took is not looked at."""
+"""What benchmarks/cpu/lora.py writes and simulates; how long anything took is not looked at."""
 
 import pytest
 from safetensors.torch import load_file
@@ -8,7 +8,7 @@ TEXT |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
 
 
 def test_its_adapters_have_the_size_that_it_tells(module, tmp_path):
-    writes = module("lora_adapters")
+    writes = module("cpu.lora_adapters")
     folder = writes.write_adapter(tmp_path / "one", TEXT, 4, seed=0)
     tensors = load_file(folder / "adapter_model.safetensors")
     assert len(tensors) == 2 * 7 * 2 and {min(each.shape) for each in tensors.values()} == {4}
@@ -17,7 +17,7 @@ def test_its_adapters_have_the_size_that_it_tells(module, tmp_path):
 
 @pytest.mark.soak
 def test_waits_by_both_rules_are_in_the_table(module):
-    lora = module("lora")
+    lora = module("cpu.lora")
     found = lora.waits(60)
     (table,) = found.tables
     assert len(table.rows) == 2 * len(lora.GAPS_MS) and len(found.targets) == 1

@@ -1,4 +1,4 @@
-"""benchmarks/quantised.py on a small model; how long anything took is not looked at."""
+"""benchmarks/quantised/quantised.py on a small model; how long anything took is not looked at."""
 
 import pytest
 import torch
@@ -12,8 +12,8 @@ needs_kernels = pytest.mark.skipif(library.load() is None, reason="needs the com
 
 @needs_kernels
 def test_folders_are_read_as_what_they_are(module, tmp_path):
-    plain, folders = tmp_path / "plain", module("quantised_folders")
-    module("day_one_model").make(plain, None, small=True)
+    plain, folders = tmp_path / "plain", module("quantised.folders")
+    module("common.large_model").make(plain, None, small=True)
     weight = torch.randn(200, 300, generator=torch.Generator().manual_seed(0))
     codes, scales = folders.fp8_blocks(weight)
     assert codes.shape == weight.shape and scales.shape == (2, 3)
@@ -32,7 +32,7 @@ def test_folders_are_read_as_what_they_are(module, tmp_path):
 @pytest.mark.soak
 @needs_kernels
 def test_the_tables(tmp_path):
-    printed = call("quantised.py", "--shape", "small", "--quick", "--out", tmp_path / "table.md")
+    printed = call("quantised", "--shape", "small", "--quick", "--out", tmp_path / "table.md")
     table = (tmp_path / "table.md").read_text()
     for text in ("small: loading", "small: steps, 1 thread", "| FP8 128 x 128 |", "int4 g 128: prompt"):
         assert text in table

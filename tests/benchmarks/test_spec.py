@@ -1,4 +1,4 @@
-"""benchmarks/spec.py runs and ends with its targets; how long anything took is not looked at."""
+"""benchmarks/drafts/spec.py runs and ends with its targets; how long anything took is not looked at."""
 
 import json
 import os
@@ -10,13 +10,17 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("mmengine_shapes")
-SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "spec.py"
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
 def test_answers_are_the_same_with_drafts_and_without():
     words = ["--rounds", "1", "--batch", "2", "--tasks", "short,schema", "--drafters", "ngram,auto", "--json"]
     done = subprocess.run(
-        [sys.executable, SCRIPT, *words], env={**os.environ}, capture_output=True, text=True, timeout=240
+        [sys.executable, BENCHMARKS, "spec", *words],
+        env={**os.environ},
+        capture_output=True,
+        text=True,
+        timeout=240,
     )
     assert done.returncode == 0, done.stderr
     targets = json.loads(done.stdout.splitlines()[-1])["targets"]
@@ -26,7 +30,7 @@ def test_answers_are_the_same_with_drafts_and_without():
 
 
 def test_every_round_of_a_cell_has_requests_of_its_own(module):
-    runs, seen = module("spec_runs"), []
+    runs, seen = module("drafts.spec_runs"), []
 
     class Recorder:
         def __init__(self, name):

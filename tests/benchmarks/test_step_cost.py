@@ -15,7 +15,7 @@ PHASES = {"schedule", "evolve", "append", "batch", "complete"}
 
 @pytest.fixture
 def engine(module):
-    return module("step_cost_engine")
+    return module("core.step_cost_engine")
 
 
 def events_of(folder):
@@ -111,7 +111,7 @@ def test_a_quick_run_ends_with_a_table_and_its_targets(module, engine, tmp_path,
     out = tmp_path / "table.md"
     command = ["step_cost.py", "--quick", "--json", "--rows", "16", "--out", str(out)]
     monkeypatch.setattr(sys, "argv", command)
-    module("step_cost").main()
+    module("core.step_cost").main()
     *_, last = capsys.readouterr().out.splitlines()
     targets = json.loads(last)["targets"]
     assert set(targets) == {"whole step at 16 rows, µs", "full garbage collections in 1,000 steps"}

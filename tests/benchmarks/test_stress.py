@@ -1,12 +1,10 @@
-"""Many requests in a pool too small for them, and traces to their end: `benchmarks/stress.py`."""
+"""Many requests in a pool too small for them, and traces to their end: `benchmarks/core/stress.py`."""
 
 import importlib
 import sys
-from pathlib import Path
 
 import pytest
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 TRACES = {
     "code.csv": "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9,4808,10\n"
     "2023-11-16 18:17:04.0,3180,8\n",
@@ -19,8 +17,7 @@ TRACES = {
 @pytest.fixture
 def stress(monkeypatch, tmp_path):
     """Calls the script with words; gives its exit code."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    module = importlib.import_module("stress")
+    module = importlib.import_module("benchmarks.core.stress")
 
     def call(*words):
         monkeypatch.setattr(sys, "argv", ["stress.py", *map(str, words)])

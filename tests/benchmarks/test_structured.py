@@ -1,5 +1,4 @@
-"""benchmarks/structured.py: its schemas and answers are sound, and it runs; how long anything took is not
-looked at."""
+"""Test the grammar benchmark: its schemas and answers are valid, and it runs. Times are not checked."""
 
 import base64
 import json
@@ -10,7 +9,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-SCHEMAS = Path(__file__).resolve().parents[2] / "benchmarks" / "structured_schemas.jsonl"
+SCHEMAS = Path(__file__).resolve().parents[2] / "benchmarks" / "structured" / "schemas.jsonl"
 PATTERN = r"\p{L}+|\p{N}|[^\s\p{L}\p{N}]+|\s+"
 
 
@@ -48,7 +47,7 @@ def test_every_answer_fits_its_schema():
 
 
 def test_text_is_spelled_by_the_lowest_pairs(module, vocabulary):
-    words = module("structured_vocabulary").Tekken(vocabulary)
+    words = module("structured.vocabulary").Tekken(vocabulary)
     tokens = words.encode('{"label":"né"}')
     assert [words.tokens[token] for token in tokens] == [
         b'{"', b"label", b'":', b'"', b"n", b"\xc3", b"\xa9", b'"}',
@@ -57,15 +56,15 @@ def test_text_is_spelled_by_the_lowest_pairs(module, vocabulary):
 
 
 def test_a_missing_vocabulary_is_named_with_the_way_to_bring_it(module, monkeypatch):
-    finder = module("structured_vocabulary")
+    finder = module("structured.vocabulary")
     monkeypatch.setattr(finder.util, "find_spec", lambda name: None)
     with pytest.raises(SystemExit, match="pip install --no-deps mistral-common"):
         finder.find(None)
 
 
 def test_rows_fill_the_same_masks_on_every_side_of_one_library(module, vocabulary):
-    sides = module("structured_sides")
-    words = module("structured_vocabulary").Tekken(vocabulary)
+    sides = module("structured.sides")
+    words = module("structured.vocabulary").Tekken(vocabulary)
     case = sides.Case.of(SCHEMAS.read_text(encoding="utf-8").splitlines()[0], words)
     both = [sides.Ours(words), sides.BareLLGuidance(words, gated=True)]
     ours, bare = (side.begin([side.compile(case)] * 3, [[], case.answers[0][:4], []]) for side in both)
@@ -81,7 +80,7 @@ def test_a_quick_run_ends_with_a_table_and_its_targets(module, vocabulary, tmp_p
     out = tmp_path / "table.md"
     command = ["structured.py", "--quick", "--json", "--vocabulary", str(vocabulary), "--out", str(out)]
     monkeypatch.setattr(sys, "argv", command)
-    benchmark = module("structured")
+    benchmark = module("structured.structured")
     monkeypatch.setattr(benchmark, "NUM_ROWS", 3)
     monkeypatch.setattr(benchmark, "usable_cpus", list)  # the tests behind this one may use all CPUs
     benchmark.main()

@@ -84,7 +84,7 @@ def test_an_order_of_keys_is_not_held_against_a_side(module, monkeypatch, capsys
 
 
 def test_a_side_that_ends_or_hangs_takes_one_schema_with_it(module, monkeypatch, schemas):
-    workers, cases = module("coverage_worker"), module("coverage_cases")
+    workers, cases = module("structured.coverage_worker"), module("structured.coverage_cases")
 
     class Bad:
         def __init__(self, vocabulary):
@@ -97,7 +97,7 @@ def test_a_side_that_ends_or_hangs_takes_one_schema_with_it(module, monkeypatch,
                 time.sleep(60)
             return lambda text: True
 
-    monkeypatch.setitem(module("coverage_sides").SIDES, "bad", Bad)
+    monkeypatch.setitem(module("structured.coverage_sides").SIDES, "bad", Bad)
     worker = workers.Worker("bad", None, 1.0)
     try:
         found = [worker.ask(cases.Case("g", name, name, ())) for name in ("ends", "well", "hangs", "well")]

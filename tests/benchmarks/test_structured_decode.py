@@ -1,4 +1,4 @@
-"""benchmarks/structured_decode.py runs; how long anything took is not looked at."""
+"""benchmarks/structured/structured_decode.py runs; how long anything took is not looked at."""
 
 import json
 import sys
@@ -8,8 +8,10 @@ import pytest
 
 @pytest.fixture
 def benchmark(module, monkeypatch):
-    monkeypatch.setattr(module("measure"), "use_threads", lambda threads: None)  # for this process, that is
-    return module("structured_decode")
+    monkeypatch.setattr(
+        module("common.measure"), "use_threads", lambda threads: None
+    )  # for this process, that is
+    return module("structured.structured_decode")
 
 
 def test_an_interval_holds_its_median(benchmark):

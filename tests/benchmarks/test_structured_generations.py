@@ -8,7 +8,7 @@ import pytest
 
 def run(module, monkeypatch, capsys, *arguments) -> tuple[int, str]:
     monkeypatch.setattr(sys, "argv", ["structured_generations.py", *map(str, arguments)])
-    code = module("structured_generations").main()
+    code = module("structured.structured_generations").main()
     said = capsys.readouterr()
     return code, said.out + said.err
 
@@ -22,7 +22,7 @@ def test_an_answer_that_is_invalid_is_found(module, monkeypatch, capsys, tmp_pat
     """A referee that knows another schema than the grammar."""
     case = {"schema": {"enum": ["a", "b"]}, "tests": []}
     (tmp_path / "Real---one.json").write_text(json.dumps(case))
-    generations = module("structured_generations")
+    generations = module("structured.structured_generations")
     known = generations.validator_of
     monkeypatch.setattr(generations, "validator_of", lambda schema: known({"const": "c"}))
     code, said = run(module, monkeypatch, capsys, "--schemas", tmp_path, "--verbose")

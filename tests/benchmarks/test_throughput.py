@@ -36,10 +36,10 @@ SMALL_VISION = {
 }
 
 
-def call(script, *words):
+def call(name, *words):
     paths = [str(ROOT), str(ROOT / "plugins"), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    command = [sys.executable, str(BENCHMARKS / script), *map(str, words)]
+    command = [sys.executable, str(BENCHMARKS), name, *map(str, words)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -51,7 +51,7 @@ def table(tmp_path_factory):
     out = tmp_path_factory.mktemp("throughput") / "new" / "table.md"
     sections = [word for name in ("embedded", "encoder", "share") for word in ("--section", name)]
     printed = call(
-        *("throughput.py", "--quick", "--json", *sections, "--out", out),
+        *("throughput", "--quick", "--json", *sections, "--out", out),
         *("--requests", 3, "--longest", 4, "--rounds", 1),
     )
     return out.read_text(), printed
@@ -77,9 +77,9 @@ def test_answers_are_compared_and_targets_stand_in_a_table(table):
 
 def test_half_a_billion_on_a_small_model(module, tmp_path):
     folder = tmp_path / "model"
-    module("half_billion_model").make(folder, SMALL_TEXT, SMALL_VISION)
-    printed = call("half_billion.py", "--folder", folder, "--quick", "--json")
-    part = module("report").Part.loads(printed.splitlines()[-1])
+    module("common.half_billion_model").make(folder, SMALL_TEXT, SMALL_VISION)
+    printed = call("half_billion", "--folder", folder, "--quick", "--json")
+    part = module("common.report").Part.loads(printed.splitlines()[-1])
     names = [target.name for target in part.targets]
     assert names == [
         "half_billion_1_rows_1_core",
@@ -97,7 +97,7 @@ def test_the_model_of_half_a_billion_has_the_shape_it_says(module):
     import torch
     from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
-    made = module("half_billion_model")
+    made = module("common.half_billion_model")
     config = Qwen3VLConfig(text_config=made.TEXT, vision_config=made.VISION, tie_word_embeddings=True)
     with torch.device("meta"):
         model = Qwen3VLForConditionalGeneration(config)
@@ -108,7 +108,7 @@ def test_the_model_of_half_a_billion_has_the_shape_it_says(module):
 
 def test_a_profile_shows_phases_and_writes_a_flame_graph(tmp_path):
     flame = tmp_path / "flame.html"
-    shown = call("throughput.py", "--profile", "--flame", flame, "--requests", 2, "--longest", 4)
+    shown = call("throughput", "--profile", "--flame", flame, "--requests", 2, "--longest", 4)
     for phase in ("front", "core schedule", "inputs", "attention", "logits", "sampling", "log"):
         assert phase in shown
     page = flame.read_text()
@@ -119,7 +119,7 @@ def test_images_are_shared_by_half_of_the_places(module):
     from mmengine.models.loader import resolve_folder
     from mmengine.models.registry import plugin_for
 
-    workload = module("workload")
+    workload = module("common.workload")
     folder = resolve_folder(None)
     asks = workload.mixed(plugin_for(folder).load_processor(folder), 64, 64)
     assert workload.count_shared(asks) == (28, 56)
@@ -127,15 +127,19 @@ def test_images_are_shared_by_half_of_the_places(module):
 
 
 def test_a_target_is_reached_from_above_or_from_below(module):
-    target = module("report").Target
+    target = module("common.report").Target
     assert target("a", 2.0, 2.0, 3.0).reaches(2.0) and not target("a", 2.0, 2.0, 3.0).reaches(3.0)
     assert target("a", 0.1, 0.1, most=True).reaches(0.1) and not target("a", 0.2, 0.1, most=True).reaches(0.1)
-    rows = module("report").target_table([target("a", 2.0, 1.0, 3.0), target("b", 0.2, 0.1, most=True)]).rows
+    rows = (
+        module("common.report")
+        .target_table([target("a", 2.0, 1.0, 3.0), target("b", 0.2, 0.1, most=True)])
+        .rows
+    )
     assert rows == [("a", "2", "at least 1", "yes", "3", "no"), ("b", "0.2", "at most 0.1", "no", "", "")]
 
 
 def test_several_runs_give_the_median_of_every_figure(module):
-    report, repeat = module("report"), module("repeat")
+    report, repeat = module("common.report"), module("common.repeat")
 
     def part(number, note):
         rows = [("mmengine", f"{number}.50", f"{number * 10}%", "")]
@@ -153,7 +157,7 @@ def test_several_runs_give_the_median_of_every_figure(module):
 
 
 def test_a_clock_stands_still_while_one_inside_it_runs(module, monkeypatch):
-    phases = module("phases")
+    phases = module("profiling.phases")
     now = iter([0, 10, 40, 100])
     monkeypatch.setattr(phases.time, "perf_counter_ns", lambda: next(now))
     clocks = phases.Clocks()
@@ -163,7 +167,7 @@ def test_a_clock_stands_still_while_one_inside_it_runs(module, monkeypatch):
 
 
 def test_the_sampler_sees_what_runs_inside(module):
-    flame = module("flame")
+    flame = module("profiling.flame")
 
     def busy(sampler):
         while not any(len(stack) > 1 for stack in list(sampler.spent)):  # another thread adds to it

@@ -1,4 +1,4 @@
-"""benchmarks/resume.py: a process that continues a long log reads only its end."""
+"""benchmarks/core/resume.py: a process that continues a long log reads only its end."""
 
 import json
 import subprocess
@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "resume.py"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 @pytest.mark.soak
 def test_going_on_reads_the_end_of_a_log(tmp_path):
-    words = [sys.executable, SCRIPT, "--quick", "--json", "--folder", tmp_path]
+    words = [sys.executable, BENCHMARKS, "resume", "--quick", "--json", "--folder", tmp_path]
     done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=300)
     found = json.loads(done.stdout.splitlines()[-1])
     print(done.stdout)

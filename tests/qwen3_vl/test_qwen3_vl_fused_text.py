@@ -121,7 +121,7 @@ def test_bits_do_not_depend_on_the_batch(folders, dtype, kernel_device, dots_in_
     drafts. One row has image features, which a text-only step lacks.
     """
     if kernel_device.type != "cpu":
-        pytest.skip("the decoder lies on a CPU here; benchmarks/gpu_bits.py asks a GPU")
+        pytest.skip("the decoder lies on a CPU here; benchmarks/gpu/bits.py asks a GPU")
     ops = text_ops.text_ops(torch.device("cpu"), getattr(torch, dtype), batch_invariant=True)
     model = fused(folders["odd sizes, one key-value head"], dtype, ops)
     rng = np.random.default_rng(5)

@@ -3,7 +3,6 @@ taken or refused with its place, and what a model is made to call parses and is 
 """
 
 import json
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -11,14 +10,11 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from benchmarks.structured.functions import SAMPLE, checked, functions_in
 from mmengine import AsyncEngine
 from tests.server.running import served
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "benchmarks"))
-
-from functions import SAMPLE, checked, functions_in  # noqa: E402  (a program, no package)
-
 WHOLE = [
     *ROOT.glob("build/clients/python/lib/python3*/site-packages/bfcl_eval/data"),  # as make clients leaves it
 ]

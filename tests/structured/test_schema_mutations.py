@@ -2,7 +2,6 @@
 shortest text is valid.
 """
 
-import importlib
 import json
 import random
 import time
@@ -10,6 +9,7 @@ import time
 import jsonschema
 import pytest
 
+from benchmarks.structured import structured_generations
 from mmengine.errors import InvalidRequest
 from mmengine.structured_output.request.spec import grammar_of
 from tests.benchmarks.conftest import BENCHMARKS
@@ -20,7 +20,7 @@ MAX_S = 10.0  # Maximum number of seconds from the schema to the grammar.
 
 
 def schemas():
-    lines = (BENCHMARKS / "coverage_schemas.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = (BENCHMARKS / "structured" / "coverage_schemas.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line)["schema"] for line in lines]
 
 
@@ -51,10 +51,9 @@ def validate(validator, instance):
 
 
 @pytest.fixture
-def validator_of(monkeypatch):
-    """Return a schema's validator, as in the generation benchmark."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("structured_generations").validator_of
+def validator_of():
+    """Return a function that builds a schema's validator, as in the generation benchmark."""
+    return structured_generations.validator_of
 
 
 def check_seeds(seeds, validator_of):

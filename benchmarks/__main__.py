@@ -1,0 +1,81 @@
+"""Run a benchmark by its name: `python -m benchmarks NAME [arguments]`; without a name, list all of them.
+
+The folder also runs as `python benchmarks NAME` from anywhere. Benchmarks start their worker processes this
+way, by a dotted name such as `cpu.day_one_side`.
+"""
+
+import ast
+import runpy
+import sys
+from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parent
+PROGRAMS = {
+    "throughput": "throughput",
+    "half_billion": "cpu.half_billion",
+    "rivals_cpu": "rivals.rivals_cpu",
+    "day_one": "cpu.day_one",
+    "batch_invariant": "cpu.batch_invariant",
+    "block_store": "cpu.block_store",
+    "deltas": "cpu.deltas",
+    "experts": "cpu.experts",
+    "linears": "cpu.linears",
+    "lora": "cpu.lora",
+    "quantised": "quantised.quantised",
+    "quantised_error": "quantised.quantised_error",
+    "spec": "drafts.spec",
+    "drafts_real": "drafts.drafts_real",
+    "structured": "structured.structured",
+    "structured_coverage": "structured_coverage",
+    "structured_decode": "structured.structured_decode",
+    "structured_generations": "structured.structured_generations",
+    "functions": "structured.functions",
+    "step_cost": "core.step_cost",
+    "stress": "core.stress",
+    "conformance": "core.conformance",
+    "log": "core.log",
+    "resume": "core.resume",
+    "report_page": "core.report_page",
+    "serve": "server.serve",
+    "serve_durable": "server.serve_durable",
+    "serve_traced": "server.serve_traced",
+    "batch_killed": "server.batch_killed",
+    "preparation": "media.preparation",
+    "sessions": "media.sessions",
+    "gpu_bring": "gpu_bring",
+}
+
+
+def path_of(module: str) -> Path:
+    """Return the file of a module, whose dotted name is relative to this package."""
+    return FOLDER.joinpath(*module.split(".")).with_suffix(".py")
+
+
+def describe(module: str) -> str:
+    """Return the first sentence of the module's docstring, without importing the module."""
+    docstring = ast.get_docstring(ast.parse(path_of(module).read_text(encoding="utf-8"))) or ""
+    return " ".join(docstring.split("\n\n")[0].split()).split(": `python")[0].rstrip(":")
+
+
+def main() -> int:
+    """Run the program that the first argument names, or list the programs."""
+    if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help"):
+        print("Usage: python -m benchmarks NAME [arguments]; `NAME --help` lists the arguments.\n")
+        width = max(map(len, PROGRAMS))
+        for name, module in PROGRAMS.items():
+            print(f"  {name:<{width}}  {describe(module)}")
+        return 0
+    name = sys.argv.pop(1)
+    module = PROGRAMS.get(name, name)
+    if not path_of(module).is_file():
+        print(f"there is no benchmark {name!r}; `python -m benchmarks` lists them", file=sys.stderr)
+        return 2
+    runpy.run_module(f"benchmarks.{module}", run_name="__main__", alter_sys=True)
+    return 0
+
+
+if __name__ == "__main__":
+    # `python benchmarks` puts this folder first on the path; imports need the repository's root there.
+    if not sys.path or Path(sys.path[0]).resolve() != FOLDER.parent:
+        sys.path.insert(0, str(FOLDER.parent))
+    sys.exit(main())

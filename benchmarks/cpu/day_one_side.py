@@ -1,0 +1,228 @@
+"""One side of day_one.py in a process of its own: what a model's first minutes are like.
+
+python -m benchmarks day_one_side mmengine FOLDER --photograph a.jpg --rows 1 --rows 4
+
+The last line is JSON: seconds to import and to load, and what was asked for beside.
+"""
+
+import enum
+import gc
+import json
+import os
+import subprocess
+import threading
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Annotated
+
+import typer
+
+from benchmarks.common.measure import use_threads
+
+NEW = 16  # tokens of an answer behind the first
+PROMPT = 64  # tokens of a text prompt
+QUESTION = "What is in the photograph?"
+
+
+class Side(enum.StrEnum):
+    MMENGINE = "mmengine"
+    TRANSFORMERS = "transformers"
+    COPY = "copy"  # the weights alone, read and copied once in torch
+    TOUCH = "touch"  # as much new memory, written once
+
+
+@dataclass
+class Found:
+    """Seconds and bytes. `rates`: tokens a second by rows, while they decode."""
+
+    import_s: float = 0.0
+    load_s: float = 0.0
+    first_s: list[float] = field(default_factory=list)  # of each photograph
+    rates: dict[int, float] = field(default_factory=dict)
+    peak_private: int = 0  # while all of this ran
+    peak: int = 0  # pages of files included
+    kv_bytes: int = 0
+    line: str = ""
+
+
+class Peaks:
+    """The most private memory that this process had, looked at every 20 ms."""
+
+    def __init__(self) -> None:
+        self.private, self._ended = 0, threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(0.02):
+            self.private = max(self.private, status("RssAnon"))
+
+    def end(self) -> None:
+        self._ended.set()
+        self._thread.join()
+        self.private = max(self.private, status("RssAnon"))
+
+
+def status(name: str) -> int:
+    """Bytes that /proc has of this process."""
+    with open("/proc/self/status", encoding="ascii") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith(f"{name}:"))
+
+
+def shards(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.safetensors"))
+
+
+def drop(folder: Path) -> None:
+    """No page of the weights is held by the system any more."""
+    for path in shards(folder):
+        with path.open("rb") as file:
+            os.fdatasync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def dd_s(folder: Path) -> float:
+    """Seconds of reading the weights with dd."""
+    begun = time.perf_counter()
+    for path in shards(folder):
+        subprocess.run(["dd", f"if={path}", "of=/dev/null", "bs=8M", "status=none"], check=True)
+    return time.perf_counter() - begun
+
+
+def main(
+    side: Annotated[Side, typer.Argument(help="Whose.")],
+    folder: Annotated[Path, typer.Argument(help="The checkpoint.")],
+    photograph: Annotated[list[Path] | None, typer.Option(help="First tokens to be timed.")] = None,
+    rows: Annotated[list[int] | None, typer.Option(help="That decode at once.")] = None,
+    threads: Annotated[int, typer.Option(help="Of torch.")] = 1,
+) -> None:
+    """Load, and answer."""
+    use_threads(threads)
+    peaks = Peaks()
+    run = {Side.MMENGINE: mmengine, Side.TRANSFORMERS: transformers, Side.COPY: copy, Side.TOUCH: touch}[side]
+    found = run(folder, photograph or [], rows or [])
+    peaks.end()
+    found.peak_private, found.peak = peaks.private, status("VmHWM")
+    print(json.dumps(asdict(found)))
+
+
+def mmengine(folder: Path, photographs: list[Path], rows: list[int]) -> Found:
+    """The engine with its defaults, but for drafts: answers of random weights repeat themselves."""
+    found, begun = Found(), time.perf_counter()
+    import llguidance  # noqa: F401 (with whatever else loading would import)
+    import tokenizers  # noqa: F401
+
+    import mmengine_qwen3_vl.processing  # noqa: F401
+    from mmengine import Engine
+    from mmengine.build import build  # noqa: F401
+    from mmengine.cli.loading import Loading
+    from mmengine.config import EngineConfig
+    from mmengine.models.network import Network  # noqa: F401
+    from mmengine.models.progress import weights_reported_to
+
+    found.import_s, begun = time.perf_counter() - begun, time.perf_counter()
+    told = Loading()
+    gc.disable()  # as the commands do
+    with weights_reported_to(told):
+        engine = Engine(folder, dtype="bfloat16", config=EngineConfig(spec="none"))
+    gc.enable()
+    found.load_s = time.perf_counter() - begun
+    told.loaded(engine.built)
+    found.line, found.kv_bytes = told.sizes.removeprefix(": "), engine.built.kv_bytes
+    with engine:
+        for path in photographs:
+            begun = time.perf_counter()
+            engine.submit(question(path), max_tokens=1)
+            while engine.has_work:
+                engine.step()
+            found.first_s.append(time.perf_counter() - begun)
+        for count in rows:
+            found.rates[count] = _rate(engine, count)
+    return found
+
+
+def _rate(engine, count: int) -> float:
+    from mmengine.serve.prompt.prompt import Prompt
+
+    for prompt in _prompts(engine, count):
+        engine.submit(Prompt(token_ids=prompt), max_tokens=NEW + 1, ignore_eos=True)
+    took = []
+    while engine.has_work:
+        begun = time.perf_counter()
+        if sum(len(output.token_ids) for output in engine.step()) == count:
+            took.append(time.perf_counter() - begun)
+    return count / median(took[1:])
+
+
+def _prompts(engine, count: int) -> list[list[int]]:
+    import numpy as np
+
+    chance = np.random.default_rng(count)
+    return chance.integers(300, min(50_000, engine.built.spec.vocab_size // 2), (count, PROMPT)).tolist()
+
+
+def question(path: Path) -> list[dict]:
+    parts = [{"type": "image", "image": str(path)}, {"type": "text", "text": QUESTION}]
+    return [{"role": "user", "content": parts}]
+
+
+def transformers(folder: Path, photographs: list[Path], rows: list[int]) -> Found:
+    """Its model, with ids and pixels of our processor, whose time does not count for it."""
+    found, begun = Found(), time.perf_counter()
+    import torch
+    from transformers import Qwen3VLForConditionalGeneration  # noqa: F401
+
+    from benchmarks.common.reference import Reference, TokenClock, make_inputs
+    from mmengine.models.plugin import Prepared  # noqa: F401
+    from mmengine.models.registry import plugin_for
+    from mmengine.serve.prompt.prompt import Prompt
+
+    found.import_s, begun = time.perf_counter() - begun, time.perf_counter()
+    reference = Reference(folder, torch.bfloat16)
+    found.load_s = time.perf_counter() - begun
+    processor = plugin_for(folder).load_processor(folder)
+    for path in photographs:
+        inputs = make_inputs([Prompt.of(question(path)).prepare(processor, "")], torch.bfloat16)
+        begun = time.perf_counter()
+        reference.generate(inputs, 1)
+        found.first_s.append(time.perf_counter() - begun)
+        print(json.dumps(found.first_s), flush=True)  # who ends this process still knows it
+    for count in rows:
+        ids = torch.randint(300, 1000, (count, PROMPT), generator=torch.Generator().manual_seed(count))
+        types = torch.zeros_like(ids, dtype=torch.int32)
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "mm_token_type_ids": types}
+        clock = TokenClock()
+        reference.generate(inputs, NEW + 1, clock)
+        found.rates[count] = count / median(each.wall for each in clock.samples)
+    return found
+
+
+def copy(folder: Path, photographs: list[Path], rows: list[int]) -> Found:
+    """All weights in memory of this process."""
+    found, begun = Found(), time.perf_counter()
+    from safetensors.torch import load_file
+
+    found.import_s, begun = time.perf_counter() - begun, time.perf_counter()
+    held = [tensor.clone() for path in shards(folder) for tensor in load_file(path).values()]
+    found.load_s = time.perf_counter() - begun
+    assert held
+    return found
+
+
+def touch(folder: Path, photographs: list[Path], rows: list[int]) -> Found:
+    """Memory for all weights, from the system, in huge pages where there are any."""
+    found, begun = Found(), time.perf_counter()
+    import torch
+
+    from mmengine.native.linear import packed_buffer
+
+    found.import_s, begun = time.perf_counter() - begun, time.perf_counter()
+    torch.from_numpy(packed_buffer(sum(path.stat().st_size for path in shards(folder)))).fill_(1)
+    found.load_s = time.perf_counter() - begun
+    return found
+
+
+if __name__ == "__main__":
+    typer.run(main)

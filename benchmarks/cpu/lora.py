@@ -1,0 +1,169 @@
+"""LoRA adapters on a CPU: what a decode step of 16 rows takes over 1, 4 and 16 of them, and how long requests
+wait where there are more adapters than places, by our rule and by vLLM's.
+
+python -m benchmarks lora                       # into benchmarks/results/lora_cpu.md, some minutes
+python -m benchmarks lora --quick --out lora.md    # a minute, and no figures to speak of
+python -m benchmarks lora --section waits
+
+The model is that of half_billion_model.py in bfloat16 (382 M weights in its text decoder, most of them in
+layers), the adapters have rank 16 on all of its linear layers, of random numbers. Sides take turns.
+"""
+
+import os
+import random
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from benchmarks.common.measure import use_threads
+from benchmarks.common.report import Part, Table, Target, machine_lines, markdown, show, target_table
+from benchmarks.cpu.lora_adapters import num_bytes, write_adapter
+
+if TYPE_CHECKING:
+    from mmengine import Engine
+    from mmengine.simulation import SimulationReport
+
+RESULTS = Path(__file__).parents[1] / "results" / "lora_cpu.md"
+TITLE = "LoRA adapters on a CPU"
+ROWS, RANK = 16, 16
+SIDES = (0, 1, 4, 16)  # adapters of a step
+WANTED = 1.25  # times the step without, at 16
+PROMPT, STEPS, ROUNDS = 32, 12, 5
+PLACES, HOT, COLD, REQUESTS = 4, 4, 60, 3000
+GAPS_MS = (30, 40, 60)  # between requests, on average
+
+
+def main(
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds.")] = False,
+    threads: Annotated[int, typer.Option(help="Of torch and the kernels; 0: all.")] = 0,
+    section: Annotated[Literal["all", "steps", "waits"], typer.Option(help="A part alone.")] = "all",
+    out: Annotated[Path, typer.Option(help="Write the tables here, as markdown.")] = RESULTS,
+) -> None:
+    """Measure on this machine."""
+    threads = threads or len(os.sched_getaffinity(0))
+    use_threads(threads)
+    found = Part()
+    if section != "waits":
+        with tempfile.TemporaryDirectory() as folder:
+            found.add(steps(Path(folder), threads, 2 if quick else ROUNDS))
+    if section != "steps":
+        found.add(waits(REQUESTS // 10 if quick else REQUESTS))
+    targets, lines = target_table(found.targets), machine_lines(threads)
+    show([*found.tables, targets], lines)
+    out.write_text(markdown(TITLE, [*found.tables, targets], lines), encoding="utf-8")
+
+
+def steps(folder: Path, threads: int, rounds: int) -> Part:
+    """Steps of ROWS rows that decode, over as many adapters as SIDES says."""
+    from benchmarks.common.half_billion_model import TEXT, cached_folder
+    from mmengine import Engine, EngineConfig
+
+    names = [f"adapter {number}" for number in range(max(SIDES))]
+    loras = {name: write_adapter(folder / name, TEXT, RANK, seed) for seed, name in enumerate(names)}
+    config = EngineConfig(
+        spec="none",
+        num_blocks=ROWS * 16,
+        max_model_len=240,
+        max_num_seqs=ROWS,
+        num_threads=threads,
+        max_loras=max(SIDES),
+        enable_prefix_caching=False,
+    )
+    took: dict[int, list[float]] = {side: [] for side in SIDES}
+    with Engine(cached_folder(), device="cpu", dtype="bfloat16", config=config, loras=loras) as engine:
+        for each in range(rounds + 1):  # the first reads the adapters, and does not count
+            for side in SIDES:
+                found = _decode(engine, names[:side])
+                took[side] += found if each else []
+    without = median(took[0])
+    table = Table(
+        f"A step of {ROWS} rows that decode, adapters of rank {RANK} on all linear layers",
+        ("adapters", "ms", "times the step without", "MB of adapters"),
+    )
+    for side, found in took.items():
+        size = side * num_bytes(TEXT, RANK) / 1e6
+        table.rows.append(
+            (str(side), f"{median(found) * 1e3:.1f}", f"{median(found) / without:.2f}", f"{size:.0f}")
+        )
+    ratio = median(took[max(SIDES)]) / without
+    return Part([table], [Target(f"step over {max(SIDES)} adapters", ratio, WANTED, most=True)])
+
+
+def _decode(engine: "Engine", names: list[str]) -> list[float]:
+    """Seconds of some steps in which all rows decode; rows take turns with the adapters."""
+    from mmengine.serve.prompt.prompt import Prompt
+
+    source, requests = random.Random(len(names)), []
+    for row in range(ROWS):
+        prompt = Prompt(token_ids=[source.randrange(3, 900) for _ in range(PROMPT)])
+        own = {"adapter": names[row % len(names)]} if names else {}
+        requests.append(
+            engine.submit(prompt, max_tokens=STEPS + 8, ignore_eos=True, temperature=0.0, stream=False, **own)
+        )
+    while len(engine._core.state.running) < ROWS or engine.stats().num_output_tokens % ROWS:
+        engine.step()
+    engine.step()
+    found = []
+    for _ in range(STEPS):
+        begun = time.perf_counter()
+        engine.step()
+        found.append(time.perf_counter() - begun)
+    while engine.has_work:
+        engine.step()
+    return found
+
+
+def waits(num_requests: int) -> Part:
+    """A skewed mix in the simulator: most requests are for as many adapters as there are places."""
+    title = (
+        f"{num_requests} requests over {HOT + COLD} adapters, {PLACES} places: 9 of 10 are for {HOT} of them"
+    )
+    table, worst = Table(title, ("rule", "worst wait s", "p99 s", "p50 s", "tokens / s")), {}
+    for gap_ms in GAPS_MS:
+        for name, compat in (("ours", ""), ("vLLM's", "vllm")):
+            report = _simulated(num_requests, gap_ms, compat)
+            spread, meter = report.meter.ttft(), report.meter
+            worst[name, gap_ms] = meter.longest_ttft() / 1e9
+            figures = (worst[name, gap_ms], spread.p99 / 1e9, spread.p50 / 1e9)
+            rate = meter.num_output_tokens / report.duration_ns * 1e9
+            kind = f"{name}, a request each {gap_ms} ms"
+            table.rows.append((kind, *(f"{figure:.2f}" for figure in figures), f"{rate:.0f}"))
+    table.notes.append(
+        "A wait is from a request's arrival to its first token, by the cost model of an 8B model on a GPU, "
+        "with 32 rows. At the smallest distance more comes than can be computed."
+    )
+    share = max(worst["ours", gap_ms] / worst["vLLM's", gap_ms] for gap_ms in GAPS_MS)
+    return Part([table], [Target("worst wait, of that by vLLM's rule", share, 1.0, most=True)])
+
+
+def _simulated(num_requests: int, gap_ms: int, compat: str) -> "SimulationReport":
+    from mmengine.request import Adapter
+    from mmengine.simulation import Driver, read_settings
+    from mmengine.simulation.workload import SimRequest, Workload, generated_tokens, name_hash
+
+    source, requests, at = random.Random(1), [], 0.0
+    for number in range(num_requests):
+        tag = source.randrange(HOT) if source.random() < 0.9 else HOT + source.randrange(COLD)
+        at += source.expovariate(1 / (gap_ms * 1e6))  # ns
+        length = source.randint(50, 400)
+        requests.append(
+            SimRequest(
+                f"r{number}",
+                length,
+                lambda number=number, length=length: generated_tokens(f"r{number}", 0, length),
+                source.randint(20, 200),
+                int(at),
+                adapter=Adapter(name_hash(f"{tag}"), 0, name=f"{tag}"),
+            )
+        )
+    work = Workload("skewed", requests, timed=True)
+    settings = read_settings({"max_loras": PLACES, "max_num_seqs": 32}, work, compat)
+    return Driver(work, settings).run()
+
+
+if __name__ == "__main__":
+    typer.run(main)

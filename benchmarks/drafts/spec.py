@@ -1,0 +1,235 @@
+"""What drafts give and cost on the embedded checkpoint: `python -m benchmarks spec`.
+
+Each cell is a task, a number of requests at a time, and who drafts, beside an engine without drafts:
+
+    schema    describe a drawn picture as JSON, with the schema of its answers
+    json      the same without the schema
+    describe  describe a drawn picture in words
+    short     a question about a drawn picture, answered in a sentence
+    text      stories, facts to look up, counting: no picture
+
+All drafts of a drafter are verified; where "K chosen" stands, draft_policy is goodput, which decides how
+many are worth it.
+
+Where it says "nobody asked" drafters are there, and are granted no draft in any step: what being able to
+draft costs. The engine beside it is told the same, and has none. What deciding costs is not in it.
+
+Greedy, float32, one thread. Every round draws new pictures and texts, so that what drafts from past answers
+never saw the request. Clocked is CPU time of the process from the step that ends the prompts to the last
+token ("decoding"), and from submit ("whole"). A figure is the median of the rounds' ratios, with its 95 %
+interval by bootstrap; it falls short of a bar only if the upper end does. "length" is the tokens of a row in
+a pass, without and with the one that is no draft; "equal" the answers with the same tokens as without drafts.
+
+    --batch 1,4    requests at a time (1, 4, 16 and 64 by default)
+    --tasks LIST   of the above, with commas between them
+    --drafters L   of those in the table
+    --rounds N     rounds of a cell, 9 by default
+    --asleep       only where nobody is asked
+    --awake        only where somebody is, and nothing of the prefix cache
+    --quick        3 rounds, batch 1 and 16, fewer drafters
+    --json         one last line with the targets
+    --out FILE.md  write the tables there
+"""
+
+import argparse
+import gc
+import random
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.common.measure import use_threads
+
+use_threads(1)  # before torch is loaded
+
+from benchmarks.common.repeat import interval  # noqa: E402
+from benchmarks.common.report import Table, Target, finish  # noqa: E402
+from benchmarks.drafts.spec_runs import DESCRIBE, JSON, NONE, SCHEMA, TASKS, Pairs, Side, ask, paired  # noqa: E402
+
+AUTO, AUTO_ALL, HEAD, CHOSEN = "auto", "auto all", "eagle3 K=4", "eagle3 K chosen"
+FIXED = {"draft_policy": "all"}  # whatever is drafted is verified
+DRAFTERS = {
+    **{name: {"spec": name, **FIXED} for name in ("grammar", "ngram", "suffix")},
+    **{f"eagle3 K={most}": {"spec": "eagle3", "num_draft_tokens": most, **FIXED} for most in (1, 2, 4, 7)},
+    CHOSEN: {"spec": "eagle3", "num_draft_tokens": 7, "draft_policy": "goodput"},
+    AUTO: {"spec": AUTO},
+    AUTO_ALL: {"spec": AUTO, **FIXED},
+}
+IDLE = {f"{name}, nobody asked": {"spec": name, **FIXED} for name in ("eagle3", AUTO)}
+NEVER_BELOW = 0.98  # of the speed without drafts, where the engine chooses
+CHEAP = 0.99  # where drafters are there and nothing is drafted
+COLUMNS = ("", "decoding", "95 %", "whole", "length", "with bonus", "equal")
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    task: str
+    batch: int
+    drafter: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.drafter}, {self.task}, batch {self.batch}"
+
+
+Cells = dict[Cell, Pairs]
+
+
+def cells_of(options: argparse.Namespace) -> Cells:
+    found: Cells = {}
+    if not options.asleep:
+        sides = [Side(name, **DRAFTERS[name]) for name in options.drafters]
+        found = _beside(Side(NONE, spec=NONE), sides, options)
+    if options.awake:
+        return found
+    idle = [Side(name, asks=False, **settings) for name, settings in IDLE.items()]
+    return found | _beside(Side(NONE, asks=False, spec=NONE), idle, options)
+
+
+def _beside(plain: Side, sides: list[Side], options: argparse.Namespace) -> Cells:
+    """Of each task and batch; the engines are closed."""
+    found: Cells = {}
+    gc.freeze()  # what stays is not looked through before each run
+    for task in options.tasks:
+        for batch in options.batch:
+            tick = _Ticks(f"{task}, batch {batch}")
+            pairs = paired(plain, sides, task, batch, options.rounds, random.Random(f"{task} {batch}"), tick)
+            found |= {Cell(task, batch, name): each for name, each in pairs.items()}
+    for side in (plain, *sides):
+        side.close()
+    gc.unfreeze()
+    return found
+
+
+class _Ticks:
+    def __init__(self, text: str):
+        self._text, self._number = text, 0
+
+    def __call__(self) -> None:
+        print(f"{self._text}, round {self._number}", end="\x1b[K\r", file=sys.stderr, flush=True)
+        self._number += 1
+
+
+def tables_of(cells: Cells) -> list[Table]:
+    """One for every task and batch."""
+    tables: dict[tuple[str, int], Table] = {}
+    for cell, pairs in cells.items():
+        title = f"{cell.task}, batch {cell.batch}: times as fast as without drafts"
+        table = tables.setdefault((cell.task, cell.batch), Table(title, COLUMNS))
+        mid, low, high = interval(pairs.ratios())
+        equal, num_answers = pairs.equal()
+        table.rows.append(
+            (
+                cell.drafter,
+                f"{mid:.3f}",
+                f"{low:.3f} to {high:.3f}",
+                f"{interval(pairs.ratios('whole_ns'))[0]:.3f}",
+                f"{pairs.length - 1:.2f}",
+                f"{pairs.length:.2f}",
+                f"{equal} of {num_answers}",
+            )
+        )
+    return list(tables.values())
+
+
+def targets_of(cells: Cells) -> list[Target]:
+    """Those whose cells were measured. Times are the upper ends of their intervals."""
+    found = [
+        Target(f"tokens a pass, {cell.name}", cells[cell].length, bar)
+        for cell, bar in (
+            (Cell(JSON, 1, HEAD), 3.5),
+            (Cell(DESCRIBE, 1, HEAD), 2.5),
+            (Cell(SCHEMA, 1, AUTO), 5.0),
+        )
+        if cell in cells
+    ]
+    for task in (SCHEMA, JSON):
+        cell = Cell(task, 1, AUTO)
+        if cell in cells:
+            found.append(Target(f"upper end, {cell.name}", _upper(cells[cell]), 1.6))
+    asked = [cell for cell in cells if cell.drafter not in IDLE]
+    free = {cell: _upper(cells[cell]) for cell in asked if (cell.task, cell.batch) == (DESCRIBE, 1)}
+    if free:
+        best = max(free, key=free.get)
+        found.append(Target(f"upper end, the best drafter ({best.name})", free[best], 1.3))
+    for cell, pairs in cells.items():
+        if cell.drafter in (AUTO, CHOSEN):
+            found.append(Target(f"upper end, {cell.name}", _upper(pairs), NEVER_BELOW))
+        elif cell.drafter in IDLE:
+            found.append(Target(f"upper end, {cell.name}", _upper(pairs), CHEAP))
+        elif cell.drafter == "grammar" and cell.task == DESCRIBE:
+            name = f"upper end, who has nothing to draft ({cell.name})"
+            found.append(Target(name, _upper(pairs), CHEAP))
+    counts = [pairs.equal() for pairs in cells.values()]
+    equal, num_answers = (sum(column) for column in zip(*counts, strict=True))
+    found.append(Target("answers with the same tokens as without drafts", equal / num_answers, 1.0))
+    return found
+
+
+def _upper(pairs: Pairs) -> float:
+    return interval(pairs.ratios())[2]
+
+
+def prefix_hits(rounds: int) -> tuple[Table, list[Target]]:
+    """Tokens of prompts that the prefix cache holds where the same 8 requests come again and again, with
+    drafts and without."""
+    table = Table("Prefix cache", ("", "tokens found", "share of those found without drafts"))
+    found, targets = {}, []
+    for name, settings in ((NONE, {"spec": NONE}), (HEAD, DRAFTERS[HEAD]), (AUTO, DRAFTERS[AUTO])):
+        rng, side = random.Random(5), Side(name, enable_prefix_caching=True, **settings)
+        asks = [ask(side.engine.processor, rng, task) for task in (DESCRIBE, JSON) for _ in range(4)]
+        found[name] = sum(side.run(DESCRIBE, [asks]).cached for _ in range(rounds + 1))
+        share = found[name] / found[NONE]
+        table.rows.append((name, str(found[name]), f"{share:.3f}"))
+        targets.append(Target(f"prefix cache, tokens found with {name} / without", share, 1.0))
+        side.close()
+    return table, targets[1:]
+
+
+def run(options: argparse.Namespace) -> tuple[list[Table], list[Target]]:
+    cells = cells_of(options)
+    if options.asleep or options.awake:
+        return tables_of(cells), targets_of(cells)
+    hits, hit_targets = prefix_hits(options.rounds)
+    return [*tables_of(cells), hits], [*targets_of(cells), *hit_targets]
+
+
+def _names(known: Mapping[str, object] | Sequence[str]):
+    def read(text: str) -> list[str]:
+        names = [name.strip() for name in text.split(",")]
+        for name in names:
+            if name not in known:
+                raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(known)}")
+        return names
+
+    return read
+
+
+def _sizes(text: str) -> list[int]:
+    return [int(size) for size in text.split(",")]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--batch", type=_sizes, default=[1, 4, 16, 64], help="sizes, with commas between them"
+    )
+    parser.add_argument("--tasks", type=_names(TASKS), default=list(TASKS))
+    parser.add_argument("--drafters", type=_names(DRAFTERS), default=list(DRAFTERS))
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--asleep", action="store_true", help="only where nobody is asked")
+    parser.add_argument("--awake", action="store_true", help="only where somebody is asked")
+    parser.add_argument("--quick", action="store_true", help="3 rounds, batch 1 and 16, fewer drafters")
+    parser.add_argument("--json", action="store_true", help="one last line with the targets")
+    parser.add_argument("--out", type=Path, help="write the tables there")
+    options = parser.parse_args()
+    if options.quick:
+        options.rounds, options.batch = 3, [1, 16]
+        options.drafters = ["ngram", "suffix", HEAD, CHOSEN, AUTO]
+    tables, targets = run(options)
+    finish("Drafts, embedded checkpoint", tables, targets, options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,212 @@
+"""A draft head of random weights: are its captured passes those that are launched, and what do they take?"""
+
+import time
+from dataclasses import replace
+from statistics import median
+
+import numpy as np
+import torch
+
+from benchmarks.gpu.graphs import BLOCK_SIZE, MAX_ROWS, make_recorder
+from benchmarks.gpu.roofline import BYTES, layer_weights
+from benchmarks.gpu.shapes import SHAPES, reduced
+from benchmarks.gpu.tokens import Verdict
+from mmengine.checkpoint.rope import RopeConfig
+from mmengine.errors import ConfigError
+from mmengine.native.decoder_weights import LayerWeights
+from mmengine.native.feed_forward import Dense
+from mmengine.runtime.attention.registry import make_backend
+from mmengine.runtime.device.placement import Placement
+from mmengine.runtime.device.registry import open_device
+from mmengine.runtime.device.upload import fetch
+from mmengine.runtime.drafting.eagle3.chain_rows import ChainRows
+from mmengine.runtime.drafting.eagle3.graphs import ChainGraphs
+from mmengine.runtime.drafting.eagle3.head import DraftHead, HeadWeights, kv_spec
+from mmengine.runtime.drafting.eagle3.linears import gated, linear_of, scores_of
+from mmengine.runtime.kv.pool import KVPool
+from mmengine.spec_decode.eagle3.config import MAX_DRAFTS, HeadConfig
+from mmengine_qwen3_vl.config import ModelConfig
+
+DRAFT_VOCAB = 32_000  # as of published heads
+LONGEST = 8  # blocks a row at most, where tokens are compared
+REPEATS = 30
+
+
+def random_head(shape: ModelConfig, device: str, dtype: torch.dtype) -> DraftHead:
+    """One layer of the width of the model, an embedding and a small vocabulary of its own."""
+    c, where = shape.text, torch.device(device)
+    generator = torch.Generator(where).manual_seed(3)
+
+    def drawn(*sizes: int) -> torch.Tensor:
+        return torch.empty(sizes, device=where, dtype=dtype).normal_(0, 0.02, generator=generator)
+
+    width, vocab = c.hidden_size, min(DRAFT_VOCAB, c.vocab_size // 2)
+    ones = torch.ones(width, device=where, dtype=dtype)
+    embedding, (scores, packed) = drawn(c.vocab_size, width) * 50, scores_of(drawn(vocab, width))
+    config = HeadConfig(
+        family="random",
+        hidden_size=width,
+        target_hidden_size=width,
+        embed_size=width,
+        intermediate_size=c.intermediate_size,
+        num_layers=1,
+        num_heads=c.num_heads,
+        num_kv_heads=c.num_kv_heads,
+        head_dim=c.head_dim,
+        vocab_size=c.vocab_size,
+        draft_vocab_size=vocab,
+        aux_layers=(0, 1, 2),
+        rms_norm_eps=c.rms_norm_eps,
+        rope=RopeConfig(theta=1e4),
+        norm_before_fc=False,
+        fc_norm=False,
+        norm_before_residual=False,
+        norm_output=False,
+        qk_norm=False,
+        attention_bias=False,
+        own_embedding=True,
+        head="own",
+        num_drafts=MAX_DRAFTS,
+    )
+    heads = c.num_heads * c.head_dim
+    layer = LayerWeights(
+        input_norm=ones,
+        qkv=linear_of(drawn(heads + 2 * c.num_kv_heads * c.head_dim, 2 * width)),
+        qk_norm=None,
+        out=linear_of(drawn(width, heads)),
+        post_norm=ones,
+        feed_forward=Dense(
+            gated(drawn(2 * c.intermediate_size, width)), linear_of(drawn(width, c.intermediate_size))
+        ),
+    )
+    weights = HeadWeights(
+        fc=linear_of(drawn(width, 3 * width)),
+        fc_norms=(),
+        hidden_norm=ones,
+        layers=[layer],
+        norm=ones,
+        scores=scores,
+        packed_scores=packed,
+        embed=embedding.__getitem__,
+        target_ids=torch.arange(vocab, device=where) * 2,
+    )
+    return DraftHead(config, weights, Placement(open_device(str(where)), dtype))
+
+
+def pass_bytes(shape: ModelConfig) -> int:
+    """What a pass must read: every matrix once, those of q, k and v twice as wide as a decoder's."""
+    c = shape.text
+    twice = c.hidden_size * c.head_dim * (c.num_heads + 2 * c.num_kv_heads)
+    return BYTES * (layer_weights(c) + twice + min(DRAFT_VOCAB, c.vocab_size // 2) * c.hidden_size)
+
+
+class Chains:
+    """Chains behind random rows of up to `blocks` blocks, of one head and pool. Raises ConfigError where
+    attention cannot be captured."""
+
+    def __init__(self, head: DraftHead, device: str, max_rows: int, blocks: int) -> None:
+        self.head, self._blocks = head, blocks
+        spec = kv_spec(head.config, blocks * BLOCK_SIZE)
+        self.pool = KVPool(spec, 1 + max_rows * blocks, BLOCK_SIZE, head.dtype, head.placement.device)
+        self._attention = make_backend("auto", spec, self.pool)
+        if device == "cuda" and not self._attention.captures:
+            raise ConfigError(f"{type(self._attention).__name__} cannot be captured")
+        self._graphs = ChainGraphs(
+            head,
+            self._attention,
+            make_recorder(device),
+            block_size=BLOCK_SIZE,
+            max_rows=max_rows,
+            most=MAX_DRAFTS,
+        )
+        self._generator = torch.Generator(head.device).manual_seed(4)
+        self.pool.blocks.normal_(generator=self._generator)
+
+    def rows(self, lens: np.ndarray, most: np.ndarray, given: np.ndarray | None = None) -> ChainRows:
+        table = 1 + np.random.default_rng(len(lens)).permutation(len(lens) * self._blocks)
+        table = table.astype(np.int32).reshape(len(lens), -1)
+        return ChainRows(most.astype(np.int32), lens.astype(np.int32), lens.astype(np.int32), table, given)
+
+    def states(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        z, carry = torch.empty(
+            2, count, self.head.config.hidden_size, dtype=self.head.dtype, device=self.head.device
+        ).normal_(generator=self._generator)
+        return z, carry
+
+    def launched(self, z: torch.Tensor, carry: torch.Tensor, rows: ChainRows) -> np.ndarray:
+        return fetch(self.head.chain(z, carry, rows, self._attention, 0, BLOCK_SIZE))
+
+    def captured(self, z: torch.Tensor, carry: torch.Tensor, rows: ChainRows) -> np.ndarray:
+        drafts = self._graphs.chain(z, carry, rows)
+        if drafts is None:
+            raise ConfigError("no pass could be captured; a warning above says why")
+        return fetch(drafts)
+
+
+def compare_chains(device: str, dtype: torch.dtype) -> Verdict:
+    """What chains of every number of rows leave in the cache behind drafts that are given, captured beside
+    launched; and how many drafts are the same where the head chooses. For heads of 128 values and of 32.
+    Raises ConfigError where passes cannot be captured."""
+    gaps: list[float] = []
+    same = total = 0
+    for head_dim in (128, 32):
+        shape = reduced(SHAPES["2B"])
+        shape = replace(shape, text=replace(shape.text, head_dim=head_dim))
+        with torch.inference_mode():
+            chains = Chains(random_head(shape, device, dtype), device, MAX_ROWS, LONGEST)
+            for count in range(1, MAX_ROWS + 1):
+                gap, equal, of = _compare(chains, count)
+                gaps, same, total = [*gaps, gap], same + equal, total + of
+    bound = max(8 * torch.finfo(dtype).eps, 1e-5)
+    said = f"largest gap {max(gaps):.1e} in {len(gaps)} chains, at most {bound:.1e}; {same} of {total} drafts"
+    # A draft that is as good as another may be chosen, and then those behind it are others too.
+    return Verdict("drafts captured beside launched", said, max(gaps) <= bound and 2 * same > total)
+
+
+def _compare(chains: Chains, count: int) -> tuple[float, int, int]:
+    """Of so many rows the gap where drafts are given; and where they are not, how many of how many agree."""
+    rng = np.random.default_rng(count)
+    lens = rng.integers(1, LONGEST * BLOCK_SIZE - MAX_DRAFTS, count)
+    most = -np.sort(-rng.integers(1, MAX_DRAFTS + 1, count))
+    states = chains.states(count)
+    tokens = rng.integers(0, chains.head.config.vocab_size, (count, MAX_DRAFTS))
+    gap, rows = _gap(chains, states, chains.rows(lens, most, tokens)), chains.rows(lens, most)
+    found, wanted = chains.captured(*states, rows), chains.launched(*states, rows)
+    there = np.arange(len(found))[:, None] < most
+    return gap, int((found == wanted)[there].sum()), int(there.sum())
+
+
+def _gap(chains: Chains, states: tuple[torch.Tensor, torch.Tensor], rows: ChainRows) -> float:
+    """How far what is written is from what launched passes write, beside the largest of it; infinite where it
+    is written elsewhere."""
+    before = chains.pool.blocks.clone()
+    written = []
+    for chain in (chains.launched, chains.captured):
+        chains.pool.blocks.copy_(before)
+        chain(*states, rows)
+        written.append(chains.pool.blocks[:, 1:].float().clone())
+    wanted, found = written
+    before = before[:, 1:].float()
+    changed = wanted != before
+    if not changed.any():
+        return 0.0 if torch.equal(found, before) else float("inf")
+    if not torch.equal(found[~changed], before[~changed]):
+        return float("inf")
+    gap = float((found - wanted)[changed].abs().max() / wanted[changed].abs().max())
+    return gap if gap == gap else float("inf")
+
+
+def chain_seconds(shape: ModelConfig, device: str, dtype: torch.dtype, context: int) -> dict[str, float]:
+    """Median seconds of a chain of MAX_DRAFTS drafts of one row of `context` tokens, with the way back to the
+    host, by how it is computed."""
+    blocks = -(-(context + MAX_DRAFTS) // BLOCK_SIZE)
+    with torch.inference_mode():
+        chains = Chains(random_head(shape, device, dtype), device, 1, blocks)
+        rows, states = chains.rows(np.array([context]), np.array([MAX_DRAFTS])), chains.states(1)
+        seconds: dict[str, list[float]] = {"captured": [], "launched": []}
+        for _ in range(REPEATS):
+            for how, chain in (("captured", chains.captured), ("launched", chains.launched)):
+                begin = time.perf_counter()
+                chain(*states, rows)
+                seconds[how].append(time.perf_counter() - begin)
+    return {how: median(taken) for how, taken in seconds.items()}

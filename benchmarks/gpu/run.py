@@ -1,0 +1,186 @@
+"""Runs the parts of gpu_check.py, each in a process of its own that is cut off when it takes too long.
+
+So what hangs costs its own time alone; an error of CUDA, after which a process can do nothing more on the
+GPU, costs its own part alone; and each part finds the whole memory. This process itself never touches CUDA:
+the others are forked from it, with all modules loaded. Not yet run on a GPU.
+"""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import torch
+
+from benchmarks.gpu.roofline import Goal
+from benchmarks.gpu.tokens import Verdict
+from mmengine.errors import in_one_line
+
+PATIENCE = 3  # times what a part takes on an H100, after which it is cut off
+SHORTEST = 30.0  # seconds; a process that loads CUDA may wait for the machine
+
+
+class Teller:
+    """A part's own side: it tells what it found at once, so that it is known if the part is cut off."""
+
+    def __init__(self, dry: bool, pipe: Connection) -> None:
+        self.dry, self._pipe = dry, pipe
+
+    @property
+    def device(self) -> str:
+        return "cpu" if self.dry else "cuda"
+
+    def check(self, verdict: Verdict) -> None:
+        self._pipe.send(("checks", verdict.name, verdict))
+
+    def goal(self, name: str, goal: Goal) -> None:
+        self._pipe.send(("goals", name, goal))
+
+    def fact(self, name: str, value: object) -> None:
+        self._pipe.send(("facts", name, value))
+
+    def skip(self, name: str, why: str) -> None:
+        self._pipe.send(("skipped", name, why))
+
+    def fail(self, name: str, why: str) -> None:
+        self._pipe.send(("failed", name, why))
+
+    def end(self) -> None:
+        self._pipe.send(None)
+
+
+Work = Callable[[Teller], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Going:
+    """A part that runs."""
+
+    name: str
+    process: BaseProcess
+    pipe: Connection
+
+
+@dataclass(slots=True)
+class Run:
+    """What is asked for, and what was found so far."""
+
+    dry: bool
+    ends: float  # time.monotonic() at which the last part is cut off
+    out: Path | None
+    start: str = "fork"  # how processes begin; with "spawn" each loads its modules itself
+    facts: dict[str, object] = field(default_factory=dict)
+    checks: dict[str, Verdict] = field(default_factory=dict)
+    goals: dict[str, Goal] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)  # by part; where it ran beside, those waited for
+    _going: list[Going] = field(default_factory=list)
+
+    @property
+    def device(self) -> str:
+        return "cpu" if self.dry else "cuda"
+
+    @property
+    def is_right(self) -> bool:
+        return not self.failed and all(one.right for one in self.checks.values())
+
+    def part(self, name: str, seconds: float, work: Work) -> None:
+        """Have `work` done, which takes about so long on an H100, if there is time."""
+        left = self.ends - time.monotonic()
+        if left < seconds:
+            self.skipped[name] = f"{left:.0f} s are left, and it takes about {seconds:.0f}"
+            return
+        print(f"{name} …", flush=True)
+        self.end(self.begin(name, work), left if self.dry else max(SHORTEST, PATIENCE * seconds))
+
+    def begin(self, name: str, work: Work) -> Going:
+        """Have `work` begun beside what else runs."""
+        context = get_context(self.start)
+        mine, theirs = context.Pipe(duplex=False)
+        process = context.Process(target=_work, args=(name, work, self.dry, theirs), name=name)
+        process.start()
+        theirs.close()
+        self._going.append(Going(name, process, mine))
+        return self._going[-1]
+
+    def end(self, going: Going, seconds: float) -> bool:
+        """Take what a part tells until it ends, for at most so long; whether it ended by itself, and well."""
+        begin = time.monotonic()
+        why = self._listen(going, min(begin + seconds, self.ends))
+        self._stop(going)
+        if why is not None:
+            self.failed[going.name] = why
+        self.seconds[going.name] = round(time.monotonic() - begin, 1)
+        self.write()
+        return going.name not in self.failed
+
+    def stop(self) -> None:
+        """End all that runs."""
+        while self._going:
+            self._stop(self._going[-1])
+
+    def _listen(self, going: Going, until: float) -> str | None:
+        """Why the part did not come to its end; None where it did."""
+        while going.pipe.poll(max(0.0, until - time.monotonic())):
+            try:
+                told = going.pipe.recv()
+            except EOFError:
+                going.process.join(5)
+                return f"its process ended with {going.process.exitcode} (below 0: by that signal)"
+            if told is None:
+                going.process.join(5)
+                return None
+            kind, name, value = told
+            getattr(self, kind)[name] = value
+        return "cut off: it took too long"
+
+    def _stop(self, going: Going) -> None:
+        """End the process with those that it started, if it still runs, and let go of it. One that hangs in
+        the driver may not end; it is not waited for."""
+        if going.process.is_alive():
+            try:
+                os.killpg(going.process.pid, signal.SIGKILL)
+            except ProcessLookupError:  # it has just ended, or has no group yet
+                going.process.kill()
+            going.process.join(5)
+        going.pipe.close()
+        self._going.remove(going)
+
+    def write(self) -> None:
+        """After every part: a run that is cut off leaves what it found."""
+        if self.out is not None:
+            self.out.parent.mkdir(parents=True, exist_ok=True)
+            self.out.write_text(json.dumps(self.as_dict(), indent=1) + "\n", encoding="utf-8")
+
+    def as_dict(self) -> dict[str, object]:
+        checks = {
+            one.name: {"right": one.right, "said": one.said, "notes": one.notes}
+            for one in self.checks.values()
+        }
+        targets = {name: goal.as_dict() for name, goal in self.goals.items()}
+        return self.facts | {
+            "checks": checks,
+            "targets": targets,
+            "skipped": self.skipped,
+            "failed": self.failed,
+            "seconds": self.seconds,
+        }
+
+
+def _work(name: str, work: Work, dry: bool, pipe: Connection) -> None:
+    """In the process of a part."""
+    os.setpgrp()
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    teller = Teller(dry, pipe)
+    try:
+        work(teller)
+    except Exception as error:  # a part that cannot run must not cost the others
+        teller.fail(name, in_one_line(error))
+    teller.end()

@@ -1,0 +1,42 @@
+"""How much memory it takes to load a folder, for quantised.py: the last line is JSON of bytes and seconds.
+
+python -m benchmarks quantised_loading FOLDER --quantize int8
+"""
+
+import json
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from benchmarks.common.measure import use_threads
+from benchmarks.cpu.day_one_side import Peaks, status
+
+
+def main(
+    folder: Annotated[Path, typer.Argument(help="The checkpoint.")],
+    quantize: Annotated[str, typer.Option(help="none, int8 or fp8.")] = "none",
+) -> None:
+    """Load it, in bfloat16."""
+    use_threads(2)
+    import torch
+
+    from mmengine import EngineConfig
+    from mmengine.models.registry import plugin_for
+    from mmengine.native.library import load
+
+    load()
+    torch.ones(8) @ torch.ones(8)  # its threads are there
+    plugin, quantized = plugin_for(folder), EngineConfig(quantize=quantize).quantize
+    import mmengine.models.network  # noqa: F401 (what loading would import)
+
+    before, peaks, begun = status("RssAnon"), Peaks(), time.perf_counter()
+    network = plugin.load_model(folder, device="cpu", dtype="bfloat16", quantize=quantized)
+    took = time.perf_counter() - begun
+    peaks.end()
+    print(json.dumps({"weights": peaks.private - before, "s": took, "held": network.spec.weights_held}))
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,134 @@
+"""How far quantised weights take a real model's next token from float32's, as the engine computes it.
+
+python -m benchmarks quantised_error    # into benchmarks/results/quantised_error.md, a minute or two
+
+SmolLM2-135M-Instruct (build/smollm2, see tests/gguf/fetched.py), whose Q4_1 weights are written out as a
+folder in bfloat16, and from it folders in FP8 and int4, rounded to nearest without calibration. Each form
+is loaded by the engine and reads the same 1,024 tokens of our pages; what it says of the token behind each
+of them is compared with the engine's own float32: KLD, the mean of sum p (log p - log q) in nats, and how
+often the likeliest token is the same.
+"""
+
+import json
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+from unittest import mock
+
+import torch
+import typer
+from safetensors.torch import save_file
+
+from benchmarks.common.report import Table, machine_lines, markdown, show
+from benchmarks.quantised.folders import quantised
+from mmengine import Engine, EngineConfig
+from mmengine.checkpoint.gguf.model import GGUFModel
+from mmengine.models.network import Network
+from mmengine.models.reader import open_reader
+from mmengine.serve.prompt.prompt import Prompt
+from tests.gguf.fetched import SMOLLM2, fetched  # noqa: E402
+
+RESULTS = Path(__file__).parents[1] / "results" / "quantised_error.md"
+TITLE = "How far quantised weights take the next token"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "http.md"
+TOKENS = 1024
+FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
+
+
+@dataclass(frozen=True)
+class Form:
+    """How SmolLM2 is held. `folder`: how it is written, as quantised_folders knows; None: in bfloat16."""
+
+    name: str
+    bits: str  # of a weight of a decoder's matrix
+    head: str
+    folder: str | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    dtype: str = "bfloat16"
+
+
+FORMS = (
+    Form("bfloat16", "16", "bfloat16"),
+    Form("int8, groups of 32 (`--quantize int8`)", "8.5", "int8", settings={"quantize": "int8"}),
+    Form(
+        "the same, `--activations int8`", "8.5", "int8", settings={"quantize": "int8", "activations": "int8"}
+    ),
+    Form("FP8, 16 x 128 (`--quantize fp8`)", "8.25", "FP8", settings={"quantize": "fp8"}),
+    Form("FP8 folder, 1 x 128", "8.25", "bfloat16", "fp8 rows"),
+    Form("FP8 folder, 128 x 128", "8.0", "bfloat16", "fp8"),
+    Form("int4 folder, groups of 32", "4.5", "bfloat16", "int4 32"),
+    Form("the same, `--activations int8`", "4.5", "bfloat16", "int4 32", {"activations": "int8"}),
+    Form("int4 folder, groups of 64", "4.25", "bfloat16", "int4 64"),
+)
+
+
+def main(
+    out: Annotated[Path, typer.Option(help="Write the table here, as markdown.")] = RESULTS,
+) -> None:
+    """Compare on this machine."""
+    with tempfile.TemporaryDirectory() as made:
+        plain = _plain(Path(made) / "plain")
+        token_ids = _token_ids(plain)
+        wanted = _log_probabilities(plain, Form("", "", "", dtype="float32"), token_ids)
+        table = Table(TITLE, ("held", "bits a weight", "head", "KLD", "same top token", "in memory as"))
+        for form in FORMS:
+            folder = quantised(plain, Path(made) / form.folder, form.folder) if form.folder else plain
+            found = _log_probabilities(folder, form, token_ids)
+            kld = (wanted[0].exp() * (wanted[0] - found[0])).sum(1).mean().item()
+            same = (wanted[0].argmax(1) == found[0].argmax(1)).float().mean().item()
+            table.rows.append(
+                (form.name, form.bits, form.head, f"{kld:.5f}", f"{same:.1%}", found[1] or form.dtype)
+            )
+    table.notes.append(
+        f"SmolLM2-135M-Instruct as its Q4_1 file has it; {TOKENS:,} tokens of {PAGE.name}; beside the "
+        "engine's float32. int4 is rounded to nearest here, which nobody should serve: calibrated folders "
+        "lose much less."
+    )
+    lines = machine_lines(torch.get_num_threads())
+    show([table], lines)
+    out.write_text(markdown(TITLE, [table], lines), encoding="utf-8")
+
+
+def _plain(folder: Path) -> Path:
+    """The GGUF file as a folder of bfloat16."""
+    model = GGUFModel(fetched(SMOLLM2))
+    folder.mkdir()
+    for name in FILES:
+        (folder / name).write_text(json.dumps(model.file(name)))
+    entries = model.tensors(lambda name: name)
+    with open_reader(entries, torch.device("cpu"), torch.bfloat16) as reader:
+        weights = {name: reader.read(name) for name in entries if name != "lm_head.weight"}
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+def _token_ids(folder: Path) -> list[int]:
+    from tokenizers import Tokenizer
+
+    text = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(PAGE.read_text()).ids
+    return text[:TOKENS]
+
+
+def _log_probabilities(folder: Path, form: Form, token_ids: list[int]) -> tuple[torch.Tensor, str]:
+    """Of the token behind each but the last, float32 [tokens - 1, vocab]; and how weights are held."""
+    config = EngineConfig(spec="none", max_model_len=TOKENS + 16, token_budget=2 * TOKENS, **form.settings)
+    said, compute = [], Network.logits
+
+    def logits(network: Network, hidden: torch.Tensor) -> torch.Tensor:
+        said.append(compute(network, hidden).float().clone())
+        return said[-1]
+
+    with (
+        mock.patch.object(Network, "logits", logits),
+        Engine(folder, device="cpu", dtype=form.dtype, config=config) as engine,
+    ):
+        said.clear()
+        engine.generate([Prompt(token_ids=token_ids)], max_tokens=1, prompt_logprobs=0)
+        found = torch.cat(said)
+        assert len(found) == len(token_ids), "the sampled token's, and one for each behind the first"
+        return found[1:].log_softmax(1), engine.built.spec.weights_held
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,236 @@
+"""Engines that people run on CPUs beside ours, on one random text decoder: llama.cpp, OpenVINO, transformers.
+
+benchmarks/rivals/environment.sh          # once: builds llama.cpp, some 15 minutes
+python -m benchmarks rivals_cpu           # all of it into benchmarks/results/rivals_cpu.md
+python -m benchmarks rivals_cpu --shape small --rounds 1 --out -    # a minute, to see that it works
+
+Each engine is a process of its own (benchmarks/rivals/*_side.py). Those of as many bits a weight are in
+memory together and take turns, in an order drawn anew each round, with the same prompts and threads; told is
+the median over rounds. What the others' clocks go over is the model alone, on tokens that are given; ours
+goes over whole steps of the engine, with its events and sampling. What was found is kept in
+build/rivals/found.json, so that parts can be measured one by one; the table is of all that is there.
+"""
+
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import IO, Annotated
+
+import numpy as np
+import typer
+
+from benchmarks.common.report import Table, Target, machine_lines, markdown, show, target_table
+from benchmarks.rivals import models
+
+HERE = Path(__file__).parent
+
+RESULTS = HERE.parent / "results" / "rivals_cpu.md"
+FOUND = models.BUILD / "found.json"
+TITLE = "Engines for CPUs, side by side"
+LONG, SHORT, ROWS = 512, 32, 16  # tokens of the prompt of one row, and of each of many rows
+STEPS = {1: 16, ROWS: 8}  # of a turn
+IDS = 1500  # of prompts: what the embedded checkpoint's tokenizer, which is ours to borrow, has words for
+TEXT = 256  # tokens whose next one's distribution is compared
+OURS = "mmengine"
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """`side`: its script. `form`: of models.make. `more`: arguments behind the threads."""
+
+    name: str
+    side: str
+    form: str
+    more: tuple[str, ...] = ()
+
+
+# By bits a weight: ours first.
+GROUPS = {
+    16: (
+        Engine(f"{OURS}, bf16", OURS, "bf16", ("none", "model")),
+        Engine("llama.cpp, BF16", "llama", "BF16"),
+        Engine("OpenVINO, bf16", "openvino", "openvino/bf16"),
+        Engine("transformers, bf16", "transformers", "bf16", ("bfloat16",)),
+    ),
+    8: (
+        Engine(f"{OURS}, int8 g 32", OURS, "bf16", ("int8", "model")),
+        Engine(f"{OURS}, int8 g 32, int8 activations", OURS, "bf16", ("int8", "int8")),
+        Engine(f"{OURS}, the Q8_0 file", OURS, "Q8_0", ("none", "model")),
+        Engine("llama.cpp, Q8_0", "llama", "Q8_0"),
+        Engine("OpenVINO, int8", "openvino", "openvino/int8"),
+    ),
+    4: (
+        Engine(f"{OURS}, int4 g 128", OURS, "int4", ("none", "model")),
+        Engine("llama.cpp, Q4_K_M", "llama", "Q4_K_M"),
+    ),
+}
+TRUTH = Engine("transformers, float32", "transformers", "bf16", ("float32",))
+WANTED = {16: "llama.cpp, BF16", 8: "llama.cpp, Q8_0"}  # whom one row is to equal and 16 to beat
+MANY_BAR = 1.5
+Found = dict[str, dict[str, float]]  # of each engine: bits a weight, KLD, bytes, seconds
+
+
+def main(
+    shape: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(models.SHAPES)}.")] = None,
+    bits: Annotated[
+        list[int] | None, typer.Option(help="A weight: 16, 8, 4; without it all; 0: only the tables.")
+    ] = None,
+    threads: Annotated[int, typer.Option(help="Of every engine; 0: one for each CPU.")] = 0,
+    rounds: Annotated[int, typer.Option(min=1)] = 5,
+    out: Annotated[Path, typer.Option(help="Write the tables here, as markdown; - writes none.")] = RESULTS,
+) -> None:
+    """Measure on this machine."""
+    if not models.PYTHON.exists():
+        sys.exit("there are no rivals here; run benchmarks/rivals/environment.sh first")
+    threads = threads or len(os.sched_getaffinity(0))
+    writes = str(out) != "-"
+    found = json.loads(FOUND.read_text()) if writes and FOUND.exists() else {}
+    for each in shape or models.SHAPES[1:]:
+        folders = models.make(each)
+        for group in [of for of in bits or GROUPS if of]:
+            name = f"{each}, {group} bits"
+
+            def keep(made: Found, name: str = name) -> None:
+                found[name] = made
+                if writes:
+                    FOUND.write_text(json.dumps(found))
+
+            _measured(folders, group, threads, rounds, keep)
+    tables, targets = [], []
+    for name in sorted(found, key=lambda name: (name.split(",")[0], -int(name.split()[-2]))):
+        table, reached = _table(name, found[name])
+        tables.append(table)
+        targets += reached
+    show([*tables, target_table(targets)], lines := machine_lines(threads))
+    if writes:
+        out.write_text(markdown(TITLE, [*tables, target_table(targets)], lines), encoding="utf-8")
+
+
+class Process:
+    """A side, and what it holds."""
+
+    def __init__(self, engine: Engine, folders: dict[str, Path], threads: int) -> None:
+        python = models.PYTHON if engine.side in ("llama", "openvino") else sys.executable
+        script = HERE / f"{engine.side}_side.py"
+        command = [python, script, folders[engine.form], str(threads), *engine.more]
+        environment = os.environ | {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._asks: IO[str] = self._process.stdin
+        self._answers: IO[str] = self._process.stdout
+        self.weight_bytes = self._answer()["weight_bytes"]
+
+    def ask(self, **what: object) -> dict:
+        print(json.dumps(what), file=self._asks, flush=True)
+        return self._answer()
+
+    def _answer(self) -> dict:
+        line = self._answers.readline()
+        if not line:
+            sys.exit(f"{self._process.args} ended with {self._process.wait()}")
+        return json.loads(line)
+
+    def close(self) -> None:
+        self._asks.close()
+        self._process.wait()
+
+
+def _measured(
+    folders: dict[str, Path], group: int, threads: int, rounds: int, keep: Callable[[Found], None]
+) -> None:
+    """Give `keep` what is known after each round."""
+    chance = random.Random(7)
+    text = [chance.randrange(IDS) for _ in range(TEXT)]
+    truth, weights = _truth(folders, threads, text), models.num_weights(folders["bf16"])
+    sides = {engine.name: Process(engine, folders, threads) for engine in GROUPS[group]}
+    found: Found = {}
+    with tempfile.TemporaryDirectory(dir=models.BUILD) as scratch:
+        for name, side in sides.items():
+            side.ask(logits=str(path := Path(scratch) / "logits.npy"), tokens=text)
+            found[name] = {"bits": 8 * side.weight_bytes / weights, **_apart(truth, _log_softmax(path))}
+    took: dict[tuple[str, str], list[float]] = {}
+    for number in range(rounds):
+        for rows, count in STEPS.items():
+            length = LONG if rows == 1 else SHORT
+            prompts = [[chance.randrange(IDS) for _ in range(length)] for _ in range(rows)]
+            tokens = [[chance.randrange(IDS) for _ in range(rows)] for _ in range(count)]
+            for name in chance.sample(list(sides), len(sides)):
+                answer = sides[name].ask(prompts=prompts, tokens=tokens)
+                took.setdefault((name, f"step {rows}"), []).append(median(answer["steps"]))
+                took.setdefault((name, f"prompt {rows}"), []).append(answer["prompt"])
+                found[name]["rss"] = answer["rss"]
+        for (name, what), seconds in took.items():
+            found[name][what] = median(seconds)
+            found[name]["rounds"] = number + 1
+        keep(found)
+    for side in sides.values():
+        side.close()
+
+
+def _truth(folders: dict[str, Path], threads: int, text: list[int]) -> np.ndarray:
+    """Of float32, kept beside the models; its process is gone before others are measured."""
+    path = folders["bf16"].parent / "truth.npy"
+    if not path.exists():
+        side = Process(TRUTH, folders, threads)
+        side.ask(logits=str(path), tokens=text)
+        side.close()
+    return _log_softmax(path)
+
+
+def _log_softmax(path: Path) -> np.ndarray:
+    """float32 [n, vocabulary]."""
+    logits = np.load(path)
+    logits -= logits.max(1, keepdims=True)
+    logits -= np.log(np.exp(logits).sum(1, keepdims=True))
+    return logits
+
+
+def _apart(truth: np.ndarray, said: np.ndarray) -> dict[str, float]:
+    divergence = (np.exp(truth) * (truth - said)).sum(1)
+    return {"kld": float(divergence.mean()), "same": float((truth.argmax(1) == said.argmax(1)).mean())}
+
+
+def _table(name: str, found: dict[str, dict]) -> tuple[Table, list[Target]]:
+    ours = next(iter(found.values()))
+    table = Table(
+        f"{name} a weight",
+        (
+            *("", "bits a weight", "KLD", "same top token", "RSS, MB"),
+            *("1 row, tokens/s", "ours is faster by", f"{ROWS} rows, tokens/s", "ours is faster by"),
+            *(f"prompt of {LONG}, tokens/s", "ours is faster by"),
+        ),
+    )
+    bits = int(name.split()[-2])
+    targets = []
+    for engine, of in found.items():
+        cells = [
+            engine,
+            f"{of['bits']:.2f}",
+            f"{of['kld']:.5f}",
+            f"{of['same']:.1%}",
+            f"{of['rss'] / 1e6:,.0f}",
+        ]
+        for what, tokens in (("step 1", 1), (f"step {ROWS}", ROWS), ("prompt 1", LONG)):
+            ratio = of[what] / ours[what]
+            cells += [f"{tokens / of[what]:.1f}", f"{ratio:.2f}"]
+            if engine == WANTED.get(bits) and what.startswith("step"):
+                bar = 1.0 if tokens == 1 else MANY_BAR
+                targets.append(
+                    Target(f"{name}: {what.removeprefix('step ')} row(s), of {engine}", ratio, bar)
+                )
+        table.rows.append(cells)
+    table.notes.append(f"Medians of {ours['rounds']:.0f} round(s).")
+    return table, targets
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,148 @@
+"""What a call costs that is kept: CPU microseconds beside the same call in a log without envelopes and no
+store, all threads of the process that serves.
+
+Clients are a process of their own. Sides come in turns, in an order drawn anew each round and then the same
+order backwards: a machine that gets slower meanwhile is as much slower for each of them.
+"""
+
+import asyncio
+import gc
+import os
+import random
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import uvloop
+
+from benchmarks.server.clients import Load, load
+from mmengine.serve.async_engine.async_engine import AsyncEngine
+from mmengine.serve.stream.request_stream import Stream
+from mmengine.server.app.app import App
+from mmengine.server.calls import call_registry as calls
+from mmengine.server.chat.parsed_request import Asked
+from mmengine.server.chat.submission import ask, options_of
+from mmengine.server.http.auth import ApiKeys
+from mmengine.server.lifecycle.lifecycle import keep_for_good, web_server
+from mmengine.server.lifecycle.listening_socket import listen
+from mmengine.server.settings import ServerSettings
+from mmengine.server.storage.storage import Keep
+
+AT_ONCE, TOKENS = 16, 1
+PAUSE_S = 0.001  # of the clients: none of them sleeps on a socket, or waking it would be measured
+PLAIN, KEPT = "chat, no envelope", "chat"
+PLAIN_RESPONSE, RESPONSE, STORED_RESPONSE = (
+    "response, no envelope, store false",
+    "response, store false",
+    "response, stored",
+)
+_CHAT = Load(0, AT_ONCE, TOKENS, False)
+_STORED = replace(_CHAT, is_response=True)
+_UNSTORED = replace(_STORED, more=(("store", False),))
+SIDES = {  # whether the log has an envelope, and what is asked
+    PLAIN: (False, _CHAT),
+    KEPT: (True, _CHAT),
+    PLAIN_RESPONSE: (False, _UNSTORED),
+    RESPONSE: (True, _UNSTORED),
+    STORED_RESPONSE: (True, _STORED),
+}
+ENVELOPES = {"envelope, chat": (KEPT, PLAIN), "envelope, response": (RESPONSE, PLAIN_RESPONSE)}
+STORED = {"envelope and store": (STORED_RESPONSE, PLAIN_RESPONSE)}
+
+
+def _ask_without(engine: AsyncEngine, asked: Asked, *, hold: bool = False) -> list[Stream]:
+    """As `ask`, of one prompt, which the log knows without an envelope."""
+    options = options_of(asked, asked.request_id)
+    streams = [engine.stream(prompt, asked.sampling, hold=hold, **options) for prompt in asked.prompts]
+    asked.prompts.clear()
+    return streams
+
+
+class _Clients:
+    """A process that asks. It is forked once, before there is an engine: a fork in the midst of a turn would
+    be among the costs, and so would be each page that is written behind it."""
+
+    def __init__(self) -> None:
+        self._ours, theirs = socket.socketpair()
+        self._pid = os.fork()
+        if not self._pid:
+            self._ours.close()
+            with theirs, theirs.makefile("rb") as lines:
+                for line in lines:
+                    load(*msgspec.json.decode(line, type=tuple[int, Load]))
+                    theirs.sendall(b".")
+            os._exit(0)
+        theirs.close()
+        self._ours.setblocking(False)
+
+    async def ask(self, port: int, asked: Load) -> None:
+        """Until all answers are there. Raises RuntimeError."""
+        loop = asyncio.get_running_loop()
+        await loop.sock_sendall(self._ours, msgspec.json.encode((port, asked)) + b"\n")
+        if not await loop.sock_recv(self._ours, 1):
+            raise RuntimeError("the clients got no answer")
+
+    def close(self) -> None:
+        self._ours.close()
+        os.waitpid(self._pid, 0)
+
+
+@contextmanager
+def _clients() -> Iterator[_Clients]:
+    found = _Clients()
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+async def _cpu_us(log: Path, clients: _Clients, rounds: int, requests: int) -> dict[str, list[float]]:
+    """CPU microseconds a request, by side, of each round."""
+    settings = ServerSettings(port=0)
+    engine, keep = AsyncEngine(device="cpu", log=log), Keep(log, settings)
+    bound = listen(settings)
+    app = App(engine, settings, ApiKeys(None), ("embedded",), keep=keep)
+    server = web_server(app, settings)
+    serving = asyncio.create_task(server.serve(sockets=[bound]))
+    while not server.started:
+        await asyncio.sleep(0.01)
+    keep_for_good()
+    found: dict[str, list[float]] = {name: [] for name in SIDES}
+    chance, start, port = random.Random(19), 0, bound.getsockname()[1]
+    for place in range(rounds + 1):
+        order = chance.sample(list(SIDES), len(SIDES))
+        spent = dict.fromkeys(order, 0.0)
+        for name in (*order, *reversed(order)):
+            has_envelope, kind = SIDES[name]
+            calls.ask = ask if has_envelope else _ask_without
+            start += requests
+            spent[name] += await _spent(
+                app, clients, port, replace(kind, requests=requests, start=start, pause_s=PAUSE_S)
+            )
+        for name, seconds in spent.items() if place else ():  # the first one warms up
+            found[name].append(seconds / (2 * requests) * 1e6)
+    calls.ask = ask
+    server.should_exit = True
+    await serving
+    await engine.close()
+    keep.close()
+    return found
+
+
+async def _spent(app: App, clients: _Clients, port: int, asked: Load) -> float:
+    """CPU seconds of this process until all answers are there, and stored."""
+    gc.collect()  # nobody pays for what the side before left
+    begun = time.process_time()
+    await clients.ask(port, asked)
+    await app.calls.flush()
+    await asyncio.sleep(0.02)  # what the log has behind the answers
+    return time.process_time() - begun
+
+
+def kept_costs(log: Path, rounds: int, requests: int) -> dict[str, list[float]]:
+    with _clients() as clients:
+        return uvloop.run(_cpu_us(log, clients, rounds, requests))

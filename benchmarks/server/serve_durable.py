@@ -1,0 +1,142 @@
+"""What it costs that a server can be killed: log, envelope and store, beside a server that keeps nothing.
+
+python -m benchmarks serve_durable    # all of it into benchmarks/results/serve_durable.md, seventeen minutes
+python -m benchmarks serve_durable --quick --part costs    # one part, half a minute
+
+What is compared runs in turns (serve_sides.py). Told is the median of the rounds' differences, and with ±
+half of the interval in which it lies in two of three times, however they are spread.
+"""
+
+import enum
+import os
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from benchmarks.common.measure import THREAD_VARIABLES
+from benchmarks.common.report import Part, Table, Target, machine_lines, markdown, show, target_table
+from benchmarks.server.sides import PAUSE_S, STREAMS, compared, error_of, num_prompts, turns
+
+if TYPE_CHECKING:  # what the engine needs is loaded when the threads are set
+    from benchmarks.server.processes import Running
+
+TITLE = "A server that can be killed, on a CPU"
+WANTED_LOSS, WANTED_FIRST_MS, WANTED_US = 0.02, 1.0, 60
+KINDS = {"chat": False, "responses, stored": True}  # whether it is of /v1/responses
+SIDES = ("without a log", "with log and store")
+RESULTS = Path(__file__).parents[1] / "results" / "serve_durable.md"
+
+
+class Which(enum.StrEnum):
+    STREAMS = "streams"  # tokens a second
+    FIRST = "first"  # time to first token
+    COSTS = "costs"  # CPU of a request
+
+
+def main(
+    part: Annotated[list[Which] | None, typer.Option(help="Only these parts.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the tables here, as markdown; of all parts into results/.")
+    ] = None,
+) -> None:
+    """Measure on this machine, one thread of torch for everybody."""
+    for variable in THREAD_VARIABLES:
+        os.environ[variable] = "1"
+    found, parts = Part(), part or list(Which)
+    if out is None and not part and not quick:
+        out = RESULTS
+    with tempfile.TemporaryDirectory() as folder:
+        if Which.STREAMS in parts or Which.FIRST in parts:
+            found.add(_served(Path(folder), parts, quick))
+        if Which.COSTS in parts:
+            found.add(_costs(Path(folder) / "costs", quick))
+    tables, lines = [*found.tables, target_table(found.targets)], machine_lines(1)
+    show(tables, lines)
+    if out is not None:
+        out.write_text(markdown(TITLE, tables, lines), encoding="utf-8")
+
+
+def _served(folder: Path, parts: list[Which], quick: bool) -> Part:
+    from benchmarks.common.half_billion_model import cached_folder
+    from benchmarks.server.processes import serving
+
+    found = Part()
+    for name, model in (("0.4 B, bfloat16", cached_folder()), ("embedded", None)):
+        with serving(model) as plain, serving(model, folder / name) as kept:
+            servers = dict(zip(SIDES, (plain, kept), strict=True))
+            if Which.STREAMS in parts:
+                tokens, rounds = (40, 12) if model else (100, 20)
+                found.add(_rates(name, servers, tokens, 2 if quick else rounds, model is not None))
+            if Which.FIRST in parts:
+                found.add(_first(name, servers, 5 if quick else 60))
+    return found
+
+
+def _rates(name: str, servers: dict[str, "Running"], tokens: int, rounds: int, is_wanted: bool) -> Part:
+    rates = Table(f"{STREAMS} streams of {tokens} tokens, {name}: tokens a second", ("", *SIDES, "lost", "±"))
+    costs = Table(f"The same, CPU of the server: microseconds a token, {name}", ("", *SIDES, "more", "±"))
+    targets, start = [], 0
+    for kind, is_response in KINDS.items():
+        found = compared(servers, rounds, tokens, start, is_response)
+        start += num_prompts(rounds)
+        rates.rows.append(found.rates_row(kind))
+        costs.rows.append(found.costs_row(kind))
+        if is_wanted:
+            what = f"share of tokens lost, {kind}, {name}"
+            targets.append(Target(what, median(found.lost()), WANTED_LOSS, most=True))
+    return Part([rates, costs], targets)
+
+
+def _first(name: str, servers: dict[str, "Running"], rounds: int) -> Part:
+    from benchmarks.server.clients import Load, load
+
+    table = Table(f"Time to first token, one stream, {name}: milliseconds", ("", *SIDES, "more", "±"))
+    targets = []
+    for kind, is_response in KINDS.items():
+        times: dict[str, list[float]] = {side: [0.0] * rounds for side in SIDES}
+        for number, side in turns(rounds, SIDES):
+            time.sleep(PAUSE_S)
+            more = (("ignore_eos", True),)
+            asked = Load(1, 1, 1, True, more, start=10**6 + number, is_response=is_response)
+            (answer,) = load(servers[side].port, asked)
+            first_at = answer.first_at or time.perf_counter()  # the token may have no text of its own
+            if number >= 0:
+                times[side][number] += 1e3 * (first_at - answer.sent_at) / 2  # of its two turns
+        later = [kept - plain for plain, kept in zip(*(times[side] for side in SIDES), strict=True)]
+        figures = (f"{median(times[side]):.2f}" for side in SIDES)
+        table.rows.append((kind, *figures, f"{median(later):.2f}", f"{error_of(later):.2f}"))
+        targets.append(
+            Target(f"ms to the first token more, {kind}, {name}", median(later), WANTED_FIRST_MS, most=True)
+        )
+    return Part([table], targets)
+
+
+def _costs(log: Path, quick: bool) -> Part:
+    """Alone in a process: nothing else's memory."""
+    from benchmarks.server.durable_costs import AT_ONCE, ENVELOPES, STORED, kept_costs
+
+    rounds, requests = (4, 128) if quick else (200, 128)
+    found = kept_costs(log, rounds, requests)
+    table = Table("A request of one token, embedded: CPU microseconds", ("", "median"))
+    table.rows = [(name, f"{median(each):.0f}") for name, each in found.items()]
+    more = Table("What a request costs more, CPU microseconds", ("", "median", "±"))
+    targets = []
+    for name, (side, than) in {**ENVELOPES, **STORED}.items():
+        each = [one - other for one, other in zip(found[side], found[than], strict=True)]
+        more.rows.append((name, f"{median(each):.0f}", f"{error_of(each):.0f}"))
+        if name in STORED:
+            targets.append(Target(f"CPU us a request, {name}", median(each), WANTED_US, most=True))
+    more.notes.append(
+        f"All threads of the process that serves, its writes included; {rounds} rounds of twice {requests} "
+        f"requests a side, {AT_ONCE} at once. Without one the log has what it had before there were any."
+    )
+    return Part([table, more], targets)
+
+
+if __name__ == "__main__":
+    typer.run(main)

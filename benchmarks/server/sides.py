@@ -1,0 +1,84 @@
+"""Servers that differ in one thing, under the same streams in turns, so that a machine that gets slower
+meanwhile is as much slower for each: an order drawn anew each round, and then the same order backwards."""
+
+import random
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from math import ceil
+from statistics import median
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:  # what the engine needs is loaded when the threads are set
+    from benchmarks.server.processes import Running
+
+STREAMS = 16
+PAUSE_S = 0.03  # behind a turn: what the answers before left is in the log by then
+
+
+def turns(rounds: int, sides: Sequence[str]) -> Iterator[tuple[int, str]]:
+    """Numbers of rounds, of which those below 0 warm up, and whose turn it is."""
+    chance = random.Random(19)
+    for number in range(-1, rounds):
+        order = chance.sample(sides, len(sides))
+        yield from ((number, side) for side in (*order, *reversed(order)))
+
+
+def error_of(values: Sequence[float]) -> float:
+    """Of their median: half of what lies between the values that enclose it in two of three times."""
+    found, reach = sorted(values), len(values) ** 0.5 / 2
+    least, most = max(0.0, len(found) / 2 - reach), min(len(found) - 1.0, len(found) / 2 + reach)
+    return (found[ceil(most)] - found[int(least)]) / 2
+
+
+class Compared(NamedTuple):
+    """`seconds`, `cpu_s`: of the rounds, by side; `num_tokens`: of a round of one side."""
+
+    num_tokens: int
+    seconds: Mapping[str, list[float]]
+    cpu_s: Mapping[str, list[float]]
+
+    def lost(self) -> list[float]:
+        """By round, the share of tokens a second that the second side has less than the first."""
+        return [1 - first / second for first, second in zip(*self.seconds.values(), strict=True)]
+
+    def rates_row(self, name: str) -> tuple[str, ...]:
+        """Tokens a second of both sides, what is lost in percent, and its error."""
+        rates = (f"{self.num_tokens / median(each):.1f}" for each in self.seconds.values())
+        return (name, *rates, *_percent(self.lost()))
+
+    def costs_row(self, name: str) -> tuple[str, ...]:
+        """CPU of both servers in microseconds a token, how much more in percent, and its error."""
+        costs = (f"{1e6 * median(each) / self.num_tokens:.0f}" for each in self.cpu_s.values())
+        more = [second / first - 1 for first, second in zip(*self.cpu_s.values(), strict=True)]
+        return (name, *costs, *_percent(more))
+
+
+def _percent(shares: list[float]) -> tuple[str, str]:
+    return f"{100 * median(shares):.1f} %", f"{100 * error_of(shares):.1f} %"
+
+
+def compared(
+    servers: "Mapping[str, Running]", rounds: int, tokens: int, start: int = 0, is_response: bool = False
+) -> Compared:
+    """Both `servers`, by the name of their side, under STREAMS streams of `tokens`. `start`: the number of
+    the first prompt, for prompts that no server has seen."""
+    from benchmarks.server.clients import Load, load
+
+    seconds, cpu_s = ({side: [0.0] * rounds for side in servers} for _ in range(2))
+    for number, side in turns(rounds, list(servers)):
+        start += STREAMS
+        more = (("ignore_eos", True),)
+        asked = Load(STREAMS, STREAMS, tokens, True, more, start=start, is_response=is_response)
+        cpu, begun = servers[side].cpu_s, time.perf_counter()
+        load(servers[side].port, asked)
+        took = time.perf_counter() - begun
+        time.sleep(PAUSE_S)
+        if number >= 0:
+            seconds[side][number] += took
+            cpu_s[side][number] += servers[side].cpu_s - cpu
+    return Compared(2 * STREAMS * tokens, seconds, cpu_s)
+
+
+def num_prompts(rounds: int) -> int:
+    """How many prompts `compared` asks."""
+    return STREAMS * 4 * (rounds + 1)

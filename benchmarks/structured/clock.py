@@ -1,0 +1,130 @@
+"""Clocks for `structured`: grammar compilation, masks for one row, and masks for many rows together."""
+
+import gc
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter_ns, process_time_ns
+from typing import Any
+
+import numpy as np
+
+from benchmarks.structured.sides import Case, Refused, Rows, Side
+
+STEPS = 20  # of rows at places of their own
+SLOW_NS = 200_000_000  # a side that needs longer for a schema compiles it once in all
+
+# By side, case and kind. "compile": ns. "new", "known": ns of each token of all answers.
+Times = dict[tuple[str, str, str], Any]
+Kept = dict[tuple[str, str], Any]  # what a side compiled of a case
+
+
+def one_row(
+    sides: Sequence[Side], cases: Sequence[Case], rounds: int, tick: Callable[[str], None]
+) -> tuple[Times, Kept]:
+    """The calmest of `rounds`, and what was compiled last. Nothing is told of a schema that a side refuses,
+    and of one whose answers it does not allow only "compile" and "over"."""
+    samples: dict[tuple[str, str, str], list[Any]] = defaultdict(list)
+    kept: Kept = {}
+    for side in sides:
+        side.compile(cases[0])  # to the first one it also brings the vocabulary into its form
+    for number in range(rounds):
+        gc.collect()
+        for case in cases:
+            for side in sides[:: -1 if number % 2 else 1]:
+                at = (side.name, case.name)
+                spent = samples[*at, "compile"]
+                if not spent or spent[-1] <= SLOW_NS:
+                    begin = process_time_ns()
+                    try:
+                        kept[at] = side.compile(case)
+                    except Refused:
+                        continue
+                    spent.append(process_time_ns() - begin)
+                for kind in ("new", "known"):
+                    walked = [_walk(side.begin([kept[at]], [[]]), answer) for answer in case.answers]
+                    if None in walked:
+                        samples[*at, "over"].append(0)
+                        break
+                    samples[*at, kind].append([ns for times in walked for ns in times])
+        tick(f"round {number + 1} of {rounds}")
+    return {key: np.min(np.array(each), axis=0) for key, each in samples.items() if each}, kept
+
+
+def _walk(rows: Rows, answer: list[int]) -> list[int] | None:
+    """ns of each token of one row: its mask, and to go on; None where it may not say one of them."""
+    times = []
+    for token in answer:
+        begin = perf_counter_ns()
+        rows.fill()
+        filled = perf_counter_ns()
+        if not rows.bits[0, token >> 5] >> (token & 31) & 1:
+            return None
+        ready = perf_counter_ns()
+        rows.advance([token])
+        times.append(filled - begin + perf_counter_ns() - ready)
+    return times
+
+
+@dataclass(slots=True)
+class Together:
+    """ns of process time of each step of many rows, by side: to fill all masks, and to go on."""
+
+    fill: dict[str, list[int]]
+    advance: dict[str, list[int]]
+
+    @classmethod
+    def of(cls, sides: Sequence[Side]) -> "Together":
+        return cls({side.name: [] for side in sides}, {side.name: [] for side in sides})
+
+    def step(self, rows: dict[str, Rows], tokens: list[int], backwards: bool) -> None:
+        for name in list(rows)[:: -1 if backwards else 1]:
+            each = rows[name]
+            begin = process_time_ns()
+            each.fill()
+            filled = process_time_ns()
+            each.advance(tokens)
+            self.fill[name].append(filled - begin)
+            self.advance[name].append(process_time_ns() - filled)
+
+    def add(self, other: "Together") -> None:
+        for name in self.fill:
+            self.fill[name] += other.fill[name]
+            self.advance[name] += other.advance[name]
+
+    @classmethod
+    def calmest(cls, rounds: Sequence["Together"]) -> "Together":
+        """Of each step."""
+        fill, advance = (
+            {name: np.min([getattr(each, what)[name] for each in rounds], axis=0) for name in rounds[0].fill}
+            for what in ("fill", "advance")
+        )
+        return cls(fill, advance)
+
+
+def apart(sides: Sequence[Side], kept: Kept, cases: Sequence[Case], count: int, turns: int) -> Together:
+    """`count` rows each of which is at a place of its own in an answer, as in a batch that runs for long;
+    `turns` times some steps, from other places each time. The grammars in `kept` have seen the answers."""
+    found = Together.of(sides)
+    long = [(case, answer) for case in cases for answer in case.answers if len(answer) > STEPS]
+    for turn in range(turns if long else 0):
+        picks = [long[(row + turn) % len(long)] for row in range(count)]
+        starts = [(row * 29 + turn * 7) % (len(answer) - STEPS) for row, (_, answer) in enumerate(picks)]
+        said = [answer[:start] for (_, answer), start in zip(picks, starts, strict=True)]
+        rows = {
+            side.name: side.begin([kept[side.name, case.name] for case, _ in picks], said) for side in sides
+        }
+        for step in range(STEPS):
+            tokens = [answer[start + step] for (_, answer), start in zip(picks, starts, strict=True)]
+            found.step(rows, tokens, bool(step % 2))
+    return found
+
+
+def in_step(sides: Sequence[Side], case: Case, count: int, backwards: bool) -> Together:
+    """`count` rows that say the same answer at the same time, the first of a schema that was just compiled:
+    every state is new to the library when all of them come to it."""
+    found = Together.of(sides)
+    rows = {side.name: side.begin([side.compile(case)] * count, [[]] * count) for side in sides}
+    for step, token in enumerate(case.answers[0]):
+        found.step(rows, [token] * count, bool(step % 2) is backwards)
+    return found

@@ -1,0 +1,219 @@
+"""What a grammar costs: `python -m benchmarks structured [--vocabulary FILE] [--quick] [--json]`.
+
+Our layer beside bare llguidance (the schema as our gate left it, and as the user wrote it) and bare
+xgrammar, on the schemas of schemas.jsonl with a vocabulary of 150,000: compilation, masks of one
+row token by token over answers to each schema, and masks of 64 rows together. In every round every side does
+the same, in turn, every second round backwards. Of each compilation, each token and each step of 64 rows the
+calmest round counts: what else the machine does makes it slower, never faster. p50 and p99 are over the
+schemas, over the tokens, and over the steps.
+
+    --vocabulary FILE  tekken_240911.json of the package mistral-common, where that is not installed;
+                       or a .gguf file
+    --rounds N         rounds, 7 by default
+    --quick            one round, every fourth schema
+    --json             one last line with the targets
+    --out FILE.md      write the tables there
+
+Compilation and steps of 64 rows are CPU time of the process, one row is wall time; all on one core. A row's
+masks are measured twice: in the first answer that a compiled grammar sees ("new"), while the library still
+builds what it needs on the way, and in the same answer again ("known").
+"""
+
+import argparse
+import gc
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from importlib import metadata
+from pathlib import Path
+from time import perf_counter_ns
+
+import numpy as np
+
+from benchmarks.common.measure import usable_cpus
+from benchmarks.common.report import Table, Target, finish
+from benchmarks.structured.clock import Kept, Times, Together, apart, in_step, one_row
+from benchmarks.structured.sides import Case, Side, all_sides, xgrammar
+from benchmarks.structured.vocabulary import find, load
+from mmengine.structured_output.json_schema.normalization import normalize_schema
+
+SCHEMAS = Path(__file__).with_name("schemas.jsonl")
+NUM_ROWS = 64
+ALLOWANCE = 1.1  # ours over the bare library's
+OURS, BARE = "mmengine", "llguidance"
+MIXED = f"{NUM_ROWS} rows of many schemas, at different places"
+ALIKE = f"{NUM_ROWS} rows of one schema, at different places"
+SAME = f"{NUM_ROWS} rows of one schema, together at each place, which is new"
+
+
+def compile_table(sides: Sequence[Side], cases: Sequence[Case], times: Times) -> Table:
+    table = Table("Compilation, ms of CPU time", ("", "p50", "p99", "refused", "does not allow an answer"))
+    for side in sides:
+        if side.name == "mmengine, following":
+            continue  # compiles as the one before
+        spent = _of(times, side.name, "compile")
+        refused = [case.name for case in cases if (side.name, case.name, "compile") not in times]
+        over = [case.name for case in cases if (side.name, case.name, "over") in times]
+        table.rows.append((side.name, *_ms(spent), str(len(refused)), ", ".join(over) or "none"))
+    table.rows.append(("our gate, before", *_ms([_gate_ns(case) for case in cases]), "0", ""))
+    table.notes.append(
+        f"{len(cases)} schemas. The gate reads, checks and rewrites a schema in the thread that asks, once "
+        "for each text; what it writes is kept, and so is what is compiled."
+    )
+    return table
+
+
+def _gate_ns(case: Case) -> int:
+    begin = perf_counter_ns()
+    normalize_schema(case.schema)
+    return perf_counter_ns() - begin
+
+
+def row_table(sides: Sequence[Side], times: Times) -> Table:
+    columns = (
+        "",
+        *(f"{kind} {share}" for kind in ("new", "known") for share in ("p50", "p99", "max", "mean")),
+    )
+    table = Table("Masks of one row, µs a token", columns)
+    for side in sides:
+        cells = []
+        for kind in ("new", "known"):
+            spent = np.concatenate(_of(times, side.name, kind)) / 1e3
+            cells += [f"{value:.1f}" for value in (*_shares(spent, 50, 99, 100), spent.mean())]
+        table.rows.append((side.name, *cells))
+    table.notes.append(
+        "A token is its mask and the step to the next. Following, the way of greedy and plainly sampled rows "
+        "on a CPU, only asks whether the token is allowed."
+    )
+    return table
+
+
+def schema_table(sides: Sequence[Side], cases: Sequence[Case], times: Times) -> Table:
+    """Every schema: compilation in ms, and the median of its masks in µs."""
+    table = Table("Every schema: compilation, ms / masks of one row in a new grammar, p50 µs", ("",))
+    table.columns = ("", "tokens", *(side.name for side in sides))
+    for case in cases:
+        cells = [str(sum(map(len, case.answers)))]
+        for side in sides:
+            spent, masks = (times.get((side.name, case.name, kind)) for kind in ("compile", "new"))
+            mask = "-" if masks is None else f"{np.median(masks) / 1e3:.1f}"
+            cells.append("refused" if spent is None else f"{spent / 1e6:.2f} / {mask}")
+        table.rows.append((case.name, *cells))
+    return table
+
+
+def rows_table(title: str, found: Together) -> Table:
+    columns = ("", *(f"{what} {share}" for what in ("masks", "step") for share in ("p50", "p99", "max")))
+    table = Table(f"{title}: ms for all", columns)
+    for name, spent in found.fill.items():
+        cells = [f"{value / 1e6:.2f}" for each in (spent, found.advance[name]) for value in _shares(each)]
+        table.rows.append((name, *cells))
+    return table
+
+
+def targets_of(times: Times, together: dict[str, Together]) -> list[Target]:
+    found = []
+    for share in (50, 99):
+        ours, bare = (_shares(_of(times, name, "compile"), share)[0] for name in (OURS, BARE))
+        found.append(
+            Target(f"compilation p{share}, ours / bare llguidance", ours / bare, ALLOWANCE, most=True)
+        )
+    for kind in ("new", "known"):
+        for share in (50, 99):
+            ours, bare = (_shares(np.concatenate(_of(times, name, kind)), share)[0] for name in (OURS, BARE))
+            name = f"mask of one row p{share}, {kind} grammar, ours / bare llguidance"
+            found.append(Target(name, ours / bare, ALLOWANCE, most=True))
+    for title, each in together.items():
+        for share in (50, 99):
+            ours, bare = (_shares(_sums(each, name), share)[0] for name in (OURS, BARE))
+            found.append(
+                Target(f"{title}, p{share}, ours / bare llguidance", ours / bare, ALLOWANCE, most=True)
+            )
+    for title, each in together.items():
+        half = _shares(each.fill[OURS], 50)[0] / 1e6
+        found.append(Target(f"{title}, masks p50, ms", half, 1.0, most=True))
+    return found
+
+
+def _sums(found: Together, name: str) -> np.ndarray:
+    return np.array(found.fill[name]) + np.array(found.advance[name])
+
+
+def _of(times: Times, side: str, kind: str) -> list:
+    return [spent for (name, _, what), spent in times.items() if name == side and what == kind]
+
+
+def _shares(values: Iterable[float], *shares: int) -> list[float]:
+    return np.percentile(np.array(values), shares or (50, 99, 100), method="inverted_cdf").tolist()
+
+
+def _ms(spent: Iterable[float]) -> list[str]:
+    return [f"{value / 1e6:.2f}" for value in _shares(spent, 50, 99)]
+
+
+def run(options: argparse.Namespace) -> tuple[list[Table], list[Target]]:
+    vocabulary = load(find(options.vocabulary))
+    lines = SCHEMAS.read_text(encoding="utf-8").splitlines()
+    cases = [Case.of(line, vocabulary) for line in (lines[::4] if options.quick else lines)]
+    sides = all_sides(vocabulary)
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        rounds = 1 if options.quick else options.rounds
+        times, kept = one_row(sides, cases, rounds, _tick)
+        taking = [case for case in cases if all((side.name, case.name, "new") in times for side in sides)]
+        together = _together(sides, kept, taking, rounds)
+    finally:
+        gc.enable()
+        gc.unfreeze()
+    tables = [
+        compile_table(sides, cases, times),
+        row_table(sides, times),
+        *(rows_table(title, found) for title, found in together.items()),
+        schema_table(sides, cases, times),
+    ]
+    return tables, targets_of(times, together)
+
+
+def _together(sides: Sequence[Side], kept: Kept, cases: Sequence[Case], rounds: int) -> dict[str, Together]:
+    """By what the rows have in common."""
+    fair = [side for side in sides if side.name in (OURS, BARE)]
+    found: dict[str, list[Together]] = {MIXED: [], ALIKE: [], SAME: []}
+    for number in range(rounds):
+        found[MIXED].append(apart(sides, kept, cases, NUM_ROWS, turns=8))
+        alike, same = Together.of(sides), Together.of(fair)
+        for case in cases:
+            alike.add(apart(sides, kept, [case], NUM_ROWS, turns=1))
+            same.add(in_step(fair, case, NUM_ROWS, bool(number % 2)))
+        found[ALIKE].append(alike)
+        found[SAME].append(same)
+        _tick(f"{NUM_ROWS} rows, round {number + 1} of {rounds}")
+    return {title: Together.calmest(each) for title, each in found.items()}
+
+
+def _tick(text: str) -> None:
+    print(text, end="\x1b[K\r", file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--vocabulary", type=Path, help="tekken_240911.json, or a .gguf file")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--quick", action="store_true", help="one round, every fourth schema")
+    parser.add_argument("--json", action="store_true", help="one last line with the targets")
+    parser.add_argument("--out", type=Path, help="write the tables there")
+    options = parser.parse_args()
+    if cpus := usable_cpus():
+        os.sched_setaffinity(0, cpus[-1:])
+    tables, targets = run(options)
+    names = ("llguidance", *(("xgrammar",) if xgrammar is not None else ()))
+    versions = ", ".join(f"{name} {metadata.version(name)}" for name in names)
+    facts = [versions]
+    if xgrammar is None:
+        facts.append("xgrammar is not installed, so it is left out: pip install xgrammar")
+    finish("What a grammar costs", tables, targets, options, facts)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,246 @@
+"""Answers made by random choice from the masks of real schemas, each validated: goal, none that is invalid.
+
+    python -m benchmarks structured_generations       the project's own schemas, tokens of a byte
+    python -m benchmarks structured_generations --schemas DIR --vocabulary FILE.gguf --rounds 2
+
+    --schemas DIR      schemas in MaskBench's form (coverage_cases.py), a file each
+    --vocabulary FILE  tekken_240911.json or a .gguf file
+    --limit N          about N of the schemas
+    --budget N         tokens of an answer; one that shall be closed has those of the shortest, or half as
+                       many more
+    --rounds N         answers per way and schema, each by another seed
+    --ordered N        Bounds.ordered; 0: keys in any order
+    --verbose          every answer that is invalid, on stderr, with its reason
+
+The model is a table of random logits in which what ends parts is a little likelier. It says an answer in
+four ways: greedily and at temperature 1.3, each where its budget may cut it ("length") and where it must be
+complete by then ("close"). The path is the engine's: backend, rows, masks, closing. A finished answer is
+validated by jsonschema, by the schema's own draft, with formats. Exit code 1 when one is invalid, when an
+answer that must be closed is cut, or when a grammar breaks.
+"""
+
+import argparse
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+
+from benchmarks.common.report import Table, show
+from benchmarks.structured.coverage_cases import Case, of_home, of_maskbench
+from benchmarks.structured.vocabulary import Bytes, load
+from mmengine.errors import MMEngineError
+from mmengine.request import Request, SamplingParams
+from mmengine.structured_output.engines.base import Compiled
+from mmengine.structured_output.engines.llguidance.backend import LLGuidance
+from mmengine.structured_output.json_schema.emission.bounds import Bounds
+from mmengine.structured_output.json_schema.vocabulary.keywords import to_fraction
+from mmengine.structured_output.request.spec import grammar_of
+from mmengine.structured_output.rows.rows import RowMatchers
+
+TEMPERATURE = 1.3
+NUM_TABLES = 32  # of logits; one of them, shifted, is what the model says at a step
+LIKELIER = 2.0  # logits of what ends a part
+NOBODY = np.empty(0, np.int32)
+OUTCOMES = ("valid", "invalid", "cut", "broken")
+DRAFTS = {  # by what their $schema holds
+    "draft-03": jsonschema.Draft3Validator,
+    "draft-04": jsonschema.Draft4Validator,
+    "draft-06": jsonschema.Draft6Validator,
+    "draft-07": jsonschema.Draft7Validator,
+    "2019-09": jsonschema.Draft201909Validator,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    case: Case
+    way: str
+    outcome: str
+    text: str = ""
+    why: str = ""
+
+
+class Model:
+    """Says tokens by random logits. `tokens`: those of a vocabulary."""
+
+    def __init__(self, tokens: Sequence[bytes], eos: int, seed: int):
+        source = np.random.default_rng(seed)
+        size = len(tokens)
+        ends = np.array([each in (b'"', b"}", b"]", b'"}', b'",', b"}}") for each in tokens])
+        ends[eos] = True
+        self._likelier = np.where(ends, LIKELIER, 0).astype(np.float32)
+        self._tables = source.standard_normal((NUM_TABLES, size), np.float32)
+        self._noise = source.gumbel(size=(NUM_TABLES, size)).astype(np.float32)
+        self._source = source
+
+    def say(self, bits: np.ndarray, temperature: float) -> int:
+        """`bits`: uint32 [words], what is allowed."""
+        allowed = np.unpackbits(bits.view(np.uint8), bitorder="little")[: len(self._likelier)].astype(bool)
+        places = np.flatnonzero(allowed)
+        shift = int(self._source.integers(len(self._likelier)))
+        table, noise = self._source.integers(NUM_TABLES, size=2)
+        moved = (places + shift) % len(self._likelier)
+        logits = self._tables[table][moved] + self._likelier[places]
+        if temperature:
+            logits = logits / temperature + self._noise[noise][moved]
+        return int(places[logits.argmax()])
+
+
+class Speaker:
+    """`vocabulary`: as structured_vocabulary.py has them."""
+
+    def __init__(self, vocabulary: Any, seed: int):
+        self.backend = LLGuidance(
+            lambda: vocabulary.tokens,
+            vocabulary.encode,
+            frozenset(vocabulary.special_ids),
+            [vocabulary.eos],
+            len(vocabulary),
+            num_threads=1,
+        )
+        self._vocabulary, self._model = vocabulary, Model(vocabulary.tokens, vocabulary.eos, seed)
+
+    def answer(self, compiled: Compiled, budget: int, temperature: float) -> tuple[bytes, bool, str]:
+        """What is said, whether it is complete, and why the grammar broke."""
+        closer = compiled.closer(budget)
+        rows = RowMatchers(self.backend, lambda _: compiled, len(self._vocabulary), lambda _: closer)
+        rows.admit(0, Request("0", NOBODY, SamplingParams()), NOBODY)
+        said: list[int] = []
+        while len(said) < budget:
+            bits, errors = rows.masks([0])
+            if errors:
+                return self._text(said), False, errors[0]
+            token = self._model.say(bits[0], temperature)
+            closing = rows.closing(np.array([0]), [0])
+            token = closing.keep([token])[0] if closing is not None else token
+            if not bits[0, token // 32] >> (token % 32) & 1:
+                return self._text(said), False, f"closing says {token}, which the mask does not allow"
+            if token == self._vocabulary.eos:
+                return self._text(said), True, ""
+            said.append(token)
+            complete, errors = rows.advance([0], [[token]])
+            if errors or complete:
+                return self._text(said), bool(complete), errors.get(0, "")
+        return self._text(said), False, ""
+
+    def _text(self, said: list[int]) -> bytes:
+        return b"".join(self._vocabulary.tokens[token] for token in said)
+
+
+def validator_of(schema: Any) -> Any:
+    """That of the draft which the schema names, with formats."""
+    named = schema.get("$schema", "") if isinstance(schema, dict) else ""
+    kind = next(
+        (each for name, each in DRAFTS.items() if name in str(named)), jsonschema.Draft202012Validator
+    )
+    rules = {"multipleOf": _multiple} if named else {"multipleOf": _multiple, "type": _type}
+    exact = jsonschema.validators.extend(kind, rules)
+    return exact(schema, format_checker=kind.FORMAT_CHECKER)
+
+
+def _multiple(validator: Any, unit: Any, instance: Any, schema: Any) -> Iterator[Exception]:
+    """By the numbers as they are written: of 0.01 some are no multiple once both are divided as floats."""
+    if validator.is_type(instance, "number") and (to_fraction(instance) / to_fraction(unit)).denominator != 1:
+        yield jsonschema.ValidationError(f"{instance} is not a multiple of {unit}")
+
+
+def _type(validator: Any, types: Any, instance: Any, schema: Any) -> Iterator[Exception]:
+    """With OpenAPI's `nullable`, which counts where no draft is said."""
+    if instance is not None or schema.get("nullable") is not True:
+        yield from jsonschema.Draft202012Validator.VALIDATORS["type"](validator, types, instance, schema)
+
+
+def answers(case: Case, speaker: Speaker, budget: int, rounds: int, ordered: int) -> Iterator[Answer]:
+    """Of one schema, by all ways; one that is refused has none."""
+    asked = {"type": "json_schema", "json_schema": {"schema": case.schema}, "bounds": {"ordered": ordered}}
+    validator = validator_of(case.schema)
+    for truncation in ("length", "close"):
+        compiled = speaker.backend.compile(grammar_of({**asked, "on_truncation": truncation}))
+        for number in range(rounds):
+            for temperature in (0.0, TEMPERATURE):
+                way = f"{truncation}, {'greedy' if not temperature else TEMPERATURE}"
+                most = budget
+                if truncation == "close":
+                    most = compiled.shortest + (number + bool(temperature)) * compiled.shortest // 2
+                said, complete, broke = speaker.answer(compiled, most, temperature)
+                yield _judged(case, way, validator, said, (complete, broke, truncation == "close"))
+
+
+def _judged(case: Case, way: str, validator: Any, said: bytes, end: tuple[bool, str, bool]) -> Answer:
+    complete, broke, must_close = end
+    text = said.decode(errors="backslashreplace")
+    if broke:
+        return Answer(case, way, "broken", text, broke)
+    if not complete:
+        return Answer(case, way, "invalid" if must_close else "cut", text, "it was not closed")
+    try:
+        error = jsonschema.exceptions.best_match(validator.iter_errors(json.loads(said)))
+    except ValueError as failure:
+        return Answer(case, way, "invalid", text, str(failure))
+    if error is None:
+        return Answer(case, way, "valid", text)
+    return Answer(case, way, "invalid", text, f"{error.json_path}: {error.message[:200]}")
+
+
+def run(
+    cases: Sequence[Case], speaker: Speaker, budget: int, rounds: int, ordered: int
+) -> tuple[list[Answer], Counter]:
+    """All answers, and how many schemas were refused, by the first words of the reason."""
+    found: list[Answer] = []
+    refused: Counter = Counter()
+    for case in cases:
+        try:
+            found += answers(case, speaker, budget, rounds, ordered)
+        except MMEngineError as error:
+            refused[str(error).removeprefix("schema refused: ").split(" at #")[0][:90]] += 1
+    return found, refused
+
+
+def table_of(found: Sequence[Answer]) -> Table:
+    table = Table("Answers by random choice from masks", ("", "answers", *OUTCOMES))
+    for way in dict.fromkeys(each.way for each in found):
+        counts = Counter(each.outcome for each in found if each.way == way)
+        table.rows.append((way, str(counts.total()), *(str(counts[outcome]) for outcome in OUTCOMES)))
+    return table
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--schemas", type=Path)
+    parser.add_argument("--vocabulary", type=Path)
+    parser.add_argument("--limit", type=int, default=0)
+    parser.add_argument("--budget", type=int, default=120)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--ordered", type=int, default=Bounds().ordered)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--verbose", action="store_true")
+    options = parser.parse_args()
+    cases = list(of_home() if options.schemas is None else of_maskbench(options.schemas))
+    if options.limit:
+        cases = list(islice(cases, 0, None, max(1, len(cases) // options.limit)))
+    vocabulary = Bytes() if options.vocabulary is None else load(options.vocabulary)
+    found, refused = run(
+        cases, Speaker(vocabulary, options.seed), options.budget, options.rounds, options.ordered
+    )
+    table = table_of(found)
+    table.notes.append(f"{len(cases)} schemas, {refused.total()} of them refused")
+    reasons = Table("Refused", ("reason", "schemas"))
+    reasons.rows += [(reason, str(count)) for reason, count in refused.most_common()]
+    show([table, reasons], [])
+    bad = [each for each in found if each.outcome in ("invalid", "broken")]
+    for each in bad if options.verbose else ():
+        print(
+            f"{each.case.name}: {each.way}: {each.outcome}: {each.why}\n  {each.text[:2000]}", file=sys.stderr
+        )
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
