@@ -1,4 +1,4 @@
-"""Test that the log benchmark ends with its targets; only sizes are checked, since times depend on the machine."""
+"""Test that the log benchmark ends with its targets. Only sizes are checked, since times vary."""
 
 import json
 import os
