@@ -196,7 +196,7 @@ def _wait_for_log(folder: Path) -> None:
     until = time.monotonic() + LOCK_WAIT_S
     while is_locked(folder):
         if time.monotonic() > until:
-            raise LogError(f"another process writes the log in {folder}; stop it, or name another folder")
+            raise LogError(f"another process is writing the log in {folder}; stop it, or name another folder")
         time.sleep(LOCK_AGAIN_S)
 
 

@@ -43,7 +43,7 @@ class OpenLog:
         if changed and not (resume is not None and resume.force):
             raise LogError(
                 f"the log in {self.folder} was written with other {', '.join(changed)}; answers would be a "
-                "mixture of both. Use what it was written with, or insist with --force-resume"
+                "mixture of both. Use the same model, or insist with --force-resume"
             )
         self.resumed.fingerprints = now
 

@@ -202,7 +202,7 @@ def _without_gap(records: Iterator[Record], expected: int) -> Iterator[Record]:
         if record.sequence != expected:
             raise CorruptLog(
                 f"records {expected} to {record.sequence - 1} are lost, and a request that still needs its "
-                "answer began before a snapshot that stands behind them; begin another log"
+                "answer began before a later snapshot; begin another log"
             )
         expected += 1
         yield record
@@ -225,6 +225,6 @@ def _fold(
                 undelivered.fold(event)
         except (ValueError, IndexError, KeyError, TypeError, AttributeError) as error:
             raise CorruptLog(
-                f"record {record.sequence} (step {record.step}, {type(event).__name__}) cannot follow what "
-                f"the log says before it: {type(error).__name__}: {error}"
+                f"record {record.sequence} (step {record.step}, {type(event).__name__}) cannot follow "
+                f"the records before it: {type(error).__name__}: {error}"
             ) from error

@@ -245,7 +245,7 @@ def _filled(state: State, found: saved.SavedAnswers, sequence: int) -> Undeliver
     out.lacking, out.fingerprints = set(found.lacking), found.fingerprints
     live, ended = set(state.requests), set(out._ended)
     if live & ended or live | ended != set(out.undelivered.begins) or not set(out._scores) <= live:
-        raise ValueError("it tells of other requests than the state")
+        raise ValueError("its requests are not those in the state")
     return out
 
 

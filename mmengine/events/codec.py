@@ -128,7 +128,7 @@ def frame_at(data: Data, offset: int) -> Frame:
         raise TornRecord(offset)
     magic, crc, length, count, sequence, step, mono_ns = HEADER.unpack_from(data, offset)
     if magic != MAGIC:
-        raise DamagedRecord(offset, "it does not begin as a record does")
+        raise DamagedRecord(offset, "it does not begin like a record")
     if length > MAX_BODY:
         raise DamagedRecord(offset, f"it claims {length} bytes, more than {MAX_BODY}", "oversize")
     end = offset + HEADER.size + length
@@ -148,7 +148,7 @@ def records_in(data: Data, frame: Frame) -> list[Record]:
     try:
         outline = _outline.decode(body)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise UnknownRecord(offset, f"its body is no list of records: {_said(error)}") from None
+        raise UnknownRecord(offset, f"its body is not a list of records: {_said(error)}") from None
     if len(outline) != frame.count:
         raise UnknownRecord(offset, f"it claims {frame.count} records and holds {len(outline)}")
     records = []
@@ -170,7 +170,7 @@ def decode_event(number: int, body: bytes | memoryview | msgspec.Raw, offset: in
         event: Event = decoder.decode(body)
         return event
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # bad UTF-8 raises ValueError
-        raise UnknownRecord(offset, f"its body is no {TYPES[number].__name__}: {_said(error)}") from None
+        raise UnknownRecord(offset, f"its body is not a {TYPES[number].__name__}: {_said(error)}") from None
 
 
 def _said(error: Exception) -> str:

@@ -97,7 +97,7 @@ def fsck(folder: Path, *, repair: bool = False) -> FsckReport:
     report = FsckReport(folder, has_writer=is_locked(folder))
     if repair and report.has_writer:
         report.findings.append(
-            Finding("locked", f"another process writes the log in {folder}; stop it before a repair")
+            Finding("locked", f"another process is writing the log in {folder}; stop it before a repair")
         )
         return report
     links = [path for path in sorted(folder.glob("*.mmlog*")) if path.is_symlink()]
@@ -107,7 +107,7 @@ def fsck(folder: Path, *, repair: bool = False) -> FsckReport:
         )
         return report
     if not segment_paths(folder):
-        raise LogError(f"{folder} holds no log: no file there ends in {SUFFIX}")
+        raise LogError(f"{folder} has no log: no file there ends in {SUFFIX}")
     if repair:
         report.repaired = _repair(folder)
     _check_all(folder, report)
@@ -135,7 +135,7 @@ def _check_all(folder: Path, report: FsckReport) -> None:
     begins = recovery.next_sequence
     if begins and (not report.snapshots or report.snapshots[-1] < begins - 1):
         report.findings.append(
-            Finding("gap", f"the log begins with record {begins}, and no snapshot holds what was before")
+            Finding("gap", f"the log begins with record {begins}, and no snapshot holds the state before it")
         )
     for path, after in zip(paths, [*paths[1:], None]):
         error = _check_segment(path, report, recovery, is_last=after is None)
@@ -149,9 +149,7 @@ def _check_all(folder: Path, report: FsckReport) -> None:
         report.findings.append(Finding(report.end.kind, report.end.text))
     for sequence in report.snapshots:
         if what := damage_of(folder, sequence):
-            report.findings.append(
-                Finding("checksum", f"{what}; whoever needs it takes another one, or the log")
-            )
+            report.findings.append(Finding("checksum", f"{what}; readers use another snapshot, or the log"))
 
 
 def _check_segment(path: Path, report: FsckReport, recovery: Recovery, *, is_last: bool) -> CorruptLog | None:

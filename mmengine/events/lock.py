@@ -54,7 +54,7 @@ def lock(folder: Path) -> int:
             return fd
         time.sleep(_AGAIN_S)
     os.close(fd)
-    raise LogError(f"another process writes the log in {folder}; name another folder")
+    raise LogError(f"another process is writing the log in {folder}; name another folder")
 
 
 def why_not_held(folder: Path) -> str:

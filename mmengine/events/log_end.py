@@ -73,9 +73,9 @@ def _lost(walk: Walk) -> LogEnd | None:
     snapshots, behind = snapshot_sequences(folder), walk.recovery.next_sequence
     last = behind - 1
     if walk.scan.follows is Follows.SEGMENT and not part_of(folder, behind).exists():
-        what = f"{walk.path.name} says that another segment follows it, behind record {last}"
+        what = f"{walk.path.name} says that another segment follows record {last}"
     elif snapshots and snapshots[-1] > last:
-        what = f"a snapshot holds the state behind record {snapshots[-1]}"
+        what = f"a snapshot holds the state after record {snapshots[-1]}"
     else:
         return None
     return LogEnd(MISSING, f"the end is missing: {what}, and the log stops at record {last}")
@@ -95,5 +95,5 @@ def _how_it_ends(walk: Walk) -> LogEnd:
     return LogEnd(
         UNCLOSED,
         f"the log was not closed: its process was killed {where}, or the file was cut there, between two "
-        "frames; nothing in it tells which",
+        "frames; the files do not tell which",
     )

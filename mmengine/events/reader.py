@@ -23,7 +23,7 @@ class LogReader:
         check_mode(mode)
         self.paths = segment_paths(folder)
         if not self.paths:
-            raise LogError(f"{folder} holds no log: no file there ends in {SUFFIX}")
+            raise LogError(f"{folder} has no log: no file there ends in {SUFFIX}")
         self.num_bytes = sum(path.stat().st_size for path in self.paths if path.exists())
         self.first_sequence = first_sequence_of(self.paths[0])
         self.recovery = Recovery(mode)
@@ -32,8 +32,8 @@ class LogReader:
             snapshots = snapshot_sequences(folder)
             if not snapshots or snapshots[-1] < self.first_sequence - 1:
                 raise CorruptLog(
-                    f"the log begins with record {self.first_sequence}, and no snapshot there holds what was "
-                    "before; records are missing",
+                    f"the log begins with record {self.first_sequence}, and no snapshot holds the "
+                    "state before it; records are missing",
                     "gap",
                 )
 

@@ -80,7 +80,7 @@ class Recovery:
 def check_mode(mode: str) -> None:
     """Raise LogError for an unknown recovery mode."""
     if mode not in get_args(Mode):
-        raise LogError(f"{mode!r} is no recovery mode; use {', '.join(get_args(Mode))}")
+        raise LogError(f"unknown recovery mode {mode!r}; use {', '.join(get_args(Mode))}")
 
 
 class Walk:
@@ -142,7 +142,7 @@ class Walk:
         recovery = self.recovery
         missing = frame.sequence - recovery.next_sequence
         what = (
-            f"record {frame.sequence} stands where record {recovery.next_sequence} belongs; records are "
+            f"record {frame.sequence} is in the place of record {recovery.next_sequence}; records are "
             "missing, or not in order"
         )
         if recovery.mode != "salvage":

@@ -143,12 +143,12 @@ class Scan:
         if block[-4:] != zlib.crc32(block[:-4]).to_bytes(4, "little"):
             raise DamagedRecord(offset, "the footer's checksum does not match")
         if offset + FOOTER_SIZE != len(self.data):
-            raise DamagedRecord(offset, "something stands behind the footer")
+            raise DamagedRecord(offset, "bytes follow the footer")
         said = int.from_bytes(block[-8:-4], "little")
         if said not in list(Follows):
-            raise DamagedRecord(offset, f"the footer says {said} of what follows, which means nothing")
+            raise DamagedRecord(offset, f"the footer has the unknown value {said} for the next segment")
         if compare and block != self.footer.pack(Follows(said)):
-            raise DamagedRecord(offset, "the footer tells of other records than stand before it", "gap")
+            raise DamagedRecord(offset, "the footer does not fit the records before it", "gap")
         self.follows = Follows(said)
 
 
@@ -159,7 +159,7 @@ def _header(data: bytes | mmap.mmap) -> Header:
     if len(block) < HEADER_SIZE:
         raise TornRecord(0, "the header")
     if block[:8] != _HEADER_MAGIC:
-        raise DamagedRecord(0, "the file does not begin as a segment does")
+        raise DamagedRecord(0, "the file does not begin like a segment")
     if block[-4:] != zlib.crc32(block[:-4]).to_bytes(4, "little"):
         raise DamagedRecord(0, "the header's checksum does not match")
     _, fmt, _, _, first, wall_ns, mono_ns, version = _HEADER.unpack(block[:-4])
@@ -191,7 +191,9 @@ def find_whole(data: bytes | mmap.mmap, offset: int) -> int | None:
                 length = FRAME_HEADER.unpack_from(data, place)[2] if error.kind == "checksum" else 0
                 patience -= FRAME_HEADER.size + length
         if patience <= 0:
-            raise CorruptLog(f"behind byte {offset} stands what was made to look like records", "length")
+            raise CorruptLog(
+                f"after byte {offset} follow bytes that were made to look like records", "length"
+            )
     return None
 
 
@@ -254,7 +256,7 @@ def open_segment(path: Path) -> Iterator[bytes | mmap.mmap]:
     try:
         status = os.fstat(fd)
         if not S_ISREG(status.st_mode):
-            raise CorruptLog(f"{path.name} is no plain file", "link")
+            raise CorruptLog(f"{path.name} is not a regular file", "link")
         if status.st_size > MAX_SEGMENT_BYTES:
             most = f"more than any segment ({MAX_SEGMENT_BYTES})"
             raise CorruptLog(f"{path.name} has {status.st_size} bytes, {most}", "oversize")
@@ -291,7 +293,7 @@ def _unpacked(path: Path, fd: int, size: int) -> bytes:
     try:
         claimed = zstandard.frame_content_size(packed)
         if not 0 <= claimed <= MAX_UNPACKED_BYTES:
-            what = "does not say how much it holds" if claimed < 0 else f"claims to hold {claimed} bytes"
+            what = "does not state its size" if claimed < 0 else f"claims to hold {claimed} bytes"
             raise CorruptLog(f"{path.name} {what}; at most {MAX_UNPACKED_BYTES} are unpacked", "oversize")
         unpacker = zstandard.ZstdDecompressor(max_window_size=MAX_UNPACKED_BYTES)
         return unpacker.decompress(packed, allow_extra_data=False)

@@ -117,10 +117,10 @@ def damage_of(folder: Path, sequence: int) -> str:
         with open(open_file(path, os.O_RDONLY), "rb") as file:
             head = file.read(HEADER.size)
             if len(head) < HEADER.size or head[:4] != MAGIC:
-                return f"{path.name} does not begin as a snapshot does"
+                return f"{path.name} does not begin like a snapshot"
             *_, length, expected = HEADER.unpack(head)
             if os.fstat(file.fileno()).st_size != HEADER.size + length:
-                return f"{path.name} has not the length that it says"
+                return f"{path.name} does not have the length in its header"
             crc = 0
             while piece := file.read(_CHUNK):
                 crc = zlib.crc32(piece, crc)

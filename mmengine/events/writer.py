@@ -105,7 +105,7 @@ class LogWriter:
         if not reopen:
             if paths:
                 raise LogError(
-                    f"{self._folder} holds a log already; name another folder, or move that one away"
+                    f"{self._folder} has a log already; name another folder, or move that log away"
                 )
             return
         self.recovery = repair_tail(self._folder, reopen, None if reopen == "salvage" else check_end)

@@ -40,13 +40,13 @@ def lines(path: Path, limit: int | None) -> Iterator[tuple[int, bytes]]:
                 if count == (MAX_LINES if limit is None else limit):
                     if limit is None:
                         raise InvalidRequest(
-                            f"{path} has more than {MAX_LINES} lines; say how many with --limit"
+                            f"{path} has more than {MAX_LINES} lines; limit them with --limit"
                         )
                     return
                 count += 1
                 yield number, line
         except (gzip.BadGzipFile, EOFError) as error:
-            raise InvalidRequest(f"{path} is no whole gzip file: {error}") from None
+            raise InvalidRequest(f"{path} is not a complete gzip file: {error}") from None
 
 
 def decode(data: bytes, kind: type[T] | msgspec.json.Decoder[T], where: str) -> T:
@@ -58,7 +58,7 @@ def decode(data: bytes, kind: type[T] | msgspec.json.Decoder[T], where: str) -> 
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"{where}: {error}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"{where} is no JSON: {error}") from None
+        raise InvalidRequest(f"{where} is not JSON: {error}") from None
 
 
 def read_object(path: Path) -> dict[str, Any]:

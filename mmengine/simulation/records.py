@@ -168,7 +168,7 @@ def read_records(path: Path) -> list[Record]:
     if path.suffix == ".json":
         records = decode(existing(path).read_bytes(), dict[str, Any], str(path)).get("expect")
         if not isinstance(records, list):
-            raise InvalidRequest(f"{path} says nothing of what is expected")
+            raise InvalidRequest(f"{path} has no expected records")
         return records
     parsed = (decode(line, dict[str, Any], f"{path}, line {n}") for n, line in lines(existing(path), None))
     return [record for record in parsed if "step" in record]

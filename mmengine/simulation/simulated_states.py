@@ -48,8 +48,8 @@ class SimulatedStates:
         stayed = num_computed - int(self._lengths[slot])
         if not 0 <= stayed <= self._num_pending[row]:
             raise ExecutorFailed(
-                f"the state in slot {slot} stands behind {self._lengths[slot]} tokens, that of row {row} "
-                f"should stand behind {num_computed}"
+                f"the state in slot {slot} covers {self._lengths[slot]} tokens, but row {row}'s state "
+                f"should cover {num_computed}"
             )
         self._add(row, slot, self._pending[row, :stayed].copy(), kept)
         if int(self._sums[slot]) != before:

@@ -86,20 +86,20 @@ def _text(line: bytes, where: str) -> str:
     try:
         return line.decode("utf-8-sig").rstrip("\r\n")
     except UnicodeDecodeError as error:
-        raise InvalidRequest(f"{where} is no text: {error}") from None
+        raise InvalidRequest(f"{where} is not text: {error}") from None
 
 
 def _timestamp(text: str, where: str) -> datetime:
     try:
         when = datetime.fromisoformat(text.strip())
     except ValueError:
-        raise InvalidRequest(f"{where}: {text[:40]!r} is no time like 2023-11-16 18:17:03.97996") from None
+        raise InvalidRequest(f"{where}: {text[:40]!r} is not a time like 2023-11-16 18:17:03.97996") from None
     return when if when.tzinfo is not None else when.replace(tzinfo=UTC)
 
 
 def _whole(text: str, where: str) -> int:
     if not text.strip().isdecimal() or len(text) > 20:
-        raise InvalidRequest(f"{where}: {text[:40]!r} is no number of tokens")
+        raise InvalidRequest(f"{where}: {text[:40]!r} is not a token count")
     return int(text)
 
 

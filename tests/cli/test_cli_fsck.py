@@ -44,4 +44,4 @@ def test_findings_and_a_repair(log):
 
 def test_no_log(tmp_path):
     done = call_cli("log", "fsck", str(tmp_path))
-    assert done.returncode == 1 and done.stderr.startswith("mmengine: ") and "holds no log" in done.stderr
+    assert done.returncode == 1 and done.stderr.startswith("mmengine: ") and "has no log" in done.stderr

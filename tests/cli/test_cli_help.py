@@ -44,7 +44,7 @@ MISTAKES = (
     (["run", "--batch", "nowhere.jsonl", "--out", "y"], 1, "nowhere.jsonl: No such file"),
     (["schema", "check", "-", "--tokenizer", "nowhere"], 2, "there is no folder nowhere"),
     (["log", "verify", "nowhere"], 1, "no folder nowhere"),
-    (["log", "verify", "."], 1, "holds no log"),
+    (["log", "verify", "."], 1, "has no log"),
     (["log", "kv-events", "nowhere"], 1, "no folder nowhere"),
     (["serve", "--max-model-len", "2048"], 2, "--set max_model_len=2048"),
     (["run", "hi", "--max-num-seqs=4"], 2, "--set max_num_seqs=4"),

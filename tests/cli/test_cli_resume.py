@@ -162,5 +162,5 @@ def test_a_log_that_never_began_is_begun(tmp_path):
 
 
 def test_a_log_is_not_continued_unasked(begun):
-    with pytest.raises(LogError, match="holds a log already"):
+    with pytest.raises(LogError, match="has a log already"):
         Engine(builder=builder(), log=begun / "log")

@@ -220,7 +220,7 @@ def test_a_request_file_with_paths_beside_it(call, picture):
     code, printed = call("log", "verify", log)
     assert code == 0 and "2 requests" in printed.out
     code, printed = call("run", "again", "--log", log)
-    assert code == 1 and "holds a log already" in printed.err
+    assert code == 1 and "has a log already" in printed.err
 
 
 def test_the_demo_answers_and_verifies(call, tmp_path):

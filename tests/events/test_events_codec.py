@@ -180,7 +180,7 @@ def test_a_commit_of_very_many_records_becomes_several_frames():
     tiny = b"\xdd" + struct.pack(">I", 20_000) + b"\x94\x0b\0\0\x90" * 20_000
     tracemalloc.start()
     try:
-        with pytest.raises(UnknownRecord, match="no list of records"):
+        with pytest.raises(UnknownRecord, match="not a list of records"):
             read(framed(tiny, count=20_000))
         assert tracemalloc.get_traced_memory()[1] < 3 * len(tiny)
     finally:
@@ -311,7 +311,7 @@ def test_an_outline_that_lies_is_refused_without_memory():
     for body in (b"\xdd" + struct.pack(">I", HUGE), b"\xdd" + struct.pack(">I", HUGE) + b"\x94" * 1000):
         tracemalloc.start()
         try:
-            with pytest.raises(UnknownRecord, match="no list of records"):
+            with pytest.raises(UnknownRecord, match="not a list of records"):
                 read(framed(body))
             assert tracemalloc.get_traced_memory()[1] < 4 * 2**20
         finally:
@@ -352,7 +352,7 @@ def test_as_logged_gives_what_the_reader_will_see():
 def test_what_an_error_quotes_of_a_log_cannot_steer_the_terminal():
     sampling = {"\x1b[31mmax_\ntokens": 1}
     body = msgspec.msgpack.encode(["a", b"", sampling])
-    with pytest.raises(UnknownRecord, match="no Queued") as error:
+    with pytest.raises(UnknownRecord, match="not a Queued") as error:
         read(record_of(body, number=2))
     assert str(error.value).isprintable() and "max_" in str(error.value)
 

@@ -143,7 +143,7 @@ WRONG = {
     lose_the_last_three: ("end", "says that another segment follows it"),
     empty_the_last: ("end", "says that another segment follows it"),
     empty_the_only_one: ("end", "no segment has a byte in it"),
-    keep_a_state_from_behind: ("end", "a snapshot holds the state behind record 103"),
+    keep_a_state_from_behind: ("end", "a snapshot holds the state after record 103"),
     kill: ("unclosed", "killed behind record 95, or the file was cut there, between two frames"),
     cut_between_two_frames: ("unclosed", "killed behind record 94, or the file was cut there"),
 }
@@ -242,5 +242,5 @@ def test_packed_segments_are_checked_too(tmp_path):
 
 
 def test_no_log(tmp_path):
-    with pytest.raises(LogError, match="holds no log"):
+    with pytest.raises(LogError, match="has no log"):
         fsck(tmp_path)

@@ -103,7 +103,7 @@ def test_two_writers(tmp_path):
     first.append(ev.CacheReset(), 0, 0)
     first.close()
     first.close()
-    with pytest.raises(LogError, match="holds a log already"):
+    with pytest.raises(LogError, match="has a log already"):
         LogWriter(tmp_path / "log")
     assert len(read_events(tmp_path / "log")) == 1
 
@@ -123,7 +123,7 @@ def test_a_folder_that_cannot_be_had(tmp_path, made):
 
 def test_a_refused_writer_lets_the_folder_go(tmp_path):
     write_log(tmp_path / "log", one_of_each())
-    with pytest.raises(LogError, match="holds a log already"):
+    with pytest.raises(LogError, match="has a log already"):
         LogWriter(tmp_path / "log")
     segments(tmp_path / "log")[0].unlink()
     LogWriter(tmp_path / "log").close()

@@ -326,7 +326,7 @@ def test_what_does_not_begin_with_started_is_no_log(run, tmp_path):
 
 def test_no_log_at_all(tmp_path):
     for look in (verify, request_lines, lambda folder: list(step_lines(folder))):
-        with pytest.raises(LogError, match="holds no log"):
+        with pytest.raises(LogError, match="has no log"):
             look(tmp_path)
 
 

@@ -169,7 +169,7 @@ def test_a_log_that_a_process_still_holds_is_waited_for(tmp_path, monkeypatch):
     os.close(held)
     assert result.returncode == 1
     assert result.stderr.startswith(
-        f"mmengine: another process writes the log in {tmp_path / 'log'}; stop it"
+        f"mmengine: another process is writing the log in {tmp_path / 'log'}; stop it"
     )
 
 

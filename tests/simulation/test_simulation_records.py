@@ -45,7 +45,7 @@ def test_a_missing_step_is_named_by_number():
 def test_a_scenario_without_expectations_is_refused(tmp_path):
     path = tmp_path / "s.json"
     path.write_text('{"requests": []}')
-    with pytest.raises(InvalidRequest, match="nothing of what is expected"):
+    with pytest.raises(InvalidRequest, match="has no expected records"):
         read_records(path)
 
 

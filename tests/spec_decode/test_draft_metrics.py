@@ -120,5 +120,5 @@ def test_a_batch_reports_draft_counts_at_its_end(tmp_path):
 def test_lengths_of_runs():
     assert DraftCounts().length == 0
     assert str(DraftCounts(4, 12, 10)) == (
-        "10 of 12 drafts accepted, 2.50 a run and 3.50 with the token behind them"
+        "10 of 12 drafts accepted, 2.50 a run and 3.50 with the token after them"
     )

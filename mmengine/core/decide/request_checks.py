@@ -117,12 +117,12 @@ def _check_adapter(adapter: Adapter, config: EngineConfig) -> None:
     _check_text("adapter", adapter.name, 0, MAX_ID_CHARS)
     if not config.max_loras:
         raise InvalidRequest(
-            f"this engine takes no adapters, and {adapter.name!r} is one; set max_loras",
+            f"adapter {adapter.name!r} is not supported: this engine takes no adapters; set max_loras",
             path=FieldPath("adapter"),
         )
     if not 0 <= adapter.num_bytes <= config.lora_bytes:
         raise InvalidRequest(
-            f"the adapter {adapter.name!r} takes {adapter.num_bytes} bytes, and all that are held may take "
+            f"adapter {adapter.name!r} takes {adapter.num_bytes} bytes; the limit for all loaded adapters is "
             f"{config.lora_bytes}; raise lora_bytes",
             path=FieldPath("adapter"),
         )
@@ -134,12 +134,12 @@ def _check_sampling(request: Request) -> None:
         return
     if request.sampling != msgspec.structs.replace(PREFILL, seed=request.sampling.seed):
         raise InvalidRequest(
-            f"{FIELD} 0 computes a prompt and says nothing: no other option goes with it",
+            f"{FIELD} 0 computes the prompt only: remove all other sampling options",
             path=FieldPath("max_tokens"),
         )
     if request.grammar is not None or len(request.outputs):
         raise InvalidRequest(
-            f"{FIELD} 0 leaves no answer that could have a form, or a beginning", path=FieldPath("max_tokens")
+            f"{FIELD} 0 gives no answer: remove the grammar and the outputs", path=FieldPath("max_tokens")
         )
 
 
@@ -151,7 +151,9 @@ def check_session(event: ev.SessionOpened, config: EngineConfig) -> None:
     if not isinstance(event.envelope, bytes) or len(event.envelope) > MAX_ENVELOPE_BYTES:
         raise InvalidRequest(f"the envelope of a session holds at most {MAX_ENVELOPE_BYTES} bytes")
     if config.compat:
-        raise InvalidRequest(f"compat {config.compat} knows no sessions; open them in an engine without it")
+        raise InvalidRequest(
+            f"compat {config.compat} does not support sessions; open them in an engine without it"
+        )
 
 
 def _check_outputs(request: Request, config: EngineConfig) -> None:
@@ -192,7 +194,7 @@ def _check_thinking(thinking: ThinkingBudget) -> None:
     try:
         msgspec.convert(msgspec.to_builtins(thinking), ThinkingBudget)
     except (TypeError, msgspec.ValidationError) as error:
-        raise InvalidRequest(f"a budget of reasoning tokens cannot be read: {error}") from None
+        raise InvalidRequest(f"the budget of reasoning tokens is invalid: {error}") from None
 
 
 def _check_text(name: str, value: str, shortest: int, longest: int) -> None:
@@ -255,7 +257,7 @@ def _check_media(prompt: np.ndarray, media: tuple[MediaItem, ...], config: Engin
     most_tokens = _least(config, _CHUNK_LIMITS) if is_whole else math.inf
     for number, item in enumerate(media):
         if not isinstance(item, MediaItem) or not isinstance(item.mm_hash, bytes):
-            raise InvalidRequest(f"media item {number} is no MediaItem with a hash of bytes")
+            raise InvalidRequest(f"media item {number} must be a MediaItem with a hash (bytes)")
         end, size = _check_runs(item, number, end, len(prompt))
         if size > most:
             raise _too_large(f"{item.modality} {number}", size, "embeddings", config, _ITEM_LIMITS)
@@ -289,11 +291,11 @@ def _check_runs(item: MediaItem, number: int, end: int, num_prompt: int) -> tupl
         raise InvalidRequest(f"{item.modality} {number} has no embeddings in the prompt")
     for start, length in item.runs:
         if type(start) is not int or type(length) is not int:
-            raise InvalidRequest(f"{item.modality} {number} claims a run that is no pair of integers")
+            raise InvalidRequest(f"{item.modality} {number} has a run that is not a pair of integers")
         if start < end or length < 1 or start + length > num_prompt:
             raise InvalidRequest(
                 f"{item.modality} {number} claims {shown(length)} prompt tokens from {shown(start)} on, "
-                f"which overlap other media or leave the prompt of {num_prompt} tokens"
+                f"which overlap other media or exceed the prompt of {num_prompt} tokens"
             )
         end = start + length
         size += length

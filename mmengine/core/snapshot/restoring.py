@@ -51,13 +51,13 @@ def fill(state: State, body: Body) -> None:
     state.sessions.clock, state.num_prefills = body.sessions_clock, body.num_prefills
     if state.goodput is not None:
         if body.goodput is None:
-            raise ValueError("it does not say what drafts gave")
+            raise ValueError("it lacks the goodput of drafts")
         state.goodput.restore(body.goodput)
 
 
 def _fill_states(state: State, saved: States | None) -> None:
     if saved is None:
-        raise ValueError("it does not say who has the state slots")
+        raise ValueError("it lacks the state slots")
     for name in STATE_COLUMNS:
         column = getattr(state, name)
         column[:] = _column(saved.rows[name], column.dtype, len(column))
@@ -69,7 +69,7 @@ def _fill_states(state: State, saved: States | None) -> None:
 
 def _fill_adapters(state: State, saved: Adapters | None) -> None:
     if saved is None:
-        raise ValueError("it does not say which adapters are there")
+        raise ValueError("it lacks the adapters")
     pool = state.adapters
     for key, size, references in saved.entries:
         pool.cache.restore(key, size, references, valid=True)
@@ -141,7 +141,7 @@ def _fill_encoder(cache: EncoderCache, body: Body) -> None:
 
 def _fill_idle(cache: EncoderCache, idle: tuple[bytes, ...]) -> None:
     if sorted(idle) != sorted(cache.idle):
-        raise ValueError("the idle entries of a cache are not those that nobody references")
+        raise ValueError("a cache's idle entries are not its unreferenced ones")
     cache.idle.clear()
     cache.idle.update(dict.fromkeys(idle))
 

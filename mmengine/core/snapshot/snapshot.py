@@ -107,7 +107,7 @@ def _read(data: bytes) -> Body:
     if data[:4] == _OLD_MAGIC:
         raise CorruptLog("this snapshot was written before 0.1.0; read it with the build that wrote it")
     if len(data) < HEADER.size or data[:4] != MAGIC:
-        raise CorruptLog("this is no snapshot: it does not begin as one does")
+        raise CorruptLog("not a snapshot: it does not begin like one")
     _, version, _, length, crc = HEADER.unpack_from(data)
     if version != VERSION:
         raise CorruptLog(f"the snapshot has format {version}; this build reads format {VERSION}")

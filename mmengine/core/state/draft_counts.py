@@ -34,7 +34,7 @@ class DraftCounts(NamedTuple):
     def __str__(self) -> str:
         return (
             f"{self.accepted} of {self.proposed} drafts accepted, {self.length:.2f} a run and "
-            f"{self.length + 1:.2f} with the token behind them"
+            f"{self.length + 1:.2f} with the token after them"
         )
 
 

@@ -32,7 +32,7 @@ class GrammarSlots:
             return queued
         if grammar is not None and not grammar.source:
             if queued.grammar_slot not in self._slots:
-                raise ValueError(f"it asks for the grammar of slot {queued.grammar_slot}, which has none")
+                raise ValueError(f"it asks for the grammar in slot {queued.grammar_slot}, which is empty")
             kind, source = self._slots[queued.grammar_slot]
             grammar = msgspec.structs.replace(grammar, kind=kind, source=source)
         return msgspec.structs.replace(queued, grammar=grammar, grammar_slot=NO_SLOT)
@@ -68,7 +68,7 @@ class GrammarSlots:
         if slot == NO_SLOT:
             return
         if grammar is None or not 0 <= slot < MAX_SLOTS:
-            raise ValueError(f"it names the slot {slot} for its grammar")
+            raise ValueError(f"it names slot {slot} for its grammar, which does not exist")
         if grammar.source:
             self._put(slot, grammar.kind, grammar.source)
         else:
@@ -76,7 +76,7 @@ class GrammarSlots:
 
     def _put(self, slot: int, kind: str, source: str) -> None:
         if len(source) > LONGEST:
-            raise ValueError(f"a grammar of {len(source)} characters stands in a slot")
+            raise ValueError(f"a grammar of {len(source)} characters is in a slot")
         if slot in self._slots:
             self._slot_of.pop(self._slots.pop(slot), None)
         self._slots[slot] = kind, source
