@@ -1,4 +1,4 @@
-"""The settings of an engine: one frozen struct, validated once and written into the event STARTED."""
+"""An engine's settings: one frozen struct, validated once and written into the event STARTED."""
 
 from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
@@ -224,8 +224,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 raise ConfigError(f"eos_token_ids must lie in 0 to 2^31 - 1, not {shown(token)}")
 
     def without_store(self) -> "EngineConfig":
-        """Return settings without a store, for replays and simulations, which compute what a store would
-        send.
+        """Return settings without a store, for replays and simulations, which compute the blocks that a store
+        would send.
         """
         return msgspec.structs.replace(self, block_store="") if self.block_store else self
 

@@ -1,4 +1,5 @@
-"""Many engines as one: an ingress routes requests to replicas and moves those whose replica fails.
+"""Many engines in place of a single engine: an ingress routes requests to replicas and moves requests away
+from failed replicas.
 
 Nothing here knows of Ray or HTTP. An ingress holds a FleetEngine, which a server uses like an engine; each
 replica holds an AsyncEngine inside a Replica. A Carrier exchanges bytes between them.

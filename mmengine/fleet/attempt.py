@@ -1,4 +1,4 @@
-"""One attempt to have a replica answer a request, and the choice of the replica."""
+"""A single attempt at having a replica answer a request, and the replica's choice."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -32,8 +32,8 @@ class Carrier(Protocol):
     def call(self, key: str, data: bytes) -> AsyncGenerator[bytes, None]:
         """Yield a replica's messages for a ReplicaRequest.
 
-        `key` selects the replica, or another one if that takes no requests. Closing the generator cancels the
-        request there. Raises ReplicaLost.
+        `key` selects the replica, or its successor if that takes no requests. Closing the generator cancels
+        the request there. Raises ReplicaLost.
         """
 
     def is_leaving(self, replica: str) -> bool:
@@ -66,7 +66,7 @@ class Reroute(Exception):
 
 
 class ReplicaChoice:
-    """Selects replicas for one request by its routing key, and avoids those that failed it."""
+    """Selects replicas for a request by its routing key, and avoids replicas that failed before."""
 
     def __init__(self, key: str):
         self._key = key
@@ -113,7 +113,7 @@ class Receiver(Protocol):
 
 
 class Attempt:
-    """One call of a replica."""
+    """A single call to a replica."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The outputs of one choice of a request that its caller has or that replicas' logs hold."""
+"""The outputs that a caller has for each choice, or that replicas' logs hold."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from mmengine.serve.text.request_output import Choice, Logprobs, RequestOutput, 
 
 @dataclass(slots=True)
 class ChoiceProgress:
-    """The outputs of one choice that were forwarded to the caller."""
+    """A choice's outputs that were forwarded to the caller."""
 
     index: int
     token_ids: list[int] = field(default_factory=list)

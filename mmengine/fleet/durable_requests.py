@@ -50,7 +50,7 @@ class DurableRequests:
         return list(self._ledger.found.values())
 
     def claim(self, request_id: str) -> LedgerEntry:
-        """Return one of them, which now belongs to the caller. Raises KeyError."""
+        """Return a recovered request, which now belongs to the caller. Raises KeyError."""
         return self._ledger.found.pop(request_id)
 
     async def logged_outputs(self, entry: LedgerEntry) -> list[RequestOutput]:
@@ -80,7 +80,7 @@ class DurableRequests:
             self.drop(request_id)
 
     def drop(self, request_id: str) -> None:
-        """Remove a request whose answer is no longer needed. An unknown one is no error."""
+        """Remove a request whose answer is no longer needed. An unknown id is no error."""
         self._ledger.drop(request_id)
 
     async def settled(self) -> None:

@@ -1,4 +1,4 @@
-"""Many replicas as one engine for a server, with the methods of AsyncEngine and without a model."""
+"""Many replicas as an engine for a server, with AsyncEngine's methods and without a model."""
 
 import asyncio
 import secrets
@@ -56,10 +56,10 @@ FORWARDED = SUBMIT - {"request_id", "calls", "outputs", "sample_index"}  # Repli
 class FleetEngine(AsyncAnswers):
     """An engine whose requests are computed by replicas.
 
-    `processor` and `config` are those of the replicas' model. At most `max_open` requests are open at once;
-    one more raises QueueFull. Outputs are kept in memory, so the end of this process breaks the connections
-    of all callers. Requests with `hold` survive it if there is `durable`, which this engine closes: the next
-    ingress continues them. Must be created on the event loop that it belongs to.
+    `processor` and `config` belong to the replicas' model. At most `max_open` requests are open at once;
+    another raises QueueFull. Outputs are kept in memory, so this process's end breaks the connections of all
+    callers. Requests with `hold` survive it if there is `durable`, which this engine closes: the next ingress
+    continues them. Must be created on the event loop that it belongs to.
     """
 
     metrics: FleetMetrics
@@ -98,7 +98,7 @@ class FleetEngine(AsyncAnswers):
 
     @property
     def keeps_held(self) -> bool:
-        """Whether requests with `hold` survive the end of this process."""
+        """Whether requests with `hold` survive this process's end."""
         return self._durable is not None
 
     @property
@@ -126,7 +126,7 @@ class FleetEngine(AsyncAnswers):
     async def count(self, prompt: PromptInput) -> int:
         """Return the number of tokens of a prompt with its media, as a replica prepares it.
 
-        Raises what a stream raises.
+        Raises the same errors as a stream.
         """
         async with with_fetched_media(Prompt.of(prompt)) as fetched:
             return await self._count(fetched)
@@ -218,7 +218,7 @@ class FleetEngine(AsyncAnswers):
     async def _route(
         self, channel: Channel, request: ReplicaRequest, prompt: Prompt, outputs: Iterable[RequestOutput]
     ) -> None:
-        """Run a request to its end. `outputs` are those that a previous ingress had."""
+        """Run a request to its end. `outputs` come from a previous ingress."""
         salt = channel.options.cache_salt
         if prompt.has_media:  # hashing it may take long
             key = await asyncio.to_thread(affinity, prompt, salt)
@@ -258,7 +258,7 @@ class FleetEngine(AsyncAnswers):
         return [] if self._durable is None else self._durable.recovered_requests()
 
     def attach(self, request_id: str, *, hold: bool = False) -> Stream:
-        """Return a stream of a recovered request; the outputs in the replicas' logs come first."""
+        """Return a recovered request's stream; the outputs in the replicas' logs come first."""
         entry = self._claim(request_id)
         sampling, options = entry.request.sampling, submit_options(entry.request)
         given = Options(

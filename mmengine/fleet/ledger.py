@@ -1,7 +1,7 @@
-"""The requests that an ingress still has to answer, on disk: one file for each, until its answer is stored.
+"""The requests that an ingress still has to answer, on disk: a file for each, until its answer is stored.
 
 A request is written after a replica's log has it and before its caller is told so. The ingress that has the
-lock on the folder owns all of them. An ingress that ends leaves them to the next one.
+lock on the folder owns all of them. An ingress that ends leaves them to its successor.
 """
 
 import hashlib
@@ -48,7 +48,7 @@ _decode = msgspec.msgpack.Decoder(LedgerEntry).decode
 
 
 class Ledger:
-    """The folder of requests, at most `max_bytes` in all. Thread-safe.
+    """The folder with the requests, at most `max_bytes` in all. Thread-safe.
 
     Raises LogError if another process has the folder, OSError if it cannot be read or written.
     """
@@ -103,7 +103,7 @@ class Ledger:
     def drop(self, request_id: str) -> None:
         """Remove a request whose answer is no longer needed.
 
-        An unknown one is no error. After `close` nothing is removed.
+        An unknown id is no error. After `close` nothing is removed.
         """
         with self._guard:
             if self._held is None or self._sizes.pop(request_id, None) is None:

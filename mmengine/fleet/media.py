@@ -1,4 +1,6 @@
-"""Media that prompts of a fleet name by URL: fetched here, so that whoever goes on has the same bytes."""
+"""Media that a fleet's prompts name by URL: fetched here, so that a replica that continues has the same
+bytes.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -16,7 +18,7 @@ async def with_fetched_media(
 
     The bytes count against the limit of fetched media until the block ends. No thread of the event loop's
     pool waits for hosts, since a few silent ones would occupy all of them. `is_over` says whether the caller
-    has given up. Raises what PromptMedia raises.
+    has given up. Raises the same errors as PromptMedia.
     """
     if not names_urls(prompt):
         yield prompt

@@ -1,4 +1,4 @@
-"""The metrics of an ingress."""
+"""An ingress's metrics."""
 
 from collections.abc import Callable, Iterator
 
@@ -18,7 +18,7 @@ class FleetMetrics:
         Gauge("mmengine_fleet_open", "Requests that are open.", registry=registry).set_function(num_open)
 
     def ended(self, num_tokens: int) -> None:
-        """Count an ended answer and its number of forwarded tokens."""
+        """Count an ended answer and its forwarded token count."""
         self.num_tokens += num_tokens
         self._tokens.inc(num_tokens)
 

@@ -42,7 +42,7 @@ class Load(NamedTuple):
 
 
 class Replica:
-    """One process of a replica.
+    """A replica's process.
 
     Another process has another `name` and another log. A heartbeat is sent after `beat_s` seconds without
     output. A step that takes longer than `hang_s` seconds hangs: its requests move, and `check` raises.
@@ -185,7 +185,7 @@ class Replica:
 
 
 class _Run:
-    """A request whose outputs an ingress reads. `num_outputs` is its answer's number of tokens."""
+    """A request whose outputs an ingress reads. `num_outputs` is its answer's token count."""
 
     def __init__(self, stream: Stream, route: str, num_outputs: int):
         self.stream, self.route, self.num_outputs = stream, route, num_outputs

@@ -1,4 +1,4 @@
-"""The logs of replicas, one for each process: which requests a replica had, and what it computed.
+"""Replicas' logs, one for each process: which requests a replica had, and which tokens it computed.
 
 A log whose lock is free belongs to a process that has ended, and shows everything that the process did. If
 the lock is held, the process may still compute the log's open requests. No other replica computes them until
@@ -38,7 +38,7 @@ class _LogState(NamedTuple):
         return sum(len(self.answers[name].token_ids) for name in core_ids if name in self.answers)
 
     def has_open(self, core_ids: Collection[str]) -> bool:
-        """Return whether a live process may compute one of these requests."""
+        """Return whether a live process may compute any such request."""
         if not self.is_locked:
             return False
         found = (self.answers.get(core_id) for core_id in core_ids)
@@ -74,11 +74,11 @@ class ReplicaLogs:
                 yield log
 
     async def released(self, replica: str, core_ids: Collection[str]) -> None:
-        """Wait until no live process has one of these requests in the replica's log."""
+        """Wait until no live process has any such request in the replica's log."""
         await self._settled(self._root / replica, core_ids)
 
     async def answers(self, core_ids: Collection[str]) -> list[dict[str, ResumedAnswer]]:
-        """Return the answers in each earlier log by core id, when no live process has one of these."""
+        """Return the answers in each earlier log by core id, when no live process has any such request."""
         found = [await self._settled(log, core_ids) for log in self._before]
         return [{name: life.answers[name] for name in core_ids if name in life.answers} for life in found]
 
@@ -95,7 +95,7 @@ class ReplicaLogs:
         return life
 
     async def _look(self, log: Path, since: float) -> _LogState:
-        """Return the log's state at `since` or later. Concurrent callers share one read."""
+        """Return the log's state at `since` or later. Concurrent callers share a single read."""
         async with self._turns[log]:
             life = self._seen.get(log)
             if life is None or (life.is_locked and life.looked_at < since):

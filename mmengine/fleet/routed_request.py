@@ -39,12 +39,12 @@ class RequestKeeper(Protocol):
 
 
 class RoutedRequest:
-    """One request and the state of its choices.
+    """A request and its choices' state.
 
     `request` has its seed drawn; `key` selects replicas; `moved` is called with the reason of each move. With
-    a `keeper` the request survives this process: one replica at a time computes it, and the next one only
-    when the previous one's log shows that it has stopped. Once accepted, such a request waits for that and
-    for a replica without a limit, and a failure is its answer.
+    a `keeper` the request survives this process: a single replica computes it at any time, and the next only
+    when its predecessor's log shows an end. Once accepted, such a request waits for that and for a replica
+    without a limit, and a failure is its answer.
     """
 
     def __init__(
@@ -118,7 +118,9 @@ class RoutedRequest:
         self._complete()
 
     async def _run_whole(self) -> None:
-        """Until a replica has accepted the request, and as long as that one computes it."""
+        """Send the request as a whole until a replica has accepted it, and as long as that replica computes
+        it.
+        """
         await self._retry(self._whole_request, lambda: self.is_accepted, self._choices)
 
     async def _run_choice(self, choice: ChoiceProgress) -> None:
@@ -130,7 +132,7 @@ class RoutedRequest:
         is_done: Callable[[], bool],
         choices: Sequence[ChoiceProgress],
     ) -> None:
-        """Make attempts for these choices until one succeeds, or until `is_done` after a failed one."""
+        """Make attempts for these choices until an attempt succeeds, or until `is_done` after a failure."""
         names = [self._core_ids[choice.index] for choice in choices]
         pause, deaths = FIRST_PAUSE_S, 0 if _num_tokens(choices) else self._deaths
         while not is_done() and not self._end_if_late():
@@ -184,7 +186,7 @@ class RoutedRequest:
         return msgspec.structs.replace(self._request, options=options, avoid=self._replicas.avoided)
 
     def _choice_request(self, choice: ChoiceProgress) -> ReplicaRequest:
-        """Return a request for one choice, continuing after the tokens that were forwarded."""
+        """Return a request for a single choice, continuing after the tokens that were forwarded."""
         request = self._whole_request()
         scored = request.sampling.prompt_logprobs
         if choice.index or choice.token_ids or self._scores is not None:
@@ -224,7 +226,7 @@ class RoutedRequest:
             self._ends.append(message.end)
 
     def _put(self, choice: ChoiceProgress, output: RequestOutput) -> None:
-        """Forward an output; `_complete` forwards the last one of all choices."""
+        """Forward an output; `_complete` forwards the last output."""
         choice.add(output)
         if self.is_over:
             self._last = output

@@ -1,6 +1,6 @@
 """The messages between an ingress and its replicas: msgpack, checked against their types when decoded.
 
-An ingress sends one ReplicaRequest. A replica answers with a ReplicaName, with Accepted when its log has the
+An ingress sends a ReplicaRequest. A replica answers with a ReplicaName, with Accepted when its log has the
 request, and with Outputs up to the answer's end. A Heartbeat comes if nothing else did for a while. Redirect
 and Rejection end the answer early.
 """
@@ -66,11 +66,11 @@ class WirePrompt(msgspec.Struct, frozen=True, omit_defaults=True):
 class ReplicaRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     """One request.
 
-    `options` are those of `AsyncEngine.stream` without fields of their own here; the replica's engine checks
-    their types. `outputs` (int32 [m]) are the answer's tokens that the ingress has. Replicas in `avoid`
-    redirect the request. `route` identifies all attempts of one ingress at this request. With `is_count` the
-    replica only counts the prompt's tokens and answers with Accepted. In a rolling update either side may be
-    older: later versions may only add fields with a default.
+    `options` are the `AsyncEngine.stream` options that have no field here; the replica's engine checks their
+    types. `outputs` (int32 [m]) are the answer's tokens that the ingress has. Replicas in `avoid` redirect
+    the request. `route` identifies an ingress's attempts at this request. With `is_count` the replica only
+    counts the prompt's tokens and answers with Accepted. In a rolling update either side may be older: later
+    versions may only add fields with a default.
     """
 
     request_id: str
@@ -96,7 +96,7 @@ class ReplicaName(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Accepted(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The replica's log has the request; the fields are those that Stream gives from then on."""
+    """The replica's log has the request; Stream has the same properties from then on."""
 
     reasoning: ReasoningTokens
     grammar: GrammarRequest | None
@@ -266,7 +266,7 @@ def _prompt_logprobs(scores: WireScores) -> PromptLogprobs:
 
 
 def submit_options(request: ReplicaRequest) -> SubmitOptions:
-    """Return the options for `AsyncEngine.stream`, which checks them like those of any caller."""
+    """Return the options for `AsyncEngine.stream`, which checks them like any caller's options."""
     options: SubmitOptions = msgspec.to_builtins(request.options, builtin_types=(bytes,))
     options["request_id"], options["sample_index"] = request.request_id, request.sample_index
     if request.outputs:

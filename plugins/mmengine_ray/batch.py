@@ -3,10 +3,10 @@
     ray.data.read_text("requests.jsonl").map_batches(AnswerLines, fn_constructor_kwargs={"root": "logs"}, …)
 
 Ray gives a dead worker's rows to another worker as a whole batch. That worker reads the logs below `root`
-that no process writes any more. A finished answer is taken from its log, an unfinished one continues after
-its last token. A request without a seed gets one from its id, so it is the same request on every worker.
-Requests are identified by a digest of their whole line, which the log holds, since another request or another
-job may use the same id.
+that no process writes any more. A finished answer is taken from its log, an unfinished answer continues after
+its last token. A request without a seed derives a seed from its id, so it is the same request on every
+worker. Requests are identified by a digest of their whole line, which the log holds, since another request or
+another job may use the same id.
 """
 
 import hashlib
@@ -44,11 +44,13 @@ Batch = dict[str, np.ndarray]
 
 
 class AnswerLines:
-    """A callable for `map_batches` that turns a column `text` of request lines into one of answer lines.
+    """A callable for `map_batches` that turns a column `text` with request lines into a column with answer
+    lines.
 
-    The lines are those of `mmengine run --batch`. `root` is the folder of all workers' logs, which every
-    worker must see. Relative paths of media are resolved against `base_folder`. `engine` holds settings.
-    `builder` names a module:function that replaces mmengine.build.build. Raises what Engine raises.
+    The lines have the format that `mmengine run --batch` reads. `root` is the folder of all workers' logs,
+    which every worker must see. Relative paths of media are resolved against `base_folder`. `engine` holds
+    settings. `builder` names a module:function that replaces mmengine.build.build. Raises the same errors as
+    Engine.
     """
 
     def __init__(

@@ -147,7 +147,7 @@ async def fleet_engine(
     durable: DurableRequests | None,
     warn: Callable[[str], None],
 ) -> FleetEngine:
-    """Return the replicas as one engine on this event loop, after the first replica has answered.
+    """Return the replicas as a single engine on this event loop, after the first replica has answered.
 
     `durable` is closed, and `warn` called, if the ingress and a replica do not see each other's locks. Raises
     ModelError.
@@ -166,7 +166,7 @@ async def fleet_engine(
 
 
 async def _unseen_lock(replicas: DeploymentHandle, facts: Facts, folder: Path) -> str:
-    """Return why locks do not work between this process and a live replica, or "" if one replica shows that
+    """Return why locks do not work between this process and a live replica, or "" if a replica shows that
     they do.
     """
     if not facts.sees_ingress:
@@ -212,7 +212,7 @@ def replica_deployment(settings: RaySettings) -> Application:
 
 
 def application(settings: RaySettings) -> Application:
-    """Return replicas and an ingress as one application, for `serve run` and config files."""
+    """Return replicas and an ingress as a single application, for `serve run` and config files."""
     most = max(settings.replicas, settings.max_replicas) * settings.max_open
     ingress = serve.deployment(
         name="Ingress",

@@ -12,8 +12,8 @@ def wanted_replicas(
 ) -> int:
     """Return the number of replicas to run.
 
-    More than `current` if the waiting tokens exceed `each_tokens` per replica. One fewer if no tokens wait
-    and the other replicas have room for the running requests. Otherwise `current`.
+    More than `current` if the waiting tokens exceed `each_tokens` per replica. One less if no tokens wait and
+    the other replicas have room for the running requests. Otherwise `current`.
     """
     needed = math.ceil(waiting_tokens / each_tokens)
     if needed > current:

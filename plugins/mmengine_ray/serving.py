@@ -17,7 +17,7 @@ LOOPBACK = "127.0.0.1"
 
 
 def start_ray(address: str | None) -> None:
-    """Join the Ray cluster at this address, or start one that only this machine can reach."""
+    """Join the Ray cluster at this address, or start a cluster that only this machine can reach."""
     if address:
         ray.init(address=address, log_to_driver=False)
     else:

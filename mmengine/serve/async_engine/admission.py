@@ -67,7 +67,7 @@ class Admission:
     # The engine's thread
 
     def cancel(self, channel: Channel) -> None:
-        """Give up a request that is being prepared, or cancel one that runs."""
+        """Give up a request that is being prepared, or cancel a running request."""
         request = self.preparing.pop(channel, None)
         if request is not None:
             self._give_up(request)

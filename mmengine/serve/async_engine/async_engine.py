@@ -53,13 +53,13 @@ class AsyncEngine(AsyncAnswers):
 
     `media_workers` threads decode and resize media. Other threads check schemas and grammars, before the
     media of the same request, and tokenize prompts without media. A request's deadline counts from `stream`,
-    and its preparation must end within `prepare_timeout_s`. At most `max_waiting + max_num_seqs` requests
-    are open at once; one more raises QueueFull. If a step makes no progress for `step_timeout_s` and there is
-    a `log`, a new engine continues from the log on a thread of its own, and the streams go on; without a log
+    and its preparation must end within `prepare_timeout_s`. At most `max_waiting + max_num_seqs` requests are
+    open at once; another raises QueueFull. If a step makes no progress for `step_timeout_s` and there is a
+    `log`, a new engine continues from the log on a thread of its own, and the streams go on; without a log
     they end with an error.
 
-    A path in a message is read on this machine. Pass messages from untrusted clients as
-    `Prompt(messages, media_options={"local_files": False})`, which refuses paths.
+    A path in a message is read on this machine. Pass messages from untrusted clients as `Prompt(messages,
+    media_options={"local_files": False})`, which refuses paths.
     """
 
     def __init__(self, model: str | Path | None = None, **engine_options: Any):
@@ -85,7 +85,7 @@ class AsyncEngine(AsyncAnswers):
 
     @property
     def _engine(self) -> Engine:
-        """The engine that steps now; after a hang it is another one."""
+        """The engine that steps now; a hang replaces it."""
         return self._thread.engine
 
     def _connect_metrics(self) -> None:
@@ -107,12 +107,12 @@ class AsyncEngine(AsyncAnswers):
 
     @property
     def has_log(self) -> bool:
-        """Whether accepted requests survive the end of this process."""
+        """Whether accepted requests survive this process's end."""
         return self._thread.has_log
 
     @property
     def keeps_held(self) -> bool:
-        """Whether requests with `hold` survive the end of this process."""
+        """Whether requests with `hold` survive this process's end."""
         return self._thread.has_log
 
     @property
@@ -157,7 +157,7 @@ class AsyncEngine(AsyncAnswers):
     async def count(self, prompt: PromptInput) -> int:
         """Return the number of tokens of a prompt with its media, which is prepared like that of a request.
 
-        Raises what `stream` and its stream raise.
+        Raises the same errors as `stream` and its stream.
         """
         options = make_options(None, {})
         texts = OutputText(self.processor.tokenizer, options.sampling)
@@ -215,7 +215,7 @@ class AsyncEngine(AsyncAnswers):
     ) -> AsyncSession:
         """Open a session as `Engine.session` does, but refuse an id that is open.
 
-        `attach_session` continues an open one. The log keeps `envelope` with the session. Raises
+        `attach_session` continues an open session. The log keeps `envelope` with the session. Raises
         InvalidRequest, QueueFull.
         """
         return await self._sessions.open(session_id, idle_s, media_options, options)
@@ -230,7 +230,7 @@ class AsyncEngine(AsyncAnswers):
         return self._sessions.attach(session_id, media_options)
 
     async def sessions(self) -> list[SessionFacts]:
-        """Return the facts of all open sessions, those of the previous process included."""
+        """Return all open sessions' facts, including sessions that the previous process opened."""
         return await self._sessions.facts()
 
     @property
@@ -239,9 +239,9 @@ class AsyncEngine(AsyncAnswers):
         return tuple(self._engine.adapters)
 
     async def load_adapter(self, name: str, source: str) -> LocalAdapter:
-        """Read an adapter, which requests may name from now on; it replaces one of the same name.
+        """Read an adapter, which requests may name from now on; an adapter with the same name is replaced.
 
-        Adapters are read one at a time, on their own thread, and loaded between two steps. Raises ModelError,
+        Adapters are read sequentially, on their own thread, and loaded between two steps. Raises ModelError,
         ConfigError, InvalidRequest, RequestFailed.
         """
         loop = asyncio.get_running_loop()
@@ -250,7 +250,7 @@ class AsyncEngine(AsyncAnswers):
         return known
 
     async def unload_adapter(self, name: str) -> None:
-        """Refuse new requests for an adapter; those that use it go on.
+        """Refuse new requests for an adapter; running requests keep it.
 
         Raises InvalidRequest if it is not loaded, RequestFailed.
         """
@@ -259,9 +259,10 @@ class AsyncEngine(AsyncAnswers):
     # The engine's thread and its state
 
     async def on_engine(self, function: Callable[[Engine], T]) -> T:
-        """Return what `function` returns on the engine's thread, between two steps.
+        """Call `function` on the engine's thread and return its result, between two steps.
 
-        Raises what `function` raises, RequestFailed if the engine failed, InvalidRequest if it is closed.
+        Raises the same errors as `function`, RequestFailed if the engine failed, InvalidRequest if it is
+        closed.
         """
         return await self._thread.call(function)
 
@@ -274,7 +275,7 @@ class AsyncEngine(AsyncAnswers):
         return self.metrics.text()
 
     def readiness(self) -> Readiness:
-        """Return what `Engine.readiness` returns, and whether the thread lives, steps and prepares prompts.
+        """Return `Engine.readiness`, extended by the state of the thread, its step, and the preparation.
 
         Any thread may call it.
         """

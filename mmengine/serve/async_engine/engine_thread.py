@@ -64,9 +64,10 @@ class EngineThread:
         self._calls.put(call)
 
     async def call(self, function: Callable[[Engine], T]) -> T:
-        """Return what `function` returns on the engine's thread.
+        """Call `function` on the engine's thread and return its result.
 
-        Raises what `function` raises, RequestFailed if the engine failed, InvalidRequest if it is closed.
+        Raises the same errors as `function`, RequestFailed if the engine failed, InvalidRequest if it is
+        closed.
         """
         loop = asyncio.get_running_loop()
         result: asyncio.Future[T] = loop.create_future()
@@ -86,7 +87,7 @@ class EngineThread:
         return result.result()
 
     def join(self) -> None:
-        """Wait for the thread and for any thread that takes over from it, but not for one that hangs."""
+        """Wait for the thread and for any thread that takes over from it, but not for a thread that hangs."""
         while (thread := self._thread).is_alive() and not self._is_stuck:
             thread.join(0.05)
 
@@ -123,7 +124,7 @@ class EngineThread:
                 self._failed(engine_failed(error))
 
     def _run_calls(self) -> None:
-        """Make all queued calls. Without work for the engine, wait for the first one.
+        """Make all queued calls. Without work for the engine, wait for the first call.
 
         The wait ends early when a session has been idle for too long.
         """

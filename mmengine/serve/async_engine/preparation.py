@@ -53,7 +53,7 @@ class PreparationBacklog(NamedTuple):
 
 
 class PreparingRequest:
-    """One request in preparation. `form` makes the form of its answer; None for free text."""
+    """A request in preparation. `form` makes its answer's form; None for free text."""
 
     def __init__(
         self,

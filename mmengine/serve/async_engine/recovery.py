@@ -84,7 +84,7 @@ class Recovery:
     # The watchdog's thread, while the engine's thread hangs
 
     def resume_streams(self, stuck: Engine) -> None:
-        """Continue the open streams with what the log has of their requests."""
+        """Continue the open streams from the log."""
         engine = self._thread.engine
         engine.sessions.continue_turns_of(stuck.sessions)
         for request_id, channel in list(self._open.running.items()):

@@ -1,8 +1,7 @@
-"""Sessions of an AsyncEngine: many callers, and one request of each session at a time.
+"""Sessions of an AsyncEngine: many callers, and a single running request per session.
 
-session = await engine.session(system="You watch a door.")
-await session.frame(picture, seconds)
-async with session.stream("Who came in?", max_tokens=64) as stream:
+session = await engine.session(system="You watch a door.") await session.frame(picture, seconds) async with
+session.stream("Who came in?", max_tokens=64) as stream:
     async for output in stream:
         print(output.text, end="")
 """
@@ -31,7 +30,7 @@ _POLL_S = 0.02  # interval in seconds at which a waiting turn checks whether an 
 
 
 class AsyncSessions:
-    """The sessions of an AsyncEngine. `count` and `submit` are those of the engine."""
+    """The sessions of an AsyncEngine. `count` and `submit` are the engine's methods."""
 
     def __init__(
         self,
@@ -78,9 +77,9 @@ class AnswerFacts(NamedTuple):
 
 
 class AsyncSession:
-    """One session. Its requests run one at a time in the order of their calls; at most MAX_WAITING wait.
+    """A session. Its requests run sequentially, in call order; at most MAX_WAITING wait.
 
-    `media_options` apply to all media, as those of a Prompt.
+    `media_options` apply to all media, as in Prompt.
     """
 
     def __init__(
@@ -193,7 +192,7 @@ class AsyncSession:
         hold: bool = False,
         **options: Unpack[SubmitOptions],
     ) -> AsyncIterator[Stream]:
-        """Ask a question, see Session, and give a stream of the answer. `hold` as for `AsyncEngine.stream`.
+        """Ask a question, see Session, and give the answer's stream. `hold` as for `AsyncEngine.stream`.
 
         Leaving the block before the end takes the question back.
         """

@@ -1,4 +1,4 @@
-"""Answers as messages of a conversation, completions and values of schemas, for engines that stream."""
+"""Answers as a conversation's messages, completions and values of schemas, for engines that stream."""
 
 from abc import ABC, abstractmethod
 from collections import deque
@@ -61,7 +61,9 @@ class AsyncChatStream:
             self._chunks += self._answer.take(output)
 
     async def get_final_completion(self) -> ChatCompletion:
-        """Wait for the end and return what `chat` returns. Raises RequestFailed if it was closed before."""
+        """Wait for the end and return the same completion as `chat`. Raises RequestFailed if it was closed
+        before.
+        """
         async for _ in self:
             pass
         return final_completion(self._answer)
@@ -100,14 +102,14 @@ class AsyncAnswers(ABC):
     async def chat(
         self, messages: PromptInput, *, sampling: SamplingParams | None = None, **options: Unpack[ChatOptions]
     ) -> ChatCompletion:
-        """Return what `Engine.chat` returns; other requests may run at the same time."""
+        """Return the same completion as `Engine.chat`; other requests may run at the same time."""
         async with self.stream_chat(messages, sampling=sampling, **options) as stream:
             return await stream.get_final_completion()
 
     def stream_chat(
         self, messages: PromptInput, *, sampling: SamplingParams | None = None, **options: Unpack[ChatOptions]
     ) -> AsyncChatStream:
-        """Return the chunks of `Engine.stream_chat`, for `async for`. Raises what `stream` raises."""
+        """Return the chunks of `Engine.stream_chat`, for `async for`. Raises the same errors as `stream`."""
         chat = ChatRequest(messages, options, self.processor, self.config)
         return AsyncChatStream(chat, self.stream(chat.prompt, sampling, **chat.options))
 
@@ -117,7 +119,9 @@ class AsyncAnswers(ABC):
         sampling: SamplingParams | None = None,
         **options: Unpack[SubmitOptions],
     ) -> Completion:
-        """Return the complete answer. Raises what `stream` raises, and RequestFailed if it was cancelled."""
+        """Return the complete answer. Raises the same errors as `stream`, and RequestFailed if it was
+        cancelled.
+        """
         async with self.stream(prompt, sampling, **options) as stream:
             return require_success(await stream.completed())
 
@@ -131,7 +135,7 @@ class AsyncAnswers(ABC):
         sampling: SamplingParams | None = None,
         **options: Unpack[SubmitOptions],
     ) -> Any:
-        """Return what `Engine.generate_json` returns; `options` are those of `generate`."""
+        """Return the same value as `Engine.generate_json`. Takes the same `options` as `generate`."""
         options["response_format"] = json_format(schema, sampling, options, reasoning, on_truncation)
         return decode_answer(await self.generate(messages, sampling, **options), schema)
 
@@ -145,7 +149,7 @@ class AsyncAnswers(ABC):
         sampling: SamplingParams | None = None,
         **options: Unpack[SubmitOptions],
     ) -> AsyncIterator[JsonValue]:
-        """Yield what `Engine.stream_json` yields; other requests may run at the same time."""
+        """Yield the same values as `Engine.stream_json`; other requests may run at the same time."""
         options["response_format"] = json_format(schema, sampling, options, reasoning, on_truncation)
         async with self.stream(messages, sampling, **options) as stream:
             stream.texts.pieces = False

@@ -1,1 +1,1 @@
-"""Many prompts through one engine: request files, answer files, and the bounded window in flight."""
+"""Many prompts through a single engine: request files, answer files, and the bounded window in flight."""

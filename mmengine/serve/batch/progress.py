@@ -34,7 +34,7 @@ class _Manifest(msgspec.Struct):
 class RequestIndex:
     """The lines of a request file's shard that are not blank, and the hash of the whole file.
 
-    `numbers` are line numbers in the file, from 1, and `custom_ids` are None for lines without one.
+    `numbers` are line numbers in the file, from 1, and `custom_ids` has None for lines without a custom_id.
     `custom_id` reads that of a line.
     """
 
@@ -77,8 +77,9 @@ class RequestIndex:
         write_whole(log / MANIFEST, msgspec.json.encode(manifest))
 
     def is_begun(self, log: Path) -> bool:
-        """Return whether a log of this batch exists. Raises LogError if the log belongs to another request
-        file.
+        """Return whether this batch's log exists.
+
+        Raises LogError if the log belongs to another request file.
         """
         if not log.is_dir() or not segment_paths(log):
             return False

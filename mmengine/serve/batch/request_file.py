@@ -1,4 +1,4 @@
-"""Request files: one JSON object per line, and one answer per line.
+"""Request files: a JSON object in each line, and an answer for each.
 
     {"custom_id": "a", "messages": […], "max_tokens": 64, "temperature": 0.7, "seed": 1, "n": 1, …}
     {"custom_id": "a", "text": "…", "token_ids": […], "finish_reason": "stop", "usage": {…}}
@@ -54,7 +54,7 @@ WHOLE_FILE = Shard()
 class RequestFile:
     """Reads the lines of a shard as jobs; a line with an error yields the error instead.
 
-    `custom_ids` holds the id of each line until `answer_line` takes it; indices count the shard's lines.
+    `custom_ids` holds each line's id until `answer_line` takes it; indices count the shard's lines.
     `answered` are indices of lines with an answer in the answer file. `media_options` apply to all prompts.
     """
 

@@ -1,4 +1,4 @@
-"""Runs many prompts through one engine: workers prepare them ahead, and a bounded window is in flight."""
+"""Runs many prompts through an engine: workers prepare them ahead, and a bounded window is in flight."""
 
 import threading
 from collections import deque
@@ -83,7 +83,7 @@ def run_batch(
     previous process are resumed by their ids.
 
     With `received` False an answer counts as received when the caller calls `engine.requests.delivered`, and
-    otherwise when it takes the next one. Once `drain` is set, no further job is taken and running ones
+    otherwise when it takes the next answer. Once `drain` is set, no further job is taken and running ones
     finish. Setting `stop`, or leaving the iteration early, cancels running ones. Raises InvalidRequest if
     other submitted requests are running, since their outputs would be lost.
     """
@@ -101,10 +101,10 @@ def run_batch(
 
 @contextmanager
 def outputs_of(engine: BatchEngine, request_id: str) -> Iterator[Iterator[RequestOutput]]:
-    """Give the outputs of one request, stepping the engine; the last one has the completion.
+    """Give a request's outputs, stepping the engine; the last output has the completion.
 
-    Leaving the block cancels the request if it still runs. Answers of batches that are under way are kept
-    for them.
+    Leaving the block cancels the request if it still runs. Answers of batches that are under way are kept for
+    them.
     """
 
     def outputs() -> Iterator[RequestOutput]:
@@ -243,7 +243,7 @@ class _Batch:
                 yield job.index, answer
 
     def _begin(self, job: _Ahead) -> Completion | MMEngineError | None:
-        """Submit one job. Returns its answer or error if that is already known."""
+        """Submit a job. Returns its answer or error if that is already known."""
         error = None if job.prepared is None else _error_of(job.prepared)
         if error is not None:
             return error

@@ -9,7 +9,7 @@ from mmengine.serve.text.tool_call_parser import CallDelta, call_id
 
 
 class FunctionDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A piece of a call: the function's `name` at its beginning, then the text of its JSON `arguments`."""
+    """A call's piece: the function's `name` at its beginning, then the text of its JSON `arguments`."""
 
     name: str | None = None
     arguments: str
@@ -25,7 +25,7 @@ class ToolCallDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class MessageDelta(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A piece of a message. The first chunk has the `role`."""
+    """A message's piece. The first chunk has the `role`."""
 
     role: str | None = None
     content: str | None = None
@@ -37,7 +37,7 @@ class ChunkChoice(msgspec.Struct, frozen=True):
     """A piece of the choice `index`.
 
     Its last chunk has `finish_reason`, `stop_reason` and `argument_errors` as in ChatChoice. `logprobs`, if
-    requested, are those of the tokens since the previous chunk.
+    requested, cover the tokens since the previous chunk.
     """
 
     index: int
@@ -49,7 +49,7 @@ class ChunkChoice(msgspec.Struct, frozen=True):
 
 
 class ChatChunk(msgspec.Struct, frozen=True):
-    """One chunk of a stream, with a piece of one choice."""
+    """A stream's chunk, with a piece of a choice."""
 
     request_id: str
     choices: tuple[ChunkChoice]

@@ -58,7 +58,7 @@ class ChatMessage(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ChatChoice(msgspec.Struct, frozen=True):
-    """One answer to the conversation.
+    """A single answer to the conversation.
 
     finish_reason is stop, length, or tool_calls if the model calls tools by choice or has to call any tool.
     `stop_reason` is the stop string or token that ended the answer. `argument_errors` are errors in calls of
@@ -97,7 +97,7 @@ class ChatCompletion(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class AccumulatedChoice:
-    """Collects the deltas of one choice."""
+    """Collects a choice's deltas."""
 
     index: int
     content: list[str] = field(default_factory=list)
@@ -114,7 +114,7 @@ class AccumulatedChoice:
     def add(
         self, delta: Delta, finish_reason: str | None = None, stop_reason: str | int | None = None
     ) -> None:
-        """Add a delta. The last one comes with both reasons."""
+        """Add a delta. The last delta comes with both reasons."""
         if finish_reason is not None:
             self.finish_reason, self.stop_reason = finish_reason, stop_reason
         if delta.content:
@@ -146,7 +146,7 @@ class AccumulatedChoice:
 
 
 class ChatOptions(SubmitOptions, total=False):
-    """Options of `chat`: OpenAI's for tools, and those of a request."""
+    """Options of `chat`: OpenAI's for tools, and a request's."""
 
     tools: Sequence[Mapping[str, object]] | None
     tool_choice: str | Mapping[str, object] | None
@@ -154,7 +154,7 @@ class ChatOptions(SubmitOptions, total=False):
 
 
 class ChatRequest:
-    """One call of `chat`: the prompt with its tools, and the `options` to submit it with.
+    """A call of `chat`: the prompt with its tools, and the `options` to submit it with.
 
     Raises InvalidRequest.
     """
@@ -187,7 +187,7 @@ class ChatRequest:
 
 
 class ChatAnswer:
-    """Turns the outputs of a request into chunks. `completion` is the whole answer, set by `finish`."""
+    """Turns a request's outputs into chunks. `completion` is the whole answer, set by `finish`."""
 
     def __init__(self, request_id: str, deltas: list[ChoiceDeltas]):
         self._request_id, self._deltas = request_id, deltas
@@ -243,7 +243,7 @@ def final_completion(answer: ChatAnswer | None) -> ChatCompletion:
 def with_tools(
     prompt: Prompt, asked: ToolSelection | None, processor: Processor, markers: tuple[str, str]
 ) -> tuple[Prompt, ToolCallSpec | None]:
-    """Return the prompt with the tools, and the form of its answer.
+    """Return the prompt with the tools, and its answer's form.
 
     `markers` enclose the model's reasoning. Raises InvalidRequest.
     """

@@ -11,7 +11,7 @@ from mmengine.structured_output.partial_json import PartialJson
 
 
 class JsonStream:
-    """Turns the outputs of one request into values of `schema`.
+    """Turns a request's outputs into values of `schema`.
 
     Skips reasoning at the beginning and applies the stop strings `stop` to the rest. `on_truncation` is that
     of the response format.

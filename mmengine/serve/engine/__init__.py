@@ -1,1 +1,1 @@
-"""`Engine`: the engine for one thread, with typed answers and sessions."""
+"""`Engine`: the single-threaded engine, with typed answers and sessions."""

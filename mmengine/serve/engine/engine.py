@@ -1,4 +1,4 @@
-"""The engine for one thread: prompts in, texts out, one step at a time.
+"""The single-threaded engine: prompts in, texts out, step by step.
 
 with Engine() as engine:
     print(engine.generate(["What is a triangle?"], max_tokens=32)[0].text)
@@ -75,7 +75,7 @@ class Engine(TypedAnswers):
     * `model`: a folder, a hub id, or None for the embedded checkpoint.
     * `log`: folder for the event log; None keeps a bounded log in memory.
     * `resume`: continue the log in that folder, if there is one. Its live requests run on, and
-      `requests.resume` returns the answers of those and of requests whose answers were not delivered.
+      `requests.resume` returns their answers and all answers that were not delivered.
     * `on_hang`: called on another thread when a step makes no progress for step_timeout_s; with None the
       log records the hang and the process ends.
     * `texts`: with False, outputs and answers have no texts, and `serve.text` makes them on another thread.
@@ -183,7 +183,7 @@ class Engine(TypedAnswers):
     def _open_store(
         self, log: str | Path | None, resume: Resume | None, initial: Iterable[LocalAdapter]
     ) -> tuple[MediaStore | None, dict[str, ResumedAnswer]]:
-        """Return the media store beside a log, and the answers of the previous process by core id."""
+        """Return the media store beside a log, and the previous process's answers by core id."""
         found = self.built.resumed
         store = open_store(log, self.config, found) if log is not None else None
         if found is None:
@@ -199,11 +199,11 @@ class Engine(TypedAnswers):
         stream: bool = True,
         **options: Unpack[SubmitOptions],
     ) -> str:
-        """Queue one prompt and return its request id.
+        """Queue a prompt and return its request id.
 
         Sampling is given as `sampling` or as keywords (`max_tokens=64, temperature=0.7, n=2, …`). Further
         options are `request_id`, `priority`, `cache_salt`, `deadline_s`, and `response_format` or `grammar`,
-        the form of the answer (docs/how-to/structured_output.md). With `stream` False, text comes only with
+        the answer's form (docs/how-to/structured_output.md). With `stream` False, text comes only with
         complete answers, which saves work. `outputs` are token ids with which the answer begins, computed by
         another engine with the same weights: they count as the answer's own, and outputs begin after them.
         Raises InvalidRequest, InvalidMedia, QueueFull; then nothing is queued.
@@ -271,9 +271,9 @@ class Engine(TypedAnswers):
         return not self.requests
 
     def step(self, *, received: bool = True) -> list[RequestOutput]:
-        """Compute one step and return its outputs, in the engine's order.
+        """Compute a step and return its outputs, in the engine's order.
 
-        The next call marks the answers of this one as received, unless its `received` is False; then call
+        The next call marks this call's answers as received, unless its `received` is False; then call
         `requests.delivered` for each.
         """
         self._received = received
@@ -331,7 +331,7 @@ class Engine(TypedAnswers):
         return run_batch(self, jobs)
 
     def outputs_of(self, request_id: str) -> AbstractContextManager[Iterator[RequestOutput]]:
-        """Give the outputs of one request while the engine steps; leaving the block cancels the request."""
+        """Give a request's outputs while the engine steps; leaving the block cancels the request."""
         return outputs_of(self, request_id)
 
     def session(
@@ -342,13 +342,13 @@ class Engine(TypedAnswers):
         media_options: Mapping[str, object] | None = None,
         **options: Unpack[SessionOptions],
     ) -> Session:
-        """Open a session, a request that grows (docs/how-to/sessions.md), or continue one that is open.
+        """Open a session, a request that grows (docs/how-to/sessions.md), or continue an open session.
 
         Appended content is computed as it comes, and questions about it are answered. `length` limits the
         session's tokens (0: max_model_len); beyond it a new chain begins with the anchor and at most the last
         `keep` tokens (0: half of the length). The session is closed after `idle_s` seconds without a request
-        (0: never). `adapter` names the LoRA adapter that computes all of it. An open id may be one of the
-        previous process. Raises InvalidRequest, QueueFull.
+        (0: never). `adapter` names the LoRA adapter that computes all of it. The previous process may have
+        opened it. Raises InvalidRequest, QueueFull.
         """
         if session_id not in self.sessions.names():
             session_id = self.sessions.open(session_id, SessionSettings.of(options), idle_s)
@@ -368,7 +368,7 @@ class Engine(TypedAnswers):
 
     @property
     def drafters(self) -> list[tuple[str, int]]:
-        """Each drafter's name and number of failures, in the order of `stats().drafts`."""
+        """Each drafter's name and failure count, in the order of `stats().drafts`."""
         return self.built.executor.drafters
 
     def metrics_text(self) -> str:

@@ -6,8 +6,8 @@
         print(session.ask("Who came in?", max_tokens=64).text)
 
 Appended content is computed at once, without sampling. Its KV blocks stay with the session within limits
-(`session_blocks`), and a question reuses them. All content and answers form one prompt: an answer equals that
-of one request with the same content.
+(`session_blocks`), and a question reuses them. All content and answers form a single prompt: an answer equals
+that of a request with the same content.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ from mmengine.serve.text.response_format import response_format_of
 
 
 class Appended(NamedTuple):
-    """The session's number of tokens, and how many of them were found in the cache."""
+    """The session's token count, and how many of them were found in the cache."""
 
     num_tokens: int
     num_cached_tokens: int
@@ -83,7 +83,7 @@ class Frames:
     ) -> list[dict[str, object]]:
         """Return the parts of a complete patch; [] if the frame has to wait for others.
 
-        `num_requests` is that of the session. Raises InvalidRequest for an invalid time or one before the
+        `num_requests` is that of the session. Raises InvalidRequest for an invalid time or a time before the
         last frame's.
         """
         is_time = type(seconds) in (int, float) and 0 <= seconds < 10**9
@@ -126,9 +126,9 @@ class Frames:
 
 
 class Session:
-    """One session of an `Engine`, whose methods step the engine: no other request may stream meanwhile.
+    """A session of an `Engine`, whose methods step the engine: no other request may stream meanwhile.
 
-    `media_options` apply to all media, as those of a Prompt.
+    `media_options` apply to all media, as in Prompt.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class Session:
         return facts
 
     def append(self, content: object, *, anchor: bool = False) -> Appended:
-        """Append a text, a part of a message (an image, a video), or a list of both, and compute it.
+        """Append a text, a message's part (an image, a video), or a list of both, and compute it.
 
         With `anchor` the content stays when the session becomes too long. A text is tokenized by itself.
         Raises InvalidRequest, InvalidMedia, QueueFull, SessionBusy, RequestFailed; the session is then
@@ -161,7 +161,7 @@ class Session:
         """Append a frame of a video at the time `seconds`.
 
         Returns None if the frame waits for others of its patch or for the next content; the image is checked
-        at once. Raises what `append` raises.
+        at once. Raises the same errors as `append`.
         """
         facts, asked, is_film = self.facts, Options(PREFILL), self._frames.are_read_together
         parts = self._frames.add(facts.num_requests, image, seconds)
@@ -178,8 +178,8 @@ class Session:
     ) -> Completion:
         """Ask a question (content as for `append`), which ends the turn, and return the answer.
 
-        All tokens of the answer become part of the session. Options are those of `Engine.submit`, without
-        `n`. Raises what `append` raises.
+        All tokens of the answer become part of the session. Takes the same options as `Engine.submit`,
+        without `n`. Raises the same errors as `append`.
         """
         facts, asked = self.facts, response_format_of(options).added_to(make_options(sampling, options))
         content = [*self._frames.rest(facts.num_requests), *as_parts(question)]
@@ -231,7 +231,7 @@ class Session:
 
 
 def as_parts(content: object) -> list[object]:
-    """Return a list of parts from one part or several."""
+    """Return a list of parts from a single part or a list."""
     return list(content) if isinstance(content, (list, tuple)) else [content]
 
 

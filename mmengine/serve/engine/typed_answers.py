@@ -1,4 +1,4 @@
-"""Answers of an Engine as values of schemas and messages of a conversation."""
+"""Answers of an Engine as values of schemas and a conversation's messages."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator, Sequence
@@ -28,8 +28,8 @@ from mmengine.structured_output.partial_json import JsonValue
 class ChatStream:
     """An iterator of ChatChunk; the engine steps while it is read.
 
-    Leaving `with`, `close`, or dropping it cancels an unfinished request. Its first chunk raises what `chat`
-    raises.
+    Leaving `with`, `close`, or dropping it cancels an unfinished request. Its first chunk raises the same
+    errors as `chat`.
     """
 
     def __init__(self, chunks: Generator[ChatChunk, None, ChatAnswer]):
@@ -47,7 +47,9 @@ class ChatStream:
             raise
 
     def get_final_completion(self) -> ChatCompletion:
-        """Read to the end and return what `chat` returns. Raises RequestFailed if it was closed before."""
+        """Read to the end and return the same completion as `chat`. Raises RequestFailed if it was closed
+        before.
+        """
         for _ in self:
             pass
         return final_completion(self._answer)
@@ -64,7 +66,7 @@ class ChatStream:
 
 
 class TypedAnswers(ABC):
-    """Methods of Engine that submit one prompt, step until its answer is complete, and convert that."""
+    """Engine methods that submit a prompt, step until its answer is complete, and convert that."""
 
     config: EngineConfig
     processor: Processor
@@ -103,11 +105,11 @@ class TypedAnswers(ABC):
         """Return the answer to a conversation as a message, as OpenAI's chat API does.
 
         Tool calls and reasoning are separate fields of the message. `tools`, `tool_choice` and
-        `parallel_tool_calls` are OpenAI's; the other options are those of `submit`, where `response_format`
+        `parallel_tool_calls` are OpenAI's; the other options belong to `submit`, and `response_format`
         applies to an answer without calls. With tools, a stop string ends text but never a call. To continue
         the conversation, append the message's `as_json` to `messages`, and each tool's result as a message
-        with the role `tool` and its `tool_call_id`. No other request may run meanwhile. Raises what
-        `generate` raises.
+        with the role `tool` and its `tool_call_id`. No other request may run meanwhile. Raises the same
+        errors as `generate`.
         """
         return self._chat(messages, sampling, options, stream=False).get_final_completion()
 
@@ -116,8 +118,8 @@ class TypedAnswers(ABC):
     ) -> ChatStream:
         """Return an iterator over the answer of `chat` in OpenAI's chunks, as the server sends them.
 
-        It raises InvalidRequest for wrong options at once, and with its first chunk what `chat` raises.
-        No other request may run meanwhile. Closing the iterator cancels the request.
+        Raises InvalidRequest for wrong options at once; the first chunk raises the same errors as `chat`. No
+        other request may run meanwhile. Closing the iterator cancels the request.
         """
         return self._chat(messages, sampling, options, stream=True)
 
@@ -155,11 +157,11 @@ class TypedAnswers(ABC):
         sampling: SamplingParams | None = None,
         **options: Unpack[GenerateOptions],
     ) -> Any:
-        """Return the answer to one prompt as the value that `schema` describes.
+        """Return the answer to a prompt as the value that `schema` describes.
 
         `schema` is a JSON schema as a dict, or a type (list[Model], a dataclass, or another that types.py
         supports), of which an instance is returned. `reasoning` says whether the model reasons first; with
-        None the prompt decides. `options` are those of `generate`. Raises what `generate` raises, and
+        None the prompt decides. `options` are those of `generate`. Raises the same errors as `generate`, and
         RequestFailed if the answer was cut; `on_truncation="close"` prevents that by completing the value
         within its token budget.
         """
@@ -178,11 +180,11 @@ class TypedAnswers(ABC):
     ) -> Iterator[JsonValue]:
         """Yield the value of `generate_json` while the model writes it.
 
-        Each value is the known part as JSON types (a dict for an object) and extends the previous one; the
-        last is the value that `generate_json` returns. A value contradicts an earlier one only if a key that
-        the schema does not name comes twice. Later values share the complete parts with earlier ones, so do
-        not modify them. No other request may run meanwhile. Closing the iterator cancels the request. The
-        first value raises what `generate_json` raises.
+        Each value is the known part as JSON types (a dict for an object) and extends its predecessor; the
+        last is the value that `generate_json` returns. Values contradict each other only if a key that the
+        schema does not name comes twice. Later values share the complete parts with earlier ones, so do not
+        modify them. No other request may run meanwhile. Closing the iterator cancels the request. The first
+        value raises the same errors as `generate_json`.
         """
         options["response_format"] = json_format(schema, sampling, options, reasoning, on_truncation)
         stop = make_options(sampling, options).sampling.stop

@@ -81,7 +81,7 @@ _TEXT_KWARGS = ("text_kwargs", "common_kwargs")
 def settle_generation(given: Keywords, defaults: Keywords) -> dict[str, object]:
     """Return a call's generation keywords over the pipeline's defaults.
 
-    As in transformers, generation keywords of a call stand in `generate_kwargs`, and only some of them work
+    As in transformers, a call's generation keywords stand in `generate_kwargs`, and only some of them work
     beside the prompts. A generation_config replaces the pipeline's.
     """
     beside = {

@@ -1,4 +1,4 @@
-"""Converts transformers' generation keywords to options of a prompt. Unsupported ones are refused by name."""
+"""Converts transformers' generation keywords to a prompt's options. Unsupported ones are refused by name."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any

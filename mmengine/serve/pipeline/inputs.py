@@ -56,7 +56,7 @@ class _Items:
 class Results:
     """Results in order, each computed when it is read or before.
 
-    Their length is the source's, if it has one.
+    Their length is the source's, if that is known.
     """
 
     def __init__(self, results: Iterator[object], source: Iterable[object]):
@@ -77,10 +77,10 @@ class Results:
 def group_inputs(
     images: object, text: object, count_images: Callable[[str], int]
 ) -> tuple[list[list[Shown]], bool]:
-    """Return a call's prompts in groups with one list of records each, and whether the call returns a list of
+    """Return a call's prompts in groups, each with a list of records, and whether the call returns a list of
     lists.
 
-    `count_images` returns a text's number of image placeholders.
+    `count_images` returns a text's image placeholder count.
     """
     if images is None and text is None:
         raise InvalidRequest("give text, or images with text")
@@ -110,7 +110,7 @@ def group_inputs(
 
 
 def single_input(given: object) -> Shown:
-    """Return one prompt of a generator or dataset: a chat, a string, or {"images", "text"}."""
+    """Return a prompt from a generator or dataset: a chat, a string, or {"images", "text"}."""
     if _is_pair(given):
         return given["text"], _flat(given.get("images", given.get("image")))
     if isinstance(given, str) or _is_chat(given):
@@ -185,7 +185,7 @@ def _flat(images: object) -> list[object]:
 
 
 def _match(images: object, texts: Sequence[str], count_images: Callable[[str], int]) -> list[Shown]:
-    """Return the images of each text: as many as it has placeholders, in order, however they are nested."""
+    """Return each text's images: as many as it has placeholders, in order, however they are nested."""
     counts, flat = [count_images(text) for text in texts], _flat(images)
     if flat and sum(counts) == len(flat):
         left = iter(flat)

@@ -6,8 +6,8 @@
     pipe(images=image, text="<|vision_start|>…", return_full_text=False)
 
 All prompts of a call are batched continuously, so `batch_size` is accepted and has no effect.
-docs/reference/pipeline.md lists the calls that agree with transformers, and those that do not with the
-reason.
+docs/reference/pipeline.md lists the calls that agree with transformers, and the differences with their
+reasons.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -41,7 +41,7 @@ TASK = "image-text-to-text"
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """The options of a call."""
+    """A call's options."""
 
     options: Options
     media_options: dict[str, Any]
@@ -54,7 +54,7 @@ class _Call:
 
 @dataclass(frozen=True, slots=True)
 class _Input:
-    """One prompt as the caller gave it (`shown`), and as the engine takes it."""
+    """A prompt as the caller passed it (`shown`), and as the engine takes it."""
 
     shown: str | Chat
     prompt: Prompt
@@ -111,14 +111,14 @@ class Pipeline:
         self.task = task
 
     def __call__(self, images: Any = None, text: Any = None, **options: Any) -> Any:
-        """Answer one prompt or many, in the forms of transformers' pipeline.
+        """Answer a prompt or many, in the forms that transformers' pipeline takes.
 
-        - `text=chat` or `images=chat`, a list of messages: a list with one record per answer;
+        - `text=chat` or `images=chat`, a list of messages: a list with a record for each answer;
         - a list of chats, or of strings: a list of such lists;
         - `images=` with `text=`, strings with placeholders: a list of records;
         - a generator, iterator or dataset of these: an iterator of results, computed ahead.
 
-        `streamer=` gets the answers token by token; prompts are then answered one at a time.
+        `streamer=` gets the answers token by token; prompts are then answered sequentially.
         `response_format=` or `grammar=` set the form of the answers (docs/how-to/structured_output.md), and
         `logprobs=` requests log-probabilities.
 
@@ -235,7 +235,7 @@ def _ended(
 ) -> Completion:
     """Return the answer to the prompt with this index if it is complete or was cut by max_time.
 
-    Raises the error of another answer; with several prompts the error names the prompt.
+    Raises another answer's error; with several prompts the error names the prompt.
     """
     if isinstance(answer, Completion) and call.options.deadline_s:
         bad = [one for one in answer.choices if one.finish_reason in ("abort", "error", "rejected")]

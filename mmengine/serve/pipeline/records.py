@@ -1,4 +1,4 @@
-"""The results of transformers' pipeline: records of the prompt and the generated text."""
+"""The results of transformers' pipeline: the prompt's records and the generated text."""
 
 from mmengine.errors import InvalidRequest
 from mmengine.models.plugin import Tokenizer
@@ -24,7 +24,7 @@ def return_type(options: Keywords) -> str:
 
 
 def continues(chat: Chat, continue_final: bool | None) -> bool:
-    """Return whether the last message is the beginning of the answer."""
+    """Return whether the last message is the answer's beginning."""
     if continue_final is not None:
         return continue_final
     return bool(chat) and chat[-1].get("role") == "assistant"

@@ -1,4 +1,4 @@
-"""Passes one answer to a transformers streamer, token by token."""
+"""Passes an answer to a transformers streamer, token by token."""
 
 from typing import Any, Protocol, runtime_checkable
 

@@ -15,8 +15,8 @@ def for_template(messages: Sequence[Json]) -> Sequence[Json]:
     """Return the messages with each call's arguments as an object instead of JSON text, as templates read
     them.
 
-    A message with calls and no content gets an empty content, and a tool's result in text parts becomes one
-    text. Raises InvalidRequest with the path of the wrong field. The processor checks the rest of each
+    A message with calls and no content gets an empty content, and a tool's result in text parts becomes a
+    single text. Raises InvalidRequest with the path of the wrong field. The processor checks the rest of each
     message.
     """
     if not any(isinstance(each, (dict, Mapping)) and _is_of_tools(each) for each in messages):

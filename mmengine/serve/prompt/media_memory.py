@@ -1,4 +1,4 @@
-"""Memory for the pixels of prepared prompts: workers wait for room before they prepare another prompt."""
+"""Memory for prepared prompts' pixels: workers wait for room before they prepare another prompt."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -18,8 +18,8 @@ _POLL_S = 0.1  # interval in seconds at which a waiting worker checks whether it
 def media_workers(setting: int) -> int:
     """Return the number of threads that prepare media.
 
-    A setting of 0 means half of the usable cores, from one to four: Pillow and numpy release the interpreter
-    lock while they work, and the model's threads need cores too.
+    With 0 it is half the usable cores, from 1 to 4: Pillow and numpy release the interpreter lock while they
+    work, and the model's threads need cores too.
     """
     return setting or max(1, min(MOST_WORKERS, usable_cores().count // 2))
 
@@ -51,8 +51,8 @@ def schema_processes_of(config: EngineConfig, num_processes: int) -> SchemaProce
 class MediaMemory:
     """Bytes of pixel patches, by holder: prepared prompts, and requests until they end. Thread-safe.
 
-    An array with several holders (one picture, n answers) counts once. A prompt's size is known only after
-    its preparation, so each worker may exceed `max_bytes` by one prompt. A prompt that is larger than the
+    An array with several holders (the same picture, n answers) counts once. A prompt's size is known only
+    after its preparation, so each worker may exceed `max_bytes` by a prompt. A prompt that is larger than the
     limit is admitted when nothing else is held.
     """
 

@@ -1,7 +1,7 @@
 """Options of a prompt: the keywords that callers use, and the validated Options made from them.
 
-`Engine`, `AsyncEngine` and lines of request files take the keywords of the typed dicts here and refuse
-others. `Options` and `SamplingParams` hold the defaults.
+`Engine`, `AsyncEngine` and request files' lines take the keywords of the typed dicts here and refuse others.
+`Options` and `SamplingParams` hold the defaults.
 """
 
 from collections.abc import Mapping, Sequence
@@ -59,7 +59,7 @@ class SamplingOptions(TypedDict, total=False):
 
 
 class CacheOptions(TypedDict, total=False):
-    """What separates requests in the prefix and media caches, for one request or a whole session."""
+    """Options that separate requests in the prefix and media caches, for a request or a whole session."""
 
     cache_salt: str
     adapter: str
@@ -98,11 +98,11 @@ class GenerateOptions(SamplingOptions, CacheOptions, total=False):
 
 
 class SubmitOptions(GenerateOptions, total=False):
-    """Options for one prompt.
+    """Options for a single prompt.
 
     `envelope` is kept with the request in the log. `calls` are the tools that the prompt shows, as
     chat/completion.py makes them. `outputs` are the answer's first tokens, which another engine computed.
-    `sample_index` says which of several answers to the prompt this one is.
+    `sample_index` is this answer's index among several to the prompt.
     """
 
     deadline_s: float
@@ -122,7 +122,7 @@ FORM = frozenset({"response_format", "grammar", "calls", *VLLM_NAMES})
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How to answer one prompt.
+    """How to answer a prompt.
 
     * `deadline_s`: seconds after which the request is aborted; 0 for no deadline.
     * `grammar`: the answer's form; None for free text. `notes` are notes on the form.
@@ -134,8 +134,8 @@ class Options:
     * `sample_index`: the index of this answer among several to the prompt that are requested separately. It
       selects the same sampling noise as the answer of that index among n, and outputs have that index.
     * `prepared_s`: seconds that the preparation of the prompt took.
-    * `thinking_token_budget`: maximum number of reasoning tokens; None and -1 for no limit. `thinking` is
-      that limit for this prompt.
+    * `thinking_token_budget`: maximum reasoning token count; None and -1 for no limit. `thinking` is that
+      limit for this prompt.
     * `adapter`: the name of the LoRA adapter that answers; "" for the model alone.
     """
 
@@ -160,11 +160,11 @@ class Options:
 
     @property
     def is_prefill(self) -> bool:
-        """Whether a piece of a session is computed without an answer."""
+        """Whether a session's piece is computed without an answer."""
         return self.sampling == PREFILL
 
     def at(self, place: SessionPlace, request_id: str) -> "Options":
-        """Return the options of a session's request."""
+        """Return options for a session's request."""
         return replace(self, place=place, request_id=request_id)
 
     def after(self, seconds: float) -> "Options":
@@ -276,8 +276,8 @@ def make_options(
 ) -> Options:
     """Return options from `sampling`, or from its fields as keywords, and from the keywords in `taken`.
 
-    `taken` is SUBMIT, LINE or GENERATE. `response_format_of` parses the form of the answer, which takes
-    seconds if it is large. Raises InvalidRequest.
+    `taken` is SUBMIT, LINE or GENERATE. `response_format_of` parses the answer's form, which takes seconds if
+    it is large. Raises InvalidRequest.
     """
     fields = {name: value for name, value in keywords.items() if name not in taken}
     if sampling is not None and fields:

@@ -21,7 +21,7 @@ MEDIA_KEYS = frozenset({"image", "image_url", "video", "video_url"})
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt: chat `messages`, a `text` that already has its placeholders, or `token_ids`.
+    """A prompt: chat `messages`, a `text` that already has its placeholders, or `token_ids`.
 
     `images` and `videos` fill placeholders without data, in order. Relative paths are resolved against
     `base_folder`. `media_options` are limits on pixels and frames for all media of the prompt. With
@@ -59,7 +59,7 @@ class Prompt:
     def has_media(self) -> bool:
         """Whether its preparation may take longer than that of a text.
 
-        Only the first MAX_LOOKED_AT parts are examined; a prompt with more counts as one with media.
+        Only the first MAX_LOOKED_AT parts are examined; a prompt with more counts as a prompt with media.
         """
         if any(_has_some(given) for given in (self.images, self.videos)):
             return True
@@ -139,7 +139,7 @@ def _is_text(part: object) -> bool:
 def core_requests(
     request_id: str, prepared: Prepared, options: Options, adapter: Adapter | None = None
 ) -> list[Request]:
-    """Return one core request for each of the n answers.
+    """Return a core request for each answer.
 
     They share prompt, media and seed; the sample index makes their sampling noise differ.
     """
@@ -170,7 +170,7 @@ def core_requests(
 
 
 def core_ids(request_id: str, count: int) -> list[str]:
-    """Return the core's ids for the answers to one prompt."""
+    """Return the core's ids for the answers to a prompt."""
     return [request_id] if count == 1 else [f"{request_id}/{index}" for index in range(count)]
 
 

@@ -1,8 +1,9 @@
 """Fetches the URLs and files in a prompt, so that the processor gets bytes.
 
 `media_options={"urls": …}` permits fetching: True for every public host, a list of host names, or a
-MediaFetcher with its own limits. A fetched medium is treated like one that was sent as bytes: the log and the
-media store record its content and never a URL. The processor refuses references that are not fetched here.
+MediaFetcher with its own limits. A fetched medium is treated like a medium that was sent as bytes: the log
+and the media store record its content and never a URL. The processor refuses references that are not fetched
+here.
 """
 
 import threading

@@ -46,7 +46,7 @@ def read_head(line: bytes) -> LineHead:
 
 
 def custom_id_of(line: bytes | None) -> str | None:
-    """Return the custom_id of a request line; None if there is no usable one.
+    """Return the custom_id of a request line; None if the line has no usable custom_id.
 
     The custom_id may contain an unpaired surrogate: the line is then refused, but its answer names it.
     """
@@ -55,7 +55,7 @@ def custom_id_of(line: bytes | None) -> str | None:
 
 
 def parse_fields(line: bytes | None) -> dict[str, Any]:
-    """Return the fields of a request line. Raises InvalidRequest."""
+    """Return a request line's fields. Raises InvalidRequest."""
     if line is None:
         raise InvalidRequest(f"longer than {MAX_LINE_BYTES // 2**20} MiB; name large media by their path")
     try:

@@ -1,7 +1,7 @@
 """The layout of a session's tokens: pieces of turns, and the chain that they form.
 
 If the chain would exceed the session's length, a new chain begins with the anchor, the last pieces, and the
-new piece. Its tokens are computed like those of any prompt, so that dropped pieces have no influence.
+new piece. Its tokens are computed like any prompt's, so that dropped pieces have no influence.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,10 +20,10 @@ Part = dict[str, object]  # a part of a message
 
 @dataclass(frozen=True, slots=True)
 class SessionPlace:
-    """The place of a prompt in a session.
+    """A prompt's place in a session.
 
     `opens` says which turn the prompt opens (see TurnProcessor), and `is_anchor` whether it stays when older
-    pieces are dropped. `length` limits the session's tokens; `keep` limits those that a new chain begins
+    pieces are dropped. `length` limits the session's tokens; `keep` limits the tokens that a new chain begins
     with. `loaded` are older media that the session has to encode again.
     """
 
@@ -132,7 +132,7 @@ def _joined(session: SessionState, kept: int, pieces: Sequence[_Piece], film: in
 
 
 def _end_of_anchor(session: SessionState) -> int:
-    """Return the end of the anchor; without one, the end of the first turn's opening."""
+    """Return the end of the anchor; without an anchor, the end of the first turn's opening."""
     end = session.chunks[0].num_opening if session.chunks else 0
     for _, last, chunk in _chunks_from(session, 0):
         if not chunk.is_anchor:
@@ -152,7 +152,7 @@ def _chunks_from(session: SessionState, start: int) -> list[tuple[int, int, Chun
 
 
 def parts_of(content: object) -> list[Part]:
-    """Return appended content (a text, a part, or a list of both) as parts of a message.
+    """Return appended content (a text, a part, or a list of both) as a message's parts.
 
     Raises InvalidRequest.
     """
@@ -172,10 +172,10 @@ def parts_of(content: object) -> list[Part]:
 
 
 def frames_part(frames: Sequence[tuple[float, object]], in_patch: int) -> list[Part]:
-    """Return frames of a video, (seconds, image) each, as parts of a message.
+    """Return a video's frames, (seconds, image) each, as a message's parts.
 
-    Frames that the encoder reads together become one video part. If it reads each frame by itself, a frame is
-    an image part after a text with its time.
+    Frames that the encoder reads together become a single video part. If it reads each frame by itself, a
+    frame is an image part after a text with its time.
     """
     parts: list[Part] = []
     for first in range(0, len(frames), in_patch):

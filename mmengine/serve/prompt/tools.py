@@ -200,7 +200,7 @@ def call_grammar(
 ) -> GrammarRequest:
     """Return the grammar of an answer with tools.
 
-    `answer` is the grammar of its text. Raises InvalidRequest.
+    `answer` is its text's grammar. Raises InvalidRequest.
     """
     if answer is not None and answer.kind != "json_schema":
         raise InvalidRequest(
@@ -225,7 +225,7 @@ def _made(
     answer: str,
     on_truncation: Truncation,
 ) -> GrammarRequest:
-    """Return the grammar; requests with the same tools share one object."""
+    """Return the grammar; requests with the same tools share an object."""
     raw = msgspec.Raw(answer.encode()) if answer != "null" else NONE
     asked = ToolCalls(form, (), choice, parallel, raw, reasoning if choice == "auto" else None)
     return tool_calls(tools, asked, on_truncation)

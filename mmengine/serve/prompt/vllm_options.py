@@ -75,7 +75,7 @@ def _structured(value: object) -> dict[str, object]:
 
 
 def _form(where: FieldPath, value: object) -> dict[str, object]:
-    """Return the form that one field requests, {} if it requests none."""
+    """Return the form that a field requests, {} if it requests none."""
     name = str(where[-1])
     kind = _GUIDED.get(name, name)
     if kind in _REFUSED or kind in _IDLE:

@@ -32,16 +32,14 @@ class LocalAdapter:
 
 @dataclass(slots=True)
 class _Use:
-    """The requests that use one adapter's contents, and the names for these contents, the last loaded one
-    last.
-    """
+    """The requests that use an adapter's contents, and the names for these contents, the most recent last."""
 
     requests: set[str] = field(default_factory=set)
     names: dict[str, LocalAdapter] = field(default_factory=dict)
 
 
 class Adapters:
-    """The adapters of one engine. Only the engine's thread changes them; other threads may read.
+    """An engine's adapters. Only the engine's thread changes them; other threads may read.
 
     A RequestResource: a request's adapter can be read until the request ends, even if its name is unloaded or
     loaded again.
@@ -86,8 +84,8 @@ class Adapters:
         return 4 if self._built.dtype == "float32" else 2
 
     def load(self, known: LocalAdapter) -> None:
-        """Let requests name the adapter; it replaces one of the same name. Raises InvalidRequest at the
-        limit.
+        """Let requests name the adapter; an adapter with the same name is replaced. Raises InvalidRequest at
+        the limit.
         """
         name, digest = known.adapter.name, known.adapter.digest
         if name not in self.by_name and len(self.by_name) >= MAX_ADAPTERS:
@@ -102,7 +100,7 @@ class Adapters:
         operator_log.info("adapter loaded", name=name, digest=digest.hex()[:12], folder=str(known.folder))
 
     def unload(self, name: str) -> None:
-        """Refuse new requests for the adapter; those that use it go on. Raises InvalidRequest if it is not
+        """Refuse new requests for the adapter; running requests keep it. Raises InvalidRequest if it is not
         loaded.
         """
         known = self.by_name.pop(name, None)
@@ -132,7 +130,7 @@ class Adapters:
             self._forget_unused(digest)
 
     def recover(self, resumed: ResumeState, coming: Iterable[LocalAdapter] = ()) -> list[tuple[str, str]]:
-        """Load the adapters that the continued log had loaded, and hold those that its requests use.
+        """Load the adapters that the continued log had loaded, and hold its requests' adapters.
 
         Contents are also found among `coming`, the adapters that are loaded next. Returns the requests whose
         adapter is missing, with the reason.

@@ -12,7 +12,7 @@ MAX_BYTES = 128 * 2**20  # bytes of all different sources; each has at most 8 Mi
 
 
 class GrammarMemory:
-    """Sources of grammars by holder. Equal sources are one object and count once. Thread-safe."""
+    """Sources of grammars by holder. Equal sources share an object and count once. Thread-safe."""
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self.max_bytes = max_bytes
@@ -24,7 +24,7 @@ class GrammarMemory:
     def hold(self, holder: object, grammar: GrammarRequest, *, was_accepted: bool = False) -> GrammarRequest:
         """Return `grammar` with the shared object of its source, which is kept until `release`.
 
-        A holder has one source. Raises QueueFull if there is no room for a new source, unless a previous
+        A holder has a single source. Raises QueueFull if there is no room for a new source, unless a previous
         process has accepted the request (`was_accepted`).
         """
         source = grammar.source
@@ -50,7 +50,7 @@ class GrammarMemory:
             return grammar if known is None else _with_source(grammar, known[0])
 
     def release(self, holder: object) -> None:
-        """Release the holder's source. A holder without one is no error."""
+        """Release the holder's source. A holder without a source is no error."""
         with self._lock:
             source = self._held.pop(holder, None)
             if source is None:

@@ -124,7 +124,7 @@ class KvPublisher:
 
 
 def _sent(router: "zmq.Socket[bytes]", frames: tuple[bytes, ...], left_s: float) -> float:
-    """Send a part of an answer and return the time left for its receiver, in seconds.
+    """Send an answer's part and return the time left for its receiver, in seconds.
 
     Raises ZMQError if the receiver has left or the time is over: a slow receiver delays all others.
     """

@@ -36,7 +36,7 @@ _CHUNK = 2**20
 
 
 class MediaStore:
-    """The files of one folder, at most `max_bytes` in all. Not thread-safe.
+    """A folder's files, at most `max_bytes` in all. Not thread-safe.
 
     Raises LogError if the folder cannot be used.
     """
@@ -55,7 +55,7 @@ class MediaStore:
             raise LogError(f"the media store {folder} cannot be used: {error.strerror}") from None
 
     def _take_stock(self, path: Path) -> None:
-        """Count a complete file of an earlier process; remove an incomplete one."""
+        """Count a complete file that an earlier process wrote; remove an incomplete file."""
         try:
             mm_hash = bytes.fromhex(path.name.removesuffix(SUFFIX))
         except ValueError:
@@ -67,7 +67,7 @@ class MediaStore:
             path.unlink()
 
     def hold(self, request_id: str, media: Sequence[MediaInput]) -> None:
-        """Store the media of a request until `release`.
+        """Store a request's media until `release`.
 
         Raises QueueFull if they do not fit in the store or on the disk, and LogError if they cannot be
         written; then nothing is held.
@@ -82,7 +82,7 @@ class MediaStore:
             raise
 
     def hold_stored(self, request_id: str, items: Iterable[MediaItem]) -> None:
-        """Hold media that the store already has, those of an earlier process's request."""
+        """Hold media that the store already has for a request that an earlier process accepted."""
         hashes = tuple(dict.fromkeys(item.mm_hash for item in items))
         self._held[request_id] = hashes
         for mm_hash in hashes:
@@ -113,7 +113,7 @@ class MediaStore:
                 self._drop(mm_hash)
 
     def release(self, request_id: str) -> None:
-        """Release the media of a request that has ended. An unknown one is no error."""
+        """Release the media of a request that has ended. An unknown id is no error."""
         self._let_go(request_id, self._held.pop(request_id, ()), ())
 
     def sweep(self) -> None:

@@ -52,7 +52,7 @@ ELSEWHERE = {"num_finished", "device_ns", "drafts", "overlap"}
 
 
 class Metrics(Collector):
-    """The metrics of one engine. Other threads see values of some moment between two steps.
+    """An engine's metrics. Other threads see values of some moment between two steps.
 
     `stats` returns the core's counters, `ready` whether work may be sent, and `drafters` their names and
     numbers of failures. `graphs` returns, by keys of GRAPHS, how many were replayed and why others were not.

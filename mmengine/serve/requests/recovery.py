@@ -75,7 +75,7 @@ def recover(
 
 
 def _compile_again(built: "Built", resumed: ResumeState, memory: GrammarMemory) -> list[tuple[str, str]]:
-    """Compile the grammars of requests again and wait for those that the core had used.
+    """Compile requests' grammars again and wait for the grammars that the core had used.
 
     Logs contain no compiled grammars. Returns the requests whose grammar is not available, with the reason.
     The core learns in a step about grammars that a request still waits for.

@@ -19,7 +19,7 @@ class RequestResource(Protocol):
     """Holds something for requests, by their core ids."""
 
     def release(self, request_id: str, /) -> None:
-        """Release what a request that has ended holds. An unknown one is no error."""
+        """Release the resources that an ended request holds. An unknown id is no error."""
 
 
 class RequestResources:

@@ -1,7 +1,7 @@
-"""Measures how long requests wait and run, from the outputs of steps, into histograms.
+"""Measures how long requests wait and run, from steps' outputs, into histograms.
 
-All tokens of a step arrive at one moment. For all rows with a token in the previous step the time since then
-is the same, so it is added to its bucket once, with the number of rows.
+All tokens in a step arrive at the same moment. For all rows with a token in the previous step the time since
+then is the same, so it is added to its bucket once, with the row count.
 """
 
 import time
@@ -23,7 +23,7 @@ CHOICES = (1, 2, 5, 10, 20, 50, 100)
 
 
 class Buckets:
-    """A histogram that takes several equal values at once. One thread adds; any thread may collect."""
+    """A histogram that takes several equal values at once. A single thread adds; any thread may collect."""
 
     def __init__(self, name: str, help_text: str, bounds: Sequence[float]):
         self._name, self._help, self._bounds = name, help_text, bounds
@@ -45,10 +45,9 @@ class Buckets:
 
 
 class Times(NamedTuple):
-    """The times of one answer that has ended, on the monotonic clock in seconds; 0 for a stage it never
-    reached.
+    """An ended answer's times, on the monotonic clock in seconds; 0 for a stage it never reached.
 
-    `begun` is the beginning of its preparation, or its submission without one.
+    `begun` is when its preparation began, or its submission without a preparation.
     """
 
     begun: float
@@ -61,7 +60,7 @@ class Times(NamedTuple):
 
 @dataclass(slots=True)
 class _Live:
-    """The times of one running answer, on the monotonic clock in seconds; 0 for a future stage."""
+    """A running answer's times, on the monotonic clock in seconds; 0 for a future stage."""
 
     begun: float  # beginning of its preparation, or its submission without one
     queued: float
@@ -100,7 +99,7 @@ class RequestTimes:
         return self._all[-1]
 
     def submitted(self, request: Request, num_choices: int, prepared_s: float) -> None:
-        """Record the submission of one of `num_choices` answers to a prompt whose preparation took
+        """Record that an answer was submitted, among `num_choices` to a prompt whose preparation took
         `prepared_s`.
         """
         now = time.monotonic()
@@ -161,7 +160,7 @@ class RequestTimes:
             self._mean.add((live.last - live.first) / (live.num_tokens - 1))
 
     def release(self, request_id: str) -> None:
-        """Drop a request that has ended. An unknown one is no error."""
+        """Drop a request that has ended. An unknown id is no error."""
         live = self._live.pop(request_id, None)
         if live is not None and self.report is not None:
             over = time.monotonic()

@@ -1,4 +1,4 @@
-"""Running requests: turns the core's outputs into those that callers get."""
+"""Running requests: turns the core's outputs into callers' outputs."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -88,7 +88,7 @@ class RunningRequests:
                 yield core_id
 
     def prepared(self, request_id: str) -> Prepared:
-        """Return the prompt of a running request."""
+        """Return a running request's prompt."""
         return self._pending[request_id].prepared
 
     def prompt_tokens(self, request_id: str) -> tuple[int, int]:
@@ -120,7 +120,7 @@ class RunningRequests:
         stream: bool,
         notes: tuple[Note, ...] = (),
     ) -> None:
-        """Add a request that the core has accepted, with one core request for each choice. `notes` are on its
+        """Add a request that the core has accepted, with a core request for each choice. `notes` are on its
         form.
         """
         pending = _Pending(request_id, prepared, len(requests), notes)
@@ -230,7 +230,7 @@ class RunningRequests:
         return all(one is not None and not one.was_given_up for one in found)
 
     def resume_with_outputs(self, request_id: str, num_choices: int = 1) -> list[RequestOutput]:
-        """Resume a request and return its outputs from the first token on, one for each choice that has any.
+        """Resume a request and return an output for each choice that has tokens, from the first token on.
 
         If the answer is complete, the last output has it. Raises KeyError as `resume` does.
         """
@@ -281,13 +281,13 @@ class RunningRequests:
         return completion
 
     def detach(self, core_id: str) -> None:
-        """Let a request of the previous process, if there is one, run to its end without a caller."""
+        """Let the previous process's request, if any, run to its end without a caller."""
         one = self.resumed.pop(core_id, None)
         if one is not None and one.reason:
             self._core.delivered(core_id)
 
     def drop_resumed(self, request_id: str, num_choices: int = 1) -> None:
-        """Drop the answers of a request of the previous process, if there is one."""
+        """Drop the answers to the previous process's request, if any."""
         for name in core_ids(request_id, num_choices):
             if (one := self.resumed.pop(name, None)) is None:
                 continue

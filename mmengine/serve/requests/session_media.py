@@ -1,8 +1,8 @@
 """Images and frames of sessions that are needed to compute a session again.
 
-A media store holds them beside the log. Without one, their encoded bytes stay in memory, or their pixels if
-they came as pixels. Media that a session drops are released with its next request, since a request that fails
-restores the earlier state.
+A media store holds them beside the log. Without a store, their encoded bytes stay in memory, or their pixels
+if they came as pixels. Media that a session drops are released with its next request, since a request that
+fails restores the earlier state.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -21,7 +21,7 @@ _Kept = MediaSource | MediaInput
 
 
 class SessionMedia:
-    """The media of sessions, at most `max_bytes` in memory. Not thread-safe."""
+    """Sessions' media, at most `max_bytes` in memory. Not thread-safe."""
 
     def __init__(self, store: MediaStore | None, processor: Processor, max_bytes: int):
         self._store, self._processor, self._max_bytes = store, processor, max_bytes
@@ -57,7 +57,7 @@ class SessionMedia:
         self._kept[session.session_id], self.num_bytes = kept, num_bytes
 
     def drop(self, session_id: str) -> None:
-        """Release the media of a closed session. An unknown one is no error."""
+        """Release a closed session's media. An unknown id is no error."""
         self.num_bytes -= _bytes_of(self._kept.pop(session_id, {}))
         if self._store is not None:
             self._store.release(holder_of(session_id))
@@ -65,7 +65,8 @@ class SessionMedia:
     def inputs(
         self, session_id: str, items: Sequence[MediaItem], there: Sequence[MediaInput]
     ) -> Sequence[MediaInput]:
-        """Return the pixels of a request's items; those not in `there` are loaded when they are read.
+        """Return the pixels of a request's items; items that are not in `there` are loaded when they are
+        read.
 
         A step reads them and must not wait for decoders that work for others.
         """
@@ -85,7 +86,7 @@ class SessionMedia:
         return _Inputs(items, load)
 
     def loads(self, session_id: str, items: Iterable[MediaItem]) -> list[Load]:
-        """Return loaders for those items of a session that have to be decoded. Any thread may call them.
+        """Return loaders for the session's items that have to be decoded. Any thread may call them.
 
         Raises InvalidMedia, QueueFull.
         """

@@ -39,11 +39,11 @@ SHORTEST_LENGTH = 16  # tokens
 
 
 class SessionSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings of a session, which the log keeps.
+    """A session's settings, which the log keeps.
 
     `length` limits its tokens; 0 means max_model_len. `keep` limits the tokens that a new chain begins with;
     0 means half of the length. `adapter` names the LoRA adapter that computes all of it, "" for none.
-    `envelope` are bytes of the caller.
+    `envelope` are the caller's bytes.
     """
 
     system: str = ""
@@ -64,8 +64,8 @@ class SessionSettings(msgspec.Struct, frozen=True, kw_only=True):
 class SessionFacts(NamedTuple):
     """The state of a session between two requests.
 
-    `num_requests` counts those that became part of it. `live` is the running one, or "". `answer` are the
-    token ids of the last answer.
+    `num_requests` counts the requests that became part of the session. `live` is the running request, or "".
+    `answer` are the token ids of the last answer.
     """
 
     session_id: str
@@ -82,7 +82,7 @@ class SessionFacts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TurnPrompt(Prompt):
-    """A piece of a session as a prompt: `messages` is one message with the appended content."""
+    """A piece of a session as a prompt: `messages` is a single message with the appended content."""
 
     settings: SessionSettings = SessionSettings()
     opens: Opens = ""
@@ -110,7 +110,7 @@ class TurnPrompt(Prompt):
 
 
 class Sessions:
-    """The sessions of one engine, with their media and adapters. Not thread-safe."""
+    """An engine's sessions, with their media and adapters. Not thread-safe."""
 
     def __init__(self, core: EngineCore, media: SessionMedia, processor: Processor, adapters: Adapters):
         self._core, self._media, self._config = core, media, core.config
@@ -119,7 +119,7 @@ class Sessions:
         self._known = set(core.state.sessions.all)  # sessions of the previous process have media too
 
     def open(self, session_id: str, settings: SessionSettings, idle_s: float) -> str:
-        """Open a session and return its id, a random one if none is given.
+        """Open a session and return its id, which is random if none is given.
 
         Raises InvalidRequest, QueueFull.
         """
@@ -294,7 +294,7 @@ class Sessions:
         return self._media.loads(place.session_id, items.values())
 
     def hold(self, prepared: Prepared, place: SessionPlace, chain: SessionChain) -> Sequence[MediaInput]:
-        """Hold the media of a chain and return their pixels. Raises InvalidMedia, QueueFull."""
+        """Hold a chain's media and return their pixels. Raises InvalidMedia, QueueFull."""
         self._media.take(self._found(place), chain.media, prepared.media)
         return self._media.inputs(place.session_id, chain.media, (*prepared.media, *place.loaded))
 
@@ -316,7 +316,7 @@ def make_sessions(
     """Return the sessions of an engine.
 
     Requests that the previous process accepted for sessions go on without a caller, since their answers
-    belong to the sessions. Those in `awaited` keep their callers.
+    belong to the sessions. Requests in `awaited` keep their callers.
     """
     for session_id, session in core.state.sessions.all.items():
         for number in range(session.num_grown + 1):

@@ -38,8 +38,8 @@ OTHER_ADAPTER = (
 class LargeMedia(NamedTuple):
     """An image or a video that takes long to encode.
 
-    `tokens` counts those of the prompt. `seconds` is the encoding time at the speed that was measured when
-    the model was loaded, without other work.
+    `tokens` is the prompt's token count for the item. `seconds` is the encoding time at the speed that was
+    measured when the model was loaded, without other work.
     """
 
     modality: str
@@ -175,7 +175,7 @@ class Submission:
         operator_log.info("form has notes", request_id=request_id, count=len(notes), notes=said)
 
     def _submit_all(self, requests: list[Request], prepared: Prepared, prepared_s: float) -> None:
-        """Submit all choices or none: if the queue becomes full, cancel those that it has."""
+        """Submit all choices or none: if the queue becomes full, cancel the choices that it has."""
         for count, request in enumerate(requests):
             try:
                 self._submit_one(request, prepared.media)

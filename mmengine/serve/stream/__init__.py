@@ -1,1 +1,1 @@
-"""Streams of outputs, from the engine's thread to callers' event loops, and records of complete answers."""
+"""Streams of outputs, from the engine's thread to callers' event loops, and complete answers' records."""

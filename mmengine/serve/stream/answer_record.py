@@ -1,4 +1,4 @@
-"""The record of one request's answer for readers that come and go: each reads from the first token on."""
+"""The record of a request's answer for readers that come and go: each reads from the first token on."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -15,7 +15,7 @@ from mmengine.serve.text.request_output import Choice, Completion, Logprobs, Req
 
 
 class AnswerSource(Protocol):
-    """A source of one request's outputs: a Stream, or a reader of its record.
+    """A source for a request's outputs: a Stream, or a reader of its record.
 
     Stream documents the members.
     """
@@ -56,7 +56,7 @@ class AnswerSource(Protocol):
 
 
 class StoredChoice(msgspec.Struct, array_like=True):
-    """The outputs of one choice, without text."""
+    """A choice's outputs, without text."""
 
     index: int
     token_ids: list[int]
@@ -82,11 +82,11 @@ class StoredAnswer(msgspec.Struct, array_like=True, frozen=True):
 
 
 class AnswerRecord:
-    """The outputs of a stream, which the record reads to its end, or of a stored answer.
+    """Records a stream's outputs, up to its end, or holds a stored answer's.
 
-    `ended` is called after the stream's last output. Belongs to the stream's event loop. While a stream has
-    one reader, that reader takes the outputs from the stream and adds them to the record: most streams have
-    no other reader.
+    `ended` is called after the stream's last output. Belongs to the stream's event loop. While a stream has a
+    single reader, that reader takes the outputs from the stream and adds them to the record: most streams
+    have no other reader.
     """
 
     def __init__(self, source: "Stream | StoredAnswer", ended: Callable[[], None] | None = None):
@@ -290,8 +290,8 @@ class RecordReader:
 
     @property
     def backlog(self) -> int:
-        """The number of unread outputs. A final error counts too, as in a stream; otherwise no reader would
-        take it.
+        """The unread output count. A final error counts too, as in a stream; otherwise no reader would take
+        it.
         """
         ends = self._record.error is not None and not self.is_over
         return len(self._record.items) - self._at + ends
@@ -339,7 +339,7 @@ def _nothing() -> None:
 
 
 def _outputs(answer: StoredAnswer) -> list[RequestOutput]:
-    """Return the outputs of a stored answer; the last one has the completion."""
+    """Return a stored answer's outputs; the last one has the completion."""
     choices = [
         Choice(
             choice.index,

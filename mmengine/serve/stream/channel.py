@@ -20,8 +20,8 @@ LISTENERS_AT_ONCE = 32  # channels that are woken before the event loop polls it
 
 
 class Channel:
-    """The connection of one caller to the engine's thread. Only `closed` may be used outside the caller's
-    event loop.
+    """A caller's connection to the engine's thread. Only `closed` may be used outside the caller's event
+    loop.
     """
 
     def __init__(self, options: Options, texts: OutputText, is_held: bool = False, *, is_count: bool = False):
@@ -46,7 +46,10 @@ class Channel:
         self.num_prompt_tokens = 0
 
     def take_prompt(self, token_ids: np.ndarray, media: Iterable[MediaItem], reasoning: Reasoning) -> None:
-        """Record facts about the prepared prompt (int32 [n]). Raises what `Reasoning.tokens` raises."""
+        """Record facts about the prepared prompt (int32 [n]).
+
+        Raises the same errors as `Reasoning.tokens`.
+        """
         self.reasoning = reasoning.tokens(self.options, token_ids)
         self.num_prompt_tokens = len(token_ids)
         for item in media:
@@ -92,7 +95,7 @@ class Channel:
 
 
 def deliver(outputs: Iterable[tuple[Channel, RequestOutput]]) -> list[Channel]:
-    """Pass outputs from another thread to their channels, with one call for each event loop.
+    """Pass outputs from another thread to their channels, with a single call for each event loop.
 
     Returns the channels whose event loop is closed.
     """
@@ -109,8 +112,8 @@ def deliver(outputs: Iterable[tuple[Channel, RequestOutput]]) -> list[Channel]:
 
 
 def tell_accepted(channels: Iterable[Channel]) -> None:
-    """Tell callers, from another thread, that their requests are on the disk. Makes one call for each event
-    loop.
+    """Tell callers, from another thread, that their requests are on the disk. Makes a single call for each
+    event loop.
     """
     by_loop: dict[asyncio.AbstractEventLoop, list[Channel]] = {}
     for channel in channels:

@@ -1,4 +1,4 @@
-"""The caller's view of one request of an AsyncEngine."""
+"""The caller's view of a request to an AsyncEngine."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -56,7 +56,7 @@ class ChannelReader:
         """Return the outputs that have arrived, at most TAKEN_AT_ONCE, without texts.
 
         Their `token_ids` determine the texts. Returns [] if there are none now, and at the end, when
-        `is_over` is set. After the last output it raises what the iteration of a Stream raises.
+        `is_over` is set. After the last output it raises the same errors as a Stream's iteration.
         """
         items = self._channel.items
         found: list[RequestOutput] = []
@@ -99,7 +99,7 @@ class ChannelReader:
 
     @property
     def grammar(self) -> GrammarRequest | None:
-        """The form of the answer, once `accepted`."""
+        """The answer's form, once `accepted`."""
         return self._channel.options.grammar
 
     @property
@@ -114,7 +114,7 @@ class ChannelReader:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """The number of tokens of the prompt, once `accepted`."""
+        """The prompt's token count, once `accepted`."""
         return self._channel.num_prompt_tokens
 
     @property
@@ -138,8 +138,8 @@ class ChannelReader:
     async def accepted(self) -> None:
         """Wait until the log has the request.
 
-        From then on, with a log on disk, the request is answered even if this process ends. Raises what the
-        stream raises if the request is refused.
+        From then on, with a log on disk, the request is answered even if this process ends. If the request is
+        refused, raises the same error as the stream.
         """
         await self._channel.accepted.wait()
         if self._channel.error is not None:
@@ -147,7 +147,7 @@ class ChannelReader:
 
 
 class Stream(ChannelReader):
-    """The outputs of one request as an async iterator of RequestOutput. `completion` is set at the end.
+    """A request's outputs as an async iterator of RequestOutput. `completion` is set at the end.
 
     Leaving `async with`, `aclose()`, or dropping the stream cancels the request if it still runs. Raises
     InvalidRequest, InvalidMedia or QueueFull if the prompt is refused, and ExecutorFailed or another error if
@@ -200,7 +200,7 @@ class Stream(ChannelReader):
         return self._channel.is_refused
 
     def leave(self) -> None:
-        """Stop reading and let the request continue; the log, if there is one, keeps the answer."""
+        """Stop reading and let the request continue; the log, if any, keeps the answer."""
         self.is_over, self._close = True, _nothing
 
     def delivered(self) -> None:

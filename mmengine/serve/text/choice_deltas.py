@@ -1,7 +1,7 @@
-"""Turns an answer's tokens into the deltas of a stream: a pure function of the tokens.
+"""Turns an answer's tokens into a stream's deltas: a pure function of the tokens.
 
-Every token that completes text yields one delta, whatever the steps, batches and drafts were. A stream that
-is sent again from the log therefore has the same deltas.
+Every token that completes text yields a delta, whatever the steps, batches and drafts were. A stream that is
+sent again from the log therefore has the same deltas.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,11 +36,11 @@ class ArgumentError(msgspec.Struct, frozen=True):
 
 
 class Delta(NamedTuple):
-    """A piece of an answer.
+    """An answer's piece.
 
-    `logprobs` are those of the tokens since the previous delta, `num_tokens` counts the answer's tokens so
-    far, and `call` is a piece of a tool call. `argument_errors` come with the last delta, for calls whose
-    schemas are not enforced.
+    `logprobs` cover the tokens since the previous delta, `num_tokens` counts the answer's tokens so far, and
+    `call` is a piece from a tool call. `argument_errors` come with the last delta, for calls whose schemas
+    are not enforced.
     """
 
     content: str = ""
@@ -56,7 +56,7 @@ ChoiceDelta = tuple[Delta, str | None, str | int | None]
 
 
 class ChoiceDeltas:
-    """Builds the deltas of one answer.
+    """Builds an answer's deltas.
 
     If the answer has a form (`grammar`), stop strings apply neither to its reasoning nor to tool calls. With
     `show_reasoning` False, reasoning is counted and not shown.
@@ -180,7 +180,7 @@ class ChoiceDeltas:
         return partial(_argument_errors, calls)
 
     def finish(self, argument_errors: tuple[ArgumentError, ...] = ()) -> Delta:
-        """Return the last delta with the text that was held back. `argument_errors` are those of
+        """Return the last delta with the text that was held back. `argument_errors` come from
         `argument_check`.
         """
         text = self._stream.push(self._held) + self._stream.finish()

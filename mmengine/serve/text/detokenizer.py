@@ -1,9 +1,9 @@
 """Incremental detokenization: whole characters only, and no text after a stop string.
 
-A byte-level tokenizer may split one character over several tokens. Decoding a cut character gives U+FFFD at
-the end of the text. Further tokens can change only that last character, so it is held back, and all text
-before it is final. Decoding examines a short window of tokens and never the whole answer. If a text is the
-concatenation of its tokens' bytes, only the new tokens are decoded.
+A byte-level tokenizer may split a character over several tokens. Decoding a cut character gives U+FFFD at the
+text's end. Further tokens can change only that last character, so it is held back, and all text before it is
+final. Decoding examines a short window of tokens and never the whole answer. If a text is the concatenation
+of its tokens' bytes, only the new tokens are decoded.
 """
 
 import codecs
@@ -79,7 +79,8 @@ class Detokenizer:
         """Drop tokens from the window where this splits no character, so that the rest decodes to the text's
         end.
 
-        One of any four consecutive tokens begins a character, unless tokens are empty.
+        Among any four consecutive tokens, at least a single token begins a character, unless tokens are
+        empty.
         """
         for keep in range(CONTEXT, len(self._window)):
             tail = self._decode(self._window[-keep:])
@@ -131,7 +132,7 @@ class UntilStop:
 
 
 class TextStream:
-    """The text of one answer, ready to be shown: stop strings never appear, not even in part.
+    """An answer's text, ready to be shown: stop strings never appear, not even in part.
 
     A stop string counts if a token completes it that is not among the first `min_tokens` and comes after the
     tokens `after`. Then `stopped` becomes true and `stopped_by` is the string. The text ends before the stop
@@ -190,7 +191,7 @@ class TextStream:
         return "".join(pieces)
 
     def finish(self) -> str:
-        """Return the rest of the text at the end of the answer."""
+        """Return the rest of the text at the answer's end."""
         if self.stopped and not self._closes:
             return ""
         return self._until.finish() + self._detokenizer.finish()
@@ -208,7 +209,7 @@ def _first_match(text: str, stop: Sequence[str], old: int) -> int | None:
 
 
 def _longest_partial(text: str, stop: Sequence[str]) -> int:
-    """Return the length of the longest suffix of `text` that begins a stop string without completing one."""
+    """Return the length of the longest suffix of `text` that begins a stop string without completing any."""
     longest = 0
     for string in stop:
         for length in range(min(len(string) - 1, len(text)), longest, -1):
@@ -219,7 +220,7 @@ def _longest_partial(text: str, stop: Sequence[str]) -> int:
 
 
 class Stops(NamedTuple):
-    """The stop strings of an answer and where they apply: the arguments of TextStream."""
+    """An answer's stop strings and where they apply: the arguments of TextStream."""
 
     stop: tuple[str, ...] = ()
     min_tokens: int = 0
@@ -240,7 +241,7 @@ class Stops(NamedTuple):
         )
 
     def text(self, tokenizer: Tokenizer, token_ids: Sequence[int]) -> str:
-        """Return the text of a whole answer, without the stop string that ended it."""
+        """Return a whole answer's text, without the stop string that ended it."""
         if not self.stop:
             return tokenizer.decode(token_ids)
         stream = self.stream(tokenizer)

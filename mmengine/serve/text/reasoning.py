@@ -1,4 +1,4 @@
-"""Finds where reasoning ends, which is where the form of an answer begins.
+"""Finds where reasoning ends, which is where an answer's form begins.
 
 A chat template that makes a model reason ends its prompt with an open start marker, such as <think>. The text
 from there to the end marker is reasoning; the form applies to the text after that.
@@ -76,7 +76,7 @@ class Reasoning:
         return bool(self._end)
 
     def tokens(self, options: Options, prompt_token_ids: np.ndarray) -> ReasoningTokens:
-        """Return the markers for an answer to this prompt (int32 [n]). Raises what `settle` raises."""
+        """Return the markers for an answer to this prompt (int32 [n]). Raises the same errors as `settle`."""
         form = self.settle(options, prompt_token_ids).grammar
         if form is not None:
             return reasoning_of(form, self._tokenizer)

@@ -26,7 +26,7 @@ Logprobs = list[tuple[tuple[int, float], ...]]
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One of the n answers to a prompt.
+    """A choice: an answer to a prompt, among n.
 
     `text` ends before a stop string; `token_ids` are all sampled tokens. finish_reason is stop, length,
     abort, error or rejected. `detail` says more, for example CUT or CUT_AT_STOP if an answer with a form ends
@@ -60,7 +60,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """The complete answer to one prompt; `text`, `token_ids` and `finish_reason` are the first choice's.
+    """The complete answer to a prompt; `text`, `token_ids` and `finish_reason` are the first choice's.
 
     `num_drafts` were computed for all choices and `num_accepted` of them kept, by the process that returns
     the answer. `notes` on the requested form come from the process that got the request. `prompt_logprobs` is
@@ -162,8 +162,8 @@ class RequestOutput(msgspec.Struct, frozen=True, eq=False):
     """New `text` and `token_ids` of choice `index` after a step.
 
     `finish_reason` and `detail` (as in Choice) come with the choice's last output, `completion` with the last
-    output of all choices. `after` is that of Choice. `logprobs` are those of the tokens, and `prompt_scores`
-    those of the prompt, if requested; the latter come with the first token of choice 0.
+    output of all choices. `after` is that of Choice. `logprobs` belong to the tokens, and `prompt_scores` to
+    the prompt, if requested; the latter come with the first token of choice 0.
     """
 
     request_id: str
@@ -180,9 +180,7 @@ class RequestOutput(msgspec.Struct, frozen=True, eq=False):
 
 
 def split_output(output: RequestOutput) -> list[RequestOutput]:
-    """Split an output without text into outputs with few tokens each, so that one reader does not delay
-    others.
-    """
+    """Split an output without text into outputs with few tokens, so that a reader does not delay others."""
     ids, scores = output.token_ids, output.logprobs
     if len(ids) <= PIECE:
         return [output]
@@ -209,7 +207,7 @@ def split_output(output: RequestOutput) -> list[RequestOutput]:
 
 
 def entries_of(scores: PromptLogprobs) -> list[tuple[tuple[int, float], ...]]:
-    """Return for each prompt token its id and logprob, then those of the likeliest tokens.
+    """Return for each prompt token its id and logprob, then the likeliest tokens'.
 
     The first token's logprobs are NaN.
     """
@@ -238,7 +236,7 @@ def unstarted_completion(request_id: str, num_choices: int, detail: str, code: E
 
 
 def final_outputs(completion: Completion) -> list[RequestOutput]:
-    """Return the last output of each choice, without tokens."""
+    """Return each choice's last output, without tokens."""
     news = [
         RequestOutput(
             completion.request_id,

@@ -17,7 +17,7 @@ from mmengine.structured_output.types.types import decode, schema_of
 
 
 class ResponseFormat(NamedTuple):
-    """The form of an answer, with the fields that Options has."""
+    """An answer's form, with the fields that Options has."""
 
     grammar: GrammarRequest | None
     reasoning: bool | None
@@ -92,7 +92,7 @@ def _asked(schema: object) -> dict[str, Any]:
 
 
 def decode_answer(completion: Completion, schema: object) -> Any:
-    """Return the value of an answer. Raises RequestFailed, with the answer's beginning, if it was cut."""
+    """Return an answer's value. Raises RequestFailed, with the answer's beginning, if it was cut."""
     content = completion.choices[0].content
     if completion.finish_reason == "length" or content is None:
         what = "the reasoning did not end" if content is None else "the JSON is incomplete"

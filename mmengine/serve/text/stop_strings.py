@@ -72,7 +72,7 @@ class StopStrings:
         return text.stopped
 
     def feed(self, rows: np.ndarray, token_ids: np.ndarray) -> list[int]:
-        """Add one token (int32 [s]) for each of `rows` (int32 [s]).
+        """Add a token (int32 [s]) to each row in `rows` (int32 [s]).
 
         Returns the ascending indices of rows in which a stop string is now complete.
         """

@@ -1,4 +1,4 @@
-"""Parses tool calls in an answer's text as it arrives: text, the beginning of a call, and its arguments.
+"""Parses tool calls in an answer's text as it arrives: text, a call's beginning, and its arguments.
 
 The text follows the grammar of its `ToolCalls`, so the parser never guesses and reads each character once.
 JSON arguments are passed on unchanged; XML arguments are converted to JSON.
@@ -40,13 +40,13 @@ Piece = str | CallDelta
 
 
 def call_id(request_id: str, choice: int, index: int) -> str:
-    """Return the id of a call, which is the same whenever the answer is sent again."""
+    """Return a call's id, which is the same whenever the answer is sent again."""
     text = f"{request_id}\0{choice}\0{index}".encode()
     return "call_" + hashlib.sha256(text).hexdigest()[:ID_CHARS]
 
 
 class ToolCallParser:
-    """Parser of one answer: `push` its text, and call `finish` at its end.
+    """An answer's parser: `push` its text, and call `finish` at its end.
 
     An incomplete piece of a call at the end is dropped. `num_calls` counts the calls that have begun.
     """
