@@ -67,7 +67,10 @@ class Built:
     store: StoreClient | None = None  # the block store
 
     def close(self) -> None:
-        """Close the core. Restores the process's number of threads unless it was changed meanwhile."""
+        """Close the core.
+
+        Restores the process's thread count unless another caller changed that meanwhile.
+        """
         if torch.get_num_threads() == self.num_threads:
             torch.set_num_threads(self.threads_before)
         self.grammars.close()
@@ -168,7 +171,7 @@ def _build(
 
 
 def _ranks(config: EngineConfig, folder: Path, placement: Placement) -> Ranks | None:
-    """Start the other ranks of a tensor-parallel model."""
+    """Start a tensor-parallel model's other ranks."""
     if config.tensor_parallel == 1:
         return None
     return Ranks.begin(
@@ -300,10 +303,10 @@ def _grammars(
 
 
 def _placement(device: str, dtype: str, attention: str, folder: Path) -> Placement:
-    """Return the placement of the model in `folder`.
+    """Return the placement for the model in `folder`.
 
-    The dtype "auto" is bfloat16; for the embedded checkpoint it is the fastest type on the device, whatever
-    its file has.
+    The dtype "auto" is bfloat16; for the embedded checkpoint, the device's fastest type, whatever the file
+    has.
     """
     opened = open_device(device)
     if dtype == "auto":

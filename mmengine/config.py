@@ -25,7 +25,7 @@ MAX_DRAFT_TOKENS = 64  # of one row
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings of an engine. Sizes are in tokens unless the name says otherwise; encoder sizes are in
+    """An engine's settings. Sizes are in tokens unless the name says otherwise; encoder sizes are in
     embeddings.
 
     A field whose default 0 means "auto" is set when the model is known.
@@ -160,7 +160,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def from_dict(cls, settings: dict) -> "EngineConfig":
         """Convert a dict.
 
-        Raises ConfigError for an unknown name, or a value of a wrong type or out of range.
+        Raises ConfigError for an unknown name, or a value with a wrong type or outside its range.
         """
         try:
             return msgspec.convert(settings, cls)
@@ -172,8 +172,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ConfigError(f"{name} must lie in {low} to {high}, not {shown(value)}") from None
 
     def check(self) -> None:
-        """Raise ConfigError for the first value of a wrong type or out of range, or for two that contradict
-        each other.
+        """Raise ConfigError for the first value with a wrong type or outside its range, or for two
+        contradictory values.
         """
         self._check_fields()
         for contradiction in (*_contradictions(self), *(_no_vllm(self) if self.compat else _unsplit(self))):
@@ -185,9 +185,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         self.check_foldable()
 
     def check_foldable(self) -> None:
-        """Raise ConfigError if a size is out of range or not set, or the pool cannot hold one request.
+        """Raise ConfigError if a size is outside its range or not set, or the pool cannot hold one request.
 
-        A log needs no further checks: settings that contradict each other today were valid when it was
+        A log needs no further checks: settings that contradict each other today were valid when the log was
         written.
         """
         self._check_fields()
@@ -231,12 +231,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def most_leased(self) -> int:
-        """The number of KV blocks that all sessions may hold together."""
+        """Maximum KV block count for all sessions together."""
         return self.session_blocks or (self.num_blocks - 1) // 2
 
     @property
     def largest_item(self) -> int:
-        """The number of embeddings of the largest image or video that is accepted."""
+        """Embedding count for the largest image or video that is accepted."""
         # limits that are known
         limits = (self.encoder_cache_size, self.max_item_embeds, self.max_model_len - 1)
         return min([self.encoder_budget, *(each for each in limits if each > 0)])

@@ -43,9 +43,8 @@ class Carrier(Protocol):
 class RoutingLimits(NamedTuple):
     """Limits for routing, in seconds.
 
-    A replica without a sign of life for `silence_s` is given up. A request waits `patience_s` for a replica
-    that takes it. After `deaths` consecutive replicas that ended without a token, the request counts as the
-    cause.
+    A replica that is silent for `silence_s` is given up. A request waits `patience_s` for a replica that
+    takes it. After `deaths` consecutive replicas that ended without a token, the request counts as the cause.
     """
 
     silence_s: float = 10.0

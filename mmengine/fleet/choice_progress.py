@@ -49,7 +49,7 @@ def logged_outputs(
     grammar: GrammarRequest | None,
     logs: Iterable[Mapping[str, ResumedAnswer]],
 ) -> list[RequestOutput]:
-    """Return the outputs in logs (by core id) of a request's choices, each from its first token on.
+    """Return the outputs that logs (by core id) hold for a request's choices, each from its first token on.
 
     A choice that several replicas computed stands in several logs.
     """
@@ -111,5 +111,5 @@ def _joined(answers: Sequence[ResumedAnswer]) -> Logprobs:
 
 
 def _num_given(answer: ResumedAnswer) -> int:
-    """Return the number of tokens (int32) that came with the request."""
+    """Return the token count (int32) that came with the request."""
     return len(answer.queued.outputs) // 4

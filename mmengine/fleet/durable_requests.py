@@ -75,7 +75,7 @@ class DurableRequests:
             raise
 
     def _drop_written(self, request_id: str, writing: "asyncio.Future[None]") -> None:
-        """Remove a request that was cancelled while it was written."""
+        """Remove a request that was cancelled during its writing."""
         if writing.exception() is None:
             self.drop(request_id)
 
@@ -98,7 +98,7 @@ class DurableRequests:
 def open_durable_requests(
     root: Path, patience_s: float, warn: Callable[[str], None]
 ) -> DurableRequests | None:
-    """Open the requests below `root`. Returns None, after a call of `warn`, if file locks do not work there.
+    """Open the requests below `root`. Calls `warn` and returns None if file locks do not work there.
 
     Waits for an ingress that is ending. Raises LogError if another ingress has the folder, OSError.
     """

@@ -57,9 +57,9 @@ class FleetEngine(AsyncAnswers):
     """An engine whose requests are computed by replicas.
 
     `processor` and `config` belong to the replicas' model. At most `max_open` requests are open at once;
-    another raises QueueFull. Outputs are kept in memory, so this process's end breaks the connections of all
-    callers. Requests with `hold` survive it if there is `durable`, which this engine closes: the next ingress
-    continues them. Must be created on the event loop that it belongs to.
+    another raises QueueFull. Outputs are kept in memory, so this process's end breaks all callers'
+    connections. Requests with `hold` survive it if there is `durable`, which this engine closes: the next
+    ingress continues them. Must be created on the event loop that it belongs to.
     """
 
     metrics: FleetMetrics
@@ -124,7 +124,7 @@ class FleetEngine(AsyncAnswers):
         return self._can_end_reasoning
 
     async def count(self, prompt: PromptInput) -> int:
-        """Return the number of tokens of a prompt with its media, as a replica prepares it.
+        """Return a prompt's token count, including media, as a replica prepares the prompt.
 
         Raises the same errors as a stream.
         """
@@ -240,7 +240,7 @@ class FleetEngine(AsyncAnswers):
         operator_log.info("request moves", request_id=request_id, reason=reason)
 
     def _close_channel(self, channel: Channel) -> None:
-        """Cancel a request. Any thread may call it."""
+        """Cancel a request. Thread-safe."""
         if channel.closed:
             return
         channel.closed = True
@@ -301,7 +301,7 @@ class FleetEngine(AsyncAnswers):
     # State
 
     def stats(self) -> Stats:
-        """Return the numbers of forwarded tokens and of open requests."""
+        """Return the forwarded token count and the open request count."""
         live = sum(routed.num_tokens for routed in self._routed.values())
         return Stats(num_output_tokens=self.metrics.num_tokens + live, num_running=len(self._open))
 

@@ -1,7 +1,8 @@
 """The requests that an ingress still has to answer, on disk: a file for each, until its answer is stored.
 
-A request is written after a replica's log has it and before its caller is told so. The ingress that has the
-lock on the folder owns all of them. An ingress that ends leaves them to its successor.
+A request is written after a replica's log has recorded the request, and before its caller learns that. The
+ingress that has the lock on the folder owns all requests in it. An ingress that ends leaves them to its
+successor.
 """
 
 import hashlib

@@ -14,10 +14,10 @@ from mmengine.serve.prompt.prompt_media import PromptMedia, names_urls
 async def with_fetched_media(
     prompt: Prompt, is_over: Callable[[], bool] = lambda: False
 ) -> AsyncIterator[Prompt]:
-    """Give the prompt with the bytes of its media in place of URLs.
+    """Give the prompt with its media's bytes in place of URLs.
 
-    The bytes count against the limit of fetched media until the block ends. No thread of the event loop's
-    pool waits for hosts, since a few silent ones would occupy all of them. `is_over` says whether the caller
+    The bytes count against the limit for fetched media until the block ends. No thread from the event loop's
+    pool waits for hosts, since a few silent hosts would occupy them all. `is_over` says whether the caller
     has given up. Raises the same errors as PromptMedia.
     """
     if not names_urls(prompt):

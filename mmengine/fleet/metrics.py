@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Metric
 
 
 class FleetMetrics:
-    """Counts moves, tokens and open requests of an ingress; its replicas have metrics of their own."""
+    """Counts an ingress's moves, tokens and open requests; its replicas have separate metrics."""
 
     def __init__(self, num_open: Callable[[], int]) -> None:
         self._registry = registry = CollectorRegistry(auto_describe=False)

@@ -34,7 +34,7 @@ VACATE_S = 10.0  # seconds to wait for an earlier request with the same id that 
 
 
 class Load(NamedTuple):
-    """A replica's load now. `waiting_tokens` counts prompt tokens of requests without output."""
+    """A replica's load now. `waiting_tokens` counts prompt tokens in requests without output."""
 
     num_open: int
     waiting_tokens: int
@@ -96,7 +96,7 @@ class Replica:
             return _refusal(error)
 
     def _take_rest(self, request_id: str, run: "_Run") -> None:
-        """Discard the last outputs of a request that its ingress has left."""
+        """Discard a request's last outputs after its ingress has left."""
         with suppress(MMEngineError):
             while run.stream.backlog:
                 run.stream.take()
@@ -110,8 +110,8 @@ class Replica:
             del self._runs[request_id]
 
     async def _vacate(self, request: ReplicaRequest) -> None:
-        """Wait for an earlier attempt at the same request. Its ingress has cancelled that, but the engine may
-        still have it.
+        """Wait for an earlier attempt at the same request. Its ingress has cancelled that attempt, but the
+        engine may still run it.
         """
         before = self._runs.get(request.request_id)
         if before is None or before.route != request.route:

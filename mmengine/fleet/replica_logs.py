@@ -34,7 +34,7 @@ class _LogState(NamedTuple):
     answers: dict[str, ResumedAnswer]
 
     def num_tokens(self, core_ids: Collection[str]) -> int:
-        """Return the number of tokens that these requests have in this log."""
+        """Return these requests' token count in this log."""
         return sum(len(self.answers[name].token_ids) for name in core_ids if name in self.answers)
 
     def has_open(self, core_ids: Collection[str]) -> bool:
@@ -48,7 +48,7 @@ class _LogState(NamedTuple):
 class ReplicaLogs:
     """The logs below the folder `root`, each under its replica's name.
 
-    `wanted` are core ids of requests that began before this process, since `since` (Unix time). If a replica
+    `wanted` are core ids for requests that began before this process, since `since` (Unix time). If a replica
     makes no progress, a warning is logged every `patience_s` seconds and the wait goes on. Belongs to an
     event loop.
     """

@@ -1,9 +1,9 @@
-"""A request of an ingress on its way over replicas.
+"""An ingress's request on its way over replicas.
 
 A request begins as a whole. When its replica dies, hangs or drains, each unfinished choice continues as a
-request of its own on another replica, with the tokens that were forwarded as `outputs` and its
-`sample_index`. Any engine with the same weights continues with the same tokens: sampling noise depends on
-seed, sample index and position, and grammars, penalties and stop strings depend on tokens only.
+separate request on another replica, with the forwarded tokens as `outputs` and its `sample_index`. Any engine
+with the same weights continues with the same tokens: sampling noise depends on seed, sample index and
+position, and grammars, penalties and stop strings depend on tokens only.
 """
 
 import asyncio
@@ -32,19 +32,21 @@ class RequestKeeper(Protocol):
     """Keeps a request that has to survive its ingress."""
 
     async def accept(self, request: ReplicaRequest, accepted: Accepted) -> None:
-        """Store the request: a replica's log has it, and its caller has not been told. Raises its refusal."""
+        """Store the request: a replica's log has recorded the request, and its caller does not know yet.
+        Raises its refusal.
+        """
 
     async def released(self, replica: str, names: Collection[str]) -> None:
-        """Wait until this replica, which had the request, computes none of these core ids any more."""
+        """Wait until this replica, which had the request, no longer computes these core ids."""
 
 
 class RoutedRequest:
     """A request and its choices' state.
 
-    `request` has its seed drawn; `key` selects replicas; `moved` is called with the reason of each move. With
-    a `keeper` the request survives this process: a single replica computes it at any time, and the next only
-    when its predecessor's log shows an end. Once accepted, such a request waits for that and for a replica
-    without a limit, and a failure is its answer.
+    `request` has its seed drawn; `key` selects replicas; `moved` is called with the reason for each move.
+    With a `keeper` the request survives this process: a single replica computes it at any time, and the next
+    only when its predecessor's log shows an end. Once accepted, such a request waits for that and for a
+    replica without a limit, and a failure is its answer.
     """
 
     def __init__(
@@ -72,7 +74,7 @@ class RoutedRequest:
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens that were forwarded."""
+        """The forwarded token count."""
         return _num_tokens(self._choices)
 
     @property
@@ -178,7 +180,7 @@ class RoutedRequest:
         return True
 
     def _whole_request(self) -> ReplicaRequest:
-        """Return the request with the rest of its deadline, which counts from the ingress."""
+        """Return the request with its remaining deadline, which counts from the ingress."""
         options = self._request.options
         rest_s = self._channel.options.after(self._channel.age_s).deadline_s
         if rest_s:
@@ -262,7 +264,7 @@ class RoutedRequest:
 
 
 def _num_tokens(choices: Iterable[ChoiceProgress]) -> int:
-    """Return the number of tokens that these choices have."""
+    """Return these choices' token count."""
     return sum(len(choice.token_ids) for choice in choices)
 
 

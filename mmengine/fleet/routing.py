@@ -1,9 +1,9 @@
-"""The choice of a replica by the prefix that a request shares with others.
+"""Chooses a replica by the prefix that a request shares with others.
 
 Requests share what they begin with: their cache salt and adapter, without which no block is shared, and then
-the first image, whose features and blocks cost most. Consistent hashing of these does not consider load. A
-popular image stays on one replica and, when that is full, moves to the next replicas on the ring, so that its
-prefix is computed once on each of them at most.
+the first image, whose features and blocks cost most. Consistent hashing does not consider load. A popular
+image stays on a single replica and, when that is full, moves to the next replicas on the ring, so that each
+computes its prefix at most once.
 """
 
 import bisect

@@ -148,7 +148,7 @@ class WireOutput(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AnswerEnd(msgspec.Struct, frozen=True, array_like=True):
-    """Facts about the whole answer from the replica that ended it. `prompt` is int32 [n]."""
+    """Facts about the whole answer, from the replica that ended the answer. `prompt` is int32 [n]."""
 
     prompt: bytes
     num_cached_tokens: int = 0
@@ -158,7 +158,7 @@ class AnswerEnd(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Outputs(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Outputs that came together. The last message of a request has the answer's end."""
+    """Outputs that came together. A request's last message has the answer's end."""
 
     outputs: list[WireOutput]
     end: AnswerEnd | None = None
@@ -175,7 +175,7 @@ class Redirect(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Rejection(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The request has ended with an error of this class instead of an answer."""
+    """The request has ended with an error, by its class name, instead of an answer."""
 
     kind: str
     text: str
@@ -236,7 +236,7 @@ def accepted_message(request: AcceptedRequest) -> Accepted:
 
 
 def answer_end(stream: Stream) -> AnswerEnd | None:
-    """Return the end of a stream's answer; None if the stream runs or has failed."""
+    """Return the end facts for a stream's answer; None if the stream runs or has failed."""
     answer = stream.completion
     if answer is None or not stream.is_over:
         return None
@@ -289,7 +289,7 @@ _decode_message = msgspec.msgpack.Decoder(ReplicaMessage).decode
 
 
 def encode(message: ReplicaRequest | ReplicaMessage) -> bytes:
-    """Raises InvalidRequest for values other than text, numbers, bytes, and lists or mappings of these."""
+    """Raises InvalidRequest for values other than text, numbers, bytes, lists and mappings."""
     try:
         return _encode(message)
     except TypeError as error:

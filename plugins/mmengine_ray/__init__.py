@@ -3,7 +3,7 @@
     serve run mmengine_ray:app                        # the embedded checkpoint, one replica
     serve run mmengine_ray:app_of model=… replicas=3
 
-Processes exchange only bytes of `mmengine.fleet.wire`, which are checked against their types; nothing else is
+Processes exchange only `mmengine.fleet.wire` bytes, which are checked against their types; nothing else is
 pickled by Ray.
 """
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def app_of(args: dict[str, object]) -> "Application":
-    """Return the application for `serve run` and Serve's config files. `args` are the fields of RaySettings.
+    """Return the application for `serve run` and Serve's config files. `args` are RaySettings' fields.
 
     Raises ConfigError.
     """

@@ -4,8 +4,8 @@
 
 Ray gives a dead worker's rows to another worker as a whole batch. That worker reads the logs below `root`
 that no process writes any more. A finished answer is taken from its log, an unfinished answer continues after
-its last token. A request without a seed derives a seed from its id, so it is the same request on every
-worker. Requests are identified by a digest of their whole line, which the log holds, since another request or
+its last token. A request without a seed derives a seed from its id, so every worker computes the same
+request. Requests are identified by their whole line's digest, which the log holds, since another request or
 another job may use the same id.
 """
 
@@ -48,7 +48,7 @@ class AnswerLines:
     lines.
 
     The lines have the format that `mmengine run --batch` reads. `root` is the folder of all workers' logs,
-    which every worker must see. Relative paths of media are resolved against `base_folder`. `engine` holds
+    which every worker must see. Relative media paths are resolved against `base_folder`. `engine` holds
     settings. `builder` names a module:function that replaces mmengine.build.build. Raises the same errors as
     Engine.
     """
@@ -132,7 +132,7 @@ class _Jobs:
                 yield prompt, replace(options, outputs=list(resumed.token_ids))
 
     def _envelope(self, line: bytes) -> bytes:
-        """Return an envelope that identifies the request and the folder of its media."""
+        """Return an envelope that identifies the request and its media's folder."""
         digest = hashlib.blake2b(b"%s\0" % os.fsencode(self._base_folder), digest_size=16)
         digest.update(line)
         return msgspec.json.encode({"api": "batch", "digest": digest.hexdigest()})

@@ -1,4 +1,4 @@
-"""Two deployments of Ray Serve: the replicas, each with an engine, and the ingress."""
+"""Two Ray Serve deployments: the replicas, each with an engine, and the ingress."""
 
 import asyncio
 import os
@@ -123,14 +123,14 @@ class Ingress:
 def open_durable(settings: RaySettings, warn: Callable[[str], None]) -> DurableRequests | None:
     """Open the requests that survive an ingress, beside the replicas' logs.
 
-    Returns None without a log, and, after a call of `warn`, if they cannot be durable. Raises LogError if
+    Returns None without a log. Calls `warn` and returns None if requests cannot be kept. Raises LogError if
     another ingress has them, OSError.
     """
     return open_durable_requests(Path(settings.log), settings.patience_s, warn) if settings.log else None
 
 
 def store_opener(engine: FleetEngine, settings: RaySettings, keys: ApiKeys) -> Callable[[], Keep] | None:
-    """Return an opener of the store for responses, files and batches; None if nothing is durable."""
+    """Return a function that opens the store for responses, files and batches; None if nothing is kept."""
     if not engine.keeps_held:
         return None
     folder = Path(settings.log) / INGRESS
@@ -182,7 +182,7 @@ async def _unseen_lock(replicas: DeploymentHandle, facts: Facts, folder: Path) -
 
 
 def replica_deployment(settings: RaySettings) -> Application:
-    """Return the deployment of the replicas alone, for an ingress outside Serve."""
+    """Return the replicas' deployment alone, for an ingress outside Serve."""
     scaled = settings.max_replicas > settings.replicas
     count: dict[str, object] = {"num_replicas": settings.replicas}
     if scaled:

@@ -11,7 +11,7 @@ def is_leaving(replica: str) -> bool:
 
 
 class Router(ConsistentHashRouter):
-    """The router of a deployment handle. It runs in the ingress, whose carrier calls `is_leaving`."""
+    """A deployment handle's router, which runs in the ingress, whose carrier calls `is_leaving`."""
 
     def update_replicas(self, replicas: list) -> None:
         global LIVE

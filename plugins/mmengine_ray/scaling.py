@@ -10,7 +10,7 @@ Policy = tuple[int, dict[str, object]]
 def wanted_replicas(
     waiting_tokens: float, num_requests: float, current: int, each_tokens: int, each_open: int
 ) -> int:
-    """Return the number of replicas to run.
+    """Return how many replicas to run.
 
     More than `current` if the waiting tokens exceed `each_tokens` per replica. One less if no tokens wait and
     the other replicas have room for the running requests. Otherwise `current`.

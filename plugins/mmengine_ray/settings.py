@@ -1,4 +1,4 @@
-"""Settings of a fleet on Ray Serve."""
+"""Settings for a fleet on Ray Serve."""
 
 from typing import Annotated
 
@@ -13,7 +13,7 @@ EMBEDDED_NAME = "mmengine-shapes"
 
 
 class RaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Settings of replicas and ingress; times are in seconds.
+    """Settings for replicas and ingress; times are in seconds.
 
     They replace Serve's defaults that do not suit an engine: a replica takes `max_open` calls instead of 5,
     every queue is bounded, and a draining replica ends after `drain_s`.

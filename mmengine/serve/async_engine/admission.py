@@ -1,4 +1,4 @@
-"""Requests of an AsyncEngine on their way from a caller to the engine's queue."""
+"""Takes an AsyncEngine's requests from their callers to the engine's queue."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -49,11 +49,11 @@ class Admission:
         self.preparation.begin(request)
 
     def close(self) -> None:
-        """Wait for the threads of the preparation."""
+        """Wait for the preparation's threads."""
         self.preparation.close()
 
     def _prepared(self, request: PreparingRequest, result: Prepared | Exception) -> None:
-        """Queue the result for the engine's thread. Called on a thread of the preparation."""
+        """Queue the result for the engine's thread. Called on a preparation thread."""
 
         def take() -> None:
             if loads := self._older_media(request, result):
@@ -83,7 +83,7 @@ class Admission:
     def _older_media(self, request: PreparingRequest, result: Prepared | Exception) -> Sequence[Load]:
         """Return loaders for a session's older media that have to be decoded again, [] if there are none.
 
-        The threads of the preparation run them: in a step they would hold up all other requests.
+        Preparation threads run them: in a step they would hold up all other requests.
         """
         place = request.channel.options.place
         is_loaded = request.loaded is not None or request.channel not in self.preparing

@@ -5,9 +5,9 @@
             async for output in stream:
                 print(output.text, end="")
 
-A request passes through the parts of AsyncEngine: `Admission` prepares its prompt and submits it,
-`EngineThread` steps the engine, `OpenRequests` passes the outputs to the caller's `Stream`. A stream that is
-closed or dropped cancels its request.
+A request passes through AsyncEngine's parts: `Admission` prepares its prompt and submits it, `EngineThread`
+steps the engine, `OpenRequests` passes the outputs to the caller's `Stream`. A stream that is closed or
+dropped cancels its request.
 """
 
 import asyncio
@@ -49,14 +49,14 @@ T = TypeVar("T")
 
 
 class AsyncEngine(AsyncAnswers):
-    """A model on its own thread. Takes the arguments of `Engine`; the constructor loads the model.
+    """A model on its own thread. Takes the same arguments as `Engine`; the constructor loads the model.
 
-    `media_workers` threads decode and resize media. Other threads check schemas and grammars, before the
-    media of the same request, and tokenize prompts without media. A request's deadline counts from `stream`,
-    and its preparation must end within `prepare_timeout_s`. At most `max_waiting + max_num_seqs` requests are
-    open at once; another raises QueueFull. If a step makes no progress for `step_timeout_s` and there is a
-    `log`, a new engine continues from the log on a thread of its own, and the streams go on; without a log
-    they end with an error.
+    `media_workers` threads decode and resize media. Other threads check schemas and grammars, before the same
+    request's media, and tokenize prompts without media. A request's deadline counts from `stream`, and its
+    preparation must end within `prepare_timeout_s`. At most `max_waiting + max_num_seqs` requests are open at
+    once; another raises QueueFull. If a step makes no progress for `step_timeout_s` and there is a `log`, a
+    new engine continues from the log on a new thread, and the streams go on; without a log they end with an
+    error.
 
     A path in a message is read on this machine. Pass messages from untrusted clients as `Prompt(messages,
     media_options={"local_files": False})`, which refuses paths.
@@ -96,13 +96,13 @@ class AsyncEngine(AsyncAnswers):
         self.metrics.preparing = self._admission.preparation.backlog
 
     def tell_times(self, told: Callable[[str, Times], None]) -> None:
-        """Have the engine's thread call `told` with the id and the times of each request that ends."""
+        """Have the engine's thread call `told` with each ended request's id and times."""
         self._report_times = told
         self.metrics.tell_times(told)
 
     @property
     def processor(self) -> Processor:
-        """The model's processor. Any thread may use it."""
+        """The model's processor. Thread-safe."""
         return self._engine.processor
 
     @property
@@ -122,7 +122,7 @@ class AsyncEngine(AsyncAnswers):
 
     @property
     def max_open(self) -> int:
-        """Maximum number of requests that are open at once."""
+        """Maximum number of concurrently open requests."""
         return self._open.limit
 
     # Requests. These methods need a running event loop; any thread may call them.
@@ -135,11 +135,11 @@ class AsyncEngine(AsyncAnswers):
         hold: bool = False,
         **options: Unpack[SubmitOptions],
     ) -> Stream:
-        """Submit a prompt and return a stream of its outputs; arguments as for `Engine.submit`.
+        """Submit a prompt and return its output stream; arguments as for `Engine.submit`.
 
-        With `hold` the log keeps the answer until the stream's `delivered` is called; otherwise until it is
-        handed over. A process that resumes the log has the answers that it kept. Raises InvalidRequest,
-        QueueFull. Errors in media and in the response format are raised by the stream.
+        With `hold` the log keeps the answer until the stream's `delivered` is called; otherwise until the
+        last output is handed over. A process that resumes the log has the answers that it kept. Raises
+        InvalidRequest, QueueFull. Errors in media and in the response format are raised by the stream.
         """
         has_form = any(options.get(name) is not None for name in FORM)
         form = partial(response_format_of, options) if has_form else None
@@ -155,7 +155,7 @@ class AsyncEngine(AsyncAnswers):
         return Stream(channel, self._close_channel, self.release_answers)
 
     async def count(self, prompt: PromptInput) -> int:
-        """Return the number of tokens of a prompt with its media, which is prepared like that of a request.
+        """Return a prompt's token count, including media. The prompt is prepared like a request's.
 
         Raises the same errors as `stream` and its stream.
         """
@@ -182,14 +182,14 @@ class AsyncEngine(AsyncAnswers):
         return self._recovery.waiting()
 
     def attach(self, request_id: str, *, hold: bool = False) -> Stream:
-        """Return a stream of a request of the previous process, from its first token on.
+        """Return a stream for the previous process's request, from its first token on.
 
         `hold` as for `stream`. Raises InvalidRequest if no such request is `recovered_requests`.
         """
         return Stream(self._recovery.attach(request_id, hold=hold), self._close_channel, self.release_answers)
 
     def give_up(self, request_id: str) -> None:
-        """Cancel a request of the previous process, or drop its answer if it has ended.
+        """Cancel the previous process's request, or drop its answer after its end.
 
         Raises InvalidRequest as `attach` does.
         """
@@ -225,7 +225,7 @@ class AsyncEngine(AsyncAnswers):
     ) -> AsyncSession:
         """Return a session that another caller or the previous process opened.
 
-        Its methods raise InvalidRequest if it is not open.
+        Its methods raise InvalidRequest for a closed session.
         """
         return self._sessions.attach(session_id, media_options)
 
@@ -235,7 +235,7 @@ class AsyncEngine(AsyncAnswers):
 
     @property
     def adapters(self) -> tuple[LocalAdapter, ...]:
-        """The LoRA adapters that requests may name. Any thread may read it."""
+        """The LoRA adapters that requests may name. Thread-safe."""
         return tuple(self._engine.adapters)
 
     async def load_adapter(self, name: str, source: str) -> LocalAdapter:
@@ -252,7 +252,7 @@ class AsyncEngine(AsyncAnswers):
     async def unload_adapter(self, name: str) -> None:
         """Refuse new requests for an adapter; running requests keep it.
 
-        Raises InvalidRequest if it is not loaded, RequestFailed.
+        Raises InvalidRequest for an unknown adapter, RequestFailed.
         """
         await self._thread.call(lambda engine: engine.adapters.unload(name))
 
@@ -261,23 +261,23 @@ class AsyncEngine(AsyncAnswers):
     async def on_engine(self, function: Callable[[Engine], T]) -> T:
         """Call `function` on the engine's thread and return its result, between two steps.
 
-        Raises the same errors as `function`, RequestFailed if the engine failed, InvalidRequest if it is
-        closed.
+        Raises the same errors as `function`, RequestFailed after the engine's failure, InvalidRequest after
+        its end.
         """
         return await self._thread.call(function)
 
     def stats(self) -> Stats:
-        """Return the core's counters since its start, as of the last step."""
+        """Return the core's counters since its start, after the last step."""
         return self._thread.stats
 
     def metrics_text(self) -> str:
-        """Return the counters and times of `metrics` in Prometheus' text format. Any thread may call it."""
+        """Return the metrics in Prometheus' text format. Thread-safe."""
         return self.metrics.text()
 
     def readiness(self) -> Readiness:
         """Return `Engine.readiness`, extended by the state of the thread, its step, and the preparation.
 
-        Any thread may call it.
+        Thread-safe.
         """
         if self._open.failure is not None or not self._thread.is_alive:
             return stopped_engine(self._open.failure)

@@ -1,4 +1,4 @@
-"""The thread of an AsyncEngine: it steps the engine and runs the calls that other threads queue for it."""
+"""An AsyncEngine's thread, which steps the engine and runs the calls that other threads queue for it."""
 
 import asyncio
 import queue
@@ -66,8 +66,8 @@ class EngineThread:
     async def call(self, function: Callable[[Engine], T]) -> T:
         """Call `function` on the engine's thread and return its result.
 
-        Raises the same errors as `function`, RequestFailed if the engine failed, InvalidRequest if it is
-        closed.
+        Raises the same errors as `function`, RequestFailed after the engine's failure, InvalidRequest after
+        its end.
         """
         loop = asyncio.get_running_loop()
         result: asyncio.Future[T] = loop.create_future()

@@ -1,4 +1,4 @@
-"""The requests of an AsyncEngine that are open: from submission to the last output or error."""
+"""An AsyncEngine's open requests: from submission to the last output or error."""
 
 import threading
 from collections.abc import Iterator
@@ -10,10 +10,10 @@ from mmengine.serve.text.request_output import RequestOutput, engine_failed
 
 
 class OpenRequests:
-    """The channels of open requests, at most `limit`, and why no request can be added any more.
+    """The channels for open requests, at most `limit`, and why no further request can be added.
 
-    `running` maps the ids of requests that the engine has to their channels. Only the engine's thread calls
-    `deliver` and `acknowledge` and changes `running`; any thread may call the other methods.
+    `running` maps request ids in the engine to channels. Only the engine's thread calls `deliver` and
+    `acknowledge` and changes `running`; any thread may call the other methods.
     """
 
     def __init__(self, limit: int) -> None:
@@ -55,7 +55,7 @@ class OpenRequests:
             self._channels.add(channel)
 
     def add_recovered(self, channel: Channel) -> None:
-        """Add a request that the log had before this process. The limit does not count for it."""
+        """Add a request that the log had before this process. The limit does not apply."""
         with self._lock:
             self.check_failure()
             self._channels.add(channel)
@@ -94,13 +94,13 @@ class OpenRequests:
         deliver((channel, output) for output in outputs)
 
     def begin(self, channel: Channel, request_id: str) -> None:
-        """The engine has queued the channel's request under this id; no step has written it down yet."""
+        """The engine has queued the channel's request under this id; no step has logged the request yet."""
         channel.request_id = request_id
         self.running[request_id] = channel
         self._unwritten.append(channel)
 
     def deliver(self, outputs: list[RequestOutput], engine: Engine) -> None:
-        """Pass outputs to their callers. Cancels the requests of callers whose event loop is closed."""
+        """Pass outputs to their callers. Cancels requests whose caller's event loop is closed."""
         finished = [output.request_id for output in outputs if output.completion is not None]
         for request_id in finished:  # the place is free before the caller can submit again
             self.forget(self.running[request_id])
@@ -112,7 +112,7 @@ class OpenRequests:
                 engine.requests.delivered(request_id)
 
     def acknowledge(self, engine: Engine) -> None:
-        """Tell the callers of requests that are now on the disk that these are accepted."""
+        """Tell callers whose requests are now on the disk that these are accepted."""
         waiting, self._unwritten = self._unwritten, []
         written: list[Channel] = []
         for channel in waiting:

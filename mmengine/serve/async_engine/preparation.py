@@ -32,7 +32,7 @@ STANDSTILL_S = 30.0  # a request whose preparation takes longer keeps an engine 
 
 
 class PreparationBacklog(NamedTuple):
-    """The number of requests in preparation, and the age of the oldest in seconds.
+    """The request count in preparation, and the oldest request's age in seconds.
 
     A request does not age before and while its media are fetched, since slow hosts on the internet are not
     the engine's fault.
@@ -187,7 +187,7 @@ class Preparation:
             self._queue_prompt(request)
 
     def _settle(self, channel: Channel, form: ResponseFormat) -> None:
-        """Apply the form to the request's options. The channel holds it until `release`."""
+        """Apply the form to the request's options. The channel holds the form until `release`."""
         if form.grammar is None:
             return
         options = form.added_to(channel.options)
@@ -241,7 +241,7 @@ class Preparation:
     ) -> tuple[MediaInput, ...]:
         """Return the first media for which there is room;
 
-        a step decodes each of the others when it needs it.
+        a step decodes each further item when needed.
         """
         memory, channel = self._engine().media_memory, request.channel
         memory.release(channel)  # the request waits for the room of others, not for its own

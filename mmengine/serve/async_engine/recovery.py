@@ -1,4 +1,4 @@
-"""Requests that an AsyncEngine finds in its log: of the previous process, and of a hung engine."""
+"""Requests that an AsyncEngine finds in its log, left by the previous process or a hung engine."""
 
 import asyncio
 import threading

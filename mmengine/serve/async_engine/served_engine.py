@@ -1,4 +1,4 @@
-"""The engine interface that a server uses: an AsyncEngine, or a fleet of replicas."""
+"""The engine interface that a server uses: an AsyncEngine, or a replica fleet."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, Unpack

@@ -1,4 +1,4 @@
-"""Sessions of an AsyncEngine: many callers, and a single running request per session.
+"""An AsyncEngine's sessions: many callers, and a single running request per session.
 
 session = await engine.session(system="You watch a door.") await session.frame(picture, seconds) async with
 session.stream("Who came in?", max_tokens=64) as stream:
@@ -30,7 +30,7 @@ _POLL_S = 0.02  # interval in seconds at which a waiting turn checks whether an 
 
 
 class AsyncSessions:
-    """The sessions of an AsyncEngine. `count` and `submit` are the engine's methods."""
+    """An AsyncEngine's sessions. `count` and `submit` are the engine's methods."""
 
     def __init__(
         self,
@@ -53,18 +53,18 @@ class AsyncSessions:
         return self.attach(name, media_options)
 
     def attach(self, session_id: str, media_options: Mapping[str, object] | None) -> "AsyncSession":
-        """Return an open session; its methods raise InvalidRequest if it is not open."""
+        """Return an open session; its methods raise InvalidRequest for a closed session."""
         return AsyncSession(self, session_id, media_options)
 
     async def facts(self) -> list[SessionFacts]:
-        """Return the facts of all open sessions."""
+        """Return all open sessions' facts."""
         return await self.thread.call(
             lambda engine: [engine.sessions.facts(name) for name in engine.sessions.names()]
         )
 
 
 class AnswerFacts(NamedTuple):
-    """The end of the answer to a session's request with this number; the session has its tokens."""
+    """How the answer to a session's request with this number ended; the session has its tokens."""
 
     number: int
     reason: str
@@ -93,19 +93,21 @@ class AsyncSession:
         self.last_answer: AnswerFacts | None = None  # the last answer that a caller here has read
 
     async def facts(self) -> SessionFacts:
-        """Return the session's state. Raises InvalidRequest if it was closed, by a call or for being idle."""
+        """Return the session's state. Raises InvalidRequest for a session that is closed, by a call or for
+        being idle.
+        """
         facts = await self._thread.call(lambda engine: engine.sessions.facts(self.session_id))
         self._frames.settle(facts.num_requests)
         return facts
 
     @property
     def num_frames_held(self) -> int:
-        """Number of frames that wait for others of the same encoder patch, as of the last `facts`."""
+        """How many frames waited for others in the same encoder patch at the last `facts`."""
         return len(self._frames.held)
 
     @property
     def num_bytes_held(self) -> int:
-        """Bytes of the encoded frames that wait."""
+        """Encoded bytes in waiting frames."""
         return self._frames.num_bytes
 
     @property
@@ -154,7 +156,7 @@ class AsyncSession:
     async def frame_in_turn(
         self, facts: SessionFacts, image: object, seconds: float, index: int | None = None
     ) -> Appended | None:
-        """Append a frame within a `turn`. `index` is the sender's number of the frame, see `has_frame`."""
+        """Append a frame within a `turn`. `index` is the sender's number for the frame, see `has_frame`."""
         is_film = self._frames.are_read_together
         if parts := self._frames.add(facts.num_requests, image, seconds, index):
             return await self._computed(facts, parts, is_film=is_film)
@@ -222,7 +224,7 @@ class AsyncSession:
         return self._sessions.submit(prompt, asked, form, hold)
 
     def note_answer(self, facts: SessionFacts, stream: Stream) -> None:
-        """Record the answer of `stream_in_turn` after its last output was read."""
+        """Record the answer from `stream_in_turn` after its last output was read."""
         done = stream.completion
         if done is None or done.error() is not None:
             return
@@ -241,7 +243,7 @@ class AsyncSession:
             return require_success(await stream.completed())
 
     async def close(self) -> None:
-        """Release the session's blocks and images, even if it has a running request.
+        """Release the session's blocks and images, even during a request.
 
         Closing a closed session is no error.
         """

@@ -61,15 +61,15 @@ class AsyncChatStream:
             self._chunks += self._answer.take(output)
 
     async def get_final_completion(self) -> ChatCompletion:
-        """Wait for the end and return the same completion as `chat`. Raises RequestFailed if it was closed
-        before.
+        """Wait for the end and return the same completion as `chat`. Raises RequestFailed after an earlier
+        close.
         """
         async for _ in self:
             pass
         return final_completion(self._answer)
 
     async def aclose(self) -> None:
-        """Cancel the request if it still runs; no further chunk comes."""
+        """Cancel a running request; no further chunk comes."""
         self._chunks.clear()
         await self._stream.aclose()
 
@@ -81,7 +81,7 @@ class AsyncChatStream:
 
 
 class AsyncAnswers(ABC):
-    """Methods that need nothing of an engine but its `stream`."""
+    """Methods that an engine with `stream` gets."""
 
     config: EngineConfig
 
@@ -102,7 +102,7 @@ class AsyncAnswers(ABC):
     async def chat(
         self, messages: PromptInput, *, sampling: SamplingParams | None = None, **options: Unpack[ChatOptions]
     ) -> ChatCompletion:
-        """Return the same completion as `Engine.chat`; other requests may run at the same time."""
+        """Return the same completion as `Engine.chat`; other requests may run concurrently."""
         async with self.stream_chat(messages, sampling=sampling, **options) as stream:
             return await stream.get_final_completion()
 
@@ -119,8 +119,8 @@ class AsyncAnswers(ABC):
         sampling: SamplingParams | None = None,
         **options: Unpack[SubmitOptions],
     ) -> Completion:
-        """Return the complete answer. Raises the same errors as `stream`, and RequestFailed if it was
-        cancelled.
+        """Return the complete answer. Raises the same errors as `stream`, and RequestFailed after a
+        cancellation.
         """
         async with self.stream(prompt, sampling, **options) as stream:
             return require_success(await stream.completed())

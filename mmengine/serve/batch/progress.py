@@ -1,4 +1,4 @@
-"""The progress of a batch: which lines of the request file have an answer in the answer file.
+"""A batch's progress: which request lines have an answer in the answer file.
 
 Only the answer file counts. An incomplete line at its end is removed. Each line answers the request with its
 custom_id; if that is null or several requests have it, the request at the number in its field `line`.
@@ -32,10 +32,10 @@ class _Manifest(msgspec.Struct):
 
 
 class RequestIndex:
-    """The lines of a request file's shard that are not blank, and the hash of the whole file.
+    """The non-blank lines in a request file's shard, and the whole file's hash.
 
     `numbers` are line numbers in the file, from 1, and `custom_ids` has None for lines without a custom_id.
-    `custom_id` reads that of a line.
+    `custom_id` reads a line's custom_id.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class RequestIndex:
         return len(self.numbers)
 
     def of(self, shard: Shard) -> "RequestIndex":
-        """Return the index of a shard, from that of the whole file, which is not read again."""
+        """Return a shard's index, made from the whole file's, without reading the file again."""
         part = copy.copy(self)
         part.shard = shard
         part.numbers = self.numbers[shard.index :: shard.count]
@@ -177,7 +177,7 @@ class AnswerFile:
 
 
 def answered_in(path: Path, index: RequestIndex) -> set[int]:
-    """Return the indices of requests that a file answers, without changing the file.
+    """Return which request indices a file answers, without changing the file.
 
     Raises InvalidRequest.
     """
@@ -188,13 +188,13 @@ def answered_in(path: Path, index: RequestIndex) -> set[int]:
 
 
 def num_errors(path: Path) -> int:
-    """Return the number of lines that hold an error instead of an answer. Raises OSError."""
+    """Return how many lines hold an error instead of an answer. Raises OSError."""
     with path.open("rb") as file:
         return sum(read_head(line).error is not None for line in file)
 
 
 def _read_answers(file: BinaryIO, path: Path, index: RequestIndex) -> tuple[set[int], int]:
-    """Return the indices of the answered requests, and the end of the last whole line."""
+    """Return the answered requests' indices, and the last whole line's end."""
     places = {number: place for place, number in enumerate(index.numbers)}
     owners: dict[str, list[int]] = {}
     for place, name in enumerate(index.custom_ids):
@@ -220,7 +220,7 @@ def _whole_lines(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _owner(line: bytes, owners: dict[str, list[int]], places: dict[int, int]) -> int | None:
-    """Return the index of the request that a line answers, None if there is none."""
+    """Return the index for the request that a line answers, or None."""
     head = read_head(line)
     named = owners.get(head.custom_id, []) if isinstance(head.custom_id, str) else []
     if len(named) == 1:

@@ -36,7 +36,7 @@ OPENAIS_FORM = (
 
 @dataclass(frozen=True, slots=True, order=True)
 class Shard:
-    """Every `count`-th line of a request file's lines that are not blank, from `index` on."""
+    """Every `count`-th non-blank line in a request file, from `index` on."""
 
     index: int = 0
     count: int = 1
@@ -52,10 +52,11 @@ WHOLE_FILE = Shard()
 
 
 class RequestFile:
-    """Reads the lines of a shard as jobs; a line with an error yields the error instead.
+    """Reads a shard's lines as jobs; a line with an error yields the error instead.
 
     `custom_ids` holds each line's id until `answer_line` takes it; indices count the shard's lines.
-    `answered` are indices of lines with an answer in the answer file. `media_options` apply to all prompts.
+    `answered` are indices whose lines have an answer in the answer file. `media_options` apply to all
+    prompts.
     """
 
     def __init__(

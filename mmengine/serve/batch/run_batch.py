@@ -33,7 +33,7 @@ ABANDON_LIMIT_S = 1.0  # how long the end waits for a log that cannot be written
 
 
 class BatchEngine(Protocol):
-    """The members of an engine that a batch uses; the batch steps the engine."""
+    """The engine members that a batch uses; the batch steps the engine."""
 
     config: EngineConfig
     processor: Processor
@@ -79,8 +79,8 @@ def run_batch(
 
     A job that is an error, or fails, yields the error at its index, and the others go on. Jobs enter the
     engine in order. At most twice as many answers as there are rows are in flight, and never more than
-    `max_waiting`, so that the engine rejects none for lack of room. Requests that the engine has from a
-    previous process are resumed by their ids.
+    `max_waiting`, so that the engine always has room. Requests that the engine has from a previous process
+    are resumed by their ids.
 
     With `received` False an answer counts as received when the caller calls `engine.requests.delivered`, and
     otherwise when it takes the next answer. Once `drain` is set, no further job is taken and running ones
@@ -103,8 +103,7 @@ def run_batch(
 def outputs_of(engine: BatchEngine, request_id: str) -> Iterator[Iterator[RequestOutput]]:
     """Give a request's outputs, stepping the engine; the last output has the completion.
 
-    Leaving the block cancels the request if it still runs. Answers of batches that are under way are kept for
-    them.
+    Leaving the block cancels a running request. Answers that belong to running batches are kept for them.
     """
 
     def outputs() -> Iterator[RequestOutput]:
@@ -291,12 +290,12 @@ class _Batch:
                 pass  # these answers are not needed
 
     def _release(self, index: int) -> None:
-        """Release the pixels of a job, which the engine has or no longer needs."""
+        """Release a job's pixels, which the engine has or no longer needs."""
         self._holding.discard(index)
         self._engine.media_memory.release((self, index))
 
     def release_all(self) -> None:
-        """Release the pixels of all jobs, after the workers have ended."""
+        """Release all jobs' pixels, after the workers have ended."""
         for index in list(self._holding):
             self._release(index)
 

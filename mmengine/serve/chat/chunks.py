@@ -59,7 +59,7 @@ BEGINNING = MessageDelta(role="assistant", content="")
 
 
 def message_delta(request_id: str, index: int, delta: Delta) -> MessageDelta:
-    """Return the message piece of a delta of the choice `index`."""
+    """Return the message piece for a delta in the choice `index`."""
     return MessageDelta(
         content=delta.content or None,
         reasoning_content=delta.reasoning or None,
@@ -79,7 +79,7 @@ def _call(request_id: str, index: int, call: CallDelta) -> ToolCallDelta:
 
 
 def end_of(rest: Delta) -> tuple[Delta, ...]:
-    """Return the rest of an answer's text, if there is any, and the end, which has no text."""
+    """Return an answer's remaining text, if any, and the end, which has no text."""
     if not rest.content and not rest.reasoning:
         return (rest,)
     end = Delta(num_tokens=rest.num_tokens, argument_errors=rest.argument_errors)
@@ -87,7 +87,7 @@ def end_of(rest: Delta) -> tuple[Delta, ...]:
 
 
 def chunks_of(request_id: str, index: int, news: ChoiceDelta) -> Iterator[ChatChunk]:
-    """Yield the chunks of a delta of the choice `index`."""
+    """Yield the chunks for a delta in the choice `index`."""
     delta, finish_reason, stop_reason = news
     *before, last = (delta,) if finish_reason is None else end_of(delta)
     for each in before:

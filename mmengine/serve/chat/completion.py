@@ -1,4 +1,4 @@
-"""Answers to conversations in the shape of OpenAI's chat API: messages with tool calls and reasoning.
+"""Answers to conversations in OpenAI's chat API shape: messages with tool calls and reasoning.
 
 The server and `Engine.chat` make equal answers from equal tokens.
 """
@@ -36,7 +36,7 @@ class FunctionCall(msgspec.Struct, frozen=True):
 
 
 class ToolCall(msgspec.Struct, frozen=True):
-    """A tool call. `id` is made from the ids of request, answer and call; a tool's result has it as
+    """A tool call. `id` is made from the ids of request, answer and call; a tool's result has the same
     tool_call_id.
     """
 
@@ -61,8 +61,8 @@ class ChatChoice(msgspec.Struct, frozen=True):
     """A single answer to the conversation.
 
     finish_reason is stop, length, or tool_calls if the model calls tools by choice or has to call any tool.
-    `stop_reason` is the stop string or token that ended the answer. `argument_errors` are errors in calls of
-    the tools that `ChatCompletion.notes` names.
+    `stop_reason` is the stop string or token that ended the answer. `argument_errors` concern calls to tools
+    that `ChatCompletion.notes` names.
     """
 
     index: int

@@ -13,8 +13,8 @@ from mmengine.structured_output.partial_json import PartialJson
 class JsonStream:
     """Turns a request's outputs into values of `schema`.
 
-    Skips reasoning at the beginning and applies the stop strings `stop` to the rest. `on_truncation` is that
-    of the response format.
+    Skips reasoning at the beginning and applies the stop strings `stop` to the rest. `on_truncation` belongs
+    to the response format.
     """
 
     def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...], on_truncation: str, schema: object):
@@ -35,7 +35,7 @@ class JsonStream:
         return [self._partial.value()] if changed else []
 
     def _after_reasoning(self, output: RequestOutput) -> list[int]:
-        """Return the tokens of `output` that are not reasoning."""
+        """Return the output's tokens that are not reasoning."""
         if self._unopened is None or not output.after:
             return output.token_ids
         seen = len(self._unopened)

@@ -255,7 +255,7 @@ class Engine(TypedAnswers):
         self._stall_watch.check(limit_s)
 
     def is_on_disk(self, request_id: str) -> bool:
-        """Return whether all choices of a request are written to the log, after a step.
+        """Return whether the log has all the request's choices, after a step.
 
         With a log on disk the request is then answered even if this process ends.
         """
@@ -318,8 +318,8 @@ class Engine(TypedAnswers):
     ) -> list[Completion]:
         """Return the answers to all prompts, in their order. They are computed in batches.
 
-        Options as for `submit`, without `request_id` and `deadline_s`. Raises the error of the first prompt
-        that was refused or failed, after the others have ended.
+        Options as for `submit`, without `request_id` and `deadline_s`. Raises the first refused or failed
+        prompt's error, after the others have ended.
         """
         form = response_format_of(options)
         asked = form.added_to(make_options(sampling, options, GENERATE))
@@ -327,7 +327,9 @@ class Engine(TypedAnswers):
         return [answer_to_prompt(answers[index], index, len(answers) > 1) for index in sorted(answers)]
 
     def run_batch(self, jobs: Iterable[Job]) -> Iterator[Result]:
-        """Yield (index, completion or error) of each job as it ends, not in order; see batch/run_batch.py."""
+        """Yield (index, completion or error) for each job when that ends, not in order; see
+        batch/run_batch.py.
+        """
         return run_batch(self, jobs)
 
     def outputs_of(self, request_id: str) -> AbstractContextManager[Iterator[RequestOutput]]:
@@ -344,11 +346,11 @@ class Engine(TypedAnswers):
     ) -> Session:
         """Open a session, a request that grows (docs/how-to/sessions.md), or continue an open session.
 
-        Appended content is computed as it comes, and questions about it are answered. `length` limits the
+        Appended content is computed at once, and questions about it are answered. `length` limits the
         session's tokens (0: max_model_len); beyond it a new chain begins with the anchor and at most the last
         `keep` tokens (0: half of the length). The session is closed after `idle_s` seconds without a request
-        (0: never). `adapter` names the LoRA adapter that computes all of it. The previous process may have
-        opened it. Raises InvalidRequest, QueueFull.
+        (0: never). `adapter` names the LoRA adapter that computes all of it. The session may come from the
+        previous process. Raises InvalidRequest, QueueFull.
         """
         if session_id not in self.sessions.names():
             session_id = self.sessions.open(session_id, SessionSettings.of(options), idle_s)
@@ -372,7 +374,7 @@ class Engine(TypedAnswers):
         return self.built.executor.drafters
 
     def metrics_text(self) -> str:
-        """Return the counters and times of `metrics` in Prometheus' text format."""
+        """Return the metrics in Prometheus' text format."""
         return self.metrics.text()
 
     def readiness(self) -> Readiness:
@@ -397,7 +399,7 @@ class Engine(TypedAnswers):
         return f"a step got no further for {self.config.step_timeout_s} seconds (step_timeout_s)"
 
     def abandon(self) -> bool:
-        """Record in the log that the step hangs, and close the log so that another engine can resume it.
+        """Record in the log that the step hangs, and close the log so that another engine can continue.
 
         Called on another thread. This engine cannot be used any more. Returns False, and does nothing, if the
         step does not hang in its device.

@@ -28,14 +28,14 @@ from mmengine.serve.text.response_format import response_format_of
 
 
 class Appended(NamedTuple):
-    """The session's token count, and how many of them were found in the cache."""
+    """The session's token count, and how many were found in the cache."""
 
     num_tokens: int
     num_cached_tokens: int
 
 
 class SessionEngine(BatchEngine, Protocol):
-    """The members of an engine that a session uses; the session steps the engine."""
+    """The engine members that a session uses; the session steps the engine."""
 
     sessions: Sessions
 
@@ -51,7 +51,7 @@ class Frame(NamedTuple):
 class Frames:
     """Collects frames until a patch is complete (`in_patch` frames, which the encoder reads together).
 
-    They stay until a request with them has become part of the session, so a failed request loses no frame.
+    They stay until a request with them has joined the session, so a failed request loses no frame.
     """
 
     def __init__(self, in_patch: int):
@@ -70,7 +70,7 @@ class Frames:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the encoded frames that are held."""
+        """Encoded bytes in held frames."""
         return sum(len(frame.image) for frame in self.held if isinstance(frame.image, (bytes, str)))
 
     @property
@@ -81,10 +81,10 @@ class Frames:
     def add(
         self, num_requests: int, image: object, seconds: float, index: int | None = None
     ) -> list[dict[str, object]]:
-        """Return the parts of a complete patch; [] if the frame has to wait for others.
+        """Return a complete patch's parts; [] if the frame has to wait for others.
 
-        `num_requests` is that of the session. Raises InvalidRequest for an invalid time or a time before the
-        last frame's.
+        `num_requests` is the session's request count. Raises InvalidRequest for an invalid time or a time
+        before the last frame's.
         """
         is_time = type(seconds) in (int, float) and 0 <= seconds < 10**9
         if not is_time or (self.held and seconds < self.held[-1].seconds):
@@ -117,7 +117,7 @@ class Frames:
         return self._in_patch > 1
 
     def rest(self, num_requests: int) -> list[dict[str, object]]:
-        """Return the parts of the waiting frames. The last frame of an incomplete patch counts twice."""
+        """Return the waiting frames' parts. The last frame of an incomplete patch counts twice."""
         self._taken = num_requests
         return self._parts(self.held)
 
@@ -140,13 +140,15 @@ class Session:
 
     @property
     def facts(self) -> SessionFacts:
-        """The session's state. Raises InvalidRequest if it was closed, by a call or for being idle."""
+        """The session's state. Raises InvalidRequest for a session that is closed, by a call or for being
+        idle.
+        """
         facts = self._engine.sessions.facts(self.session_id)
         self._frames.settle(facts.num_requests)
         return facts
 
     def append(self, content: object, *, anchor: bool = False) -> Appended:
-        """Append a text, a message's part (an image, a video), or a list of both, and compute it.
+        """Append and compute a text, a message part (an image, a video), or a list.
 
         With `anchor` the content stays when the session becomes too long. A text is tokenized by itself.
         Raises InvalidRequest, InvalidMedia, QueueFull, SessionBusy, RequestFailed; the session is then
@@ -158,9 +160,9 @@ class Session:
         return Appended(len(done.prompt_token_ids), done.num_cached_tokens)
 
     def frame(self, image: object, seconds: float) -> Appended | None:
-        """Append a frame of a video at the time `seconds`.
+        """Append a video frame at the time `seconds`.
 
-        Returns None if the frame waits for others of its patch or for the next content; the image is checked
+        Returns None if the frame waits for others in its patch or for the next content; the image is checked
         at once. Raises the same errors as `append`.
         """
         facts, asked, is_film = self.facts, Options(PREFILL), self._frames.are_read_together
@@ -178,8 +180,8 @@ class Session:
     ) -> Completion:
         """Ask a question (content as for `append`), which ends the turn, and return the answer.
 
-        All tokens of the answer become part of the session. Takes the same options as `Engine.submit`,
-        without `n`. Raises the same errors as `append`.
+        All the answer's tokens become part of the session. Takes the same options as `Engine.submit`, without
+        `n`. Raises the same errors as `append`.
         """
         facts, asked = self.facts, response_format_of(options).added_to(make_options(sampling, options))
         content = [*self._frames.rest(facts.num_requests), *as_parts(question)]

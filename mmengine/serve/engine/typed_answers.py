@@ -1,4 +1,4 @@
-"""Answers of an Engine as values of schemas and a conversation's messages."""
+"""An Engine's answers as values of schemas and as messages."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator, Sequence
@@ -26,7 +26,7 @@ from mmengine.structured_output.partial_json import JsonValue
 
 
 class ChatStream:
-    """An iterator of ChatChunk; the engine steps while it is read.
+    """An iterator of ChatChunk; the engine steps while the caller reads.
 
     Leaving `with`, `close`, or dropping it cancels an unfinished request. Its first chunk raises the same
     errors as `chat`.
@@ -47,15 +47,15 @@ class ChatStream:
             raise
 
     def get_final_completion(self) -> ChatCompletion:
-        """Read to the end and return the same completion as `chat`. Raises RequestFailed if it was closed
-        before.
+        """Read to the end and return the same completion as `chat`. Raises RequestFailed after an earlier
+        close.
         """
         for _ in self:
             pass
         return final_completion(self._answer)
 
     def close(self) -> None:
-        """Cancel the request if it still runs; no further chunk comes."""
+        """Cancel a running request; no further chunk comes."""
         self._chunks.close()
 
     def __enter__(self) -> "ChatStream":
@@ -104,19 +104,18 @@ class TypedAnswers(ABC):
     ) -> ChatCompletion:
         """Return the answer to a conversation as a message, as OpenAI's chat API does.
 
-        Tool calls and reasoning are separate fields of the message. `tools`, `tool_choice` and
-        `parallel_tool_calls` are OpenAI's; the other options belong to `submit`, and `response_format`
-        applies to an answer without calls. With tools, a stop string ends text but never a call. To continue
-        the conversation, append the message's `as_json` to `messages`, and each tool's result as a message
-        with the role `tool` and its `tool_call_id`. No other request may run meanwhile. Raises the same
-        errors as `generate`.
+        Tool calls and reasoning are separate message fields. `tools`, `tool_choice` and `parallel_tool_calls`
+        are OpenAI's; the other options belong to `submit`, and `response_format` applies to an answer without
+        calls. With tools, a stop string ends text but never a call. To continue the conversation, append the
+        message's `as_json` to `messages`, and each tool's result as a message with the role `tool` and its
+        `tool_call_id`. No other request may run meanwhile. Raises the same errors as `generate`.
         """
         return self._chat(messages, sampling, options, stream=False).get_final_completion()
 
     def stream_chat(
         self, messages: PromptInput, *, sampling: SamplingParams | None = None, **options: Unpack[ChatOptions]
     ) -> ChatStream:
-        """Return an iterator over the answer of `chat` in OpenAI's chunks, as the server sends them.
+        """Return an iterator over `chat`'s answer in OpenAI's chunks, as the server sends them.
 
         Raises InvalidRequest for wrong options at once; the first chunk raises the same errors as `chat`. No
         other request may run meanwhile. Closing the iterator cancels the request.
@@ -132,7 +131,10 @@ class TypedAnswers(ABC):
     def _chunks(
         self, chat: ChatRequest, sampling: SamplingParams | None, stream: bool
     ) -> Generator[ChatChunk, None, ChatAnswer]:
-        """Yield the answer's chunks. With `stream`, no other caller may step it between two of them."""
+        """Yield the answer's chunks.
+
+        With `stream`, no other caller may step the engine between two chunks.
+        """
         self.check_batchable()
         options = response_format_of(chat.options).added_to(make_options(sampling, chat.options))
         options.check()
@@ -160,8 +162,8 @@ class TypedAnswers(ABC):
         """Return the answer to a prompt as the value that `schema` describes.
 
         `schema` is a JSON schema as a dict, or a type (list[Model], a dataclass, or another that types.py
-        supports), of which an instance is returned. `reasoning` says whether the model reasons first; with
-        None the prompt decides. `options` are those of `generate`. Raises the same errors as `generate`, and
+        supports) whose instance is returned. `reasoning` says whether the model reasons first; with None the
+        prompt decides. Takes the same `options` as `generate`. Raises the same errors as `generate`, and
         RequestFailed if the answer was cut; `on_truncation="close"` prevents that by completing the value
         within its token budget.
         """

@@ -81,8 +81,8 @@ _TEXT_KWARGS = ("text_kwargs", "common_kwargs")
 def settle_generation(given: Keywords, defaults: Keywords) -> dict[str, object]:
     """Return a call's generation keywords over the pipeline's defaults.
 
-    As in transformers, a call's generation keywords stand in `generate_kwargs`, and only some of them work
-    beside the prompts. A generation_config replaces the pipeline's.
+    As in transformers, a call's generation keywords stand in `generate_kwargs`, and only some work beside the
+    prompts. A generation_config replaces the pipeline's.
     """
     beside = {
         name: value for name, value in given.items() if is_generation_option(name) and value is not None
@@ -147,7 +147,7 @@ def settle_processing(options: Keywords) -> dict[str, object]:
 
 
 def _asks(name: str, value: object) -> bool:
-    """Return whether a processing option requests a change of the default processing."""
+    """Return whether a processing option changes the default processing."""
     return value is not None and name not in _ALWAYS and not (name in _ONLY and value is _ONLY[name])
 
 
@@ -162,7 +162,7 @@ _FIXED = ("patch_size", "temporal_patch_size", "merge_size", "max_video_tokens",
 
 
 def is_processing_option(name: str) -> bool:
-    """Return whether transformers' processors of this model have a keyword of that name."""
+    """Return whether the model's processors in transformers have such a keyword."""
     known = (*_OF_IMAGES, *_OF_VIDEOS, *_OF_BOTH, *_NESTED, *_TEXT_KWARGS, *_ONLY, *_PIXELS, *_FIXED)
     return name in known or name in _ALWAYS
 

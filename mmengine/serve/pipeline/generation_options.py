@@ -124,7 +124,7 @@ def _whole(values: Keywords, name: str, least: int) -> int:
 
 
 def _sequences(values: Keywords, ends: set[tuple[int, ...]]) -> dict[str, object]:
-    """Return sequence_bias as pairs, and bad words without the end of sequence, as transformers does."""
+    """Return sequence_bias as pairs, and bad words without the end token, as transformers does."""
     found: dict[str, object] = {}
     banned: list[tuple[int, ...]] = []
     if "bad_words_ids" in values:

@@ -16,7 +16,7 @@ Shown = tuple[str | Chat, Sequence[object]]
 def source_of(images: object, text: object) -> Iterable[object] | None:
     """Return the generator, iterator or dataset that a call passes instead of prompts; None for prompts.
 
-    A generator of messages is a chat, as in transformers: a list.
+    A generator that yields messages is a chat, as in transformers: a list.
     """
     given = images if text is None else text
     if isinstance(given, Iterator):
@@ -33,7 +33,7 @@ def source_of(images: object, text: object) -> Iterable[object] | None:
 
 @runtime_checkable
 class _Dataset(Protocol):
-    """A dataset of torch or any other library."""
+    """A dataset from torch or any other library."""
 
     def __len__(self) -> int: ...
 
@@ -77,7 +77,7 @@ class Results:
 def group_inputs(
     images: object, text: object, count_images: Callable[[str], int]
 ) -> tuple[list[list[Shown]], bool]:
-    """Return a call's prompts in groups, each with a list of records, and whether the call returns a list of
+    """Return a call's prompts in groups, each with a list of records, and whether the call returns nested
     lists.
 
     `count_images` returns a text's image placeholder count.

@@ -5,7 +5,7 @@
     pipe(text=[messages, other_messages])                  # many chats, batched
     pipe(images=image, text="<|vision_start|>…", return_full_text=False)
 
-All prompts of a call are batched continuously, so `batch_size` is accepted and has no effect.
+All prompts in a call are batched continuously, so `batch_size` is accepted and has no effect.
 docs/reference/pipeline.md lists the calls that agree with transformers, and the differences with their
 reasons.
 """
@@ -64,7 +64,7 @@ class Pipeline:
     """A pipeline on `model`: a folder, a hub id, an Engine, or None for the embedded checkpoint.
 
     `device` is "cpu", "cuda" and so on, or transformers' number (-1 for the CPU). `dtype` is a name or a
-    torch dtype. Further keywords are defaults for every call, or arguments of Engine (config, log,
+    torch dtype. Further keywords are defaults for every call, or arguments for Engine (config, log,
     attention). Raises ModelError, ConfigError, and InvalidRequest for generation options that are not
     supported.
 
@@ -119,12 +119,12 @@ class Pipeline:
         - a generator, iterator or dataset of these: an iterator of results, computed ahead.
 
         `streamer=` gets the answers token by token; prompts are then answered sequentially.
-        `response_format=` or `grammar=` set the form of the answers (docs/how-to/structured_output.md), and
+        `response_format=` or `grammar=` set the answers' form (docs/how-to/structured_output.md), and
         `logprobs=` requests log-probabilities.
 
         A record is `{"input_text", "generated_text"}`, or with `return_tensors=True` `{"input_text",
         "generated_token_ids"}` (prompt and answer, int64). With `logprobs` it has these under that name.
-        Raises the error of the first prompt that was refused or failed, after the others have ended.
+        Raises the first refused or failed prompt's error, after the others have ended.
         """
         call = self._call_options(options)
         source = source_of(images, text)
@@ -143,9 +143,9 @@ class Pipeline:
 
     @cached_property
     def tokenizer(self) -> Any:
-        """transformers' tokenizer of the model, for its streamers.
+        """transformers' tokenizer for the model, for its streamers.
 
-        For a GGUF file, and without transformers, it is the engine's tokenizer.
+        For a GGUF file, and without transformers, the engine's tokenizer.
         """
         try:
             from transformers import AutoTokenizer  # lazy: only callers with transformers need it
@@ -196,7 +196,7 @@ class Pipeline:
         return _Input(shown, prompt)
 
     def _answer(self, inputs: Sequence[_Input], call: _Call) -> list[list[dict[str, Any]]]:
-        """Return the records of each input, in order."""
+        """Return each input's records, in order."""
         if call.streamer is not None:
             return [self._stream(item, call, call.streamer) for item in inputs]
         answers = dict(self.engine.run_batch((item.prompt, call.options) for item in inputs))
@@ -245,7 +245,7 @@ def _ended(
 
 
 def _model_name(model: Any) -> str | Path | None:
-    """Return the model to load: for a model of transformers, the folder or hub id that it came from."""
+    """Return the model to load: for a transformers model, the folder or hub id that it was loaded from."""
     if model is None or isinstance(model, (str, Path)):
         return model
     name = getattr(model, "name_or_path", "")

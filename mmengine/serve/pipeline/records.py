@@ -11,7 +11,7 @@ RAW_TEXT = "RAW_TEXT"  # prompt and answer as one text, for any other return_typ
 
 
 def return_type(options: Keywords) -> str:
-    """Return the form of result that a call requests."""
+    """Return the result form that a call requests."""
     kind = options.get("return_type")
     if kind is not None:
         name = str(getattr(kind, "name", ""))
@@ -34,7 +34,7 @@ Record = dict[str, object]
 
 
 class Recorder:
-    """Makes the records of a call's answers."""
+    """Makes the records for a call's answers."""
 
     def __init__(self, tokenizer: Tokenizer, options: Keywords):
         self._tokenizer = tokenizer

@@ -11,9 +11,7 @@ from mmengine.serve.text.request_output import Completion
 
 @runtime_checkable
 class Streamer(Protocol):
-    """transformers' BaseStreamer: gets the prompt's tokens (int64 [1, n]), and then each token of the answer
-    ([1]).
-    """
+    """transformers' BaseStreamer: gets the prompt's tokens (int64 [1, n]), then each answer token ([1])."""
 
     def put(self, value: Any) -> None: ...
 
@@ -34,10 +32,10 @@ def as_streamer(given: object, options: Options) -> Streamer | None:
 
 
 def stream_answer(engine: Engine, prompt: Prompt, options: Options, streamer: Streamer) -> Completion:
-    """Pass an answer to `streamer` while it is computed, and return it. An error of the streamer cancels the
-    request.
+    """Pass an answer to `streamer` during its computation, and return the answer. A streamer's error cancels
+    the request.
 
-    Answers of batches that are under way are kept for them. Raises InvalidRequest, InvalidMedia, QueueFull.
+    Answers that belong to running batches are kept for them. Raises InvalidRequest, InvalidMedia, QueueFull.
     """
     import torch  # lazy: an engine with torch has it loaded already
 

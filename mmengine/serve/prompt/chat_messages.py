@@ -12,12 +12,12 @@ Json = dict[str, object]
 
 
 def for_template(messages: Sequence[Json]) -> Sequence[Json]:
-    """Return the messages with each call's arguments as an object instead of JSON text, as templates read
-    them.
+    """Return the messages with each call's arguments as an object, which templates need, instead of JSON
+    text.
 
     A message with calls and no content gets an empty content, and a tool's result in text parts becomes a
-    single text. Raises InvalidRequest with the path of the wrong field. The processor checks the rest of each
-    message.
+    single text. Raises InvalidRequest with the path of the wrong field. The processor checks each message
+    further.
     """
     if not any(isinstance(each, (dict, Mapping)) and _is_of_tools(each) for each in messages):
         return messages

@@ -16,10 +16,10 @@ _POLL_S = 0.1  # interval in seconds at which a waiting worker checks whether it
 
 
 def media_workers(setting: int) -> int:
-    """Return the number of threads that prepare media.
+    """Return how many threads prepare media.
 
-    With 0 it is half the usable cores, from 1 to 4: Pillow and numpy release the interpreter lock while they
-    work, and the model's threads need cores too.
+    With 0, half the usable cores, from 1 to 4: Pillow and numpy release the interpreter lock while they work,
+    and the model's threads need cores too.
     """
     return setting or max(1, min(MOST_WORKERS, usable_cores().count // 2))
 

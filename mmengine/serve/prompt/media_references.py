@@ -14,7 +14,7 @@ Message = dict[str, object]
 
 
 class Place(NamedTuple):
-    """The place of a medium's reference in a prompt: as text for an error, and as a path."""
+    """Where a prompt has a medium's reference: as text for an error, and as a path."""
 
     text: str
     path: FieldPath
@@ -46,7 +46,7 @@ def replaced_items(
 
 
 def _beside(modality: str, number: int) -> Place:
-    """Return the place of an item that came beside the messages."""
+    """Return the place for an item that came beside the messages."""
     return Place(f"{modality} {number}", FieldPath(f"{modality}s", number))
 
 

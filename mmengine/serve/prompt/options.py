@@ -31,7 +31,7 @@ SHORTEST_DEADLINE_S = 1e-9  # the core's clock counts nanoseconds, and 0 means n
 
 
 class SamplingOptions(TypedDict, total=False):
-    """The fields of SamplingParams; None means the default."""
+    """SamplingParams' fields; None means the default."""
 
     max_tokens: int | None
     min_tokens: int | None
@@ -78,8 +78,8 @@ class SessionOptions(CacheOptions, total=False):
 class GenerateOptions(SamplingOptions, CacheOptions, total=False):
     """Options for many prompts.
 
-    `thinking_token_budget` limits the reasoning tokens of an answer. `response_format` or `grammar` is the
-    answer's form (docs/how-to/structured_output.md); vLLM's names for it work too (vllm_options.py).
+    `thinking_token_budget` limits an answer's reasoning tokens. `response_format` or `grammar` is the
+    answer's form (docs/how-to/structured_output.md); vLLM's names work too (vllm_options.py).
     """
 
     priority: int
@@ -130,13 +130,13 @@ class Options:
     * `max_length`, `min_length`: limits that include the prompt; 0 for none. They determine
       `sampling.max_tokens`.
     * `envelope`: bytes that the log keeps with the request.
-    * `outputs`: the first tokens of an answer that another engine began; this engine continues after them.
-    * `sample_index`: the index of this answer among several to the prompt that are requested separately. It
-      selects the same sampling noise as the answer of that index among n, and outputs have that index.
-    * `prepared_s`: seconds that the preparation of the prompt took.
+    * `outputs`: the first tokens in an answer that another engine began; this engine continues after them.
+    * `sample_index`: this answer's index among several that are requested separately. The index selects the
+      same sampling noise as for that answer among n, and the outputs have the same index.
+    * `prepared_s`: seconds that the prompt's preparation took.
     * `thinking_token_budget`: maximum reasoning token count; None and -1 for no limit. `thinking` is that
       limit for this prompt.
-    * `adapter`: the name of the LoRA adapter that answers; "" for the model alone.
+    * `adapter`: the LoRA adapter's name; "" for the model alone.
     """
 
     sampling: SamplingParams = SamplingParams()
@@ -168,12 +168,15 @@ class Options:
         return replace(self, place=place, request_id=request_id)
 
     def after(self, seconds: float) -> "Options":
-        """Return the options after a preparation of `seconds`; the deadline counts from the submission."""
+        """Return the options after `seconds` spent on preparation;
+
+        the deadline counts from the submission.
+        """
         left_s = max(self.deadline_s - seconds, SHORTEST_DEADLINE_S) if self.deadline_s else 0.0
         return replace(self, deadline_s=left_s, prepared_s=seconds)
 
     def check(self) -> None:
-        """Raise InvalidRequest for the first value that is out of range."""
+        """Raise InvalidRequest for the first value outside its range."""
         if not self.is_prefill:
             self.sampling.check()
         named = isinstance(self.request_id, str) and self.request_id.isprintable()
@@ -231,8 +234,8 @@ class Options:
             )
 
     def of_prompt(self, num_tokens: int) -> "Options":
-        """Return the options for a prompt of `num_tokens`. Raises InvalidRequest if no token is left for the
-        answer.
+        """Return the options for a prompt with `num_tokens`. Raises InvalidRequest if no token is left for
+        the answer.
         """
         if not self.max_length and not self.min_length:
             return self

@@ -26,8 +26,8 @@ class Prompt:
     `images` and `videos` fill placeholders without data, in order. Relative paths are resolved against
     `base_folder`. `media_options` are limits on pixels and frames for all media of the prompt. With
     `{"local_files": False}` among them, media that name a path are refused; set this for messages from
-    untrusted clients, since paths are read on this machine. `template_options` are variables of the chat
-    template beside the messages.
+    untrusted clients, since paths are read on this machine. `template_options` are the chat template's
+    variables beside the messages.
     """
 
     messages: Sequence[dict[str, Any]] | None = None
@@ -57,7 +57,7 @@ class Prompt:
 
     @property
     def has_media(self) -> bool:
-        """Whether its preparation may take longer than that of a text.
+        """Whether its preparation may take longer than a text's.
 
         Only the first MAX_LOOKED_AT parts are examined; a prompt with more counts as a prompt with media.
         """
@@ -175,7 +175,7 @@ def core_ids(request_id: str, count: int) -> list[str]:
 
 
 def request_ids() -> Callable[[], str]:
-    """Return a source of ids that no other process generates."""
+    """Return a function that generates ids unknown to other processes."""
     prefix, count = secrets.token_hex(4), 0
 
     def next_id() -> str:

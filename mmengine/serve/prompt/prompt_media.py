@@ -1,7 +1,7 @@
 """Fetches the URLs and files in a prompt, so that the processor gets bytes.
 
 `media_options={"urls": …}` permits fetching: True for every public host, a list of host names, or a
-MediaFetcher with its own limits. A fetched medium is treated like a medium that was sent as bytes: the log
+MediaFetcher with separate limits. A fetched medium is treated like a medium that was sent as bytes: the log
 and the media store record its content and never a URL. The processor refuses references that are not fetched
 here.
 """
@@ -116,7 +116,7 @@ class PromptMedia:
     def release(self) -> None:
         """Release the bytes, which the processor has read or no longer needs.
 
-        Calling it twice is no error.
+        A second call is no error.
         """
         if self._fetching is not None:
             self._fetching.release()

@@ -1,4 +1,4 @@
-"""Lines of request files and answer files as JSON, and the custom_id of lines that are not valid JSON."""
+"""Lines in request files and answer files as JSON, and the custom_id in lines that are not valid JSON."""
 
 import json
 import re
@@ -23,7 +23,7 @@ class LineHead(msgspec.Struct):
 
 
 def read_head(line: bytes) -> LineHead:
-    """Read as many of these fields as possible.
+    """Read as many fields as possible.
 
     JSON may contain unpaired surrogates, which are not valid Unicode. In text that is not JSON, a custom_id
     is found only as the first field.
@@ -46,7 +46,7 @@ def read_head(line: bytes) -> LineHead:
 
 
 def custom_id_of(line: bytes | None) -> str | None:
-    """Return the custom_id of a request line; None if the line has no usable custom_id.
+    """Return a request line's custom_id; None if the line has no usable custom_id.
 
     The custom_id may contain an unpaired surrogate: the line is then refused, but its answer names it.
     """

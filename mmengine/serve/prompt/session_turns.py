@@ -1,4 +1,4 @@
-"""The layout of a session's tokens: pieces of turns, and the chain that they form.
+"""Lays out a session's tokens: pieces of turns, and the chain that they form.
 
 If the chain would exceed the session's length, a new chain begins with the anchor, the last pieces, and the
 new piece. Its tokens are computed like any prompt's, so that dropped pieces have no influence.
@@ -107,7 +107,7 @@ def build_chain(
 
 
 class _Piece(NamedTuple):
-    """Tokens and media, whose positions count from the first of these tokens."""
+    """Tokens and media, whose positions count from the first token."""
 
     tokens: np.ndarray
     media: tuple[MediaItem, ...]
@@ -132,7 +132,7 @@ def _joined(session: SessionState, kept: int, pieces: Sequence[_Piece], film: in
 
 
 def _end_of_anchor(session: SessionState) -> int:
-    """Return the end of the anchor; without an anchor, the end of the first turn's opening."""
+    """Return the anchor's end; without an anchor, the first turn's opening's end."""
     end = session.chunks[0].num_opening if session.chunks else 0
     for _, last, chunk in _chunks_from(session, 0):
         if not chunk.is_anchor:
@@ -142,7 +142,7 @@ def _end_of_anchor(session: SessionState) -> int:
 
 
 def _chunks_from(session: SessionState, start: int) -> list[tuple[int, int, Chunk]]:
-    """Return (first token, end, chunk) of the chunks that begin at `start` or later."""
+    """Return (first token, end, chunk) for chunks that begin at `start` or later."""
     ends = [*(chunk.start for chunk in session.chunks[1:]), len(session.tokens)]
     return [
         (chunk.start, end, chunk)
@@ -174,8 +174,8 @@ def parts_of(content: object) -> list[Part]:
 def frames_part(frames: Sequence[tuple[float, object]], in_patch: int) -> list[Part]:
     """Return a video's frames, (seconds, image) each, as a message's parts.
 
-    Frames that the encoder reads together become a single video part. If it reads each frame by itself, a
-    frame is an image part after a text with its time.
+    Frames that the encoder reads together become a single video part. Otherwise a frame is an image part
+    after a text with its time.
     """
     parts: list[Part] = []
     for first in range(0, len(frames), in_patch):

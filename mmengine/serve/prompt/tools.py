@@ -1,4 +1,4 @@
-"""Tools in OpenAI's format, and the grammar of answers that may call them."""
+"""Tools in OpenAI's format, and the grammar for answers that may call them."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -58,7 +58,7 @@ class ToolSelection(msgspec.Struct, frozen=True):
 class ToolCallSpec(msgspec.Struct, frozen=True):
     """The form of an answer with tools.
 
-    `reasoning` holds the markers of a model that may reason on its own.
+    `reasoning` holds the markers if the model may reason on its own.
     """
 
     asked: ToolSelection
@@ -151,7 +151,7 @@ def _tool(where: FieldPath, tool: Json, limits: ToolLimits) -> RequestedTool:
 
 
 def _choice(given: object, names: Sequence[str]) -> tuple[Choice, Sequence[str]]:
-    """Return the choice (auto, required or named) and the names of the tools that may be called."""
+    """Return the choice (auto, required or named) and the callable tools' names."""
     if given is None or given == "auto":
         return "auto", names
     if given == "required":
@@ -198,7 +198,7 @@ def _list(names: Sequence[str]) -> str:
 def call_grammar(
     calls: ToolCallSpec, answer: GrammarRequest | None, on_truncation: Truncation
 ) -> GrammarRequest:
-    """Return the grammar of an answer with tools.
+    """Return the grammar for an answer with tools.
 
     `answer` is its text's grammar. Raises InvalidRequest.
     """

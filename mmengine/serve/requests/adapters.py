@@ -55,7 +55,7 @@ class Adapters:
         return iter(tuple(self.by_name.values()))
 
     def read(self, name: str, source: str | Path) -> LocalAdapter:
-        """Read and check the adapter in a folder or on the hub. Any thread may call it.
+        """Read and check the adapter in a folder or on the hub. Thread-safe.
 
         Raises ModelError, ConfigError, InvalidRequest.
         """
@@ -100,8 +100,8 @@ class Adapters:
         operator_log.info("adapter loaded", name=name, digest=digest.hex()[:12], folder=str(known.folder))
 
     def unload(self, name: str) -> None:
-        """Refuse new requests for the adapter; running requests keep it. Raises InvalidRequest if it is not
-        loaded.
+        """Refuse new requests for the adapter; running requests keep it. Raises InvalidRequest for an unknown
+        adapter.
         """
         known = self.by_name.pop(name, None)
         if known is None:
@@ -111,7 +111,7 @@ class Adapters:
         operator_log.info("adapter unloaded", name=name)
 
     def named(self, name: str) -> Adapter | None:
-        """Return the adapter of a name, None for "". Raises InvalidRequest if it is not loaded."""
+        """Return the adapter with this name, None for "". Raises InvalidRequest for an unknown adapter."""
         if not name:
             return None
         known = self.by_name.get(name)

@@ -12,7 +12,7 @@ MAX_BYTES = 128 * 2**20  # bytes of all different sources; each has at most 8 Mi
 
 
 class GrammarMemory:
-    """Sources of grammars by holder. Equal sources share an object and count once. Thread-safe."""
+    """Grammar sources by holder. Equal sources share an object and count once. Thread-safe."""
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self.max_bytes = max_bytes
@@ -22,7 +22,7 @@ class GrammarMemory:
         self.num_bytes = 0
 
     def hold(self, holder: object, grammar: GrammarRequest, *, was_accepted: bool = False) -> GrammarRequest:
-        """Return `grammar` with the shared object of its source, which is kept until `release`.
+        """Return `grammar` with the shared object for its source, which is kept until `release`.
 
         A holder has a single source. Raises QueueFull if there is no room for a new source, unless a previous
         process has accepted the request (`was_accepted`).
@@ -44,7 +44,7 @@ class GrammarMemory:
             return _with_source(grammar, known[0])
 
     def shared(self, grammar: GrammarRequest) -> GrammarRequest:
-        """Return `grammar` with the shared object of an equal source, unchanged if none is held."""
+        """Return `grammar` with the shared object for an equal source, unchanged if none is held."""
         with self._lock:
             known = self._known.get(grammar.source)
             return grammar if known is None else _with_source(grammar, known[0])

@@ -45,7 +45,7 @@ class Readiness:
 
 
 def stopped_engine(error: MMEngineError | None) -> Readiness:
-    """Return the readiness of an engine that `error` stopped, or that was closed."""
+    """Return the readiness after `error` stopped the engine, or after a close."""
     if error is None:
         return Readiness(("the engine stopped: it was closed",), is_over=True)
     public = f"the engine stopped: {error}"
@@ -55,7 +55,7 @@ def stopped_engine(error: MMEngineError | None) -> Readiness:
 
 
 class StepClock:
-    """The duration of the current step. Threads other than the engine's may read it."""
+    """The current step's duration. Threads other than the engine's may read it."""
 
     def __init__(self) -> None:
         self._since = 0.0  # 0 between steps
@@ -73,7 +73,7 @@ class StepClock:
 
 
 def core_reasons(core: EngineCore) -> list[str]:
-    """Return why a running core makes no progress. Reads only a few attributes; any thread may call it."""
+    """Return why a running core makes no progress. Reads only a few attributes; thread-safe."""
     reasons = [core.stalled] if core.stalled else []
     if core.last_stall is not None:
         found, stall = core.last_stall
@@ -87,7 +87,7 @@ def core_reasons(core: EngineCore) -> list[str]:
 
 
 class StallWatch:
-    """Watches for a full disk: told of each step of a core."""
+    """Watches for a full disk: called after each step."""
 
     def __init__(self, core: EngineCore):
         self._core = core

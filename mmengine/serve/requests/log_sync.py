@@ -1,4 +1,4 @@
-"""Syncs the log to the disk and tidies it on a background thread."""
+"""Syncs and tidies the log on a background thread."""
 
 import threading
 import time

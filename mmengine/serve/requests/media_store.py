@@ -1,12 +1,11 @@
-"""Stores images and videos of live requests beside the log, since their pixels are needed again after a
-crash.
+"""Stores live requests' images and videos beside the log, since their pixels are needed again after a crash.
 
     MEDIA_FOLDER/<hex of mm_hash>.media
     magic "MMMD" u32 | version u16 | kind u16 | meta length u32 | reserved u32 | data length u64 |
     crc32 u32 of meta and data; meta is msgpack, then the data
 
 Kind 1 holds the encoded bytes as the caller sent them, with the requested options. Kind 2 holds the patches
-(uint8) of pixels that were decoded elsewhere. Only the owner may read the files. A file is complete before
+(uint8) for pixels that were decoded elsewhere. Only the owner may read the files. A file is complete before
 its request is logged, and is removed when no live request needs it.
 """
 
@@ -113,7 +112,7 @@ class MediaStore:
                 self._drop(mm_hash)
 
     def release(self, request_id: str) -> None:
-        """Release the media of a request that has ended. An unknown id is no error."""
+        """Release an ended request's media. An unknown id is no error."""
         self._let_go(request_id, self._held.pop(request_id, ()), ())
 
     def sweep(self) -> None:
@@ -122,7 +121,7 @@ class MediaStore:
             self._drop(mm_hash)
 
     def load(self, item: MediaItem, processor: Processor) -> MediaInput:
-        """Load an item of a held request. Raises InvalidMedia if its file is missing or damaged."""
+        """Load a held request's item. Raises InvalidMedia if its file is missing or damaged."""
         path = self._path(item.mm_hash)
         try:
             with _open(path) as file:
@@ -241,7 +240,7 @@ def _patches(file: BinaryIO, item: MediaItem, shape: Any, length: int) -> MediaI
 
 
 def _stored_source(path: Path, item: MediaItem, options: dict[str, Any], length: int) -> MediaSource:
-    """Return a source of the encoded bytes. A plugin gets them in memory even if they came from a file."""
+    """Return a source for the encoded bytes. A plugin gets them in memory even if they came from a file."""
     with _open(path) as file:
         file.seek(-length, os.SEEK_END)
         return MediaSource(file.read(length), options)

@@ -52,10 +52,10 @@ ELSEWHERE = {"num_finished", "device_ns", "drafts", "overlap"}
 
 
 class Metrics(Collector):
-    """An engine's metrics. Other threads see values of some moment between two steps.
+    """An engine's metrics. Other threads see values from some moment between two steps.
 
     `stats` returns the core's counters, `ready` whether work may be sent, and `drafters` their names and
-    numbers of failures. `graphs` returns, by keys of GRAPHS, how many were replayed and why others were not.
+    failure counts. `graphs` returns, by keys of GRAPHS, how many were replayed and why others were not.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Metrics(Collector):
         self._times.release(request_id)
 
     def tell_times(self, told: Callable[[str, Times], None]) -> None:
-        """Have the engine's thread call `told` with the id and times of each answer that ends."""
+        """Have the engine's thread call `told` with each ended answer's id and times."""
         self._times.report = told
 
     def text(self) -> str:

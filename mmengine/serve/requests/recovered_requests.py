@@ -1,4 +1,4 @@
-"""Requests of the previous process in the log to which no caller is attached yet."""
+"""The previous process's requests in the log to which no caller is attached yet."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,10 +23,10 @@ class UnclaimedRequest(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RecoveredRequest:
-    """A request of the previous process.
+    """The previous process's request.
 
-    `queued` is its first answer's event. `num_tokens` counts the tokens of all its answers when the log was
-    read. `has_ended` says whether they were complete then and only not delivered.
+    `queued` is its first answer's event. `num_tokens` counts all its answers' tokens when the log was read.
+    `has_ended` says whether they were complete then and only not delivered.
     """
 
     request_id: str
@@ -42,7 +42,7 @@ class RecoveredRequest:
 
 
 def find_recovered(resumed: Mapping[str, ResumedAnswer]) -> tuple[dict[str, RecoveredRequest], list[str]]:
-    """Return recovered requests by id, and core ids of answers that no caller can claim. `resumed` is by core
+    """Return recovered requests by id, and core ids whose answers no caller can claim. `resumed` is by core
     id.
 
     An answer cannot be claimed if its request was cancelled, or lacks a choice that was delivered or

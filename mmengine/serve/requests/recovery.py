@@ -27,7 +27,9 @@ _NOT_KEPT = (
 
 
 def open_store(log: str | Path, config: EngineConfig, resumed: ResumeState | None) -> MediaStore | None:
-    """Return the media store beside a log, with the media that `resumed` needs; None if it is disabled."""
+    """Return the media store beside a log, with the media that `resumed` needs; None if settings disable the
+    store.
+    """
     if not config.media_store_bytes:
         return None
     store = MediaStore(Path(log) / MEDIA_FOLDER, config.media_store_bytes)
@@ -52,7 +54,7 @@ def recover(
     """Let the core continue, and return unfinished and undelivered answers by core id.
 
     A request whose media, grammar or adapter is missing ends with an error. `coming` are adapters that are
-    loaded next. `cause` is that of Resume.
+    loaded next. `cause` belongs to Resume.
     """
     loaded: dict[bytes, MediaInput] = {}
     lost = []

@@ -1,4 +1,4 @@
-"""The resources of requests: each is held from a request's submission to its end."""
+"""Requests' resources: each is held from a request's submission to its end."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
@@ -23,7 +23,7 @@ class RequestResource(Protocol):
 
 
 class RequestResources:
-    """All resources of an engine; each is released for every request that ends, however it ends.
+    """All an engine's resources; each is released for every request that ends, however it ends.
 
     Not thread-safe.
     """

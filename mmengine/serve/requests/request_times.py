@@ -1,7 +1,7 @@
 """Measures how long requests wait and run, from steps' outputs, into histograms.
 
 All tokens in a step arrive at the same moment. For all rows with a token in the previous step the time since
-then is the same, so it is added to its bucket once, with the row count.
+then is the same, so a single addition, with the row count, suffices.
 """
 
 import time
@@ -111,7 +111,7 @@ class RequestTimes:
             self._preparation.add(prepared_s)
 
     def saw_step(self, news: Sequence[Output], admitted: Sequence[str], num_scheduled: int) -> None:
-        """Record a step's outputs, and the next step's number of tokens and newly admitted requests."""
+        """Record a step's outputs, and the next step's token count and newly admitted requests."""
         now = time.monotonic()
         if num_scheduled:
             self._step.add(num_scheduled)

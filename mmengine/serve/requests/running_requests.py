@@ -51,10 +51,10 @@ class _Pending:
 
 
 class RunningRequests:
-    """The running requests of an engine.
+    """An engine's running requests.
 
-    `resumed` are answers of the previous process without a caller yet, by core id. With `texts` False all
-    texts are empty, and the reader of the outputs makes them.
+    `resumed` are the previous process's answers without a caller, by core id. With `texts` False all texts
+    are empty, and the outputs' reader makes them.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class RunningRequests:
         return computed, whole
 
     def encoded_percent(self, request_id: str) -> int | None:
-        """Return the encoded percentage of the request's image or video that is being encoded in pieces, or
+        """Return how many percent are encoded if the request's image or video is encoded in pieces, else
         None.
         """
         state = self._core.view
@@ -170,7 +170,7 @@ class RunningRequests:
         )
 
     def _take_unclaimed(self, output: Output) -> None:
-        """Record an output of a request of the previous process, or of a request that was taken back."""
+        """Record an output for a request without a caller: recovered, or taken back."""
         if output.request_id in self.resumed:
             self.resumed[output.request_id].add(output)
         elif output.finish_reason is not None:
@@ -257,10 +257,10 @@ class RunningRequests:
         return news
 
     def resume(self, request_id: str, num_choices: int = 1, *, stream: bool = False) -> Completion | None:
-        """Continue a request of the previous process.
+        """Continue the previous process's request.
 
-        Returns its answer if it has ended; otherwise the engine's `step` returns its outputs, with `stream`
-        including new text. Raises KeyError if `can_resume` is False.
+        Returns the answer if that is complete; otherwise the engine's `step` returns its outputs, with
+        `stream` including new text. Raises KeyError if `can_resume` is False.
         """
         names = core_ids(request_id, num_choices)
         found = [self.resumed.pop(name) for name in names]

@@ -1,4 +1,4 @@
-"""Images and frames of sessions that are needed to compute a session again.
+"""Images and frames that are needed to compute sessions again.
 
 A media store holds them beside the log. Without a store, their encoded bytes stay in memory, or their pixels
 if they came as pixels. Media that a session drops are released with its next request, since a request that
@@ -29,7 +29,7 @@ class SessionMedia:
         self.num_bytes = 0
 
     def take(self, session: SessionState, items: Sequence[MediaItem], new: Sequence[MediaInput]) -> None:
-        """Hold `items` for a request of the session; `new` came with it.
+        """Hold `items` for a session's request, which brought the `new` media.
 
         Raises InvalidMedia if another item is lost, QueueFull if there is no room.
         """
@@ -65,8 +65,7 @@ class SessionMedia:
     def inputs(
         self, session_id: str, items: Sequence[MediaItem], there: Sequence[MediaInput]
     ) -> Sequence[MediaInput]:
-        """Return the pixels of a request's items; items that are not in `there` are loaded when they are
-        read.
+        """Return a request's pixels; items that are not in `there` are loaded when they are read.
 
         A step reads them and must not wait for decoders that work for others.
         """

@@ -1,4 +1,4 @@
-"""The sessions of an engine, on its thread: opening, closing, and the prompts of their requests."""
+"""An engine's sessions, on its thread: opening, closing, and their requests' prompts."""
 
 import math
 import secrets
@@ -65,7 +65,7 @@ class SessionFacts(NamedTuple):
     """The state of a session between two requests.
 
     `num_requests` counts the requests that became part of the session. `live` is the running request, or "".
-    `answer` are the token ids of the last answer.
+    `answer` are the last answer's token ids.
     """
 
     session_id: str
@@ -159,11 +159,11 @@ class Sessions:
         self._core.sessions.release(session_id)
 
     def continue_turns_of(self, stuck: "Sessions") -> None:
-        """Take over the turns of an engine that hung."""
+        """Take over a hung engine's turns."""
         self._core.sessions.hold_sessions_of(stuck._core.sessions)
 
     def close(self, session_id: str) -> None:
-        """Close a session even if it has a running request. Raises InvalidRequest if it is not open."""
+        """Close a session, even during a request. Raises InvalidRequest for a closed session."""
         self._core.sessions.close(session_id, "closed")
 
     @property
@@ -173,7 +173,7 @@ class Sessions:
         return None if next_ns is None else max(0.0, (next_ns - time.monotonic_ns()) / 1e9)
 
     def tidy(self) -> None:
-        """Release the resources of closed sessions."""
+        """Release closed sessions' resources."""
         found, waits = self._core.view.sessions.all, self._core.inbox.opening
         for session_id in [name for name in self._known if name not in found and name not in waits]:
             self._known.discard(session_id)
@@ -181,13 +181,13 @@ class Sessions:
             self._media.drop(session_id)
 
     def names(self) -> list[str]:
-        """Return the ids of open sessions in the order of their opening."""
+        """Return the open sessions' ids, oldest first."""
         inbox = self._core.inbox
         known = (*self._core.state.sessions.all, *inbox.opening)
         return [name for name in known if name not in inbox.closing]
 
     def settings(self, session_id: str) -> SessionSettings:
-        """Return a session's settings. Raises InvalidRequest if it is not open."""
+        """Return a session's settings. Raises InvalidRequest for a closed session."""
         session = self._core.sessions.find(session_id)
         if session_id not in self._settings:  # another process opened it
             self._settings[session_id] = msgspec.msgpack.decode(session.envelope, type=SessionSettings)
@@ -201,7 +201,7 @@ class Sessions:
         return self._adapters.named(self.settings(session_id).adapter)
 
     def facts(self, session_id: str) -> SessionFacts:
-        """Return a session's state. Raises InvalidRequest if it is not open."""
+        """Return a session's state. Raises InvalidRequest for a closed session."""
         settings, session = self.settings(session_id), self._core.sessions.find(session_id)
         num_outputs = session.chunks[-1].num_outputs if session.chunks else 0
         return SessionFacts(
@@ -256,7 +256,7 @@ class Sessions:
         return prompt, place
 
     def chain(self, prepared: Prepared, place: SessionPlace, num_answer: int) -> SessionChain:
-        """Return the whole prompt of a request. Raises InvalidRequest."""
+        """Return a request's whole prompt. Raises InvalidRequest."""
         options = self.settings(place.session_id).template_options
         found = self._found(place)
 
@@ -313,7 +313,7 @@ def make_sessions(
     requests: RunningRequests,
     awaited: Set[str] = frozenset(),
 ) -> Sessions:
-    """Return the sessions of an engine.
+    """Return an engine's sessions.
 
     Requests that the previous process accepted for sessions go on without a caller, since their answers
     belong to the sessions. Requests in `awaited` keep their callers.
@@ -327,5 +327,5 @@ def make_sessions(
 
 
 def request_id_of(session_id: str, number: int) -> str:
-    """Return the id of a session's next request after `number` requests."""
+    """Return the id that a session's request has after `number` requests."""
     return f"{session_id}.{number}"

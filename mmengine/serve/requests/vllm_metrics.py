@@ -45,7 +45,7 @@ REASONS = ("stop", "length", "abort", "error")
 
 
 class VllmMetrics(Collector):
-    """The metrics that `ours` yields, renamed. `config` are the labels of cache_config_info."""
+    """The metrics that `ours` yields, renamed. `config` are the labels for cache_config_info."""
 
     def __init__(
         self, ours: Callable[[], Iterator[Metric]], model_name: str, config: Mapping[str, object]

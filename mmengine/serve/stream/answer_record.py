@@ -106,7 +106,7 @@ class AnswerRecord:
             await self._over.wait()
 
     def follow(self) -> None:
-        """Read the stream on behalf of all readers from now on."""
+        """Read the stream for all readers from now on."""
         stream, first = self.source, self.first
         if self.is_over or not isinstance(stream, Stream):
             return
@@ -164,13 +164,13 @@ class AnswerRecord:
 
     @property
     def num_tokens(self) -> int:
-        """The number of tokens so far; an estimate while the request runs."""
+        """The token count so far; an estimate while the request runs."""
         completion = self.completion
         return len(self.items) if completion is None else sum(len(c.token_ids) for c in completion.choices)
 
     @property
     def completion(self) -> Completion | None:
-        """The completion of an answer that ended without an error."""
+        """The completion, if the answer ended without an error."""
         return self.items[-1].completion if self.items else None
 
     def stored_answer(self) -> StoredAnswer:
@@ -241,7 +241,7 @@ class DirectReader(ChannelReader):
         return len(self._channel.items) if self._follower is None else self._follower.backlog
 
     def leave(self) -> None:
-        """Stop reading. Calling it twice is no error."""
+        """Stop reading. A second call is no error."""
         self.listen(None)
         self._record.follow()
         if self._follower is not None:
@@ -325,7 +325,7 @@ class RecordReader:
             await self._source.accepted()
 
     def leave(self) -> None:
-        """Stop reading. Calling it twice is no error."""
+        """Stop reading. A second call is no error."""
         self._record.listen(self, None)
         left, self._left = self._left, _nothing
         left()

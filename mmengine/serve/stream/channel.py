@@ -1,4 +1,4 @@
-"""Channels from the engine's thread to the callers of an AsyncEngine on their event loops."""
+"""Channels from the engine's thread to callers on their event loops."""
 
 import asyncio
 import time
@@ -129,7 +129,7 @@ def _set_accepted(channels: list[Channel]) -> None:
 
 
 def put_all(outputs: Iterable[tuple[Channel, RequestOutput]]) -> None:
-    """Add outputs to channels of this event loop and wake each channel once."""
+    """Add outputs to channels on this event loop and wake each channel once."""
     channels: dict[Channel, None] = {}
     for channel, output in outputs:
         channel.put(output)

@@ -16,7 +16,7 @@ def _nothing(channel: Channel) -> None:
 
 
 class AcceptedRequest(NamedTuple):
-    """The facts about a request that are known once it is `accepted`; the properties of Stream have the same
+    """The facts about a request that are known once it is `accepted`; Stream has properties with the same
     names.
     """
 
@@ -47,7 +47,7 @@ class ChannelReader:
         self.completion: Completion | None = None
 
     def listen(self, listener: Callable[[], None] | None) -> None:
-        """Have `listener` called on the caller's loop when outputs arrive, once for each step. It replaces
+        """Have `listener` called on the caller's loop when outputs arrive, once for each step, instead of
         waking.
         """
         self._channel.listener = listener
@@ -80,7 +80,7 @@ class ChannelReader:
 
     @property
     def backlog(self) -> int:
-        """The number of outputs that have arrived and were not read."""
+        """How many outputs have arrived and were not read."""
         return len(self._channel.items)
 
     @property
@@ -104,7 +104,7 @@ class ChannelReader:
 
     @property
     def num_embeds(self) -> dict[str, int]:
-        """The number of embeddings of the prompt's media by modality, once `accepted`."""
+        """Embedding counts for the prompt's media by modality, once `accepted`."""
         return self._channel.num_embeds
 
     @property
@@ -149,9 +149,9 @@ class ChannelReader:
 class Stream(ChannelReader):
     """A request's outputs as an async iterator of RequestOutput. `completion` is set at the end.
 
-    Leaving `async with`, `aclose()`, or dropping the stream cancels the request if it still runs. Raises
-    InvalidRequest, InvalidMedia or QueueFull if the prompt is refused, and ExecutorFailed or another error if
-    the engine failed.
+    Leaving `async with`, `aclose()`, or dropping the stream cancels a running request. Raises InvalidRequest,
+    InvalidMedia or QueueFull if the prompt is refused, and ExecutorFailed or another error if the engine
+    failed.
     """
 
     def __init__(
@@ -204,8 +204,8 @@ class Stream(ChannelReader):
         self.is_over, self._close = True, _nothing
 
     def delivered(self) -> None:
-        """Let the log forget the held answer once it is complete: the caller has stored it or does not need
-        it.
+        """Let the log forget the held answer once it is complete: the caller has stored the answer or does
+        not need one.
         """
         self._release([self.release()])
 
@@ -230,7 +230,7 @@ class Stream(ChannelReader):
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Cancel the request if it still runs; no further output comes."""
+        """Cancel a running request; no further output comes."""
         self.is_over = True
         self._close(self._channel)
 

@@ -29,7 +29,7 @@ _AT_STOP = ("string", CUT, "closed")  # details of ends that a stop string may h
 
 
 class ArgumentError(msgspec.Struct, frozen=True):
-    """The error in the arguments of the call with the index `call`."""
+    """An error in the arguments to the call with the index `call`."""
 
     call: int
     message: str
@@ -106,7 +106,7 @@ class ChoiceDeltas:
         return self._stream.cut_off or self._until.cut_off
 
     def take(self, output: RequestOutput) -> Iterator[ChoiceDelta]:
-        """Yield the deltas of the engine's output; nothing at the end of an answer that was aborted."""
+        """Yield the deltas of the engine's output; nothing at an aborted answer's end."""
         for delta in self.push(output.token_ids, output.logprobs):
             yield delta, None, None
         if (reason := output.finish_reason) in ("stop", "length"):
@@ -138,7 +138,7 @@ class ChoiceDeltas:
         return found
 
     def _deltas(self, content: str, reasoning: str = "") -> list[Delta]:
-        """Return a delta for each piece of text or call; nothing after a stop string."""
+        """Return a delta for each text or call piece; nothing after a stop string."""
         if self._parser is None:
             return [self._delta(content, reasoning)] if content or reasoning else []
         found = [self._delta("", reasoning)] if reasoning else []

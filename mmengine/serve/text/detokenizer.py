@@ -2,8 +2,8 @@
 
 A byte-level tokenizer may split a character over several tokens. Decoding a cut character gives U+FFFD at the
 text's end. Further tokens can change only that last character, so it is held back, and all text before it is
-final. Decoding examines a short window of tokens and never the whole answer. If a text is the concatenation
-of its tokens' bytes, only the new tokens are decoded.
+final. Decoding examines a short token window and never the whole answer. If a text is the concatenation of
+its tokens' bytes, only the new tokens are decoded.
 """
 
 import codecs
@@ -20,7 +20,7 @@ CONTEXT = 4  # tokens that stay in the window: a character has at most four byte
 
 
 class ByteDetokenizer:
-    """The text of a growing list of tokens that stand for bytes: `pieces`, by token id."""
+    """The text of a growing token list, for tokens that stand for bytes: `pieces`, by token id."""
 
     def __init__(self, pieces: Sequence[bytes]):
         self._pieces, self._size = pieces, len(pieces)
@@ -47,7 +47,7 @@ class ByteDetokenizer:
 
 
 class Detokenizer:
-    """The text of a growing list of tokens, for any tokenizer. Decodes O(1) tokens for each new token."""
+    """The text of a growing token list, for any tokenizer. Decodes O(1) tokens for each new token."""
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True):
         self._tokenizer = tokenizer
@@ -96,7 +96,7 @@ class Detokenizer:
 
 
 class UntilStop:
-    """Text that ends before the first of these strings.
+    """Text that ends before the first stop string.
 
     `stopped` becomes true there; `stopped_by` is the string and `cut_off` the dropped text from that string
     on. Later text is dropped; with `closes` it completes the text and is returned.
@@ -209,7 +209,7 @@ def _first_match(text: str, stop: Sequence[str], old: int) -> int | None:
 
 
 def _longest_partial(text: str, stop: Sequence[str]) -> int:
-    """Return the length of the longest suffix of `text` that begins a stop string without completing any."""
+    """Return the length of the longest suffix that begins a stop string without completing any."""
     longest = 0
     for string in stop:
         for length in range(min(len(string) - 1, len(text)), longest, -1):

@@ -14,8 +14,8 @@ from mmengine.structured_output.grammar_start import find_end
 class OutputText:
     """Fills in the texts of a request's outputs, in their order.
 
-    With `pieces` False only complete answers get a text. `grammar` is that of a request with a form and must
-    be set before its first output.
+    With `pieces` False only complete answers get a text. `grammar`, for requests with a form, must be set
+    before the first output.
     """
 
     def __init__(self, tokenizer: Tokenizer, sampling: SamplingParams):

@@ -42,7 +42,7 @@ def spelled(marker: str, tokenizer: Tokenizer) -> tuple[int, ...]:
 
 
 def reasoning_of(form: GrammarRequest, tokenizer: Tokenizer) -> ReasoningTokens:
-    """Return the markers of an answer whose form is settled."""
+    """Return the markers for an answer whose form is settled."""
     if form.after:
         return ReasoningTokens(True, (), form.after)
     calls = calls_of(form)
@@ -53,7 +53,7 @@ def reasoning_of(form: GrammarRequest, tokenizer: Tokenizer) -> ReasoningTokens:
 
 
 class Reasoning:
-    """The reasoning markers of a model.
+    """A model's reasoning markers.
 
     With an empty `end` there is no reasoning; with an empty `start` reasoning is never detected.
     """
@@ -104,7 +104,7 @@ class Reasoning:
         return replace(options, grammar=msgspec.structs.replace(options.grammar, after=self._end))
 
     def with_budget(self, options: Options, prompt_token_ids: np.ndarray) -> Options:
-        """Return settled options with the effect of their thinking_token_budget on this prompt.
+        """Return settled options with the thinking_token_budget applied to this prompt.
 
         Raises InvalidRequest if the marker that ends reasoning is unknown.
         """

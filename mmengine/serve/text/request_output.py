@@ -51,7 +51,7 @@ class Choice:
 
     @property
     def num_reasoning_tokens(self) -> int:
-        """Return the number of tokens before the last token of `after`, as ChoiceDeltas counts them."""
+        """Return the token count before the last token of `after`, as ChoiceDeltas counts."""
         if not self.after:
             return 0
         end = find_end(self.token_ids, self.after)
@@ -62,8 +62,8 @@ class Choice:
 class Completion:
     """The complete answer to a prompt; `text`, `token_ids` and `finish_reason` are the first choice's.
 
-    `num_drafts` were computed for all choices and `num_accepted` of them kept, by the process that returns
-    the answer. `notes` on the requested form come from the process that got the request. `prompt_logprobs` is
+    `num_drafts` were computed for all choices and `num_accepted` were kept, by the process that returns the
+    answer. `notes` on the requested form come from the process that got the request. `prompt_logprobs` is
     computed from `prompt_scores`.
     """
 
@@ -100,8 +100,8 @@ class Completion:
     def usage(self) -> dict[str, Any]:
         """Token counts by OpenAI's names; cached tokens are part of the prompt's.
 
-        Includes the number of reasoning tokens if a form begins after reasoning, and the numbers of accepted
-        and rejected drafts if there were any.
+        Includes the reasoning token count if a form begins after reasoning, and accepted and rejected draft
+        counts if there were drafts.
         """
         prompt, completion = len(self.prompt_token_ids), sum(len(choice.token_ids) for choice in self.choices)
         found: dict[str, Any] = {
@@ -121,7 +121,7 @@ class Completion:
         return found
 
     def error(self) -> MMEngineError | None:
-        """Return the error of a choice that was aborted; None after stop and length."""
+        """Return an aborted choice's error; None after stop and length."""
         for choice in self.choices:
             if choice.finish_reason == "rejected":
                 return QueueFull(choice.detail)  # after admission there is no other reason
@@ -131,7 +131,7 @@ class Completion:
         return None
 
     def as_json(self) -> dict[str, Any]:
-        """Return the answer as a line of a batch file holds it, without its custom_id."""
+        """Return the answer's fields for a batch file's line, without its custom_id."""
         if len(self.choices) == 1:
             fields = _choice_json(self.choices[0])
         else:
@@ -159,11 +159,11 @@ def _choice_json(choice: Choice) -> dict[str, Any]:
 
 
 class RequestOutput(msgspec.Struct, frozen=True, eq=False):
-    """New `text` and `token_ids` of choice `index` after a step.
+    """New `text` and `token_ids` for the choice `index` after a step.
 
-    `finish_reason` and `detail` (as in Choice) come with the choice's last output, `completion` with the last
-    output of all choices. `after` is that of Choice. `logprobs` belong to the tokens, and `prompt_scores` to
-    the prompt, if requested; the latter come with the first token of choice 0.
+    `finish_reason` and `detail` (as in Choice) come with the choice's last output, `completion` with the
+    request's last output. `after` is the same as in Choice. `logprobs` belong to the tokens, and
+    `prompt_scores` to the prompt, if requested; the latter come with the first token of choice 0.
     """
 
     request_id: str
@@ -256,7 +256,7 @@ def final_outputs(completion: Completion) -> list[RequestOutput]:
 def answer_to_prompt(answer: Completion | MMEngineError, index: int, is_one_of_several: bool) -> Completion:
     """Return the complete answer to the prompt with this index.
 
-    Raises the error of an answer that failed; with several prompts the error names the prompt.
+    Raises a failed answer's error, which names the prompt if there are several.
     """
     try:
         return require_success(answer)
@@ -265,7 +265,7 @@ def answer_to_prompt(answer: Completion | MMEngineError, index: int, is_one_of_s
 
 
 def require_success(answer: Completion | MMEngineError) -> Completion:
-    """Return a complete answer. Raises the error of an answer that failed."""
+    """Return a complete answer. Raises a failed answer's error."""
     if isinstance(answer, MMEngineError):
         raise answer
     error = answer.error()

@@ -35,8 +35,8 @@ class ResponseFormat(NamedTuple):
 def response_format_of(options: Mapping[str, Any]) -> ResponseFormat:
     """Return the form that `response_format`, `grammar` or vLLM's names for them request in `options`.
 
-    A response_format, or the schema in it, may be a type. With `calls` it is the form of an answer that may
-    contain tool calls. Raises InvalidRequest.
+    A response_format, or the schema in it, may be a type. With `calls` the form allows tool calls. Raises
+    InvalidRequest.
     """
     form, grammar = as_form(options)
     form = _described(_asked(form) if _is_type(form) else form)

@@ -1,4 +1,4 @@
-"""Finds stop strings in the text of running rows for the model runner."""
+"""Finds stop strings in running rows' text for the model runner."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -26,7 +26,7 @@ class _Text(Protocol):
 
 
 class StopStrings:
-    """The texts of rows whose requests have stop strings; other rows cost nothing.
+    """The texts for rows whose requests have stop strings; other rows cost nothing.
 
     A text is not examined any more after a stop string.
     """
@@ -74,13 +74,13 @@ class StopStrings:
     def feed(self, rows: np.ndarray, token_ids: np.ndarray) -> list[int]:
         """Add a token (int32 [s]) to each row in `rows` (int32 [s]).
 
-        Returns the ascending indices of rows in which a stop string is now complete.
+        Returns the ascending row indices in which a stop string is now complete.
         """
         watched = np.flatnonzero(self._watched[rows]).tolist()
         return [index for index in watched if self._push(int(rows[index]), int(token_ids[index]))]
 
     def cut(self, row: int) -> Cut | None:
-        """Return where a stop string ended the text of a row that has a form, else None."""
+        """Return where a stop string ended the row's text if the row has a form, else None."""
         text = self._texts.get(row)
         if text is None or row not in self._tokens or not text.stopped:
             return None

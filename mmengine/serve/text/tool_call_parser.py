@@ -1,4 +1,4 @@
-"""Parses tool calls in an answer's text as it arrives: text, a call's beginning, and its arguments.
+"""Parses tool calls in an answer's text on arrival: text, a call's beginning, and its arguments.
 
 The text follows the grammar of its `ToolCalls`, so the parser never guesses and reads each character once.
 JSON arguments are passed on unchanged; XML arguments are converted to JSON.
@@ -48,7 +48,7 @@ def call_id(request_id: str, choice: int, index: int) -> str:
 class ToolCallParser:
     """An answer's parser: `push` its text, and call `finish` at its end.
 
-    An incomplete piece of a call at the end is dropped. `num_calls` counts the calls that have begun.
+    An incomplete call piece at the end is dropped. `num_calls` counts the calls that have begun.
     """
 
     def __init__(self, form: ToolCalls):
@@ -68,7 +68,7 @@ class ToolCallParser:
         self._is_raw = self._is_dropped = False  # state of an XML value
 
     def push(self, text: str) -> list[Piece]:
-        """Return pieces of content and of calls, in their order."""
+        """Return content and call pieces, in their order."""
         self._held += text
         found: list[Piece] = []
         before = -1
@@ -189,7 +189,7 @@ class ToolCallParser:
 
 
 def _overlap(text: str, marker: str) -> int:
-    """Return the length of the longest suffix of `text` that begins `marker`."""
+    """Return the length of the longest suffix that begins `marker`."""
     for size in range(min(len(marker) - 1, len(text)), 0, -1):
         if text.endswith(marker[:size]):
             return size
