@@ -118,7 +118,7 @@ def test_a_folder_that_no_log_can_name_ends_nobody(server, root):
     made(root, "three").rename(odd)
     (root / "link").symlink_to(odd)
     status, answer = call(server, "/v1/load_lora_adapter", {"lora_name": "x", "lora_path": "link"})
-    assert status == 400 and "folder" in answer["error"]["message"]
+    assert status == 400 and "lora_path" in answer["error"]["message"]
     assert ask(server, "first") == "first: HI"
 
 
@@ -150,7 +150,7 @@ def test_an_engine_without_places_takes_none(root):
     [
         (["--lora", "mine"], "NAME=PATH"),
         (["--lora", "a=b", "--lora", "a=c"], "twice"),
-        (["--lora", "a=b", "--served-model-name", "a"], "which the model has"),
+        (["--lora", "a=b", "--served-model-name", "a"], "uses the model's name"),
         (["--lora-root", "."], "--admin-key-file"),
         (["--ray", "--lora", "a=b"], "--ray"),
     ],

@@ -148,7 +148,7 @@ def test_a_fetch_reads_for_the_current_request(client_of):
     ask(client, one)
     store.gate.set()
     until(lambda: told)
-    assert [type(event).__name__ for event in told] == ["Offered"] and not client._told
+    assert [type(event).__name__ for event in told] == ["Offered"] and not client._offered
     client.fetch("r", 0, 2)
     until(lambda: len(told) > 1)
     assert len(told[1].digests) == 16

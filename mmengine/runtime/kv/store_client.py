@@ -39,19 +39,19 @@ MAX_WAITING_BYTES = 256 * 2**20  # limit for computed rows that are not written 
 MAX_FETCHED_BYTES = 2**31  # limit for fetched rows that no step has taken yet; half as much for one request
 MAX_KNOWN = 2**17  # limit for names that are known to be in the store
 NAMESPACE_BYTES = 16  # prefix of each name in a key
-Given = TypeVar("Given")
+Result = TypeVar("Result")
 CLOSE_S = 10.0  # time for writing the remaining rows when an engine closes
 
 
 def namespace(fingerprints: Mapping[str, str], config: EngineConfig, kind: str) -> bytes:
     """Return the key prefix: KV is only valid for the same weights, dtypes, block size and backend."""
-    said = {
+    facts = {
         **{name: value for name, value in fingerprints.items() if name != "processor"},
         "kind": kind,
         **({"kv_dtype": config.kv_dtype, "block_size": config.block_size} if kind == "kv" else {}),
         "rank": f"0/{config.tensor_parallel}",
     }
-    return hashlib.blake2b(json.dumps(said, sort_keys=True).encode(), digest_size=NAMESPACE_BYTES).digest()
+    return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=NAMESPACE_BYTES).digest()
 
 
 class StoreClient:
@@ -79,8 +79,8 @@ class StoreClient:
         self._lock = threading.Lock()  # guards the fields below
         # Digests of each waiting request's blocks, once known. The list's identity tells requests apart: an
         # id may return while the reader still handles its previous request.
-        self._asked: dict[str, list[bytes]] = {}
-        self._told: dict[str, Tensor] = {}  # rows that the core has been told of
+        self._requested: dict[str, list[bytes]] = {}
+        self._offered: dict[str, Tensor] = {}  # rows that were reported to the core
         self._accepted: dict[str, Tensor] = {}  # accepted rows, which a step is about to copy
         self._waiting_bytes = self._fetched_bytes = 0
         self._reading_since = 0.0  # when the current store call began; 0: no call is running
@@ -117,7 +117,7 @@ class StoreClient:
             return
         digests: list[bytes] = []
         with self._lock:
-            self._asked[request.request_id] = digests
+            self._requested[request.request_id] = digests
         self._reads.put(lambda: self._look_up(request, tokens, digests))
 
     def _is_stuck(self) -> bool:
@@ -126,19 +126,19 @@ class StoreClient:
 
     def fetch(self, request_id: str, first: int, count: int) -> None:
         with self._lock:
-            digests = self._asked.get(request_id)
+            digests = self._requested.get(request_id)
         if digests is not None:
             self._reads.put(lambda: self._fetch(request_id, digests, first, count))
 
     def accept(self, request_id: str, count: int) -> None:
         with self._lock:
-            rows = self._told.pop(request_id)
+            rows = self._offered.pop(request_id)
             self._accepted[request_id] = rows[:count]
 
     def forget(self, request_id: str) -> None:
         with self._lock:
-            self._asked.pop(request_id, None)
-            rows = self._told.pop(request_id, None)
+            self._requested.pop(request_id, None)
+            rows = self._offered.pop(request_id, None)
             self._fetched_bytes -= 0 if rows is None else rows.nbytes
         if self._features is not None:
             self._features.forget(request_id)
@@ -204,7 +204,7 @@ class StoreClient:
 
     def _is_given_up(self, request_id: str, digests: list[bytes]) -> bool:
         with self._lock:
-            return self._asked.get(request_id) is not digests
+            return self._requested.get(request_id) is not digests
 
     def _look_up(self, request: Request, tokens: np.ndarray, digests: list[bytes]) -> None:
         name = request.request_id
@@ -248,7 +248,7 @@ class StoreClient:
 
     def _fetch(self, request_id: str, digests: list[bytes], first: int, count: int) -> None:
         with self._lock:
-            if self._asked.get(request_id) is not digests:
+            if self._requested.get(request_id) is not digests:
                 return
             fits = self._fetched_bytes + count * (self._row_bytes + SEAL_BYTES) <= MAX_FETCHED_BYTES
         if not fits:
@@ -263,10 +263,10 @@ class StoreClient:
             self._add_known(digest)
             came.append(found[:8])
         with self._lock:
-            if self._asked.get(request_id) is not digests:
+            if self._requested.get(request_id) is not digests:
                 return
             if came:
-                self._told[request_id] = rows = rows[: len(came)]
+                self._offered[request_id] = rows = rows[: len(came)]
                 self._fetched_bytes += rows.nbytes
         if came:
             self._report(ev.Arrived(request_id, b"".join(came)))
@@ -286,7 +286,7 @@ class StoreClient:
             self._call(lambda: self._store.remove([key]))
         return digest
 
-    def _call(self, call: Callable[[], Given]) -> Given | None:
+    def _call(self, call: Callable[[], Result]) -> Result | None:
         """Return a store call's result, or None if the call raises. The result is also unpacked inside
         the call, because unpacking may raise.
         """
