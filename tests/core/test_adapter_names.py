@@ -41,7 +41,7 @@ def kept(engine):
 
 
 @pytest.mark.parametrize("event", [loaded(2), ev.AdapterUnloaded("mine")], ids=["replaced", "unloaded"])
-def test_what_requests_have_is_kept_until_the_last_of_them_ends(event):
+def test_a_nameless_adapter_is_kept_until_its_last_request_ends(event):
     engine = begun()
     assert kept(engine) == []
     say(engine, event)
@@ -51,7 +51,7 @@ def test_what_requests_have_is_kept_until_the_last_of_them_ends(event):
     assert engine.ends.keys() == {"short", "long"} and kept(engine) == []
 
 
-def test_nothing_is_kept_of_what_nobody_has():
+def test_unused_adapters_are_forgotten():
     engine = Bench(max_loras=4, lora_bytes=100)
     say(engine, loaded(1), loaded(2), ev.AdapterUnloaded("mine"), ev.AdapterUnloaded("nobody"))
     assert kept(engine) == []

@@ -39,7 +39,7 @@ def test_as_many_adapters_as_there_are_places():
     assert engine.ends.keys() == {"0", "1", "2", "3", "none"}
 
 
-def test_the_next_place_is_for_who_waits_longest():
+def test_the_next_place_is_for_the_longest_waiting_request():
     """The adapter that requests joined last continues; the other one admits no request that came long
     after."""
     engine = bench(max_num_seqs=2)
@@ -53,7 +53,7 @@ def test_the_next_place_is_for_who_waits_longest():
     assert order.index("later") < order.index("more 3")
 
 
-def test_those_that_nobody_holds_stay_until_their_room_is_needed():
+def test_idle_adapters_stay_until_their_memory_is_needed():
     engine = bench(lora_bytes=25, max_num_seqs=1)
     out = []
     for tag in (1, 2, 1, 3, 2, 3):
@@ -151,7 +151,7 @@ def steps_until_cold(seed, hot=2, **settings):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_request_waits_no_longer_than_for_those_before_it_and_a_place(seed):
+def test_a_request_waits_at_most_for_earlier_requests_and_a_place(seed):
     before = 12 + 4  # requests before it, and requests that may overtake: one after the other at worst
     assert steps_until_cold(seed) <= (before + 1) * (MOST + 1)
     assert steps_until_cold(seed, 1, max_loras=1, max_num_seqs=8) <= (before + 5) * (MOST + 1)
@@ -159,7 +159,7 @@ def test_a_request_waits_no_longer_than_for_those_before_it_and_a_place(seed):
     assert steps_until_cold(seed, 1, **alone, compat="vllm") == 200, "it waits for ever by vLLM's rule"
 
 
-def test_what_each_step_costs_is_not_the_square_of_the_adapters_that_wait(monkeypatch):
+def test_step_cost_is_not_quadratic_in_waiting_adapters(monkeypatch):
     summed = []
 
     def counted(values):

@@ -14,13 +14,13 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_nothing_is_lost(seed, tmp_path):
+def test_no_request_is_lost(seed, tmp_path):
     check_seed(seed, tmp_path / "log")
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(1000, 2000))
-def test_nothing_is_lost_in_the_long_run(seed, tmp_path):
+def test_no_request_is_lost_in_the_long_run(seed, tmp_path):
     check_seed(seed, tmp_path / "log")
 
 

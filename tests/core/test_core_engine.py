@@ -208,7 +208,7 @@ def test_whatever_an_executor_raises_is_a_failed_step():
 
 
 @pytest.mark.parametrize("where", ["dispatch", "collect"])
-def test_ctrl_c_in_the_device_loses_a_step_and_nothing_else(where):
+def test_ctrl_c_in_the_device_loses_only_a_step(where):
     """A notebook's user interrupts a step, looks around, and continues."""
 
     class Interrupted(SimulatedExecutor):
@@ -335,7 +335,7 @@ def test_deadlines_of_ended_requests_are_forgotten():
     assert len(inbox._deadlines._all) < 100 and not inbox._deadlines._of
 
 
-def test_a_reset_makes_no_hit_of_what_was_before():
+def test_a_reset_forgets_earlier_blocks():
     bench = Bench()
     prompt = list(range(100, 112))
     bench.submit(request("a", prompt, max_tokens=1))

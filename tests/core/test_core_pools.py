@@ -102,7 +102,7 @@ def test_a_block_taken_anew_is_no_hit_any_more():
     assert pool.index.content[1] == -1 and pool.references[1] == 1
 
 
-def test_what_tokens_alone_do_not_say_of_a_block():
+def test_block_extras_distinguish_equal_tokens():
     plain = request("p", 16)
     assert block_extras(plain, 0, 4, 4) == {}
     one = block_extras(request("a", 16, media=[image(1, 5, 4)]), 0, 4, 4)
@@ -213,7 +213,7 @@ def test_entries_about_to_be_used_are_not_evicted():
     assert cache.evictions_for(5, set(), 0) is None
 
 
-def test_what_a_failure_took_is_told_once():
+def test_dropped_entries_are_reported_once():
     cache = EncoderCache(8)
     cache.add(b"held", 2)
     cache.reference(b"held")

@@ -190,7 +190,7 @@ def test_extras_that_begin_alike_do_not_collide():
     assert [find(index, ROOT, tokens, extra) for extra in extras] == [1, 2, 3]
 
 
-def test_nothing_is_recorded_behind_unknown_content():
+def test_no_block_is_recorded_after_unknown_content():
     index = PrefixIndex(8, SIZE)
     rows = np.array([[1, 2], [3, 4], [5, 6]], np.int32)
     ids = index.insert_many(np.array([1, 2, 3]), np.array([NO_CONTENT, ROOT, NO_CONTENT]), rows)

@@ -142,7 +142,7 @@ def test_text_between_frames_needs_no_features():
     assert bench.state.encoder.entries and not any(e.references for e in bench.state.encoder.entries.values())
 
 
-def test_who_waits_for_the_encoder_is_passed_over():
+def test_a_request_that_waits_for_the_encoder_is_passed_over():
     bench = Bench(encoder_budget=6)
     bench.submit(
         request("a", 8, media=[image(1, 0, 5)]),
@@ -153,13 +153,13 @@ def test_who_waits_for_the_encoder_is_passed_over():
     assert decided(bench) == [("run", None), ("admit", "b", 8)]
 
 
-def test_who_is_passed_over_starts_with_the_text_before_its_image():
+def test_a_passed_over_request_starts_with_the_text_before_its_image():
     bench = Bench(encoder_budget=6)
     bench.submit(request("a", 8, media=[image(1, 0, 5)]), request("b", 8, media=[image(2, 3, 5)]))
     assert decided(bench) == [("admit", "a", 8), ("admit", "b", 3)]
 
 
-def test_who_waits_for_blocks_holds_back_those_behind():
+def test_a_request_that_waits_for_blocks_holds_back_later_ones():
     bench = Bench(num_blocks=17, max_model_len=64)
     bench.submit(request("a", 40, max_tokens=2))
     bench.decisions()
@@ -191,7 +191,7 @@ def busy(policy):
 
 
 @pytest.mark.parametrize("policy, victim", [("fcfs", "c"), ("priority", "a")])
-def test_who_gives_way(policy, victim):
+def test_the_victim_of_each_policy(policy, victim):
     bench, requests = busy(policy)
     events = bench.run()
     preempted = [event for event in events if isinstance(event, ev.Preempted)]
@@ -200,7 +200,7 @@ def test_who_gives_way(policy, victim):
     check_answers(bench, *requests)
 
 
-def test_nobody_is_admitted_in_a_step_that_preempted():
+def test_no_request_is_admitted_in_a_step_that_preempted():
     bench, _ = busy("fcfs")
     steps = []
     while bench.core.has_work:
@@ -336,7 +336,7 @@ def test_the_longest_unused_feature_goes_first_and_a_used_one_never():
     assert set(bench.executor._features) == set(bench.state.encoder.entries)
 
 
-def test_what_a_request_needs_is_not_evicted_for_its_next_image():
+def test_a_requests_features_are_not_evicted_for_its_next_image():
     bench = Bench(encoder_cache_size=8)
     for name, tag in (("a", 1), ("b", 2)):
         bench.submit(request(name, 8, media=[image(tag, 2, 4)], max_tokens=1))

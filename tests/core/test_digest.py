@@ -62,7 +62,7 @@ def test_a_request_that_waits_is_named(records, change, column):
     assert where_apart(state, before) == ([column], [(state.waiting[0].request.request_id, -1)])
 
 
-def test_what_is_of_no_request_names_its_column(records):
+def test_a_difference_outside_requests_names_its_column(records):
     state = folded(records)
     before = checkpoint(state)
     state.blocks.references[1] += 1

@@ -66,7 +66,7 @@ def test_whole_items_of_a_step_share_its_work():
     assert encoded == [1, 1, 1]
 
 
-def test_one_item_at_a_time_and_the_next_behind_it():
+def test_items_are_encoded_one_at_a_time():
     bench = Bench(**PIECE)
     bench.submit(request("a", 12, media=[large(1, 2)]), request("b", 12, media=[large(2, 2)]))
     assert [name for name, _ in parts(bench.run())] == ["a"] * 7 + ["b"] * 7
@@ -79,7 +79,7 @@ def test_the_same_item_of_several_requests_is_encoded_once():
     assert bench.core.stats().num_encoded_items == 1 and len(bench.ends) == 3
 
 
-def test_an_abort_drops_what_was_computed_and_tells_the_executor():
+def test_an_abort_drops_the_computed_part_and_tells_the_executor():
     bench = Bench(**PIECE)
     bench.submit(request("text", 4, max_tokens=9), request("a", 12, media=[large(1, 2)]))
     bench.step(), bench.step()
@@ -90,7 +90,7 @@ def test_an_abort_drops_what_was_computed_and_tells_the_executor():
     assert bench.executor._part is None
 
 
-def test_who_waits_for_the_same_item_goes_on_where_it_is():
+def test_another_request_continues_the_same_item():
     bench = Bench(**PIECE)
     bench.submit(request("a", 12, media=[large(1, 2)]), request("b", 12, media=[large(1, 2)]))
     bench.step(), bench.step()
@@ -98,7 +98,7 @@ def test_who_waits_for_the_same_item_goes_on_where_it_is():
     assert parts(bench.run()) == [("b", until) for until in (15, 20, 25, 30, 32)]
 
 
-def test_a_preempted_request_keeps_what_was_computed():
+def test_a_preempted_request_keeps_its_computed_part():
     """Five blocks: the decoding row takes the last one, and the other row is preempted."""
     bench = Bench(**PIECE, num_blocks=6, max_model_len=20, enable_prefix_caching=False)
     bench.submit(request("text", 6, max_tokens=12), request("a", 10, max_tokens=2, media=[large(1, 5)]))
@@ -141,7 +141,7 @@ def test_an_item_that_brings_its_steps_down_is_found(start):
     assert not bench.state.suspects
 
 
-def test_two_items_that_bring_their_steps_down_hold_nobody_up():
+def test_two_failing_items_delay_no_other_request():
     settings = Bench(**PIECE).config
     bench = Bench(**PIECE, executor=Refusing(settings, check_kv=True))
     bench.submit(*(request(name, 12, media=[large(9, start)]) for name, start in (("x", 2), ("y", 3))))
@@ -160,7 +160,7 @@ def test_features_find_room_when_others_let_go():
     assert {end[0] for end in bench.ends.values()} == {"length"}
 
 
-def test_two_steps_in_flight_compute_parts_one_behind_the_other():
+def test_two_steps_in_flight_compute_consecutive_parts():
     bench = Bench(**PIECE, max_in_flight=2)
     bench.submit(request("text", 4, max_tokens=9), request("a", 12, media=[large(1, 2)]))
     events = bench.run()
@@ -184,7 +184,7 @@ def test_a_snapshot_in_the_middle_of_an_item_goes_on_alike(in_flight):
     assert state_digest(restored) == state_digest(bench.state)
 
 
-def test_who_recovers_begins_it_again():
+def test_a_recovered_engine_begins_the_item_again():
     bench = Bench(**PIECE)
     bench.submit(request("a", 12, media=[large(1, 2)]))
     bench.step(), bench.step(), bench.step()
@@ -194,7 +194,7 @@ def test_who_recovers_begins_it_again():
     assert [until for _, until in parts(bench.run())] == [5, 10, 15, 20, 25, 30, 32]
 
 
-def test_the_digest_says_how_far_an_item_is_and_nothing_where_none_is_in_pieces():
+def test_the_digest_covers_the_progress_of_an_item_in_parts():
     bench = Bench(**PIECE)
     bench.submit(request("a", 12, media=[large(1, 2)]))
     bench.step()

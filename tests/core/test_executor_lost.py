@@ -23,7 +23,7 @@ class Gone(SimulatedExecutor):
 
 
 @pytest.mark.parametrize("max_in_flight", [1, 2])
-def test_every_step_raises_and_nobody_fails(max_in_flight):
+def test_every_step_raises_and_no_request_fails(max_in_flight):
     Gone.steps = 0
     config = settings_of(max_in_flight=max_in_flight)
     bench = Bench(executor=Gone(config, eos_in=0), max_in_flight=max_in_flight)
@@ -49,7 +49,7 @@ class Full(MemoryLog):
         return not self.full
 
 
-def test_nothing_is_handed_on_before_it_is_on_the_disk():
+def test_no_step_is_dispatched_before_its_record_is_written():
     tee = Tee(Full())
     tee.append(ev.Dispatched(), 3, 17)
     assert not tee.commit() and tee.take() == b""

@@ -102,7 +102,7 @@ def test_killers_in_a_small_pool(seed, tmp_path):
     check_innocents(requests, killers, config, tokens, ends)
 
 
-def test_a_hiccup_costs_two_steps_and_nobody(tmp_path):
+def test_a_single_failure_costs_two_steps_and_no_request(tmp_path):
     hiccups = iter([3])
     config_steps = {next(hiccups)}
     bench = Bench(
@@ -120,7 +120,7 @@ def test_a_hiccup_costs_two_steps_and_nobody(tmp_path):
         assert bench.tokens[one.request_id] == reference_tokens(one, bench.config)[0]
 
 
-def test_who_was_not_in_the_step_waits_for_the_trials(tmp_path):
+def test_requests_outside_the_failed_step_wait_for_the_trials(tmp_path):
     bench = Bench(max_num_seqs=4, fault=lambda step: "planted" if step == 1 else None)
     bench.submit(request("a", 5, max_tokens=8), request("b", 5, max_tokens=8))
     bench.step()

@@ -107,7 +107,7 @@ def test_rows_that_guess_badly_draft_less_than_rows_that_guess_well():
     assert drafts[::2].min() > 200 * 2 and drafts[1::2].max() < 200 * 0.3
 
 
-def test_a_step_that_was_decided_before_drafts_were_asked_for_is_one_without():
+def test_a_step_decided_before_drafting_counts_as_plain():
     """With two steps in flight, the returning step was dispatched with an earlier choice."""
     goodput, rows = Goodput(8, MOST), np.arange(8)
     for _ in range(2 * ENOUGH_PLAIN):
@@ -158,7 +158,7 @@ def costs_of(num_rows=4, took_ns=250_000, tokens=10, without_ns=100_000):
     return costs
 
 
-def test_what_drafts_give_is_tokens_per_time_beside_none():
+def test_goodput_is_tokens_per_time_relative_to_no_drafts():
     costs = costs_of(4, 200_000, 12)
     assert costs.rate(4, ALL_DRAFTERS) == pytest.approx(1.5 * ONE, rel=0.01)
     assert costs.rate(4, 0) is None and costs.rate(5, ALL_DRAFTERS) is None
@@ -168,14 +168,14 @@ def test_what_drafts_give_is_tokens_per_time_beside_none():
     assert costs.rate(4, ALL_DRAFTERS) is None and costs.knows_plain(4)
 
 
-def test_a_few_long_steps_decide_nothing():
+def test_a_few_long_steps_change_no_decision():
     costs = costs_of(4, 200_000, 12)
     costs.add_drafted(4, ALL_DRAFTERS, 4, 8, 12, 10**12)
     costs.add_plain(4, 4, 10**12)
     assert costs.rate(4, ALL_DRAFTERS) == pytest.approx(1.5 * ONE, rel=0.15)
 
 
-def test_what_a_draft_took_says_what_chance_it_needs():
+def test_a_drafts_cost_sets_the_chance_that_it_needs():
     # 8 drafts took 100 us more than none, and one of 12 tokens takes 16.7 us: a third of 12.5 / 16.7
     assert costs_of(4, 200_000, 12).least_chance(4, ALL_DRAFTERS) == pytest.approx(0.25 * ONE, rel=0.02)
     assert costs_of(4, 90_000, 12).least_chance(4, ALL_DRAFTERS) == 0

@@ -52,7 +52,7 @@ def test_it_loses_little_against_the_best_fixed_choice(
     assert share < 1.12 + (16 + 40 // rows) * drafted / step / RUN
 
 
-def test_it_never_falls_behind_none_by_more_than_it_takes_to_find_out():
+def test_drafts_lose_at_most_the_cost_of_finding_out():
     """Random machines, drafters and request lengths: with all costs of finding out, over 1,500 steps."""
     rng, found = random.Random(1), []
     for number in range(24):
@@ -121,7 +121,7 @@ def test_each_number_of_rows_is_decided_by_itself():
     assert machine.run(2, 60) > 0.5
 
 
-def test_what_a_large_batch_lost_is_not_held_against_its_last_rows():
+def test_a_large_batchs_loss_does_not_count_for_its_last_rows():
     machine = Machine("goodput", [HEAD], row_us=17, token_us=40, noise=0.3)
     for _ in range(8):
         machine.admit(*range(64))
@@ -133,7 +133,7 @@ def test_what_a_large_batch_lost_is_not_held_against_its_last_rows():
     assert machine.run(1, 60) > 0.8
 
 
-def test_drafters_are_told_apart():
+def test_drafters_are_measured_separately():
     """The first drafter's drafts cost nothing and are accepted; the second drafter takes too long."""
     costs = {"row_us": 30, "token_us": 12, "noise": 0.1}
     drafters = [Drafter(1.0, most=2, has_some=0.5), Drafter(0.9, 400, 40)]
@@ -150,7 +150,7 @@ def test_drafters_are_told_apart():
     assert room[0].any() and not room[1:].any()
 
 
-def test_a_drafter_that_has_nothing_is_in_nobodys_way():
+def test_a_drafter_without_drafts_does_not_slow_steps():
     for token_us, pays in ((5, True), (100, False)):
         machine = Machine("goodput", [Drafter(1.0, has_some=0.0), HEAD], token_us=token_us, noise=0.1)
         machine.run(8, 60)
@@ -195,7 +195,7 @@ def test_requests_that_are_easy_to_guess_are_drafted_for_again():
     assert machine.run(4, 100) > 0.9
 
 
-def test_what_could_never_pay_is_tried_again_when_the_machine_may_be_another():
+def test_drafts_that_never_paid_are_tried_again_later():
     machine = Machine("goodput", [HEAD], token_us=100)
     assert machine.run(8, 200) < 0.2
     machine.token_us = 1

@@ -116,7 +116,7 @@ def test_the_slot_that_was_used_longest_ago_is_taken():
         msgspec.structs.replace(queued(""), grammar=None, grammar_slot=0),
     ],
 )
-def test_what_no_build_wrote_is_refused(event, tmp_path):
+def test_events_that_no_build_wrote_are_refused(event, tmp_path):
     kept = GrammarSlots()
     with pytest.raises(ValueError, match="slot"):
         kept.whole(event)

@@ -47,13 +47,13 @@ def test_the_next_step_is_decided_while_one_runs():
     assert bench.most == 2
 
 
-def test_one_in_flight_says_nothing_of_dispatching():
+def test_one_step_in_flight_records_no_dispatch():
     bench = Bench()
     bench.submit(request("a", 5))
     assert not [event for event in bench.run() if isinstance(event, ev.Dispatched)]
 
 
-def test_who_ends_by_length_is_not_computed_further():
+def test_a_row_that_ends_by_length_is_not_computed_further():
     bench = Overlapping()
     bench.submit(request("a", 5, max_tokens=3))
     events = bench.run()
@@ -62,7 +62,7 @@ def test_who_ends_by_length_is_not_computed_further():
     assert bench.ends["a"] == ("length", "")
 
 
-def test_what_was_computed_behind_an_end_is_dropped():
+def test_tokens_computed_after_an_end_are_dropped():
     bench = Overlapping(eos_in=3, max_num_seqs=1)
     requests = [request(f"r{n}", 5 + n, max_tokens=40) for n in range(4)]
     bench.submit(*requests)
@@ -90,7 +90,7 @@ def test_a_row_and_its_blocks_are_free_when_the_last_step_that_names_them_ran():
     assert bench.state.blocks.num_free == 64 and not bench.state.leaving
 
 
-def test_media_of_who_left_stay_until_the_step_that_reads_them_ran():
+def test_media_of_a_left_row_stay_until_their_step_ran():
     bench = Overlapping(token_budget=6, max_num_seqs=1)
     bench.submit(request("a", 20, media=[image(1, 2, 8)]))
     bench.step()
@@ -154,7 +154,7 @@ def test_steps_with_drafts_are_awaited_and_others_are_not(cost, ahead):
 
 
 @pytest.mark.parametrize("host_ns", [0, 100_000])
-def test_drafters_that_have_nothing_do_not_keep_steps_apart(host_ns):
+def test_drafters_without_drafts_do_not_prevent_overlap(host_ns):
     """Drafting costs the engine's time between two steps, which overlaps otherwise."""
 
     class Idle(SimulatedExecutor):
@@ -177,7 +177,7 @@ def test_drafters_that_have_nothing_do_not_keep_steps_apart(host_ns):
     assert how["ahead"] > 9 * how["drafts"] and how["drafts"] > 5
 
 
-def test_without_a_form_nobody_waits_for_drafters_of_forms():
+def test_without_a_grammar_no_row_waits_for_grammar_drafters():
     bench = Overlapping(num_draft_tokens=2, drafts_for="forms")
     bench.submit(request("a", 5, max_tokens=20), request("b", 5, max_tokens=4, grammar=FORM))
     bench.core.inbox.put(ev.GrammarReady("b"))
@@ -186,7 +186,7 @@ def test_without_a_form_nobody_waits_for_drafters_of_forms():
     assert how["drafts"] >= 2 and how["ahead"] > 10 and bench.core.stats().drafts
 
 
-def test_drafts_behind_a_step_that_was_gone_on_from_are_refused():
+def test_drafts_after_a_step_with_a_dispatched_next_step_are_refused():
     """The engine that collects them refuses them, and so does a reader of the log."""
 
     class Pushes(SimulatedExecutor):
@@ -203,7 +203,7 @@ def test_drafts_behind_a_step_that_was_gone_on_from_are_refused():
     assert failed and "behind a step whose next one was dispatched" in failed[0]
 
 
-def test_a_failed_step_takes_the_one_behind_with_it():
+def test_a_failed_step_voids_the_step_after_it():
     bench = Overlapping(fault=lambda step: "planted" if step == 2 else None, max_retries=1)
     requests = [request("a", 5, max_tokens=8), request("b", 9, max_tokens=8)]
     bench.submit(*requests)
@@ -225,7 +225,7 @@ def test_a_failed_step_takes_the_one_behind_with_it():
         assert bench.tokens[one.request_id] == reference_tokens(one, bench.config)[0]
 
 
-def test_nobody_gives_way_while_a_step_runs():
+def test_no_request_is_preempted_while_a_step_runs():
     """A victim's blocks would not be free yet, so the steps in flight are awaited first."""
     bench = Overlapping(
         num_blocks=10, max_model_len=36, admission_reserve="none", enable_prefix_caching=False
@@ -303,6 +303,6 @@ def test_its_log_verifies(tmp_path):
     assert report.ok and not report.unfinished and report.requests == 12
 
 
-def test_what_cannot_overlap_is_refused():
+def test_settings_that_cannot_overlap_are_refused():
     with pytest.raises(ConfigError, match="max_in_flight"):
         settings_of(max_in_flight=2, compat="vllm").check_resolved()

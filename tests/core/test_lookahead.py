@@ -11,7 +11,7 @@ from mmengine.simulation.simulated_executor import SimulatedExecutor, reference_
 
 
 @pytest.mark.parametrize("compat", ["", "vllm"])
-def test_a_single_embedding_right_behind_an_item_that_fills_the_cache(compat):
+def test_a_single_embedding_right_after_an_item_that_fills_the_cache(compat):
     config = EngineConfig(
         max_num_seqs=1,
         token_budget=32,

@@ -174,7 +174,7 @@ def misled(folder):
     return found
 
 
-def test_who_hits_what_nobody_computed_is_known(monkeypatch):
+def test_hits_on_uncomputed_blocks_are_known(monkeypatch):
     """Seed 931: r2 leaves step 58 with a block that it would have filled, and hits it."""
     machine = EngineMachine()
     machine.start(seed=931)

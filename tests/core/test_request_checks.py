@@ -138,7 +138,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_refused_at_the_door(name):
+def test_refused_requests(name):
     bad, words = REFUSED[name]
     bench = Bench(max_media_per_request=4, encoder_budget=32, encoder_cache_size=24)
     good = request("good", 5)
@@ -166,7 +166,7 @@ def test_just_below_every_limit():
     assert bench.ends == {one.request_id: ("length", "")} and len(bench.tokens[one.request_id]) == 1
 
 
-def test_what_is_queued_is_what_a_log_would_give_back():
+def test_a_queued_request_has_the_logs_types():
     """An integer temperature is a float for every reader of the log, and so for the live engine."""
     bench = Bench()
     bench.submit(Request("a", np.array([1], np.int32), SamplingParams(temperature=1, seed=3)))
@@ -329,7 +329,7 @@ def test_an_item_is_no_longer_than_a_prompt():
 
 
 @pytest.mark.parametrize("group", ["nobody", "alone", "bad"])
-def test_a_group_that_is_not_there_harms_nobody(group):
+def test_a_missing_group_leader_is_ignored(group):
     """The group's leader is gone, never existed, or is the request itself: the request runs alone."""
     bench = Bench()
     alone = request("alone", 9, group=group)
@@ -341,7 +341,7 @@ def test_a_group_that_is_not_there_harms_nobody(group):
     assert bench.ends == {"alone": ("length", ""), "other": ("length", "")}
 
 
-def test_what_vllm_takes_is_taken_where_decisions_are_its_own():
+def test_compat_accepts_items_that_vllm_accepts():
     settings_of(compat="vllm", token_budget=8, max_num_seqs=2, block_size=16, split_media=False).check()
 
 

@@ -94,7 +94,7 @@ def test_events_carry_what_is_new_alone():
     assert [item.runs for item in queued.media] == [((1, 1),)], "counted from there"
 
 
-def test_a_lease_outlives_what_others_compute():
+def test_a_lease_survives_other_requests():
     bench = SessionBench(num_blocks=25)
     bench.open("s")
     said = list(range(33))
@@ -142,7 +142,7 @@ def test_leases_have_a_limit_and_the_longest_unused_goes_first():
     assert len(bench.of("b").leased) == 10 and bench.core.stats().kv_blocks_leased == 10
 
 
-def test_a_new_chain_forgets_what_stands_behind_its_anchor():
+def test_a_new_chain_drops_the_tokens_after_its_anchor():
     bench = SessionBench()
     bench.open("s")
     said = list(range(20))
@@ -158,7 +158,7 @@ def test_a_new_chain_forgets_what_stands_behind_its_anchor():
     assert bench.tokens["r"] == cold
 
 
-def test_what_fails_leaves_the_session_as_it_was():
+def test_a_failed_request_leaves_its_session_unchanged():
     bench = SessionBench(fault=lambda step: "planted" if 3 <= step < 9 else None, max_retries=0)
     bench.open("s")
     said = list(range(12))
@@ -186,7 +186,7 @@ def test_one_request_at_a_time():
         bench.open("u")
 
 
-def test_who_closes_a_session_ends_what_is_on_its_way():
+def test_closing_a_session_ends_its_running_request():
     bench = SessionBench()
     bench.open("s")
     bench.say("s", "p", list(range(20)))
@@ -200,7 +200,7 @@ def test_who_closes_a_session_ends_what_is_on_its_way():
     assert not len(bench.state.sessions) and bench.state.blocks.num_free == bench.config.num_blocks - 1
 
 
-def test_a_session_that_nobody_asks_is_closed():
+def test_an_unused_session_is_closed():
     now = [0]
     bench = SessionBench(clock=lambda: now[0])
     bench.open("s", idle_ns=100)
@@ -216,7 +216,7 @@ def test_a_session_that_nobody_asks_is_closed():
     assert closed == [ev.SessionClosed("s", "idle")]
 
 
-def test_a_session_is_not_idle_while_somebody_prepares_what_it_is_asked():
+def test_a_held_session_is_not_idle():
     now = [0]
     bench = SessionBench(clock=lambda: now[0])
     door = bench.core.sessions
@@ -260,7 +260,7 @@ def test_a_cache_that_is_reset_ends_leases():
     assert cached(bench.say("s", "q", list(range(24)))) == [0]
 
 
-def test_what_cannot_be_a_session():
+def test_invalid_sessions_are_refused():
     bench = SessionBench(compat="vllm")
     with pytest.raises(InvalidRequest, match="compat"):
         bench.open("s")
@@ -277,7 +277,7 @@ def test_what_cannot_be_a_session():
         )
 
 
-def test_a_snapshot_holds_sessions_and_what_is_on_its_way():
+def test_a_snapshot_holds_sessions_and_their_running_requests():
     bench = SessionBench()
     bench.open("s", envelope=b"kept")
     bench.say("s", "p", list(range(20)), num_opening=2, is_anchor=True)
@@ -292,7 +292,7 @@ def test_a_snapshot_holds_sessions_and_what_is_on_its_way():
 
 # 276, 497: a suspect's item was being encoded for another request, and began again after its parts.
 @pytest.mark.parametrize("seed", [*range(12), 276, 497])
-def test_sessions_in_a_day_on_which_everything_goes_wrong(seed, tmp_path):
+def test_sessions_in_a_day_with_every_fault(seed, tmp_path):
     check_seed(seed, tmp_path / "log")
 
 

@@ -49,7 +49,7 @@ def test_a_prompt_shorter_than_the_distance_is_a_hit():
     assert one.state_slot != other.state_slot
 
 
-def test_what_others_began_with_is_kept_where_a_request_leaves_it():
+def test_a_state_is_kept_where_a_shared_prefix_ends():
     """The prompts share only their beginning, which ends at no multiple and at no prompt's end."""
     engine = bench(snapshot_every=0, max_num_seqs=1)
     beginning = list(range(12))
@@ -102,7 +102,7 @@ def test_a_state_whose_block_is_gone_goes_before_one_that_can_be_hit():
     assert slots.peek(3).tolist()[-2:] == [old, new]
 
 
-def test_what_a_failed_step_kept_is_not_relied_on():
+def test_states_kept_by_a_failed_step_are_forgotten():
     engine = bench(fault=lambda step: "planted" if step == 0 else None)
     engine.submit(request("a", list(range(9)), max_tokens=1))
     events = engine.run()
@@ -112,7 +112,7 @@ def test_what_a_failed_step_kept_is_not_relied_on():
     assert engine.ends["a"][0] == "length"
 
 
-def test_who_gives_way_goes_on_from_its_last_state():
+def test_a_preempted_request_continues_from_its_last_state():
     """Blocks for one and a half requests: the second is preempted, and hits its own blocks if they still
     exist.
     """

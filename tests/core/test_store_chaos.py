@@ -167,7 +167,7 @@ def kinds(engine):
     return [type(event) for event in engine.events()]
 
 
-def test_what_one_computed_the_other_fetches_and_both_logs_verify(pair):
+def test_an_engine_fetches_another_engines_blocks_and_both_logs_verify(pair):
     one, other = pair
     for engine in pair:
         engine.submit(prompt("a"))
@@ -194,7 +194,7 @@ def test_requests_that_share_a_prefix_fetch_it_once(pair):
     assert kinds(other).count(ev.Fetched) == 1 and len(admitted) == 3
 
 
-def test_a_store_that_says_nothing_costs_its_deadline_once_for_all_who_wait(pair):
+def test_a_silent_store_costs_its_deadline_once_for_all_requests(pair):
     one, other = pair
     one.submit(prompt("a"))
     one.run()
@@ -222,7 +222,7 @@ def test_a_prompt_that_was_begun_elsewhere_goes_on_with_its_first_tokens(pair):
     assert verify(other.folder).ok
 
 
-def test_a_log_says_what_came_of_a_store_and_can_be_shown_to_strangers(pair, tmp_path):
+def test_a_log_explains_store_fetches_and_can_be_redacted(pair, tmp_path):
     one, other = pair
     one.submit(prompt("a"))
     one.run()
@@ -243,7 +243,7 @@ def test_a_log_says_what_came_of_a_store_and_can_be_shown_to_strangers(pair, tmp
     assert len(first) == len(last) == 1 and first[0].digests != last[0].digests
 
 
-def test_a_snapshot_holds_what_is_being_fetched(pair):
+def test_a_snapshot_holds_fetches(pair):
     one, other = pair
     one.submit(prompt("a"))
     one.run()

@@ -176,7 +176,7 @@ def run_lives(tmp_path, seed, num_lives=3, num_requests=14):
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_the_newest_snapshot_says_what_the_whole_log_says(tmp_path, seed):
+def test_the_newest_snapshot_and_the_whole_log_agree(tmp_path, seed):
     for lives in run_lives(tmp_path, seed):
         folder = lives.folder
         whole = told(read_resume_state(folder, WHOLE))
@@ -285,7 +285,7 @@ def test_a_request_that_comes_again_under_its_id_is_another_one():
     assert undelivered.oldest == Undelivered.NONE and not undelivered.begins
 
 
-def test_many_that_come_and_go_behind_one_that_stays_take_no_room():
+def test_many_short_requests_after_a_long_one_take_no_memory():
     undelivered = Undelivered()
     undelivered.see(ev.Queued("old", b"", SamplingParams()), 0)
     for number in range(1000):
@@ -298,7 +298,7 @@ def test_many_that_come_and_go_behind_one_that_stays_take_no_room():
     assert undelivered.oldest == 0 and len(undelivered._order) < 100 and not undelivered.ended
 
 
-def test_what_was_wanted_again_is_forgotten_when_it_is_delivered_again(tmp_path):
+def test_wanted_answers_are_forgotten_once_delivered_again(tmp_path):
     """A continued batch needs everything that its file lacks, including requests that it has not submitted
     yet.
     """

@@ -121,7 +121,7 @@ def view():
 
 
 @pytest.mark.parametrize("line", [line for line in WRITES if "# a " not in line])
-def test_what_is_given_refuses_a_write(view, line):
+def test_the_view_refuses_a_write_at_run_time(view, line):
     row = view.requests["a"].row
     before = state_digest(view._target)
     with pytest.raises((ValueError, TypeError, AttributeError)):
@@ -129,7 +129,7 @@ def test_what_is_given_refuses_a_write(view, line):
     assert state_digest(view._target) == before
 
 
-def test_a_view_shows_what_is_written_behind_it(view):
+def test_a_view_shows_later_writes_to_its_state(view):
     state = view._target
     row = view.requests["a"].row
     state.num_tokens[row] += 1

@@ -90,7 +90,7 @@ def engine_with(folder, **settings):
     return Engine(builder=build, log=folder)
 
 
-def test_what_came_and_went_leaves_nothing(tmp_path):
+def test_ended_requests_leave_no_memory(tmp_path):
     with engine_with(tmp_path / "log") as engine:
         callers, blocks = Callers(engine), []
         for count in (1000, 2200, 3400, 4600):

@@ -174,7 +174,7 @@ def end(process):
     assert process.wait(PATIENCE_S) == 0
 
 
-def test_who_kills_the_process_is_failed_by_name_and_the_others_go_on(tmp_path):
+def test_a_request_that_kills_the_process_fails_and_the_others_continue(tmp_path):
     port = free_port()
     bodies = {name: body_of(f"text of {name} " * 10, request_id=name) for name in ("a", "b", "c", "d")}
     bodies["killer"] = body_of("text of a killer", request_id="killer")

@@ -22,7 +22,7 @@ def test_it_holds_what_a_dict_would(tmp_path, seed):
 
 
 @pytest.mark.soak
-def test_what_was_acknowledged_outlives_kills(tmp_path):
+def test_acknowledged_records_survive_kills(tmp_path):
     killed_in_puts(tmp_path, random.Random(2), 60)
 
 
@@ -58,7 +58,7 @@ asyncio.run(go())
 @pytest.mark.soak
 @pytest.mark.parametrize("where", ["before commit", "after commit"])
 @pytest.mark.parametrize("count", range(7))
-def test_ended_at_a_commit_it_has_what_it_said(tmp_path, where, count):
+def test_a_server_that_ends_at_a_commit_keeps_acknowledged_data(tmp_path, where, count):
     command = [sys.executable, "-c", ENDS, tmp_path, where, str(count)]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert ran.returncode == 9, ran.stderr

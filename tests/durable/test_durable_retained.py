@@ -107,7 +107,7 @@ def test_a_log_of_three_lives_of_which_little_is_kept(tmp_path):
     assert sum(path.stat().st_size for path in folder.glob("*.mm*")) < 4 * KEPT
 
 
-def test_one_old_request_keeps_all_behind_it_and_no_more_work_than_before(tmp_path, monkeypatch):
+def test_one_old_request_keeps_all_later_segments_without_more_work(tmp_path, monkeypatch):
     """During the run nothing is deleted, and the folder is not listed each time to find that out."""
     server = Server(tmp_path / "log", {})
     server.answer(range(30))
@@ -142,7 +142,7 @@ def test_snapshots_are_few(tmp_path):
 
 
 @pytest.mark.parametrize("what", ["snapshot", "pack"])
-def test_a_full_disk_costs_a_snapshot_or_a_packed_segment_and_nothing_else(tmp_path, monkeypatch, what):
+def test_a_full_disk_costs_only_a_snapshot_or_a_packed_segment(tmp_path, monkeypatch, what):
     server = Server(tmp_path / "log", {})
     server.answer(range(20))
     before = snapshot_sequences(server.folder), set(server.folder.glob("*.zst"))

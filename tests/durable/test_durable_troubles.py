@@ -41,7 +41,7 @@ def test_supervisor_and_engine_are_killed_together(tmp_path):
     tell("both", one, check_log(tmp_path), time.monotonic() - begun)
 
 
-def test_killed_twice_more_while_it_takes_up_what_was_left(tmp_path):
+def test_killed_twice_more_while_it_resumes(tmp_path):
     chance, begun = seeded(23), time.monotonic()
 
     def disturb():

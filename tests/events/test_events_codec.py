@@ -245,7 +245,7 @@ def test_fields_of_a_later_build_are_skipped_and_missing_ones_filled():
 
 
 @pytest.mark.parametrize("number", [0, 100, 255, -1, 2**40])
-def test_a_type_that_is_newer_is_said_to_be(number):
+def test_a_newer_event_type_is_named(number):
     with pytest.raises(UnknownRecord, match=f"event type {number} is newer"):
         read(record_of(b"\x91\xa0", number=number))
 
@@ -333,23 +333,23 @@ def test_unknown_is_corrupt_but_not_damaged():
         ev.Queued("a", b"", object()),
     ],
 )
-def test_as_logged_refuses_what_would_not_come_back(event):
+def test_as_logged_refuses_values_that_would_change(event):
     with pytest.raises(ValueError):
         as_logged(event)
 
 
-def test_as_logged_refuses_what_is_too_long(monkeypatch):
+def test_as_logged_refuses_a_long_event(monkeypatch):
     monkeypatch.setattr(codec, "MAX_BODY", 100)
     with pytest.raises(ValueError, match="more than 100"):
         as_logged(ev.Failed("x" * 100))
 
 
-def test_as_logged_gives_what_the_reader_will_see():
+def test_as_logged_returns_the_readers_types():
     event = as_logged(ev.Queued("a", b"", SamplingParams(temperature=1), media=[]))
     assert event.media == () and type(event.sampling.temperature) is float
 
 
-def test_what_an_error_quotes_of_a_log_cannot_steer_the_terminal():
+def test_quotes_from_a_log_cannot_control_the_terminal():
     sampling = {"\x1b[31mmax_\ntokens": 1}
     body = msgspec.msgpack.encode(["a", b"", sampling])
     with pytest.raises(UnknownRecord, match="not a Queued") as error:

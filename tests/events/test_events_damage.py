@@ -53,7 +53,7 @@ def test_a_cut_at_each_of_the_last_bytes(run, tmp_path):
         assert torn is None or (torn.offset, torn.num_bytes) == (end, size - end)
 
 
-def test_what_is_left_of_a_cut_log_goes_on_and_verifies(run, tmp_path):
+def test_a_cut_log_continues_and_verifies(run, tmp_path):
     """A sample of the cuts above, each continued by a writer."""
     data, records = run
     for number, size in enumerate(range(len(data) - LAST_BYTES, len(data), 211)):

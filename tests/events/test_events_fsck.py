@@ -150,7 +150,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong.__name__)
-def test_what_is_wrong_is_named(log, wrong):
+def test_each_defect_is_named(log, wrong):
     wrong(log)
     report = fsck(log)
     kind, text = WRONG[wrong]
@@ -170,7 +170,7 @@ def test_all_that_is_wrong_is_told_in_one_go(log):
     assert [finding.kind for finding in fsck(log).findings] == ["checksum", "truncated"]
 
 
-def test_the_index_says_what_stands_where(log):
+def test_the_index_lists_the_segments(log):
     report = fsck(log)
     records = list(LogReader(log))
     assert report.exit_code == 0 and report.is_closed and len(report.segments) > 4

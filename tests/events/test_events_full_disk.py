@@ -105,7 +105,7 @@ class Users:
 
 
 @pytest.mark.long
-def test_what_runs_is_finished_on_the_reserve(tmp_path, monkeypatch):
+def test_running_requests_end_on_the_reserve(tmp_path, monkeypatch):
     disk = SmallDisk(monkeypatch, 500_000)
     users = Users(tmp_path / "log", reserve_bytes=100_000)
     assert disk.reserve == 100_000
@@ -129,7 +129,7 @@ def test_what_runs_is_finished_on_the_reserve(tmp_path, monkeypatch):
     assert disk.reserve == 0 and not (tmp_path / "log" / "reserve").exists()
 
 
-def test_on_the_reserve_nothing_else_takes_room(tmp_path, monkeypatch):
+def test_on_the_reserve_no_other_file_takes_space(tmp_path, monkeypatch):
     """No segment is packed and no snapshot is written; retention, which frees space, continues."""
     disk, folder = SmallDisk(monkeypatch, 300_000), tmp_path / "log"
     users = Users(folder, reserve_bytes=60_000, segment_bytes=20_000)
@@ -150,7 +150,7 @@ def test_on_the_reserve_nothing_else_takes_room(tmp_path, monkeypatch):
     users.core.close()
 
 
-def test_when_the_reserve_is_gone_too_nothing_comes_out_that_is_not_in_the_log(tmp_path, monkeypatch):
+def test_without_the_reserve_no_output_precedes_its_record(tmp_path, monkeypatch):
     disk = SmallDisk(monkeypatch, 80_000)
     users = Users(tmp_path / "log", reserve_bytes=2000)
     users.run_until_refused()
@@ -248,7 +248,7 @@ def test_a_tmpfs_of_one_megabyte(tmpfs):
     assert not report.unfinished
 
 
-def test_a_tmpfs_filled_while_nothing_can_be_written(tmpfs):
+def test_another_process_fills_a_tmpfs(tmpfs):
     """Another process takes all the space, and the reserve's space as soon as it is given up."""
     users = Users(tmpfs / "log")
     for _ in range(4):

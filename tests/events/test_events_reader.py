@@ -186,7 +186,7 @@ def test_links_are_not_followed(several, tmp_path):
     assert error.value.kind == "link"
 
 
-def test_what_became_a_link_meanwhile_is_not_followed(several, tmp_path):
+def test_a_file_replaced_by_a_link_is_not_followed(several, tmp_path):
     reader, path = LogReader(several), segments(several)[2]
     path.rename(tmp_path / "elsewhere")
     path.symlink_to(tmp_path / "elsewhere")
@@ -204,7 +204,7 @@ def test_a_pipe_is_no_segment(several):
 
 
 @pytest.mark.parametrize("made", ["nothing", "empty", "other files", "folder"])
-def test_what_is_no_log(tmp_path, made):
+def test_folders_without_a_log_are_refused(tmp_path, made):
     folder = tmp_path / "none"
     if made != "nothing":
         folder.mkdir()
@@ -295,7 +295,7 @@ def test_reading_from_a_record_on(several):
 
 
 @pytest.mark.parametrize("held, reads", [(None, False), (2, False), (3, True), (17, True)])
-def test_a_log_may_begin_behind_a_snapshot(tmp_path, held, reads):
+def test_a_log_may_begin_after_a_snapshot(tmp_path, held, reads):
     folder = write_log(tmp_path / "log", [ev.Failed(str(n)) for n in range(12)], segment_bytes=360)
     first = segments(folder)[1]
     assert int(first.stem) == 4

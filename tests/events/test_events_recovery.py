@@ -52,7 +52,7 @@ def test_damage_in_the_middle_is_refused(log, mode):
         list(LogReader(log, mode))
 
 
-def test_salvage_skips_what_is_damaged_and_says_what_is_lost(log):
+def test_salvage_skips_damage_and_reports_losses(log):
     path, offset = record_places(log)[4]
     flip(path, offset + 50)
     reader = LogReader(log, "salvage")
@@ -170,7 +170,7 @@ def test_a_log_cut_at_every_byte_goes_on(tmp_path):
         assert sum(path.stat().st_size for path in folder.glob("*.cut")) == recovery.num_bytes
 
 
-def test_strict_refuses_to_continue_what_is_torn(log):
+def test_strict_refuses_to_continue_a_torn_log(log):
     path = segments(log)[-1]
     path.write_bytes(path.read_bytes()[:-70])
     before = path.read_bytes()

@@ -105,7 +105,7 @@ def test_a_log_that_has_not_begun_is_tidy(days):
     assert days.first == 0
 
 
-def test_a_reader_finds_what_was_packed_meanwhile(days):
+def test_a_reader_finds_segments_packed_meanwhile(days):
     days.fill(20)
     records = iter(LogReader(days.folder))
     first = next(records)
@@ -117,14 +117,14 @@ def test_a_reader_finds_what_was_packed_meanwhile(days):
         list(reader)
 
 
-def test_nothing_goes_without_a_snapshot(days):
+def test_no_segment_is_deleted_without_a_snapshot(days):
     days.fill(20)
     days.tidy()
     assert days.first == 0
 
 
 @pytest.mark.parametrize("sequence", range(12))
-def test_a_segment_goes_when_a_snapshot_holds_the_state_behind_it(days, sequence):
+def test_a_segment_is_deleted_once_a_snapshot_follows_it(days, sequence):
     days.fill(20)
     firsts = days.firsts
     days.snapshot(sequence)
@@ -168,7 +168,7 @@ def test_the_oldest_request_counts_not_the_last(days):
     assert 3 < days.first <= 7
 
 
-def test_without_a_snapshot_before_the_oldest_request_nothing_goes(days):
+def test_without_a_snapshot_before_the_oldest_request_no_segment_is_deleted(days):
     """The kept records cannot restore the state at its arrival."""
     days.fill(9)
     days.queue("a")
@@ -206,7 +206,7 @@ def test_age(tmp_path):
     days.writer.close()
 
 
-def test_snapshots_that_nothing_continues_go_too(days):
+def test_snapshots_without_later_records_are_deleted(days):
     days.fill(20)
     for sequence in (1, 7, 15, 18):
         days.snapshot(sequence)
@@ -216,7 +216,7 @@ def test_snapshots_that_nothing_continues_go_too(days):
     assert len(left) < 4 and list(LogReader(days.folder))
 
 
-def test_what_was_not_delivered_is_known_again_after_a_restart(days):
+def test_undelivered_answers_are_known_after_a_restart(days):
     days.queue("a")
     days.fill(20)
     days.again(FEW, knows=False)
@@ -240,7 +240,7 @@ def test_segments_that_were_not_packed_are_packed_after_a_restart(tmp_path):
     assert len(list(folder.glob("*.zst"))) > 5 and len(read_events(folder)) == 20
 
 
-def test_a_segment_that_somebody_took_away_does_not_keep_others_from_being_packed(tmp_path):
+def test_a_deleted_segment_does_not_stop_packing(tmp_path):
     days = Days(tmp_path / "log", Retention())
     days.fill(20)
     days.writer._tidy_at = 0.0
@@ -254,7 +254,7 @@ def test_a_segment_that_somebody_took_away_does_not_keep_others_from_being_packe
     days.writer.close()
 
 
-def test_a_disk_that_has_no_room_to_pack_keeps_what_is_there(days, monkeypatch):
+def test_a_disk_without_space_to_pack_keeps_its_segments(days, monkeypatch):
     days.fill(12)
     monkeypatch.setattr(module.os, "fsync", lambda fd: (_ for _ in ()).throw(OSError(28, "planted")))
     days.tidy()

@@ -58,7 +58,7 @@ class Disk:
         return written
 
 
-def test_one_write_a_commit_and_nothing_before_it(tmp_path, monkeypatch):
+def test_one_write_per_commit(tmp_path, monkeypatch):
     writer, disk = LogWriter(tmp_path / "log"), Disk(monkeypatch)
     for event in one_of_each():
         writer.append(event, 0, 0)
@@ -199,7 +199,7 @@ def test_any_system_call_may_fail_once(tmp_path, monkeypatch, sync_always):
     assert kinds == {"write", "fdatasync", "fsync", "replace", "open", None}
 
 
-def test_closing_a_stalled_log_says_what_is_lost(tmp_path, monkeypatch):
+def test_closing_a_stalled_log_reports_lost_records(tmp_path, monkeypatch):
     writer = LogWriter(tmp_path / "log")
     writer.append(ev.Failed("kept"), 0, 0)
     assert writer.commit()
@@ -332,7 +332,7 @@ def test_a_segment_has_so_many_frames_at_most(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("is_killed", [False, True])
-def test_who_goes_on_reads_the_last_segment_once(tmp_path, monkeypatch, is_killed):
+def test_a_continuing_writer_reads_the_last_segment_once(tmp_path, monkeypatch, is_killed):
     folder, opened = tmp_path / "log", []
     write_log(folder, [ev.Failed(f"number {n}") for n in range(35)], segment_bytes=600)
     *_, last = segments(folder)
@@ -348,7 +348,7 @@ def test_who_goes_on_reads_the_last_segment_once(tmp_path, monkeypatch, is_kille
     assert len(read_events(folder)) == 36 and fsck(folder).exit_code == 0
 
 
-def test_a_footer_promises_again_what_a_repair_took_back(tmp_path):
+def test_a_footer_promises_a_segment_again_after_a_repair(tmp_path):
     """A writer was killed after it had promised a segment and before it began one."""
     folder = write_log(tmp_path / "log", [ev.Failed(f"number {n}") for n in range(35)], segment_bytes=600)
     *_, before, last = segments(folder)

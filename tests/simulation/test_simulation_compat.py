@@ -26,7 +26,7 @@ def first(records, field):
     return next(record for record in records if record.get(field))
 
 
-def test_who_gave_way_goes_to_the_front_of_those_who_wait(tmp_path):
+def test_a_preempted_request_goes_to_the_front_of_the_queue(tmp_path):
     """The 17th token of `a` needs a block; `b` loses its own. `g` arrived before `b` and still waits."""
     requests = [request("g", grammar=GRAMMAR), request("a", 12, out=12), request("b", 12, out=12)]
     events = [{"step": 8, "op": "grammar_ready", "id": "g"}]
@@ -58,7 +58,7 @@ def test_decisions_are_vllms(path, tmp_path):
     assert report.ok and report.rederived and not report.unfinished
 
 
-def test_one_that_gives_way_to_itself_lets_the_rows_behind_it_run(tmp_path):
+def test_a_row_that_preempts_itself_lets_later_rows_run(tmp_path):
     """`x` needs a block and is the least important; `y` needs none."""
     requests = [request("x", 14, out=8, priority=9), request("y", 12, out=8, at=1)]
     config = {"policy": "priority", "num_blocks": 4, "max_model_len": 32}
@@ -107,7 +107,7 @@ def test_one_with_one_token_left_is_padded_when_it_comes_alone(tmp_path):
     assert [record["sched"] for record in ours if "admit" in record] == [[["a", 17]], [["b", 1]], [["c", 1]]]
 
 
-def test_what_a_broken_request_computed_is_kept(tmp_path):
+def test_blocks_of_a_broken_request_are_kept(tmp_path):
     """A token outside the grammar says nothing about the KV before it. Our rules cannot distinguish it from
     NaN.
     """
@@ -133,7 +133,7 @@ def test_a_prompt_is_admitted_without_slots_for_drafts(tmp_path):
 
 
 @pytest.mark.parametrize("compat", ["", "vllm"])
-def test_a_reset_while_nobody_runs_preempts_nobody_later(tmp_path, compat):
+def test_a_reset_without_running_requests_preempts_none_later(tmp_path, compat):
     events = [{"step": 0, "op": "reset_prefix_cache", "reset_running": True}]
     path = write_scenario(tmp_path, [request("a", at=1)], events=events)
     _, records, _ = run(path, compat=compat)
@@ -144,7 +144,7 @@ def picture(name, content, **more):
     return request(name, prompt=[["img", 8], ["gen", name, 10, 0]], images=[[0, 8, content]], **more)
 
 
-def test_who_leaves_while_its_step_runs_lets_go_before_its_tokens_are_applied(tmp_path):
+def test_a_leaving_request_releases_its_blocks_before_its_tokens_are_applied(tmp_path):
     """Both are done with their pictures after step 1, in which `b` is given up. vLLM frees the picture of `b`
     first, so it is evicted first.
     """
@@ -158,7 +158,7 @@ def test_who_leaves_while_its_step_runs_lets_go_before_its_tokens_are_applied(tm
 
 
 @pytest.mark.parametrize("drafts", [{}, {"num_spec_tokens": 3, "spec_method": "eagle3"}])
-def test_a_log_with_those_who_left_verifies(tmp_path, drafts):
+def test_a_log_with_leaving_requests_verifies(tmp_path, drafts):
     """`b` decodes, with drafts or without, when it leaves."""
     requests = [request("a", out=20), request("b", out=20), request("c", at=5, out=4)]
     events = [{"step": 4, "op": "abort", "id": "b", "when": "before_update"}]
@@ -195,7 +195,7 @@ def test_of_equal_blocks_that_of_the_row_served_first_is_hit(tmp_path, equal_blo
     assert (theirs[4]["free"], ours[4]["free"]) == (60, 59)
 
 
-def test_who_has_no_grammar_waits_until_the_step_beside_is_back(tmp_path):
+def test_a_failed_grammar_ends_its_request_after_the_running_step(tmp_path):
     requests = [request("a", out=9), request("g", grammar=GRAMMAR)]
     events = [{"step": 3, "op": "grammar_error", "id": "g"}]
     theirs, ours = both(tmp_path, requests, events=events)

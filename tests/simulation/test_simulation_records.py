@@ -25,7 +25,7 @@ def test_a_hard_field_differs(change, where):
     assert first_difference([STEP], [{**STEP, **change}]).startswith(where)
 
 
-def test_a_soft_field_counts_when_asked_and_only_where_both_have_it():
+def test_a_soft_field_counts_on_request_if_both_records_have_it():
     other = {**STEP, "free": 3}
     assert first_difference([STEP], [other]) == ""
     assert "free: expected 4, got 3" in first_difference([STEP], [other], soft=True)
@@ -49,7 +49,7 @@ def test_a_scenario_without_expectations_is_refused(tmp_path):
         read_records(path)
 
 
-def test_ends_that_nobody_asks_for_are_not_compared():
+def test_ends_in_open_ends_are_not_compared():
     ends = {**STEP, "finish": {"a": "stop", "g": "error"}}
     one = {**STEP, "finish": {"a": "stop"}}
     assert "finish" in first_difference([ends], [one])

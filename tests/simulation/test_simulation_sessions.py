@@ -48,7 +48,7 @@ def test_requests_that_come_at_once_wait_for_one_another(tmp_path):
     assert kept == [0, 20, 45, 65]
 
 
-def test_a_request_without_a_session_says_something(tmp_path):
+def test_max_tokens_0_needs_a_session(tmp_path):
     path = tmp_path / "requests.jsonl"
     path.write_text('{"id": "a", "prompt": [["gen", "a", 4, 0]], "max_tokens": 0}')
     with pytest.raises(InvalidRequest, match="in a session max_tokens 0"):

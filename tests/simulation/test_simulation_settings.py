@@ -55,7 +55,7 @@ def test_items_that_are_not_split_must_fit_a_chunk():
         read_settings(small, work)
 
 
-def test_what_is_not_said_fits_the_workload_and_a_large_gpu():
+def test_defaults_fit_the_workload_and_a_large_gpu():
     config = read_settings({}, WORK).config
     assert config.max_model_len == 100 and config.num_blocks * config.block_size > 300_000
     assert config.compat == "" and config.max_num_seqs == 256
