@@ -93,7 +93,7 @@ def with_scales(folder: Path, entries: dict[str, TensorEntry], block: Block | No
     for name in sorted(scales):
         weight = entries.get(name.removesuffix(_SCALE))
         if weight is None or weight.dtype != STORED:
-            raise _wrong(entries[name], "is a scale, but its weight is no FP8 matrix; download it again")
+            raise _wrong(entries[name], "is a scale, but its weight is not an FP8 matrix; download it again")
     return found
 
 

@@ -184,7 +184,7 @@ def _pattern(fields: Fields, name: str) -> dict[str, object]:
     for key in found:
         if not _PATTERN.fullmatch(key):
             fields.fail(
-                f"{name} names {key!r:.60}, which is no module name; regular expressions are not supported"
+                f"{name} names {key!r:.60}, which is not a module name; regular expressions are not supported"
             )
     return found
 
@@ -229,7 +229,7 @@ def _by_module(
         key = _KEY.fullmatch(entry.stored_name)
         if key is None:
             raise ModelError(
-                f"{path}: tensor {entry.stored_name} is no LoRA matrix; save the adapter without it"
+                f"{path}: tensor {entry.stored_name} is not a LoRA matrix; save the adapter without it"
             )
         name = canonical_name(f"{key['module']}.weight")
         module = (name or "").removesuffix(".weight")

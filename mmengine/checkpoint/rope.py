@@ -35,7 +35,7 @@ def read_rope(layer: Fields, head_dim: int) -> RopeConfig:
     rope = layer.child("rope_parameters" if modern else "rope_scaling", optional=True)
     kind = rope.values.get("rope_type", rope.values.get("type", "default"))
     if kind not in (*PLAIN, "linear", "llama3"):
-        rope.fail(f"{rope.prefix}rope_type is {shown(kind)}; default, mrope, linear and llama3 are known")
+        rope.fail(f"{rope.prefix}rope_type is {shown(kind)}; supported are default, mrope, linear and llama3")
     for fields in (rope, layer):
         if fields.number("partial_rotary_factor", 1.0) != 1.0:
             fields.fail(f"{fields.prefix}partial_rotary_factor is not 1, which is not supported")

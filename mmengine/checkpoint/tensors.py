@@ -156,7 +156,7 @@ def indexed_files(folder: Path) -> list[str]:
     for name in names:
         is_name = Path(name).name == name and name.isprintable() and len(name.encode()) <= MAX_FILE_NAME_BYTES
         if not is_name or not name.endswith(".safetensors"):
-            raise ModelError(f"{index} names {name[:100]!r}, which is no safetensors file of this folder")
+            raise ModelError(f"{index} names {name[:100]!r}, which is not a safetensors file in this folder")
     return names
 
 
@@ -175,7 +175,7 @@ def read_header(path: Path, file: BinaryIO, file_bytes: int, dtypes: Mapping[str
     header_bytes = int.from_bytes(file.read(8), "little")
     if file_bytes < 8 or 8 + header_bytes > file_bytes:
         if header_bytes > MAX_HEADER_BYTES:
-            raise ModelError(f"{path} is no safetensors file; download it again")
+            raise ModelError(f"{path} is not a safetensors file; download it again")
         raise ModelError(
             f"{path} is cut short: it has {file_bytes} bytes, its header alone needs "
             f"{8 + max(header_bytes, 2)}; download it again"

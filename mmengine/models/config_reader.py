@@ -36,7 +36,7 @@ def check_served(root: Fields, architectures: tuple[str, ...], parts: Iterable[s
                 f"{fields.prefix}quantization_config is not supported; {SUPPORTED}, and of the whole file"
             )
         if fields.values.get("auto_map") is not None:
-            root.fail(f"{fields.prefix}auto_map asks for code of the model's own, which is never run")
+            root.fail(f"{fields.prefix}auto_map requires the model's own code, which is never run")
 
 
 def read_decoder(
@@ -135,6 +135,4 @@ def _refuse_windows(fields: Fields, mixers: tuple[str, ...], windowed: bool) -> 
     window = fields.values.get("sliding_window")
     if fields.flag("use_sliding_window", False) or windowed and window is not None:
         shown = repr(window)[:60]
-        fields.fail(
-            f"{fields.prefix}sliding_window {shown} asks for sliding windows, which are not supported"
-        )
+        fields.fail(f"{fields.prefix}sliding_window {shown} needs sliding windows, which are not supported")

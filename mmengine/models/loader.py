@@ -32,7 +32,7 @@ def resolve_folder(model: str | Path | None) -> Path:
         is_file = folder.exists()
     # Name too long, a null byte in the name, no such user's home.
     except (OSError, RuntimeError, ValueError):
-        raise ModelError(f"{str(model)[:200]!r} is no usable path or hub id") from None
+        raise ModelError(f"{str(model)[:200]!r} is not a valid path or hub id") from None
     if is_file:
         raise ModelError(
             f"{folder} is a file; give the folder that holds config.json and the weights, or a .gguf file"
@@ -58,7 +58,7 @@ def resolve_adapter(source: str | Path) -> Path:
             return folder.resolve()
     # Name too long, a null byte in the name, no such user's home.
     except (OSError, RuntimeError, ValueError):
-        raise ModelError(f"{str(source)[:200]!r} is no usable path or hub id") from None
+        raise ModelError(f"{str(source)[:200]!r} is not a valid path or hub id") from None
     name = None if isinstance(source, Path) else parse_name(source)
     if name is None:
         raise ModelError(

@@ -164,7 +164,7 @@ def load_network(
     if quantize != "none" and not fits(whole.text.head_dim, where, DTYPES[dtype]):
         raise ConfigError(
             f"quantize {quantize} needs the CPU's kernels, which do not compute heads of "
-            f"{whole.text.head_dim} in {dtype}; leave quantize away"
+            f"{whole.text.head_dim} in {dtype}; leave quantize out"
         )
     config = whole if shard is None else replace(whole, text=cut_config(whole.text, shard))
     leads = shard is None or shard.leads
@@ -200,7 +200,7 @@ def text_decoder(
         if batch_invariant and config.experts is not None:
             raise ConfigError(
                 "batch_invariant: experts are multiplied by torch on a GPU, whose products depend on the "
-                "batch; leave batch_invariant away"
+                "batch; leave batch_invariant out"
             )
         ops = text_ops(device, dtype, batch_invariant=batch_invariant)
         return FusedTextDecoder(config, weights, device, ops, shard)

@@ -111,8 +111,8 @@ class Processor(Protocol):
         """
 
     media_decoder: MediaDecoder | None
-    """Who decodes media that were sent encoded; None: whoever prepares them, on its thread. May be set at
-    any time. A processor that lacks it, or has no `decoder_recipe`, decodes all media itself."""
+    """Decodes media that were sent encoded. None: the thread that prepares them decodes. May be set at any
+    time. A processor without this attribute, or without `decoder_recipe`, decodes all media itself."""
 
     @property
     def decoder_recipe(self) -> DecoderRecipe | None:

@@ -148,7 +148,8 @@ class WeightReader:
             held = ", ".join(_NAMES[form] for form in sorted(self._forms)) or self._dtype_name()
             raise ModelError(
                 f"activations int8 multiplies whole numbers, and no matrices are held as such ({held}); add "
-                "quantize int8, take a folder in int4 or a GGUF file of Q8_0, Q4_0 or Q4_1, or leave it away"
+                "quantize int8, use an int4 folder or a Q8_0, Q4_0 or Q4_1 "
+                "GGUF file, or leave activations out"
             )
 
     def _dtype_name(self) -> str:

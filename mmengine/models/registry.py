@@ -69,7 +69,7 @@ def _architectures(folder: Path) -> tuple[str, ...]:
     if not has_model_file(folder, CONFIG):
         packed = min((each.name for each in folder.glob("*.gguf")), default=None)
         advice = f"; give one of its GGUF files, such as {packed}" if packed else ""
-        raise ModelError(f"{folder} is no model folder: it has no config.json{advice}")
+        raise ModelError(f"{folder} is not a model folder: it has no config.json{advice}")
     names = read_model_json(folder, CONFIG).get("architectures")
     if not isinstance(names, list) or not names or not all(isinstance(name, str) and name for name in names):
         raise ModelError(f'{path} names no architecture: "architectures" must be a list of names')

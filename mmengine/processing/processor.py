@@ -56,7 +56,7 @@ class ChatProcessor:
         self._names = {token: name for name, token in tokenizer.marked.items()}
         if not self._pads.keys() <= self._names.keys():
             fields = " or ".join(f"{modality}_token_id" for modality in self._pads.values())
-            raise ModelError(f"config.json's {fields} is no special token of tokenizer.json")
+            raise ModelError(f"config.json's {fields} is not a special token in tokenizer.json")
         self.eos_token_ids = _eos_token_ids(described)
         said = described.generation
         self.generation_defaults = {n: said[n] for n in GENERATION_NAMES if said.get(n) is not None}

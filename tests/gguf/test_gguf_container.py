@@ -183,7 +183,7 @@ REFUSED = {
     ),
     "a wild dimension": (
         write([], [Tensor("a", "F32", (2**62, 4), bytes(16))]).data,
-        "from 1 to what .* bytes hold",
+        "from 1 to the number that .* bytes hold",
     ),
     "half a block": (write([], [Tensor("a", "Q8_0", (2, 48), bytes(102))]).data, "the last a multiple of 32"),
     "half a large block": (

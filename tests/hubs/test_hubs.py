@@ -210,7 +210,7 @@ def test_names_that_leave_the_folder_are_never_fetched(name, hub):
         {"weight_map": {"a": "../model-1.safetensors"}}
     ).encode()
     files["config.json"] = b"{  }"  # Another commit.
-    with pytest.raises(ModelError, match="no safetensors file of this folder"):
+    with pytest.raises(ModelError, match="not a safetensors file in this folder"):
         fetch_model(name)
 
 

@@ -88,7 +88,7 @@ def test_no_field_is_ignored_that_transformers_reads(tmp_path, monkeypatch, arch
     [
         ("Llama", {"architectures": ["SmolLM3ForCausalLM"]}, r"architectures is \['SmolLM3ForCausalLM'\]"),
         ("Llama", {"quantization_config": {"quant_method": "hqq"}}, "quant_method 'hqq' is not supported"),
-        ("Llama", {"auto_map": {"AutoModel": "a.b"}}, "code of the model's own, which is never run"),
+        ("Llama", {"auto_map": {"AutoModel": "a.b"}}, "the model's own code, which is never run"),
         ("Llama", {"hidden_act": "relu2"}, "hidden_act 'relu2' is not supported"),
         ("Llama", {"rope_parameters": {"rope_type": "yarn"}}, "rope_type is 'yarn'"),
         ("Llama", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor is not 1"),
@@ -96,7 +96,7 @@ def test_no_field_is_ignored_that_transformers_reads(tmp_path, monkeypatch, arch
         ("Llama", {"eos_token_id": "2"}, "eos_token_id must be a list"),
         ("Llama", {"attention_bias": "yes"}, "attention_bias is 'yes'"),
         ("Llama", {"hidden_size": None}, "hidden_size is missing"),
-        ("Qwen2", {"use_sliding_window": True, "sliding_window": 64}, "sliding_window 64 asks"),
+        ("Qwen2", {"use_sliding_window": True, "sliding_window": 64}, "sliding_window 64 needs"),
         (
             "Qwen3Moe",
             {"num_experts_per_tok": 9},
@@ -112,8 +112,8 @@ def test_no_field_is_ignored_that_transformers_reads(tmp_path, monkeypatch, arch
         ("Qwen3Moe", {"n_group": 4}, "n_group 4 is not supported: routers are a softmax alone"),
         ("Qwen3Moe", {"moe_intermediate_size": None}, "moe_intermediate_size is missing"),
         ("Qwen3", {"layer_types": ["sliding_attention"]}, "layer_types is"),
-        ("Mistral", {"sliding_window": 4096}, "sliding_window 4096 asks"),
-        ("Mistral", {"sliding_window": 64, "use_sliding_window": False}, "sliding_window 64 asks"),
+        ("Mistral", {"sliding_window": 4096}, "sliding_window 4096 needs"),
+        ("Mistral", {"sliding_window": 64, "use_sliding_window": False}, "sliding_window 64 needs"),
     ],
 )
 def test_unsupported_configs_are_refused(tmp_path, architecture, fields, words):

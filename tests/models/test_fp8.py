@@ -192,8 +192,8 @@ WEIGHT, SCALE = "a.q_proj.weight", "a.q_proj.weight_scale_inv"
     "change, words",
     [
         (without(SCALE), f"{WEIGHT} is stored as F8_E4M3, but {SCALE} is missing; download"),
-        (without(WEIGHT), f"{SCALE} is a scale, but its weight is no FP8 matrix"),
-        (instead(WEIGHT, drawn(70, 50)), f"{SCALE} is a scale, but its weight is no FP8 matrix"),
+        (without(WEIGHT), f"{SCALE} is a scale, but its weight is not an FP8 matrix"),
+        (instead(WEIGHT, drawn(70, 50)), f"{SCALE} is a scale, but its weight is not an FP8 matrix"),
         (instead(SCALE, torch.ones(5, 2)), r"shape \[5, 2\]; a weight of \[70, 50\] .* has \[5, 3\] scales"),
         (instead(SCALE, torch.ones(5, 3).half()), f"{SCALE} is stored as F16; scales are BF16 or F32"),
         (

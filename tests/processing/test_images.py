@@ -175,9 +175,9 @@ def animation(form):
 
 
 BAD = {
-    "text": (b"hello, I am no image at all", "image 0 is no image that can be read"),
+    "text": (b"hello, I am no image at all", "image 0 is not a supported image"),
     "empty": (b"", "image 0 is empty"),
-    "svg": (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "is no image that can be read"),
+    "svg": (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "is not a supported image"),
     "truncated png": (encoded(picture(200, 200), "PNG")[:5000], "image 0 is damaged or cut short"),
     "truncated jpeg": (encoded(picture(200, 200), "JPEG")[:3000], "image 0 is damaged or cut short"),
     "header only": (encoded(picture(200, 200), "PNG")[:20], "image 0 is"),
@@ -188,7 +188,7 @@ BAD = {
     "webp": (animation("WEBP"), "image 0 is an animation; pass it as a video"),
     "apng": (animation("PNG"), "image 0 is an animation; pass it as a video"),
     "pages": (animation("TIFF"), "image 0 is a TIFF of several pages"),
-    "format": (encoded(picture(9, 9), "PPM"), "is no image that can be read"),
+    "format": (encoded(picture(9, 9), "PPM"), "is not a supported image"),
     "url": ("https://example.com/a.png", "image 0 is a URL; fetching URLs needs"),
     "missing": ("/nowhere/at all.png", "image 0: there is no file '/nowhere/at all.png'"),
     "device": ("/dev/zero", "there is no file"),

@@ -97,7 +97,7 @@ def edit_weights(folder, change):
         ("text_config.rope_parameters", [1], "rope_parameters"),
         ("text_config.head_dim", 15, "mrope_section"),
         ("text_config.layer_types", ["full_attention", "sliding_attention"], "sliding_attention"),
-        ("text_config.use_sliding_window", True, "text_config.sliding_window None asks"),
+        ("text_config.use_sliding_window", True, "text_config.sliding_window None needs"),
         ("vision_config.hidden_size", 34, "multiple of 4"),
         ("vision_config.hidden_act", "quick_gelu", "quick_gelu"),
         ("vision_config.num_position_embeddings", 26, "square"),
@@ -348,13 +348,13 @@ def test_shards_and_other_prefixes_are_the_same_model(folder, pristine):
     assert torch.equal(load(folder).embed(ids), load(pristine).embed(ids))
     assert fingerprint(folder) == fingerprint(pristine)
     for bad, words in (
-        ("../up.safetensors", "of this folder"),
+        ("../up.safetensors", "in this folder"),
         ("gone.safetensors", "missing"),
         (3, "folder"),
         (f"{'é' * 121}x.safetensors", "missing"),  # The longest possible file name, in bytes.
-        (f"{'é' * 122}.safetensors", "of this folder"),
-        ("\ud800.safetensors", "of this folder"),
-        ("\0.safetensors", "of this folder"),
+        (f"{'é' * 122}.safetensors", "in this folder"),
+        ("\ud800.safetensors", "in this folder"),
+        ("\0.safetensors", "in this folder"),
     ):
         index.write_text(json.dumps({"weight_map": weight_map | {"x": bad}}))
         with pytest.raises(ModelError, match=words):

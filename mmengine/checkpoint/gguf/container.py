@@ -226,7 +226,8 @@ def _tensor(source: Source) -> tuple[str, StoredType, tuple[int, ...], int]:
     if not all(0 < size <= 2 * source.num_bytes for size in shape) or shape[-1] % kind.values:
         blocks = f", the last a multiple of {kind.values}" if kind.values > 1 else ""
         source.fail(
-            f"tensor {name} of type {kind.name} has shape {list(shape)}; sizes must be from 1 to what "
+            f"tensor {name} of type {kind.name} has shape {list(shape)}; "
+            "sizes must be from 1 to the number that "
             f"{source.num_bytes} bytes hold{blocks}"
         )
     return name, kind, shape, offset

@@ -39,7 +39,7 @@ class ChatTokenizer:
             self._added = {int(token["id"]): token["content"] for token in added}
             self._joins_bytes = (data.get("decoder") or {}).get("type") == "ByteLevel"
         except Exception as error:  # tokenizers raises a bare Exception for a damaged file.
-            raise ModelError(f"{origin} is no tokenizer that can be read") from error
+            raise ModelError(f"{origin} is not a readable tokenizer") from error
         ordinary = _entries(data["model"], self._plain)
         self._check(data, added, ordinary, origin)
         self._short = lru_cache(NUM_SHORT)(partial(self._encode, self._plain))

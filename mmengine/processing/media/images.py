@@ -38,7 +38,7 @@ PLUGINS = (
     TiffImagePlugin,
 )
 _TOO_MANY_PIXELS = f"has more than {MAX_DECODED_PIXELS} pixels; send a smaller one"
-_UNKNOWN = "is no image that can be read; PNG, JPEG, WebP, GIF, BMP and TIFF are"
+_UNKNOWN = "is not a supported image; use PNG, JPEG, WebP, GIF, BMP or TIFF"
 _DAMAGED = "is damaged or cut short: its pixels cannot be decoded"
 _SHARED = threading.Lock()  # A PIL image reads its file and EXIF late, and many requests may share it.
 _ANIMATED = ("GIF", "WEBP", "PNG")  # An MPO holds further views of the same photo, not an animation.
