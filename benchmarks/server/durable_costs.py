@@ -21,16 +21,17 @@ import uvloop
 
 from benchmarks.server.clients import Load, load
 from mmengine.serve.async_engine.async_engine import AsyncEngine
+from mmengine.serve.async_engine.served_engine import ServedEngine
 from mmengine.serve.stream.request_stream import Stream
 from mmengine.server.app.app import App
 from mmengine.server.calls import call_registry as calls
-from mmengine.server.chat.parsed_request import Asked
-from mmengine.server.chat.submission import ask, options_of
+from mmengine.server.chat.parsed_request import ParsedRequest
+from mmengine.server.chat.submission import submit, submit_options
 from mmengine.server.http.auth import ApiKeys
-from mmengine.server.lifecycle.lifecycle import keep_for_good, web_server
+from mmengine.server.lifecycle.lifecycle import freeze_garbage, web_server
 from mmengine.server.lifecycle.listening_socket import listen
 from mmengine.server.settings import ServerSettings
-from mmengine.server.storage.storage import Keep
+from mmengine.server.storage.storage import Storage
 
 AT_ONCE, TOKENS = 16, 1
 PAUSE_S = 0.001  # of the clients: none of them sleeps on a socket, or waking it would be measured
@@ -54,11 +55,16 @@ ENVELOPES = {"envelope, chat": (KEPT, PLAIN), "envelope, response": (RESPONSE, P
 STORED = {"envelope and store": (STORED_RESPONSE, PLAIN_RESPONSE)}
 
 
-def _ask_without(engine: AsyncEngine, asked: Asked, *, hold: bool = False) -> list[Stream]:
-    """As `ask`, of one prompt, which the log knows without an envelope."""
-    options = options_of(asked, asked.request_id)
-    streams = [engine.stream(prompt, asked.sampling, hold=hold, **options) for prompt in asked.prompts]
-    asked.prompts.clear()
+def _submit_without(
+    engine: ServedEngine, parsed_request: ParsedRequest, *, hold: bool = False, recovered: object = None
+) -> list[Stream]:
+    """Submit one prompt as `submit` does, but without an envelope for the log."""
+    options = submit_options(parsed_request, parsed_request.request_id)
+    streams = [
+        engine.stream(prompt, parsed_request.sampling, hold=hold, **options)
+        for prompt in parsed_request.prompts
+    ]
+    parsed_request.prompts.clear()
     return streams
 
 
@@ -79,10 +85,10 @@ class _Clients:
         theirs.close()
         self._ours.setblocking(False)
 
-    async def ask(self, port: int, asked: Load) -> None:
+    async def ask(self, port: int, parsed_request: Load) -> None:
         """Until all answers are there. Raises RuntimeError."""
         loop = asyncio.get_running_loop()
-        await loop.sock_sendall(self._ours, msgspec.json.encode((port, asked)) + b"\n")
+        await loop.sock_sendall(self._ours, msgspec.json.encode((port, parsed_request)) + b"\n")
         if not await loop.sock_recv(self._ours, 1):
             raise RuntimeError("the clients got no answer")
 
@@ -103,14 +109,14 @@ def _clients() -> Iterator[_Clients]:
 async def _cpu_us(log: Path, clients: _Clients, rounds: int, requests: int) -> dict[str, list[float]]:
     """CPU microseconds a request, by side, of each round."""
     settings = ServerSettings(port=0)
-    engine, keep = AsyncEngine(device="cpu", log=log), Keep(log, settings)
+    engine, storage = AsyncEngine(device="cpu", log=log), Storage(log, settings)
     bound = listen(settings)
-    app = App(engine, settings, ApiKeys(None), ("embedded",), keep=keep)
+    app = App(engine, settings, ApiKeys(None), ("embedded",), storage=storage)
     server = web_server(app, settings)
     serving = asyncio.create_task(server.serve(sockets=[bound]))
     while not server.started:
         await asyncio.sleep(0.01)
-    keep_for_good()
+    freeze_garbage()
     found: dict[str, list[float]] = {name: [] for name in SIDES}
     chance, start, port = random.Random(19), 0, bound.getsockname()[1]
     for place in range(rounds + 1):
@@ -118,18 +124,18 @@ async def _cpu_us(log: Path, clients: _Clients, rounds: int, requests: int) -> d
         spent = dict.fromkeys(order, 0.0)
         for name in (*order, *reversed(order)):
             has_envelope, kind = SIDES[name]
-            calls.ask = ask if has_envelope else _ask_without
+            calls.submit = submit if has_envelope else _submit_without
             start += requests
             spent[name] += await _spent(
                 app, clients, port, replace(kind, requests=requests, start=start, pause_s=PAUSE_S)
             )
         for name, seconds in spent.items() if place else ():  # the first one warms up
             found[name].append(seconds / (2 * requests) * 1e6)
-    calls.ask = ask
+    calls.submit = submit
     server.should_exit = True
     await serving
     await engine.close()
-    keep.close()
+    storage.close()
     return found
 
 

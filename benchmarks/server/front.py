@@ -26,7 +26,7 @@ from mmengine.serve.text.output_text import OutputText
 from mmengine.serve.text.request_output import Choice, Completion, RequestOutput
 from mmengine.server.app.app import App
 from mmengine.server.http.auth import ApiKeys
-from mmengine.server.lifecycle.lifecycle import keep_for_good, web_server
+from mmengine.server.lifecycle.lifecycle import freeze_garbage, web_server
 from mmengine.server.lifecycle.listening_socket import listen
 from mmengine.server.settings import ServerSettings
 
@@ -106,7 +106,7 @@ async def _cpu_s(loads: list[Load]) -> list[float]:
     serving = asyncio.create_task(server.serve(sockets=[bound]))
     while not server.started:
         await asyncio.sleep(0.01)
-    keep_for_good()
+    freeze_garbage()
     found = []
     for one in loads:
         begun = time.process_time()

@@ -75,8 +75,8 @@ def serve(
     from rich.table import Table
 
     from mmengine.cli.pictures import check_picture
-    from mmengine.server.bench.calling import Target
     from mmengine.server.bench.load import Load, run
+    from mmengine.server.bench.streamed_call import Target
     from mmengine.server.bench.summary import Limits, draw, markdown, rows_of, summary_of
 
     if picture is not None:

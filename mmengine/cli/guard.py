@@ -21,7 +21,7 @@ from mmengine.cli.restarts import Life, Restarts
 from mmengine.cli.supervisor import HANG_EXIT, CannotStart, Ended, Process, started
 from mmengine.server.http.errors import LATER_S
 from mmengine.server.lifecycle.health_port import Health, HealthPort
-from mmengine.server.lifecycle.heartbeat import Beat, Heard
+from mmengine.server.lifecycle.heartbeat import Beat, HeartbeatReceiver
 
 SOCKET = "MMENGINE_SOCKET"  # Environment: the listening socket's descriptor.
 BEATS = "MMENGINE_BEATS"  # Environment: the descriptor for the engine's heartbeats.
@@ -76,7 +76,7 @@ class Guard:
         silent_s = time.monotonic() - running.heard_at
         if running.beat.is_regular and silent_s > LATE_S:
             why = f"the engine has not responded for {silent_s:.0f} seconds"
-            return Health((why,), LATER_S, is_told=False, is_alive=False)
+            return Health((why,), LATER_S, has_report=False, is_alive=False)
         if not running.beat.is_serving:
             why = "the first steps run" if running.beat.is_built else "the model is being loaded"
             return Health((why,), self._retry_after_s(time.monotonic() - running.begun), False)
@@ -90,7 +90,7 @@ class Guard:
         code.
         """
         kills = num_memory_kills()
-        with closing(Heard.pair()) as heard:
+        with closing(HeartbeatReceiver.pair()) as heard:
             running, ended = self._watched(heard)
         if self._num_ends or ended.code in (0, INTERRUPTED) or -ended.code in ENDS:
             return ended.exit_code
@@ -106,17 +106,17 @@ class Guard:
         self._pause(life, how_killed(kills, after, ended.peak_bytes) if is_killed else life.what)
         return None
 
-    def _watched(self, heard: Heard) -> tuple["_Running", Ended]:
+    def _watched(self, heard: HeartbeatReceiver) -> tuple["_Running", Ended]:
         """Return a process that ran, and how it ended."""
-        fds = self._bound.fileno(), heard.mouth.fileno()
+        fds = self._bound.fileno(), heard.sending_end.fileno()
         environment = {SOCKET: str(fds[0]), BEATS: str(fds[1]), **({HASTE: "1"} if self._has_served else {})}
         with started(self._arguments, self._restarts.cause, environment, fds, own_group=True) as process:
-            heard.mouth.close()  # The other process holds it.
+            heard.sending_end.close()  # The other process holds it.
             running = self._running = _Running(process.popen.pid, heard)
-            self._selector.register(heard.ear, selectors.EVENT_READ, self._hear)
+            self._selector.register(heard.receiving_end, selectors.EVENT_READ, self._hear)
             ended = self._watch(process, running)
             self._hear()  # Read its last heartbeat.
-            self._selector.unregister(heard.ear)
+            self._selector.unregister(heard.receiving_end)
             self._running = None
         return running, ended
 
@@ -220,7 +220,7 @@ class Guard:
 class _Running:
     """The engine's process and its latest heartbeat."""
 
-    def __init__(self, pid: int, heard: Heard) -> None:
+    def __init__(self, pid: int, heard: HeartbeatReceiver) -> None:
         self.pid, self.heard = pid, heard
         self.begun = self.heard_at = time.monotonic()
         self.beat = Beat()

@@ -41,7 +41,7 @@ if TYPE_CHECKING:  # Heavy; loaded when a command runs.
     from mmengine.config import EngineConfig
     from mmengine.serve.async_engine.async_engine import AsyncEngine
     from mmengine.server.http.auth import ApiKeys
-    from mmengine.server.lifecycle.heartbeat import Beats
+    from mmengine.server.lifecycle.heartbeat import HeartbeatSender
     from mmengine.server.settings import ServerSettings
 
 HELP = """Serve a model over HTTP with OpenAI's chat API.
@@ -172,7 +172,7 @@ def check_supervised(settings: "ServerSettings") -> None:
 def _guarded(settings: "ServerSettings", log: Path) -> int:
     """Supervise the process that answers, and return the exit code. Nothing heavy is imported here."""
     from mmengine.cli.guard import Guard  # Lazy: help needs no processes
-    from mmengine.server.lifecycle.health_port import MAX_ASKING
+    from mmengine.server.lifecycle.health_port import MAX_PROBES
     from mmengine.server.lifecycle.listening_socket import address_of, bind, listen
 
     _wait_for_log(log)
@@ -180,7 +180,7 @@ def _guarded(settings: "ServerSettings", log: Path) -> int:
         health = None
         if settings.health_port is not None:
             host = settings.health_host or settings.host
-            health = bind(host, settings.health_port, MAX_ASKING, "--health-host or --health-port")
+            health = bind(host, settings.health_port, MAX_PROBES, "--health-host or --health-port")
             say(f"health at http://{address_of(health)}/health")
         return Guard(sys.argv[1:], bound, health).run()
 
@@ -211,12 +211,12 @@ def _answer(
 ) -> None:
     """Load the model and serve it, until a signal ends this."""
     from mmengine.cli.guard import BEATS, HASTE, SOCKET  # Lazy: help needs no server
-    from mmengine.server.lifecycle.heartbeat import Beats
+    from mmengine.server.lifecycle.heartbeat import HeartbeatSender
     from mmengine.server.lifecycle.listening_socket import address_of, listen, taken
 
-    beats = None
+    heartbeats = None
     if supervisor.is_supervised():
-        bound, beats = taken(int(os.environ.pop(SOCKET))), Beats(int(os.environ.pop(BEATS)))
+        bound, heartbeats = taken(int(os.environ.pop(SOCKET))), HeartbeatSender(int(os.environ.pop(BEATS)))
     else:
         if log.log is not None:
             _wait_for_log(log.log)
@@ -224,16 +224,16 @@ def _answer(
     with bound:
         names = settings.served_model_names or (model.model or EMBEDDED_NAME,)
         with loading(model.model or "the embedded checkpoint") as progress:
-            from mmengine.server.chat.media_fetch import media_door
+            from mmengine.server.chat.media_fetch import make_media_fetcher
             from mmengine.server.lifecycle.lifecycle import run  # Lazy: torch
             from mmengine.server.lifecycle.lifecycle import serve as serve_engine
-            from mmengine.server.storage.storage import Keep
+            from mmengine.server.storage.storage import Storage
 
-            door = media_door(settings)
+            media_fetcher = make_media_fetcher(settings)
             if http.chat_template is not None:
                 check_template(model.model, http.chat_template, settings.chat_template)
             with weights_reported_to(progress):
-                engine = _engine(model, log, engine_config, progress, beats, _loras(model, settings))
+                engine = _engine(model, log, engine_config, progress, heartbeats, _loras(model, settings))
         say("running the first steps")
         scheme = "https" if settings.ssl_certfile else "http"
         where = f"{scheme}://{address_of(bound)}"
@@ -242,10 +242,12 @@ def _answer(
             guard = "" if keys.any else ", without an API key"
             say(f"serving {', '.join(names)} at {where}/v1{guard}")
 
-        open_keep = (
-            None if log.log is None else partial(Keep, log.log, settings, has_several_keys=keys.are_several)
+        open_storage = (
+            None
+            if log.log is None
+            else partial(Storage, log.log, settings, has_several_keys=keys.are_several)
         )
-        in_haste = beats is not None and HASTE in os.environ
+        in_haste = heartbeats is not None and HASTE in os.environ
         try:
             run(
                 serve_engine(
@@ -255,19 +257,19 @@ def _answer(
                     names,
                     bound,
                     listening,
-                    door,
-                    open_keep,
-                    beats,
+                    media_fetcher,
+                    open_storage,
+                    heartbeats,
                     in_haste,
                     log.log if http.live else None,
                     admin_keys,
                 )
             )
         except MMEngineError as error:
-            if beats is None:
+            if heartbeats is None:
                 raise
             say(str(error))
-            beats.tell_end(str(error))
+            heartbeats.report_end(str(error))
             os._exit(code_of(error))  # A thread stuck in a device call would keep the process alive.
 
 
@@ -281,7 +283,7 @@ def _engine(
     log: Log,
     config: "EngineConfig",
     progress: Loading,
-    beats: "Beats | None",
+    heartbeats: "HeartbeatSender | None",
     loras: dict[str, str] | None,
 ) -> "AsyncEngine":
     from mmengine.build import build  # Lazy: torch
@@ -290,8 +292,8 @@ def _engine(
 
     def built(found: "Built") -> None:
         progress.loaded(found)
-        if beats is not None:
-            beats.tell_built()  # Before a step runs that may crash this process.
+        if heartbeats is not None:
+            heartbeats.report_built()  # Before a step runs that may crash this process.
 
     resume = None
     if log.log is not None:

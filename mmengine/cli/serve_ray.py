@@ -30,7 +30,7 @@ def serve_ray(
         raise ConfigError(f"--ray needs Ray: {install_hint('ray')}")
     if settings.health_port is not None:
         raise ConfigError("--health-port needs a supervisor, which --ray does not have; use /health instead")
-    from mmengine.server.chat.media_fetch import media_door
+    from mmengine.server.chat.media_fetch import make_media_fetcher
     from mmengine.server.lifecycle.listening_socket import address_of, listen  # Lazy: help needs no server
     from mmengine_ray.serving import run_ingress, start_ray
     from mmengine_ray.settings import RaySettings
@@ -58,6 +58,6 @@ def serve_ray(
             keys,
             bound,
             lambda: say(f"serving {names} at {where} by {fleet.replicas} replicas"),
-            media_door(settings),
+            make_media_fetcher(settings),
             say,
         )

@@ -31,9 +31,9 @@ from mmengine.models.registry import plugin_for
 from mmengine.serve.async_engine.async_engine import AsyncEngine
 from mmengine.serve.requests.operator_log import operator_log
 from mmengine.server.app.app import App
-from mmengine.server.chat.media_fetch import media_door
+from mmengine.server.chat.media_fetch import make_media_fetcher
 from mmengine.server.http.auth import ApiKeys
-from mmengine.server.storage.storage import Keep
+from mmengine.server.storage.storage import Storage
 from mmengine.server.transport.any_asgi_server import AnyServer
 from mmengine_ray.carrier import RayCarrier
 from mmengine_ray.scaling import WAITING, ByWaitingTokens
@@ -109,9 +109,11 @@ class Ingress:
         durable = await asyncio.to_thread(open_durable, given, _warn)
         engine = await fleet_engine(given, replicas, durable, _warn)
         keys = ApiKeys(Path(given.api_key_file) if given.api_key_file else None)
-        make_keep = store_opener(engine, given, keys)
-        keep = make_keep() if make_keep is not None else None
-        self._app = App(engine, given.server, keys, given.served_names, media_door(given.server), keep)
+        make_storage = store_opener(engine, given, keys)
+        storage = make_storage() if make_storage is not None else None
+        self._app = App(
+            engine, given.server, keys, given.served_names, make_media_fetcher(given.server), storage
+        )
         self._running = asyncio.get_running_loop().create_task(self._app.run())
 
     __init__ = _begin  # Serve awaits the constructor
@@ -129,12 +131,12 @@ def open_durable(settings: RaySettings, warn: Callable[[str], None]) -> DurableR
     return open_durable_requests(Path(settings.log), settings.patience_s, warn) if settings.log else None
 
 
-def store_opener(engine: FleetEngine, settings: RaySettings, keys: ApiKeys) -> Callable[[], Keep] | None:
+def store_opener(engine: FleetEngine, settings: RaySettings, keys: ApiKeys) -> Callable[[], Storage] | None:
     """Return a function that opens the store for responses, files and batches; None if nothing is kept."""
     if not engine.keeps_held:
         return None
     folder = Path(settings.log) / INGRESS
-    return partial(Keep, folder, settings.server, has_several_keys=keys.are_several)
+    return partial(Storage, folder, settings.server, has_several_keys=keys.are_several)
 
 
 def _warn(text: str) -> None:

@@ -29,7 +29,7 @@ def run_ingress(
     keys: ApiKeys,
     bound: socket.socket,
     listening: Callable[[], None],
-    door: MediaFetcher | None,
+    media_fetcher: MediaFetcher | None,
     warn: Callable[[str], None],
 ) -> None:
     """Serve until a signal, then end the replicas too. `warn` shows a message to the user.
@@ -42,9 +42,9 @@ def run_ingress(
 
     async def run() -> None:
         engine = await fleet_engine(settings, replicas, durable, warn)
-        keep = store_opener(engine, settings, keys)
+        storage = store_opener(engine, settings, keys)
         names = settings.served_names
-        await lifecycle.serve(engine, settings.server, keys, names, bound, listening, door, keep)
+        await lifecycle.serve(engine, settings.server, keys, names, bound, listening, media_fetcher, storage)
 
     try:
         lifecycle.run(run())

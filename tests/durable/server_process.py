@@ -93,7 +93,7 @@ def _echo():
             max_waiting=300,
             snapshot_bytes=SNAPSHOT_BYTES,
         )
-        told = build if beats is None else serve.then(build, lambda found: beats.tell_built())
+        told = build if beats is None else serve.then(build, lambda found: beats.report_built())
         resume = Resume(mode=log.recovery, force=log.force_resume, cause=supervisor.ended_by())
         return AsyncEngine(builder=told, log=log.log, resume=resume)
 

@@ -37,7 +37,7 @@ def write(self, data, request_id):
     reached("after a line")
 AnswerFile.write = write
 
-with batching(folder, keep={"fault": reached}, config={"max_num_seqs": 4}) as (_, client):
+with batching(folder, storage={"fault": reached}, config={"max_num_seqs": 4}) as (_, client):
     ended(client, begun(client, [line(f"{n}", "a" * (n + 1)) for n in range(12)]))
 print("it lived", flush=True)
 """
@@ -62,7 +62,7 @@ def test_ended_anywhere_it_is_finished_by_the_next(tmp_path, where, count):
         if not batches:  # no client knows about a batch
             assert (where, count) in [("before commit", 0), ("after commit", 0), ("before commit", 1)]
             assert len(files) == (count == 1 or where == "after commit")
-            folder_holds = {path.name for path in server.keep.files.folder.iterdir()}
+            folder_holds = {path.name for path in server.storage.files.folder.iterdir()}
             assert folder_holds == {each.id for each in files}
             return
         found = ended(client, batches[0])

@@ -59,7 +59,7 @@ def kill(self):
 fakes.EchoExecutor.dispatch, fakes.EchoExecutor.collect = note, kill
 
 def engine(model, log, config, progress, beats, loras):
-    build = serve.then(fakes.builder(max_num_seqs=8, num_blocks=400), lambda found: beats.tell_built())
+    build = serve.then(fakes.builder(max_num_seqs=8, num_blocks=400), lambda found: beats.report_built())
     return AsyncEngine(builder=build, log=log.log, resume=Resume(cause=supervisor.ended_by()))
 
 serve._engine = engine

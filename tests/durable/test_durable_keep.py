@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mmengine.server.storage.answer_store import Store
+from mmengine.server.storage.answer_store import AnswerStore
 from mmengine.server.storage.database import Database
 from tests.server.keep_model import LARGE, killed_in_puts, walk
 
@@ -30,7 +30,7 @@ ENDS = """
 import asyncio, os, sys
 from pathlib import Path
 from mmengine.server.storage.database import Database
-from mmengine.server.storage.answer_store import Store
+from mmengine.server.storage.answer_store import AnswerStore
 
 where, count = sys.argv[2], int(sys.argv[3])
 
@@ -41,7 +41,7 @@ def fault(place):
         os._exit(9)
 
 async def go():
-    store = Store(Database(Path(sys.argv[1]), fault), 1e6, 2**30)
+    store = AnswerStore(Database(Path(sys.argv[1]), fault), 1e6, 2**30)
     for name in ("one", "two", "three"):
         await store.begin(name, "a", 1, b"asked", {name * 8: name.encode() * 99})
         print("begun", name, flush=True)
@@ -67,7 +67,7 @@ def test_a_server_that_ends_at_a_commit_keeps_acknowledged_data(tmp_path, where,
 
     async def look():
         database = Database(tmp_path)
-        store = Store(database, 1e6, LARGE)
+        store = AnswerStore(database, 1e6, LARGE)
         found = {name: await store.get(name, "a") for name in ("one", "two", "three")}
         for name, kept in found.items():
             if f"put {name}" in said and not (name == "two" and count >= 6):

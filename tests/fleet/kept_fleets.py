@@ -68,8 +68,8 @@ class ServedFleet(Served):
     def __init__(self, root, carrier, kept, patience, **settings):
         self.carrier, self._kept, self._patience = carrier, kept, patience
         self.settings = ServerSettings.of({"port": 0, **settings})
-        keep = {"log": root / INGRESS} if kept is not None else None
-        super().__init__(None, self.settings, NAMES, None, keep=keep)
+        storage = {"log": root / INGRESS} if kept is not None else None
+        super().__init__(None, self.settings, NAMES, None, storage=storage)
 
     async def _serve(self):
         self.engine = FleetEngine(self.carrier, EchoProcessor(), CONFIG, 64, self._patience, self._kept)

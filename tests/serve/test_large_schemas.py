@@ -15,7 +15,7 @@ from mmengine.processing.workers.schemas import SchemaProcesses
 from mmengine.request import GrammarRequest
 from mmengine.serve.async_engine.async_engine import AsyncEngine
 from mmengine.server.chat.bodies import Body
-from mmengine.server.chat.parsed_request import form_of
+from mmengine.server.chat.parsed_request import read_answer_format
 from mmengine.structured_output.engines.llguidance import json_schema_lark
 from mmengine.structured_output.json_schema.normalization import Bounds, SchemaRefused, normalize_schema
 from mmengine.structured_output.json_schema.reading import loading
@@ -117,7 +117,7 @@ def test_a_large_schema_in_a_body_is_not_decoded() -> None:
     for schema, kept in ((large("a"), bytes), ({"const": 1}, dict)):
         asked = {"type": "json_schema", "bounds": None, "json_schema": {"schema": schema, "name": None}}
         for body in ({"response_format": asked}, {"structured_outputs": {"json": schema, "regex": None}}):
-            form = form_of(msgspec.json.decode(msgspec.json.encode(body), type=Body), 2**20)
+            form = read_answer_format(msgspec.json.decode(msgspec.json.encode(body), type=Body), 2**20)
             assert form.response_format is not None and form.response_format.keys() == {"type", "json_schema"}
             held = form.response_format["json_schema"]
             assert isinstance(held, dict) and held.keys() == {"schema"} and type(held["schema"]) is kept

@@ -17,10 +17,10 @@ def line(custom_id, content="hello", url=CHAT, **fields):
 
 
 @contextmanager
-def batching(folder, *, keep=None, key="none", **options):
+def batching(folder, *, storage=None, key="none", **options):
     """A server with a log, and a client of it."""
     log = {"engine_options": {"log": folder, **options.pop("engine_options", {})}}
-    with served(keep={"log": folder, **(keep or {})}, **log, **options) as one:
+    with served(storage={"log": folder, **(storage or {})}, **log, **options) as one:
         yield one, client_of(one, key)
 
 

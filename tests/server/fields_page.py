@@ -7,8 +7,8 @@ from pathlib import Path
 
 from mmengine.server.chat.field_tables import CHAT, COMPLETION, DETOKENIZE, TOKENIZE
 from mmengine.server.http.body_fields import Field
-from mmengine.server.messages.table import BLOCKS, COUNT_TOKENS, MESSAGES
-from mmengine.server.responses.table import RESPONSES
+from mmengine.server.messages.field_table import BLOCKS, COUNT_TOKENS, MESSAGES
+from mmengine.server.responses.field_table import RESPONSES
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "http.md"
 _BEGIN, _END = "<!-- fields: {} -->\n", "<!-- end -->"

@@ -19,14 +19,14 @@ ENGINE = """
 import os, select, signal, socket, sys, time
 from pathlib import Path
 from mmengine.cli.supervisor import ended_by, obey_supervisor
-from mmengine.server.lifecycle.heartbeat import BEAT_S, Beat, Beats
+from mmengine.server.lifecycle.heartbeat import BEAT_S, Beat, HeartbeatSender
 
 folder, plan = Path(sys.argv[1]), sys.argv[2].split(",")
 obey_supervisor()
 life = len(list(folder.glob("life-*")))
 (folder / f"life-{life}").write_text(f"{os.getpid()} {ended_by()}")
 bound = socket.socket(fileno=int(os.environ["MMENGINE_SOCKET"]))
-beats = Beats(int(os.environ["MMENGINE_BEATS"]))
+beats = HeartbeatSender(int(os.environ["MMENGINE_BEATS"]))
 how = plan[min(life, len(plan) - 1)]
 tokens, reasons, told, is_built = 0, (), [], how != "dies loading"
 
@@ -48,14 +48,14 @@ if how.startswith("refuses"):
     os._exit(int(how.split()[1]))
 if how.startswith("loading"):
     dies(how.split(" ", 1)[1])
-beats.tell_built()
+beats.report_built()
 if how.startswith("built"):
     dies(how.split(" ", 1)[1])
 time.sleep(0.3 if how == "slow" else 0)
 signal.signal(signal.SIGTERM, ends)
 signal.signal(signal.SIGINT, ends)
 while True:
-    beats.tell(Beat(True, True, True, reasons, 7, tokens))
+    beats.send(Beat(True, True, True, reasons, 7, tokens))
     if how.startswith("serving"):
         dies(how.split(" ", 1)[1])
     if not select.select([bound], [], [], BEAT_S)[0]:

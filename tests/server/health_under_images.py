@@ -103,7 +103,7 @@ def serve_urls(arguments: list[str]) -> None:
     from mmengine.server.chat import media_fetch as media
 
     limits = FetchLimits(http=True, ports=(int(arguments[0]),))
-    media.media_door = lambda settings: MediaFetcher(
+    media.make_media_fetcher = lambda settings: MediaFetcher(
         limits, resolve=lambda name: [ip_address("127.0.0.1")], is_allowed=lambda address: True
     )
     sys.argv[1:] = arguments[1:]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from mmengine.errors import InvalidRequest
-from mmengine.server.storage.answer_store import Kept, Store
+from mmengine.server.storage.answer_store import AnswerRow, AnswerStore
 from mmengine.server.storage.database import Database
 
 LARGE = 2**30
@@ -30,7 +30,7 @@ class Walked:
 
     def open(self):
         self.database = Database(self.folder)
-        self.store = Store(self.database, self.ttl_s, self.max_bytes, lambda: self.now)
+        self.store = AnswerStore(self.database, self.ttl_s, self.max_bytes, lambda: self.now)
 
     def reopen(self):
         self.database.close()
@@ -67,7 +67,7 @@ class Walked:
         for name, (owner, created, envelope, answer, media, kept, key) in self.rows.items():
             held = tuple(sorted(media))
             expired = answer is not None and kept <= self.now - self.ttl_s
-            found = None if expired else Kept(name, owner, created, envelope, answer, held, key)
+            found = None if expired else AnswerRow(name, owner, created, envelope, answer, held, key)
             assert await self.store.get(name, owner) == found
             assert await self.store.get(name, owner + "x") is None
             assert await self.store.of_key(key, owner) == (found if key else None)
@@ -120,10 +120,10 @@ PUTS = """
 import asyncio, sys
 from pathlib import Path
 from mmengine.server.storage.database import Database
-from mmengine.server.storage.answer_store import Store
+from mmengine.server.storage.answer_store import AnswerStore
 
 async def go():
-    store = Store(Database(Path(sys.argv[1])), 1e6, 2**30)
+    store = AnswerStore(Database(Path(sys.argv[1])), 1e6, 2**30)
     first = int(sys.argv[2])
     async def put(name):
         await store.begin(name, "a", 1, b"", {name * 8: name.encode() * 99})
@@ -155,7 +155,7 @@ def killed_in_puts(folder, chosen, times):
 
     async def check():
         database = Database(folder)
-        store = Store(database, 1e6, LARGE)
+        store = AnswerStore(database, 1e6, LARGE)
         for name in acknowledged:
             found = await store.get(name, "a")
             assert found.answer == name.encode() * 500 and await store.media(name * 8) == name.encode() * 99

@@ -14,7 +14,7 @@ from mmengine.server.http.auth import ADMIN_ENVIRONMENT, ApiKeys
 from mmengine.server.lifecycle.lifecycle import web_server
 from mmengine.server.lifecycle.listening_socket import listen
 from mmengine.server.settings import ServerSettings
-from mmengine.server.storage.storage import Keep
+from mmengine.server.storage.storage import Storage
 from tests.serve.serve_fakes import EchoExecutor, builder
 from tests.server.openai_answers import CHAT, COMPLETIONS, check_answer, check_stream, events_of
 from tests.server.own_answers import check_own
@@ -56,17 +56,19 @@ class Served:
         settings,
         names,
         key_file,
-        door=None,
-        keep=None,
+        media_fetcher=None,
+        storage=None,
         tracing=None,
         live=None,
         admin_key_file=None,
     ):
-        self.door, self.tracing, self.live = door, tracing, live
+        self.media_fetcher, self.tracing, self.live = media_fetcher, tracing, live
         self.engine, self.settings, self.names = engine, settings, names
         self.keys, self.admin_keys = ApiKeys(key_file), ApiKeys(admin_key_file, ADMIN_ENVIRONMENT)
         several = self.keys.are_several
-        self.keep = Keep(settings=settings, has_several_keys=several, **keep) if keep is not None else None
+        self.storage = (
+            Storage(settings=settings, has_several_keys=several, **storage) if storage is not None else None
+        )
         self._bound = listen(settings)
         self.port = self._bound.getsockname()[1]
         self._ready = threading.Event()
@@ -80,7 +82,7 @@ class Served:
     async def _serve(self):
         self.loop = asyncio.get_running_loop()
         tracing = self.tracing(self.engine) if self.tracing is not None else None
-        given = (self.engine, self.settings, self.keys, self.names, self.door, self.keep)
+        given = (self.engine, self.settings, self.keys, self.names, self.media_fetcher, self.storage)
         self.app = App(*given, tracing, self.live, self.admin_keys)
         self.server = web_server(self.app, self.settings)
         serving = asyncio.create_task(self.server.serve(sockets=[self._bound]))
@@ -92,8 +94,8 @@ class Served:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         await self.engine.close(leave=True)
-        if self.keep is not None:
-            self.keep.close()
+        if self.storage is not None:
+            self.storage.close()
 
     @property
     def executor(self):
@@ -161,19 +163,19 @@ def served(
     executor_class=EchoExecutor,
     engine_options=None,
     config=None,
-    door=None,
-    keep=None,
+    media_fetcher=None,
+    storage=None,
     tracing=None,
     live=None,
     admin_key_file=None,
     **settings,
 ):
-    """`keep`: arguments of Keep. `tracing`: makes it of the engine. `live`: the folder of its log."""
+    """`storage`: arguments of Storage. `tracing`: makes it of the engine. `live`: the folder of its log."""
     if engine is None:
         build = builder(executor_class=executor_class, **(config or {}))
         engine = AsyncEngine(builder=build, **(engine_options or {}))
     made = ServerSettings.of({"port": 0, **settings})
-    one = Served(engine, made, names, key_file, door, keep, tracing, live, admin_key_file)
+    one = Served(engine, made, names, key_file, media_fetcher, storage, tracing, live, admin_key_file)
     try:
         yield one
     finally:

@@ -9,8 +9,8 @@ import pytest
 from pydantic import BaseModel
 
 from mmengine import AsyncEngine
-from mmengine.server.chat.response_builder import Answering
-from mmengine.server.http.errors import shutting_down
+from mmengine.server.chat.response_builder import ResponseBuilder
+from mmengine.server.http.errors import shutdown_error
 from tests.pictures import data_url, scene
 from tests.serve.test_serve_chat import JSON_TEMPLATE, SHAPES
 from tests.server.running import served
@@ -143,8 +143,8 @@ def test_the_asynchronous_client(server):
 
 def test_an_error_in_the_middle_raises(monkeypatch, client):
     def broken(self, told):
-        return self.broken_off(shutting_down(5)), "error"
+        return self.error_frames(shutdown_error(5)), "error"
 
-    monkeypatch.setattr(Answering, "take", broken)
+    monkeypatch.setattr(ResponseBuilder, "take", broken)
     with pytest.raises(anthropic.APIStatusError, match="overloaded_error.*shutting down"):
         list(client.messages.create(**ASKED, stream=True))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mmengine import AsyncEngine
 from mmengine.server.chat.field_tables import CHAT, COMPLETION, DETOKENIZE, TOKENIZE
-from mmengine.server.responses.table import RESPONSES
+from mmengine.server.responses.field_table import RESPONSES
 from tests.server.running import served
 
 WORDS = st.text(max_size=6) | st.sampled_from(

@@ -79,7 +79,7 @@ def test_what_is_wrong_with_a_request_stands_in_the_error_file(tmp_path):
         assert params["file"] == "messages[0].content[0].image_url"
         assert not server.engine._open and not server.engine.recovered_requests()
         told = server.call("/metrics")[2].splitlines()
-        kept = sum(path.stat().st_size for path in server.keep.files.folder.iterdir())
+        kept = sum(path.stat().st_size for path in server.storage.files.folder.iterdir())
         for line_of in (
             'mmengine_batch_lines_total{outcome="completed"} 1.0',
             'mmengine_batch_lines_total{outcome="failed"} 6.0',
@@ -200,7 +200,7 @@ def test_completions_and_responses_are_batches_too(tmp_path):
 def shapes(tmp_path_factory):
     """A server with the embedded model."""
     log = tmp_path_factory.mktemp("shapes") / "log"
-    with served(AsyncEngine(log=log), names=(EMBEDDED_NAME,), keep={"log": log}) as one:
+    with served(AsyncEngine(log=log), names=(EMBEDDED_NAME,), storage={"log": log}) as one:
         yield one
 
 
@@ -276,7 +276,7 @@ def test_cancelled_it_ends_with_what_is_there(tmp_path):
 def test_cancelled_while_it_begins_it_ends_all_the_same(tmp_path, monkeypatch):
     options = {"executor_class": Lasting, "config": LONG_CONTEXT}
     with batching(tmp_path / "log", **options) as (server, client):
-        runner, batches = server.app._runner, server.keep.batches
+        runner, batches = server.app._runner, server.storage.batches
         begin, save = runner._begin, batches.save
 
         async def saved(batch):

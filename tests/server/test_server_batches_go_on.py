@@ -56,7 +56,7 @@ def test_a_store_that_fails_for_a_while_holds_a_batch_up(tmp_path, monkeypatch):
             raise OSError(28, "No space left on device")
         commits.append(place)
 
-    with batching(tmp_path / "log", keep={"fault": fault}) as (server, client):
+    with batching(tmp_path / "log", storage={"fault": fault}) as (server, client):
         upload = {"file": ("a.jsonl", line("a")), "purpose": "batch"}
         with pytest.raises(openai.InternalServerError, match="No space left"):
             client.files.create(**upload)
@@ -118,7 +118,7 @@ def test_what_the_log_has_needs_its_image_no_more(tmp_path):
         ]
         batch = begun(client, [line("a", content), line("b", content)])
         wait_for(lambda: server.engine.stats().num_output_tokens > 4)
-        path = server.keep.files.path(image.id)
+        path = server.storage.files.path(image.id)
     path.unlink()
     with batching(tmp_path / "log", engine_options={"resume": Resume()}, **options) as (_, client):
         found = ended(client, batch)

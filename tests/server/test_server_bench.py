@@ -6,8 +6,8 @@ import math
 import pytest
 
 from mmengine.errors import ConfigError
-from mmengine.server.bench.calling import Call, Target
 from mmengine.server.bench.load import Load, bodies
+from mmengine.server.bench.streamed_call import Call, Target
 from mmengine.server.bench.summary import Limits, summary_of
 from tests.cli.cli_process import call_cli
 from tests.pictures import scene

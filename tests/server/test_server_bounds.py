@@ -14,10 +14,10 @@ from mmengine.events import vocabulary as ev
 from mmengine.replay.checked_log import CheckedLog
 from mmengine.server.batches.lines import checked
 from mmengine.server.http import json_values as values
+from mmengine.server.http.admission import FairShares
 from mmengine.server.http.auth import ApiKeys
-from mmengine.server.http.body_reader import Bodies
+from mmengine.server.http.body_reader import BodyBudget
 from mmengine.server.http.drain_rate import LONGEST_S, MEASURED, DrainRate
-from mmengine.server.http.fair_shares import Shares
 from tests.server.running import LONG_CONTEXT, Lasting, SlowEcho, opened, served, wait_for
 
 SHORT = {"messages": [{"role": "user", "content": "a"}]}
@@ -297,11 +297,11 @@ def test_not_ready_is_503_with_the_reasons(server, monkeypatch):
 def test_room_for_a_body_is_gone_with_its_call():
     """Without the garbage collector, which would have to look at each call's otherwise."""
     rate = DrainRate()
-    bodies = Bodies(100, 100, 1.0, rate)
-    shares = Shares(4, 0.5, bodies, rate)
+    bodies = BodyBudget(100, 100, 1.0, rate)
+    shares = FairShares(4, 0.5, bodies, rate)
     gc.disable()
     try:
-        with shares.holding("one", is_alone=False) as held:
+        with shares.reserve("one", is_alone=False) as held:
             bodies.add(held, 50)
             gone = weakref.ref(held)
             assert shares.num_bytes == 50

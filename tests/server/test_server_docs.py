@@ -10,9 +10,9 @@ from mmengine.server.app.openapi import document
 from mmengine.server.chat.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from mmengine.server.chat.field_tables import CHAT, COMPLETION, DETOKENIZE, TOKENIZE
 from mmengine.server.messages.body import CountBody, MessagesBody
-from mmengine.server.messages.table import COUNT_TOKENS, MESSAGES
+from mmengine.server.messages.field_table import COUNT_TOKENS, MESSAGES
 from mmengine.server.responses.body import ResponsesBody
-from mmengine.server.responses.table import RESPONSES
+from mmengine.server.responses.field_table import RESPONSES
 from mmengine.server.settings import ServerSettings
 from tests.server.fields_page import PAGE, filled
 from tests.server.running import served

@@ -273,7 +273,7 @@ def test_media_that_name_places_are_refused(server):
 
 def test_a_deadline_that_passes_is_504_and_not_to_be_tried_again(server, monkeypatch):
     told = []
-    monkeypatch.setattr(server.app.metrics, "told", told.append)
+    monkeypatch.setattr(server.app.metrics, "count_error", told.append)
     status, headers, body = server.chat("a" * 300, deadline_s=1e-6)
     assert status == 504 and headers["x-should-retry"] == "false"
     assert body["error"]["code"] == "deadline_exceeded"

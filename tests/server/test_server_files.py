@@ -39,7 +39,7 @@ def uploads(server):
 
 
 def folder_of(server):
-    return sorted(path.name for path in server.keep.files.folder.iterdir())
+    return sorted(path.name for path in server.storage.files.folder.iterdir())
 
 
 def test_what_is_uploaded_comes_back(tmp_path):
@@ -59,7 +59,7 @@ def test_what_is_uploaded_comes_back(tmp_path):
                 and f"file%20{number}.bin" in content.response.headers["content-disposition"]
             )
             assert client.files.retrieve(file.id) == file
-            path = server.keep.files.path(file.id)
+            path = server.storage.files.path(file.id)
             assert path.stat().st_mode & 0o777 == 0o600
         assert client.files.delete(file.id).deleted and not path.exists()
         with pytest.raises(openai.NotFoundError):
@@ -164,12 +164,12 @@ def test_a_client_that_leaves_or_dawdles_leaves_nothing(tmp_path):
         while folder_of(server):
             assert time.monotonic() < end
             time.sleep(0.01)
-        assert not server.keep.files._taken.total()
+        assert not server.storage.files._taken.total()
 
 
 def test_a_file_of_a_batch_stays_until_that_ends_and_others_go_in_time(tmp_path):
     now = [1_000_000.0]
-    with batching(tmp_path / "log", keep={"clock": lambda: now[0]}) as (server, client):
+    with batching(tmp_path / "log", storage={"clock": lambda: now[0]}) as (server, client):
         expires = {"anchor": "created_at", "seconds": 3600}
         file = client.files.create(file=("a", b"x"), purpose="vision", expires_after=expires)
         kept = client.files.create(file=("b", b"x"), purpose="vision")
@@ -178,7 +178,7 @@ def test_a_file_of_a_batch_stays_until_that_ends_and_others_go_in_time(tmp_path)
         with pytest.raises(openai.NotFoundError):
             client.files.retrieve(file.id)
         assert [each.id for each in client.files.list()] == [kept.id]
-        asyncio.run_coroutine_threadsafe(server.keep.sweep(), server.loop).result(10)
+        asyncio.run_coroutine_threadsafe(server.storage.sweep(), server.loop).result(10)
         assert folder_of(server) == [kept.id]
 
 
@@ -186,7 +186,7 @@ def test_what_an_end_left_is_removed_at_the_next_start(tmp_path):
     with batching(tmp_path / "log") as (server, client):
         kept = client.files.create(file=("a", b"x"), purpose="vision")
         lost = client.files.create(file=("b", b"x"), purpose="vision")
-        folder = server.keep.files.folder
+        folder = server.storage.files.folder
     (folder / f"file-{'0' * 24}{PART}").write_bytes(b"half")
     (folder / f"file-{'1' * 24}").write_bytes(b"no row")
     (folder / lost.id).unlink()

@@ -14,7 +14,7 @@ import pytest
 
 from mmengine.errors import ConfigError, InvalidRequest, KeepFailed, QueueFull
 from mmengine.server.storage import batches as batches_module
-from mmengine.server.storage.answer_store import Store
+from mmengine.server.storage.answer_store import AnswerStore
 from mmengine.server.storage.batches import Batch, Batches, Counts
 from mmengine.server.storage.database import NAME, Database
 from mmengine.server.storage.files import FileLimits, Files
@@ -33,7 +33,7 @@ def test_what_was_deleted_is_in_no_file(tmp_path):
 
     async def go():
         database = Database(tmp_path)
-        store = Store(database, 1e6, LARGE)
+        store = AnswerStore(database, 1e6, LARGE)
         await store.begin("one", "a", 1, b"asked" + word, {names[0]: image, names[1]: shared})
         await store.put("one", "a", 1, b"asked" + word, b"first" + word)
         await store.put("one", "a", 1, b"asked" + word, b"said" + word)
@@ -62,7 +62,7 @@ def test_its_files_are_its_owners_alone(tmp_path):
 def test_the_oldest_finished_go_for_room(tmp_path):
     async def go():
         database, now = Database(tmp_path), [0.0]
-        store = Store(database, 1e6, 1000, lambda: now[0])
+        store = AnswerStore(database, 1e6, 1000, lambda: now[0])
         await store.begin("live", "a", 1, b"x" * 300, {})
         for number in range(4):
             now[0] += 1
@@ -85,7 +85,7 @@ def test_writes_that_wait_share_a_commit(tmp_path):
 
     async def go():
         database = Database(tmp_path, lambda place: (commits.append(place), time.sleep(0.02)))
-        store = Store(database, 1e6, LARGE)
+        store = AnswerStore(database, 1e6, LARGE)
         puts = [store.put(f"r{number}", "a", 1, b"", b"x") for number in range(50)]
         wrong = store.put("r0", "other", 1, b"", b"x")  # spoils nothing for those beside it
         found = await asyncio.gather(*puts, wrong, return_exceptions=True)
@@ -100,7 +100,7 @@ def test_writes_that_wait_share_a_commit(tmp_path):
 def test_a_full_disk_is_told_and_costs_nothing_that_is_there(tmp_path):
     async def go():
         database = Database(tmp_path)
-        store = Store(database, 1e6, LARGE)
+        store = AnswerStore(database, 1e6, LARGE)
         await store.put("one", "a", 1, b"", b"x")
         pages = database._writing.execute("PRAGMA page_count").fetchone()[0]
         database._writing.execute(f"PRAGMA max_page_count={pages}")
@@ -124,7 +124,7 @@ def test_a_disk_that_fails_at_a_commit_fails_those_who_wait(tmp_path):
 
     async def go():
         database = Database(tmp_path, fault)
-        store = Store(database, 1e6, LARGE)
+        store = AnswerStore(database, 1e6, LARGE)
         failing.append(True)
         with pytest.raises(KeepFailed, match="No space left"):
             await store.put("one", "a", 1, b"", b"x")
@@ -182,7 +182,7 @@ def test_tables_without_keys_get_them(tmp_path):
         connection.execute("PRAGMA user_version=1")
     connection.close()
     database = Database(tmp_path)
-    store = Store(database, 100.0, LARGE, lambda: 1.0)
+    store = AnswerStore(database, 100.0, LARGE, lambda: 1.0)
 
     async def go():
         assert (await store.get("old", "a")).key == ""

@@ -15,8 +15,8 @@ from mmengine.cli.main import app
 from mmengine.errors import ConfigError
 from mmengine.server.lifecycle import health_port
 from mmengine.server.lifecycle import listening_socket as listening
-from mmengine.server.lifecycle.health_port import MAX_ASKING, MAX_HEAD_BYTES, Health, HealthPort, answer_to
-from mmengine.server.lifecycle.heartbeat import MAX_REASON_CHARS, Beat, Beats, Heard
+from mmengine.server.lifecycle.health_port import MAX_HEAD_BYTES, MAX_PROBES, Health, HealthPort, answer_to
+from mmengine.server.lifecycle.heartbeat import MAX_REASON_CHARS, Beat, HeartbeatReceiver, HeartbeatSender
 from mmengine.server.settings import ServerSettings
 from tests.server.guarded import ROOT, guarded
 
@@ -146,9 +146,9 @@ def asked():
 
 def test_many_who_say_nothing_keep_nobody_from_asking(asked, monkeypatch):
     monkeypatch.setattr(health_port, "ASKING_S", 0.4)
-    silent = [asked.connect(b"GET /he") for _ in range(MAX_ASKING + 20)]
+    silent = [asked.connect(b"GET /he") for _ in range(MAX_PROBES + 20)]
     asked.turn()
-    assert len(asked.port._asking) == MAX_ASKING
+    assert len(asked.port._asking) == MAX_PROBES
     assert [asked.answer(each) for each in silent[:20]] == [b""] * 20, "the oldest make room"
     answer = asked.connect(b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n")
     asked.turn(0.1)
@@ -197,15 +197,15 @@ def test_what_is_answered_follows_who_knows_it():
 
 
 def test_beats_arrive_and_wait_for_nobody():
-    heard = Heard.pair()
-    beats = Beats(os.dup(heard.mouth.fileno()))
+    heard = HeartbeatReceiver.pair()
+    beats = HeartbeatSender(os.dup(heard.sending_end.fileno()))
     assert heard.newest() is None
-    beats.tell_built()
+    beats.report_built()
     for number in range(10_000):  # nobody reads: they are dropped
-        beats.tell(Beat(True, True, True, ("a" * 10_000,), 3, number))
+        beats.send(Beat(True, True, True, ("a" * 10_000,), 3, number))
     found = heard.newest()
     assert found.is_serving and found.reasons == ("a" * MAX_REASON_CHARS,) and found.num_tokens < 10_000
-    heard.mouth.send(b"not a beat")
+    heard.sending_end.send(b"not a beat")
     assert heard.newest() is None
     heard.close()
 

@@ -17,24 +17,24 @@ from mmengine.serve.prompt.prompt import Prompt
 from mmengine.serve.stream import request_stream as stream
 from mmengine.serve.text.output_text import OutputText
 from mmengine.serve.text.request_output import RequestOutput
-from mmengine.server.app import service_routes as other_routes
+from mmengine.server.app import openapi
 from mmengine.server.chat import chat_reader as chat_request
 from mmengine.server.chat import token_texts
 from mmengine.server.chat.chat_frames import ChatFrames
 from mmengine.server.chat.completion_reader import CompletionReader
-from mmengine.server.chat.parsed_request import Asked, Defaults, Envelope
-from mmengine.server.chat.response_builder import Answering
+from mmengine.server.chat.parsed_request import Envelope, ParsedRequest, SamplingDefaults
+from mmengine.server.chat.response_builder import ResponseBuilder
+from mmengine.server.http import body_reader
 from mmengine.server.http import json_values as values
 from mmengine.server.http import media_payloads as payloads
-from mmengine.server.http import parser_threads as parsers
 from mmengine.server.http import token_id_lists as token_ids
-from mmengine.server.http.errors import ApiError, api_error, decoded
+from mmengine.server.http.errors import ApiError, api_error, decode_body
 from mmengine.server.http.media_payloads import take_out
 from tests.serve.serve_fakes import EchoProcessor
 from tests.server.running import LONG_CONTEXT, served
 
-DEFAULTS = Defaults({}, "none")
-LONG = "word " * parsers.SMALL_BODY
+DEFAULTS = SamplingDefaults({}, "none")
+LONG = "word " * body_reader.SMALL_BODY
 RAW = os.urandom(3 * payloads.MIN_CHARS)
 URL = "data:image/png;base64," + base64.b64encode(RAW).decode()
 
@@ -56,7 +56,7 @@ def test_what_takes_long_runs_beside_the_event_loop(monkeypatch):
         assert len(found.pop("vocabulary")) == 1  # before it listens, and once
         watch(chat_request.ChatReader, "read", "read")
         watch(payloads, "take_out", "payloads")
-        watch(other_routes, "document", "openapi")
+        watch(openapi, "document", "openapi")
         watch(ChatFrames, "whole", "whole")
         watch(CompletionReader, "_text_of", "echo")
         assert one.chat("short")[0] == 200
@@ -64,7 +64,7 @@ def test_what_takes_long_runs_beside_the_event_loop(monkeypatch):
         assert one.chat("a", logprobs=True, top_logprobs=2)[0] == 200
         assert found.pop("read") == [one._thread]
         assert one.chat(LONG)[2]["error"]["code"] == "context_length_exceeded"
-        prompt = [100] * (parsers.SMALL_BODY // 4)
+        prompt = [100] * (body_reader.SMALL_BODY // 4)
         assert one.call("/v1/completions", {"prompt": prompt, "echo": True, "max_tokens": 1})[0] == 200
         assert one.call("/openapi.json")[0] == 200
     assert found.keys() == {"read", "payloads", "openapi", "whole", "echo"}
@@ -153,9 +153,9 @@ def test_a_body_of_many_values_is_never_parsed(signs):
         raise AssertionError("it was parsed")
 
     with pytest.raises(ApiError) as found:
-        decoded(most * 2, parse)
+        decode_body(most * 2, parse)
     assert found.value.status == 413 and found.value.body.code == "request_too_large"
-    assert decoded(b'"' + b",[{" * values.MAX_VALUES + b'"', len), "a text is one value"
+    assert decode_body(b'"' + b",[{" * values.MAX_VALUES + b'"', len), "a text is one value"
 
 
 @pytest.mark.parametrize("piece", [2, 3, 5, token_ids.MIN_BYTES])
@@ -207,11 +207,11 @@ def filled(sampling):
 
 
 def test_what_has_piled_up_is_told_in_pieces_and_an_error_behind_it():
-    asked = Asked([Prompt(text="a")], SamplingParams(max_tokens=999), "r", Envelope("chat", 1, "m"))
+    asked = ParsedRequest([Prompt(text="a")], SamplingParams(max_tokens=999), "r", Envelope("chat", 1, "m"))
 
     async def told():
         frames = ChatFrames("r", asked.envelope, None)
-        answering = Answering(asked, frames, [filled(asked.sampling)], EchoProcessor.tokenizer)
+        answering = ResponseBuilder(asked, frames, [filled(asked.sampling)], EchoProcessor.tokenizer)
         await answering.open()
         pieces = [answering.take(api_error)]
         while answering.has_more:

@@ -38,7 +38,7 @@ def log(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def server(net, root, log):
-    with served(AsyncEngine(log=log), names=("shapes",), door=net.fetcher(root=root)) as one:
+    with served(AsyncEngine(log=log), names=("shapes",), media_fetcher=net.fetcher(root=root)) as one:
         yield one
 
 
@@ -60,7 +60,7 @@ def said(answer):
 def test_a_picture_by_url_is_answered_like_its_bytes(server, net, picture, log):
     sent = said(ask(server, image("data:image/png;base64," + base64.b64encode(picture).decode())))
     assert said(ask(server, image(net.url("/a.png?token=secret")))) == sent
-    for name in (f"file://{server.door.limits.root}/below/a.png", "file://below/a.png"):
+    for name in (f"file://{server.media_fetcher.limits.root}/below/a.png", "file://below/a.png"):
         assert said(ask(server, image(name))) == sent
     assert said(ask(server, {"type": "image", "path": "below/a.png"})) == sent
     written = b"".join(path.read_bytes() for path in log.rglob("*") if path.is_file())

@@ -12,8 +12,8 @@ from mmengine.server.http.field_names import Place
 from mmengine.server.http.media_payloads import NO_PAYLOADS, in_data_fields, take_out
 from mmengine.server.messages.body import CountBody
 from mmengine.server.messages.conversation import Conversation
+from mmengine.server.messages.field_table import BLOCKS
 from mmengine.server.messages.frames import MessagesFrames
-from mmengine.server.messages.table import BLOCKS
 from tests.pictures import scene
 from tests.serve.serve_fakes import EchoExecutor
 from tests.server.openai_answers import named_events
@@ -132,11 +132,11 @@ def test_the_input_of_a_call_is_what_the_model_wrote(arguments, kept):
 
 def test_turns_become_messages_of_chat():
     said = Conversation(NO_PAYLOADS)
-    said.instruct([{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}])
+    said.add_instructions([{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}])
     image = {"type": "image", "source": {"type": "url", "url": "https://a/b.png"}, "max_pixels": 4096}
     use = {"type": "tool_use", "id": "toolu_1", "name": "area", "input": {"side": 2}}
     result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [image], "is_error": False}
-    said.take(
+    said.add_input(
         [
             {"role": "user", "content": "a"},
             {"role": "user", "content": [image, {"type": "text", "text": "b"}]},
@@ -163,7 +163,7 @@ def test_turns_become_messages_of_chat():
         {"role": "user", "content": [{"type": "text", "text": "d"}]},
         {"role": "assistant", "content": "e"},
     ]
-    assert said.goes_on
+    assert said.continues_answer
     first = (
         FieldPath("messages", 0, "content"),
         FieldPath("messages", 1, "content", 0),

@@ -7,8 +7,8 @@ import openai
 import pytest
 
 from mmengine import AsyncEngine
-from mmengine.server.chat.response_builder import Answering
-from mmengine.server.http.errors import shutting_down
+from mmengine.server.chat.response_builder import ResponseBuilder
+from mmengine.server.http.errors import shutdown_error
 from tests.pictures import data_url, scene
 from tests.serve.test_serve_chat import JSON_TEMPLATE, TOOLS
 from tests.server.running import served
@@ -89,7 +89,7 @@ def test_images_are_looked_at(client):
 def test_an_uploaded_image_is_that_of_a_data_url(tmp_path):
     log = tmp_path / "log"
     with (
-        served(AsyncEngine(log=log), names=(NAME,), keep={"log": log}) as one,
+        served(AsyncEngine(log=log), names=(NAME,), storage={"log": log}) as one,
         openai.OpenAI(base_url=f"http://127.0.0.1:{one.port}/v1", api_key="none", max_retries=0) as client,
     ):
         file = client.files.create(file=("a.png", scene(1)), purpose="vision")
@@ -165,8 +165,8 @@ def test_an_error_in_the_middle_raises(monkeypatch, client):
     """A client that only reads events must not take a stream that breaks off for a whole one."""
 
     def broken(self, told):
-        return self.broken_off(shutting_down(5)), "error"
+        return self.error_frames(shutdown_error(5)), "error"
 
-    monkeypatch.setattr(Answering, "take", broken)
+    monkeypatch.setattr(ResponseBuilder, "take", broken)
     with pytest.raises(openai.APIError, match="shutting down"):
         list(client.responses.create(**ASKED, stream=True))

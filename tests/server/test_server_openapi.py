@@ -6,7 +6,7 @@ import jsonschema
 import pytest
 
 from mmengine.server.chat.field_tables import CHAT, COMPLETION
-from mmengine.server.responses.table import RESPONSES
+from mmengine.server.responses.field_table import RESPONSES
 from tests.server.openai_answers import check, check_stream
 from tests.server.openai_schemas import PAGE
 from tests.server.running import served

@@ -7,15 +7,15 @@ import pytest
 from mmengine.models.loader import resolve_folder
 from mmengine.models.registry import plugin_for
 from mmengine.serve.prompt.tools import ToolLimits
-from mmengine.server.chat.chat_reader import ChatReader, Pixels, Tools
+from mmengine.server.chat.chat_reader import ChatReader, PixelLimits, ToolSupport
 from mmengine.server.chat.completion_reader import CompletionReader
-from mmengine.server.chat.parsed_request import Defaults
+from mmengine.server.chat.parsed_request import SamplingDefaults
 from mmengine.server.http.errors import ApiError
 from tests.pictures import data_url, scene
 from tests.serve.serve_fakes import EchoProcessor
 
-DEFAULTS = Defaults({}, "none")
-TOOLS = Tools(EchoProcessor(), ToolLimits(), ("<think>", "</think>"))
+DEFAULTS = SamplingDefaults({}, "none")
+TOOLS = ToolSupport(EchoProcessor(), ToolLimits(), ("<think>", "</think>"))
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def picture():
 
 def read(template="", max_pixels=10**6, **fields):
     fields = {"messages": [{"role": "user", "content": "hi"}], **fields}
-    reader = ChatReader(DEFAULTS, 4096, template, Pixels.of(max_pixels, 2**16), TOOLS, False)
+    reader = ChatReader(DEFAULTS, 4096, template, PixelLimits.of(max_pixels, 2**16), TOOLS, False)
     return reader.read(json.dumps(fields).encode(), "r")
 
 
@@ -125,9 +125,9 @@ def test_a_developer_is_a_system_and_messages_go_on(processor):
 
 def test_sampling_is_the_checkpoints_or_openais():
     made = {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.8, "max_new_tokens": 9}
-    assert Defaults(made, "auto").values == {"temperature": 0.7, "top_k": 20, "top_p": 0.8}
-    assert Defaults({**made, "do_sample": False}, "auto").values == {"temperature": 0.0}
-    assert Defaults(made, "none").values == {"temperature": 1.0}
+    assert SamplingDefaults(made, "auto").values == {"temperature": 0.7, "top_k": 20, "top_p": 0.8}
+    assert SamplingDefaults({**made, "do_sample": False}, "auto").values == {"temperature": 0.0}
+    assert SamplingDefaults(made, "none").values == {"temperature": 1.0}
     asked = read()
     assert asked.sampling.temperature == 1.0 and asked.sampling.max_tokens == 4096
     asked = read(max_tokens=5, max_completion_tokens=7, seed=-1, top_k=-1, stop="", logit_bias={"3": 1})

@@ -62,7 +62,7 @@ def deltas(text):
 
 
 def is_unattended(one):
-    return not any(call.is_live for call in one.app.calls.kept())
+    return not any(call.is_live for call in one.app.calls.detached_calls())
 
 
 @pytest.fixture(scope="module")
@@ -117,21 +117,21 @@ def test_what_was_refused_is_not_kept(one):
 def test_an_answer_is_kept_for_a_time_and_a_number_of_them(monkeypatch):
     with served(reattach_s=0.3) as server:
         first = server.chat("hello", request_id="a")[2]
-        wait_for(lambda: not server.app.calls.kept())
+        wait_for(lambda: not server.app.calls.detached_calls())
         again = server.chat("hallo", request_id="a")[2]
         assert again["choices"] != first["choices"]
     monkeypatch.setattr(calls, "MAX_KEPT_OUTPUTS", 60)
     with served() as server:
         for number in range(9):
             server.chat("hello", request_id=str(number))
-        assert [call.request_id for call in server.app.calls.kept()] == ["7", "8"]
+        assert [call.request_id for call in server.app.calls.detached_calls()] == ["7", "8"]
 
 
 def test_nobody_comes_again_and_the_request_is_cancelled():
     with served(executor_class=Lasting, config=LONG_CONTEXT, reattach_s=0.2) as server:
         begin(server, asked(stream=True, request_id="gone")).close()
         wait_for(lambda: not server.engine._open.running)
-        assert not server.app.calls.kept()
+        assert not server.app.calls.detached_calls()
 
 
 # The process dies
@@ -275,7 +275,7 @@ def test_a_call_of_which_the_log_has_one_prompt_is_asked_for_the_other(tmp_path,
 @pytest.mark.parametrize("headers", [{"Idempotency-Key": "k"}, {"X-Request-Id": "mine"}])
 def test_a_call_comes_again_though_the_image_that_it_names_is_gone(tmp_path, headers, path):
     log = tmp_path / "log"
-    with served(executor_class=Leaving, engine_options={"log": log}, keep={"log": log}) as one:
+    with served(executor_class=Leaving, engine_options={"log": log}, storage={"log": log}) as one:
         with OpenAI(base_url=f"http://127.0.0.1:{one.port}/v1", api_key="none", max_retries=0) as client:
             file = client.files.create(file=("a.png", b"of an image"), purpose="vision")
             parts = [{"type": "file", "file": {"file_id": file.id}}, {"type": "text", "text": "a"}]

@@ -9,12 +9,12 @@ import msgspec
 import pytest
 
 from mmengine.request import SamplingParams
-from mmengine.server.chat.chat_reader import ChatReader, Pixels
+from mmengine.server.chat.chat_reader import ChatReader, PixelLimits
 from mmengine.server.http.errors import ApiError
 from mmengine.server.http.media_payloads import MIN_CHARS
-from mmengine.server.responses.reading import ResponsesReader, previous_of
+from mmengine.server.responses.field_table import RESPONSES
+from mmengine.server.responses.reader import ResponsesReader, previous_of
 from mmengine.server.responses.response import ResponseObject
-from mmengine.server.responses.table import RESPONSES
 from tests.serve.test_serve_chat import SHAPES
 from tests.server.openai_answers import check
 from tests.server.test_server_asked import OPTIONS, SAMPLING
@@ -25,10 +25,10 @@ NOW = {"type": "function", "name": "now"}
 CALL = {"type": "function_call", "call_id": "c", "name": "area", "arguments": '{"side": 1}'}
 
 
-def read(given="hi", before=(), kept=lambda name: None, is_kept=True, **fields):
-    chat = ChatReader(DEFAULTS, 4096, "", Pixels.of(10**6, 2**16), TOOLS, False)
-    reader = ResponsesReader(chat, ignore_unknown=False, is_kept=is_kept)
-    return reader.read(json.dumps({"input": given, **fields}).encode(), "r", before, kept)
+def read(given="hi", before=(), stored_media=lambda name: None, stores_responses=True, **fields):
+    chat = ChatReader(DEFAULTS, 4096, "", PixelLimits.of(10**6, 2**16), TOOLS, False)
+    reader = ResponsesReader(chat, ignore_unknown=False, stores_responses=stores_responses)
+    return reader.read(json.dumps({"input": given, **fields}).encode(), "r", before, stored_media)
 
 
 def messages(*given, **fields):
@@ -230,7 +230,7 @@ def test_what_is_repeated_is_what_was_asked():
             service_tier="auto",
             truncation="disabled",
             background=True,
-            is_kept=True,
+            stores_responses=True,
         )
     )
     assert json.loads(bytes(told.tools)) == [
@@ -245,31 +245,35 @@ def test_what_is_repeated_is_what_was_asked():
     assert told.background and told.store and not told.parallel_tool_calls and told.metadata == {"a": "b"}
     form = {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": True}
     asked = read("hi", text={"format": {**form, "on_truncation": "close"}, "verbosity": "low"})
-    assert asked.form.response_format == {
+    assert asked.answer_format.response_format == {
         "type": "json_schema",
         "json_schema": {"name": "n", "schema": {"type": "object"}, "strict": True},
         "on_truncation": "close",
     }
     told = json.loads(bytes(echo(asked).text))
     assert told == {"format": {**form, "on_truncation": "close"}, "verbosity": "low"}
-    assert read("hi", text={"format": {"type": "json_object"}}).form.response_format == {
+    assert read("hi", text={"format": {"type": "json_object"}}).answer_format.response_format == {
         "type": "json_object"
     }
-    assert not read("hi", text={"format": {"type": "text"}}).form
+    assert not read("hi", text={"format": {"type": "text"}}).answer_format
 
 
 def test_tools_are_asked_for_as_by_chat():
-    calls = read("hi", tools=[AREA, NOW]).form.calls.asked
+    calls = read("hi", tools=[AREA, NOW]).answer_format.calls.asked
     assert [tool.name for tool in calls.tools] == ["area", "now"] and calls.choice == "auto"
     assert calls.shown[0] == {"type": "function", "function": {k: AREA[k] for k in AREA if k != "type"}}
-    named = read("hi", tools=[AREA, NOW], tool_choice={"type": "function", "name": "now"}).form.calls.asked
+    named = read(
+        "hi", tools=[AREA, NOW], tool_choice={"type": "function", "name": "now"}
+    ).answer_format.calls.asked
     assert [tool.name for tool in named.tools] == ["now"] and named.choice == "named"
     allowed = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "area"}]}
-    asked = read("hi", tools=[AREA, NOW], tool_choice=allowed, parallel_tool_calls=False).form.calls.asked
+    asked = read(
+        "hi", tools=[AREA, NOW], tool_choice=allowed, parallel_tool_calls=False
+    ).answer_format.calls.asked
     assert (
         [tool.name for tool in asked.tools] == ["area"] and asked.choice == "required" and not asked.parallel
     )
-    assert read("hi", tools=[AREA], tool_choice="none").form.calls is None
+    assert read("hi", tools=[AREA], tool_choice="none").answer_format.calls is None
 
 
 PICTURE = image(b"a")
@@ -341,7 +345,8 @@ REFUSED = [
 def test_what_is_not_done_is_refused_by_its_name(fields, param):
     with pytest.raises(ApiError) as found:
         read(
-            is_kept=False, **{"given": "hi", **{"given" if k == "input" else k: v for k, v in fields.items()}}
+            stores_responses=False,
+            **{"given": "hi", **{"given" if k == "input" else k: v for k, v in fields.items()}},
         )
     assert (found.value.status, found.value.body.param) == (400, param), found.value
     assert not re.search(r"\bmessages\b", str(found.value)) or param == "messages"

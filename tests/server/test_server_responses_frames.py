@@ -13,9 +13,9 @@ from mmengine.serve.chat.completion import AccumulatedChoice
 from mmengine.serve.text.choice_deltas import ChoiceDeltas
 from mmengine.serve.text.reasoning import ReasoningTokens
 from mmengine.server.chat.parsed_request import Envelope
-from mmengine.server.chat.response_echo import ResponsesAsked
+from mmengine.server.chat.response_echo import ResponseEcho
 from mmengine.server.chat.token_texts import TokenTexts
-from mmengine.server.http.errors import ApiError, cancelled, late, shutting_down
+from mmengine.server.http.errors import ApiError, cancelled_error, deadline_error, shutdown_error
 from mmengine.server.responses.frames import ResponsesFrames
 from mmengine.server.responses.response import ResponseObject
 from mmengine.structured_output.request.tool_calls import ToolCalls, tool_calls
@@ -34,7 +34,7 @@ USAGE = {
     "prompt_tokens_details": {"cached_tokens": 2, "image_tokens": 1},
     "completion_tokens_details": {"reasoning_tokens": 1, "accepted_prediction_tokens": 0},
 }
-ASKED = ResponsesAsked(instructions='Be b"rief.', metadata={"a": "é"}, input=msgspec.Raw(b'[{"id":"x"}]'))
+ASKED = ResponseEcho(instructions='Be b"rief.', metadata={"a": "é"}, input=msgspec.Raw(b'[{"id":"x"}]'))
 ENVELOPE = Envelope("responses", 7, "m", "owner", responses=ASKED)
 FORMS = {form: tool_calls(TOOLS, ToolCalls(form, ())) for form in ("json", "xml")}
 thoughts = st.none() | st.text("ab é<", max_size=8)
@@ -180,7 +180,7 @@ def test_a_request_that_came_to_nothing_failed():
     stream = frames.first(0) + b"".join(
         frames.delta(0, delta) for delta, reason, _ in news(b"ab", None, (), False) if reason is None
     )
-    stream += frames.error(late())
+    stream += frames.error(deadline_error())
     last = check_events(stream.decode())[-1]
     assert last["type"] == "response.failed" and last["response"]["error"]["code"] == "server_error"
     assert "deadline" in last["response"]["error"]["message"] and last["response"]["output"] == []
@@ -188,7 +188,7 @@ def test_a_request_that_came_to_nothing_failed():
 
 def test_a_request_that_was_cancelled_says_so():
     frames = ResponsesFrames("r", ENVELOPE, None)
-    last = check_events((frames.first(0) + frames.error(cancelled())).decode())[-1]
+    last = check_events((frames.first(0) + frames.error(cancelled_error())).decode())[-1]
     assert (last["type"], last["response"]["status"]) == ("response.failed", "cancelled")
 
 
@@ -198,7 +198,7 @@ def test_where_the_server_ends_the_number_is_the_last_ones():
     frames = ResponsesFrames("r", ENVELOPE, None)
     deltas = [delta for delta, _, _ in news(b"abc", None, (), False)]
     begun = frames.first(0) + frames.delta(0, deltas[0])
-    (*_, (name, event)) = named_events((begun + frames.error(shutting_down(9))).decode())
+    (*_, (name, event)) = named_events((begun + frames.error(shutdown_error(9))).decode())
     assert name == "error" and event["error"]["code"] == event["code"] == "shutting_down"
     rest, _ = told(news(b"abc", None, (), False), after=event["sequence_number"])
     assert begun + rest == stream

@@ -10,9 +10,9 @@ import pytest
 
 from mmengine.core.resume import Resume
 from mmengine.serve.async_engine.async_engine import AsyncEngine
-from mmengine.server.http.parser_threads import SMALL_BODY
+from mmengine.server.http.body_reader import SMALL_BODY
 from mmengine.server.responses import routes as response_routes
-from mmengine.server.responses.reading import GoingOn
+from mmengine.server.responses.reader import ContinuationReader
 from tests.serve.serve_fakes import builder
 from tests.server.responses_answers import check_events
 from tests.server.running import is_empty, served, wait_for
@@ -26,13 +26,13 @@ TEXT = "a text of which the answer has all letters " * 3
 @pytest.fixture(scope="module")
 def one(tmp_path_factory):
     log = tmp_path_factory.mktemp("responses") / "log"
-    with served(executor_class=Leaving, engine_options={"log": log}, keep={"log": log}) as server:
+    with served(executor_class=Leaving, engine_options={"log": log}, storage={"log": log}) as server:
         yield server
 
 
 def going_on(log, **options):
     engine = AsyncEngine(builder=builder(executor_class=Leaving), log=log, resume=Resume())
-    return served(engine, keep={"log": log}, **options)
+    return served(engine, storage={"log": log}, **options)
 
 
 def begun(server, **fields):
@@ -184,7 +184,11 @@ def long_input(num_chars):
 def test_what_a_response_goes_on_with_is_read_beside_the_event_loop(one, monkeypatch):
     """However short the call is that names it."""
     threads = []
-    for owner, name in ((GoingOn, "read"), (response_routes, "_items"), (response_routes, "_page")):
+    for owner, name in (
+        (ContinuationReader, "read"),
+        (response_routes, "_items"),
+        (response_routes, "_page"),
+    ):
         old = getattr(owner, name)
 
         def noted(*given, old=old, name=name):
@@ -202,7 +206,7 @@ def test_what_a_response_goes_on_with_is_read_beside_the_event_loop(one, monkeyp
 
 def test_what_a_response_goes_on_with_takes_room_of_bodies(tmp_path):
     log, room = tmp_path / "log", {"max_body_bytes": 12_000, "max_bodies_bytes": 25_000}
-    with served(engine_options={"log": log}, keep={"log": log}, **room) as server:
+    with served(engine_options={"log": log}, storage={"log": log}, **room) as server:
         name = server.call(PATH, {"input": long_input(10_000)})[2]["id"]
         second = {"input": long_input(10_000), "previous_response_id": name}
         status, _, body = server.call(PATH, second)
@@ -228,7 +232,9 @@ def test_without_a_log_nothing_is_stored():
 
 def test_what_the_process_before_began_is_finished_and_stored(tmp_path):
     log = tmp_path / "log"
-    with served(executor_class=Leaving, drain_s=0, engine_options={"log": log}, keep={"log": log}) as server:
+    with served(
+        executor_class=Leaving, drain_s=0, engine_options={"log": log}, storage={"log": log}
+    ) as server:
         names = [begun(server, request_id=name) for name in ("a", "b")]
         connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
         connection.request("GET", f"{PATH}/{names[0]}?stream=true")
@@ -265,7 +271,7 @@ def test_a_stored_response_that_nobody_asks_for_is_cancelled_in_time(tmp_path):
 def test_the_same_request_id_finds_what_the_store_has_behind_a_death(tmp_path):
     """Its client did not hear that it ended, and the process before had no other need of it."""
     log, headers, body = tmp_path / "log", {"X-Request-Id": "mine"}, {"input": TEXT}
-    with served(executor_class=Leaving, engine_options={"log": log}, keep={"log": log}) as server:
+    with served(executor_class=Leaving, engine_options={"log": log}, storage={"log": log}) as server:
         first = server.call(PATH, body, headers)[2]
         wait_for(lambda: server.app.calls.response("", first["id"].removeprefix("resp_")) is None)
     with going_on(log) as server:
@@ -278,7 +284,7 @@ def test_the_same_request_id_finds_what_the_store_has_behind_a_death(tmp_path):
 
 def test_its_key_does_so_too(tmp_path):
     log, headers, body = tmp_path / "log", {"Idempotency-Key": "order 7"}, {"input": TEXT}
-    with served(executor_class=Leaving, engine_options={"log": log}, keep={"log": log}) as server:
+    with served(executor_class=Leaving, engine_options={"log": log}, storage={"log": log}) as server:
         server.call(PATH, {"input": "another"}, {"Idempotency-Key": "order 6"})
         first = server.call(PATH, body, headers)[2]
         wait_for(lambda: server.app.calls.response("", first["id"].removeprefix("resp_")) is None)
@@ -298,7 +304,9 @@ def test_its_key_does_so_too(tmp_path):
 def test_a_client_that_tries_again_has_the_response_that_was_begun(tmp_path):
     """Without a key, and though the server went on with it by itself."""
     log, body = tmp_path / "log", {"input": TEXT, "background": True}
-    with served(executor_class=Leaving, drain_s=0, engine_options={"log": log}, keep={"log": log}) as server:
+    with served(
+        executor_class=Leaving, drain_s=0, engine_options={"log": log}, storage={"log": log}
+    ) as server:
         name = begun(server)
     with going_on(log) as server:
         assert server.call(PATH, body)[2]["id"] != name, "a first try is another call"

@@ -175,7 +175,7 @@ def test_what_belongs_to_the_session_is_no_field_of_a_question(server):
 
 def test_uploaded_images_are_taken(tmp_path):
     image = base64.b64decode(url().partition(",")[2])
-    with served(echo(tmp_path / "log"), keep={"log": tmp_path / "log"}) as server:
+    with served(echo(tmp_path / "log"), storage={"log": tmp_path / "log"}) as server:
         file = client_of(server).files.create(file=("a.png", image), purpose="vision")
         part = {"type": "file", "file": {"file_id": file.id}}
         by_url = {"type": "image_url", "image_url": {"url": file.id}}

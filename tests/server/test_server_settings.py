@@ -40,7 +40,7 @@ def started(monkeypatch):
         kept.model, kept.log, kept.config = model, log, config
         return "an engine"
 
-    def serving(engine, settings, keys, names, bound, listening, door, *given):
+    def serving(engine, settings, keys, names, bound, listening, media_fetcher, *given):
         kept.settings, kept.keys, kept.names = settings, keys, names
         listening()
 

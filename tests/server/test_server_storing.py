@@ -42,13 +42,13 @@ def log(tmp_path):
 
 @pytest.fixture
 def one(log):
-    with served(executor_class=Leaving, engine_options={"log": log}, keep={"log": log}) as server:
+    with served(executor_class=Leaving, engine_options={"log": log}, storage={"log": log}) as server:
         yield server
 
 
 def in_store(server, what="SELECT id FROM responses"):
     """Rows of what is on the disk now."""
-    return asyncio.run(server.keep._database.read(lambda connection: connection.execute(what).fetchall()))
+    return asyncio.run(server.storage._database.read(lambda connection: connection.execute(what).fetchall()))
 
 
 def unfinished(server):
@@ -61,7 +61,7 @@ class Store:
     def __init__(self, server, monkeypatch):
         self.fails, self.tries, self.may_begin = False, 0, threading.Event()
         self.may_begin.set()
-        kept = server.keep.answers
+        kept = server.storage.answers
         put_all, begin = kept.put_all, kept.begin
 
         async def put(made):
@@ -115,7 +115,7 @@ def test_what_a_call_brings_takes_room_of_what_is_kept(one):
 
 def test_the_same_call_has_its_answer_from_the_store(log):
     body = {"input": "hi", "request_id": "mine"}
-    with served(executor_class=Leaving, engine_options={"log": log}, keep={"log": log}) as server:
+    with served(executor_class=Leaving, engine_options={"log": log}, storage={"log": log}) as server:
         first = server.call(PATH, body)[2]
     with going_on(log) as server:
         assert server.call(PATH, body)[2] == first
@@ -166,7 +166,7 @@ def test_a_response_that_is_refused_leaves_nothing(one):
 
 def test_what_was_begun_and_never_accepted_is_gone_with_the_next_server(log, one):
     held = {"aa": b"bytes"}
-    asyncio.run(one.keep.answers.begin("left", "", 1, b"{}", held))
+    asyncio.run(one.storage.answers.begin("left", "", 1, b"{}", held))
     name = begun(one, input=with_picture(TEXT)).removeprefix("resp_")
     one.close()
     with going_on(log) as server:
@@ -178,7 +178,9 @@ def test_what_was_begun_and_never_accepted_is_gone_with_the_next_server(log, one
 def test_a_large_input_outlives_a_server_that_ends(log):
     text = "y" * 300_000
     items = [{"role": "user", "content": text}, {"role": "user", "content": TEXT}]
-    with served(executor_class=Leaving, drain_s=0, engine_options={"log": log}, keep={"log": log}) as server:
+    with served(
+        executor_class=Leaving, drain_s=0, engine_options={"log": log}, storage={"log": log}
+    ) as server:
         name = begun(server, input=items)
     with going_on(log) as server:
         assert text_of(ended(server, name)) == TEXT.upper()
@@ -253,7 +255,7 @@ def test_who_reads_a_response_again_has_it_to_its_end(one, log, goes_on):
     with going_on(log, reattach_s=0.3) if goes_on else nullcontext(one) as server:
         server.app.calls._reattach_s = 0.3
         server.executor.pause_s = 0.02
-        wait_for(lambda: all(not call.is_live for call in server.app.calls.kept()))
+        wait_for(lambda: all(not call.is_live for call in server.app.calls.detached_calls()))
         assert '"type":"response.completed"' in events(server, "resp_slow")
 
 
@@ -284,7 +286,7 @@ def test_images_of_a_response_go_with_it(one, log):
     file = client.files.create(file=("a.png", b"of an upload"), purpose="vision")
     parts = [PICTURE, {"type": "input_image", "file_id": file.id}, {"type": "input_text", "text": "a"}]
     first = one.call(PATH, {"input": [{"role": "user", "content": parts}]})[2]["id"]
-    wait_for(lambda: not one.app.calls.kept())
+    wait_for(lambda: not one.app.calls.detached_calls())
     one.close()
     with going_on(log) as server:
         second = server.call(PATH, {"input": "more", "previous_response_id": first})[2]

@@ -17,7 +17,7 @@ from mmengine.processing.workers.decoders import Decoders
 from mmengine.replay import verify
 from mmengine.request import MediaItem
 from mmengine.serve.engine.engine import Engine
-from mmengine.server.chat.parsed_request import bounded
+from mmengine.server.chat.parsed_request import clamp_pixels
 from mmengine_smolvlm import plugin
 from mmengine_smolvlm.processing import in_words
 from tests.processing.video_cases import draw
@@ -127,8 +127,8 @@ def test_max_pixels_takes_whole_tiles_and_never_less_than_one(processor, tiles, 
 
 
 def test_a_server_bounds_the_longest_edge_by_its_pixels():
-    assert bounded("here", {"longest_edge": 4096}, 96 * 96) == {"longest_edge": 96}
-    assert bounded("here", {"longest_edge": 90.0}, 96 * 96) == {"longest_edge": 90.0}
+    assert clamp_pixels("here", {"longest_edge": 4096}, 96 * 96) == {"longest_edge": 96}
+    assert clamp_pixels("here", {"longest_edge": 90.0}, 96 * 96) == {"longest_edge": 90.0}
 
 
 @pytest.mark.parametrize(

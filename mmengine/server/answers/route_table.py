@@ -5,9 +5,9 @@ from mmengine.server.chat.bodies import ChatBody, CompletionBody
 from mmengine.server.chat.response_schemas import ChatAnswer, ChatEvent, TextAnswer, TextEvent
 from mmengine.server.http.route_records import RouteRecord, Stream, answer_operation
 from mmengine.server.messages.body import MessagesBody
-from mmengine.server.messages.shapes import MESSAGE_EVENTS, MessageAnswer, MessageRefusal
+from mmengine.server.messages.schemas import MESSAGE_EVENTS, MessageAnswer, MessageRefusal
 from mmengine.server.responses.body import ResponsesBody
-from mmengine.server.responses.shapes import EVENTS, Response
+from mmengine.server.responses.schemas import EVENTS, Response
 
 MESSAGES = "/v1/messages"
 ANSWER_ROUTES = (

@@ -19,7 +19,7 @@ from mmengine.errors import FIELD, ConfigError, ErrorCode, FieldPath, InvalidReq
 from mmengine.serve.async_engine.served_engine import ServedEngine
 from mmengine.server.http.admission import OWNER, Admission
 from mmengine.server.http.auth import ApiKeys
-from mmengine.server.http.errors import ApiError, decoded
+from mmengine.server.http.errors import ApiError, decode_body
 from mmengine.server.http.model_names import ModelNames
 
 ADMIN = "admin"  # who came with an admin key, among the owners of calls
@@ -76,13 +76,13 @@ class AdapterRoutes:
     async def load(self, request: Request) -> ASGIApp:
         body = await self._body(request, _load)
         name = body.lora_name
-        if name in self._names.own:
+        if name in self._names.model_names:
             raise ApiError(
                 ErrorCode.INVALID_VALUE,
                 f"{name!r:.80} is a name of the model; give the adapter another",
                 FieldPath("lora_name"),
             )
-        if name in self._names.of_adapters and not body.load_inplace:
+        if name in self._names.adapter_names and not body.load_inplace:
             text = f"the adapter {name!r:.80} is loaded already; give load_inplace, or another name"
             raise ApiError(ErrorCode.INVALID_VALUE, text, FieldPath("lora_name"))
         folder = await asyncio.to_thread(self._folder, body.lora_path)
@@ -102,9 +102,9 @@ class AdapterRoutes:
 
     async def _body(self, request: Request, decode: Callable[[bytes], _B]) -> _B:
         """Raises ApiError."""
-        with self._admission.holding(request.scope[OWNER]) as held:
-            data = b"".join(await self._admission.bodies.read(request.scope, request.receive, held))
-            return await asyncio.to_thread(decoded, data, decode)
+        with self._admission.reserve(request.scope[OWNER]) as reservation:
+            data = b"".join(await self._admission.bodies.read(request.scope, request.receive, reservation))
+            return await asyncio.to_thread(decode_body, data, decode)
 
     def _folder(self, path: str) -> Path:
         """Below the root, and so are the files in it, wherever links lead. Raises ApiError."""

@@ -16,8 +16,9 @@ from mmengine.errors import ErrorCode, in_one_line
 from mmengine.processing.fetch.fetcher import MediaFetcher
 from mmengine.serve.async_engine.served_engine import ServedEngine
 from mmengine.serve.requests.operator_log import operator_log
+from mmengine.server.answers.headers import ID_HEADER, MESSAGE_ID_HEADER, REQUEST_ID
 from mmengine.server.answers.route_table import ANSWER_ROUTES, MESSAGES
-from mmengine.server.answers.routes import ID_HEADER, MESSAGE_ID_HEADER, REQUEST_ID, AnswerRoutes
+from mmengine.server.answers.routes import AnswerRoutes
 from mmengine.server.app.adapter_routes import LOAD, UNLOAD, AdapterRoutes
 from mmengine.server.app.openapi import serve_document
 from mmengine.server.app.route_table import (
@@ -29,7 +30,7 @@ from mmengine.server.app.route_table import (
 )
 from mmengine.server.app.service_routes import ServiceRoutes
 from mmengine.server.batches.file_routes import FileRoutes
-from mmengine.server.batches.recovered_rows import RowsLeft
+from mmengine.server.batches.recovered_rows import RecoveredRows
 from mmengine.server.batches.route_table import BATCH_ROUTES, FILE_ROUTES
 from mmengine.server.batches.routes import BatchRoutes
 from mmengine.server.batches.runner import BatchRunner
@@ -49,7 +50,7 @@ from mmengine.server.sessions.registry import SessionRegistry
 from mmengine.server.sessions.route_table import SESSION_ROUTES
 from mmengine.server.sessions.routes import SessionRoutes
 from mmengine.server.settings import ServerSettings, is_loopback
-from mmengine.server.storage.storage import Keep
+from mmengine.server.storage.storage import Storage
 
 if TYPE_CHECKING:  # OpenTelemetry is an extra
     from mmengine.server.calls.tracing import Tracing
@@ -73,9 +74,9 @@ _OPEN = {record.path for record in HEALTH_ROUTES}
 
 
 class App:
-    """An ASGI application over an engine. `names`: those of the model. `door`: to media that messages name;
-    None: no URL is fetched, and no file read. `keep`: what is kept beside the log; None: no files and batches
-    are. `tracing`: where spans of calls go. `live`: the folder
+    """An ASGI application over an engine. `names`: those of the model. `media_fetcher`: to media that
+    messages name; None: no URL is fetched, and no file read. `storage`: what is kept beside the log; None: no
+    files and batches are. `tracing`: where spans of calls go. `live`: the folder
     of a log that /live shows. `admin_keys`: who may load adapters. It must be made on the event loop."""
 
     def __init__(
@@ -84,8 +85,8 @@ class App:
         settings: ServerSettings,
         keys: ApiKeys,
         names: tuple[str, ...],
-        door: MediaFetcher | None = None,
-        keep: Keep | None = None,
+        media_fetcher: MediaFetcher | None = None,
+        storage: Storage | None = None,
         tracing: "Tracing | None" = None,
         live: Path | None = None,
         admin_keys: ApiKeys | None = None,
@@ -93,15 +94,15 @@ class App:
         self._keys, self._settings = keys, settings
         self.metrics = HttpMetrics()
         self.admission = Admission(engine, settings, keys)
-        fetches, texts = FetchMetrics(door), TokenTexts(engine.processor.tokenizer)
-        rows_left = RowsLeft(engine, keep.batches) if keep is not None else None
+        fetches, texts = FetchMetrics(media_fetcher), TokenTexts(engine.processor.tokenizer)
+        recovered_rows = RecoveredRows(engine, storage.batches) if storage is not None else None
         served, root = ModelNames(names, engine), settings.lora_root
         given = (engine, settings, served, self.metrics, self.admission, texts)
-        answers = AnswerRoutes(*given, door, keep, tracing)
+        answers = AnswerRoutes(*given, media_fetcher, storage, tracing)
         self.calls = answers.calls
         self._adapters = AdapterRoutes(engine, served, self.admission, root, admin_keys)
-        others = ServiceRoutes(*given, fetches, answers.reader)
-        counts = MessageCounts(engine, self.admission, answers)
+        others = ServiceRoutes(*given, fetches, answers.readers.chat)
+        counts = MessageCounts(engine, self.admission, answers.readers)
         endpoints: Endpoints = {
             **bind(ANSWER_ROUTES, answers),
             **bind(COUNT_ROUTES, counts),
@@ -109,15 +110,23 @@ class App:
             **bind(SERVICE_ROUTES, others),
             ("GET", "/openapi.json"): serve_document,
         }
-        self._sessions = SessionRegistry.of_engine(engine, settings, self.admission, answers.reader.opened)
+        self._sessions = SessionRegistry.of_engine(
+            engine, settings, self.admission, answers.readers.chat.media_options
+        )
         endpoints |= _session_endpoints(self._sessions, settings, served, self.admission, answers)
-        self._keep, self._runner = keep, None
-        if keep is not None and rows_left is not None:
+        self._storage, self._runner = storage, None
+        if storage is not None and recovered_rows is not None:
             self._runner = BatchRunner(
-                keep, engine, answers, rows_left, self.admission, settings, self.metrics.line_answered
+                storage,
+                engine,
+                answers.readers,
+                recovered_rows,
+                self.admission,
+                settings,
+                self.metrics.line_answered,
             )
-            self._show_kept(keep)
-            endpoints |= _kept_endpoints(keep, self._runner, self.admission, settings)
+            self._show_kept(storage)
+            endpoints |= _kept_endpoints(storage, self._runner, self.admission, settings)
         else:
             endpoints |= answer_all(STORED_ROUTES, _nothing_kept)
         self._open, self._live = set(_OPEN), None
@@ -125,7 +134,7 @@ class App:
             self._live = LiveRoutes(live, settings, self.metrics)
             self._open.add(LIVE)  # its page holds nothing, and asks with the key
             endpoints |= self._live.endpoints()
-        if (responses := answers.kept_responses) is not None:
+        if (responses := answers.stored_response_routes) is not None:
             endpoints |= bind(RESPONSE_ROUTES, responses)
         routes = [Route(path, endpoint, methods=[method]) for (method, path), endpoint in endpoints.items()]
         self._known = {route.path for route in routes}
@@ -135,10 +144,10 @@ class App:
         self._counted: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}  # kept: labels take time
         self._router = Router(routes, redirect_slashes=False, default=_no_route)
 
-    def _show_kept(self, keep: Keep) -> None:
-        self.metrics.batches.set_function(lambda: len(keep.batches.live()))
-        self.metrics.kept_bytes.labels("answers").set_function(lambda: keep.answers.num_bytes)
-        self.metrics.kept_bytes.labels("files").set_function(lambda: keep.files.num_bytes)
+    def _show_kept(self, storage: Storage) -> None:
+        self.metrics.batches.set_function(lambda: len(storage.batches.live()))
+        self.metrics.kept_bytes.labels("answers").set_function(lambda: storage.answers.num_bytes)
+        self.metrics.kept_bytes.labels("files").set_function(lambda: storage.files.num_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -220,23 +229,23 @@ class App:
             operator_log.info("http", id=name, route=route, status=status, seconds=round(seconds, 4))
 
     async def _refuse(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
-        self.metrics.told(error)
+        self.metrics.count_error(error)
         headers, name = dict(error.headers), scope.get(REQUEST_ID)
         if name:
             headers[ID_HEADER] = name
-        status, told = error.status, error.json()
+        status, body = error.status, error.json()
         if scope["path"].startswith(MESSAGES):
-            (status, _), told = kind_of(error), error_json(error, name)
+            (status, _), body = kind_of(error), error_json(error, name)
             headers |= {MESSAGE_ID_HEADER: name} if name else {}
-        await Response(told, status, headers, "application/json")(scope, receive, send)
+        await Response(body, status, headers, "application/json")(scope, receive, send)
 
     async def run(self) -> None:
         """Measures, runs batches and removes what is too old, until it is cancelled."""
         tasks = [asyncio.create_task(self.watch_lag())]
         if self._sessions is not None:
             tasks.append(asyncio.create_task(self._sessions.watch()))
-        if self._keep is not None and self._runner is not None:
-            tasks += [asyncio.create_task(self._keep.watch()), asyncio.create_task(self._runner.run())]
+        if self._storage is not None and self._runner is not None:
+            tasks += [asyncio.create_task(self._storage.watch()), asyncio.create_task(self._runner.run())]
         try:
             await asyncio.gather(*tasks)
         finally:
@@ -273,10 +282,10 @@ def _session_endpoints(
 
 
 def _kept_endpoints(
-    keep: Keep, runner: BatchRunner, admission: Admission, settings: ServerSettings
+    storage: Storage, runner: BatchRunner, admission: Admission, settings: ServerSettings
 ) -> Endpoints:
-    files = FileRoutes(keep, admission, settings.body_timeout_s)
-    batches = BatchRoutes(keep, runner, admission, settings.reattach_s)
+    files = FileRoutes(storage, admission, settings.body_timeout_s)
+    batches = BatchRoutes(storage, runner, admission, settings.reattach_s)
     return {**bind(FILE_ROUTES, files), **bind(BATCH_ROUTES, batches)}
 
 

@@ -20,9 +20,9 @@ from mmengine.server.http.error_table import STATUSES
 from mmengine.server.http.errors import Json
 from mmengine.server.http.route_records import HEADERS, Body, Operation, RouteRecord, Stream, parameter
 from mmengine.server.messages.body import CountBody, MessagesBody
-from mmengine.server.messages.table import COUNT_TOKENS, MESSAGES
+from mmengine.server.messages.field_table import COUNT_TOKENS, MESSAGES
 from mmengine.server.responses.body import ResponsesBody
-from mmengine.server.responses.table import RESPONSES
+from mmengine.server.responses.field_table import RESPONSES
 from mmengine.version import __version__
 
 _REF = "#/components/schemas/{name}"

@@ -9,7 +9,7 @@ from mmengine.server.chat.response_schemas import Alive, Health, ModelCard, Mode
 from mmengine.server.http.route_records import NO_BODY, OVERLOADED, READS, Operation, RouteRecord
 from mmengine.server.messages.body import CountBody
 from mmengine.server.messages.counting import MessageCounts
-from mmengine.server.messages.shapes import InputTokenCount, MessageRefusal
+from mmengine.server.messages.schemas import InputTokenCount, MessageRefusal
 from mmengine.server.responses.route_table import RESPONSE_ROUTES
 from mmengine.server.sessions.route_table import SESSION_ROUTES
 

@@ -13,22 +13,18 @@ from starlette.types import ASGIApp
 
 from mmengine.errors import FIELD, ErrorCode, FieldPath, MMEngineError
 from mmengine.serve.async_engine.served_engine import ServedEngine
+from mmengine.serve.prompt.prompt import Prompt
 from mmengine.serve.requests.vllm_metrics import VllmMetrics
+from mmengine.server.chat.bodies import ChatBody, DetokenizeBody, TokenizeBody
 from mmengine.server.chat.chat_reader import ChatReader
+from mmengine.server.chat.field_tables import DETOKENIZE, TOKENIZE
 from mmengine.server.chat.media_fetch import FetchMetrics
 from mmengine.server.chat.parsed_request import Json
-from mmengine.server.chat.token_requests import (
-    DETOKENIZE_FIELDS,
-    TOKENIZE_FIELDS,
-    decode_detokenize,
-    decode_tokenize,
-    prompt_of,
-)
 from mmengine.server.chat.token_texts import TokenTexts
 from mmengine.server.http.admission import OWNER, Admission
-from mmengine.server.http.body_fields import dropped_header
-from mmengine.server.http.errors import ApiError, api_error, decoded
-from mmengine.server.http.metrics import HttpMetrics, Several, instrumented
+from mmengine.server.http.body_fields import Fields, ignored_header
+from mmengine.server.http.errors import ApiError, api_error, decode_body
+from mmengine.server.http.metrics import FunctionCollector, HttpMetrics, vllm_http_families
 from mmengine.server.http.model_names import ModelNames
 from mmengine.server.http.token_id_lists import take_out
 from mmengine.server.settings import ServerSettings
@@ -54,18 +50,18 @@ class ServiceRoutes:
     ):
         self._reader, self._ignore_unknown = reader, settings.unknown_fields == "ignore"
         self._engine, self._names, self._metrics, self._admission = engine, names, metrics, admission
-        self._exposed = _exposed(engine, settings, names.own[0], metrics, fetches)
+        self._exposed = _exposed(engine, settings, names.model_names[0], metrics, fetches)
         self._created = int(time.time())
         self._processor = engine.processor
         self._texts = texts
         self._room = asyncio.Semaphore(MAX_TOKENIZED)
 
     async def models(self, request: Request) -> ASGIApp:
-        return _json({"object": "list", "data": [self._model(name) for name in self._names.every]})
+        return _json({"object": "list", "data": [self._model(name) for name in self._names.all_names]})
 
     async def model(self, request: Request) -> ASGIApp:
         name = request.path_params["name"]
-        return _json(self._model(self._names.served(name)[0]))
+        return _json(self._model(self._names.resolve(name)[0]))
 
     def _model(self, name: str) -> Json:
         return {
@@ -73,22 +69,22 @@ class ServiceRoutes:
             "object": "model",
             "created": self._created,
             "owned_by": "mmengine",
-            "root": self._names.own[0],
-            "parent": None if name in self._names.own else self._names.own[0],
+            "root": self._names.model_names[0],
+            "parent": None if name in self._names.model_names else self._names.model_names[0],
             "max_model_len": self._engine.config.max_model_len,
         }
 
     async def tokenize(self, request: Request) -> ASGIApp:
-        with self._admission.holding(request.scope[OWNER]) as held:
-            data = await self._admission.bodies.read(request.scope, request.receive, held)
+        with self._admission.reserve(request.scope[OWNER]) as reservation:
+            data = await self._admission.bodies.read(request.scope, request.receive, reservation)
             async with self._room:
                 return await asyncio.to_thread(self._tokenized, b"".join(data))
 
     def _tokenized(self, data: bytes) -> Response:
-        dropped = TOKENIZE_FIELDS.check(data, ignore_unknown=self._ignore_unknown)
-        body = decoded(data, decode_tokenize)
-        self._names.served(body.model)
-        prompt = prompt_of(body, self._reader)
+        ignored = TOKENIZE_FIELDS.check(data, ignore_unknown=self._ignore_unknown)
+        body = decode_body(data, decode_tokenize)
+        self._names.resolve(body.model)
+        prompt = read_prompt(body, self._reader)
         try:
             tokens = prompt.prepare(self._processor).prompt_token_ids.tolist()
         except MMEngineError as error:
@@ -99,18 +95,18 @@ class ServiceRoutes:
             "tokens": tokens,
             "token_strs": [self._texts.of(token)[0] for token in tokens] if body.return_token_strs else None,
         }
-        return _json(found, headers=dropped_header(dropped))
+        return _json(found, headers=ignored_header(ignored))
 
     async def detokenize(self, request: Request) -> ASGIApp:
-        with self._admission.holding(request.scope[OWNER]) as held:
-            data = await self._admission.bodies.read(request.scope, request.receive, held)
+        with self._admission.reserve(request.scope[OWNER]) as reservation:
+            data = await self._admission.bodies.read(request.scope, request.receive, reservation)
             return await asyncio.to_thread(self._detokenized, b"".join(data))
 
     def _detokenized(self, data: bytes) -> Response:
         small, ids = take_out(data, b"tokens")
-        dropped = DETOKENIZE_FIELDS.check(small, ignore_unknown=self._ignore_unknown)
-        body, tokenizer = decoded(small, decode_detokenize), self._processor.tokenizer
-        self._names.served(body.model)
+        ignored = DETOKENIZE_FIELDS.check(small, ignore_unknown=self._ignore_unknown)
+        body, tokenizer = decode_body(small, decode_detokenize), self._processor.tokenizer
+        self._names.resolve(body.model)
         tokens = ids.lists[0] if body.tokens == ids.stands and ids.lists else body.tokens
         if len(tokens) > MAX_DETOKENIZED:
             raise ApiError(
@@ -123,7 +119,7 @@ class ServiceRoutes:
                 FieldPath("tokens"),
             )
         text = tokenizer.decode(tokens, skip_special_tokens=False)
-        return _json({"prompt": text}, headers=dropped_header(dropped))
+        return _json({"prompt": text}, headers=ignored_header(ignored))
 
     async def live(self, request: Request) -> ASGIApp:
         return _json({"status": "alive"})
@@ -157,15 +153,42 @@ def _exposed(
         yield from metrics.collect()
 
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(Several(ours))
-    registry.register(Several(fetches.collect))
+    registry.register(FunctionCollector(ours))
+    registry.register(FunctionCollector(fetches.collect))
     if settings.metrics_compat == "vllm":
         config = engine.config
         kept = {"block_size": config.block_size, "num_gpu_blocks": config.num_blocks - 1}
         registry.register(VllmMetrics(ours, model_name, kept))
-        registry.register(Several(lambda: instrumented(metrics.collect())))
+        registry.register(FunctionCollector(lambda: vllm_http_families(metrics.collect())))
     return registry
 
 
 def _json(value: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     return Response(msgspec.json.encode(value), status, headers, "application/json")
+
+
+TOKENIZE_FIELDS, DETOKENIZE_FIELDS = Fields(TOKENIZE), Fields(DETOKENIZE)
+
+
+decode_tokenize = msgspec.json.Decoder(TokenizeBody).decode
+decode_detokenize = msgspec.json.Decoder(DetokenizeBody).decode
+
+
+def read_prompt(body: TokenizeBody, reader: ChatReader) -> Prompt:
+    """The prompt of an answer to the same messages. Raises ApiError."""
+    if (body.prompt is None) == (body.messages is None):
+        raise ApiError(ErrorCode.INVALID_VALUE, "give either prompt or messages", FieldPath("prompt"))
+    if body.messages is None:
+        return Prompt(text=body.prompt, media_options={"local_files": False})
+    chat = ChatBody(
+        messages=body.messages,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+        chat_template_kwargs=body.chat_template_kwargs,
+        tools=body.tools,
+    )
+    prompt, _ = reader.read_prompt(chat)
+    if prompt.has_media:
+        text = f"{FIELD} with images or videos are not tokenized here; their usage says what they took"
+        raise ApiError(ErrorCode.INVALID_VALUE, text, FieldPath("messages"))
+    return prompt

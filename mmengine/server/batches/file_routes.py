@@ -16,7 +16,7 @@ from mmengine.server.http.admission import OWNER, Admission
 from mmengine.server.http.errors import ApiError, ClientLeft, api_error
 from mmengine.server.http.pagination import page
 from mmengine.server.storage.files import MAX_SHOWN, StoredFile
-from mmengine.server.storage.storage import Keep
+from mmengine.server.storage.storage import Storage
 from mmengine.server.storage.uploads import Upload
 
 MAX_UPLOADS = 16  # uploads in progress, all keys together
@@ -27,8 +27,8 @@ _SHOWN = 1000  # files in a list when the call sets no limit
 
 
 class FileRoutes:
-    def __init__(self, keep: Keep, admission: Admission, body_timeout_s: float):
-        self._files, self._batches = keep.files, keep.batches
+    def __init__(self, storage: Storage, admission: Admission, body_timeout_s: float):
+        self._files, self._batches = storage.files, storage.batches
         self._admission, self._timeout_s = admission, body_timeout_s
         self._uploads: Counter[str] = Counter()  # uploads in progress by key
 
@@ -59,7 +59,7 @@ class FileRoutes:
             upload = Upload(request.headers.get("content-type", ""), incoming)
             await self._receive(request, upload)
             upload.check()
-            purpose, expires_s = _asked(upload.fields)
+            purpose, expires_s = _read_fields(upload.fields)
             await loop.run_in_executor(files.threads, incoming.finish)
             file = await files.add(incoming, upload.filename or "", purpose, expires_s)
             incoming.release()
@@ -67,7 +67,7 @@ class FileRoutes:
         except BaseException as error:
             if upload is not None:
                 await asyncio.shield(loop.run_in_executor(files.threads, upload.incoming.discard))
-            raise _told(error) from None
+            raise _upload_error(error) from None
 
     async def _receive(self, request: Request, upload: Upload) -> None:
         """Write the body to the disk. Raises ApiError when a piece takes longer than body_timeout_s."""
@@ -103,9 +103,9 @@ class FileRoutes:
                     found,
                     lambda it: it.file_id,
                     shown_file,
-                    most=MAX_SHOWN,
-                    by_itself=_SHOWN,
-                    place_of=lambda name: self._files.places.of(name, owner),
+                    max_limit=MAX_SHOWN,
+                    default_limit=_SHOWN,
+                    position_of=lambda name: self._files.places.of(name, owner),
                 )
             )
 
@@ -156,7 +156,7 @@ def shown_file(file: StoredFile) -> Json:
     }
 
 
-def _asked(fields: dict[str, str]) -> tuple[str, int]:
+def _read_fields(fields: dict[str, str]) -> tuple[str, int]:
     """Return the purpose, and the seconds until the file expires (0: never). Raises ApiError."""
     purpose = fields.get("purpose", "")
     if purpose not in PURPOSES:
@@ -183,7 +183,7 @@ def expires_after(anchor: str | None, seconds: int | None, where: FieldPath = EX
     return seconds
 
 
-def _told(error: BaseException) -> BaseException:
+def _upload_error(error: BaseException) -> BaseException:
     """Return the error that the caller gets. An interrupted upload closes its connection."""
     if isinstance(error, (ApiError, ClientLeft)) or not isinstance(error, MMEngineError):
         return error

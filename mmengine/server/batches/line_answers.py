@@ -14,12 +14,12 @@ from mmengine.errors import MMEngineError, in_one_line
 from mmengine.serve.async_engine.served_engine import ServedEngine
 from mmengine.serve.requests.operator_log import operator_log
 from mmengine.serve.stream.request_stream import Stream
-from mmengine.server.batches.recovered_rows import RowsLeft, let_go
-from mmengine.server.batches.weighted_semaphore import Room
+from mmengine.server.batches.recovered_rows import RecoveredRows, discard_stream
+from mmengine.server.batches.weighted_semaphore import WeightedSemaphore
 from mmengine.server.chat.chat_frames import Frames
-from mmengine.server.chat.parsed_request import Asked, Envelope
-from mmengine.server.chat.response_builder import Answering
-from mmengine.server.chat.submission import ask, log_id
+from mmengine.server.chat.parsed_request import Envelope, ParsedRequest
+from mmengine.server.chat.response_builder import ResponseBuilder
+from mmengine.server.chat.submission import prompt_request_id, submit
 from mmengine.server.chat.uploaded_images import UploadedImages
 from mmengine.server.http.errors import ApiError, api_error
 
@@ -31,16 +31,16 @@ class LineReader(Protocol):
 
     uploads: UploadedImages
 
-    def read_line(self, endpoint: str, data: bytes, name: str, owner: str) -> Asked:
+    def read_line(self, endpoint: str, data: bytes, name: str, owner: str) -> ParsedRequest:
         """Parse a line's body. `name`: the request's id. Thread-safe. Raises ApiError."""
 
-    def frames_of(self, asked: Asked) -> Frames: ...
+    def frames_of(self, parsed_request: ParsedRequest) -> Frames: ...
 
-    def told(self, error: BaseException, asked: Asked) -> BaseException:
+    def to_api_error(self, error: BaseException, parsed_request: ParsedRequest) -> BaseException:
         """Return an engine error as the caller gets it."""
 
 
-class Answered(NamedTuple):
+class LineOutcome(NamedTuple):
     """The outcome for one line. `body`: an answer or an error. `written`: call it when the body is safe on
     the disk.
     """
@@ -56,88 +56,98 @@ class LineAnswers:
     """
 
     def __init__(
-        self, engine: ServedEngine, reader: LineReader, rows_left: RowsLeft, seats: Room, priority: int
+        self,
+        engine: ServedEngine,
+        reader: LineReader,
+        recovered_rows: RecoveredRows,
+        seats: WeightedSemaphore,
+        priority: int,
     ):
         self._engine, self._reader, self._seats, self._priority = engine, reader, seats, priority
-        self.rows_left = rows_left
+        self.recovered_rows = recovered_rows
         # a thread of its own: live calls do not wait for lines
         self._parser = ThreadPoolExecutor(1, "mmengine-parse-batch")
         self.leaves = False  # whether requests that are cancelled from now on stay in the log
 
     async def answer(
         self, endpoint: str, body: bytes, name: str, owner: str, accepted: Callable[[], None]
-    ) -> Answered:
+    ) -> LineOutcome:
         """Return the outcome for one line. `accepted`: called when the log has the request. Raises ApiError
         with a status in AGAIN.
         """
         try:
-            asked = await asyncio.get_running_loop().run_in_executor(
+            parsed_request = await asyncio.get_running_loop().run_in_executor(
                 self._parser, self._reader.read_line, endpoint, body, name, owner
             )
         except ApiError as error:
             return _refused(error)
-        amount = await self._seats.take(asked.sampling.n * len(asked.prompts))
+        amount = await self._seats.take(parsed_request.sampling.n * len(parsed_request.prompts))
         try:
-            return await self._answer(asked, accepted)
+            return await self._answer(parsed_request, accepted)
         finally:
             self._seats.give(amount)
 
-    async def _answer(self, asked: Asked, accepted: Callable[[], None]) -> Answered:
+    async def _answer(self, parsed_request: ParsedRequest, accepted: Callable[[], None]) -> LineOutcome:
         streams: Sequence[Stream] = ()
         try:
-            asked, streams = await self._streams(asked)
-            answering = Answering(
-                asked, self._reader.frames_of(asked), streams, self._engine.processor.tokenizer
+            parsed_request, streams = await self._streams(parsed_request)
+            builder = ResponseBuilder(
+                parsed_request,
+                self._reader.frames_of(parsed_request),
+                streams,
+                self._engine.processor.tokenizer,
             )
-            await answering.open()
+            await builder.open()
             accepted()
-            body = await answering.whole()
+            body = await builder.whole()
         except Exception as error:
-            told = self._reader.told(error, asked)
+            api_failure = self._reader.to_api_error(error, parsed_request)
             for stream in streams:
                 stream.cancel()
             if not isinstance(error, (ApiError, MMEngineError)):
-                return failed(asked.request_id, error, streams)
-            if isinstance(told, ApiError) and told.status not in AGAIN:
-                return _refused(told, streams)
+                return failed(parsed_request.request_id, error, streams)
+            if isinstance(api_failure, ApiError) and api_failure.status not in AGAIN:
+                return _refused(api_failure, streams)
             _delivered(streams)
-            raise told from error
+            raise api_failure from error
         except asyncio.CancelledError:
             for stream in streams:
                 if self.leaves:  # the log may have the request although its acceptance was not reported yet
                     stream.leave()
                 else:
-                    let_go(stream)
+                    discard_stream(stream)
             raise
-        return Answered(200, body, partial(_delivered, streams))
+        return LineOutcome(200, body, partial(_delivered, streams))
 
-    async def _streams(self, asked: Asked) -> tuple[Asked, Sequence[Stream]]:
+    async def _streams(self, parsed_request: ParsedRequest) -> tuple[ParsedRequest, Sequence[Stream]]:
         """Return the recovered streams with the request as accepted then, if all of them exist; otherwise
         submit the request.
         """
-        several = len(asked.prompts)
-        envelope = msgspec.structs.replace(asked.envelope, num_prompts=several)
-        names = [log_id(envelope, asked.request_id, place) for place in range(several)]
-        found = self.rows_left.pop(names)
+        several = len(parsed_request.prompts)
+        envelope = msgspec.structs.replace(parsed_request.envelope, num_prompts=several)
+        names = [prompt_request_id(envelope, parsed_request.request_id, place) for place in range(several)]
+        found = self.recovered_rows.pop(names)
         if len(found) == several:
-            asked.prompts.clear()
+            parsed_request.prompts.clear()
             envelope = msgspec.json.decode(found[0].envelope, type=Envelope)
-            return msgspec.structs.replace(asked, envelope=envelope), [each.stream for each in found]
+            return msgspec.structs.replace(parsed_request, envelope=envelope), [each.stream for each in found]
         for each in found:  # the others were never accepted: all are asked again, when these are gone
-            let_go(each.stream)
-        await self._reader.uploads.fill(asked)
-        asked = msgspec.structs.replace(asked, priority=max(asked.priority, self._priority))
-        return asked, ask(self._engine, asked, hold=True)
+            discard_stream(each.stream)
+        await self._reader.uploads.fill(parsed_request)
+        parsed_request = msgspec.structs.replace(
+            parsed_request, priority=max(parsed_request.priority, self._priority)
+        )
+        return parsed_request, submit(self._engine, parsed_request, hold=True)
 
 
-def failed(name: str, error: Exception, streams: Sequence[Stream] = ()) -> Answered:
+def failed(name: str, error: Exception, streams: Sequence[Stream] = ()) -> LineOutcome:
     """Of a request that nobody knew how to read or to answer. `name`: of it."""
     operator_log.error("a line of a batch failed", id=name, reason=in_one_line(error))
     return _refused(api_error(error), streams)
 
 
-def _refused(error: ApiError, streams: Sequence[Stream] = ()) -> Answered:
-    return Answered(error.status, error.json(), partial(_delivered, streams))
+def _refused(error: ApiError, streams: Sequence[Stream] = ()) -> LineOutcome:
+    return LineOutcome(error.status, error.json(), partial(_delivered, streams))
 
 
 def _delivered(streams: Sequence[Stream]) -> None:

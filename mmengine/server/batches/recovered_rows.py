@@ -5,18 +5,18 @@ from typing import NamedTuple
 
 from mmengine.serve.async_engine.served_engine import ServedEngine
 from mmengine.serve.stream.request_stream import Stream
-from mmengine.server.chat.submission import in_log
+from mmengine.server.chat.submission import log_request_id
 from mmengine.server.storage.batches import Batches
 
 _ROW = re.compile(r"(?:(?P<owner>[^:]*):)?(?P<batch>batch_[0-9a-f]{24})-\d+(?:-\d+)?")  # ids in the log
 
 
-class RowLeft(NamedTuple):
+class RecoveredRow(NamedTuple):
     stream: Stream
     envelope: bytes
 
 
-class RowsLeft:
+class RecoveredRows:
     """Recovered requests of live batches, each with its stream.
 
     Requests of ended batches are given up. Create this object before anything else reads the engine's
@@ -24,7 +24,7 @@ class RowsLeft:
     """
 
     def __init__(self, engine: ServedEngine, batches: Batches):
-        self._rows: dict[str, RowLeft] = {}  # by id in the log
+        self._rows: dict[str, RecoveredRow] = {}  # by id in the log
         for left in engine.recovered_requests():
             found = _ROW.fullmatch(left.request_id)
             batch = batches.get(found["batch"], found["owner"] or "") if found is not None else None
@@ -32,19 +32,19 @@ class RowsLeft:
                 continue
             if batch.is_live:
                 stream = engine.attach(left.request_id, hold=True)
-                self._rows[left.request_id] = RowLeft(stream, left.envelope)
+                self._rows[left.request_id] = RecoveredRow(stream, left.envelope)
             else:
                 engine.give_up(left.request_id)
 
-    def pop(self, names: list[str]) -> list[RowLeft]:
+    def pop(self, names: list[str]) -> list[RecoveredRow]:
         """Remove and return the requests with these ids. The caller owns their streams."""
         return [self._rows.pop(name) for name in names if name in self._rows]
 
     def drop(self, owner: str, batch_id: str) -> None:
         """Cancel the remaining requests of a batch that has ended."""
-        begin = in_log(owner, f"{batch_id}-")
+        begin = log_request_id(owner, f"{batch_id}-")
         for row in self.pop([name for name in self._rows if name.startswith(begin)]):
-            let_go(row.stream)
+            discard_stream(row.stream)
 
     def leave(self) -> None:
         """Detach all streams: the process ends, and their requests stay in the log."""
@@ -52,7 +52,7 @@ class RowsLeft:
             row.stream.leave()
 
 
-def let_go(stream: Stream) -> None:
+def discard_stream(stream: Stream) -> None:
     """Cancel a stream whose answer is not needed."""
     stream.cancel()
     stream.delivered()

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from mmengine.errors import ErrorCode, FieldPath, MMEngineError
-from mmengine.server.answers.routes import LINE_ENDPOINTS
+from mmengine.server.answers.request_readers import LINE_ENDPOINTS
 from mmengine.server.batches.file_routes import expires_after
 from mmengine.server.batches.runner import BatchRunner
 from mmengine.server.calls.call_identity import IDEMPOTENCY_KEY, Key, digest_of, key_of, tries_again
@@ -20,10 +20,10 @@ from mmengine.server.calls.call_registry import key_in_use, key_reused
 from mmengine.server.chat.parsed_request import Json
 from mmengine.server.chat.uploaded_images import no_file
 from mmengine.server.http.admission import OWNER, Admission
-from mmengine.server.http.errors import ApiError, api_error, decoded
+from mmengine.server.http.errors import ApiError, api_error, decode_body
 from mmengine.server.http.pagination import page
 from mmengine.server.storage.batches import Batch
-from mmengine.server.storage.storage import Keep
+from mmengine.server.storage.storage import Storage
 
 MAX_METADATA = 16  # entries
 MAX_WINDOW_S = 14 * 86400
@@ -64,8 +64,8 @@ class BatchRoutes:
     created.
     """
 
-    def __init__(self, keep: Keep, runner: BatchRunner, admission: Admission, reattach_s: float):
-        self._keep, self._runner, self._admission = keep, runner, admission
+    def __init__(self, storage: Storage, runner: BatchRunner, admission: Admission, reattach_s: float):
+        self._storage, self._runner, self._admission = storage, runner, admission
         self._reattach_s = reattach_s
         self._creating: set[Key] = set()
 
@@ -75,14 +75,16 @@ class BatchRoutes:
             raise why
         key = key_of(request)
         place = owner, IDEMPOTENCY_KEY, key
-        with self._admission.holding(owner) as held:
-            data = b"".join(await self._admission.bodies.read(request.scope, request.receive, held))
-            body, digest = await asyncio.to_thread(lambda: (decoded(data, _decode), digest_of(request, data)))
+        with self._admission.reserve(owner) as reservation:
+            data = b"".join(await self._admission.bodies.read(request.scope, request.receive, reservation))
+            body, digest = await asyncio.to_thread(
+                lambda: (decode_body(data, _decode), digest_of(request, data))
+            )
         if place in self._creating:
             raise key_in_use(place)
         batch = self._created(request, owner, key, digest)
         if batch is None:
-            batch = self._asked(body, owner, key, digest)
+            batch = self._new_batch(body, owner, key, digest)
             if key:
                 self._creating.add(place)
             try:
@@ -97,15 +99,15 @@ class BatchRoutes:
 
     def _created(self, request: Request, owner: str, key: str, digest: bytes) -> Batch | None:
         """Return the batch that the same call created before: by its key, or by an interrupted try."""
-        batches = self._keep.batches
+        batches = self._storage.batches
         if key:
             return batches.created_by(owner, key)
-        since = self._keep.clock() - self._reattach_s
+        since = self._storage.clock() - self._reattach_s
         return batches.created_alike(owner, digest, since) if tries_again(request) else None
 
-    def _asked(self, body: BatchBody, owner: str, key: str, digest: bytes) -> Batch:
+    def _new_batch(self, body: BatchBody, owner: str, key: str, digest: bytes) -> Batch:
         """Return a new batch with its checked fields. Raises ApiError."""
-        file = self._keep.files.get(body.input_file_id, owner)
+        file = self._storage.files.get(body.input_file_id, owner)
         if file is None:
             raise no_file(body.input_file_id, "input_file_id")
         if file.purpose != "batch":
@@ -117,9 +119,9 @@ class BatchRoutes:
         expires, expires_s = body.output_expires_after, 0
         if expires is not None:
             expires_s = expires_after(expires.anchor, expires.seconds, FieldPath("output_expires_after"))
-        now = int(self._keep.clock())
+        now = int(self._storage.clock())
         return Batch(
-            batch_id=self._keep.batches.new_id(),
+            batch_id=self._storage.batches.new_id(),
             owner=owner,
             endpoint=body.endpoint,
             input_file_id=file.file_id,
@@ -133,16 +135,16 @@ class BatchRoutes:
         )
 
     async def listed(self, request: Request) -> ASGIApp:
-        owner, batches = request.scope[OWNER], self._keep.batches
+        owner, batches = request.scope[OWNER], self._storage.batches
         return _json(
             page(
                 request,
                 batches.listed(owner),
                 lambda it: it.batch_id,
                 shown_batch,
-                most=MAX_PAGE,
-                by_itself=_SHOWN,
-                place_of=lambda name: batches.places.of(name, owner),
+                max_limit=MAX_PAGE,
+                default_limit=_SHOWN,
+                position_of=lambda name: batches.places.of(name, owner),
             )
         )
 
@@ -159,7 +161,7 @@ class BatchRoutes:
 
     def _batch(self, request: Request) -> Batch:
         name = request.path_params["batch_id"]
-        batch = self._keep.batches.get(name, request.scope[OWNER])
+        batch = self._storage.batches.get(name, request.scope[OWNER])
         if batch is None:
             raise ApiError(
                 ErrorCode.BATCH_NOT_FOUND, f"there is no batch {name[:64]!r}", FieldPath("batch_id")

@@ -11,13 +11,13 @@ import msgspec
 from mmengine.errors import ErrorCode, FieldPath, InvalidRequest, KeepFailed
 from mmengine.serve.batch.progress import RequestIndex
 from mmengine.serve.requests.operator_log import operator_log
-from mmengine.server.batches.line_answers import Answered, LineAnswers, failed
+from mmengine.server.batches.line_answers import LineAnswers, LineOutcome, failed
 from mmengine.server.batches.lines import Line, answer_line, checked, index_of, lines_of
 from mmengine.server.batches.output_files import OUTPUT, Answer, BatchFiles
-from mmengine.server.batches.weighted_semaphore import Room
+from mmengine.server.batches.weighted_semaphore import WeightedSemaphore
 from mmengine.server.http.errors import ApiError
 from mmengine.server.storage.batches import Batch, LineError
-from mmengine.server.storage.storage import Keep
+from mmengine.server.storage.storage import Storage
 
 DISK_AGAIN_S = 5.0  # seconds until a full disk is tried again
 MAX_PAUSE_S = 30.0  # seconds between two tries of a request that was refused for lack of capacity
@@ -26,19 +26,20 @@ _BYTES_AT_ONCE = 2**16  # bytes of lines per read
 _R = TypeVar("_R")
 
 
-class Means(NamedTuple):
+class BatchResources(NamedTuple):
     """What all batches share.
 
     `bodies`: limits the bytes of lines that the engine does not have yet. `may_begin`: whether new requests
-    may be submitted. `answered`: see BatchRunner. `turning`: a lock per batch, held while its status changes.
+    may be submitted. `count_line`: see BatchRunner. `turning`: a lock per batch, held while its status
+    changes.
     """
 
-    keep: Keep
+    storage: Storage
     answers: LineAnswers
-    bodies: Room
+    bodies: WeightedSemaphore
     max_lines: int
     may_begin: Callable[[], bool]
-    answered: Callable[[bool], None]
+    count_line: Callable[[bool], None]
     turning: "WeakValueDictionary[str, asyncio.Lock]"
 
 
@@ -47,19 +48,22 @@ class BatchRun:
     another process.
     """
 
-    def __init__(self, batch_id: str, means: Means):
-        self.batch_id, self._means = batch_id, means
-        self._keep, self._turning = means.keep, means.turning.setdefault(batch_id, asyncio.Lock())
+    def __init__(self, batch_id: str, resources: BatchResources):
+        self.batch_id, self._resources = batch_id, resources
+        self._storage, self._turning = (
+            resources.storage,
+            resources.turning.setdefault(batch_id, asyncio.Lock()),
+        )
         self._stopped = ""  # the status of a batch that ends before all lines are answered
         self._asking: asyncio.Task[None] | None = None
-        self._ready: list[tuple[Answer, Answered]] = []  # answers to write
+        self._ready: list[tuple[Answer, LineOutcome]] = []  # answers to write
         self._came = asyncio.Event()
         # whether no more answers come, and whether to stop waiting for the disk
         self._is_asked = self._gives_up = False
 
     @property
     def batch(self) -> Batch:
-        found = self._keep.batches.get(self.batch_id)
+        found = self._storage.batches.get(self.batch_id)
         assert found is not None  # running batches are never deleted
         return found
 
@@ -74,7 +78,7 @@ class BatchRun:
             if batch.status not in ("validating", "in_progress"):
                 text = f"the batch is {batch.status}; only a validating or running batch can be cancelled"
                 raise ApiError(ErrorCode.BATCH_NOT_CANCELLABLE, text, FieldPath("batch_id"))
-            await self._keep.batches.save(batch.turned("cancelling", self._keep.clock()))
+            await self._storage.batches.save(batch.turned("cancelling", self._storage.clock()))
         self._stop("cancelled")
 
     def look(self) -> None:
@@ -84,7 +88,7 @@ class BatchRun:
             return
         if batch.status == "cancelling":
             self._stop("cancelled")
-        elif batch.status in ("validating", "in_progress") and self._keep.clock() >= batch.expires_at:
+        elif batch.status in ("validating", "in_progress") and self._storage.clock() >= batch.expires_at:
             self._stop("expired")
 
     def _stop(self, status: str) -> None:
@@ -104,15 +108,15 @@ class BatchRun:
         except FileNotFoundError:
             await self._fail([LineError("file_lost", "a file of the batch was deleted")])
         if not self.batch.is_live:
-            self._means.answers.rows_left.drop(self.batch.owner, self.batch_id)
+            self._resources.answers.recovered_rows.drop(self.batch.owner, self.batch_id)
 
     async def _validated(self) -> RequestIndex | None:
         """Return the index of the input's lines, or None after the batch failed on wrong lines."""
-        batch, files = self.batch, self._keep.files
+        batch, files = self.batch, self._storage.files
         path = files.path(batch.input_file_id)
         if batch.status != "validating":
             return await self._disk(lambda: index_of(path))
-        requests, errors = await self._disk(lambda: checked(path, batch.endpoint, self._means.max_lines))
+        requests, errors = await self._disk(lambda: checked(path, batch.endpoint, self._resources.max_lines))
         if errors:
             await self._fail(errors)
             return None
@@ -122,20 +126,20 @@ class BatchRun:
     async def _fail(self, errors: list[LineError]) -> None:
         async with self._turning:
             batch = msgspec.structs.replace(
-                self.batch.turned("failed", self._keep.clock()), errors=tuple(errors)
+                self.batch.turned("failed", self._storage.clock()), errors=tuple(errors)
             )
-            await self._keep.batches.save(batch)
+            await self._storage.batches.save(batch)
 
     async def _turn(self, status: str) -> None:
         async with self._turning:
             if self.batch.status not in ("cancelling", status):
-                await self._keep.batches.save(self.batch.turned(status, self._keep.clock()))
+                await self._storage.batches.save(self.batch.turned(status, self._storage.clock()))
 
     async def _answer_all(self, requests: RequestIndex) -> None:
         batch = self.batch
-        out = await self._disk(lambda: BatchFiles(self._keep.files, batch, requests))
+        out = await self._disk(lambda: BatchFiles(self._storage.files, batch, requests))
         try:
-            self._keep.batches.count(self.batch_id, out.counts)
+            self._storage.batches.count(self.batch_id, out.counts)
             self._is_asked, self._gives_up = False, True
             writing = asyncio.create_task(self._write(out))
             try:
@@ -154,10 +158,10 @@ class BatchRun:
             await asyncio.shield(self._disk(out.close))
 
     async def _end(self, out: BatchFiles) -> None:
-        keep = self._keep
+        storage = self._storage
         if not self._stopped:
             await self._turn("finalizing")
-        now = keep.clock()
+        now = storage.clock()
         written = await self._disk(lambda: out.finish(int(now)))
         async with self._turning:
             self.look()
@@ -168,7 +172,7 @@ class BatchRun:
                 output_file_id=kinds.get(True, ""),
                 error_file_id=kinds.get(False, ""),
             )
-            await keep.batches.end(batch, written, keep.files)
+            await storage.batches.end(batch, written, storage.files)
 
     # Submitting lines
 
@@ -188,16 +192,17 @@ class BatchRun:
             raise asyncio.CancelledError
 
     async def _feed(self, requests: RequestIndex, out: BatchFiles) -> None:
-        path = self._keep.files.path(self.batch.input_file_id)
+        path = self._storage.files.path(self.batch.input_file_id)
         lines = lines_of(path, requests, set(out.answered))
         tasks: set[asyncio.Task[None]] = set()
         try:
             while some := await self._disk(lambda: _some(lines)):
                 for line in some:
-                    while not self._means.may_begin():
+                    while not self._resources.may_begin():
                         await asyncio.sleep(1)
                     held = _HeldBody(
-                        self._means.bodies, await self._means.bodies.take(max(len(line.body), MIN_HELD_BYTES))
+                        self._resources.bodies,
+                        await self._resources.bodies.take(max(len(line.body), MIN_HELD_BYTES)),
                     )
                     task = asyncio.create_task(self._ask(line, held))
                     tasks.add(task)
@@ -215,7 +220,7 @@ class BatchRun:
         try:
             while True:
                 try:
-                    answered = await self._means.answers.answer(
+                    outcome = await self._resources.answers.answer(
                         batch.endpoint, line.body, name, batch.owner, held.release
                     )
                     break
@@ -224,13 +229,13 @@ class BatchRun:
                     await asyncio.sleep(pause_s)
                     pause_s = min(2 * pause_s, MAX_PAUSE_S)
                 except Exception as error:  # a bug must not keep the other lines waiting
-                    answered = failed(name, error)
+                    outcome = failed(name, error)
                     break
         finally:
             held.release()
-        is_good = answered.status == 200
-        text = answer_line(name, line.custom_id, answered.status, answered.body)
-        self._ready.append((Answer(line.place, text, is_good), answered))
+        is_good = outcome.status == 200
+        text = answer_line(name, line.custom_id, outcome.status, outcome.body)
+        self._ready.append((Answer(line.place, text, is_good), outcome))
         self._came.set()
 
     def _name(self, number: int) -> str:
@@ -256,21 +261,21 @@ class BatchRun:
                 self._came.set()
                 continue
             del self._ready[: len(some)]
-            self._keep.batches.count(self.batch_id, out.counts)
-            for answer, answered in some:
-                answered.written()
-                self._means.answered(answer.is_good)
+            self._storage.batches.count(self.batch_id, out.counts)
+            for answer, outcome in some:
+                outcome.written()
+                self._resources.count_line(answer.is_good)
             if self._ready or self._is_asked:
                 self._came.set()
 
     async def _disk(self, work: Callable[[], _R]) -> _R:
-        return await asyncio.get_running_loop().run_in_executor(self._keep.files.threads, work)
+        return await asyncio.get_running_loop().run_in_executor(self._storage.files.threads, work)
 
 
 class _HeldBody:
     """A line's share of the body bytes, until its release."""
 
-    def __init__(self, room: Room, amount: int):
+    def __init__(self, room: WeightedSemaphore, amount: int):
         self._room, self._amount = room, amount
 
     def release(self) -> None:

@@ -10,13 +10,13 @@ from mmengine.errors import in_one_line
 from mmengine.serve.async_engine.served_engine import ServedEngine
 from mmengine.serve.requests.operator_log import operator_log
 from mmengine.server.batches.line_answers import LineAnswers, LineReader
-from mmengine.server.batches.recovered_rows import RowsLeft
-from mmengine.server.batches.run import BatchRun, Means
-from mmengine.server.batches.weighted_semaphore import Room
+from mmengine.server.batches.recovered_rows import RecoveredRows
+from mmengine.server.batches.run import BatchResources, BatchRun
+from mmengine.server.batches.weighted_semaphore import WeightedSemaphore
 from mmengine.server.http.admission import Admission
 from mmengine.server.settings import ServerSettings
 from mmengine.server.storage.batches import Batch
-from mmengine.server.storage.storage import Keep
+from mmengine.server.storage.storage import Storage
 
 BODIES_BYTES = 64 * 2**20  # bytes of lines that the engine does not have yet
 # one in so many rows is never used by batches: a batch's row gives up its blocks when preempted, but not its
@@ -35,22 +35,24 @@ class BatchRunner:
 
     def __init__(
         self,
-        keep: Keep,
+        storage: Storage,
         engine: ServedEngine,
         reader: LineReader,
-        rows_left: RowsLeft,
+        recovered_rows: RecoveredRows,
         admission: Admission,
         settings: ServerSettings,
         answered: Callable[[bool], None] = lambda is_good: None,
     ):
-        self._keep = keep
+        self._storage = storage
         most = engine.config.max_num_seqs
         seats = max(1, min(most - max(1, most // FREE_SEATS), engine.max_open // 2))
-        self._answers = LineAnswers(engine, reader, rows_left, Room(seats), settings.batch_priority)
-        self._means = Means(
-            keep,
+        self._answers = LineAnswers(
+            engine, reader, recovered_rows, WeightedSemaphore(seats), settings.batch_priority
+        )
+        self._resources = BatchResources(
+            storage,
             self._answers,
-            Room(BODIES_BYTES),
+            WeightedSemaphore(BODIES_BYTES),
             settings.max_batch_lines,
             lambda: not admission.is_draining,
             answered,
@@ -63,12 +65,12 @@ class BatchRunner:
 
     async def create(self, batch: Batch) -> None:
         """Add a batch, which then runs after any restart. Raises QueueFull, KeepFailed."""
-        await self._keep.batches.create(batch)
+        await self._storage.batches.create(batch)
         self._woken.set()
 
     async def cancel(self, batch_id: str) -> None:
         """Cancel a batch. Raises KeepFailed, and ApiError if the batch has ended or is ending."""
-        run = self._runs[batch_id][0] if batch_id in self._runs else BatchRun(batch_id, self._means)
+        run = self._runs[batch_id][0] if batch_id in self._runs else BatchRun(batch_id, self._resources)
         await run.cancel()
         self._woken.set()
 
@@ -91,14 +93,14 @@ class BatchRunner:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            self._answers.rows_left.leave()
+            self._answers.recovered_rows.leave()
 
     def _begin(self) -> None:
         now = time.monotonic()
-        for batch in self._keep.batches.live():
+        for batch in self._storage.batches.live():
             name = batch.batch_id
             if name not in self._runs and self._not_before.get(name, 0.0) <= now:
-                run = BatchRun(name, self._means)
+                run = BatchRun(name, self._resources)
                 task = asyncio.create_task(run.run())
                 self._runs[name] = run, task
                 task.add_done_callback(partial(self._ended, name))

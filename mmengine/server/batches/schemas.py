@@ -3,10 +3,10 @@
 from typing import Literal
 
 from mmengine.server.chat.parsed_request import Json
-from mmengine.server.chat.response_schemas import Page, Said
+from mmengine.server.chat.response_schemas import Page, ResponseSchema
 
 
-class FileObject(Said):
+class FileObject(ResponseSchema):
     id: str
     object: Literal["file"]
     bytes: int
@@ -18,7 +18,7 @@ class FileObject(Said):
     status_details: None
 
 
-class FileDeleted(Said):
+class FileDeleted(ResponseSchema):
     id: str
     object: Literal["file"]
     deleted: bool
@@ -28,7 +28,7 @@ class FileObjects(Page):
     data: list[FileObject]
 
 
-class BatchError(Said):
+class BatchError(ResponseSchema):
     """An error in a batch. `line`: the line's number in the file, 1-based."""
 
     code: str
@@ -37,18 +37,18 @@ class BatchError(Said):
     param: str | None
 
 
-class BatchErrors(Said):
+class BatchErrors(ResponseSchema):
     object: Literal["list"]
     data: list[BatchError]
 
 
-class RequestCounts(Said):
+class RequestCounts(ResponseSchema):
     total: int
     completed: int
     failed: int
 
 
-class BatchObject(Said):
+class BatchObject(ResponseSchema):
     id: str
     object: Literal["batch"]
     endpoint: str
@@ -84,7 +84,7 @@ class BatchObjects(Page):
     data: list[BatchObject]
 
 
-class Upload(Said):
+class Upload(ResponseSchema):
     """The parts of an upload."""
 
     file: str

@@ -4,7 +4,7 @@ import asyncio
 from collections import deque
 
 
-class Room:
+class WeightedSemaphore:
     """A semaphore of `size` units. Belongs to one event loop."""
 
     def __init__(self, size: int):

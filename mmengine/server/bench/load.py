@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mmengine.errors import ConfigError
-from mmengine.server.bench.calling import Call, Target, ask
+from mmengine.server.bench.streamed_call import Call, Target, send_call
 
 MAX_REQUESTS = 100_000  # of one load
 MAX_CONCURRENCY = 4096  # calls that are open at once
@@ -91,7 +91,7 @@ async def run(
 
     async def one(body: bytes) -> Call:
         try:
-            call = await ask(target, body, load.timeout_s)
+            call = await send_call(target, body, load.timeout_s)
         finally:
             places.release()
         done()

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mmengine.server.bench.calling import Call
+from mmengine.server.bench.streamed_call import Call
 
 PERCENTILES = (50, 90, 99)
 

@@ -20,8 +20,8 @@ class AnswerWriter:
     the log may forget them. Belongs to one event loop.
     """
 
-    def __init__(self, kept: StoredResponses, stored: Callable[[list[DetachedCall]], None]):
-        self._kept, self._stored = kept, stored
+    def __init__(self, stored_responses: StoredResponses, stored: Callable[[list[DetachedCall]], None]):
+        self._kept, self._stored = stored_responses, stored
         self._waiting: dict[DetachedCall, None] = {}
         self._writes = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None

@@ -22,24 +22,26 @@ from mmengine.server.calls.call_identity import ITS_ID, Caller, Key, keys_of
 from mmengine.server.calls.detached_call import RESPONSE, DetachedCall
 from mmengine.server.calls.recovered_calls import RecoveredCall, group_recovered_calls, rebuild_request
 from mmengine.server.calls.stored_responses import StoredResponses
-from mmengine.server.chat.parsed_request import Asked, Envelope
-from mmengine.server.chat.submission import ask
+from mmengine.server.chat.parsed_request import Envelope, ParsedRequest
+from mmengine.server.chat.submission import submit
 from mmengine.server.http.errors import ApiError
 
 MAX_KEPT_OUTPUTS = 2**18  # of answers without a reader; the oldest go first
 _LOOK_AGAIN_S = 1.0  # seconds between two checks of a background call
-_Fill = Callable[[Asked], Awaitable[None]]
+_Fill = Callable[[ParsedRequest], Awaitable[None]]
 
 
 class CallRegistry:
     """All calls of a server that may outlive their connection.
 
     `reattach_s`: seconds for which a call without a reader, or a recovered call, waits for its client.
-    `kept`: the store of responses, if there is one. Belongs to the event loop that creates it.
+    `stored_responses`: the store of responses, if there is one. Belongs to the event loop that creates it.
     """
 
-    def __init__(self, engine: ServedEngine, reattach_s: float, kept: StoredResponses | None = None):
-        self._engine, self._reattach_s, self._kept_responses = engine, reattach_s, kept
+    def __init__(
+        self, engine: ServedEngine, reattach_s: float, stored_responses: StoredResponses | None = None
+    ):
+        self._engine, self._reattach_s, self._kept_responses = engine, reattach_s, stored_responses
         self._calls: dict[Key, DetachedCall] = {}
         self._unread: dict[DetachedCall, int] = {}  # sizes of calls without a reader, oldest first
         self._num_unread = 0  # their sum
@@ -48,10 +50,10 @@ class CallRegistry:
         self._recovered: list[RecoveredCall] = []
         # recovered calls whose answers go to the store in any case
         self._continued: list[tuple[RecoveredCall, DetachedCall]] = []
-        self._storing = AnswerWriter(kept, self._stored) if kept is not None else None
+        self._storing = AnswerWriter(stored_responses, self._stored) if stored_responses is not None else None
         left = engine.recovered_requests()
-        if kept is not None and kept.begun_before:
-            self._aside(partial(kept.drop_unasked, {one.request_id for one in left}))
+        if stored_responses is not None and stored_responses.begun_before:
+            self._aside(partial(stored_responses.drop_unlogged, {one.request_id for one in left}))
         for recovered_call in group_recovered_calls(left):
             if self._stores(recovered_call.envelope):
                 self._continue(recovered_call)
@@ -61,99 +63,112 @@ class CallRegistry:
             asyncio.get_running_loop().call_later(reattach_s, self._drop_unclaimed)
 
     async def sources(
-        self, asked: Asked, caller: Caller, fill: _Fill
-    ) -> tuple[Asked, Sequence[AnswerSource]]:
+        self, parsed_request: ParsedRequest, caller: Caller, fill: _Fill
+    ) -> tuple[ParsedRequest, Sequence[AnswerSource]]:
         """Return the sources of a call's answers, and the call as it was first accepted.
 
         `fill` completes the prompts; it is not called when an earlier answer is found. Raises ApiError when
         the key is in use, whatever `fill` raises, and InvalidRequest, QueueFull, KeepFailed.
         """
-        keys = keys_of(asked.envelope, asked.request_id, names_itself=caller.names_itself)
-        if (again := self._repeated(asked, keys, caller)) is not None:
+        keys = keys_of(parsed_request.envelope, parsed_request.request_id, names_itself=caller.names_itself)
+        if (again := self._repeated(parsed_request, keys, caller)) is not None:
             return again
-        if not self._stores(asked.envelope):
-            if asked.uploads:
-                await fill(asked)
-                if (again := self._repeated(asked, keys, caller)) is not None:
+        if not self._stores(parsed_request.envelope):
+            if parsed_request.uploads:
+                await fill(parsed_request)
+                if (again := self._repeated(parsed_request, keys, caller)) is not None:
                     return again
-            streams = ask(self._engine, asked, hold=bool(keys))
-            return asked, self._keep(asked, streams, keys, False).readers() if keys else streams
+            streams = submit(self._engine, parsed_request, hold=bool(keys))
+            return parsed_request, self._keep(
+                parsed_request, streams, keys, False
+            ).readers() if keys else streams
         assert self._kept_responses is not None and self._storing is not None
         self._storing.check_room()
-        if not (keys or asked.uploads) and self._kept_responses.fits_log(asked.envelope, asked.media):
-            return asked, self._keep(asked, ask(self._engine, asked, hold=True), keys, True).readers()
-        name = asked.envelope.owner, asked.request_id
+        if not (keys or parsed_request.uploads) and self._kept_responses.fits_log(
+            parsed_request.envelope, parsed_request.media
+        ):
+            return parsed_request, self._keep(
+                parsed_request, submit(self._engine, parsed_request, hold=True), keys, True
+            ).readers()
+        name = parsed_request.envelope.owner, parsed_request.request_id
         if name in self._beginning:  # the same call arrived twice at once
-            raise key_in_use((asked.envelope.owner, ITS_ID, asked.request_id))
+            raise key_in_use((parsed_request.envelope.owner, ITS_ID, parsed_request.request_id))
         self._beginning.add(name)
         try:
-            return await self._stored_sources(asked, caller, keys, self._kept_responses, fill)
+            return await self._stored_sources(parsed_request, caller, keys, self._kept_responses, fill)
         finally:
             self._beginning.discard(name)
 
     async def _stored_sources(
-        self, asked: Asked, caller: Caller, keys: list[Key], kept: StoredResponses, fill: _Fill
-    ) -> tuple[Asked, Sequence[AnswerSource]]:
+        self,
+        parsed_request: ParsedRequest,
+        caller: Caller,
+        keys: list[Key],
+        stored_responses: StoredResponses,
+        fill: _Fill,
+    ) -> tuple[ParsedRequest, Sequence[AnswerSource]]:
         for key in keys:
-            before = await kept.of(key)
+            before = await stored_responses.of(key)
             if before is not None and before.answer is not None:
-                _check_same(key, before.envelope, asked.envelope)
+                _check_same(key, before.envelope, parsed_request.envelope)
                 found = RecordReader(AnswerRecord(before.answer))
-                return _as_accepted(asked, before.request_id, before.envelope), [found]
-        await fill(asked)
-        envelope = await kept.begin(asked.envelope, asked.request_id, asked.media)
+                return _as_accepted(parsed_request, before.request_id, before.envelope), [found]
+        await fill(parsed_request)
+        envelope = await stored_responses.begin(
+            parsed_request.envelope, parsed_request.request_id, parsed_request.media
+        )
         try:
-            if (again := self._repeated(asked, keys, caller)) is not None:
-                self._refused(asked.envelope, asked.request_id)
+            if (again := self._repeated(parsed_request, keys, caller)) is not None:
+                self._refused(parsed_request.envelope, parsed_request.request_id)
                 return again
-            asked = msgspec.structs.replace(asked, envelope=envelope)
-            streams = ask(self._engine, asked, hold=True)
+            parsed_request = msgspec.structs.replace(parsed_request, envelope=envelope)
+            streams = submit(self._engine, parsed_request, hold=True)
         except (MMEngineError, ApiError):
-            self._refused(asked.envelope, asked.request_id)
+            self._refused(parsed_request.envelope, parsed_request.request_id)
             raise
-        return asked, self._keep(asked, streams, keys, True).readers()
+        return parsed_request, self._keep(parsed_request, streams, keys, True).readers()
 
     def _repeated(
-        self, asked: Asked, keys: list[Key], caller: Caller
-    ) -> tuple[Asked, Sequence[AnswerSource]] | None:
+        self, parsed_request: ParsedRequest, keys: list[Key], caller: Caller
+    ) -> tuple[ParsedRequest, Sequence[AnswerSource]] | None:
         """Return the sources of a call that was accepted before, or None."""
         for key in keys:
             if (call := self._calls.get(key)) is not None:
                 if call.is_live:
                     raise key_in_use(key)
-                _check_same(key, call.envelope, asked.envelope)
-                return _as_accepted(asked, call.request_id, call.envelope), call.readers()
+                _check_same(key, call.envelope, parsed_request.envelope)
+                return _as_accepted(parsed_request, call.request_id, call.envelope), call.readers()
         if not (self._recovered or self._continued):
             return None
         recovered_call = next(
-            (one for one in self._recovered if one.is_of(asked.envelope, keys, caller)), None
+            (one for one in self._recovered if one.is_of(parsed_request.envelope, keys, caller)), None
         )
         if recovered_call is None:
-            return self._retried(asked, keys, caller)
-        if recovered_call.envelope.digest != asked.envelope.digest:
+            return self._retried(parsed_request, keys, caller)
+        if recovered_call.envelope.digest != parsed_request.envelope.digest:
             raise key_reused(keys[0])
         self._recovered.remove(recovered_call)
-        asked = msgspec.structs.replace(
-            asked, request_id=recovered_call.request_id, envelope=recovered_call.envelope
+        parsed_request = msgspec.structs.replace(
+            parsed_request, request_id=recovered_call.request_id, envelope=recovered_call.envelope
         )
-        streams = ask(self._engine, asked, hold=bool(keys), left=recovered_call.left)
-        return asked, self._keep(asked, streams, keys, False).readers() if keys else streams
+        streams = submit(self._engine, parsed_request, hold=bool(keys), recovered=recovered_call.left)
+        return parsed_request, self._keep(parsed_request, streams, keys, False).readers() if keys else streams
 
     def _retried(
-        self, asked: Asked, keys: list[Key], caller: Caller
-    ) -> tuple[Asked, Sequence[AnswerSource]] | None:
+        self, parsed_request: ParsedRequest, keys: list[Key], caller: Caller
+    ) -> tuple[ParsedRequest, Sequence[AnswerSource]] | None:
         """Return the sources of a recovered response to a client that retries, once, or None."""
         for recovered_call, call in self._continued if caller.tries_again else ():
-            if call.keys and not call.is_live and recovered_call.is_of(asked.envelope, keys, caller):
+            if call.keys and not call.is_live and recovered_call.is_of(parsed_request.envelope, keys, caller):
                 self._continued.remove((recovered_call, call))
-                return _as_accepted(asked, recovered_call.request_id, call.envelope), call.readers()
+                return _as_accepted(parsed_request, recovered_call.request_id, call.envelope), call.readers()
         return None
 
     def response(self, owner: str, request_id: str) -> DetachedCall | None:
         """Return a call whose response is not in the store yet, or None."""
         return self._calls.get((owner, RESPONSE, request_id))
 
-    def kept(self) -> list[DetachedCall]:
+    def detached_calls(self) -> list[DetachedCall]:
         """Return the calls that may continue without a client, in order of arrival."""
         return list(dict.fromkeys(self._calls.values()))
 
@@ -163,9 +178,9 @@ class CallRegistry:
         )
 
     def _keep(
-        self, asked: Asked, streams: Sequence[Stream], keys: list[Key], is_stored: bool
+        self, parsed_request: ParsedRequest, streams: Sequence[Stream], keys: list[Key], is_stored: bool
     ) -> DetachedCall:
-        call = DetachedCall(asked, streams, self, keys, is_stored)
+        call = DetachedCall(parsed_request, streams, self, keys, is_stored)
         for key in keys:
             self._calls[key] = call
         if is_stored:
@@ -175,8 +190,10 @@ class CallRegistry:
     def _continue(self, recovered_call: RecoveredCall) -> None:
         """Continue a recovered response whose answer goes to the store."""
         streams = [self._engine.attach(one.request_id, hold=True) for one in recovered_call.left.values()]
-        asked = rebuild_request(recovered_call.request_id, recovered_call.envelope, streams[0].sampling)
-        call = self._keep(asked, streams, recovered_call.keys(), True)
+        parsed_request = rebuild_request(
+            recovered_call.request_id, recovered_call.envelope, streams[0].sampling
+        )
+        call = self._keep(parsed_request, streams, recovered_call.keys(), True)
         self._continued.append((recovered_call, call))
         call.go_on()
         self.unattended(call)
@@ -287,10 +304,10 @@ async def _unless_it_fails(work: Callable[[], Awaitable[None]]) -> None:
         operator_log.warning("the store keeps data of a refused response", reason=str(error))
 
 
-def _as_accepted(asked: Asked, request_id: str, envelope: Envelope) -> Asked:
+def _as_accepted(parsed_request: ParsedRequest, request_id: str, envelope: Envelope) -> ParsedRequest:
     """Return a repeated call with the id, time and model name of the first call."""
-    asked.prompts.clear()
-    return msgspec.structs.replace(asked, request_id=request_id, envelope=envelope)
+    parsed_request.prompts.clear()
+    return msgspec.structs.replace(parsed_request, request_id=request_id, envelope=envelope)
 
 
 def _check_same(key: Key, mine: Envelope, theirs: Envelope) -> None:

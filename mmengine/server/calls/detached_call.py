@@ -9,7 +9,7 @@ from mmengine.serve.stream.answer_record import AnswerRecord, AnswerSource, Dire
 from mmengine.serve.stream.request_stream import HeldAnswer, Stream
 from mmengine.server.calls.call_identity import Key
 from mmengine.server.calls.stored_responses import FinishedResponse
-from mmengine.server.chat.parsed_request import Asked
+from mmengine.server.chat.parsed_request import ParsedRequest
 
 _OUTPUTS_OF_A_CALL = 16  # a call's own memory, in outputs
 _BYTES_OF_AN_OUTPUT = 256  # bytes of envelope that count as one output
@@ -38,17 +38,21 @@ class DetachedCall:
 
     def __init__(
         self,
-        asked: Asked,
+        parsed_request: ParsedRequest,
         streams: Sequence[Stream],
         keeper: "CallObserver",
         keys: list[Key],
         is_stored: bool,
     ):
-        self.envelope, self.request_id, self._keeper = asked.envelope, asked.request_id, keeper
+        self.envelope, self.request_id, self._keeper = (
+            parsed_request.envelope,
+            parsed_request.request_id,
+            keeper,
+        )
         self.keys, self.is_stored = keys, is_stored
         self._streams = streams
         self._records = [AnswerRecord(stream, self._ended) for stream in streams]
-        self.name: Key = asked.envelope.owner, RESPONSE, asked.request_id
+        self.name: Key = parsed_request.envelope.owner, RESPONSE, parsed_request.request_id
         # whether the whole answer arrived, the registry knows, and no error occurred
         self.is_answered = False
         self._answered: FinishedResponse | None = None  # set while the answer waits for the store
@@ -143,8 +147,8 @@ class DetachedCall:
 
     def settle(self) -> None:
         """Reduce an answered call to the answer that waits for the store. Without keys, drop its streams."""
-        asked = self.envelope, self.request_id, self._streams[0].envelope
-        self._answered = FinishedResponse(*asked, self._records[0].stored_answer())
+        identity = self.envelope, self.request_id, self._streams[0].envelope
+        self._answered = FinishedResponse(*identity, self._records[0].stored_answer())
         if not self.keys:
             self._held = [stream.held_answer for stream in self._streams]
             self._streams, self._records = (), []

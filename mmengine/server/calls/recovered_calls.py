@@ -8,8 +8,8 @@ import msgspec
 from mmengine.request import SamplingParams
 from mmengine.serve.requests.recovered_requests import UnclaimedRequest
 from mmengine.server.calls.call_identity import Caller, Key, keys_of
-from mmengine.server.chat.parsed_request import Asked, Envelope
-from mmengine.server.chat.submission import in_log, log_id
+from mmengine.server.chat.parsed_request import Envelope, ParsedRequest
+from mmengine.server.chat.submission import log_request_id, prompt_request_id
 
 
 class RecoveredCall(NamedTuple):
@@ -46,19 +46,19 @@ def group_recovered_calls(left: Iterable[UnclaimedRequest]) -> list[RecoveredCal
             envelope = msgspec.json.decode(one.envelope, type=Envelope)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             continue
-        prefix = in_log(envelope.owner, "")
+        prefix = log_request_id(envelope.owner, "")
         name = one.request_id.removeprefix(prefix)
         if envelope.num_prompts > 1:
             name = name.removesuffix(f"-{envelope.place}")
-        if log_id(envelope, name, envelope.place) == one.request_id:
+        if prompt_request_id(envelope, name, envelope.place) == one.request_id:
             recovered_call = found.setdefault(f"{prefix}{name}", RecoveredCall(envelope, name, {}))
             recovered_call.left[envelope.place] = one
     return list(found.values())
 
 
-def rebuild_request(request_id: str, envelope: Envelope, sampling: SamplingParams) -> Asked:
+def rebuild_request(request_id: str, envelope: Envelope, sampling: SamplingParams) -> ParsedRequest:
     """Return the call of a recovered or stored request, rebuilt from its envelope."""
-    return Asked(
+    return ParsedRequest(
         [],
         sampling,
         request_id,

@@ -9,8 +9,8 @@ from mmengine.errors import CorruptLog
 from mmengine.serve.stream.answer_record import StoredAnswer
 from mmengine.server.calls.call_identity import ITS_ID, Key
 from mmengine.server.chat.parsed_request import Envelope
-from mmengine.server.chat.submission import in_log, log_id
-from mmengine.server.storage.answer_store import Kept, Store
+from mmengine.server.chat.submission import log_request_id, prompt_request_id
+from mmengine.server.storage.answer_store import AnswerRow, AnswerStore
 
 LARGE_ENVELOPE = 2**18  # bytes; larger envelopes go to the store only, not to the log
 _SMALL_INPUT = LARGE_ENVELOPE // 2  # bytes of a call's input with which its envelope is certainly not large
@@ -29,18 +29,18 @@ class StoredResponse(NamedTuple):
 
 
 class FinishedResponse(NamedTuple):
-    """A finished response. `told`: its envelope as the log has it."""
+    """A finished response. `logged_envelope`: its envelope as the log has it."""
 
     envelope: Envelope
     request_id: str
-    told: bytes
+    logged_envelope: bytes
     answer: StoredAnswer
 
 
 class StoredResponses:
     """Stored responses by owner and request id. Its methods raise what Store raises."""
 
-    def __init__(self, store: Store):
+    def __init__(self, store: AnswerStore):
         self._store = store
         self.begun_before = store.begun_before  # ids in the log of the last process's unfinished responses
 
@@ -48,10 +48,10 @@ class StoredResponses:
         """Whether `begin` would certainly store nothing."""
         if media:
             return False
-        if (asked := envelope.responses) is None:
+        if (echo := envelope.responses) is None:
             return True
-        texts = len(asked.instructions or "") * _JSON_BYTES
-        others = len(asked.input) + len(asked.tools) + len(asked.text) + len(asked.tool_choice)
+        texts = len(echo.instructions or "") * _JSON_BYTES
+        others = len(echo.input) + len(echo.tools) + len(echo.text) + len(echo.tool_choice)
         return texts + others <= _SMALL_INPUT
 
     async def begin(self, envelope: Envelope, request_id: str, media: Mapping[str, bytes]) -> Envelope:
@@ -61,30 +61,31 @@ class StoredResponses:
         data = _encode(envelope)
         if not media and len(data) <= LARGE_ENVELOPE:
             return envelope
-        name = log_id(envelope, request_id, 0)
+        name = prompt_request_id(envelope, request_id, 0)
         await self._store.begin(name, envelope.owner, envelope.created, data, media, envelope.key)
         if len(data) <= LARGE_ENVELOPE:
             return envelope
         assert envelope.responses is not None
-        told = msgspec.structs.replace(envelope.responses, input=msgspec.Raw(b"[]"), is_begun=True)
-        return msgspec.structs.replace(envelope, responses=told)
+        logged_envelope = msgspec.structs.replace(envelope.responses, input=msgspec.Raw(b"[]"), is_begun=True)
+        return msgspec.structs.replace(envelope, responses=logged_envelope)
 
     async def refused(self, envelope: Envelope, request_id: str) -> None:
         """Delete the input of a response that was refused."""
-        await self._store.delete(log_id(envelope, request_id, 0), envelope.owner)
+        await self._store.delete(prompt_request_id(envelope, request_id, 0), envelope.owner)
 
     async def put_all(self, some: Sequence[FinishedResponse]) -> None:
         """Store finished responses, and return when they are on the disk."""
         await self._store.put_all(lambda: [_as_kept(*each) for each in some])
 
-    async def drop_unasked(self, asked: Container[str]) -> None:
-        """Delete the last process's unfinished responses, except the ids in `asked`, which the log has."""
-        if names := [name for name in self.begun_before if name not in asked]:
+    async def drop_unlogged(self, logged_ids: Container[str]) -> None:
+        """Delete the last process's unfinished responses, except the ids in `logged_ids`, which the log
+        has."""
+        if names := [name for name in self.begun_before if name not in logged_ids]:
             await self._store.drop_unfinished(names)
 
     async def get(self, owner: str, request_id: str) -> StoredResponse | None:
         """Return the response, or None if this owner has none. Raises CorruptLog if it cannot be read."""
-        return _read(await self._store.get(in_log(owner, request_id), owner))
+        return _read(await self._store.get(log_request_id(owner, request_id), owner))
 
     async def of(self, key: Key) -> StoredResponse | None:
         """Return the response that a call with this key created, or None."""
@@ -93,16 +94,16 @@ class StoredResponses:
 
     async def delete(self, owner: str, request_id: str) -> bool:
         """Delete a response and return whether it existed."""
-        return await self._store.delete(in_log(owner, request_id), owner)
+        return await self._store.delete(log_request_id(owner, request_id), owner)
 
     async def media(self, sha: str) -> bytes | None:
         return await self._store.media(sha)
 
 
-def _read(kept: Kept | None) -> StoredResponse | None:
+def _read(kept: AnswerRow | None) -> StoredResponse | None:
     if kept is None:
         return None
-    request_id = kept.response_id.removeprefix(in_log(kept.owner, ""))
+    request_id = kept.response_id.removeprefix(log_request_id(kept.owner, ""))
     try:
         answer = None if kept.answer is None else _decode_whole(kept.answer)
         return StoredResponse(request_id, _decode_envelope(kept.envelope), answer)
@@ -110,8 +111,8 @@ def _read(kept: Kept | None) -> StoredResponse | None:
         raise CorruptLog(f"response {request_id} in the store cannot be read: {error}") from None
 
 
-def _as_kept(envelope: Envelope, request_id: str, told: bytes, answer: StoredAnswer) -> Kept:
+def _as_kept(envelope: Envelope, request_id: str, logged_envelope: bytes, answer: StoredAnswer) -> AnswerRow:
     is_begun = envelope.responses is not None and envelope.responses.is_begun
-    name = log_id(envelope, request_id, 0)
-    mine = name, envelope.owner, envelope.created, told, _pack(answer)
-    return Kept(*mine, key=envelope.key, keeps_envelope=is_begun)
+    name = prompt_request_id(envelope, request_id, 0)
+    mine = name, envelope.owner, envelope.created, logged_envelope, _pack(answer)
+    return AnswerRow(*mine, key=envelope.key, keeps_envelope=is_begun)

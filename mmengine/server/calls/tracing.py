@@ -24,9 +24,9 @@ from mmengine.errors import ErrorCode
 from mmengine.serve.async_engine.served_engine import ServedEngine
 from mmengine.serve.prompt.prompt import core_ids
 from mmengine.serve.requests.request_times import Times
-from mmengine.server.chat.parsed_request import Asked
-from mmengine.server.chat.response_builder import Answering
-from mmengine.server.chat.submission import log_id
+from mmengine.server.chat.parsed_request import ParsedRequest
+from mmengine.server.chat.response_builder import ResponseBuilder
+from mmengine.server.chat.submission import prompt_request_id
 from mmengine.server.http.errors import ApiError, ClientLeft, api_error
 from mmengine.version import __version__
 
@@ -46,9 +46,9 @@ class Tracing:
         self._loop = asyncio.get_running_loop()
         engine.tell_times(self._heard)
 
-    def begin(self, asked: Asked, num_prompts: int) -> "Traced":
+    def begin(self, parsed_request: ParsedRequest, num_prompts: int) -> "CallSpan":
         """Start the span of a parsed call, before its requests are submitted."""
-        envelope, sampling = asked.envelope, asked.sampling
+        envelope, sampling = parsed_request.envelope, parsed_request.sampling
         operation = _OPERATIONS.get(envelope.api, "chat")
         carrier = {"traceparent": envelope.traceparent} if envelope.traceparent else {}
         span = self._tracer.start_span(
@@ -56,11 +56,11 @@ class Tracing:
             TraceContextTextMapPropagator().extract(carrier),
             SpanKind.SERVER,
         )
-        traced = Traced(span)
+        traced = CallSpan(span)
         if not span.is_recording():
             return traced
         several = msgspec.structs.replace(envelope, num_prompts=num_prompts)
-        names = [log_id(several, asked.request_id, place) for place in range(num_prompts)]
+        names = [prompt_request_id(several, parsed_request.request_id, place) for place in range(num_prompts)]
         given = {f"gen_ai.request.{name}": getattr(sampling, name) for name in _SAMPLING}
         found: dict[str, Value | None] = {
             "gen_ai.operation.name": operation,
@@ -69,7 +69,7 @@ class Tracing:
             **given,
             "gen_ai.request.choice.count": sampling.n if sampling.n > 1 else None,
             "gen_ai.request.stop_sequences": list(sampling.stop) or None,
-            "gen_ai.request.stream": asked.stream,
+            "gen_ai.request.stream": parsed_request.stream,
             "mmengine.api": envelope.api,
             "mmengine.request_id": names[0],
         }
@@ -112,7 +112,7 @@ class Tracing:
             self._provider.shutdown()
 
 
-class Traced:
+class CallSpan:
     """The span of one call."""
 
     def __init__(self, span: Span):
@@ -135,24 +135,24 @@ class Traced:
                 self._span.set_status(Status(StatusCode.ERROR, found.body.message))
         self._span.end()
 
-    def answered(self, answering: Answering, how: str) -> None:
+    def answered(self, builder: ResponseBuilder, how: str) -> None:
         """End the span. `how`: how the stream ended; "whole" for a complete answer."""
         if self._span.is_recording():
             if how != "whole":
                 self._span.set_attribute("error.type", how)
-            self._span.set_attributes(_told_of(answering))
+            self._span.set_attributes(_told_of(builder))
         self._span.end()
 
 
-def _told_of(answering: Answering) -> dict[str, Value]:
+def _told_of(builder: ResponseBuilder) -> dict[str, Value]:
     """Return the attributes of an answer, which may be incomplete."""
-    completions = answering.completions
+    completions = builder.completions
     if not completions:
         return {}
     choices = [choice for each in completions for choice in each.choices]
     return {
-        "gen_ai.response.id": answering.asked.request_id,
-        "gen_ai.response.model": answering.asked.envelope.model,
+        "gen_ai.response.id": builder.request.request_id,
+        "gen_ai.response.model": builder.request.envelope.model,
         "gen_ai.response.finish_reasons": [choice.finish_reason for choice in choices],
         "gen_ai.usage.input_tokens": sum(len(each.prompt_token_ids) for each in completions),
         "gen_ai.usage.output_tokens": sum(len(choice.token_ids) for choice in choices),

@@ -14,7 +14,7 @@ from mmengine.serve.chat.chunks import BEGINNING, end_of, message_delta
 from mmengine.serve.chat.completion import AccumulatedChoice
 from mmengine.serve.text.choice_deltas import Delta, Entry
 from mmengine.server.chat.parsed_request import Envelope, UsageFrames
-from mmengine.server.chat.token_texts import TokenTexts, clipped
+from mmengine.server.chat.token_texts import TokenTexts, clip_logprob
 from mmengine.server.http.errors import ApiError
 
 _encode = msgspec.json.encode
@@ -22,7 +22,7 @@ _BEGINNING = _encode(BEGINNING)
 Usage = dict[str, object]
 
 
-class Tails:
+class FrameTails:
     """How frames end: with the usage of their choice so far ("always"), saying that they have none ("last"),
     or without a word of it. `plain`: the end of them all; empty where each has another one."""
 
@@ -52,7 +52,7 @@ class Tails:
 class Frames(Protocol):
     """How a route writes its answers."""
 
-    tails: Tails
+    tails: FrameTails
     done: bytes  # behind the last frame of a stream
 
     def first(self, index: int, scores: PromptLogprobs | None = None) -> bytes:
@@ -70,7 +70,7 @@ class Frames(Protocol):
     def whole(self, choices: Sequence[AccumulatedChoice], usage: Usage) -> bytes: ...
 
 
-class PlainEnds:
+class OpenAiFrames:
     """How streams of chat and of completions end."""
 
     done = b"data: [DONE]\n\n"
@@ -79,7 +79,7 @@ class PlainEnds:
         return b"data: " + error.json() + b"\n\n"
 
 
-class ChatFrames(PlainEnds):
+class ChatFrames(OpenAiFrames):
     """`texts`: for logprobs; None: nobody asked for them. `names_reasoning_twice`: as reasoning too, beside
     reasoning_content."""
 
@@ -92,7 +92,7 @@ class ChatFrames(PlainEnds):
         *,
         names_reasoning_twice: bool = False,
     ):
-        self._texts, self._request_id, self.tails = texts, request_id, Tails(usage_frames)
+        self._texts, self._request_id, self.tails = texts, request_id, FrameTails(usage_frames)
         self._names_reasoning_twice = names_reasoning_twice
         self._about = {"id": f"chatcmpl-{request_id}", "created": envelope.created, "model": envelope.model}
         head = {"id": self._about["id"], "object": "chat.completion.chunk", **self._about}
@@ -176,4 +176,4 @@ class ChatFrames(PlainEnds):
     def _token(self, token: int, logprob: float) -> dict[str, object]:
         assert self._texts is not None
         text, data = self._texts.of(token)
-        return {"token": text, "logprob": clipped(logprob), "bytes": list(data)}
+        return {"token": text, "logprob": clip_logprob(logprob), "bytes": list(data)}

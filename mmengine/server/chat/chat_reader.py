@@ -17,20 +17,26 @@ from mmengine.server.chat.bodies import ChatBody
 from mmengine.server.chat.field_tables import CHAT
 from mmengine.server.chat.media_fetch import check_url
 from mmengine.server.chat.parsed_request import (
-    Asked,
-    Defaults,
     Json,
-    asked_of,
-    bounded,
+    ParsedRequest,
+    SamplingDefaults,
+    build_request,
     check_logprobs,
-    form_of,
+    clamp_pixels,
     item_options,
-    sampling_of,
+    read_answer_format,
+    read_sampling,
     without_nulls,
 )
 from mmengine.server.http.body_fields import Fields
-from mmengine.server.http.errors import ApiError, api_error, decoded
-from mmengine.server.http.media_payloads import FILE_ID, NO_PAYLOADS, Payloads, Uploaded, read_apart
+from mmengine.server.http.errors import ApiError, api_error, decode_body
+from mmengine.server.http.media_payloads import (
+    FILE_ID,
+    NO_PAYLOADS,
+    MediaPayloads,
+    UploadReference,
+    read_without_payloads,
+)
 from mmengine.server.settings import ServerSettings
 
 LOW_DETAIL_PIXELS = 512 * 512  # what OpenAI's detail "low" looks at, at most
@@ -41,19 +47,19 @@ FIELDS = Fields(CHAT)
 _decode = msgspec.json.Decoder(ChatBody).decode
 
 
-class Pixels(NamedTuple):
+class PixelLimits(NamedTuple):
     """Of an image: the most that may be asked for, and what detail "low" is."""
 
     most: int
     low: int
 
     @classmethod
-    def of(cls, most: int, default: int) -> "Pixels":
+    def of(cls, most: int, default: int) -> "PixelLimits":
         """`default`: what the model looks at by itself."""
         return cls(most, min(LOW_DETAIL_PIXELS, default // LOW_SHARE))
 
 
-class Tools(NamedTuple):
+class ToolSupport(NamedTuple):
     """What calls of tools need. `markers`: between which the model may reason."""
 
     processor: Processor
@@ -62,59 +68,72 @@ class Tools(NamedTuple):
 
 
 class ChatReader:
-    """`max_model_len`: tokens of a prompt and its answer. `door`: to media that messages name."""
+    """`max_model_len`: tokens of a prompt and its answer. `media_fetcher`: to media that messages name."""
 
     def __init__(
         self,
-        defaults: Defaults,
+        defaults: SamplingDefaults,
         max_model_len: int,
         chat_template: str,
-        pixels: Pixels,
-        tools: Tools,
+        pixels: PixelLimits,
+        tools: ToolSupport,
         ignore_unknown: bool,
-        door: MediaFetcher | None = None,
+        media_fetcher: MediaFetcher | None = None,
         max_messages: int = ServerSettings().max_messages,
         max_schema_bytes: int = ServerSettings().max_schema_bytes,
     ):
         self._tools, self._max_schema_bytes = tools, max_schema_bytes
         self.max_messages, self.max_tools = max_messages, tools.limits.max_tools
         self._defaults, self._max_model_len, self._pixels = defaults, max_model_len, pixels
-        self._door, self._opened = door, {"urls": door} if door is not None else {}
+        self._media_fetcher, self._media_options = (
+            media_fetcher,
+            {"urls": media_fetcher} if media_fetcher is not None else {},
+        )
         self._template: Json = {"chat_template": chat_template} if chat_template else {}
         self._ignore_unknown = ignore_unknown
         with suppress(InvalidRequest):  # what is wrong with it, each call is told
             tools.processor.call_format(self._template or None)  # found now, or the first call would wait
 
-    def read(self, data: bytes, request_id: str) -> Asked:
+    def read(self, data: bytes, request_id: str) -> ParsedRequest:
         """A body of any size. `request_id`: unless the body has one. Raises ApiError."""
-        return read_apart(data, partial(self._read, request_id=request_id))
+        return read_without_payloads(data, partial(self._read, request_id=request_id))
 
-    def _read(self, data: bytes, payloads: Payloads, request_id: str) -> Asked:
-        dropped = FIELDS.check(data, ignore_unknown=self._ignore_unknown)
-        return self.asked("chat", decoded(data, _decode), request_id, dropped, payloads)
+    def _read(self, data: bytes, payloads: MediaPayloads, request_id: str) -> ParsedRequest:
+        ignored = FIELDS.check(data, ignore_unknown=self._ignore_unknown)
+        return self.parse("chat", decode_body(data, _decode), request_id, ignored, payloads)
 
-    def asked(
-        self, api: str, body: ChatBody, request_id: str, dropped: list[str], payloads: Payloads = NO_PAYLOADS
-    ) -> Asked:
+    def parse(
+        self,
+        api: str,
+        body: ChatBody,
+        request_id: str,
+        ignored: list[str],
+        payloads: MediaPayloads = NO_PAYLOADS,
+    ) -> ParsedRequest:
         """`request_id`: unless the body has one. Raises ApiError."""
-        form = form_of(body, self._max_schema_bytes)
-        uploads: list[Uploaded] = []
-        prompt, calls = self.prompt_of(body, payloads, uploads)
-        form = form._replace(calls=calls)
-        sampling = sampling_of(body, self._defaults, self._budget(body), self._logprobs(body), FIELDS)
-        asked = asked_of(api, body, [prompt], sampling, form, request_id, dropped, FIELDS)
+        answer_format = read_answer_format(body, self._max_schema_bytes)
+        uploads: list[UploadReference] = []
+        prompt, calls = self.read_prompt(body, payloads, uploads)
+        answer_format = answer_format._replace(calls=calls)
+        sampling = read_sampling(body, self._defaults, self._budget(body), self._logprobs(body), FIELDS)
+        parsed_request = build_request(
+            api, body, [prompt], sampling, answer_format, request_id, ignored, FIELDS
+        )
         shows = body.include_reasoning is not False
         return msgspec.structs.replace(
-            asked,
-            envelope=msgspec.structs.replace(asked.envelope, show_reasoning=shows),
+            parsed_request,
+            envelope=msgspec.structs.replace(parsed_request.envelope, show_reasoning=shows),
             logprobs=bool(body.logprobs),
             show_reasoning=shows,
             thinking_token_budget=_thinking(body),
             uploads=uploads,
         )
 
-    def prompt_of(
-        self, body: ChatBody, payloads: Payloads = NO_PAYLOADS, uploads: list[Uploaded] | None = None
+    def read_prompt(
+        self,
+        body: ChatBody,
+        payloads: MediaPayloads = NO_PAYLOADS,
+        uploads: list[UploadReference] | None = None,
     ) -> tuple[Prompt, ToolCallSpec | None]:
         """The prompt, and what its answer is held to beside tools. `uploads`: to which is added what it still
         lacks; None: it may name no uploaded file. Raises ApiError."""
@@ -123,15 +142,17 @@ class ChatReader:
             text = f"messages has {len(body.messages)} entries; at most {self.max_messages} are taken"
             raise ApiError(ErrorCode.INVALID_VALUE, f"{text} (max_messages)", FieldPath("messages"))
         try:
-            asked = parse_tools(body.tools, body.tool_choice, body.parallel_tool_calls, tools.limits)
-            return with_tools(self._prompt(body, payloads, uploads), asked, tools.processor, tools.markers)
+            selection = parse_tools(body.tools, body.tool_choice, body.parallel_tool_calls, tools.limits)
+            return with_tools(
+                self._prompt(body, payloads, uploads), selection, tools.processor, tools.markers
+            )
         except InvalidRequest as error:
             raise api_error(error, FIELDS.names) from None
 
     @property
-    def opened(self) -> Json:
+    def media_options(self) -> Json:
         """What media options say of URLs."""
-        return dict(self._opened)
+        return dict(self._media_options)
 
     def template_options(self, given: Json) -> Json:
         """Variables of the chat template, and the server's own one. Raises ApiError."""
@@ -161,7 +182,9 @@ class ChatReader:
             raise ApiError(ErrorCode.INVALID_VALUE, f"{FIELD} needs logprobs true", FieldPath("top_logprobs"))
         return (body.top_logprobs or 0) if body.logprobs else None
 
-    def _prompt(self, body: ChatBody, payloads: Payloads, uploads: list[Uploaded] | None) -> Prompt:
+    def _prompt(
+        self, body: ChatBody, payloads: MediaPayloads, uploads: list[UploadReference] | None
+    ) -> Prompt:
         if body.continue_final_message and body.add_generation_prompt:
             raise ApiError(
                 ErrorCode.INVALID_VALUE,
@@ -170,12 +193,15 @@ class ChatReader:
             )
         options = self.template_options(body.chat_template_kwargs or {})
         add = body.add_generation_prompt
-        media = _Media(self._pixels, self._door, payloads, uploads)
+        media = _Media(self._pixels, self._media_fetcher, payloads, uploads)
         return Prompt(
             messages=[_message(i, message, media) for i, message in enumerate(body.messages)],
             continue_final_message=bool(body.continue_final_message),
             add_generation_prompt=True if add is None else add,
-            media_options={**item_options(body.mm_processor_kwargs, self._pixels.most), **self._opened},
+            media_options={
+                **item_options(body.mm_processor_kwargs, self._pixels.most),
+                **self._media_options,
+            },
             template_options=options or None,
         )
 
@@ -192,10 +218,10 @@ def _thinking(body: ChatBody) -> int | None:
 class _Media(NamedTuple):
     """How media that messages name are read."""
 
-    pixels: Pixels
-    door: MediaFetcher | None
-    payloads: Payloads
-    uploads: list[Uploaded] | None
+    pixels: PixelLimits
+    media_fetcher: MediaFetcher | None
+    payloads: MediaPayloads
+    uploads: list[UploadReference] | None
 
 
 def _message(index: int, message: Json, media: _Media) -> Json:
@@ -230,7 +256,7 @@ def _part(where: FieldPath, part: object, media: _Media) -> object:
 
 def _medium(where: FieldPath, part: Json, names: tuple[str, str], media: _Media) -> Json:
     options: Json = {}
-    pixels, door, payloads, uploads = media
+    pixels, media_fetcher, payloads, uploads = media
     for name in (*names, "url"):
         given = part.get(name)
         in_mapping = isinstance(given, Mapping)
@@ -238,18 +264,18 @@ def _medium(where: FieldPath, part: Json, names: tuple[str, str], media: _Media)
             options = _detail(where, name, without_nulls(given), pixels)
             given = options.pop("url", None)
         if isinstance(given, str):
-            check_url(where / name, given, door)
+            check_url(where / name, given, media_fetcher)
             if FILE_ID.fullmatch(given):
                 part = {**part, name: _uploaded(where / name, given, uploads)}
                 continue
             given = payloads.of(given) or given
         if given is not None or in_mapping:
             part = {**part, name: {"url": given} if in_mapping else given}
-    if "path" in part and not (door is not None and door.reads_files):
+    if "path" in part and not (media_fetcher is not None and media_fetcher.reads_files):
         raise ApiError(
             ErrorCode.INVALID_VALUE, f"{FIELD} is not taken; send the file as a data: URL", where / "path"
         )
-    return bounded(where, {**options, **part}, pixels.most)
+    return clamp_pixels(where, {**options, **part}, pixels.most)
 
 
 def _image_of_file(where: FieldPath, part: Mapping[str, object]) -> Json:
@@ -263,18 +289,18 @@ def _image_of_file(where: FieldPath, part: Mapping[str, object]) -> Json:
     return {"type": "image_url", "image_url": {"url": file_id}}
 
 
-def _uploaded(where: FieldPath, file_id: str, uploads: list[Uploaded] | None) -> Json:
+def _uploaded(where: FieldPath, file_id: str, uploads: list[UploadReference] | None) -> Json:
     """Where the bytes of an uploaded file will stand. Raises ApiError."""
     if uploads is None:
         raise ApiError(
             ErrorCode.INVALID_VALUE, f"{FIELD} names an uploaded file, which is not taken here", where
         )
     held: Json = {"url": file_id}
-    uploads.append(Uploaded(held, file_id, where))
+    uploads.append(UploadReference(held, file_id, where))
     return held
 
 
-def _detail(where: FieldPath, name: str, given: Json, pixels: Pixels) -> Json:
+def _detail(where: FieldPath, name: str, given: Json, pixels: PixelLimits) -> Json:
     detail = given.pop("detail", "auto")
     if detail not in ("auto", "low", "high", "original"):
         place = where / name / "detail"

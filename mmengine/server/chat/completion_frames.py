@@ -10,15 +10,15 @@ from mmengine.core.executor import PromptLogprobs
 from mmengine.serve.chat.completion import AccumulatedChoice
 from mmengine.serve.text.choice_deltas import Delta, Entry
 from mmengine.serve.text.request_output import entries_of
-from mmengine.server.chat.chat_frames import PlainEnds, Tails, Usage
+from mmengine.server.chat.chat_frames import FrameTails, OpenAiFrames, Usage
 from mmengine.server.chat.parsed_request import Envelope, UsageFrames
-from mmengine.server.chat.token_texts import TokenTexts, clipped
+from mmengine.server.chat.token_texts import TokenTexts, clip_logprob
 
 _encode = msgspec.json.encode
 
 
-class CompletionFrames(PlainEnds):
-    """`echoed`: of each prompt, what its answers begin with; `per_prompt`: how many answers each has."""
+class CompletionFrames(OpenAiFrames):
+    """`echo_texts`: of each prompt, what its answers begin with; `per_prompt`: how many answers each has."""
 
     def __init__(
         self,
@@ -26,10 +26,10 @@ class CompletionFrames(PlainEnds):
         envelope: Envelope,
         texts: TokenTexts | None,
         usage_frames: UsageFrames,
-        echoed: Sequence[str] = (),
+        echo_texts: Sequence[str] = (),
         per_prompt: int = 1,
     ):
-        self._texts, self._echoed, self._per_prompt = texts, echoed, per_prompt
+        self._texts, self._echo_texts, self._per_prompt = texts, echo_texts, per_prompt
         self._about = {
             "id": f"cmpl-{request_id}",
             "object": "text_completion",
@@ -37,11 +37,11 @@ class CompletionFrames(PlainEnds):
             "model": envelope.model,
         }
         self._head = b"data: " + _encode(self._about)[:-1] + b',"choices":['
-        self.tails = Tails(usage_frames)
+        self.tails = FrameTails(usage_frames)
         self._offsets: dict[int, int] = {}  # characters of a choice that frames told of
 
     def _echo(self, index: int) -> str:
-        return self._echoed[index // self._per_prompt] if self._echoed else ""
+        return self._echo_texts[index // self._per_prompt] if self._echo_texts else ""
 
     def _frame(self, index: int, delta: Delta, end: bytes) -> bytes:
         text = delta.content + delta.reasoning
@@ -58,9 +58,9 @@ class CompletionFrames(PlainEnds):
         )
 
     def first(self, index: int, scores: PromptLogprobs | None = None) -> bytes:
-        echoed = self._echo(index)
+        echo_texts = self._echo(index)
         entries = () if scores is None else tuple(entries_of(scores))
-        return self._frame(index, Delta(echoed, "", entries), b"null") if echoed or entries else b""
+        return self._frame(index, Delta(echo_texts, "", entries), b"null") if echo_texts or entries else b""
 
     def delta(self, index: int, delta: Delta) -> bytes:
         return self._frame(index, delta, b"null")
@@ -101,8 +101,8 @@ class CompletionFrames(PlainEnds):
                 logprobs.append(None)  # the first token of a prompt
                 top.append(None)
             else:
-                logprobs.append(clipped(entry[0][1]))
-                top.append({self._texts.of(token)[0]: clipped(logprob) for token, logprob in entry})
+                logprobs.append(clip_logprob(entry[0][1]))
+                top.append({self._texts.of(token)[0]: clip_logprob(logprob) for token, logprob in entry})
             offsets.append(offset)
             if entry[0][0] not in self._texts.special_ids:
                 offset += len(decode(shown))  # of a character in several tokens with its last one

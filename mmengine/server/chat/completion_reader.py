@@ -10,16 +10,16 @@ from mmengine.serve.prompt.prompt import Prompt, check_token_ids
 from mmengine.server.chat.bodies import CompletionBody
 from mmengine.server.chat.field_tables import COMPLETION
 from mmengine.server.chat.parsed_request import (
-    Asked,
-    Defaults,
-    asked_of,
+    ParsedRequest,
+    SamplingDefaults,
+    build_request,
     check_logprobs,
-    form_of,
     item_options,
-    sampling_of,
+    read_answer_format,
+    read_sampling,
 )
 from mmengine.server.http.body_fields import Fields
-from mmengine.server.http.errors import ApiError, api_error, decoded
+from mmengine.server.http.errors import ApiError, api_error, decode_body
 from mmengine.server.http.token_id_lists import NO_IDS, TokenIds, take_out
 from mmengine.server.settings import ServerSettings
 
@@ -35,7 +35,7 @@ class CompletionReader:
 
     def __init__(
         self,
-        defaults: Defaults,
+        defaults: SamplingDefaults,
         tokenizer: Tokenizer,
         max_prompts: int,
         max_pixels: int,
@@ -47,41 +47,45 @@ class CompletionReader:
         self._max_pixels, self._ignore_unknown = max_pixels, ignore_unknown
         self._tokenizer, self._max_prompt_tokens = tokenizer, max_prompt_tokens
 
-    def read(self, data: bytes, request_id: str) -> Asked:
+    def read(self, data: bytes, request_id: str) -> ParsedRequest:
         """A body of any size. `request_id`: unless the body has one. Raises ApiError."""
         small, ids = take_out(data, b"prompt", may_nest=True)
-        body, dropped = self._decoded(small)
+        body, ignored = self._decoded(small)
         if ids.lists and body.prompt != ids.stands:  # they stood elsewhere
-            (body, dropped), ids = self._decoded(data), NO_IDS
-        return self._asked(body, ids, request_id, dropped)
+            (body, ignored), ids = self._decoded(data), NO_IDS
+        return self._build_request(body, ids, request_id, ignored)
 
     def _decoded(self, data: bytes) -> tuple[CompletionBody, list[str]]:
         """Also the names of fields that are ignored."""
-        dropped = FIELDS.check(data, ignore_unknown=self._ignore_unknown)
-        return decoded(data, _decode), dropped
+        ignored = FIELDS.check(data, ignore_unknown=self._ignore_unknown)
+        return decode_body(data, _decode), ignored
 
-    def _asked(self, body: CompletionBody, ids: TokenIds, request_id: str, dropped: list[str]) -> Asked:
-        form = form_of(body, self._max_schema_bytes)
+    def _build_request(
+        self, body: CompletionBody, ids: TokenIds, request_id: str, ignored: list[str]
+    ) -> ParsedRequest:
+        answer_format = read_answer_format(body, self._max_schema_bytes)
         check_logprobs("logprobs", body.logprobs)
         max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-        silent = max_tokens == 0
-        if silent and not body.echo:
+        is_prompt_only = max_tokens == 0
+        if is_prompt_only and not body.echo:
             raise ApiError(
                 ErrorCode.INVALID_VALUE,
                 f"{FIELD} 0 goes with echo true alone; give 1 or more",
                 FieldPath("max_tokens"),
             )
-        sampling = sampling_of(body, self._defaults, max_tokens or 1, body.logprobs, FIELDS)
+        sampling = read_sampling(body, self._defaults, max_tokens or 1, body.logprobs, FIELDS)
         if body.echo and body.logprobs is not None:
             sampling = msgspec.structs.replace(sampling, prompt_logprobs=body.logprobs)
         options = item_options(body.mm_processor_kwargs, self._max_pixels)
         prompts = [self._prompt(given, options) for given in self._prompts(body.prompt, ids)]
-        asked = asked_of("completion", body, prompts, sampling, form, request_id, dropped, FIELDS)
+        parsed_request = build_request(
+            "completion", body, prompts, sampling, answer_format, request_id, ignored, FIELDS
+        )
         return msgspec.structs.replace(
-            asked,
+            parsed_request,
             logprobs=body.logprobs is not None,
-            echoed=[self._text_of(prompt) for prompt in prompts] if body.echo else [],
-            silent=silent,
+            echo_texts=[self._text_of(prompt) for prompt in prompts] if body.echo else [],
+            is_prompt_only=is_prompt_only,
             thinking_token_budget=body.thinking_token_budget,
         )
 

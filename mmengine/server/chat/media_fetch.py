@@ -17,7 +17,7 @@ _SECONDS = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _ELSEWHERE = ("ftp:", "s3:", "gs:", *URL_HEADS)
 
 
-def media_door(settings: ServerSettings) -> MediaFetcher | None:
+def make_media_fetcher(settings: ServerSettings) -> MediaFetcher | None:
     """None: neither URLs nor files are read. Raises ConfigError."""
     if not settings.allow_media_urls and not settings.media_root:
         return None
@@ -36,10 +36,10 @@ def media_door(settings: ServerSettings) -> MediaFetcher | None:
     )
 
 
-def check_url(where: FieldPath, url: str, door: MediaFetcher | None) -> None:
+def check_url(where: FieldPath, url: str, media_fetcher: MediaFetcher | None) -> None:
     """Raises ApiError for a kind of URL that is never taken here, before anything is done."""
     head = url[:16].lower()
-    fetches = door is not None and door.limits.hosts != ()
+    fetches = media_fetcher is not None and media_fetcher.limits.hosts != ()
     if head.startswith(URL_HEADS) and fetches:
         return
     if head.startswith(_ELSEWHERE):
@@ -49,7 +49,7 @@ def check_url(where: FieldPath, url: str, door: MediaFetcher | None) -> None:
             f"{FIELD} is a URL, and {which} (--allow-media-urls); send the data as a data: URL",
             where,
         )
-    if head.startswith("file:") and door is not None and door.reads_files:
+    if head.startswith("file:") and media_fetcher is not None and media_fetcher.reads_files:
         return
     if head.startswith("file:") or "://" in head:
         raise ApiError(
@@ -63,7 +63,7 @@ class FetchMetrics:
     """Of a door, which tells it of each fetch. The log of operators gets hosts, and never a path or a query:
     these may hold what grants access."""
 
-    def __init__(self, door: MediaFetcher | None) -> None:
+    def __init__(self, media_fetcher: MediaFetcher | None) -> None:
         self._registry = registry = CollectorRegistry(auto_describe=False)
         self._seconds = Histogram(
             "mmengine_media_fetch_seconds",
@@ -81,10 +81,10 @@ class FetchMetrics:
             "That are fetched and not yet prepared, and kept free for what is being fetched.",
             registry=registry,
         )
-        if door is not None:
-            running.set_function(lambda: door.num_running)
-            held.set_function(lambda: door.num_bytes)
-            door.on_fetched = self.saw
+        if media_fetcher is not None:
+            running.set_function(lambda: media_fetcher.num_running)
+            held.set_function(lambda: media_fetcher.num_bytes)
+            media_fetcher.on_fetched = self.saw
 
     def saw(self, fetched: Fetched) -> None:
         """On a thread of the door."""

@@ -15,11 +15,11 @@ from mmengine.serve.prompt.prompt import Prompt
 from mmengine.serve.prompt.tools import ToolCallSpec
 from mmengine.serve.prompt.vllm_options import as_form
 from mmengine.server.chat.bodies import Body
-from mmengine.server.chat.response_echo import ResponsesAsked
+from mmengine.server.chat.response_echo import ResponseEcho
 from mmengine.server.http.body_fields import Fields
-from mmengine.server.http.errors import ApiError, Json, api_error, decoded
+from mmengine.server.http.errors import ApiError, Json, api_error, decode_body
 from mmengine.server.http.field_names import FieldNames
-from mmengine.server.http.media_payloads import Uploaded
+from mmengine.server.http.media_payloads import UploadReference
 from mmengine.structured_output.request.fields import LARGE
 
 UsageFrames = Literal["none", "last", "always"]  # of a stream: the last frame alone has its usage, or all
@@ -50,10 +50,10 @@ class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):
     num_prompts: int = 1
     traceparent: str = ""
     show_reasoning: bool = True
-    responses: ResponsesAsked | None = None  # of a call of the Responses API
+    responses: ResponseEcho | None = None  # of a call of the Responses API
 
 
-class Form(NamedTuple):
+class AnswerFormat(NamedTuple):
     """`response_format` and `grammar` as the engine takes them, one of them at most, and the field of the
     body that it stands in."""
 
@@ -66,11 +66,11 @@ class Form(NamedTuple):
         return any(each is not None for each in (self.response_format, self.grammar, self.calls))
 
 
-FREE = Form()
+NO_FORMAT = AnswerFormat()
 
 
-class Asked(msgspec.Struct, frozen=True):
-    """A call, checked. `dropped`: fields that nobody knows. `field_names`: of a body that is none of chat's.
+class ParsedRequest(msgspec.Struct, frozen=True):
+    """A call, checked. `ignored`: fields that nobody knows. `field_names`: of a body that is none of chat's.
     `media`: of a response's input, by the hex of their sha256, until the engine has them."""
 
     prompts: list[Prompt]
@@ -80,23 +80,23 @@ class Asked(msgspec.Struct, frozen=True):
     stream: bool = False
     usage_frames: UsageFrames = "none"
     logprobs: bool = False
-    echoed: list[str] = []  # prompts that the answers begin with
-    silent: bool = False  # the prompt is wanted alone: what the engine says behind it is not told
-    form: Form = FREE
+    echo_texts: list[str] = []  # prompts that the answers begin with
+    is_prompt_only: bool = False  # the prompt is wanted alone: what the engine says behind it is not told
+    answer_format: AnswerFormat = NO_FORMAT
     priority: int = 0
     cache_salt: str = ""
     deadline_s: float = 0.0
-    dropped: list[str] = []
+    ignored: list[str] = []
     params: frozenset[str] = frozenset()  # fields of the body, by which errors name them
     show_reasoning: bool = True
     thinking_token_budget: int | None = None
     field_names: FieldNames | None = None
     media: dict[str, bytes] = {}
-    uploads: list[Uploaded] = []  # that its prompts still lack
+    uploads: list[UploadReference] = []  # that its prompts still lack
     adapter: str = ""  # the name of the one that answers
 
 
-class Defaults:
+class SamplingDefaults:
     """Sampling where a call leaves it open: the checkpoint's, or OpenAI's."""
 
     def __init__(self, generation: Mapping[str, object], kind: str):
@@ -107,8 +107,8 @@ class Defaults:
         self.values = {"temperature": 1.0, **found}
 
 
-def sampling_of(
-    body: Body, defaults: Defaults, max_tokens: int, logprobs: int | None, fields: Fields
+def read_sampling(
+    body: Body, defaults: SamplingDefaults, max_tokens: int, logprobs: int | None, fields: Fields
 ) -> SamplingParams:
     """Raises ApiError."""
     values: dict[str, object] = {**defaults.values, "max_tokens": max_tokens, "logprobs": logprobs}
@@ -129,7 +129,7 @@ def sampling_of(
         raise api_error(error, fields.names) from None
 
 
-def check_stream(body: Body) -> tuple[bool, UsageFrames]:
+def read_stream_options(body: Body) -> tuple[bool, UsageFrames]:
     """Whether a stream is asked for, and where its usage stands."""
     stream, options = bool(body.stream), body.stream_options
     if options is not None and not stream:
@@ -153,63 +153,63 @@ def check_stream(body: Body) -> tuple[bool, UsageFrames]:
     return stream, "always" if options.continuous_usage_stats else "last"
 
 
-def form_of(body: Body, max_bytes: int) -> Form:
+def read_answer_format(body: Body, max_bytes: int) -> AnswerFormat:
     """`max_bytes`: of its JSON text. Raises ApiError."""
-    form: Json | None = None
+    answer_format: Json | None = None
     for name in ("response_format", "structured_outputs"):
         given: dict[str, msgspec.Raw] | None = getattr(body, name)
         if given is not None and sum(map(len, given.values())) > max_bytes:
             text = f"{FIELD} has more than {max_bytes:,} bytes (max_schema_bytes); send a smaller schema"
             raise ApiError(ErrorCode.INVALID_VALUE, text, name)
     if body.response_format is not None:
-        form = decoded(body.response_format, partial(_decoded, held="json_schema"))
-        if form == {"type": "text"}:
-            form = None
-    asked: Json = {}
+        answer_format = decode_body(body.response_format, partial(_decoded, held="json_schema"))
+        if answer_format == {"type": "text"}:
+            answer_format = None
+    structured: Json = {}
     if body.structured_outputs is not None:
-        asked = decoded(body.structured_outputs, partial(_decoded, schema="json"))
-    if not asked:
+        structured = decode_body(body.structured_outputs, partial(_decoded, schema="json"))
+    if not structured:
         place = FieldPath("response_format")
-        if schema_asked(form):
+        if has_json_schema(answer_format):
             place = place / "json_schema" / "schema"
-        return FREE if form is None else Form(form, None, place)
-    if form is not None:
+        return NO_FORMAT if answer_format is None else AnswerFormat(answer_format, None, place)
+    if answer_format is not None:
         raise ApiError(
             ErrorCode.INVALID_VALUE,
             f"{FIELD} cannot go with another form of the answer; give one of them",
             FieldPath("structured_outputs"),
         )
     try:
-        place = FieldPath("structured_outputs", next(iter(asked)))
-        return Form(*as_form({"structured_outputs": asked}), place)
+        place = FieldPath("structured_outputs", next(iter(structured)))
+        return AnswerFormat(*as_form({"structured_outputs": structured}), place)
     except InvalidRequest as error:
         raise ApiError(ErrorCode.INVALID_STRUCTURED_OUTPUTS, error.text, error.path) from None
 
 
-def asked_of(
+def build_request(
     api: str,
     body: Body,
     prompts: list[Prompt],
     sampling: SamplingParams,
-    form: Form,
+    answer_format: AnswerFormat,
     request_id: str,
-    dropped: list[str],
+    ignored: list[str],
     fields: Fields,
-) -> Asked:
+) -> ParsedRequest:
     """What both routes make of a body. `request_id`: unless the body has one. Raises ApiError."""
-    stream, usage_frames = check_stream(body)
-    return Asked(
+    stream, usage_frames = read_stream_options(body)
+    return ParsedRequest(
         prompts,
         sampling,
         body.request_id or request_id,
         Envelope(api, int(time.time()), body.model or "", is_stream=stream, usage_frames=usage_frames),
         stream,
         usage_frames,
-        form=form,
+        answer_format=answer_format,
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
         deadline_s=body.deadline_s or 0.0,
-        dropped=dropped,
+        ignored=ignored,
         params=fields.names,
     )
 
@@ -230,8 +230,8 @@ def _decoded(given: Mapping[str, msgspec.Raw], held: str = "", schema: str = "")
     return without_nulls(values)
 
 
-def schema_asked(form: Json | None) -> bool:
-    return form is not None and form.get("type") == "json_schema"
+def has_json_schema(answer_format: Json | None) -> bool:
+    return answer_format is not None and answer_format.get("type") == "json_schema"
 
 
 def without_nulls(given: Mapping[str, object]) -> Json:
@@ -248,10 +248,10 @@ def item_options(given: Mapping[str, object] | None, max_pixels: int) -> Json:
                 f"{FIELD} is not taken; give min_pixels and max_pixels",
                 FieldPath("mm_processor_kwargs", name),
             )
-    return {**bounded(FieldPath("mm_processor_kwargs"), options, max_pixels), "local_files": False}
+    return {**clamp_pixels(FieldPath("mm_processor_kwargs"), options, max_pixels), "local_files": False}
 
 
-def bounded(where: FieldPath, options: Json, max_pixels: int) -> Json:
+def clamp_pixels(where: FieldPath, options: Json, max_pixels: int) -> Json:
     """What asks for pixels among `options`, which change: numbers of them are clamped; a size of one's own
     that has more, or is none, is refused. What else is wrong with a value, the processor says. Raises
     ApiError."""

@@ -8,13 +8,13 @@ PLAIN_TEXT = msgspec.Raw(b'{"format":{"type":"text"},"verbosity":"medium"}')
 NO_REASONING = msgspec.Raw(b'{"effort":null,"summary":null}')
 
 
-def told(value: object, default: msgspec.Raw) -> msgspec.Raw:
+def echo_json(value: object, default: msgspec.Raw) -> msgspec.Raw:
     """As JSON. The default itself where it says the same: msgspec leaves out no other that is equal to it."""
     data = msgspec.Raw(msgspec.json.encode(value))
     return default if data == default else data
 
 
-class ResponsesAsked(msgspec.Struct, frozen=True, omit_defaults=True):
+class ResponseEcho(msgspec.Struct, frozen=True, omit_defaults=True):
     """All that a response object repeats of its call, beside what the envelope has. JSON stands as it goes
     out. `store`: where the server keeps it. `input`: of one that is stored, the items of this call
     alone, as a JSON list; an image or video that came as data stands there as sha256: and the hex of what its

@@ -9,23 +9,23 @@ from msgspec import UNSET, UnsetType
 from mmengine.server.http.errors import ErrorBody
 
 
-class Said(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class ResponseSchema(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Fields that are UNSET may be left out."""
 
 
-class PromptTokens(Said):
+class PromptTokens(ResponseSchema):
     cached_tokens: int
     image_tokens: int | UnsetType = UNSET
     video_tokens: int | UnsetType = UNSET
 
 
-class CompletionTokens(Said):
+class CompletionTokens(ResponseSchema):
     reasoning_tokens: int
     accepted_prediction_tokens: int  # drafts that were right
     rejected_prediction_tokens: int
 
 
-class _Counts(Said):
+class _Counts(ResponseSchema):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
@@ -44,7 +44,7 @@ class EventUsage(_Counts):
     completion_tokens_details: CompletionTokens | UnsetType = UNSET
 
 
-class LikelyToken(Said):
+class LikelyToken(ResponseSchema):
     token: str
     logprob: float
     bytes: list[int]
@@ -54,30 +54,30 @@ class Token(LikelyToken):
     top_logprobs: list[LikelyToken]
 
 
-class Logprobs(Said):
+class Logprobs(ResponseSchema):
     content: list[Token]
     refusal: None
 
 
-class CalledFunction(Said):
+class CalledFunction(ResponseSchema):
     name: str
     arguments: str
 
 
-class Call(Said):
+class Call(ResponseSchema):
     id: str
     type: Literal["function"]
     function: CalledFunction
 
 
-class ArgumentFault(Said):
+class ArgumentFault(ResponseSchema):
     """Of a call of a tool that could not be held to its schema. `call`: its place in tool_calls."""
 
     call: int
     message: str
 
 
-class Message(Said):
+class Message(ResponseSchema):
     role: Literal["assistant"]
     content: str | None
     refusal: None
@@ -86,7 +86,7 @@ class Message(Said):
     tool_calls: list[Call] | UnsetType = UNSET
 
 
-class _Choice(Said):
+class _Choice(ResponseSchema):
     index: int
     stop_reason: str | int | None
 
@@ -98,7 +98,7 @@ class ChatChoice(_Choice):
     argument_errors: list[ArgumentFault] | UnsetType = UNSET
 
 
-class _Answer(Said):
+class _Answer(ResponseSchema):
     id: str
     created: int
     model: str
@@ -110,12 +110,12 @@ class ChatAnswer(_Answer):
     usage: Usage
 
 
-class FunctionDelta(Said):
+class FunctionDelta(ResponseSchema):
     arguments: str
     name: str | UnsetType = UNSET
 
 
-class CallDelta(Said):
+class CallDelta(ResponseSchema):
     """The first of a call has its id, type and name; the others are pieces of its arguments."""
 
     index: int
@@ -124,7 +124,7 @@ class CallDelta(Said):
     type: Literal["function"] | UnsetType = UNSET
 
 
-class MessageDelta(Said):
+class MessageDelta(ResponseSchema):
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
@@ -132,7 +132,7 @@ class MessageDelta(Said):
     tool_calls: list[CallDelta] | UnsetType = UNSET
 
 
-class ChatChoiceDelta(Said):
+class ChatChoiceDelta(ResponseSchema):
     index: int
     delta: MessageDelta
     logprobs: Logprobs | None
@@ -149,7 +149,7 @@ class ChatEvent(_Answer):
     usage: EventUsage | None | UnsetType = UNSET
 
 
-class TextLogprobs(Said):
+class TextLogprobs(ResponseSchema):
     tokens: list[str]
     token_logprobs: list[float | None]
     top_logprobs: list[dict[str, float] | None]
@@ -168,7 +168,7 @@ class TextAnswer(_Answer):
     usage: Usage
 
 
-class TextChoiceDelta(Said):
+class TextChoiceDelta(ResponseSchema):
     index: int
     text: str
     logprobs: TextLogprobs | None
@@ -184,7 +184,7 @@ class TextEvent(_Answer):
     usage: EventUsage | None | UnsetType = UNSET
 
 
-class ModelCard(Said):
+class ModelCard(ResponseSchema):
     id: str
     object: Literal["model"]
     created: int
@@ -194,43 +194,43 @@ class ModelCard(Said):
     max_model_len: int
 
 
-class Models(Said):
+class Models(ResponseSchema):
     object: Literal["list"]
     data: list[ModelCard]
 
 
-class Tokens(Said):
+class Tokens(ResponseSchema):
     count: int
     max_model_len: int
     tokens: list[int]
     token_strs: list[str] | None
 
 
-class Text(Said):
+class Text(ResponseSchema):
     prompt: str
 
 
-class Health(Said):
+class Health(ResponseSchema):
     status: Literal["ready", "not ready"]
     reasons: list[str]
 
 
-class Alive(Said):
+class Alive(ResponseSchema):
     status: Literal["alive"]
 
 
-class Version(Said):
+class Version(ResponseSchema):
     version: str
 
 
-class Page(Said):
+class Page(ResponseSchema):
     object: Literal["list"]
     first_id: str | None
     last_id: str | None
     has_more: bool
 
 
-class Refusal(Said):
+class Refusal(ResponseSchema):
     """Any status but 200, and an event in the middle of a stream."""
 
     error: ErrorBody

@@ -8,67 +8,69 @@ from mmengine.serve.async_engine.served_engine import ServedEngine
 from mmengine.serve.prompt.options import SubmitOptions
 from mmengine.serve.requests.recovered_requests import UnclaimedRequest
 from mmengine.serve.stream.request_stream import Stream
-from mmengine.server.chat.parsed_request import Asked, Envelope
+from mmengine.server.chat.parsed_request import Envelope, ParsedRequest
 
 _encode = msgspec.json.Encoder().encode
 
 
-def in_log(owner: str, name: str) -> str:
+def log_request_id(owner: str, name: str) -> str:
     """An id as the log and the store have it: behind its owner's, so that those of two keys never meet."""
     return f"{owner}:{name}" if owner else name
 
 
-def log_id(envelope: Envelope, request_id: str, place: int) -> str:
+def prompt_request_id(envelope: Envelope, request_id: str, place: int) -> str:
     """By which the log knows the prompt at this place of a call."""
     name = f"{request_id}-{place}" if envelope.num_prompts > 1 else request_id
-    return in_log(envelope.owner, name)
+    return log_request_id(envelope.owner, name)
 
 
-def ask(
+def submit(
     engine: ServedEngine,
-    asked: Asked,
+    parsed_request: ParsedRequest,
     *,
     hold: bool = False,
-    left: Mapping[int, UnclaimedRequest] | None = None,
+    recovered: Mapping[int, UnclaimedRequest] | None = None,
 ) -> list[Stream]:
-    """A stream for each prompt; `hold` as for `AsyncEngine.stream`. `left`: those that the process before has
-    begun, by their places, which go on. Raises InvalidRequest, QueueFull; nothing runs then."""
+    """A stream for each prompt; `hold` as for `AsyncEngine.stream`. `recovered`: those that the process
+    before has begun, by their places, which go on. Raises InvalidRequest, QueueFull; nothing runs then."""
     streams: list[Stream] = []
-    envelope, several = asked.envelope, len(asked.prompts)
+    envelope, several = parsed_request.envelope, len(parsed_request.prompts)
     try:
-        for place, prompt in enumerate(asked.prompts):
-            if left is not None and place in left:
-                streams.append(engine.attach(left[place].request_id, hold=hold))
+        for place, prompt in enumerate(parsed_request.prompts):
+            if recovered is not None and place in recovered:
+                streams.append(engine.attach(recovered[place].request_id, hold=hold))
                 continue
             if several > 1:
                 envelope = msgspec.structs.replace(envelope, num_prompts=several, place=place)
-            options = options_of(asked, log_id(envelope, asked.request_id, place))
+            options = submit_options(
+                parsed_request, prompt_request_id(envelope, parsed_request.request_id, place)
+            )
             options["envelope"] = _encode(envelope)
-            streams.append(engine.stream(prompt, asked.sampling, hold=hold, **options))
+            streams.append(engine.stream(prompt, parsed_request.sampling, hold=hold, **options))
     except BaseException:
         for stream in streams:
             stream.cancel()
             stream.delivered()
         raise
-    asked.prompts.clear()  # images in it are large, and the engine has them
-    asked.media.clear()
+    parsed_request.prompts.clear()  # images in it are large, and the engine has them
+    parsed_request.media.clear()
     return streams
 
 
-def options_of(asked: Asked, request_id: str) -> SubmitOptions:
+def submit_options(parsed_request: ParsedRequest, request_id: str) -> SubmitOptions:
     options = SubmitOptions(
         request_id=request_id,
-        priority=asked.priority,
-        cache_salt=asked.cache_salt,
-        deadline_s=asked.deadline_s,
-        thinking_token_budget=asked.thinking_token_budget,
+        priority=parsed_request.priority,
+        cache_salt=parsed_request.cache_salt,
+        deadline_s=parsed_request.deadline_s,
+        thinking_token_budget=parsed_request.thinking_token_budget,
     )
-    if asked.adapter:
-        options["adapter"] = asked.adapter
-    if asked.form.response_format is not None:
-        options["response_format"] = asked.form.response_format
-    if asked.form.grammar is not None:
-        options["grammar"] = asked.form.grammar
-    if asked.form.calls is not None:
-        options["calls"] = asked.form.calls
+    if parsed_request.adapter:
+        options["adapter"] = parsed_request.adapter
+    if parsed_request.answer_format.response_format is not None:
+        options["response_format"] = parsed_request.answer_format.response_format
+    if parsed_request.answer_format.grammar is not None:
+        options["grammar"] = parsed_request.answer_format.grammar
+    if parsed_request.answer_format.calls is not None:
+        options["calls"] = parsed_request.answer_format.calls
     return options

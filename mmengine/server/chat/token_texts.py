@@ -30,5 +30,5 @@ class TokenTexts:
         return data.decode(errors="replace"), data
 
 
-def clipped(logprob: float) -> float:
+def clip_logprob(logprob: float) -> float:
     return logprob if logprob > LEAST_LOGPROB else LEAST_LOGPROB  # nor NaN

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 from mmengine.errors import FIELD, ErrorCode, FieldPath, MMEngineError
-from mmengine.server.chat.parsed_request import Asked
+from mmengine.server.chat.parsed_request import ParsedRequest
 from mmengine.server.http.errors import ApiError, api_error
 from mmengine.server.storage.files import Files, StoredFile
 
@@ -22,24 +22,27 @@ class UploadedImages:
     def __init__(self, files: Files | None, max_bytes: int, max_files: int):
         self._files, self._max_bytes, self._max_files = files, max_bytes, max_files
 
-    async def fill(self, asked: Asked, add: Callable[[int], None] = lambda count: None) -> None:
+    async def fill(
+        self, parsed_request: ParsedRequest, add: Callable[[int], None] = lambda count: None
+    ) -> None:
         """Its prompts get the bytes that they lack. `add`: told how many these are, before they are read; it
         may refuse them. Raises ApiError."""
-        if not asked.uploads:
+        if not parsed_request.uploads:
             return
         if self._files is None:
-            where = asked.uploads[0].where
+            where = parsed_request.uploads[0].where
             raise ApiError(
                 ErrorCode.INVALID_VALUE,
                 f"{FIELD} names an uploaded file, and this server keeps none; start it with --log",
                 where,
             )
-        if len(asked.uploads) > self._max_files:
+        if len(parsed_request.uploads) > self._max_files:
             text = f"at most {self._max_files} uploaded files are taken in one call (max_media_urls)"
-            raise ApiError(ErrorCode.INVALID_VALUE, text, asked.uploads[self._max_files].where)
-        owner = asked.envelope.owner
+            raise ApiError(ErrorCode.INVALID_VALUE, text, parsed_request.uploads[self._max_files].where)
+        owner = parsed_request.envelope.owner
         found = {
-            each.file_id: self._image(self._files, each.file_id, owner, each.where) for each in asked.uploads
+            each.file_id: self._image(self._files, each.file_id, owner, each.where)
+            for each in parsed_request.uploads
         }
         add(sum(file.num_bytes for file in found.values()))
         loop = asyncio.get_running_loop()
@@ -48,10 +51,10 @@ class UploadedImages:
                 data = await loop.run_in_executor(self._files.threads, self._files.read, file)
             except MMEngineError as error:
                 raise api_error(error) from None
-            for each in asked.uploads:
+            for each in parsed_request.uploads:
                 if each.file_id == name:
                     each.part["url"] = data
-        asked.uploads.clear()
+        parsed_request.uploads.clear()
 
     def _image(self, files: Files, file_id: str, owner: str, where: FieldPath) -> StoredFile:
         file = files.get(file_id, owner)

@@ -1,17 +1,20 @@
 """Which calls are taken, and what those that are may hold."""
 
+from collections import Counter
+from functools import partial
+
+from mmengine.errors import ErrorCode
 from mmengine.serve.async_engine.served_engine import ServedEngine
 from mmengine.server.http.auth import ApiKeys
-from mmengine.server.http.body_reader import Bodies, Held
+from mmengine.server.http.body_reader import BodyBudget, BodyReservation
 from mmengine.server.http.drain_rate import DrainRate
 from mmengine.server.http.errors import (
     LATER_S,
     ApiError,
-    left_behind,
-    not_ready,
-    shutting_down,
+    interrupted_error,
+    not_ready_error,
+    shutdown_error,
 )
-from mmengine.server.http.fair_shares import Shares
 from mmengine.server.settings import ServerSettings
 
 OWNER = "mmengine.owner"  # in a scope: whose call it is
@@ -21,10 +24,10 @@ class Admission:
     def __init__(self, engine: ServedEngine, settings: ServerSettings, keys: ApiKeys):
         self._engine, self._keys = engine, keys
         self.rate = DrainRate()
-        self.bodies = Bodies(
+        self.bodies = BodyBudget(
             settings.max_body_bytes, settings.max_bodies_bytes, settings.body_timeout_s, self.rate
         )
-        self.shares = Shares(engine.max_open, settings.key_share, self.bodies, self.rate)
+        self.shares = FairShares(engine.max_open, settings.key_share, self.bodies, self.rate)
         self.is_ending = False  # nobody should send another call
         self.is_draining = False  # none is taken
 
@@ -39,34 +42,96 @@ class Admission:
             raise why
         reasons = self._of_engine()
         if reasons:
-            raise not_ready(reasons, self.retry_later_s())
+            raise not_ready_error(reasons, self.retry_later_s())
         self.shares.take(owner, is_alone=not self._keys.are_several)
 
     def give(self, owner: str) -> None:
         self.shares.give(owner)
 
-    def holding(self, owner: str) -> Held:
+    def reserve(self, owner: str) -> BodyReservation:
         """Room for a body of this key."""
-        return self.shares.holding(owner, is_alone=not self._keys.are_several)
+        return self.shares.reserve(owner, is_alone=not self._keys.are_several)
 
     def reasons(self) -> tuple[str, ...]:
         """Why no call should be sent here, for anybody to read."""
         if self.is_ending or self.is_draining:
-            return (shutting_down(self.retry_later_s()).message,)
+            return (shutdown_error(self.retry_later_s()).message,)
         return self._of_engine()
 
     def _of_engine(self) -> tuple[str, ...]:
         return self._engine.readiness().public_reasons
 
     def draining(self) -> ApiError | None:
-        return shutting_down(self.retry_later_s()) if self.is_draining else None
+        return shutdown_error(self.retry_later_s()) if self.is_draining else None
 
-    def left_behind(self, request_id: str, *, is_held: bool) -> ApiError:
-        """What the caller of a request hears that the server's end cuts. `is_held`: whether others may ask
-        for its answer."""
-        stays = self._engine.has_log or (is_held and self._engine.keeps_held)
-        return left_behind(request_id, stays, self.retry_later_s())
+    def interrupted_error(self, request_id: str, *, can_reattach: bool) -> ApiError:
+        """What the caller of a request hears that the server's end cuts. `can_reattach`: whether others may
+        ask for its answer."""
+        stays = self._engine.has_log or (can_reattach and self._engine.keeps_held)
+        return interrupted_error(request_id, stays, self.retry_later_s())
 
     def retry_later_s(self) -> int:
         """When all who are here are likely to have left."""
         return max(LATER_S, self.rate.retry_after_s(self.rate.num_open))
+
+
+class FairShares:
+    """`limit`: calls that may be open together; of these, and of the room for bodies, a key may have `share`
+    where there are others."""
+
+    def __init__(self, limit: int, share: float, bodies: BodyBudget, rate: DrainRate):
+        self._most = max(1, int(limit * share))
+        self._most_bytes = int(bodies.max_bytes * share)
+        self._bodies, self._rate = bodies, rate
+        self._open: Counter[str] = Counter()
+        self._held: Counter[str] = Counter()  # bytes
+
+    def take(self, owner: str, *, is_alone: bool) -> None:
+        """A call of this key begins; `give` ends it. Raises ApiError."""
+        if not is_alone and self._open[owner] >= self._most:
+            raise self._refused(
+                owner,
+                f"this API key has {self._most} calls open already, its share (key_share); try again later",
+            )
+        self._open[owner] += 1
+        self._rate.begin()
+
+    def give(self, owner: str) -> None:
+        self._open[owner] -= 1
+        if not self._open[owner]:
+            del self._open[owner]
+        self._rate.end()
+
+    def reserve(self, owner: str, *, is_alone: bool) -> BodyReservation:
+        """Room for a body of this key, as `Bodies.holding`. The first one always has room."""
+        return self._bodies.reserve(partial(self._added, owner, is_alone))
+
+    def _added(self, owner: str, is_alone: bool, held: int, count: int) -> None:
+        """To a body that has `held` bytes of those of its key."""
+        others = self._held[owner] - held
+        if count > 0 and not is_alone and others and self._held[owner] + count > self._most_bytes:
+            raise self._refused(
+                owner,
+                f"this API key has bodies of {self._held[owner]} bytes on their way, and its share is "
+                f"{self._most_bytes} (key_share); try again later",
+            )
+        self._held[owner] += count
+        if not self._held[owner]:
+            del self._held[owner]
+
+    def _refused(self, owner: str, text: str) -> ApiError:
+        num_others = self._rate.num_open / max(1, self._open[owner])  # calls that end for each of its own
+        return ApiError(
+            ErrorCode.KEY_SHARE_FULL,
+            text,
+            headers={"retry-after": str(self._rate.retry_after_s(num_others)), "connection": "close"},
+        )
+
+    @property
+    def num_open(self) -> int:
+        return self._open.total()
+
+    @property
+    def num_bytes(self) -> int:
+        """Of bodies, by the keys' count."""
+        return self._held.total()

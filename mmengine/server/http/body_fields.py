@@ -9,10 +9,10 @@ import msgspec
 from msgspec import Meta
 
 from mmengine.errors import FIELD, ErrorCode, shown
-from mmengine.server.http.errors import ApiError, decoded
+from mmengine.server.http.errors import ApiError, decode_body
 
 MAX_FIELDS = 256
-DROPPED_HEADER = "x-mmengine-ignored-fields"
+IGNORED_HEADER = "x-mmengine-ignored-fields"
 _MAX_DROPPED_CHARS = 1000
 _NULL = b"null"
 _decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -63,7 +63,7 @@ class Fields:
 
     def check(self, body: bytes, *, ignore_unknown: bool) -> list[str]:
         """Raise ApiError for the first field that is not taken. Gives the unknown names that were ignored."""
-        return self.check_given(decoded(body, _decode), ignore_unknown=ignore_unknown)
+        return self.check_given(decode_body(body, _decode), ignore_unknown=ignore_unknown)
 
     def check_given(self, given: Mapping[str, msgspec.Raw], *, ignore_unknown: bool) -> list[str]:
         """`check` of a body that was read."""
@@ -86,7 +86,7 @@ class Fields:
 
     def _refuse(self, field: Field, raw: msgspec.Raw) -> None:
         if field.neutral and len(raw) <= 64:
-            value = decoded(raw, _decode_value)  # a Raw may hold what is no UTF-8, or no number
+            value = decode_body(raw, _decode_value)  # a Raw may hold what is no UTF-8, or no number
             if any(type(value) is type(one) and value == one for one in field.neutral):
                 return
         raise ApiError(ErrorCode.UNSUPPORTED_FIELD, f"{FIELD} is not supported; {field.says}", field.name)
@@ -97,7 +97,7 @@ class Fields:
         return ApiError(ErrorCode.UNKNOWN_FIELD, f"unknown field {shown(name)}{hint}", name[:64])
 
 
-def dropped_header(names: Sequence[str]) -> dict[str, str]:
+def ignored_header(names: Sequence[str]) -> dict[str, str]:
     """Which tells of unknown fields that were ignored, if any were."""
     shown_names = ", ".join(name for name in names if name.isascii() and name.isprintable())
-    return {DROPPED_HEADER: shown_names[:_MAX_DROPPED_CHARS]} if names else {}
+    return {IGNORED_HEADER: shown_names[:_MAX_DROPPED_CHARS]} if names else {}

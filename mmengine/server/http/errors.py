@@ -113,18 +113,18 @@ def _in_body(path: FieldPath, params: frozenset[str]) -> FieldPath:
     return FieldPath("messages") if path == ("prompt",) and "messages" in params else path
 
 
-def late() -> ApiError:
+def deadline_error() -> ApiError:
     """Return the error for a request whose deadline passed."""
     text = f"the deadline passed before the answer was complete; raise {FIELD}, or send less at once"
     return ApiError(ErrorCode.DEADLINE_EXCEEDED, text, "deadline_s")
 
 
-def cancelled() -> ApiError:
+def cancelled_error() -> ApiError:
     """Return the error for a cancelled request."""
     return ApiError(ErrorCode.CANCELLED, "the request was cancelled")
 
 
-def failed(request_id: str) -> ApiError:
+def request_failed_error(request_id: str) -> ApiError:
     """Return the error for a request that ended with an error.
 
     The reason may quote a library, with addresses and paths, so only the log has it, under the request's id.
@@ -132,12 +132,12 @@ def failed(request_id: str) -> ApiError:
     return ApiError(ErrorCode.REQUEST_FAILED, f"request {request_id} failed; the server's log says why")
 
 
-def shutting_down(retry_after_s: int) -> ApiError:
+def shutdown_error(retry_after_s: int) -> ApiError:
     text = "the server is shutting down; send it to another one, or again later"
     return ApiError(ErrorCode.SHUTTING_DOWN, text, headers={"retry-after": str(retry_after_s)})
 
 
-def left_behind(request_id: str, has_log: bool, retry_after_s: int) -> ApiError:
+def interrupted_error(request_id: str, has_log: bool, retry_after_s: int) -> ApiError:
     """Return the error for a request that is still running when the server ends."""
     fate = (
         "stays in its log, and is finished when a server goes on with that"
@@ -148,18 +148,18 @@ def left_behind(request_id: str, has_log: bool, retry_after_s: int) -> ApiError:
     return ApiError(ErrorCode.SHUTTING_DOWN, text, headers={"retry-after": str(retry_after_s)})
 
 
-def not_ready(reasons: tuple[str, ...], retry_after_s: int) -> ApiError:
+def not_ready_error(reasons: tuple[str, ...], retry_after_s: int) -> ApiError:
     headers = {"retry-after": str(retry_after_s)}
     return ApiError(ErrorCode.NOT_READY, f"not ready: {'; '.join(reasons)}", headers=headers)
 
 
-def not_served(name: str, names: Sequence[str]) -> ApiError:
+def unknown_model_error(name: str, names: Sequence[str]) -> ApiError:
     """Return the error for a call to a model that is not among `names`."""
     text = f"the model {name[:256]!r} is not served here; there is {', '.join(names)}"
     return ApiError(ErrorCode.MODEL_NOT_FOUND, text, "model")
 
 
-def decoded(data: _D, decode: Callable[[_D], _T]) -> _T:
+def decode_body(data: _D, decode: Callable[[_D], _T]) -> _T:
     """Return `data` as decoded by `decode` of msgspec: a body, or a value kept raw. Raises ApiError."""
     if isinstance(data, bytes) and has_too_many_values(data):
         text = (

@@ -27,7 +27,7 @@ _T = TypeVar("_T")
 _Places = Callable[[bytes], Iterator[tuple[int, int]]]
 
 
-class Uploaded(NamedTuple):
+class UploadReference(NamedTuple):
     """A file that a message names by its id. `part`: where its bytes take the place of the `url`. `where`: in
     the body."""
 
@@ -36,7 +36,7 @@ class Uploaded(NamedTuple):
     where: FieldPath
 
 
-class Payloads:
+class MediaPayloads:
     """Those of one body."""
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class Payloads:
         return len(self._used) == len(self._data)
 
 
-NO_PAYLOADS = Payloads()
+NO_PAYLOADS = MediaPayloads()
 
 
 def in_urls(body: bytes) -> Iterator[tuple[int, int]]:
@@ -103,7 +103,9 @@ def in_data_fields(body: bytes) -> Iterator[tuple[int, int]]:
             yield value.end(), at
 
 
-def read_apart(body: bytes, read: Callable[[bytes, Payloads], _T], places: _Places = in_urls) -> _T:
+def read_without_payloads(
+    body: bytes, read: Callable[[bytes, MediaPayloads], _T], places: _Places = in_urls
+) -> _T:
     """What `read` makes of the body without its payloads, and of these; of the whole body where it did not
     find all of them. `places`: where they are."""
     small, payloads = take_out(body, places) if len(body) > MIN_CHARS else (body, NO_PAYLOADS)
@@ -111,9 +113,9 @@ def read_apart(body: bytes, read: Callable[[bytes, Payloads], _T], places: _Plac
     return made if payloads.are_all_used else read(body, NO_PAYLOADS)
 
 
-def take_out(body: bytes, places: _Places = in_urls) -> tuple[bytes, Payloads]:
+def take_out(body: bytes, places: _Places = in_urls) -> tuple[bytes, MediaPayloads]:
     """The body without its payloads, and these. On a thread: all of it takes long, no part of it does."""
-    payloads, parts, done = Payloads(), list[bytes](), 0
+    payloads, parts, done = MediaPayloads(), list[bytes](), 0
     for start, end in places(body):
         if (data := _decoded(body, start, end)) is not None:
             parts += (body[done:start], payloads.add(data))

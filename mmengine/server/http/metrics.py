@@ -34,7 +34,7 @@ class HttpMetrics:
         self.body_bytes = Counter("mmengine_http_body_bytes", "Bytes of bodies that came.", registry=registry)
         self.streams = Gauge("mmengine_http_streams_open", "Streams that are open.", registry=registry)
         self._num_frames = 0
-        registry.register(Several(self._frames))
+        registry.register(FunctionCollector(self._frames))
         self.ends = Counter("mmengine_http_streams", "Streams by how they ended.", ["how"], registry=registry)
         self.left = Counter(
             "mmengine_http_clients_left",
@@ -77,14 +77,14 @@ class HttpMetrics:
         """Of a batch; with an answer, or with an error."""
         self.batch_lines.labels(OUTCOMES[not is_good]).inc()
 
-    def told(self, error: ApiError) -> None:
+    def count_error(self, error: ApiError) -> None:
         """Somebody is told of this error."""
         code = error.body.code or str(error.status)
         self.errors.labels(error.body.type, code).inc()
         if code in REFUSALS:
             self.refusals.labels(code).inc()
 
-    def sent(self, num_frames: int) -> None:
+    def count_events(self, num_frames: int) -> None:
         """Events of streams. On the event loop alone, so that no lock is taken for each."""
         self._num_frames += num_frames
 
@@ -103,7 +103,7 @@ class HttpMetrics:
         yield from self._registry.collect()
 
 
-class Several(Collector):
+class FunctionCollector(Collector):
     """What a function yields, as a collector."""
 
     def __init__(self, families: Callable[[], Iterator[Metric]]) -> None:
@@ -113,7 +113,7 @@ class Several(Collector):
         return self._families()
 
 
-def instrumented(families: Iterator[Metric]) -> Iterator[Metric]:
+def vllm_http_families(families: Iterator[Metric]) -> Iterator[Metric]:
     """Requests and their times as vLLM's server names them, from ours among `families`."""
     for family in families:
         if family.name == "mmengine_http_requests":

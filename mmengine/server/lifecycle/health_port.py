@@ -15,10 +15,10 @@ from contextlib import suppress
 import msgspec
 
 from mmengine.errors import ErrorCode
-from mmengine.server.http.errors import ApiError, not_ready
+from mmengine.server.http.errors import ApiError, not_ready_error
 
 MAX_HEAD_BYTES = 4096  # of a call to the health port
-MAX_ASKING = 64  # connections to the health port at once
+MAX_PROBES = 64  # connections to the health port at once
 ASKING_S = 5.0  # seconds that a connection to the health port may last
 READ_BYTES = 4096
 PATHS = ("/health", "/health/ready", "/health/live")
@@ -27,13 +27,13 @@ PATHS = ("/health", "/health/ready", "/health/live")
 class Health(msgspec.Struct, frozen=True):
     """The state that the health port reports.
 
-    `is_told`: an engine that serves reported it; no `reasons` then means ready. Otherwise the supervisor
+    `has_report`: an engine that serves reported it; no `reasons` then means ready. Otherwise the supervisor
     gives the `reasons`. `is_alive`: False when a restart of everything would help.
     """
 
     reasons: tuple[str, ...]
     retry_after_s: int
-    is_told: bool
+    has_report: bool
     is_alive: bool = True
 
 
@@ -46,7 +46,7 @@ class HealthPort:
         self, bound: socket.socket, selector: selectors.BaseSelector, health: Callable[[], Health]
     ) -> None:
         self._selector, self._health, self._bound = selector, health, bound
-        self._asking: dict[socket.socket, _Asking] = {}  # oldest first
+        self._asking: dict[socket.socket, _Probe] = {}  # oldest first
         selector.register(bound, selectors.EVENT_READ, self._take)
 
     def wait_s(self) -> float | None:
@@ -57,58 +57,58 @@ class HealthPort:
     def tidy(self) -> None:
         """Close connections that have reached their time limit."""
         now = time.monotonic()
-        for asking in [each for each in self._asking.values() if each.until <= now]:
-            self._drop(asking)
+        for probe in [each for each in self._asking.values() if each.until <= now]:
+            self._drop(probe)
 
     def close(self) -> None:
         self._selector.unregister(self._bound)
         self._bound.close()
-        for asking in list(self._asking.values()):
-            self._drop(asking)
+        for probe in list(self._asking.values()):
+            self._drop(probe)
 
     def _take(self) -> None:
         with suppress(OSError):  # the client has left already
             connection, _ = self._bound.accept()
             connection.setblocking(False)
-            if len(self._asking) >= MAX_ASKING:
+            if len(self._asking) >= MAX_PROBES:
                 self._drop(next(iter(self._asking.values())))
-            asking = self._asking[connection] = _Asking(connection)
-            self._selector.register(connection, selectors.EVENT_READ, lambda: self._read(asking))
+            probe = self._asking[connection] = _Probe(connection)
+            self._selector.register(connection, selectors.EVENT_READ, lambda: self._read(probe))
 
-    def _read(self, asking: "_Asking") -> None:
+    def _read(self, probe: "_Probe") -> None:
         # it was dropped for a connection that arrived at the same moment
-        if asking.connection not in self._asking:
+        if probe.connection not in self._asking:
             return
         try:
-            data = asking.connection.recv(READ_BYTES)
+            data = probe.connection.recv(READ_BYTES)
         except BlockingIOError:
             return
         except OSError:
             data = b""
-        asking.head += data
-        if not data or len(asking.head) > 2 * MAX_HEAD_BYTES:
-            self._drop(asking)
+        probe.head += data
+        if not data or len(probe.head) > 2 * MAX_HEAD_BYTES:
+            self._drop(probe)
             return
-        if asking.is_answered:  # reading goes on, because closing with unread bytes would cut the answer off
+        if probe.is_answered:  # reading goes on, because closing with unread bytes would cut the answer off
             return
-        if b"\r\n\r\n" in asking.head or len(asking.head) > MAX_HEAD_BYTES:
-            self._answer(asking)
+        if b"\r\n\r\n" in probe.head or len(probe.head) > MAX_HEAD_BYTES:
+            self._answer(probe)
 
-    def _answer(self, asking: "_Asking") -> None:
-        asking.is_answered = True
+    def _answer(self, probe: "_Probe") -> None:
+        probe.is_answered = True
         try:
-            asking.connection.send(answer_to(asking.head, self._health))  # fits into an empty socket buffer
-            asking.connection.shutdown(socket.SHUT_WR)
+            probe.connection.send(answer_to(probe.head, self._health))  # fits into an empty socket buffer
+            probe.connection.shutdown(socket.SHUT_WR)
         except OSError:
-            self._drop(asking)
+            self._drop(probe)
 
-    def _drop(self, asking: "_Asking") -> None:
-        self._asking.pop(asking.connection, None)
-        self._selector.unregister(asking.connection)
-        asking.connection.close()
+    def _drop(self, probe: "_Probe") -> None:
+        self._asking.pop(probe.connection, None)
+        self._selector.unregister(probe.connection)
+        probe.connection.close()
 
 
-class _Asking:
+class _Probe:
     def __init__(self, connection: socket.socket) -> None:
         self.connection, self.head = connection, b""
         self.is_answered, self.until = False, time.monotonic() + ASKING_S
@@ -134,13 +134,13 @@ def answer_to(head: bytes, health: Callable[[], Health]) -> bytes:
 def _live(found: Health) -> bytes:
     if found.is_alive:
         return _written(200, {}, msgspec.json.encode({"status": "alive"}))
-    return _refusal(not_ready(found.reasons, found.retry_after_s))
+    return _refusal(not_ready_error(found.reasons, found.retry_after_s))
 
 
 def _ready(found: Health) -> bytes:
     """Answer as the engine does on its own port, if an engine reported the state."""
-    if not found.is_told:
-        return _refusal(not_ready(found.reasons, found.retry_after_s))
+    if not found.has_report:
+        return _refusal(not_ready_error(found.reasons, found.retry_after_s))
     status = "not ready" if found.reasons else "ready"
     body = msgspec.json.encode({"status": status, "reasons": list(found.reasons)})
     if not found.reasons:

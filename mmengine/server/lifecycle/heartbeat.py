@@ -34,7 +34,7 @@ class Beat(msgspec.Struct, frozen=True, array_like=True):
     num_tokens: int = 0
 
 
-class Beats:
+class HeartbeatSender:
     """The engine's end of the socket pair. No method blocks."""
 
     def __init__(self, fd: int):
@@ -43,15 +43,15 @@ class Beats:
         self._socket.setblocking(False)
         self._last = Beat()
 
-    def tell_built(self) -> None:
+    def report_built(self) -> None:
         """Report that the weights are loaded."""
-        self.tell(Beat(is_built=True))
+        self.send(Beat(is_built=True))
 
-    def tell_end(self, reason: str) -> None:
+    def report_end(self, reason: str) -> None:
         """Report that the process ends, and why."""
-        self.tell(msgspec.structs.replace(self._last, reasons=(reason,)))
+        self.send(msgspec.structs.replace(self._last, reasons=(reason,)))
 
-    def tell(self, beat: Beat) -> None:
+    def send(self, beat: Beat) -> None:
         """Send a heartbeat; a supervisor that does not read loses it.
 
         If the supervisor is gone, end this process, so that its successor can lock the log. The kernel does
@@ -68,28 +68,28 @@ class Beats:
             return  # the socket's buffer is full
 
 
-class Heard(NamedTuple):
+class HeartbeatReceiver(NamedTuple):
     """The supervisor's end of the socket pair, and the descriptor for the engine."""
 
-    ear: socket.socket
-    mouth: socket.socket
+    receiving_end: socket.socket
+    sending_end: socket.socket
 
     @classmethod
-    def pair(cls) -> "Heard":
-        ear, mouth = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-        ear.setblocking(False)
-        return cls(ear, mouth)
+    def pair(cls) -> "HeartbeatReceiver":
+        receiving_end, sending_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        receiving_end.setblocking(False)
+        return cls(receiving_end, sending_end)
 
     def newest(self) -> Beat | None:
         """Return the newest heartbeat since the last call, or None."""
         found = None
         with suppress(OSError):
             while True:
-                data = self.ear.recv(MAX_BEAT_BYTES)
+                data = self.receiving_end.recv(MAX_BEAT_BYTES)
                 with suppress(msgspec.MsgspecError):
                     found = msgspec.json.decode(data, type=Beat)
         return found
 
     def close(self) -> None:
-        self.ear.close()
-        self.mouth.close()
+        self.receiving_end.close()
+        self.sending_end.close()

@@ -26,10 +26,10 @@ from mmengine.serve.prompt.prompt import Prompt
 from mmengine.serve.requests.operator_log import operator_log
 from mmengine.server.app.app import App
 from mmengine.server.http.auth import ApiKeys
-from mmengine.server.lifecycle.heartbeat import BEAT_S, Beat, Beats
+from mmengine.server.lifecycle.heartbeat import BEAT_S, Beat, HeartbeatSender
 from mmengine.server.lifecycle.tls import tls_options
 from mmengine.server.settings import ServerSettings
-from mmengine.server.storage.storage import Keep
+from mmengine.server.storage.storage import Storage
 from mmengine.server.transport.open_files import raise_limit
 from mmengine.server.transport.protocol import http_protocol
 
@@ -104,33 +104,33 @@ async def serve(
     names: tuple[str, ...],
     bound: socket.socket,
     listening: Callable[[], None],
-    door: MediaFetcher | None = None,
-    open_keep: Callable[[], Keep] | None = None,
-    beats: Beats | None = None,
+    media_fetcher: MediaFetcher | None = None,
+    open_storage: Callable[[], Storage] | None = None,
+    heartbeats: HeartbeatSender | None = None,
     in_haste: bool = False,
     live: Path | None = None,
     admin_keys: ApiKeys | None = None,
 ) -> None:
     """Answer calls until a signal arrives, then close the engine.
 
-    `listening`: called when the first steps have run and the socket is served. `door`: fetches media by URL.
-    `open_keep`: opens the store beside the log. `beats`: sends heartbeats to a supervisor; an engine that
-    stops then raises ExecutorFailed, so that another process can replace this one. `in_haste`: clients of the
-    last process wait, so they are answered while the first steps run. `live`: the log folder that /live
-    shows. `admin_keys`: may load adapters; SIGHUP reloads them with `keys`.
+    `listening`: called when the first steps have run and the socket is served. `media_fetcher`: fetches media
+    by URL. `open_storage`: opens the store beside the log. `heartbeats`: sends heartbeats to a supervisor; an
+    engine that stops then raises ExecutorFailed, so that another process can replace this one. `in_haste`:
+    clients of the last process wait, so they are answered while the first steps run. `live`: the log folder
+    that /live shows. `admin_keys`: may load adapters; SIGHUP reloads them with `keys`.
     """
-    pulse = _Pulse(engine, beats)
-    tasks, keep = [asyncio.create_task(pulse.beat())], None
+    pulse = _Pulse(engine, heartbeats)
+    tasks, storage = [asyncio.create_task(pulse.beat())], None
     tracing = _tracing(settings, engine)
     try:
-        keep = open_keep() if open_keep is not None else None
+        storage = open_storage() if open_storage is not None else None
         if in_haste:
             tasks.append(asyncio.create_task(_warm_up_meanwhile(engine, settings.chat_template)))
-            _look_seldom()  # few thousand objects are garbage by now
+            _collect_rarely()  # few thousand objects are garbage by now
         else:
             await _warm_up(engine, settings.chat_template)
-            keep_for_good()
-        app = App(engine, settings, keys, names, door, keep, tracing, live, admin_keys)
+            freeze_garbage()
+        app = App(engine, settings, keys, names, media_fetcher, storage, tracing, live, admin_keys)
         # the application reports these errors itself
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         server = web_server(app, settings)
@@ -147,8 +147,8 @@ async def serve(
             await asyncio.gather(running, return_exceptions=True)
     finally:
         await engine.close(leave=True)
-        if keep is not None:
-            keep.close()
+        if storage is not None:
+            storage.close()
         if tracing is not None:
             await asyncio.to_thread(tracing.close)
         for task in tasks:
@@ -170,41 +170,41 @@ class _Pulse:
     again.
     """
 
-    def __init__(self, engine: ServedEngine, beats: Beats | None):
-        self._engine, self._beats = engine, beats
+    def __init__(self, engine: ServedEngine, heartbeats: HeartbeatSender | None):
+        self._engine, self._beats = engine, heartbeats
         self.app: App | None = None  # set when the application exists, as is the server
         self.server: uvicorn.Server | None = None
         self.failure = ""
 
     async def beat(self) -> None:
         """Send heartbeats until cancelled."""
-        told, due = 0, 0.0
+        reported, due = 0, 0.0
         while self._beats is not None:
             tokens = max(0, self._engine.stats().num_output_tokens - 2 * WARM_UP_TOKENS)
             now = time.monotonic()
-            if now >= due or tokens != told:
+            if now >= due or tokens != reported:
                 self._tell(self._beats, tokens)
-                told, due = tokens, now + BEAT_S
+                reported, due = tokens, now + BEAT_S
             await asyncio.sleep(LOOK_S)
 
-    def _tell(self, beats: Beats, tokens: int) -> None:
+    def _tell(self, heartbeats: HeartbeatSender, tokens: int) -> None:
         server, readiness = self.server, self._engine.readiness()
         reasons, later_s = readiness.reasons, 1
         if self.app is not None:
             reasons, later_s = self.app.admission.reasons(), self.app.admission.retry_later_s()
-        beats.tell(Beat(True, True, server is not None and server.started, reasons, later_s, tokens))
+        heartbeats.send(Beat(True, True, server is not None and server.started, reasons, later_s, tokens))
         if readiness.is_over and server is not None and not server.should_exit:
             self.failure = readiness.reasons[0]
             server.should_exit = True
 
 
-def keep_for_good() -> None:
+def freeze_garbage() -> None:
     """Collect garbage once, then exempt all objects in memory from later collections."""
     gc.collect()
-    _look_seldom()
+    _collect_rarely()
 
 
-def _look_seldom() -> None:
+def _collect_rarely() -> None:
     """Exempt all objects in memory from collection, and collect new objects less often.
 
     With Python's own thresholds four concurrent calls trigger a collection, although they leave no garbage.

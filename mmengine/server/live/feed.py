@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mmengine.errors import ErrorCode
 from mmengine.serve.requests.operator_log import operator_log
-from mmengine.server.http.errors import LATER_S, ApiError, shutting_down
+from mmengine.server.http.errors import LATER_S, ApiError, shutdown_error
 
 MAX_VIEWERS = 16  # pages at once
 MAX_LINE_BYTES = 64 * 2**20  # of one message of the follower
@@ -32,7 +32,7 @@ class Feed:
     def view(self) -> "Viewer":
         """Add a page. Raises ApiError when there are too many, or during shutdown."""
         if self._is_over:
-            raise shutting_down(LATER_S)
+            raise shutdown_error(LATER_S)
         if len(self._viewers) >= MAX_VIEWERS:
             text = f"{MAX_VIEWERS} live pages are open, the limit; close one of them"
             raise ApiError(ErrorCode.LIVE_PAGES_FULL, text, headers={"retry-after": "10"})
@@ -115,13 +115,13 @@ class Viewer:
         if self._listener is not None:
             self._listener()
 
-    def take(self, told: Callable[[Exception], ApiError]) -> tuple[bytes, str]:
+    def take(self, to_api_error: Callable[[Exception], ApiError]) -> tuple[bytes, str]:
         """Return the new events, and "whole" after the follower ended."""
         found = b"".join(self._events)
         self._events.clear()
         return found, "whole" if self._is_over else ""
 
-    def broken_off(self, error: ApiError) -> bytes:
+    def error_frames(self, error: ApiError) -> bytes:
         return b""
 
     def listen(self, listener: Callable[[], None] | None) -> None:

@@ -27,7 +27,7 @@ _PIECE = 2**16
 QUESTIONS = ("why", "trace", "drafts")
 
 
-class Asking:
+class LogQueries:
     """Answers questions about a log. Belongs to the event loop that creates it."""
 
     def __init__(self, folder: Path):

@@ -10,13 +10,13 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from mmengine.errors import ErrorCode, FieldPath
-from mmengine.server.chat.submission import in_log
+from mmengine.server.chat.submission import log_request_id
 from mmengine.server.http.admission import OWNER
 from mmengine.server.http.errors import ApiError, api_error
 from mmengine.server.http.metrics import HttpMetrics
 from mmengine.server.live.feed import Feed
 from mmengine.server.live.page import live_page
-from mmengine.server.live.queries import QUESTIONS, Asking
+from mmengine.server.live.queries import QUESTIONS, LogQueries
 from mmengine.server.settings import ServerSettings
 from mmengine.server.transport.sse import EventStream, FrameSource, unless_gone
 
@@ -28,7 +28,7 @@ class LiveRoutes:
     """Handlers of /live. `folder`: the log's folder."""
 
     def __init__(self, folder: Path, settings: ServerSettings, metrics: HttpMetrics):
-        self._feed, self._asking = Feed(folder), Asking(folder)
+        self._feed, self._asking = Feed(folder), LogQueries(folder)
         self._settings, self._metrics = settings, metrics
         self._html, self._policy = live_page()
 
@@ -53,8 +53,8 @@ class LiveRoutes:
             ping_s=self._settings.ping_s,
             slow_reader_s=self._settings.slow_reader_s,
             max_backlog=MAX_BACKLOG,
-            sent=self._metrics.sent,
-            told=api_error,
+            sent=self._metrics.count_events,
+            to_api_error=api_error,
             ended=self._metrics.stream_ended,
             shutting_down=lambda: None,
         )
@@ -63,7 +63,7 @@ class LiveRoutes:
         question = request.path_params["question"]
         name = request.query_params.get("request", "")
         if question == "drafts":  # `drafts` belongs to an answer that the page requested with its own key
-            name = in_log(request.scope[OWNER], name)
+            name = log_request_id(request.scope[OWNER], name)
         if question not in QUESTIONS or not (name or question == "trace"):
             raise ApiError(
                 ErrorCode.NOT_FOUND, f"ask {', '.join(QUESTIONS)} of a request", FieldPath("request")

@@ -10,13 +10,13 @@ from mmengine.errors import FIELD, ErrorCode, FieldPath, shown
 from mmengine.server.chat.parsed_request import Json, without_nulls
 from mmengine.server.http.errors import ApiError
 from mmengine.server.http.field_names import Place
-from mmengine.server.http.media_payloads import FILE_ID, Payloads
-from mmengine.server.messages.table import BLOCKS
+from mmengine.server.http.media_payloads import FILE_ID, MediaPayloads
+from mmengine.server.messages.field_table import BLOCKS
 
 MAX_BLOCKS = 4096  # of one turn, or of what a tool said
-_ASKED = ("text", "image", "tool_result")  # blocks of a user's turn
-_TOLD = ("text", "image")  # of what a tool said
-_SAID = ("text", "thinking", "redacted_thinking", "tool_use")  # of the assistant's
+_USER_BLOCKS = ("text", "image", "tool_result")  # blocks of a user's turn
+_TOOL_BLOCKS = ("text", "image")  # of what a tool said
+_ASSISTANT_BLOCKS = ("text", "thinking", "redacted_thinking", "tool_use")  # of the assistant's
 _SYSTEM = FieldPath("system")
 _ROLES = ("user", "assistant", "system")
 
@@ -24,7 +24,7 @@ _ROLES = ("user", "assistant", "system")
 class Conversation:
     """`messages` of chat, and the place of each. What is wrong with a turn is raised as ApiError."""
 
-    def __init__(self, payloads: Payloads):
+    def __init__(self, payloads: MediaPayloads):
         self._payloads = payloads
         self.messages: list[Json] = []
         self._places: list[tuple[FieldPath, list[FieldPath]]] = []
@@ -34,7 +34,7 @@ class Conversation:
         return tuple(Place(where, tuple(parts)) for where, parts in self._places)
 
     @property
-    def goes_on(self) -> bool:
+    def continues_answer(self) -> bool:
         """Whether the last turn is the assistant's, which the answer goes on with. Raises ApiError where that
         calls tools."""
         last = self.messages[-1]
@@ -47,10 +47,10 @@ class Conversation:
             )
         return True
 
-    def instruct(self, given: str | Sequence[Json]) -> None:
-        self._told(_SYSTEM, "system", given)
+    def add_instructions(self, given: str | Sequence[Json]) -> None:
+        self._add_system(_SYSTEM, "system", given)
 
-    def take(self, turns: Sequence[Json]) -> None:
+    def add_input(self, turns: Sequence[Json]) -> None:
         for number, given in enumerate(turns):
             where, turn = FieldPath("messages", number), without_nulls(given)
             role = turn.get("role")
@@ -61,13 +61,13 @@ class Conversation:
                 if name not in ("role", "content"):
                     raise _unknown(where, name)
             if role == "assistant":
-                self._said(where, turn.get("content"))
+                self._add_assistant(where, turn.get("content"))
             elif role == "system":
-                self._told(where, "system", turn.get("content"))
+                self._add_system(where, "system", turn.get("content"))
             else:
-                self._asked(where, turn.get("content"))
+                self._add_user(where, turn.get("content"))
 
-    def _told(self, where: FieldPath, role: str, content: object) -> None:
+    def _add_system(self, where: FieldPath, role: str, content: object) -> None:
         if isinstance(content, str):
             self._add(where, {"role": role, "content": content})
             return
@@ -79,13 +79,13 @@ class Conversation:
         self.messages.append(message)
         self._places.append((where, []))
 
-    def _asked(self, where: FieldPath, content: object) -> None:
+    def _add_user(self, where: FieldPath, content: object) -> None:
         if isinstance(content, str):
             if not self._follows("user"):
                 self._add(where, {"role": "user", "content": content})
                 return
             content = [{"type": "text", "text": content}]
-        for place, block in _blocks(where / "content", content, _ASKED):
+        for place, block in _blocks(where / "content", content, _USER_BLOCKS):
             if block["type"] == "tool_result":
                 self._result(place, block)
             else:
@@ -113,26 +113,26 @@ class Conversation:
         if isinstance(content, str):
             self._add(where, {**message, "content": content})
             return
-        blocks = _blocks(where / "content", content, _TOLD)
+        blocks = _blocks(where / "content", content, _TOOL_BLOCKS)
         self._add(where, {**message, "content": [self._part(*each) for each in blocks]})
         self._places[-1][1].extend(place for place, _ in blocks)
 
-    def _said(self, where: FieldPath, content: object) -> None:
+    def _add_assistant(self, where: FieldPath, content: object) -> None:
         if isinstance(content, str):
             content = [{"type": "text", "text": content}]
-        for place, block in _blocks(where / "content", content, _SAID):
+        for place, block in _blocks(where / "content", content, _ASSISTANT_BLOCKS):
             match block["type"]:
                 case "text":
-                    self._say(where, "content", _text(place, block, "text"), ("tool_calls",))
+                    self._grow_text(where, "content", _text(place, block, "text"), ("tool_calls",))
                 case "thinking":
                     text = _text(place, block, "thinking")
-                    self._say(where, "reasoning_content", text, ("content", "tool_calls"))
+                    self._grow_text(where, "reasoning_content", text, ("content", "tool_calls"))
                 case "tool_use":
                     self._call(where, place, block)
         if not self._follows("assistant"):
             self._add(where, {"role": "assistant", "content": ""})
 
-    def _say(self, where: FieldPath, field: str, text: str, behind: tuple[str, ...]) -> None:
+    def _grow_text(self, where: FieldPath, field: str, text: str, behind: tuple[str, ...]) -> None:
         """More of a field of the assistant's message; of a new one, where this has what stands behind it."""
         if not self._follows("assistant") or any(name in self.messages[-1] for name in behind):
             self._add(where, {"role": "assistant"})

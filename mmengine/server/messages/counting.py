@@ -9,51 +9,55 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from mmengine.serve.async_engine.served_engine import ServedEngine
-from mmengine.server.chat.parsed_request import Asked
+from mmengine.server.chat.parsed_request import ParsedRequest
 from mmengine.server.chat.uploaded_images import UploadedImages
 from mmengine.server.http.admission import OWNER, Admission
-from mmengine.server.http.body_fields import dropped_header
-from mmengine.server.http.parser_threads import Parsers
-from mmengine.server.messages.reading import MessagesReader, check_version
+from mmengine.server.http.body_fields import ignored_header
+from mmengine.server.http.body_reader import ParserThreads
+from mmengine.server.messages.reader import MessagesReader, check_version
 from mmengine.server.transport.sse import unless_gone
 
 
-class Answers(Protocol):
+class MessageReaders(Protocol):
     """What reads messages, and says what is wrong with them."""
 
-    messages_reader: MessagesReader
-    parsers: Parsers
+    messages: MessagesReader
+    parser_threads: ParserThreads
     uploads: UploadedImages
 
-    def named(self, asked: Asked, owner: str) -> Asked: ...
+    def resolve_model(self, parsed_request: ParsedRequest, owner: str) -> ParsedRequest: ...
 
-    def told(self, error: BaseException, asked: Asked) -> BaseException: ...
+    def to_api_error(self, error: BaseException, parsed_request: ParsedRequest) -> BaseException: ...
 
 
 class MessageCounts:
-    def __init__(self, engine: ServedEngine, admission: Admission, answers: Answers):
-        self._engine, self._admission, self._answers = engine, admission, answers
+    def __init__(self, engine: ServedEngine, admission: Admission, readers: MessageReaders):
+        self._engine, self._admission, self._readers = engine, admission, readers
 
     async def count(self, request: Request) -> ASGIApp:
         check_version(request.headers.get("anthropic-version", ""))
-        owner, answers = request.scope[OWNER], self._answers
+        owner, readers = request.scope[OWNER], self._readers
         self._admission.take(owner)  # preparing it may take what preparing a message takes
         try:
-            with self._admission.holding(owner) as held:
-                data = await self._admission.bodies.read(request.scope, request.receive, held)
-                asked = await answers.parsers.run(held.num_bytes, partial(self._read, data, owner))
+            with self._admission.reserve(owner) as reservation:
+                data = await self._admission.bodies.read(request.scope, request.receive, reservation)
+                parsed_request = await readers.parser_threads.run(
+                    reservation.num_bytes, partial(self._read, data, owner)
+                )
                 data.clear()
                 try:
-                    await answers.uploads.fill(asked, add=partial(self._admission.bodies.add, held))
+                    await readers.uploads.fill(
+                        parsed_request, add=partial(self._admission.bodies.add, reservation)
+                    )
                     with unless_gone(request.scope):
-                        count = await self._engine.count(asked.prompts[0])
+                        count = await self._engine.count(parsed_request.prompts[0])
                 except Exception as error:
-                    raise answers.told(error, asked) from error
+                    raise readers.to_api_error(error, parsed_request) from error
         finally:
             self._admission.give(owner)
         said = msgspec.json.encode({"input_tokens": count})
-        return Response(said, 200, dropped_header(asked.dropped), "application/json")
+        return Response(said, 200, ignored_header(parsed_request.ignored), "application/json")
 
-    def _read(self, data: list[bytes], owner: str) -> Asked:
+    def _read(self, data: list[bytes], owner: str) -> ParsedRequest:
         """On any thread. Raises ApiError."""
-        return self._answers.named(self._answers.messages_reader.read_count(b"".join(data), "count"), owner)
+        return self._readers.resolve_model(self._readers.messages.read_count(b"".join(data), "count"), owner)

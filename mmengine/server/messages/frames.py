@@ -11,7 +11,7 @@ from mmengine.core.executor import PromptLogprobs
 from mmengine.serve.chat.completion import AccumulatedChoice
 from mmengine.serve.text.choice_deltas import ArgumentError, Delta
 from mmengine.serve.text.tool_call_parser import CallDelta, call_id
-from mmengine.server.chat.chat_frames import Tails, Usage
+from mmengine.server.chat.chat_frames import FrameTails, Usage
 from mmengine.server.chat.parsed_request import Envelope, Json
 from mmengine.server.http.errors import ApiError
 from mmengine.server.messages.errors import error_json
@@ -28,7 +28,7 @@ class MessagesFrames:
     done = b""
 
     def __init__(self, request_id: str, envelope: Envelope):
-        self._request_id, self.tails = request_id, Tails("last")
+        self._request_id, self.tails = request_id, FrameTails("last")
         self._about: Json = {"id": f"{ID_PREFIX}{request_id}", "type": "message", "role": "assistant"}
         self._about["model"] = envelope.model
         self._kind = ""  # of the block that is open
@@ -47,28 +47,28 @@ class MessagesFrames:
     def delta(self, index: int, delta: Delta) -> bytes:
         if delta.content and self._kind == "text":  # what most tokens say
             return b"%b%b}}\n\n" % (self._head, _encode(delta.content))
-        said = b""
+        data = b""
         if delta.reasoning:
             if self._kind != "thinking":
-                said += self._open(
+                data += self._open(
                     "thinking", {"thinking": "", "signature": ""}, "thinking_delta", "thinking"
                 )
                 self._digest = hashlib.sha256()
             self._digest.update(delta.reasoning.encode())
-            said += b"%b%b}}\n\n" % (self._head, _encode(delta.reasoning))
+            data += b"%b%b}}\n\n" % (self._head, _encode(delta.reasoning))
         if delta.content:
             if self._kind != "text":
-                said += self._open("text", {"text": ""}, "text_delta", "text")
-            said += b"%b%b}}\n\n" % (self._head, _encode(delta.content))
-        return said if delta.call is None else said + self._called(delta.call)
+                data += self._open("text", {"text": ""}, "text_delta", "text")
+            data += b"%b%b}}\n\n" % (self._head, _encode(delta.content))
+        return data if delta.call is None else data + self._called(delta.call)
 
     def _called(self, call: CallDelta) -> bytes:
-        said = b""
+        data = b""
         if call.name:
             block = {"id": self._call_id(call.number), "name": call.name, "input": {}}
             self._has_calls = True
-            said = self._open("tool_use", block, "input_json_delta", "partial_json")
-        return said + b"%b%b}}\n\n" % (self._head, _encode(call.arguments)) if call.arguments else said
+            data = self._open("tool_use", block, "input_json_delta", "partial_json")
+        return data + b"%b%b}}\n\n" % (self._head, _encode(call.arguments)) if call.arguments else data
 
     def _call_id(self, number: int) -> str:
         return CALL_PREFIX + call_id(self._request_id, 0, number).removeprefix("call_")
@@ -76,41 +76,41 @@ class MessagesFrames:
     def _open(self, kind: str, block: Mapping[str, object], grows: str, field: str) -> bytes:
         """A block begins, behind the end of the one before. `grows`: the type of its deltas, in whose
         `field` more of it stands."""
-        said = self._close()
+        data = self._close()
         self._kind = kind
         self._head = (
             b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,'
             b'"delta":{"type":"%b","%b":' % (self._number, grows.encode(), field.encode())
         )
         began = {"index": self._number, "content_block": {"type": kind, **block}}
-        return said + _event("content_block_start", began)
+        return data + _event("content_block_start", began)
 
     def _close(self) -> bytes:
         if not self._kind:
             return b""
-        said, index = b"", self._number
+        data, index = b"", self._number
         if self._kind == "thinking":
             signed = {"type": "signature_delta", "signature": self._digest.hexdigest()}
-            said = _event("content_block_delta", {"index": index, "delta": signed})
+            data = _event("content_block_delta", {"index": index, "delta": signed})
         self._kind, self._number = "", index + 1
-        return said + _event("content_block_stop", {"index": index})
+        return data + _event("content_block_stop", {"index": index})
 
     def finish(self, index: int, rest: Delta, finish_reason: str, stop_reason: str | int | None) -> bytes:
-        said = self.delta(index, rest)
+        data = self.delta(index, rest)
         self._stop = _stop(finish_reason, stop_reason, calls=self._has_calls)
         self._errors = rest.argument_errors
-        return said + self._close()
+        return data + self._close()
 
     def usage(self, usage: Usage) -> bytes:
         """The last two events."""
         reason, sequence = self._stop
-        said: Json = {
+        data: Json = {
             "delta": {"stop_reason": reason, "stop_sequence": sequence},
             "usage": _whole_usage(usage),
         }
         if self._errors:
-            said["argument_errors"] = self._errors
-        return _event("message_delta", said) + _event("message_stop", {})
+            data["argument_errors"] = self._errors
+        return _event("message_delta", data) + _event("message_stop", {})
 
     def whole(self, choices: Sequence[AccumulatedChoice], usage: Usage) -> bytes:
         (choice,) = choices
@@ -122,20 +122,20 @@ class MessagesFrames:
         if choice.content:
             blocks.append({"type": "text", "text": "".join(choice.content)})
         for number, (name, arguments) in enumerate(zip(choice.names, choice.arguments, strict=True)):
-            given = _meant("".join(arguments))
+            given = _arguments_object("".join(arguments))
             blocks.append({"type": "tool_use", "id": self._call_id(number), "name": name, "input": given})
         reason, sequence = _stop(choice.finish_reason, choice.stop_reason, calls=bool(choice.names))
-        said: Json = {"content": blocks, "stop_reason": reason, "stop_sequence": sequence}
+        data: Json = {"content": blocks, "stop_reason": reason, "stop_sequence": sequence}
         if choice.argument_errors:
-            said["argument_errors"] = choice.argument_errors
-        return _encode({**self._about, **said, "usage": _whole_usage(usage)})
+            data["argument_errors"] = choice.argument_errors
+        return _encode({**self._about, **data, "usage": _whole_usage(usage)})
 
     def error(self, error: ApiError) -> bytes:
         return b"event: error\ndata: %b\n\n" % error_json(error, self._request_id)
 
 
-def _event(kind: str, said: Json) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (kind.encode(), _encode({"type": kind, **said}))
+def _event(kind: str, data: Json) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), _encode({"type": kind, **data}))
 
 
 def _stop(finish_reason: str, stop_reason: str | int | None, *, calls: bool) -> tuple[str, str | None]:
@@ -147,7 +147,7 @@ def _stop(finish_reason: str, stop_reason: str | int | None, *, calls: bool) -> 
     return "tool_use" if calls else "end_turn", None
 
 
-def _meant(arguments: str) -> Json | msgspec.Raw:
+def _arguments_object(arguments: str) -> Json | msgspec.Raw:
     """The object of a call's arguments: as the model wrote it where it has what JSON may say and nobody here
     can hold (half of a surrogate pair, 1e999). An empty one where the answer was cut in them, or they are
     nested deeper than clients read."""

@@ -26,12 +26,12 @@ class ResponsesStreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=
     include_obfuscation: bool | None = None
 
 
-class TextAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TextOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format: dict[str, msgspec.Raw] | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
-class ReasoningAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ReasoningOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`summary` and `generate_summary`, its older name: nothing is summarized."""
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
@@ -71,14 +71,14 @@ class ResponsesBody(SharedBody, frozen=True, kw_only=True):
         int | None, taken("returned as sent; limits calls of built-in tools, and the server has none")
     ] = None
     text: Annotated[
-        TextAsked | None,
+        TextOptions | None,
         taken(
             "format: text, json_object, json_schema, structural_tag, with bounds and on_truncation; "
             "verbosity is returned as sent"
         ),
     ] = None
     reasoning: Annotated[
-        ReasoningAsked | None,
+        ReasoningOptions | None,
         translated(
             "effort none: a thinking_token_budget of 0, otherwise the model decides; reasoning items hold "
             "the full reasoning, never a summary"

@@ -10,8 +10,8 @@ import msgspec
 from mmengine.errors import FIELD, ErrorCode, FieldPath, shown
 from mmengine.server.chat.parsed_request import Json, without_nulls
 from mmengine.server.http.errors import ApiError
-from mmengine.server.http.media_payloads import Payloads
-from mmengine.server.responses.parts import Parts, text_of
+from mmengine.server.http.media_payloads import MediaPayloads
+from mmengine.server.responses.content_parts import Parts, text_of
 
 MAX_ARGUMENT_CHARS = 2**20  # of one call that comes back
 _ROLES = ("user", "system", "developer", "assistant")
@@ -24,32 +24,32 @@ class Conversation:
     they are repeated. `media`: what came as data, by the hex of its sha256. What is wrong with an item is
     raised as ApiError."""
 
-    def __init__(self, request_id: str, payloads: Payloads, kept: Callable[[str], bytes | None]):
+    def __init__(self, request_id: str, payloads: MediaPayloads, stored_media: Callable[[str], bytes | None]):
         self._request_id = request_id
-        self._parts = Parts(payloads, kept)
+        self._parts = Parts(payloads, stored_media)
         self.messages: list[Json] = []
         self.places: list[FieldPath] = []
         self.items: list[Json] = []
         self._known: set[str] = set()  # ids of items of the response before
-        self._is_said = False  # the last message is the model's, and what it says next may belong to it
+        self._is_assistant = False  # the last message is the model's, and what it says next may belong to it
 
     @property
     def media(self) -> dict[str, bytes]:
         return self._parts.media
 
-    def instruct(self, text: str) -> None:
+    def add_instructions(self, text: str) -> None:
         self._add(FieldPath("instructions"), {"role": "system", "content": text})
 
-    def go_on(self, items: Sequence[Json]) -> None:
+    def add_previous(self, items: Sequence[Json]) -> None:
         """With those of the response before."""
-        self._parts.are_kept = True
+        self._parts.reads_stored_media = True
         for number, item in enumerate(items):
             self._item(FieldPath("previous_response_id", number), item)
             if isinstance(name := item.get("id"), str):
                 self._known.add(name)
-        self._parts.are_kept = False
+        self._parts.reads_stored_media = False
 
-    def take(self, given: str | Sequence[Json]) -> None:
+    def add_input(self, given: str | Sequence[Json]) -> None:
         """The input of this call."""
         if isinstance(given, str):
             given = [{"role": "user", "content": given}]
@@ -58,17 +58,17 @@ class Conversation:
             is_text = False
         for number, item in enumerate(given):
             read, where = without_nulls(item), FieldPath("input")
-            if (told := self._item(where if is_text else where / number, read)) is not None:
-                prefix, told_item = told
+            if (repeated := self._item(where if is_text else where / number, read)) is not None:
+                prefix, repeated_item = repeated
                 name = read.get("id")
                 if not isinstance(name, str) or not name:
                     name = f"{prefix}_{self._request_id}_in{number}"
-                self.items.append({"id": name, **told_item})
+                self.items.append({"id": name, **repeated_item})
 
     def _add(self, place: FieldPath, message: Json) -> None:
         self.messages.append(message)
         self.places.append(place)
-        self._is_said = False
+        self._is_assistant = False
 
     def _item(self, where: FieldPath, item: Json) -> tuple[str, Json] | None:
         """What its id begins with, and the item without it; None for one that is there already."""
@@ -99,18 +99,18 @@ class Conversation:
             text = f"{FIELD} must be user, system, developer or assistant, not {shown(role)}"
             raise ApiError(ErrorCode.INVALID_VALUE, text, where / "role")
         if role == "assistant":
-            said, told = self._parts.said(where / "content", item.get("content"))
+            said, repeated = self._parts.assistant_text(where / "content", item.get("content"))
             self._growing(where, ("content", "tool_calls"))["content"] = said
         else:
-            content, told = self._parts.read(where / "content", item.get("content"))
+            content, repeated = self._parts.read(where / "content", item.get("content"))
             self._add(where, {"role": "system" if role == "developer" else role, "content": content})
-        return {"type": "message", "status": _status(item), "role": role, "content": told}
+        return {"type": "message", "status": _status(item), "role": role, "content": repeated}
 
     def _growing(self, where: FieldPath, closed_by: tuple[str, ...]) -> Json:
         """The model's message that an item belongs to: the last one, unless it has what `closed_by` names."""
-        if not self._is_said or any(name in self.messages[-1] for name in closed_by):
+        if not self._is_assistant or any(name in self.messages[-1] for name in closed_by):
             self._add(where, {"role": "assistant"})
-            self._is_said = True
+            self._is_assistant = True
         return self.messages[-1]
 
     def _call(self, where: FieldPath, item: Json) -> Json:
@@ -127,29 +127,34 @@ class Conversation:
         calls = self._growing(where, ()).setdefault("tool_calls", [])
         assert isinstance(calls, list)
         calls.append({"id": call, "type": "function", "function": function})
-        told: Json = {"type": "function_call", "status": _status(item), "call_id": call}
-        return {**told, "name": name, "arguments": arguments}
+        repeated: Json = {"type": "function_call", "status": _status(item), "call_id": call}
+        return {**repeated, "name": name, "arguments": arguments}
 
     def _output(self, where: FieldPath, item: Json) -> Json:
         call = text_of(where, item, "call_id")
-        content, told = self._parts.read(where / "output", item.get("output"))
+        content, repeated = self._parts.read(where / "output", item.get("output"))
         self._add(where, {"role": "tool", "tool_call_id": call, "content": content})
-        output = item["output"] if isinstance(content, str) else told
+        output = item["output"] if isinstance(content, str) else repeated
         return {"type": "function_call_output", "status": _status(item), "call_id": call, "output": output}
 
     def _reasoning(self, where: FieldPath, item: Json) -> Json:
         content = self._parts.reasoning(where / "content", item.get("content"), "reasoning_text")
         summary = self._parts.reasoning(where / "summary", item.get("summary"), "summary_text")
-        told: Json = {"type": "reasoning", "status": _status(item), "summary": summary, "content": content}
+        repeated: Json = {
+            "type": "reasoning",
+            "status": _status(item),
+            "summary": summary,
+            "content": content,
+        }
         texts = [part["text"] for part in content or summary]
         if not texts:
             if "encrypted_content" in item:
                 text = f"{FIELD} cannot be read here; send its content, or leave it out"
                 raise ApiError(ErrorCode.UNSUPPORTED_FIELD, text, where / "encrypted_content")
-            return told
+            return repeated
         message = self._growing(where, ("content", "tool_calls", "reasoning_content"))
         message["reasoning_content"] = "\n".join(texts)
-        return told
+        return repeated
 
     def finished(self) -> list[Json]:
         """The messages, each with a content."""

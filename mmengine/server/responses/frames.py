@@ -13,11 +13,11 @@ from mmengine.errors import ErrorCode
 from mmengine.serve.chat.completion import AccumulatedChoice
 from mmengine.serve.text.choice_deltas import ArgumentError, Delta
 from mmengine.serve.text.tool_call_parser import CallDelta, call_id
-from mmengine.server.chat.chat_frames import Tails, Usage
+from mmengine.server.chat.chat_frames import FrameTails, Usage
 from mmengine.server.chat.parsed_request import Envelope
 from mmengine.server.chat.token_texts import TokenTexts
 from mmengine.server.http.errors import ApiError
-from mmengine.server.responses.items import Call, Message, OutputItem, Reasoning, event
+from mmengine.server.responses.output_items import Call, Message, OutputItem, Reasoning, event
 from mmengine.server.responses.response import NULL, ResponseObject, usage_json
 
 _CUT = b'{"reason":"max_output_tokens"}'
@@ -34,7 +34,7 @@ class ResponsesFrames:
         self._request_id, self._texts, self._after = request_id, texts, after
         self.response = ResponseObject(request_id, envelope)
         self.is_background = envelope.responses is not None and envelope.responses.background
-        self.tails = Tails("last")
+        self.tails = FrameTails("last")
         self._number = 0  # of the next event
         self._closed: list[bytes] = []  # items of the output that are complete
         self._open: OutputItem | None = None

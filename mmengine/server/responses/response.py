@@ -4,7 +4,7 @@ import msgspec
 
 from mmengine.server.chat.chat_frames import Usage
 from mmengine.server.chat.parsed_request import Envelope
-from mmengine.server.chat.response_echo import ResponsesAsked
+from mmengine.server.chat.response_echo import ResponseEcho
 from mmengine.server.http.errors import ApiError
 
 ID_PREFIX = "resp_"
@@ -17,32 +17,32 @@ class ResponseObject:
     """That of one request: a pure function of its id, its envelope, and what is given."""
 
     def __init__(self, request_id: str, envelope: Envelope):
-        asked = envelope.responses or ResponsesAsked()
+        echo = envelope.responses or ResponseEcho()
         said = {
             "id": f"{ID_PREFIX}{request_id}",
             "object": "response",
             "created_at": envelope.created,
             "model": envelope.model,
-            "background": asked.background,
-            "instructions": asked.instructions,
-            "max_output_tokens": asked.max_output_tokens,
-            "max_tool_calls": asked.max_tool_calls,
-            "metadata": asked.metadata,
-            "parallel_tool_calls": asked.parallel_tool_calls,
-            "previous_response_id": asked.previous_response_id,
-            "prompt_cache_key": asked.prompt_cache_key,
-            "reasoning": asked.reasoning,
-            "safety_identifier": asked.safety_identifier,
+            "background": echo.background,
+            "instructions": echo.instructions,
+            "max_output_tokens": echo.max_output_tokens,
+            "max_tool_calls": echo.max_tool_calls,
+            "metadata": echo.metadata,
+            "parallel_tool_calls": echo.parallel_tool_calls,
+            "previous_response_id": echo.previous_response_id,
+            "prompt_cache_key": echo.prompt_cache_key,
+            "reasoning": echo.reasoning,
+            "safety_identifier": echo.safety_identifier,
             "service_tier": "default",
-            "store": asked.store,
-            "temperature": asked.temperature,
-            "text": asked.text,
-            "tool_choice": asked.tool_choice,
-            "tools": asked.tools,
-            "top_logprobs": asked.top_logprobs,
-            "top_p": asked.top_p,
+            "store": echo.store,
+            "temperature": echo.temperature,
+            "text": echo.text,
+            "tool_choice": echo.tool_choice,
+            "tools": echo.tools,
+            "top_logprobs": echo.top_logprobs,
+            "top_p": echo.top_p,
             "truncation": "disabled",
-            **({"user": asked.user} if asked.user is not None else {}),
+            **({"user": echo.user} if echo.user is not None else {}),
         }
         self._head = _encode(said)[:-1]
 

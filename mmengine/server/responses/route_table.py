@@ -2,7 +2,7 @@
 
 from mmengine.server.http.route_records import NO_BODY, PAGES, Operation, RouteRecord, Stream
 from mmengine.server.responses.routes import ResponseRoutes
-from mmengine.server.responses.shapes import EVENTS, InputItems, Response, ResponseDeleted
+from mmengine.server.responses.schemas import EVENTS, InputItems, Response, ResponseDeleted
 
 _RESPONSE = "/v1/responses/{response_id}"
 RESPONSE_ROUTES = (

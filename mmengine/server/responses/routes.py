@@ -18,15 +18,15 @@ from mmengine.server.calls.detached_call import DetachedCall
 from mmengine.server.calls.recovered_calls import rebuild_request
 from mmengine.server.calls.stored_responses import StoredResponses
 from mmengine.server.chat.parsed_request import Envelope, Json
-from mmengine.server.chat.response_builder import Answering
+from mmengine.server.chat.response_builder import ResponseBuilder
 from mmengine.server.chat.token_texts import TokenTexts
 from mmengine.server.http.admission import OWNER
+from mmengine.server.http.body_reader import ParserThreads
 from mmengine.server.http.errors import ApiError, api_error
 from mmengine.server.http.json_values import count_of_values
 from mmengine.server.http.pagination import page
-from mmengine.server.http.parser_threads import Parsers
+from mmengine.server.responses.content_parts import REFERENCE
 from mmengine.server.responses.frames import ResponsesFrames
-from mmengine.server.responses.parts import REFERENCE
 from mmengine.server.responses.response import ID_PREFIX, ResponseObject
 
 MAX_CHAIN = 1000  # responses that one goes on with, the one before the other
@@ -36,10 +36,10 @@ MAX_LISTED = 100  # items of one page
 _LISTED = 20  # of a page for which no limit is asked
 _NUMBER = re.compile(r"-?[0-9]{1,18}")
 _CANCELLED = "cancelled"
-_Streamed = Callable[[Answering, str], ASGIApp]
+_Streamed = Callable[[ResponseBuilder, str], ASGIApp]
 
 
-class Found(NamedTuple):
+class FoundResponse(NamedTuple):
     """A response of this owner. `call`: while it is not in the store yet."""
 
     request_id: str
@@ -53,7 +53,7 @@ class Found(NamedTuple):
         return last is not None and last.code is ErrorCode.CANCELLED
 
 
-class Before(NamedTuple):
+class PreviousItems(NamedTuple):
     """What a response goes on with: the items of all before it, and the bytes of their media."""
 
     items: list[Json]
@@ -65,14 +65,14 @@ class ResponseRoutes:
 
     def __init__(
         self,
-        kept: StoredResponses,
+        stored: StoredResponses,
         calls: CallRegistry,
-        parsers: Parsers,
+        parser_threads: ParserThreads,
         tokenizer: Tokenizer,
         texts: TokenTexts,
         streamed: _Streamed,
     ):
-        self._kept, self._calls, self._parsers = kept, calls, parsers
+        self._stored, self._calls, self._parser_threads = stored, calls, parser_threads
         self._tokenizer, self._texts, self._streamed = tokenizer, texts, streamed
 
     async def get(self, request: Request) -> ASGIApp:
@@ -81,17 +81,17 @@ class ResponseRoutes:
             return await self._stream(found, _after(request), request.scope[OWNER])
         return _json(await self._object(found))
 
-    async def _stream(self, found: Found, after: int, owner: str) -> ASGIApp:
+    async def _stream(self, found: FoundResponse, after: int, owner: str) -> ASGIApp:
         readers: Sequence[AnswerSource] = [RecordReader(found.record)]
         if found.call is not None:
             readers = found.call.readers()
-        answering = self._answering(found, readers, after)
+        builder = self._answering(found, readers, after)
         try:
-            await answering.open()
+            await builder.open()
         except BaseException:
-            answering.close()
+            builder.close()
             raise
-        return self._streamed(answering, owner)
+        return self._streamed(builder, owner)
 
     async def cancel(self, request: Request) -> ASGIApp:
         """To cancel what has ended changes nothing."""
@@ -107,7 +107,7 @@ class ResponseRoutes:
         call = self._calls.response(owner, request_id)
         if call is not None:
             await self._calls.drop(call)
-        if not await self._kept.delete(owner, request_id) and call is None:
+        if not await self._stored.delete(owner, request_id) and call is None:
             raise _none(request_id)
         await self._calls.settled()
         said = {"id": f"{ID_PREFIX}{request_id}", "object": "response", "deleted": True}
@@ -117,9 +117,9 @@ class ResponseRoutes:
         """Media that came as data stand there by their hash."""
         found = await self._found(request)
         given = await self._input(request.scope[OWNER], found)
-        return _json(await self._parsers.run(len(given), partial(_page, request, given)))
+        return _json(await self._parser_threads.run(len(given), partial(_page, request, given)))
 
-    async def before(self, owner: str, response_id: str | None, add: Callable[[int], None]) -> Before:
+    async def before(self, owner: str, response_id: str | None, add: Callable[[int], None]) -> PreviousItems:
         """What a response goes on with. `add`: told of its bytes as they come; it may refuse them. Raises
         ApiError where one of them is not there, or has no end yet."""
         chain: list[list[Json]] = []
@@ -134,29 +134,29 @@ class ResponseRoutes:
                 raise ApiError(
                     ErrorCode.PREVIOUS_RESPONSE_NOT_FINISHED, text, FieldPath("previous_response_id")
                 )
-            asked = found.envelope.responses
-            assert asked is not None
+            echo = found.envelope.responses
+            assert echo is not None
             body, given = await self._object(found), await self._input(owner, found)
             more = len(body) + len(given)
             num_bytes += more
             _check_room(len(chain) + 1, num_bytes)
             add(more)
-            num_values += await self._parsers.run(more, partial(count_of_values, bytes(given)))
+            num_values += await self._parser_threads.run(more, partial(count_of_values, bytes(given)))
             _check_room(len(chain) + 1, num_bytes, num_values)
-            chain.append(await self._parsers.run(more, partial(_items, given, body)))
-            response_id = asked.previous_response_id
+            chain.append(await self._parser_threads.run(more, partial(_items, given, body)))
+            response_id = echo.previous_response_id
         items = [item for part in reversed(chain) for item in part]
         media: dict[str, bytes] = {}
         for part in _media_parts(items):
             name = _reference(part).removeprefix(REFERENCE)
-            if name not in media and (data := await self._kept.media(name)) is not None:
+            if name not in media and (data := await self._stored.media(name)) is not None:
                 media[name] = data
                 num_bytes += len(data)
                 _check_room(len(chain), num_bytes)
                 add(len(data))
-        return Before(items, media)
+        return PreviousItems(items, media)
 
-    async def _found(self, request: Request) -> Found:
+    async def _found(self, request: Request) -> FoundResponse:
         """Raises ApiError."""
         request_id = _request_id(request)
         found = await self._find(request.scope[OWNER], request_id)
@@ -164,44 +164,46 @@ class ResponseRoutes:
             raise _none(request_id)
         return found
 
-    async def _find(self, owner: str, request_id: str) -> Found | None:
+    async def _find(self, owner: str, request_id: str) -> FoundResponse | None:
         call = self._calls.response(owner, request_id)
         if call is not None:
-            return Found(request_id, call.envelope, call.record(), call)
-        kept = await self._kept.get(owner, request_id)
-        if kept is None or kept.answer is None:
+            return FoundResponse(request_id, call.envelope, call.record(), call)
+        stored = await self._stored.get(owner, request_id)
+        if stored is None or stored.answer is None:
             return None
-        return Found(request_id, kept.envelope, AnswerRecord(kept.answer), None)
+        return FoundResponse(request_id, stored.envelope, AnswerRecord(stored.answer), None)
 
-    async def _input(self, owner: str, found: Found) -> msgspec.Raw:
+    async def _input(self, owner: str, found: FoundResponse) -> msgspec.Raw:
         """Its items, as a JSON list."""
-        asked = found.envelope.responses
-        assert asked is not None
-        if asked.is_begun and (kept := await self._kept.get(owner, found.request_id)) is not None:
-            asked = kept.envelope.responses or asked
-        return asked.input
+        echo = found.envelope.responses
+        assert echo is not None
+        if echo.is_begun and (stored := await self._stored.get(owner, found.request_id)) is not None:
+            echo = stored.envelope.responses or echo
+        return echo.input
 
-    def _answering(self, found: Found, readers: Sequence[AnswerSource], after: int = -1) -> Answering:
-        asked = rebuild_request(found.request_id, found.envelope, readers[0].sampling)
-        texts = self._texts if asked.logprobs else None
+    def _answering(
+        self, found: FoundResponse, readers: Sequence[AnswerSource], after: int = -1
+    ) -> ResponseBuilder:
+        parsed_request = rebuild_request(found.request_id, found.envelope, readers[0].sampling)
+        texts = self._texts if parsed_request.logprobs else None
         frames = ResponsesFrames(found.request_id, found.envelope, texts, after=after)
-        return Answering(asked, frames, readers, self._tokenizer)
+        return ResponseBuilder(parsed_request, frames, readers, self._tokenizer)
 
-    async def _object(self, found: Found) -> bytes:
+    async def _object(self, found: FoundResponse) -> bytes:
         """The response as it is now."""
         response = ResponseObject(found.request_id, found.envelope)
         if not found.record.is_over:
             return response.of("in_progress" if found.record.items else "queued")
         if found.was_cancelled:
             return response.of(_CANCELLED)
-        answering = self._answering(found, [RecordReader(found.record)])
+        builder = self._answering(found, [RecordReader(found.record)])
         try:
-            await answering.open()
-            return await answering.whole()
+            await builder.open()
+            return await builder.whole()
         except Exception as error:
             return response.failed(api_error(error))
         finally:
-            answering.close()
+            builder.close()
 
 
 class _Output(msgspec.Struct):
@@ -224,8 +226,8 @@ def _page(request: Request, given: msgspec.Raw) -> bytes:
         items,
         lambda item: str(item["id"]),
         lambda item: item,
-        most=MAX_LISTED,
-        by_itself=_LISTED,
+        max_limit=MAX_LISTED,
+        default_limit=_LISTED,
     )
     return msgspec.json.encode(said)
 

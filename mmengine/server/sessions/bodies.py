@@ -9,7 +9,7 @@ from mmengine.errors import ErrorCode, FieldPath
 from mmengine.serve.requests.sessions import IDLE_S, SessionFacts
 from mmengine.server.chat.parsed_request import Json
 from mmengine.server.http.body_fields import Field, Fields
-from mmengine.server.http.errors import ApiError, decoded
+from mmengine.server.http.errors import ApiError, decode_body
 
 # tokens of an answer when the call sets no limit; a session reserves room for its answer
 DEFAULT_ANSWER = 256
@@ -136,15 +136,15 @@ def as_chat_body(data: bytes, *, asks: bool) -> tuple[bytes, int | None]:
     Raises ApiError.
     """
     if not asks:
-        decoded(data, _decode_append)
-    fields = decoded(data, _decode_fields)
+        decode_body(data, _decode_append)
+    fields = decode_body(data, _decode_fields)
     REFUSED_IN_SESSIONS.check_given(fields, ignore_unknown=True)
     content = fields.pop("content", None)
     if content is None:
         raise ApiError(
             ErrorCode.INVALID_VALUE, "content is missing: a text, or parts of a message", FieldPath("content")
         )
-    index = decoded(fields.pop("index", b"null"), _decode_index)
+    index = decode_body(fields.pop("index", b"null"), _decode_index)
     body: dict[str, object] = dict(fields)
     if not any(name in fields and bytes(fields[name]) != b"null" for name in _BUDGETS):
         body["max_tokens"] = DEFAULT_ANSWER

@@ -12,7 +12,7 @@ from mmengine.serve.async_engine.served_engine import ServedEngine
 from mmengine.serve.async_engine.sessions import AsyncSession
 from mmengine.serve.requests.sessions import SessionFacts
 from mmengine.server.chat.parsed_request import Json
-from mmengine.server.chat.submission import in_log
+from mmengine.server.chat.submission import log_request_id
 from mmengine.server.http.admission import Admission
 from mmengine.server.http.errors import ApiError
 from mmengine.server.sessions.bodies import StoredSession, stored_session_of
@@ -57,7 +57,7 @@ class SessionRegistry:
 
     async def found(self, owner: str, name: str) -> tuple[AsyncSession, str]:
         """Return the session and its adapter's name. Raises ApiError if this key has no such session."""
-        session_id = in_log(owner, name)
+        session_id = log_request_id(owner, name)
         try:
             facts = await self.engine.attach_session(session_id).facts()
         except InvalidRequest:
@@ -101,7 +101,7 @@ class SessionRegistry:
         if not session.next_frame_waits:
             return
         most = max(self._config.session_media_bytes, self._settings.max_body_bytes)
-        own, count = in_log(owner, ""), len(image)
+        own, count = log_request_id(owner, ""), len(image)
         held = {name: each.num_bytes_held for name, each in self._open.items()}
         if (total := sum(held.values())) + count > most:
             raise QueueFull(

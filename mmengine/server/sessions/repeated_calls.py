@@ -11,7 +11,7 @@ from mmengine.serve.prompt.options import make_options
 from mmengine.serve.requests.sessions import SessionFacts
 from mmengine.serve.stream.answer_record import StoredAnswer, StoredChoice
 from mmengine.serve.text.detokenizer import Stops
-from mmengine.server.chat.parsed_request import Asked
+from mmengine.server.chat.parsed_request import ParsedRequest
 from mmengine.server.http.errors import ApiError
 from mmengine.structured_output.request.fields import truncation_of
 from mmengine.structured_output.request.spec import reasoning_of
@@ -29,46 +29,53 @@ def is_repeated(facts: SessionFacts, index: int | None) -> bool:
 
 
 async def repeat_answer(
-    engine: AsyncEngine, session: AsyncSession, facts: SessionFacts, asked: Asked
+    engine: AsyncEngine, session: AsyncSession, facts: SessionFacts, parsed_request: ParsedRequest
 ) -> StoredAnswer:
     """Return the session's last answer in the format that the repeated call asks for. Raises ApiError if the
     answer cannot be reproduced.
     """
     if not facts.answer:
         raise _refused("the request at this index was no question")
-    if asked.logprobs:
+    if parsed_request.logprobs:
         raise _refused("a session does not store the logprobs of its answers; repeat the call without them")
     ended = session.last_answer
     if ended is None or ended.number != facts.num_requests - 1:
-        ended = _ended_as_asked(facts, asked, engine.processor)
-    grammar = _grammar_of(asked)
-    flag = reasoning_of(asked.form.response_format, asked.form.grammar)
-    options = replace(make_options(asked.sampling, {}), grammar=grammar, reasoning=flag)
+        ended = _ended_as_asked(facts, parsed_request, engine.processor)
+    grammar = _grammar_of(parsed_request)
+    flag = reasoning_of(parsed_request.answer_format.response_format, parsed_request.answer_format.grammar)
+    options = replace(make_options(parsed_request.sampling, {}), grammar=grammar, reasoning=flag)
     reasoning = await engine.on_engine(
         lambda one: one.reasoning.tokens(options, one.sessions.question(session.session_id))
     )
     said = [StoredChoice(0, facts.answer, ended.reason, ended.detail, code=ended.code)]
     num_prompt = facts.num_tokens - len(facts.answer)
-    prompted = (asked.request_id, asked.sampling, reasoning, grammar, ended.num_embeds, num_prompt)
+    prompted = (
+        parsed_request.request_id,
+        parsed_request.sampling,
+        reasoning,
+        grammar,
+        ended.num_embeds,
+        num_prompt,
+    )
     return StoredAnswer(*prompted, said, ended.num_cached_tokens, ended.num_drafts, ended.num_accepted)
 
 
-def _grammar_of(asked: Asked) -> GrammarRequest | None:
+def _grammar_of(parsed_request: ParsedRequest) -> GrammarRequest | None:
     """Return the parts of the answer's format that decide how it is streamed. Compiles nothing."""
-    form, grammar = asked.form.response_format, asked.form.grammar
+    form, grammar = parsed_request.answer_format.response_format, parsed_request.answer_format.grammar
     if form is None and grammar is None:
         return None
     _, truncation = truncation_of(FieldPath("response_format"), form if form is not None else grammar or {})
     return GrammarRequest("", "", (), truncation)
 
 
-def _ended_as_asked(facts: SessionFacts, asked: Asked, processor: Processor) -> AnswerFacts:
+def _ended_as_asked(facts: SessionFacts, parsed_request: ParsedRequest, processor: Processor) -> AnswerFacts:
     """Return how a recovered answer ended, derived from the repeated call's options. Raises ApiError if they
     do not tell.
     """
-    sampling, last = asked.sampling, facts.answer[-1]
+    sampling, last = parsed_request.sampling, facts.answer[-1]
     reason, detail = "length", ""
-    if asked.form and (sampling.stop or len(facts.answer) >= sampling.max_tokens):
+    if parsed_request.answer_format and (sampling.stop or len(facts.answer) >= sampling.max_tokens):
         raise _refused(
             "the server restarted, and whether this answer was complete is unknown; ask it as the next "
             "request"
@@ -77,7 +84,7 @@ def _ended_as_asked(facts: SessionFacts, asked: Asked, processor: Processor) -> 
         reason, detail = "stop", "eos"
     elif last in sampling.stop_token_ids:
         reason, detail = "stop", "token"
-    elif asked.form:  # nothing else can have ended it
+    elif parsed_request.answer_format:  # nothing else can have ended it
         reason = "stop"
     else:
         stream = Stops.of(sampling, None).stream(processor.tokenizer)

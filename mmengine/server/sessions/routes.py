@@ -24,13 +24,14 @@ from mmengine.serve.requests.sessions import SessionFacts
 from mmengine.serve.requests.submission import OTHER_ADAPTER
 from mmengine.serve.stream.answer_record import AnswerRecord, AnswerSource, RecordReader
 from mmengine.serve.stream.request_stream import Stream
-from mmengine.server.answers.routes import ID_HEADER, AnswerRoutes
-from mmengine.server.chat.parsed_request import Asked, Json, item_options
-from mmengine.server.chat.response_builder import Answering
-from mmengine.server.chat.submission import in_log, options_of
+from mmengine.server.answers.headers import ID_HEADER
+from mmengine.server.answers.routes import AnswerRoutes
+from mmengine.server.chat.parsed_request import Json, ParsedRequest, item_options
+from mmengine.server.chat.response_builder import ResponseBuilder
+from mmengine.server.chat.submission import log_request_id, submit_options
 from mmengine.server.http.admission import OWNER, Admission
-from mmengine.server.http.body_reader import Held
-from mmengine.server.http.errors import ApiError, api_error, decoded
+from mmengine.server.http.body_reader import BodyReservation
+from mmengine.server.http.errors import ApiError, api_error, decode_body
 from mmengine.server.http.model_names import ModelNames
 from mmengine.server.sessions.bodies import (
     SessionDeleted,
@@ -70,20 +71,20 @@ class SessionRoutes:
 
     async def create(self, request: Request) -> ASGIApp:
         owner = request.scope[OWNER]
-        async with self._call(request) as (data, held):
-            body = await self._parsed(data, partial(decoded, data, decode_session))
-            model, adapter = self._names.served(body.model)
+        async with self._call(request) as (data, reservation):
+            body = await self._parsed(data, partial(decode_body, data, decode_session))
+            model, adapter = self._names.resolve(body.model)
             anchor = None
             if body.anchor is not None:
-                anchor = await self._asked(request, content_as_chat_body(body.anchor), "-")
-                await self._fill(anchor, held)
+                anchor = await self._parse_body(request, content_as_chat_body(body.anchor), "-")
+                await self._fill(anchor, reservation)
             name = f"sess_{secrets.token_hex(12)}"
             media = item_options(body.mm_processor_kwargs, self._settings.max_pixels)
             kept = StoredSession(owner, int(time.time()), model, media)
-            template_options = self._answers.reader.template_options(body.chat_template_kwargs)
+            template_options = self._answers.readers.chat.template_options(body.chat_template_kwargs)
             async with self._sessions.opening(owner):
                 session = await self._engine.session(
-                    in_log(owner, name),
+                    log_request_id(owner, name),
                     system=body.system,
                     length=body.length,
                     keep=body.keep,
@@ -118,20 +119,20 @@ class SessionRoutes:
         return _json(SessionDeleted(name))
 
     async def append(self, request: Request) -> ASGIApp:
-        async with self._call(request) as (data, held):
+        async with self._call(request) as (data, reservation):
             session, name, _ = await self._found(request)
             chat, index = await self._parsed(data, partial(as_chat_body, data, asks=False))
-            asked, cached = await self._asked(request, chat, "-"), None
+            parsed_request, cached = await self._parse_body(request, chat, "-"), None
             async with session.turn() as facts:
                 if not is_repeated(facts, index):
-                    await self._fill(asked, held)
-                    cached = (await session.append_in_turn(facts, _content(asked))).num_cached_tokens
+                    await self._fill(parsed_request, reservation)
+                    cached = (await session.append_in_turn(facts, _content(parsed_request))).num_cached_tokens
             return await self._told_of(session, name, cached)
 
     async def frame(self, request: Request) -> ASGIApp:
         async with self._call(request) as (data, _):
             session, name, _ = await self._found(request)
-            body = await self._parsed(data, partial(decoded, data, decode_frame))
+            body = await self._parsed(data, partial(decode_body, data, decode_frame))
             image, cached = _picture(body.image), None
             async with session.turn() as facts:
                 if not (is_repeated(facts, body.index) or session.has_frame(image, body.seconds, body.index)):
@@ -143,31 +144,36 @@ class SessionRoutes:
     async def ask(self, request: Request) -> ASGIApp:
         ending = AsyncExitStack()
         try:
-            data, held = await ending.enter_async_context(self._call(request))
+            data, reservation = await ending.enter_async_context(self._call(request))
             session, _, adapter = await self._found(request)
             chat, index = await self._parsed(data, partial(as_chat_body, data, asks=True))
-            asked = await self._asked(request, chat, self._answers.id_of(request), adapter)
+            parsed_request = await self._parse_body(request, chat, self._answers.id_of(request), adapter)
             with unless_gone(request.scope):
                 facts = await ending.enter_async_context(session.turn())
                 source: AnswerSource
                 if is_repeated(facts, index):
                     source = RecordReader(
-                        AnswerRecord(await repeat_answer(self._engine, session, facts, asked))
+                        AnswerRecord(await repeat_answer(self._engine, session, facts, parsed_request))
                     )
                 else:
-                    await self._fill(asked, held)
-                    source = self._stream(session, facts, asked)
+                    await self._fill(parsed_request, reservation)
+                    source = self._stream(session, facts, parsed_request)
                     ending.callback(session.note_answer, facts, source)
-                frames, tokenizer = self._answers.frames_of(asked), self._engine.processor.tokenizer
-                answering = Answering(asked, frames, [source], tokenizer)
-                ending.callback(answering.close)
-                await answering.open()
-                if asked.stream:
-                    await answering.first_news(self._settings.ping_s)
+                frames, tokenizer = (
+                    self._answers.readers.frames_of(parsed_request),
+                    self._engine.processor.tokenizer,
+                )
+                builder = ResponseBuilder(parsed_request, frames, [source], tokenizer)
+                ending.callback(builder.close)
+                await builder.open()
+                if parsed_request.stream:
+                    await builder.wait_for_output(self._settings.ping_s)
                     then = partial(_aside, ending.pop_all())
-                    return self._answers.stream_of_session(answering, asked, then)
-                body = await answering.whole()
-            return Response(body, media_type="application/json", headers={ID_HEADER: asked.request_id})
+                    return self._answers.streams.of_session(builder, parsed_request, then)
+                body = await builder.whole()
+            return Response(
+                body, media_type="application/json", headers={ID_HEADER: parsed_request.request_id}
+            )
         except MMEngineError as error:
             raise session_error(error) from error
         finally:
@@ -176,47 +182,49 @@ class SessionRoutes:
     # Shared by the handlers
 
     @asynccontextmanager
-    async def _call(self, request: Request) -> AsyncIterator[tuple[bytes, Held]]:
+    async def _call(self, request: Request) -> AsyncIterator[tuple[bytes, BodyReservation]]:
         """Admit a call and yield its body and the body's memory reservation. Raises ApiError for errors of
         the engine.
         """
         owner = request.scope[OWNER]
         self._admission.take(owner)
         try:
-            with self._admission.holding(owner) as held:
-                pieces = await self._admission.bodies.read(request.scope, request.receive, held)
-                yield b"".join(pieces), held
+            with self._admission.reserve(owner) as reservation:
+                pieces = await self._admission.bodies.read(request.scope, request.receive, reservation)
+                yield b"".join(pieces), reservation
         except MMEngineError as error:
             raise session_error(error) from error
         finally:
             self._admission.give(owner)
 
     async def _parsed(self, data: bytes, work: Callable[[], T]) -> T:
-        return await self._answers.parsers.run(len(data), work)
+        return await self._answers.readers.parser_threads.run(len(data), work)
 
-    async def _asked(self, request: Request, chat: bytes, name: str, adapter: str = "") -> Asked:
+    async def _parse_body(self, request: Request, chat: bytes, name: str, adapter: str = "") -> ParsedRequest:
         """Parse a body of chat. `name`: the request's id. `adapter`: the session's adapter. Raises ApiError
         if the body names another adapter.
         """
-        asked = await self._parsed(chat, partial(self._answers.reader.read, chat, name))
-        if not asked.envelope.model:
-            own = msgspec.structs.replace(asked.envelope, model=adapter)
-            asked = msgspec.structs.replace(asked, envelope=own)
-        asked = self._answers.named(asked, request.scope[OWNER])
-        if asked.adapter != adapter:
+        parsed_request = await self._parsed(chat, partial(self._answers.readers.chat.read, chat, name))
+        if not parsed_request.envelope.model:
+            own = msgspec.structs.replace(parsed_request.envelope, model=adapter)
+            parsed_request = msgspec.structs.replace(parsed_request, envelope=own)
+        parsed_request = self._answers.readers.resolve_model(parsed_request, request.scope[OWNER])
+        if parsed_request.adapter != adapter:
             raise ApiError(ErrorCode.INVALID_VALUE, OTHER_ADAPTER, FieldPath("model"))
-        return asked
+        return parsed_request
 
-    async def _fill(self, asked: Asked, held: Held) -> None:
+    async def _fill(self, parsed_request: ParsedRequest, reservation: BodyReservation) -> None:
         """Read the uploaded files that the message names, and count them with its body."""
-        await self._answers.uploads.fill(asked, partial(self._admission.bodies.add, held))
+        await self._answers.readers.uploads.fill(
+            parsed_request, partial(self._admission.bodies.add, reservation)
+        )
 
-    def _stream(self, session: AsyncSession, facts: SessionFacts, asked: Asked) -> Stream:
+    def _stream(self, session: AsyncSession, facts: SessionFacts, parsed_request: ParsedRequest) -> Stream:
         """Submit a question and return its stream."""
-        options = options_of(asked, "")
+        options = submit_options(parsed_request, "")
         options.pop("request_id")
         options.pop("cache_salt")
-        return session.stream_in_turn(facts, _content(asked), asked.sampling, **options)
+        return session.stream_in_turn(facts, _content(parsed_request), parsed_request.sampling, **options)
 
     async def _told_of(self, session: AsyncSession, name: str, cached: int | None) -> ASGIApp:
         return _json(object_of(await session.facts(), name, cached, session.num_frames_held))
@@ -237,9 +245,9 @@ def session_error(error: MMEngineError) -> ApiError:
     return api_error(error)
 
 
-def _content(asked: Asked) -> list[Json]:
+def _content(parsed_request: ParsedRequest) -> list[Json]:
     """Return the parts of the single message, as processors read them."""
-    messages = asked.prompts[0].messages
+    messages = parsed_request.prompts[0].messages
     assert messages is not None
     content = messages[0]["content"]
     return content if isinstance(content, list) else [{"type": "text", "text": content}]
@@ -256,7 +264,7 @@ def _picture(url: str) -> str:
 
 
 def _name(facts: SessionFacts, owner: str) -> str:
-    return facts.session_id.removeprefix(in_log(owner, ""))
+    return facts.session_id.removeprefix(log_request_id(owner, ""))
 
 
 def _json(answer: msgspec.Struct) -> Response:

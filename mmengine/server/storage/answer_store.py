@@ -18,7 +18,7 @@ _ROWS_AT_ONCE = (64, 16, 4, 1)  # rows per statement: other threads run between 
 _UNFINISHED = "SELECT id FROM responses WHERE answer IS NULL ORDER BY id"
 
 
-class Kept(msgspec.Struct, frozen=True):
+class AnswerRow(msgspec.Struct, frozen=True):
     """A row of the table `responses`.
 
     `created`: Unix time in seconds. `answer`: None until the answer is finished. `media`: SHA-256 in hex.
@@ -36,7 +36,7 @@ class Kept(msgspec.Struct, frozen=True):
     keeps_envelope: bool = False
 
 
-class Store:
+class AnswerStore:
     """The stored answers of all owners.
 
     `ttl_s`: seconds from an answer's end until it expires, measured by `clock` (Unix time). `max_bytes`:
@@ -66,7 +66,7 @@ class Store:
         `media`: bytes by SHA-256 in hex. Calling `begin` again is no error. Raises QueueFull when unfinished
         answers alone fill the store, InvalidRequest when another owner has the id.
         """
-        await self._keep(Kept(response_id, owner, created, envelope, None, key=key), media)
+        await self._save(AnswerRow(response_id, owner, created, envelope, None, key=key), media)
 
     async def put(
         self,
@@ -82,35 +82,35 @@ class Store:
         `media`: media that `begin` did not get. A second call replaces the answer. Raises InvalidRequest when
         another owner has the id.
         """
-        await self._keep(Kept(response_id, owner, created, envelope, answer), media or {})
+        await self._save(AnswerRow(response_id, owner, created, envelope, answer), media or {})
 
-    async def put_all(self, made: Callable[[], Sequence[Kept]]) -> None:
+    async def put_all(self, made: Callable[[], Sequence[AnswerRow]]) -> None:
         """Store several answers in one commit. Skip those whose id another owner has.
 
         `made` returns the answers; it runs on the thread that writes.
         """
-        self.num_bytes = await self._database.write(lambda connection: self._keep_all(connection, made()))
+        self.num_bytes = await self._database.write(lambda connection: self._save_all(connection, made()))
 
-    async def get(self, response_id: str, owner: str) -> Kept | None:
+    async def get(self, response_id: str, owner: str) -> AnswerRow | None:
         """Return the answer, or None if it does not exist or has another owner."""
         return await self._find("id=?", response_id, owner)
 
-    async def of_key(self, key: str, owner: str) -> Kept | None:
+    async def of_key(self, key: str, owner: str) -> AnswerRow | None:
         """Return the latest answer with this Idempotency-Key, or None if this owner has none."""
         return await self._find("key=? AND key != ''", key, owner)
 
-    async def _find(self, asked: str, value: str, owner: str) -> Kept | None:
-        def job(connection: sqlite3.Connection) -> Kept | None:
+    async def _find(self, condition: str, value: str, owner: str) -> AnswerRow | None:
+        def job(connection: sqlite3.Connection) -> AnswerRow | None:
             row = connection.execute(
                 "SELECT id, owner, created, envelope, answer, key FROM responses "
-                f"WHERE {asked} AND owner=? AND (answer IS NULL OR kept > ?) ORDER BY kept DESC LIMIT 1",
+                f"WHERE {condition} AND owner=? AND (answer IS NULL OR kept > ?) ORDER BY kept DESC LIMIT 1",
                 (value, owner, self._clock() - self._ttl_s),
             ).fetchone()
             if row is None:
                 return None
             name, whose, created, envelope, answer, key = row
             held = connection.execute("SELECT sha FROM holders WHERE response=? ORDER BY sha", (name,))
-            return Kept(name, whose, created, envelope, answer, tuple(sha for (sha,) in held), key)
+            return AnswerRow(name, whose, created, envelope, answer, tuple(sha for (sha,) in held), key)
 
         return await self._database.read(job)
 
@@ -171,12 +171,12 @@ class Store:
 
     async def _any_expired(self) -> bool:
         limit = self._clock() - self._ttl_s
-        asked = "SELECT 1 FROM responses WHERE answer IS NOT NULL AND kept <= ? LIMIT 1"
+        query = "SELECT 1 FROM responses WHERE answer IS NOT NULL AND kept <= ? LIMIT 1"
         return await self._database.read(
-            lambda connection: connection.execute(asked, (limit,)).fetchone() is not None
+            lambda connection: connection.execute(query, (limit,)).fetchone() is not None
         )
 
-    async def _keep(self, kept: Kept, media: Mapping[str, bytes]) -> None:
+    async def _save(self, kept: AnswerRow, media: Mapping[str, bytes]) -> None:
         def job(connection: sqlite3.Connection) -> int:
             if not _put(connection, [kept], self._clock()):
                 raise id_in_use(kept.response_id)
@@ -185,13 +185,13 @@ class Store:
 
         self.num_bytes = await self._database.write(job)
 
-    def _keep_all(self, connection: sqlite3.Connection, answers: Sequence[Kept]) -> int:
+    def _save_all(self, connection: sqlite3.Connection, answers: Sequence[AnswerRow]) -> int:
         now = self._clock()
         for some in _chunks(answers):
             _put(connection, some, now)
         return self._make_room(connection, answers)
 
-    def _make_room(self, connection: sqlite3.Connection, answers: Sequence[Kept]) -> int:
+    def _make_room(self, connection: sqlite3.Connection, answers: Sequence[AnswerRow]) -> int:
         """Delete the oldest finished answers, except `answers`, until the rest fits; return its bytes. Raises
         QueueFull.
         """
@@ -215,7 +215,7 @@ class Store:
         return total
 
 
-def _chunks(answers: Sequence[Kept]) -> Iterator[Sequence[Kept]]:
+def _chunks(answers: Sequence[AnswerRow]) -> Iterator[Sequence[AnswerRow]]:
     """Yield groups of a few fixed sizes, so that SQLite can reuse prepared statements."""
     at = 0
     while at < len(answers):
@@ -224,7 +224,7 @@ def _chunks(answers: Sequence[Kept]) -> Iterator[Sequence[Kept]]:
         at += size
 
 
-def _put(connection: sqlite3.Connection, answers: Sequence[Kept], now: float) -> int:
+def _put(connection: sqlite3.Connection, answers: Sequence[AnswerRow], now: float) -> int:
     """Insert rows in one statement, or update them one by one when an id exists.
 
     Returns how many rows exist afterwards: all but those whose id another owner has.
@@ -243,7 +243,7 @@ def _put(connection: sqlite3.Connection, answers: Sequence[Kept], now: float) ->
     return len(answers)
 
 
-def _change(connection: sqlite3.Connection, kept: Kept, now: float) -> int:
+def _change(connection: sqlite3.Connection, kept: AnswerRow, now: float) -> int:
     """Update an existing row and return 1, or 0 if another owner has it."""
     return connection.execute(
         "UPDATE responses SET envelope=iif(?, envelope, ?), kept=iif(answer IS NULL, ?, kept), "

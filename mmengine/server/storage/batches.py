@@ -11,7 +11,7 @@ import msgspec
 from mmengine.errors import QueueFull
 from mmengine.server.storage.database import Database
 from mmengine.server.storage.files import Files, StoredFile, insert
-from mmengine.server.storage.list_positions import Places
+from mmengine.server.storage.list_positions import ListPositions
 
 MAX_BATCHES = 10_000  # of all owners together; the oldest ended batches are deleted first
 MAX_LIVE_BATCHES = 200
@@ -79,7 +79,7 @@ class Batches:
         self._database = database
         self._batches: dict[str, Batch] = {}  # by id, in order of creation
         self._live: dict[str, Batch] = {}  # batches that have not ended; the runner asks twice a second
-        self.places = Places()
+        self.places = ListPositions()
         self._num_coming = 0  # batches whose creation is being written
         rows = database.now(lambda it: it.execute("SELECT state FROM batches ORDER BY number").fetchall())
         for (state,) in rows:

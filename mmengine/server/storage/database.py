@@ -185,7 +185,7 @@ class Database:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._reader, job, self._reading)
         except sqlite3.DatabaseError as error:
-            raise _told(error) from None
+            raise _to_storage_error(error) from None
 
     def close(self) -> None:
         """Finish waiting writes and close the file. Closing twice is no error."""
@@ -221,7 +221,7 @@ class Database:
             errors = self._written(writes)
         except Exception as failure:  # a caller that waits must get an answer, whatever failed
             operator_log.error("answers cannot be stored", reason=in_one_line(failure))
-            errors = [_told(failure)] * len(writes)
+            errors = [_to_storage_error(failure)] * len(writes)
         if any(write.scrub for write in writes) and (failed := self._scrub()) is not None:
             errors = [
                 error or (failed if write.scrub else None)
@@ -248,7 +248,7 @@ class Database:
                 except (sqlite3.DatabaseError, MMEngineError) as error:
                     if not connection.in_transaction:  # a full disk may roll back the other writes, too
                         raise
-                    errors.append(_told(error))
+                    errors.append(_to_storage_error(error))
                     connection.execute("ROLLBACK TO one")
                 connection.execute("RELEASE one")
             self.fault("before commit")
@@ -261,7 +261,7 @@ class Database:
             self._writing.execute(f"PRAGMA incremental_vacuum({VACUUMED_PAGES})").fetchall()
             busy, _, _ = self._writing.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         except sqlite3.DatabaseError as error:
-            return _told(error)
+            return _to_storage_error(error)
         return KeepFailed("deleted bytes are still on the disk; try again") if busy else None
 
 
@@ -294,7 +294,7 @@ def _tell_all(some: list[tuple[_Write, MMEngineError | None]]) -> None:
         write.tell(error)
 
 
-def _told(error: BaseException) -> MMEngineError:
+def _to_storage_error(error: BaseException) -> MMEngineError:
     if isinstance(error, MMEngineError):
         return error
     return KeepFailed(f"the server's store cannot be written or read ({in_one_line(error)}); try again later")

@@ -22,7 +22,7 @@ import msgspec
 from mmengine.errors import ConfigError, ErrorCode, InvalidRequest, KeepFailed, QueueFull
 from mmengine.events.file_system import open_file, sync_data, sync_folder
 from mmengine.server.storage.database import Database
-from mmengine.server.storage.list_positions import Places
+from mmengine.server.storage.list_positions import ListPositions
 
 MAX_FILES = 20_000  # of all owners, files of batches included
 MAX_SHOWN = 10_000  # files in one list
@@ -68,7 +68,7 @@ class Files:
         self.folder = database.folder / "files"
         self._files: dict[str, StoredFile] = {}  # by id, in order of creation
         self._owners: dict[str, dict[str, StoredFile]] = {}
-        self.places = Places()
+        self.places = ListPositions()
         self._lock = threading.Lock()  # guards `_taken`
         self._taken: Counter[str] = Counter()  # bytes by owner, uploads in progress included
         self.threads = ThreadPoolExecutor(2, "mmengine-files")
@@ -117,11 +117,11 @@ class Files:
         """Bytes of all files, uploads in progress included."""
         return self._taken.total()
 
-    def incoming(self, owner: str) -> "Incoming":
+    def incoming(self, owner: str) -> "IncomingFile":
         """Return a new file to write to. Raises QueueFull when there are too many files, KeepFailed."""
         if len(self._files) >= MAX_FILES:
             raise QueueFull(f"the server stores {MAX_FILES} files, its limit; delete some first")
-        return Incoming(self, f"file-{secrets.token_hex(12)}", owner)
+        return IncomingFile(self, f"file-{secrets.token_hex(12)}", owner)
 
     def reserve(self, owner: str, num_bytes: int) -> None:
         """Reserve bytes for an upload, or release them with a negative number. Thread-safe. Raises
@@ -139,7 +139,9 @@ class Files:
                 )
             self._taken[owner] += num_bytes
 
-    async def add(self, incoming: "Incoming", filename: str, purpose: str, expires_s: int = 0) -> StoredFile:
+    async def add(
+        self, incoming: "IncomingFile", filename: str, purpose: str, expires_s: int = 0
+    ) -> StoredFile:
         """Register a complete file. Raises KeepFailed."""
         now = int(self.clock())
         expires_at = now + expires_s if expires_s else 0
@@ -185,7 +187,7 @@ class Files:
         self.threads.shutdown()
 
 
-class Incoming:
+class IncomingFile:
     """A file that is being written; its methods block. Call `discard` for a file that is not added."""
 
     def __init__(self, files: Files, file_id: str, owner: str):

@@ -7,7 +7,7 @@ from collections import deque
 MAX_GONE = 20_000  # deleted entries whose positions are remembered, of all owners together
 
 
-class Places:
+class ListPositions:
     def __init__(self) -> None:
         self._places: dict[str, tuple[str, int]] = {}  # owner and number by id
         self._gone: deque[str] = deque()

@@ -8,7 +8,7 @@ from pathlib import Path
 from mmengine.errors import KeepFailed
 from mmengine.serve.requests.operator_log import operator_log
 from mmengine.server.settings import ServerSettings
-from mmengine.server.storage.answer_store import SWEEP_S, Store
+from mmengine.server.storage.answer_store import SWEEP_S, AnswerStore
 from mmengine.server.storage.batches import Batches
 from mmengine.server.storage.database import Database, Fault, no_fault
 from mmengine.server.storage.files import FileLimits, Files
@@ -16,7 +16,7 @@ from mmengine.server.storage.files import FileLimits, Files
 FOLDER = "store"  # below the log's folder
 
 
-class Keep:
+class Storage:
     """Answers, files and batches of one server.
 
     `log`: the log's folder. `has_several_keys`: limits each key to its share of the bytes for files. `clock`:
@@ -39,7 +39,7 @@ class Keep:
             limits = FileLimits(
                 settings.max_file_bytes, settings.files_bytes, int(settings.files_bytes * share)
             )
-            self.answers = Store(self._database, settings.store_ttl, settings.store_bytes, clock)
+            self.answers = AnswerStore(self._database, settings.store_ttl, settings.store_bytes, clock)
             self.batches = Batches(self._database)
             self.files = Files(self._database, limits, self.batches.spared(), clock)
         except BaseException:

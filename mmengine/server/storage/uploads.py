@@ -8,7 +8,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from mmengine.errors import InvalidRequest
-from mmengine.server.storage.files import Incoming
+from mmengine.server.storage.files import IncomingFile
 
 MAX_FIELD_BYTES = 1024  # of one field beside the file
 MAX_FIELDS = 16
@@ -26,7 +26,7 @@ class Upload:
     After that `fields` and `filename` are known, and `incoming` is complete. Raises InvalidRequest.
     """
 
-    def __init__(self, content_type: str, incoming: Incoming):
+    def __init__(self, content_type: str, incoming: IncomingFile):
         kind, options = parse_options_header(content_type)
         boundary = options.get(b"boundary", b"")
         if kind != b"multipart/form-data" or not boundary:

@@ -38,12 +38,12 @@ class FrameSource(Protocol):
     """The source of a stream's frames.
 
     `take` returns the new frames, and a word when the stream ends. `has_more`: more frames wait for another
-    `take`. `told` converts an exception to the error that the caller gets.
+    `take`. `to_api_error` converts an exception to the error that the caller gets.
     """
 
-    def take(self, told: Callable[[Exception], ApiError]) -> tuple[bytes, str]: ...
+    def take(self, to_api_error: Callable[[Exception], ApiError]) -> tuple[bytes, str]: ...
 
-    def broken_off(self, error: ApiError) -> bytes:
+    def error_frames(self, error: ApiError) -> bytes:
         """Return the last frames of an answer that the server's shutdown cuts."""
 
     def listen(self, listener: Callable[[], None] | None) -> None: ...
@@ -90,9 +90,9 @@ class EventStream:
 
     The thread or task that brings news writes all new frames in one call; this task wakes up only for the
     end. A reader is disconnected when it keeps the line full for longer than `slow_reader_s`, or lets
-    `max_backlog` outputs wait. `sent` gets the number of events. `told` converts an exception to the error
-    that the caller gets. `shutting_down` returns the error for streams that the server's shutdown cuts; their
-    requests run on.
+    `max_backlog` outputs wait. `sent` gets the number of events. `to_api_error` converts an exception to the
+    error that the caller gets. `shutting_down` returns the error for streams that the server's shutdown cuts;
+    their requests run on.
     """
 
     def __init__(
@@ -105,13 +105,18 @@ class EventStream:
         slow_reader_s: float,
         max_backlog: int,
         sent: Callable[[int], None],
-        told: Callable[[Exception], ApiError],
+        to_api_error: Callable[[Exception], ApiError],
         ended: Callable[[str], None],
         shutting_down: Callable[[], ApiError | None],
     ):
         self._source, self._first, self._headers = source, first, headers
         self._ping_s, self._slow_reader_s, self._max_backlog = ping_s, slow_reader_s, max_backlog
-        self._sent, self._told, self._ended, self._shutting_down = sent, told, ended, shutting_down
+        self._sent, self._to_api_error, self._ended, self._shutting_down = (
+            sent,
+            to_api_error,
+            ended,
+            shutting_down,
+        )
         self._last = b""  # frames that are sent with the end
         self._how = ""  # how the stream ended
         self._written_at = 0.0
@@ -141,7 +146,7 @@ class EventStream:
                 self._how = self._how or "left"
                 raise
             if not self._how:
-                self._how, self._last = "shutdown", self._source.broken_off(why)
+                self._how, self._last = "shutdown", self._source.error_frames(why)
             if (task := asyncio.current_task()) is not None:
                 task.uncancel()
             await self._finish(send)
@@ -163,7 +168,7 @@ class EventStream:
             if self._source.backlog > self._max_backlog:
                 self._cut()
             return
-        data, how = self._source.take(self._told)
+        data, how = self._source.take(self._to_api_error)
         if how:
             self._last = data
             self._end(how)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from mmengine.serve.text.choice_deltas import Entry
-from mmengine.server.chat.token_texts import TokenTexts, clipped
+from mmengine.server.chat.token_texts import TokenTexts, clip_logprob
 
 _encode = msgspec.json.encode
 _ADDED, _DONE = b"added", b"done"
@@ -167,4 +167,4 @@ class Message(_Parted):
     def _likely(self, token: int, logprob: float) -> dict[str, object]:
         assert self._token_texts is not None
         text, data = self._token_texts.of(token)
-        return {"token": text, "logprob": clipped(logprob), "bytes": list(data)}
+        return {"token": text, "logprob": clip_logprob(logprob), "bytes": list(data)}

@@ -8,16 +8,15 @@ import msgspec
 from mmengine.errors import FIELD, ErrorCode, FieldPath, shown
 from mmengine.server.chat.bodies import ChatBody, StreamOptions
 from mmengine.server.chat.chat_reader import ChatReader
-from mmengine.server.chat.parsed_request import Asked, Json
-from mmengine.server.chat.response_echo import ANY_TOOL, NO_REASONING, NOTHING, ResponsesAsked, told
-from mmengine.server.http.errors import ApiError, decoded
-from mmengine.server.http.field_names import FieldNames, Place
-from mmengine.server.http.media_payloads import Payloads, cut_short, read_apart
+from mmengine.server.chat.parsed_request import Json, ParsedRequest
+from mmengine.server.chat.response_echo import ANY_TOOL, NO_REASONING, NOTHING, ResponseEcho, echo_json
+from mmengine.server.http.errors import ApiError, decode_body
+from mmengine.server.http.field_names import INDEX, FieldNames, Place, Renames
+from mmengine.server.http.media_payloads import MediaPayloads, cut_short, read_without_payloads
 from mmengine.server.responses.body import AS_CHAT, LOGPROBS, ResponsesBody, decode
-from mmengine.server.responses.chat_shapes import chat_choice, chat_form, chat_tools, told_text, told_tools
+from mmengine.server.responses.chat_fields import chat_choice, chat_form, chat_tools, echo_text, echo_tools
 from mmengine.server.responses.conversation import Conversation
-from mmengine.server.responses.field_names import RENAMES, upload_place
-from mmengine.server.responses.table import FIELDS
+from mmengine.server.responses.field_table import FIELDS
 
 NO_LOG = "needs a log, beside which the server keeps the response; start it with --log"
 IN_BATCH = "is not taken in a batch, whose files alone hold the response; leave it out"
@@ -33,68 +32,72 @@ _decode_previous = msgspec.json.Decoder(_Previous).decode
 
 def previous_of(data: bytes) -> str | None:
     """The response that a body goes on with. Raises ApiError for what is no JSON object."""
-    return decoded(cut_short(data), _decode_previous).previous_response_id
+    return decode_body(cut_short(data), _decode_previous).previous_response_id
 
 
-def _none_kept(name: str) -> bytes | None:
+def _no_media(name: str) -> bytes | None:
     return None
 
 
 class ResponsesReader:
-    """`chat`: what reads all that responses share with it. `is_kept`: whether the server keeps responses.
-    `unkept`: what is said of fields that ask for that where it does not."""
+    """`chat`: what reads all that responses share with it. `stores_responses`: whether the server keeps
+    responses. `refusal`: what is said of fields that ask for that where it does not."""
 
     def __init__(
-        self, chat: ChatReader, *, ignore_unknown: bool, is_kept: bool = False, unkept: str = NO_LOG
+        self, chat: ChatReader, *, ignore_unknown: bool, stores_responses: bool = False, refusal: str = NO_LOG
     ):
-        self._chat, self._ignore_unknown, self._is_kept = chat, ignore_unknown, is_kept
-        self._unkept = unkept
+        self._chat, self._ignore_unknown, self._stores_responses = chat, ignore_unknown, stores_responses
+        self._refusal = refusal
 
     def read(
         self,
         data: bytes,
         request_id: str,
         before: Sequence[Json] = (),
-        kept: Callable[[str], bytes | None] = _none_kept,
-    ) -> Asked:
+        stored_media: Callable[[str], bytes | None] = _no_media,
+    ) -> ParsedRequest:
         """A body of any size. `request_id`: unless the body has one. `before`: the items of the response that
-        it goes on with, those of its input and then its output. `kept`: the bytes of their images and videos,
-        by the hex that stands for them. Raises ApiError."""
-        return read_apart(data, partial(self._read, request_id=request_id, before=before, kept=kept))
+        it goes on with, those of its input and then its output. `stored_media`: the bytes of their images and
+        videos, by the hex that stands for them. Raises ApiError."""
+        return read_without_payloads(
+            data, partial(self._read, request_id=request_id, before=before, stored_media=stored_media)
+        )
 
     def _read(
         self,
         data: bytes,
-        payloads: Payloads,
+        payloads: MediaPayloads,
         request_id: str,
         before: Sequence[Json],
-        kept: Callable[[str], bytes | None],
-    ) -> Asked:
-        dropped = FIELDS.check(data, ignore_unknown=self._ignore_unknown)
-        body = decoded(data, decode)
+        stored_media: Callable[[str], bytes | None],
+    ) -> ParsedRequest:
+        ignored = FIELDS.check(data, ignore_unknown=self._ignore_unknown)
+        body = decode_body(data, decode)
         self._check(body, before)
-        said = Conversation(body.request_id or request_id, payloads, kept)
+        conversation = Conversation(body.request_id or request_id, payloads, stored_media)
         if body.instructions:
-            said.instruct(body.instructions)
-        said.go_on(before)
-        said.take(body.input)
-        names = FieldNames(tuple(map(Place, said.places)), RENAMES)
+            conversation.add_instructions(body.instructions)
+        conversation.add_previous(before)
+        conversation.add_input(body.input)
+        names = FieldNames(tuple(map(Place, conversation.places)), RENAMES)
         tools = None if body.tools is None else chat_tools(body.tools, self._chat.max_tools)
-        chat = _as_chat(body, said.finished(), tools)
+        chat = _as_chat(body, conversation.finished(), tools)
         try:
-            asked = self._chat.asked("responses", chat, request_id, dropped)
+            parsed_request = self._chat.parse("responses", chat, request_id, ignored)
         except ApiError as error:
             raise error.renamed(names.path) from None
-        asked = msgspec.structs.replace(
-            asked,
+        parsed_request = msgspec.structs.replace(
+            parsed_request,
             usage_frames="last",
             field_names=names,
-            media=said.media,
-            uploads=[each._replace(where=upload_place(each.where, names)) for each in asked.uploads],
+            media=conversation.media,
+            uploads=[each._replace(where=upload_place(each.where, names)) for each in parsed_request.uploads],
         )
-        told = _told(body, asked, said.items, self._is_kept and body.store is not False)
-        envelope = msgspec.structs.replace(asked.envelope, usage_frames="last", responses=told)
-        return msgspec.structs.replace(asked, envelope=envelope)
+        echo_json = _make_echo(
+            body, parsed_request, conversation.items, self._stores_responses and body.store is not False
+        )
+        envelope = msgspec.structs.replace(parsed_request.envelope, usage_frames="last", responses=echo_json)
+        return msgspec.structs.replace(parsed_request, envelope=envelope)
 
     def _check(self, body: ResponsesBody, before: Sequence[Json]) -> None:
         """Raises ApiError."""
@@ -105,8 +108,8 @@ class ResponsesReader:
                 FieldPath("store"),
             )
         for field in ("background", "store"):
-            if getattr(body, field) and not self._is_kept:
-                raise ApiError(ErrorCode.UNSUPPORTED_FIELD, f"{FIELD} {self._unkept}", field)
+            if getattr(body, field) and not self._stores_responses:
+                raise ApiError(ErrorCode.UNSUPPORTED_FIELD, f"{FIELD} {self._refusal}", field)
         name = body.previous_response_id
         if name is not None and not before:
             text = f"there is no response {shown(name)} to go on with; send its items as input"
@@ -144,17 +147,19 @@ def _as_chat(body: ResponsesBody, messages: list[Json], tools: list[Json] | None
     )
 
 
-def _told(body: ResponsesBody, asked: Asked, items: list[Json], is_stored: bool) -> ResponsesAsked:
+def _make_echo(
+    body: ResponsesBody, parsed_request: ParsedRequest, items: list[Json], is_stored: bool
+) -> ResponseEcho:
     effort = body.reasoning.effort if body.reasoning is not None else None
-    return ResponsesAsked(
+    return ResponseEcho(
         instructions=body.instructions,
-        tools=told_tools(body.tools or ()),
-        tool_choice=told(body.tool_choice or "auto", ANY_TOOL),
+        tools=echo_tools(body.tools or ()),
+        tool_choice=echo_json(body.tool_choice or "auto", ANY_TOOL),
         parallel_tool_calls=body.parallel_tool_calls is not False,
-        text=told_text(body.text),
-        reasoning=told({"effort": effort, "summary": None}, NO_REASONING),
-        temperature=asked.sampling.temperature,
-        top_p=asked.sampling.top_p,
+        text=echo_text(body.text),
+        reasoning=echo_json({"effort": effort, "summary": None}, NO_REASONING),
+        temperature=parsed_request.sampling.temperature,
+        top_p=parsed_request.sampling.top_p,
         max_output_tokens=body.max_output_tokens,
         max_tool_calls=body.max_tool_calls,
         top_logprobs=body.top_logprobs or 0,
@@ -165,16 +170,34 @@ def _told(body: ResponsesBody, asked: Asked, items: list[Json], is_stored: bool)
         prompt_cache_key=body.prompt_cache_key,
         background=bool(body.background),
         store=is_stored,
-        input=told(items, NOTHING) if is_stored else NOTHING,
+        input=echo_json(items, NOTHING) if is_stored else NOTHING,
     )
 
 
-class GoingOn:
+class ContinuationReader:
     """Reads bodies that go on with the responses before, of which the items and the bytes of media are
     given."""
 
     def __init__(self, reader: ResponsesReader, items: Sequence[Json], media: Mapping[str, bytes]):
         self._reader, self._items, self._media = reader, items, media
 
-    def read(self, data: bytes, request_id: str) -> Asked:
+    def read(self, data: bytes, request_id: str) -> ParsedRequest:
         return self._reader.read(data, request_id, self._items, self._media.get)
+
+
+RENAMES: Renames = (
+    (("tool_choice", "allowed_tools", "tools", INDEX, "function"), ("tool_choice", "tools", INDEX)),
+    (("tool_choice", "allowed_tools"), ("tool_choice",)),
+    (("tool_choice", "function"), ("tool_choice",)),
+    (("tools", INDEX, "function"), ("tools", INDEX)),
+    (("response_format", "json_schema"), ("text", "format")),
+    (("response_format",), ("text", "format")),
+    (("max_completion_tokens",), ("max_output_tokens",)),
+    (("messages",), ("input",)),
+)
+
+
+def upload_place(where: FieldPath, names: FieldNames) -> FieldPath:
+    """Return the client's field for an uploaded image, which chat calls image_url."""
+    path = names.path(where)
+    return FieldPath(*path[:-1], "file_id") if path[-1] == "image_url" else path / "file_id"

@@ -62,7 +62,7 @@ class Call:
         return (self.at[-1] - self.at[0]) / (self.num_tokens - 1) if self.num_tokens > 1 else 0.0
 
 
-async def ask(target: Target, body: bytes, timeout_s: float) -> Call:
+async def send_call(target: Target, body: bytes, timeout_s: float) -> Call:
     """Never raises but for cancellation: what goes wrong is the call's `error`."""
     call = Call(sent=time.monotonic())
     try:

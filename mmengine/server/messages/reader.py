@@ -8,13 +8,13 @@ import msgspec
 from mmengine.errors import FIELD, ErrorCode, FieldPath, shown
 from mmengine.server.chat.bodies import ChatBody
 from mmengine.server.chat.chat_reader import ChatReader
-from mmengine.server.chat.parsed_request import Asked, Json
-from mmengine.server.http.errors import ApiError, decoded
+from mmengine.server.chat.parsed_request import Json, ParsedRequest
+from mmengine.server.http.errors import ApiError, decode_body
 from mmengine.server.http.field_names import INDEX, FieldNames, Renames
-from mmengine.server.http.media_payloads import Payloads, in_data_fields, read_apart
+from mmengine.server.http.media_payloads import MediaPayloads, in_data_fields, read_without_payloads
 from mmengine.server.messages.body import AS_CHAT, MessagesBody, OutputConfig, Thinking, decode, decode_count
 from mmengine.server.messages.conversation import Conversation, check_fields
-from mmengine.server.messages.table import COUNT_FIELDS, FIELDS
+from mmengine.server.messages.field_table import COUNT_FIELDS, FIELDS
 
 _VERSION = re.compile(r"20\d\d-\d\d-\d\d")
 _SCHEMA_FIELDS = ("name", "description", "schema", "strict")
@@ -44,44 +44,46 @@ class MessagesReader:
         self._chat, self._ignore_unknown = chat, ignore_unknown
         self._can_end_reasoning = can_end_reasoning
 
-    def read(self, data: bytes, request_id: str) -> Asked:
+    def read(self, data: bytes, request_id: str) -> ParsedRequest:
         """A body of any size. `request_id`: unless the body has one. Raises ApiError."""
-        return read_apart(data, partial(self._read, request_id=request_id), in_data_fields)
+        return read_without_payloads(data, partial(self._read, request_id=request_id), in_data_fields)
 
-    def read_count(self, data: bytes, request_id: str) -> Asked:
+    def read_count(self, data: bytes, request_id: str) -> ParsedRequest:
         """Of /v1/messages/count_tokens, whose prompt alone is wanted."""
-        return read_apart(data, partial(self._read_count, request_id=request_id), in_data_fields)
+        return read_without_payloads(data, partial(self._read_count, request_id=request_id), in_data_fields)
 
-    def _read(self, data: bytes, payloads: Payloads, request_id: str) -> Asked:
-        dropped = FIELDS.check(data, ignore_unknown=self._ignore_unknown)
-        return self._asked(decoded(data, decode), payloads, request_id, dropped)
+    def _read(self, data: bytes, payloads: MediaPayloads, request_id: str) -> ParsedRequest:
+        ignored = FIELDS.check(data, ignore_unknown=self._ignore_unknown)
+        return self._build_request(decode_body(data, decode), payloads, request_id, ignored)
 
-    def _read_count(self, data: bytes, payloads: Payloads, request_id: str) -> Asked:
-        dropped = COUNT_FIELDS.check(data, ignore_unknown=self._ignore_unknown)
-        return self._asked(decoded(data, decode_count).whole(), payloads, request_id, dropped)
+    def _read_count(self, data: bytes, payloads: MediaPayloads, request_id: str) -> ParsedRequest:
+        ignored = COUNT_FIELDS.check(data, ignore_unknown=self._ignore_unknown)
+        return self._build_request(decode_body(data, decode_count).whole(), payloads, request_id, ignored)
 
-    def _asked(self, body: MessagesBody, payloads: Payloads, request_id: str, dropped: list[str]) -> Asked:
+    def _build_request(
+        self, body: MessagesBody, payloads: MediaPayloads, request_id: str, ignored: list[str]
+    ) -> ParsedRequest:
         if body.stop is not None and body.stop_sequences is not None:
             raise ApiError(
                 ErrorCode.INVALID_VALUE, f"give {FIELD} or stop, not both", FieldPath("stop_sequences")
             )
-        said = Conversation(payloads)
+        conversation = Conversation(payloads)
         if body.system is not None:
-            said.instruct(body.system)
-        said.take(body.messages)
-        names = FieldNames(said.places, _RENAMES, media="source")
-        chat = self._as_chat(body, said)
+            conversation.add_instructions(body.system)
+        conversation.add_input(body.messages)
+        names = FieldNames(conversation.places, _RENAMES, media="source")
+        chat = self._as_chat(body, conversation)
         try:
-            asked = self._chat.asked("messages", chat, request_id, dropped)
+            parsed_request = self._chat.parse("messages", chat, request_id, ignored)
         except ApiError as error:
             raise error.renamed(names.path) from None
-        uploads = [each._replace(where=names.path(each.where) / "file_id") for each in asked.uploads]
-        envelope = msgspec.structs.replace(asked.envelope, usage_frames="last")
+        uploads = [each._replace(where=names.path(each.where) / "file_id") for each in parsed_request.uploads]
+        envelope = msgspec.structs.replace(parsed_request.envelope, usage_frames="last")
         return msgspec.structs.replace(
-            asked, usage_frames="last", field_names=names, uploads=uploads, envelope=envelope
+            parsed_request, usage_frames="last", field_names=names, uploads=uploads, envelope=envelope
         )
 
-    def _as_chat(self, body: MessagesBody, said: Conversation) -> ChatBody:
+    def _as_chat(self, body: MessagesBody, conversation: Conversation) -> ChatBody:
         """Raises ApiError."""
         choice, parallel = _choice(body.tool_choice)
         thinking = body.thinking or Thinking("disabled")
@@ -89,8 +91,8 @@ class MessagesReader:
         if budget is None:
             budget = self._budget(thinking)
         return ChatBody(
-            messages=said.finished(),
-            continue_final_message=said.goes_on or None,
+            messages=conversation.finished(),
+            continue_final_message=conversation.continues_answer or None,
             tools=None if body.tools is None else self._tools(body.tools),
             tool_choice=choice if body.tools else None,
             parallel_tool_calls=parallel,

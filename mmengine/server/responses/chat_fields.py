@@ -7,9 +7,9 @@ import msgspec
 
 from mmengine.errors import FIELD, ErrorCode, FieldPath
 from mmengine.server.chat.parsed_request import Json
-from mmengine.server.chat.response_echo import NOTHING, PLAIN_TEXT, told
+from mmengine.server.chat.response_echo import NOTHING, PLAIN_TEXT, echo_json
 from mmengine.server.http.errors import ApiError
-from mmengine.server.responses.body import TextAsked
+from mmengine.server.responses.body import TextOptions
 
 _SCHEMA_FIELDS = ("name", "description", "schema", "strict")
 _encode = msgspec.json.encode
@@ -36,9 +36,9 @@ def _tool(where: FieldPath, tool: Json) -> Json:
     return {"type": kind, "function": {name: value for name, value in tool.items() if name != "type"}}
 
 
-def told_tools(tools: Sequence[Json]) -> msgspec.Raw:
+def echo_tools(tools: Sequence[Json]) -> msgspec.Raw:
     """With the fields that a response always has."""
-    return told([{"parameters": None, "strict": None, **tool} for tool in tools], NOTHING)
+    return echo_json([{"parameters": None, "strict": None, **tool} for tool in tools], NOTHING)
 
 
 def chat_choice(given: str | Json | None) -> str | Json | None:
@@ -60,7 +60,7 @@ def _chosen(given: Json) -> Json:
     return {"type": "function", "function": {name: each for name, each in given.items() if name != "type"}}
 
 
-def chat_form(text: TextAsked | None) -> dict[str, msgspec.Raw] | None:
+def chat_form(text: TextOptions | None) -> dict[str, msgspec.Raw] | None:
     """`response_format`. A schema is not read here: it may be large. Raises ApiError."""
     form = text.format if text is not None else None
     if form is not None and "json_schema" in form:
@@ -74,9 +74,9 @@ def chat_form(text: TextAsked | None) -> dict[str, msgspec.Raw] | None:
     return {**outer, "json_schema": msgspec.Raw(_encode(inner))}
 
 
-def told_text(text: TextAsked | None) -> msgspec.Raw:
+def echo_text(text: TextOptions | None) -> msgspec.Raw:
     verbosity = text.verbosity if text is not None else None
     said: Json = {"format": {"type": "text"}, "verbosity": verbosity or "medium"}
     if text is not None and text.format:
         said["format"] = text.format
-    return told(said, PLAIN_TEXT)
+    return echo_json(said, PLAIN_TEXT)

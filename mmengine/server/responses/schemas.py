@@ -5,38 +5,38 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from mmengine.server.chat.response_schemas import ArgumentFault, Page, Said, Token
+from mmengine.server.chat.response_schemas import ArgumentFault, Page, ResponseSchema, Token
 from mmengine.server.http.errors import ErrorBody
 
 _Json = dict[str, object]
 _Status = Literal["in_progress", "completed", "incomplete"]
 
 
-class OutputText(Said, tag="output_text"):
+class OutputText(ResponseSchema, tag="output_text"):
     text: str
     annotations: list[None]
     logprobs: list[Token]
 
 
-class ReasoningText(Said, tag="reasoning_text"):
+class ReasoningText(ResponseSchema, tag="reasoning_text"):
     text: str
 
 
-class OutputMessage(Said, tag="message"):
+class OutputMessage(ResponseSchema, tag="message"):
     id: str
     role: Literal["assistant"]
     status: _Status
     content: list[OutputText]
 
 
-class ReasoningItem(Said, tag="reasoning"):
+class ReasoningItem(ResponseSchema, tag="reasoning"):
     id: str
     status: _Status
     summary: list[None]
     content: list[ReasoningText]
 
 
-class FunctionCallItem(Said, tag="function_call"):
+class FunctionCallItem(ResponseSchema, tag="function_call"):
     id: str
     status: _Status
     call_id: str
@@ -47,16 +47,16 @@ class FunctionCallItem(Said, tag="function_call"):
 OutputItem = OutputMessage | ReasoningItem | FunctionCallItem
 
 
-class InputTokens(Said):
+class InputTokens(ResponseSchema):
     cached_tokens: int
     cache_write_tokens: int
 
 
-class OutputTokens(Said):
+class OutputTokens(ResponseSchema):
     reasoning_tokens: int
 
 
-class ResponseUsage(Said):
+class ResponseUsage(ResponseSchema):
     input_tokens: int
     input_tokens_details: InputTokens
     output_tokens: int
@@ -64,26 +64,26 @@ class ResponseUsage(Said):
     total_tokens: int
 
 
-class ResponseFault(Said):
+class ResponseFault(ResponseSchema):
     code: Literal["server_error", "rate_limit_exceeded", "invalid_prompt", "invalid_image"]
     message: str
 
 
-class Incomplete(Said):
+class Incomplete(ResponseSchema):
     reason: Literal["max_output_tokens"]
 
 
-class TextTold(Said):
+class TextEcho(ResponseSchema):
     format: _Json
     verbosity: Literal["low", "medium", "high"]
 
 
-class ReasoningTold(Said):
+class ReasoningEcho(ResponseSchema):
     effort: str | None
     summary: None
 
 
-class Response(Said):
+class Response(ResponseSchema):
     id: str
     object: Literal["response"]
     created_at: int
@@ -100,12 +100,12 @@ class Response(Said):
     parallel_tool_calls: bool
     previous_response_id: str | None
     prompt_cache_key: str | None
-    reasoning: ReasoningTold
+    reasoning: ReasoningEcho
     safety_identifier: str | None
     service_tier: Literal["default"]
     store: bool
     temperature: float
-    text: TextTold
+    text: TextEcho
     tool_choice: str | _Json
     tools: list[_Json]
     top_logprobs: int
@@ -116,7 +116,7 @@ class Response(Said):
     argument_errors: list[ArgumentFault] | UnsetType = UNSET
 
 
-class _Event(Said):
+class _Event(ResponseSchema):
     sequence_number: Annotated[int, msgspec.Meta(ge=0)]
 
 
@@ -221,7 +221,7 @@ EVENTS = (
 )
 
 
-class ResponseDeleted(Said):
+class ResponseDeleted(ResponseSchema):
     id: str
     object: Literal["response"]
     deleted: Literal[True]

@@ -7,35 +7,35 @@ from collections.abc import Callable, Sequence
 from mmengine.errors import FIELD, ErrorCode, FieldPath, shown
 from mmengine.server.chat.parsed_request import Json, without_nulls
 from mmengine.server.http.errors import ApiError
-from mmengine.server.http.media_payloads import FILE_ID, PIECE, Payloads
+from mmengine.server.http.media_payloads import FILE_ID, PIECE, MediaPayloads
 
 MAX_PARTS = 4096  # of one item
 REFERENCE = "sha256:"
 _MEDIA = {"input_image": "image_url", "input_video": "video_url"}  # the field that each has
 _OPTIONS = ("detail", "min_pixels", "max_pixels")
 _DATA, _MAX_HEAD = "data:", 256
-_SAID = {"output_text": "text", "refusal": "refusal"}
+_ASSISTANT_PARTS = {"output_text": "text", "refusal": "refusal"}
 
 
 class Parts:
-    """`kept`: the bytes of media of an earlier response, by hex. `are_kept`: those are read. `media`: what
-    came as data, by the hex of its sha256."""
+    """`stored_media`: the bytes of media of an earlier response, by hex. `reads_stored_media`: those are
+    read. `media`: what came as data, by the hex of its sha256."""
 
-    def __init__(self, payloads: Payloads, kept: Callable[[str], bytes | None]):
-        self._payloads, self._kept = payloads, kept
-        self.are_kept = False
+    def __init__(self, payloads: MediaPayloads, stored_media: Callable[[str], bytes | None]):
+        self._payloads, self._stored_media = payloads, stored_media
+        self.reads_stored_media = False
         self.media: dict[str, bytes] = {}
 
     def read(self, where: FieldPath, given: object) -> tuple[str | list[Json], list[Json]]:
         """Content for the model, as chat has it, and its parts, as they are repeated. Raises ApiError."""
         if isinstance(given, str):
             return given, [{"type": "input_text", "text": given}]
-        read, told = [], []
+        read, repeated = [], []
         for number, part in enumerate(_list(where, given)):
-            content, repeated = self._part(where / number, without_nulls(part))
+            content, item = self._part(where / number, without_nulls(part))
             read.append(content)
-            told.append(repeated)
-        return read, told
+            repeated.append(item)
+        return read, repeated
 
     def _part(self, where: FieldPath, part: Json) -> tuple[Json, Json]:
         kind = part.get("type")
@@ -69,7 +69,7 @@ class Parts:
     def _source(self, where: FieldPath, url: str) -> tuple[str | bytes, str]:
         """Where the model's input comes from, and what stands for it."""
         if url.startswith(REFERENCE):
-            data = self._kept(url.removeprefix(REFERENCE)) if self.are_kept else None
+            data = self._stored_media(url.removeprefix(REFERENCE)) if self.reads_stored_media else None
             if data is None:
                 text = f"{FIELD} refers to data that are not kept; send them as a data: URL"
                 raise ApiError(ErrorCode.MEDIA_NOT_STORED, text, where)
@@ -86,34 +86,34 @@ class Parts:
         self.media[name] = data
         return data, REFERENCE + name
 
-    def said(self, where: FieldPath, given: object) -> tuple[str, list[Json]]:
+    def assistant_text(self, where: FieldPath, given: object) -> tuple[str, list[Json]]:
         """The text of what the model said before, and its parts. Raises ApiError."""
         if isinstance(given, str):
             given = [{"type": "output_text", "text": given}]
-        texts, told = [], []
+        texts, repeated = [], []
         for number, part in enumerate(_list(where, given)):
             place, kind = where / number, part.get("type")
-            name = _SAID.get(kind) if isinstance(kind, str) else None
+            name = _ASSISTANT_PARTS.get(kind) if isinstance(kind, str) else None
             if name is None:
                 text = f"{FIELD} is of the type {shown(kind)}, which a model does not say; send output_text"
                 raise ApiError(ErrorCode.UNSUPPORTED_CONTENT, text, place / "type")
             texts.append(text_of(place, part, name))
             more: Json = {"annotations": [], "logprobs": []} if name == "text" else {}
-            told.append({"type": kind, name: texts[-1], **more})
-        return "".join(texts), told
+            repeated.append({"type": kind, name: texts[-1], **more})
+        return "".join(texts), repeated
 
     def reasoning(self, where: FieldPath, given: object, kind: str) -> list[dict[str, str]]:
         """Texts of an item of reasoning, all of this kind. Raises ApiError."""
         if given is None:
             return []
-        told = []
+        repeated = []
         for number, part in enumerate(_list(where, given)):
             place = where / number
             if part.get("type") != kind:
                 text = f"{FIELD} must be {kind}, not {shown(part.get('type'))}"
                 raise ApiError(ErrorCode.INVALID_VALUE, text, place / "type")
-            told.append({"type": kind, "text": text_of(place, part, "text")})
-        return told
+            repeated.append({"type": kind, "text": text_of(place, part, "text")})
+        return repeated
 
 
 def _list(where: FieldPath, given: object) -> Sequence[Json]:

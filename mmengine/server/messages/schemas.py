@@ -4,23 +4,23 @@ from typing import Literal
 
 from msgspec import UNSET, UnsetType
 
-from mmengine.server.chat.response_schemas import ArgumentFault, Said
+from mmengine.server.chat.response_schemas import ArgumentFault, ResponseSchema
 
 _Stop = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
 
-class TextBlock(Said, tag="text"):
+class TextBlock(ResponseSchema, tag="text"):
     text: str
 
 
-class ThinkingBlock(Said, tag="thinking"):
+class ThinkingBlock(ResponseSchema, tag="thinking"):
     """`signature`: a digest of the text; a block that comes back is taken with any."""
 
     thinking: str
     signature: str
 
 
-class ToolUseBlock(Said, tag="tool_use"):
+class ToolUseBlock(ResponseSchema, tag="tool_use"):
     id: str
     name: str
     input: dict[str, object]
@@ -29,11 +29,11 @@ class ToolUseBlock(Said, tag="tool_use"):
 Block = TextBlock | ThinkingBlock | ToolUseBlock
 
 
-class ThinkingTokens(Said):
+class ThinkingTokens(ResponseSchema):
     thinking_tokens: int
 
 
-class MessageUsage(Said):
+class MessageUsage(ResponseSchema):
     """`input_tokens`: without those of cache_read_input_tokens. Of message_start: all of them, for what is
     cached is known later."""
 
@@ -44,7 +44,7 @@ class MessageUsage(Said):
     output_tokens_details: ThinkingTokens | UnsetType = UNSET
 
 
-class MessageAnswer(Said, tag="message"):
+class MessageAnswer(ResponseSchema, tag="message"):
     id: str
     role: Literal["assistant"]
     model: str
@@ -55,60 +55,60 @@ class MessageAnswer(Said, tag="message"):
     argument_errors: list[ArgumentFault] | UnsetType = UNSET
 
 
-class InputTokenCount(Said):
+class InputTokenCount(ResponseSchema):
     input_tokens: int
 
 
-class MessageStart(Said, tag="message_start"):
+class MessageStart(ResponseSchema, tag="message_start"):
     message: MessageAnswer
 
 
-class ContentBlockStart(Said, tag="content_block_start"):
+class ContentBlockStart(ResponseSchema, tag="content_block_start"):
     index: int
     content_block: Block
 
 
-class TextBlockDelta(Said, tag="text_delta"):
+class TextBlockDelta(ResponseSchema, tag="text_delta"):
     text: str
 
 
-class ThinkingDelta(Said, tag="thinking_delta"):
+class ThinkingDelta(ResponseSchema, tag="thinking_delta"):
     thinking: str
 
 
-class SignatureDelta(Said, tag="signature_delta"):
+class SignatureDelta(ResponseSchema, tag="signature_delta"):
     signature: str
 
 
-class InputJsonDelta(Said, tag="input_json_delta"):
+class InputJsonDelta(ResponseSchema, tag="input_json_delta"):
     partial_json: str
 
 
-class ContentBlockDelta(Said, tag="content_block_delta"):
+class ContentBlockDelta(ResponseSchema, tag="content_block_delta"):
     index: int
     delta: TextBlockDelta | ThinkingDelta | SignatureDelta | InputJsonDelta
 
 
-class ContentBlockStop(Said, tag="content_block_stop"):
+class ContentBlockStop(ResponseSchema, tag="content_block_stop"):
     index: int
 
 
-class StopDelta(Said):
+class StopDelta(ResponseSchema):
     stop_reason: _Stop
     stop_sequence: str | None
 
 
-class MessageDeltaEvent(Said, tag="message_delta"):
+class MessageDeltaEvent(ResponseSchema, tag="message_delta"):
     delta: StopDelta
     usage: MessageUsage
     argument_errors: list[ArgumentFault] | UnsetType = UNSET
 
 
-class MessageStop(Said, tag="message_stop"):
+class MessageStop(ResponseSchema, tag="message_stop"):
     pass
 
 
-class MessageFault(Said):
+class MessageFault(ResponseSchema):
     type: Literal[
         "invalid_request_error",
         "authentication_error",
@@ -123,7 +123,7 @@ class MessageFault(Said):
     message: str
 
 
-class MessageRefusal(Said, tag="error"):
+class MessageRefusal(ResponseSchema, tag="error"):
     """Any status but 200, and an event in the middle of a stream."""
 
     error: MessageFault

@@ -1,0 +1,90 @@
+"""Event streams of answers: their headers, metrics and the end of a call."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from mmengine.server.answers.headers import answer_headers
+from mmengine.server.chat.parsed_request import ParsedRequest
+from mmengine.server.chat.response_builder import ResponseBuilder
+from mmengine.server.http.admission import Admission
+from mmengine.server.http.errors import ApiError, api_error
+from mmengine.server.http.metrics import HttpMetrics
+from mmengine.server.settings import ServerSettings
+from mmengine.server.transport.sse import EventStream
+
+if TYPE_CHECKING:  # OpenTelemetry is an extra.
+    from mmengine.server.calls.tracing import CallSpan
+
+
+class EventStreams:
+    """Makes the event stream of an open response builder."""
+
+    def __init__(self, settings: ServerSettings, metrics: HttpMetrics, admission: Admission):
+        self._settings, self._metrics, self._admission = settings, metrics, admission
+
+    def of_call(
+        self, builder: ResponseBuilder, parsed_request: ParsedRequest, owner: str, span: "CallSpan | None"
+    ) -> EventStream:
+        """Return the stream of a call that was admitted. The stream's end ends the call."""
+
+        def ended(how: str) -> None:
+            self._admission.give(owner)
+            if span is not None:
+                span.answered(builder, how)
+            self._metrics.stream_ended(how)
+
+        return self._make(builder, parsed_request, ended, span)
+
+    def of_stored_response(self, builder: ResponseBuilder, owner: str) -> EventStream:
+        """Admit a call, and return the stream of a response that an earlier call created."""
+        try:
+            self._admission.take(owner)
+        except ApiError:
+            builder.close()
+            raise
+        return self.of_call(builder, builder.request, owner, None)
+
+    def of_session(
+        self, builder: ResponseBuilder, parsed_request: ParsedRequest, then: Callable[[], None]
+    ) -> EventStream:
+        """Return the stream of a session's answer. `then`: called at the stream's end."""
+
+        def ended(how: str) -> None:
+            then()
+            self._metrics.stream_ended(how)
+
+        return self._make(builder, parsed_request, ended)
+
+    def _make(
+        self,
+        builder: ResponseBuilder,
+        parsed_request: ParsedRequest,
+        ended: Callable[[str], None],
+        span: "CallSpan | None" = None,
+    ) -> EventStream:
+        self._metrics.streams.inc()
+        settings = self._settings
+        return EventStream(
+            builder,
+            builder.first(),
+            answer_headers(parsed_request, builder.unenforced, span),
+            ping_s=settings.ping_s,
+            slow_reader_s=settings.slow_reader_s,
+            max_backlog=settings.max_backlog,
+            sent=self._metrics.count_events,
+            to_api_error=self._to_api_error,
+            ended=ended,
+            shutting_down=partial(self._shutdown_error, parsed_request.request_id, builder.can_reattach),
+        )
+
+    def _to_api_error(self, error: Exception) -> ApiError:
+        found = api_error(error)
+        self._metrics.count_error(found)
+        return found
+
+    def _shutdown_error(self, request_id: str, can_reattach: bool) -> ApiError | None:
+        """Return the error for a stream that the server's shutdown cuts, or None while the server runs."""
+        if not self._admission.is_draining:
+            return None
+        return self._admission.interrupted_error(request_id, can_reattach=can_reattach)

@@ -1,0 +1,35 @@
+"""Names and values for the HTTP headers of answers."""
+
+from typing import TYPE_CHECKING
+
+from mmengine.server.chat.parsed_request import ParsedRequest
+from mmengine.server.http.body_fields import ignored_header
+
+if TYPE_CHECKING:  # OpenTelemetry is an extra.
+    from mmengine.server.calls.tracing import CallSpan
+
+MAX_ID_CHARS = 128
+ID_HEADER = "x-request-id"
+MESSAGE_ID_HEADER = "request-id"  # Anthropic's name for the header.
+REQUEST_ID = "mmengine.request_id"  # Key in the ASGI scope: the answer's id.
+UNENFORCED_HEADER = "x-mmengine-unenforced-tools"
+_MAX_UNENFORCED_CHARS = 1000
+
+
+def is_request_id(name: str) -> bool:
+    """Whether `name` may be a request id, so that a header can hold it."""
+    return 0 < len(name) <= MAX_ID_CHARS and name.isascii() and name.isprintable() and " " not in name
+
+
+def answer_headers(
+    parsed_request: ParsedRequest, unenforced: tuple[str, ...], span: "CallSpan | None"
+) -> dict[str, str]:
+    """Return the headers of an answer. `unenforced`: tools that are not held to their schemas."""
+    headers = {ID_HEADER: parsed_request.request_id}
+    if parsed_request.envelope.api == "messages":
+        headers[MESSAGE_ID_HEADER] = parsed_request.request_id
+    if span is not None:
+        headers |= span.headers
+    if unenforced:
+        headers[UNENFORCED_HEADER] = ", ".join(unenforced)[:_MAX_UNENFORCED_CHARS]
+    return headers | ignored_header(parsed_request.ignored)

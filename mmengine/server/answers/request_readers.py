@@ -1,0 +1,175 @@
+"""Readers of every API's bodies, and the conversion of engine errors back to the client's field names."""
+
+from typing import Protocol
+
+import msgspec
+
+from mmengine.errors import FIELD, ErrorCode, FieldPath
+from mmengine.processing.fetch.fetcher import MediaFetcher
+from mmengine.serve.async_engine.served_engine import ServedEngine
+from mmengine.serve.prompt.tools import ToolLimits
+from mmengine.server.answers.headers import MAX_ID_CHARS, is_request_id
+from mmengine.server.calls.call_identity import ITS_ID
+from mmengine.server.calls.call_registry import key_in_use
+from mmengine.server.chat.chat_frames import ChatFrames, Frames
+from mmengine.server.chat.chat_reader import ChatReader, PixelLimits, ToolSupport
+from mmengine.server.chat.completion_frames import CompletionFrames
+from mmengine.server.chat.completion_reader import CompletionReader
+from mmengine.server.chat.parsed_request import AnswerFormat, ParsedRequest, SamplingDefaults
+from mmengine.server.chat.token_texts import TokenTexts
+from mmengine.server.chat.uploaded_images import UploadedImages
+from mmengine.server.http.admission import Admission
+from mmengine.server.http.body_reader import ParserThreads
+from mmengine.server.http.errors import ApiError, ClientLeft, api_error
+from mmengine.server.http.field_names import FieldNames
+from mmengine.server.http.model_names import ModelNames
+from mmengine.server.messages.frames import MessagesFrames
+from mmengine.server.messages.reader import MessagesReader
+from mmengine.server.responses.frames import ResponsesFrames
+from mmengine.server.responses.reader import IN_BATCH, ResponsesReader
+from mmengine.server.settings import ServerSettings
+from mmengine.server.storage.storage import Storage
+
+LINE_ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")  # Endpoints of batch lines.
+# The engine knows structured_outputs as grammar, and a grammar by its language.
+_GRAMMAR_NAMES = FieldNames(
+    (),
+    (
+        (("grammar", "lark"), ("structured_outputs", "grammar")),
+        (("grammar", "gbnf"), ("structured_outputs", "grammar")),
+        (("grammar",), ("structured_outputs",)),
+    ),
+)
+
+
+class Reader(Protocol):
+    """Turns a body into a request."""
+
+    def read(self, data: bytes, request_id: str) -> ParsedRequest: ...
+
+
+class RequestReaders:
+    """The readers of all APIs, with the server's limits and defaults.
+
+    `names`: the served names of the model and its adapters. `storage`: uploaded files and stored responses;
+    None for a server without a log.
+    """
+
+    def __init__(
+        self,
+        engine: ServedEngine,
+        settings: ServerSettings,
+        names: ModelNames,
+        admission: Admission,
+        texts: TokenTexts,
+        media_fetcher: MediaFetcher | None,
+        storage: Storage | None,
+    ):
+        self._settings, self._names, self._admission, self._texts = settings, names, admission, texts
+        processor = engine.processor
+        files = storage.files if storage is not None else None
+        self.uploads = UploadedImages(files, settings.max_media_bytes, settings.max_media_urls)
+        defaults = SamplingDefaults(processor.generation_defaults, settings.generation_config)
+        ignores = settings.unknown_fields == "ignore"
+        limits = ToolLimits(settings.max_tools, settings.max_tool_bytes, settings.strict_tools)
+        markers = engine.config.reasoning_start, engine.config.reasoning_end
+        self.chat = ChatReader(
+            defaults,
+            engine.config.max_model_len,
+            settings.chat_template,
+            PixelLimits.of(settings.max_pixels, processor.max_image_pixels),
+            ToolSupport(processor, limits, markers),
+            ignores,
+            media_fetcher,
+            settings.max_messages,
+            settings.max_schema_bytes,
+        )
+        self.completions = CompletionReader(
+            defaults,
+            processor.tokenizer,
+            settings.max_prompts,
+            settings.max_pixels,
+            ignores,
+            settings.max_schema_bytes,
+            processor.max_prompt_tokens,
+        )
+        self.responses = ResponsesReader(
+            self.chat, ignore_unknown=ignores, stores_responses=storage is not None
+        )
+        batch_responses = ResponsesReader(self.chat, ignore_unknown=ignores, refusal=IN_BATCH)
+        self._line_readers: tuple[Reader, ...] = self.chat, self.completions, batch_responses
+        self.messages = MessagesReader(
+            self.chat, ignore_unknown=ignores, can_end_reasoning=engine.can_end_reasoning
+        )
+        self.parser_threads = ParserThreads()
+
+    def read(self, reader: Reader, data: bytes, request_id: str, owner: str) -> ParsedRequest:
+        """Read a body with `reader`, and resolve its model name. Thread-safe. Raises ApiError."""
+        return self.resolve_model(reader.read(data, request_id), owner)
+
+    def read_line(self, endpoint: str, data: bytes, name: str, owner: str) -> ParsedRequest:
+        """Read the body of a batch's line. `name`: the request's id. Thread-safe. Raises ApiError."""
+        reader = self._line_readers[LINE_ENDPOINTS.index(endpoint)]
+        parsed_request = self.read(reader, data, name, owner)
+        if parsed_request.stream:
+            raise ApiError(
+                ErrorCode.INVALID_VALUE, f"{FIELD} is not taken in a batch; leave it out", FieldPath("stream")
+            )
+        if parsed_request.request_id != name:
+            raise ApiError(
+                ErrorCode.INVALID_VALUE,
+                f"{FIELD} is not taken in a batch; custom_id names a line",
+                FieldPath("request_id"),
+            )
+        return parsed_request
+
+    def resolve_model(self, parsed_request: ParsedRequest, owner: str) -> ParsedRequest:
+        """Return the request with its served model name, adapter and owner.
+
+        Raises ApiError for a model that is not served, and for a request id that no header could hold.
+        """
+        if not is_request_id(parsed_request.request_id):
+            raise ApiError(
+                ErrorCode.INVALID_VALUE,
+                f"{FIELD} must have 1 to {MAX_ID_CHARS} printable ASCII characters without spaces",
+                FieldPath("request_id"),
+            )
+        model, adapter = self._names.resolve(parsed_request.envelope.model)
+        envelope = msgspec.structs.replace(parsed_request.envelope, model=model, owner=owner)
+        return msgspec.structs.replace(parsed_request, envelope=envelope, adapter=adapter)
+
+    def frames_of(self, parsed_request: ParsedRequest) -> Frames:
+        """Return the writer of the answer, in the format of the request's API."""
+        name, envelope = parsed_request.request_id, parsed_request.envelope
+        texts = self._texts if parsed_request.logprobs else None
+        usage_frames = parsed_request.usage_frames
+        match envelope.api:
+            case "chat":
+                twice = self._settings.reasoning_fields == "both"
+                return ChatFrames(name, envelope, texts, usage_frames, names_reasoning_twice=twice)
+            case "responses":
+                return ResponsesFrames(name, envelope, texts)
+            case "messages":
+                return MessagesFrames(name, envelope)
+        echo_texts, num_choices = parsed_request.echo_texts, parsed_request.sampling.n
+        return CompletionFrames(name, envelope, texts, usage_frames, echo_texts, num_choices)
+
+    def to_api_error(self, error: BaseException, parsed_request: ParsedRequest) -> BaseException:
+        """Return the error for the client, with field names of its API. ClientLeft and cancellation stay."""
+        if not isinstance(error, Exception) or isinstance(error, ClientLeft):
+            return error
+        found = api_error(error, parsed_request.params, self._admission.rate.retry_after_s())
+        if found.code is ErrorCode.REQUEST_ID_IN_USE:  # The engine's text holds the owner.
+            return key_in_use((parsed_request.envelope.owner, ITS_ID, parsed_request.request_id))
+        found = _with_format_path(found, parsed_request.answer_format)
+        names = parsed_request.field_names
+        return found if names is None else found.renamed(names.path)
+
+
+def _with_format_path(error: ApiError, answer_format: AnswerFormat) -> ApiError:
+    """Return an error in the answer format with the body's field name."""
+    if answer_format.grammar is not None and error.path[:1] == ("grammar",):
+        return error.at(_GRAMMAR_NAMES.path(error.path))
+    if error.code is ErrorCode.INVALID_GRAMMAR and not error.path:
+        return error.at(answer_format.place)
+    return error
