@@ -1,4 +1,4 @@
-"""Replicas in this process, or in processes of their own, and a carrier to them that can be interrupted."""
+"""A carrier whose calls tests can interrupt, to replicas in this process or in others."""
 
 import asyncio
 import contextlib
@@ -13,17 +13,19 @@ from mmengine.fleet.attempt import ReplicaLost
 from mmengine.fleet.replica import Replica
 from mmengine.fleet.routing import Ring
 
-LONGEST = 2**28  # of a frame
+LONGEST = 2**28  # bytes of a frame
 
 
 class LocalCarrier:
-    """`lose` cuts a replica off in the middle of whatever it says; the engine behind it lives on."""
+    """A carrier to replicas in this process. `lose` cuts a replica off in the middle of a message; its engine
+    lives on.
+    """
 
     def __init__(self, *replicas: Replica):
         self.replicas = {each.name: each for each in replicas}
         self.leaving: set[str] = set()
-        self.calls: list[tuple[str, bytes]] = []  # to whom, and what
-        self.delay_s = 0.0  # before each word
+        self.calls: list[tuple[str, bytes]] = []  # routing key or replica, and data
+        self.delay_s = 0.0  # before each message
         self._lost: dict[str, asyncio.Future] = {}
 
     def lose(self, name):
@@ -63,7 +65,7 @@ class LocalCarrier:
 
 
 class SocketCarrier:
-    """To processes that `started` gives, each behind a socket of its name."""
+    """A carrier to the processes from `started`, each on a socket with its name."""
 
     def __init__(self, folder: Path):
         self._folder = folder

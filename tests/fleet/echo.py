@@ -1,4 +1,4 @@
-"""`build`: an engine without a model, by a path that another process can import."""
+"""`build` makes an engine without a model; other processes can import it by path."""
 
 from tests.serve.serve_fakes import builder
 from tests.server.running import SlowEcho

@@ -1,4 +1,4 @@
-"""A server before a fleet whose requests outlive it, with replicas in this process or in others."""
+"""A server in front of a fleet whose requests survive it, with replicas in this process or in others."""
 
 import threading
 from contextlib import contextmanager
@@ -25,7 +25,7 @@ PATIENCE = RoutingLimits(silence_s=5.0, patience_s=20.0)
 
 
 class Leaving(SlowEcho):
-    """Ends with requests that run."""
+    """Ends while requests run."""
 
     pause_s = 0.004
 
@@ -39,7 +39,7 @@ def replica(root, name, executor_class=Leaving):
 
 
 class Watched(LocalCarrier):
-    """Notes who had a request in its log, and was computing it, when another was asked."""
+    """Records which replica had a request in its log, and computed it, when another was called."""
 
     def __init__(self, root, *replicas):
         super().__init__(*replicas)
@@ -63,7 +63,9 @@ def _has(log, core_id):
 
 
 class ServedFleet(Served):
-    """`carrier`: to replicas that are closed with it. `kept`: see FleetEngine."""
+    """A server for a fleet. `carrier` leads to replicas that are closed with the server. `kept`: see
+    FleetEngine.
+    """
 
     def __init__(self, root, carrier, kept, patience, **settings):
         self.carrier, self._kept, self._patience = carrier, kept, patience
@@ -92,7 +94,7 @@ def ingress(root, carrier, *, patience=PATIENCE, said=None, **settings):
 
 @contextmanager
 def fleet(root, names, executor_class=Leaving, **options):
-    """An ingress and replicas of its own."""
+    """Start an ingress with new replicas."""
     root.mkdir(exist_ok=True)
     made = [replica(root, name, executor_class) for name in names]
     carrier = Watched(root, *made)
@@ -103,8 +105,11 @@ def fleet(root, names, executor_class=Leaving, **options):
 
 
 def killed(root, target):
-    """A copy of all folders, as a kill of the ingress and of all replicas would leave them. First what the
-    ingress owes: the rest of it is let go of only when it stands elsewhere."""
+    """Copy all folders as a kill of the ingress and all replicas leaves them.
+
+    The ingress's folder comes first, since a request is removed from it only after its answer is stored
+    elsewhere.
+    """
     requests = Path(INGRESS, REQUESTS)
     owed = copied(root / requests, target.with_name(f"{target.name}, owed"))
     owed.rename(copied(root, target, REQUESTS) / requests)
@@ -112,7 +117,7 @@ def killed(root, target):
 
 
 def all_at_once(*calls):
-    """What each gave, or raised."""
+    """Return each call's result or error."""
     found, start = [None] * len(calls), threading.Barrier(len(calls))
 
     def run(place, call):

@@ -1,4 +1,4 @@
-"""A replica behind a socket: python -m tests.fleet.replica_process FOLDER NAME."""
+"""A replica on a socket: python -m tests.fleet.replica_process FOLDER NAME."""
 
 import asyncio
 import sys

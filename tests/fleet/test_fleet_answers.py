@@ -1,4 +1,4 @@
-"""Answers of a real model that are broken off again and again: each is what one engine gives undisturbed."""
+"""Answers from a real model stay the same when their replicas are interrupted again and again."""
 
 import asyncio
 import contextlib
@@ -29,11 +29,11 @@ ASKED = {
     "a stop string": {"max_tokens": 40, "temperature": 1.2, "seed": 8, "stop": ["e"]},
     "a budget": {"max_tokens": 16, "temperature": 1.0, "seed": 9, "thinking_token_budget": 3},
 }
-FEW = ("three warm ones", "a form", "logprobs")  # for tests that are often run
+FEW = ("three warm ones", "a form", "logprobs")  # for tests that run often
 
 
 class Breaking:
-    """Breaks off each word of two replicas with a chance, in turn."""
+    """Interrupts two replicas in turn, with some probability at each message."""
 
     def __init__(self, *replicas):
         self.replicas, self.chosen, self.num_breaks = list(replicas), random.Random(1), 0
@@ -58,7 +58,7 @@ def prompt_for(name):
 
 
 def kept(completion):
-    """Without the counts, which are of one process."""
+    """Return the answer without counts, which belong to a single process."""
     return completion.choices, completion.prompt_logprobs, completion.prompt_token_ids.tolist()
 
 

@@ -1,4 +1,4 @@
-"""Rows of a dead worker, given to another one as Ray Data does: what was computed is not computed again."""
+"""A dead worker's rows go to another worker, as in Ray Data; computed tokens are not computed again."""
 
 import json
 import os
@@ -27,7 +27,7 @@ from mmengine_ray.batch import AnswerLines
 worker = AnswerLines(sys.argv[1], builder="tests.fleet.echo:build")
 worker({"text": np.array(json.loads(sys.argv[2]), dtype=object)})
 """
-SIZES = (10, 150)  # of prompts; the first ones are answered when the worker dies
+SIZES = (10, 150)  # prompt lengths; the first prompts are answered before the worker dies
 
 
 def lines(count, start=0):
@@ -89,12 +89,12 @@ def line(name, text, **fields):
 
 ASKED = [line("whole", "short"), line("half", "a long one " * 3)]
 OF_WHOLE, OF_HALF = ("whole", "SHORT"), ("half", "A LONG ONE " * 3)
-NUM_STEPS = 4  # behind the end of the shorter answer, after which the worker is dead
+NUM_STEPS = 4  # steps after the end of the shorter answer, when the worker is dead
 
 
 @pytest.fixture(scope="module")
 def died(tmp_path_factory):
-    """Records of a worker that was asked `ASKED`."""
+    """Return the log records of a worker that was asked `ASKED`."""
     root = tmp_path_factory.mktemp("before")
     worker = AnswerLines(str(root), builder="tests.fleet.echo:build")
     assert answers(worker, ASKED) == [OF_WHOLE, OF_HALF]
@@ -109,13 +109,14 @@ def died(tmp_path_factory):
 
 
 def num_left(log):
-    """Tokens of the answer that is not whole."""
+    """Return the tokens in the unfinished answer."""
     return len(read_resume_state(log, Resume()).answers["half"].token_ids)
 
 
 def answered(root, given, **options):
-    """Answers of a worker among the logs in `root`, and by id how many tokens were at hand of those that it
-    computed."""
+    """Return a worker's answers with the logs in `root`, and by id how many given tokens each computed
+    request had.
+    """
     worker = AnswerLines(str(root), builder="tests.fleet.echo:build", **options)
     found = answers(worker, given)
     worker._engine.close()
@@ -139,7 +140,7 @@ def test_what_the_dead_left_is_taken_for_the_same_request_alone(died, tmp_path):
 
 
 def begun_with(records, **fields):
-    """The same, with another STARTED."""
+    """Return the records with another STARTED."""
     first = records[0]
     return [replace(first, event=replace(first.event, **fields)), *records[1:]]
 

@@ -1,4 +1,4 @@
-"""What deploy/ has for many machines is read by what it is for, as far as that is here."""
+"""The files in deploy/ for several machines are valid for their tools, as far as the tools are installed."""
 
 import re
 from pathlib import Path
@@ -40,7 +40,7 @@ def test_serves_config_is_one_of_ours():
 
 
 def instructions(text):
-    """Of a container file: comments gone, lines that go on joined."""
+    """Return a container file's lines without comments, with continued lines joined."""
     lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
     return [re.sub(r"\s+", " ", line).strip() for line in "\n".join(lines).replace("\\\n", " ").splitlines()]
 

@@ -1,4 +1,4 @@
-"""Responses in the background and batches of a fleet: they outlive its ingress and its replicas."""
+"""Background responses and batches survive the ends of a fleet's ingress and replicas."""
 
 import asyncio
 import time
@@ -31,7 +31,7 @@ from tests.server.test_server_responses_kept import ended as response_ended
 
 
 def tokens_given(root):
-    """By replica, how many tokens came along with its requests."""
+    """Return how many given tokens each replica's requests had."""
     found = {}
     for log in root.iterdir():
         if log.name != INGRESS:
@@ -59,7 +59,7 @@ def test_all_is_there_again_behind_a_kill_of_ingress_and_replicas(tmp_path):
         client.close()
     with fleet(root, "cd") as one:
         client = client_of(one)
-        # Its replica's log has the answer; the store may have died before it had.
+        # The replica's log has the answer; the store may have died before storing it.
         assert text_of(response_ended(one, done)) == "SHORT"
         assert events(one, half) == whole, "the same events, from the first on"
         assert text_of(response_ended(one, half)) == TEXT.upper()
@@ -79,13 +79,13 @@ def test_all_is_there_again_behind_a_kill_of_ingress_and_replicas(tmp_path):
 
 
 def num_said(server, name):
-    """Tokens that the ingress has of a response that runs."""
+    """Return how many tokens the ingress has for a running response."""
     journeys = list(server.engine._routed.values())
     return sum(each.num_tokens for each in journeys if f"resp_{each._request.request_id}" == name)
 
 
 def test_a_replica_that_is_lost_hands_on_what_it_had_when_its_log_says_so(tmp_path):
-    """It lives on, with its lock: nobody else computes what is open in its log."""
+    """The replica lives on with its lock, so no other replica computes its log's open requests."""
     root = tmp_path / "logs"
     with fleet(root, "ab") as one:
         name = begun(one)
@@ -98,7 +98,7 @@ def test_a_replica_that_is_lost_hands_on_what_it_had_when_its_log_says_so(tmp_pa
 
 
 def test_a_log_without_a_record_keeps_nobody_from_going_on(tmp_path):
-    """Of a replica that lives it may yet have one; of one that is dead it never will."""
+    """A live replica may get the record later; a dead replica never will."""
 
     async def heard():
         alive = LogWriter(tmp_path / "a")
@@ -114,7 +114,7 @@ def test_a_log_without_a_record_keeps_nobody_from_going_on(tmp_path):
 
 
 def test_logs_that_cannot_be_read_keep_nobody_from_going_on(tmp_path):
-    """One of another version, one that is a link, and one that has an answer."""
+    """Logs from another version, behind a link, and with an answer."""
     settings = CONFIG.as_dict()
     for name, config in (("a", {"of_another_version": 1}), ("b", settings), ("c", settings)):
         started = ev.Started(1, "9.0", DECISION_VERSION, config, {}, CONFIG.num_blocks)
@@ -127,7 +127,7 @@ def test_logs_that_cannot_be_read_keep_nobody_from_going_on(tmp_path):
 
 
 class Stuck(Leaving):
-    """Its steps stand still from some of them on, until the test is over."""
+    """Steps stand still from some step on, until the test ends."""
 
     may_end = False
 
@@ -138,7 +138,7 @@ class Stuck(Leaving):
 
 
 def test_what_a_frozen_replica_has_goes_nowhere_else(tmp_path, caplog):
-    """However long that takes, and is reported."""
+    """The wait may take long and is reported."""
     Stuck.may_end, patience = False, RoutingLimits(silence_s=5.0, patience_s=0.1)
     with fleet(tmp_path / "logs", "ab", Stuck, patience=patience) as one:
         name = begun(one)
@@ -184,7 +184,7 @@ def test_what_was_cancelled_or_deleted_stays_so_behind_a_kill(tmp_path):
 
 
 def test_an_ingress_that_ends_leaves_what_is_kept_and_says_so(tmp_path):
-    """To replicas that live on, and to another ingress."""
+    """Requests go on at replicas that live, and for another ingress."""
     root = tmp_path / "logs"
     with fleet(root, "a", drain_s=0) as one:
         name = begun(one)
@@ -207,7 +207,7 @@ def test_of_two_that_start_one_has_the_folder(tmp_path, monkeypatch):
 
 
 def both_may(fd):
-    """A lock that is none."""
+    """A lock file that does not lock."""
 
 
 def nobody_may(fd):

@@ -1,4 +1,4 @@
-"""Logs of replicas side by side: where requests went, what was computed twice, and one page of it."""
+"""Replicas' logs side by side: paths of requests, tokens computed twice, and a page about them."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ TEXT = "abc" * 40
 
 @pytest.fixture(scope="module")
 def logs(tmp_path_factory):
-    """Three lives; one is lost in the middle of what it said, another drains."""
+    """Logs from three replicas; the first is lost in the middle of an answer, another drains."""
     folder = tmp_path_factory.mktemp("fleet")
 
     async def go():

@@ -1,4 +1,4 @@
-"""Media that prompts of a fleet name by URL: all is given back, and nobody waits for a silent host."""
+"""A fleet fetches media by URL, releases them, and does not wait for silent hosts elsewhere."""
 
 import asyncio
 import socket

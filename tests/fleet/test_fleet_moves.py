@@ -1,4 +1,4 @@
-"""Requests whose replicas die, hang, drain and refuse: who asked hears nothing of it."""
+"""Requests whose replicas die, hang, drain or refuse; clients notice nothing."""
 
 import asyncio
 import random
@@ -51,7 +51,7 @@ async def closed(engine, *replicas):
 
 
 async def told(stream, sometimes=None):
-    """What was said, choice by choice, and how each ended."""
+    """Return the tokens choice by choice, and how each choice ended."""
     said = {}
     async with stream:
         async for output in stream:
@@ -105,7 +105,7 @@ def test_a_replica_drains_and_is_let_go_of_at_once():
         assert [said[0][0] for said in await asyncio.gather(*tasks)] == [
             f"{n}{TEXT}".upper() for n in range(6)
         ]
-        carrier.leaving.add("a")  # who knows of it does not ask there
+        carrier.leaving.add("a")  # an ingress that knows does not call it
         carrier.calls.clear()
         assert (await told(engine.stream(Prompt(text=TEXT))))[0][1] == ["stop"]
         assert {name for name, _ in carrier.calls} == {"b"}
@@ -115,7 +115,7 @@ def test_a_replica_drains_and_is_let_go_of_at_once():
 
 
 class Stuck(SlowEcho):
-    """A step of it never returns, until the test is over."""
+    """A step never returns until the test ends."""
 
     until: "asyncio.Event | None" = None
     may_end = False
@@ -197,7 +197,7 @@ def test_what_kills_every_replica_is_given_up(words):
 
 
 def test_a_full_way_to_all_replicas_is_waited_for_by_who_was_answered():
-    """It is refused only to who has not been taken yet."""
+    """Only a request that was never accepted is refused."""
 
     async def go():
         one, two = replica("a"), replica("b")
@@ -286,7 +286,7 @@ def test_the_last_replica_is_taken_though_it_was_dodged():
         while not one.load().num_open or one.load().waiting_tokens:
             await asyncio.sleep(0.01)
         carrier.lose("a")
-        carrier.replicas["a"] = one  # it was the way to it that broke
+        carrier.replicas["a"] = one  # only the way to the replica broke
         assert (await said)[0] == (TEXT.upper(), ["stop"])
         await closed(engine, one)
 
@@ -294,7 +294,7 @@ def test_the_last_replica_is_taken_though_it_was_dodged():
 
 
 def test_who_asks_again_at_once_is_not_in_its_own_way():
-    """A carrier may close a call and bring the same one again before a step has ended the first."""
+    """A carrier may close a call and repeat it before a step has ended the first."""
 
     async def go():
         one = replica("a")
@@ -304,7 +304,7 @@ def test_who_asks_again_at_once_is_not_in_its_own_way():
             words = one.run(data)
             async for word in words:
                 if isinstance(decode_message(word), Accepted) or number == 1:
-                    break  # the second time before it is begun
+                    break  # the second time before the request is accepted
             await words.aclose()
         said = [decode_message(word) async for word in one.run(data)]
         assert isinstance(said[-1], Outputs) and said[-1].end is not None, said[-1]
@@ -324,7 +324,7 @@ def test_who_asks_again_at_once_is_not_in_its_own_way():
 
 @pytest.mark.soak
 def test_processes_that_are_killed_and_frozen(tmp_path):
-    """Real processes with logs of their own, over sockets."""
+    """Replicas in real processes with separate logs, on sockets."""
     kept = [ReplicaProcess(tmp_path, name) for name in "abc"]
 
     async def go():

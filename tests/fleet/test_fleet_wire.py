@@ -1,4 +1,4 @@
-"""What crosses between an ingress and a replica, and which replica a request belongs to."""
+"""Messages between an ingress and a replica, and the choice of a replica by routing key."""
 
 import msgspec
 import numpy as np

@@ -1,4 +1,4 @@
-"""A fleet on Ray for tests: clients over HTTP, who is there, and what Ray takes of memory."""
+"""A fleet on Ray for tests: HTTP clients, the live replicas, and Ray's memory use."""
 
 import asyncio
 import base64
@@ -47,7 +47,7 @@ def settings_for(folder: Path, **more) -> RaySettings:
 
 @contextmanager
 def serving():
-    """Ray on the loopback, and Serve's proxy at the port that this gives."""
+    """Ray on the loopback interface; gives the port of Serve's proxy."""
     port = free_port()
     ray.init(
         num_cpus=8,
@@ -75,7 +75,7 @@ def picture(number):
 
 
 def body_of(number):
-    """Of stream `number`: texts and images, forms, several choices, warm and greedy."""
+    """Return the request of stream `number`: texts and images, forms, several choices, sampled and greedy."""
     content = [{"type": "text", "text": f"Question {number}: what do you see?"}]
     if number % 3 == 0:
         content.insert(0, {"type": "image_url", "image_url": {"url": picture(number)}})
@@ -97,7 +97,7 @@ def body_of(number):
 
 
 async def told(client, port, number):
-    """What the client of one stream saw, choice by choice, delta by delta. Raises for what is no answer."""
+    """Return a stream's deltas choice by choice as its client got them. Raises for an invalid answer."""
     said = {}
     url = f"http://127.0.0.1:{port}/v1/chat/completions"
     async with client.stream("POST", url, json=body_of(number)) as response:
@@ -124,13 +124,13 @@ async def all_told(port, numbers, meanwhile=None):
 
 
 async def replicas(count, app="default", limit_s=120):
-    """Facts of so many replicas, once there are as many."""
+    """Return the facts of `count` replicas, once there are as many."""
     handle, found, end = serve.get_deployment_handle(REPLICA, app), {}, time.monotonic() + limit_s
     while len(found) < count:
         assert time.monotonic() < end, f"{len(found)} of {count} replicas are there"
         try:
             data = await handle.options(session_id=secrets.token_hex(4)).facts.remote()
-        except Exception:  # it died meanwhile
+        except Exception:  # the replica died meanwhile
             continue
         facts = msgspec.json.decode(data, type=Facts)
         if Path(f"/proc/{facts.pid}").exists():
@@ -140,7 +140,7 @@ async def replicas(count, app="default", limit_s=120):
 
 
 def memory_mb(pid=None):
-    """Resident memory of the processes below this one, by name."""
+    """Return the resident memory of this process's children, by name."""
     found, parents = {}, {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:

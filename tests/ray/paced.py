@@ -1,4 +1,4 @@
-"""The embedded checkpoint, whose steps take a while each: most streams are unfinished at any instant."""
+"""The embedded checkpoint with slow steps, so that most streams are unfinished at any instant."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""`mmengine serve --ray`: the process that speaks HTTP is the ingress itself."""
+"""`mmengine serve --ray`: the process with the HTTP server is the ingress."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Responses in the background and a batch on Ray Serve, whose replica is killed, and then their ingress."""
+"""Background responses and a batch on Ray Serve survive kills of their replica and of their ingress."""
 
 import asyncio
 import json
@@ -48,7 +48,7 @@ def lines():
 
 
 def begun(client):
-    """Ids of responses and of a batch."""
+    """Return the ids of responses and of a batch."""
     names = [client.post("/v1/responses", json=body_of(number)).json()["id"] for number in NUMBERS]
     files = {"file": ("lines.jsonl", "\n".join(lines()).encode())}
     file = client.post("/v1/files", files=files, data={"purpose": "batch"}).json()
@@ -57,7 +57,7 @@ def begun(client):
 
 
 def until_over(client, path, over):
-    """What stands there then. While an ingress starts, nobody answers."""
+    """Return the stored state. No ingress answers while it starts."""
     end = time.monotonic() + LIMIT_S
     while time.monotonic() < end:
         try:
@@ -73,7 +73,7 @@ def until_over(client, path, over):
 
 
 def answers(client, names, batch):
-    """What was said, without ids, times and counts of one process."""
+    """Return the answer without ids, times and counts, which belong to a single process."""
     said = []
     for name in names:
         found = until_over(client, f"/v1/responses/{name}", ("completed", "incomplete", "failed"))

@@ -1,4 +1,4 @@
-"""A node of a cluster that is gone: the replicas on it were lost together, and no client hears of it."""
+"""A cluster node is lost with all its replicas, and no client notices."""
 
 import asyncio
 
@@ -18,7 +18,7 @@ HERE = "127.0.0.1"
 
 
 def test_a_node_is_removed_in_the_middle(tmp_path, monkeypatch):
-    # Ray takes a loopback address for that of a network, which may not reach this machine.
+    # Ray replaces a loopback address by a network address, which may not reach this machine.
     monkeypatch.setattr(ray._private.services, "get_node_ip_address", lambda *given: HERE)
     store = 80 * 2**20
     cluster = Cluster(

@@ -1,4 +1,4 @@
-"""Answers to many prompts of which all are there before the first step."""
+"""Answers to many prompts that are all queued before the first step."""
 
 from collections.abc import Iterable
 
@@ -8,8 +8,11 @@ from mmengine.serve.text.request_output import Completion
 
 
 def answers_at_once(engine: Engine, jobs: Iterable[Job]) -> dict[int, Completion]:
-    """By the index of the job. As `run_batch` gives them, but no thread says what runs together, and so what
-    is preempted: prompts are prepared here, and grammars compiled before anything runs."""
+    """Return answers by job index, like `run_batch`, but deterministically.
+
+    Prompts are prepared here and grammars compiled before any step, so no thread's timing decides which
+    requests run together and are preempted.
+    """
     places, grammars = {}, engine.built.grammars
     for index, (prompt, options) in enumerate(jobs):
         prepared = prompt.prepare(engine.processor, options)

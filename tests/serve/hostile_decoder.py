@@ -1,4 +1,4 @@
-"""A decoder that does what its files say: for tests of the processes that decoders run in."""
+"""A decoder that does what its files say, for tests of decoder processes."""
 
 import ctypes
 import os
@@ -21,7 +21,7 @@ def decoder(settings):
 def decode(media):
     what, _, number = bytes(media.data).decode().partition(" ")
     match what:
-        case "rows":  # as many bytes as it says, and who made them
+        case "rows":  # as many bytes as the file says, and the decoder's process id
             rows = np.full((int(number) // 1024, 1024), os.getpid() % 251, np.uint8)
             return DecodedMedia(rows, (1, os.getpid(), os.nice(0)), (0.5,))
         case "crash":
@@ -37,7 +37,7 @@ def decode(media):
             kept = []
             while True:
                 kept.append(np.ones(2**22, np.uint8))
-        case "eaten":  # parsers catch what they cannot read
+        case "eaten":  # parsers catch errors for unreadable data
             try:
                 np.ones(2**40, np.uint8)
             except MemoryError:
@@ -48,11 +48,11 @@ def decode(media):
             raise InvalidMedia(f"{media.where} is no image")
         case "bug":
             raise KeyError(what)
-        case "lie":  # about the shape: what comes is shorter
+        case "lie":  # a wrong shape: the data are shorter
             rows = np.zeros((512, 1024), np.uint8)
             return DecodedMedia(_Lying(rows), (1, 1, 1))
         case "modules":
-            import sys  # what stands there by now
+            import sys  # the modules loaded so far
 
             found = [name for name in MODULES if name in sys.modules]
             raise InvalidMedia(f"{found} {sorted(os.environ)}")
@@ -60,7 +60,7 @@ def decode(media):
 
 
 class _Lying:
-    """Rows that say they are more than they are."""
+    """Rows that claim to be more than they are."""
 
     def __init__(self, rows):
         self.rows, self.shape, self.nbytes = rows, (2 * rows.shape[0], rows.shape[1]), rows.nbytes

@@ -1,4 +1,4 @@
-"""Images and videos that lie: a generator that knows the formats' grammars. Seeded, and cheap to ask."""
+"""A seeded and cheap generator of hostile images and videos that knows the formats' grammars."""
 
 import io
 import random
@@ -22,7 +22,7 @@ def picture(width: int, height: int) -> Image.Image:
 
 @cache
 def image_of(kind: str) -> bytes:
-    """A small picture as it should be."""
+    """Return a small valid picture."""
     buffer = io.BytesIO()
     picture(48, 40).save(buffer, kind)
     return buffer.getvalue()
@@ -94,7 +94,7 @@ def png(rng: random.Random) -> bytes:
 
 
 def png_bomb(rng: random.Random) -> bytes:
-    """Few bytes that are truly many pixels, up to the largest picture that is taken."""
+    """Return few bytes that really decode to many pixels, up to the largest accepted picture."""
     width, height = rng.choice(((3000, 3000), (8000, 8000), (32000, 2000), (8193, 8192)))
     rows = _zeros(((width + 7) // 8 + 1) * height)
     head = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
@@ -119,13 +119,13 @@ def jpeg(rng: random.Random) -> bytes:
         )
         segment = bytes((0xFF, rng.randrange(0xE0, 0xF0))) + struct.pack(">H", len(body) + 2) + body
         data[2:2] = segment * rng.choice((1, 1, 300))
-    if rng.random() < 0.3:  # scan upon scan
+    if rng.random() < 0.3:  # repeated scans
         scan = data[data.find(b"\xff\xda") : -2]
         data[-2:-2] = scan * rng.choice((2, 60))
     return bytes(data)
 
 
-# TIFF, which is EXIF as well
+# TIFF, which EXIF data are too
 
 
 def _tiff_body(rng: random.Random, pages: int = 1) -> bytes:
@@ -160,7 +160,7 @@ def tiff(rng: random.Random) -> bytes:
 
 
 def tiff_pages(rng: random.Random) -> bytes:
-    """A chain of pages that are right, each of a few bytes."""
+    """Return a chain of valid pages with a few bytes each."""
     return b"".join(_small_pages(rng.choice((100, 2000, 4000))))
 
 
@@ -217,11 +217,11 @@ def bmp(rng: random.Random) -> bytes:
     return bytes(data)
 
 
-# Containers of videos
+# Video containers
 
 
 def _boxes(data: bytes, start: int = 0, end: int | None = None) -> list[int]:
-    """Where the boxes of an MP4 begin, those within others included."""
+    """Return where the boxes of an MP4 begin, including nested boxes."""
     found, end = [], len(data) if end is None else end
     while start + 8 <= end:
         size = struct.unpack_from(">I", data, start)[0]
@@ -242,12 +242,12 @@ def mp4(rng: random.Random) -> bytes:
         what = rng.randrange(4)
         if what == 0:  # its size
             struct.pack_into(">I", data, at, rng.choice(LENGTHS))
-        elif what == 1:  # a count of entries, a duration, a width
+        elif what == 1:  # an entry count, a duration, a width
             place = min(at + 8 + 4 * rng.randrange(6), len(data) - 4)
             struct.pack_into(">I", data, place, rng.choice(LENGTHS))
-        elif what == 2:  # another kind of box
+        elif what == 2:  # another box type
             data[at + 4 : at + 8] = rng.choice((b"free", b"moov", b"stsz", b"elst", b"trak", b"\0\0\0\0"))
-        else:  # boxes in boxes
+        else:  # nested boxes
             data += b"".join(struct.pack(">I", 8 * k) + b"moov" for k in range(rng.choice((5, 3000)), 0, -1))
     return bytes(data)
 
@@ -265,7 +265,7 @@ def webm(rng: random.Random) -> bytes:
     return bytes(data)
 
 
-# What befalls any file
+# Damage to any file
 
 
 def damaged(rng: random.Random, data: bytes) -> bytes:
@@ -311,7 +311,7 @@ BOMBS: dict[str, Callable[[random.Random], bytes]] = {"png bomb": png_bomb}
 def hostile_file(
     rng: random.Random, makers: dict[str, Callable[[random.Random], bytes]]
 ) -> tuple[str, bytes]:
-    """A kind and its bytes."""
+    """Return a kind and its bytes."""
     kind = rng.choice(list(makers))
     data = makers[kind](rng)
     for _ in range(rng.choice((0, 0, 1, 2))):
@@ -320,7 +320,7 @@ def hostile_file(
 
 
 def warm_up() -> None:
-    """Make what is made once, so that asking is cheap from then on."""
+    """Generate the shared data once, so that later calls are cheap."""
     for container, codec in (("mp4", "mpeg4"), ("mp4", "libx264"), ("mov", "mpeg4"), ("webm", "libvpx")):
         video_of(container, codec)
     rng = random.Random(0)

@@ -1,4 +1,4 @@
-"""Requests of strangers who mean no good: messages with hostile media, and hostile texts. Seeded."""
+"""Seeded requests from hostile clients: messages with hostile media, and hostile texts."""
 
 import base64
 import random
@@ -58,7 +58,7 @@ def _nested(rng: random.Random) -> Any:
 
 
 def _misshapen(rng: random.Random) -> list[dict[str, Any]]:
-    """Messages that are none."""
+    """Return invalid messages."""
     return rng.choice(
         (
             [{}],
@@ -96,7 +96,7 @@ def _media(kind: str, data: bytes, rng: random.Random) -> dict[str, Any]:
 
 
 def hostile_request(rng: random.Random) -> tuple[str, list[dict[str, Any]]]:
-    """What kind it is, and its messages."""
+    """Return the request's kind and messages."""
     dice = rng.random()
     if dice < 0.25:
         kind = rng.choice(list(TEXTS))

@@ -1,4 +1,4 @@
-"""Hostile requests at an engine while honest streams run: what became of them, and how the streams felt."""
+"""Runs hostile requests beside honest streams, and measures their outcomes and the streams' pauses."""
 
 import asyncio
 import random
@@ -15,20 +15,22 @@ from tests.serve.hostile_media import warm_up
 from tests.serve.hostile_requests import hostile_request
 
 HONEST = 8
-AT_ONCE = 16  # hostile requests on their way
+AT_ONCE = 16  # concurrent hostile requests
 QUESTIONS = ("What is a triangle?", "Count from one to ten.", "Name the colours.", "Tell me about circles.")
 
 
 @dataclass
 class Felt:
-    """`gaps`: seconds between news of one honest stream; `most_bytes`: of this process and its decoders."""
+    """Measurements. `gaps` are seconds between an honest stream's outputs; `most_bytes` covers this process
+    and its decoders.
+    """
 
     gaps: list[float] = field(default_factory=list)
     outcomes: Counter[tuple[str, str]] = field(default_factory=Counter)
     bugs: list[str] = field(default_factory=list)
     first_bytes: int = 0
     most_bytes: int = 0
-    longest: tuple[float, str] = (0.0, "")  # the hostile request that took longest, seconds
+    longest: tuple[float, str] = (0.0, "")  # the slowest hostile request, and its seconds
     seconds: float = 0.0
 
     def summary(self) -> str:
@@ -64,7 +66,7 @@ async def _hostile(engine: AsyncEngine, rng: random.Random, seeds: list[int], fe
         begun = time.monotonic()
         options = {"deadline_s": rng.choice((0.001, 0.05))} if rng.random() < 0.02 else {}
         try:
-            if rng.random() < 0.03:  # one that leaves
+            if rng.random() < 0.03:  # a client that leaves
                 async with engine.stream(messages, max_tokens=4, **options):
                     await asyncio.sleep(rng.random() * 0.1)
                 end = "left"
@@ -74,7 +76,7 @@ async def _hostile(engine: AsyncEngine, rng: random.Random, seeds: list[int], fe
             end = type(error).__name__
             if "the engine stopped" in str(error) or "its decoder failed" in str(error):
                 felt.bugs.append(f"{seed} {kind}: {error}")
-        except Exception as error:  # no error of ours
+        except Exception as error:  # an error that is not ours
             end = "bug"
             felt.bugs.append(f"{seed} {kind}: {type(error).__name__}: {error}")
         felt.outcomes[kind, end] += 1
@@ -82,7 +84,7 @@ async def _hostile(engine: AsyncEngine, rng: random.Random, seeds: list[int], fe
 
 
 def memory() -> int:
-    """Bytes that this process and its children hold."""
+    """Return the bytes that this process and its children use."""
     own = Path("/proc/self")
     children = (own / "task").glob("*/children")
     pids = ["self", *(pid for one in children for pid in one.read_text().split())]
@@ -93,7 +95,7 @@ def _resident(pid: str) -> int:
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096
     except (OSError, IndexError):
-        return 0  # it is gone
+        return 0  # the process has ended
 
 
 async def _watch(felt: Felt) -> None:
@@ -104,12 +106,12 @@ async def _watch(felt: Felt) -> None:
 
 
 async def attack(engine: AsyncEngine, seeds: list[int]) -> Felt:
-    """The hostile requests of these seeds while honest streams run."""
+    """Run the hostile requests for these seeds beside honest streams."""
     felt = Felt()
     warm_up()
     waiting = seeds[::-1]
     honest = [asyncio.create_task(_honest(engine, number, felt)) for number in range(HONEST)]
-    while len(felt.gaps) < 10 * HONEST:  # all have begun
+    while len(felt.gaps) < 10 * HONEST:  # until all have begun
         await asyncio.sleep(0.02)
     felt.gaps.clear()
     watch = asyncio.create_task(_watch(felt))

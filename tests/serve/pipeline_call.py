@@ -1,4 +1,4 @@
-"""What a call of the table says."""
+"""A row in the table of calls."""
 
 from typing import NamedTuple
 
@@ -7,7 +7,7 @@ class Call(NamedTuple):
     code: str
     group: str
     outcome: str = "agrees"  # or "differs", "refused"
-    note: str = ""  # why it differs, or what to use
+    note: str = ""  # the reason for a difference, or a replacement
 
 
 def group(group: str, *calls: str | tuple[str, str, str]) -> list[Call]:

@@ -1,7 +1,7 @@
 """Calls that transformers' documentation of its image-text-to-text pipeline allows, as code.
 
-Each is evaluated twice, with the names of pipeline_names.py: once with transformers' pipeline as `pipe`, once
-with ours. A call agrees (both give the same, or both refuse), differs on purpose, or is refused here.
+Each call is evaluated twice with the names from pipeline_names.py: with transformers' pipeline as `pipe`, and
+with ours. It agrees (both return the same, or both refuse), differs on purpose, or is refused here.
 """
 
 from tests.serve.pipeline_call import group

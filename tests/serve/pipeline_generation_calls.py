@@ -1,4 +1,4 @@
-"""Calls of pipeline_calls.py that say how to generate."""
+"""The calls from pipeline_calls.py with generation options."""
 
 from tests.serve.pipeline_call import Call, group
 

@@ -1,4 +1,4 @@
-"""What pipeline_calls.py calls by name: pictures, prompts, tools, datasets, streamers."""
+"""The names that pipeline_calls.py uses: pictures, prompts, tools, datasets, streamers."""
 
 import base64
 import io
@@ -13,7 +13,7 @@ PLACEHOLDER = "<|vision_start|><|image_pad|><|vision_end|>"
 
 
 class Recorder:
-    """A streamer that keeps what it is given."""
+    """A streamer that records its calls."""
 
     def __init__(self):
         self.seen = []
@@ -56,7 +56,7 @@ def user(*parts):
 
 
 class Media:
-    """Pictures and a clip, made once; files in `folder`."""
+    """Return pictures and a clip, made once; files are in `folder`."""
 
     def __init__(self, folder):
         import random
@@ -98,7 +98,7 @@ class Media:
 
 
 def prompts(media):
-    """Chats, texts, and what a chat template may read beside them."""
+    """Return chats, texts, and template variables."""
     hello, prompt = [user(text_part("Hello"))], SAID.format(f"{PLACEHOLDER}What is in it?")
     pictures = media.picture, media.second_picture
     return {
@@ -127,7 +127,7 @@ def prompts(media):
 
 
 def unchanging():
-    """Names that no side changes."""
+    """Return names that are the same on both sides."""
     from torch.utils.data import Dataset, IterableDataset
 
     class Listed(Dataset):
@@ -165,7 +165,7 @@ def asked(part):
 
 
 def streamed(transformers, tokenizer, pipe, kind, prompt, stop_sequence=None, **options):
-    """What a streamer heard, and what came back."""
+    """Return what a streamer received, and the call's result."""
     streamer, out = kind() if kind is Recorder else kind(tokenizer, **options), io.StringIO()
     how = {"streamer": streamer, "max_new_tokens": 12}
     with redirect_stdout(out):

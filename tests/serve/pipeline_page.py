@@ -82,7 +82,7 @@ names are defined in `tests/serve/pipeline_names.py`.
 
 
 def page():
-    """The text of the page."""
+    """Return the page's text."""
     counts = Counter(call.outcome for call in CALLS)
     text = HEAD.format(
         count=len(CALLS),

@@ -16,13 +16,15 @@ from tests.serve.pipeline_calls import CALLS
 from tests.serve.pipeline_sides import ROOT
 
 RECORD = Path(__file__).with_name("pipeline_record.json")
-# What may change tokens or pictures.
+# Packages that may change tokens or pictures.
 PACKAGES = ("transformers", "torch", "pillow", "av")
 
 
 def both_sides(codes):
-    """By call what pipeline_sides.py prints. In a process of its own: transformers asks once, when it is
-    imported, whether torchvision is there."""
+    """Return the output of pipeline_sides.py by call.
+
+    It runs in another process, since transformers checks for torchvision only when it is imported.
+    """
     command = [sys.executable, "-m", "tests.serve.pipeline_sides"]
     done = subprocess.run(
         command, input=json.dumps(codes), capture_output=True, text=True, cwd=ROOT, check=False
@@ -32,7 +34,7 @@ def both_sides(codes):
 
 
 def versions():
-    """Of the packages, and the embedded checkpoint's digest."""
+    """Return the packages' versions and the embedded checkpoint's digest."""
     import mmengine_shapes
 
     digest = hashlib.sha256()

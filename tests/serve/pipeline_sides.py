@@ -28,12 +28,14 @@ TORCHVISION = ROOT / "build" / "torchvision"
 
 
 def transformers_can_run():
-    """Whether transformers' processor of videos can be loaded: its own pipeline needs it for a text too."""
+    """Return whether transformers' video processor can be loaded: its own pipeline needs it for texts too."""
     return (TORCHVISION / "torchvision").is_dir()
 
 
 def load_transformers():
-    """Its module. torchvision's wheel looks for CUDA; with two operators declared it can be imported."""
+    """Return transformers' module. torchvision's wheel looks for CUDA; with two operators declared it can be
+    imported.
+    """
     if "torchvision" not in sys.modules:
         sys.path.append(str(TORCHVISION))
         global _operators
@@ -44,8 +46,8 @@ def load_transformers():
     from transformers import image_processing_backends, video_processing_utils, video_utils
     from transformers.image_utils import load_image
 
-    # That wheel cannot decode: files of pictures go through Pillow, as by transformers' own `load_image`, and
-    # clips through PyAV, which it has a decoder for.
+    # That wheel cannot decode: picture files go through Pillow, as in transformers' own `load_image`, and
+    # clips through PyAV, for which transformers has a decoder.
     def as_tensor(image) -> torch.Tensor:
         return torch.from_numpy(np.array(load_image(image))).permute(2, 0, 1)
 
@@ -63,8 +65,11 @@ RAISES = "raises"
 
 
 class Sides:
-    """Both pipelines. `evaluate` gives what a call gives, as plain data, or the error that it raises. With
-    `ours_alone` transformers gives its classes and no pipeline, for a tenth of the time."""
+    """Both pipelines.
+
+    `evaluate` returns a call's result as plain data, or its error. With `ours_alone` transformers provides
+    its classes and no pipeline, in a tenth of the time.
+    """
 
     def __init__(self, folder, ours_alone=False):
         import mmengine_shapes
@@ -106,19 +111,19 @@ class Sides:
             return plain(eval(code, names))
 
     def compare(self, code):
-        """(outcome, theirs, ours), as `outcome_of` says."""
+        """Return (outcome, theirs, ours), as in `outcome_of`."""
         theirs, ours = self._tried(code, False), self._tried(code, True)
         return outcome_of(theirs, ours), theirs, ours
 
     def kept(self, value):
-        """What a record keeps of a result: a digest, or that there was an error."""
+        """Return a digest of a result, or a mark for an error, for the record."""
         if isinstance(value, Exception):
             return RAISES
         text = json.dumps(value).replace(self._media.base64, "(picture)").replace(self._folder, "(folder)")
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def ours(self, code):
-        """What is kept of what our side gives."""
+        """Return our side's entry for the record."""
         return self.kept(self._tried(code, True))
 
     def _tried(self, code, ours):
@@ -135,7 +140,7 @@ class Sides:
 
     @cached_property
     def _theirs(self):
-        """transformers' tokenizer, and its config of the model."""
+        """transformers' tokenizer, and its config for the model."""
         if self._ours_alone:
             auto = self._transformers.AutoTokenizer, self._transformers.AutoConfig
             return tuple(kind.from_pretrained(self._model) for kind in auto)
@@ -144,8 +149,11 @@ class Sides:
 
     @cached_property
     def _of_pipelines(self):
-        """Classes that stand beside transformers' pipelines. Importing any loads a pipeline of each kind, for
-        a second, so that our side alone has the one that stands in a file of its own."""
+        """Return classes beside transformers' pipelines.
+
+        Importing any loads a pipeline of each kind, which takes a second, so our side alone gets only the
+        class from a separate file.
+        """
         if not self._ours_alone:
             from transformers.pipelines.image_text_to_text import ReturnType
             from transformers.pipelines.pt_utils import KeyDataset
@@ -158,7 +166,7 @@ class Sides:
         return {"KeyDataset": module.KeyDataset}
 
     def _names(self, ours):
-        """What calls name: pipelines, prompts, and transformers' own classes."""
+        """Return the names that calls use: pipelines, prompts, and transformers' own classes."""
         pipe, (tokenizer, model_config) = self.make(ours), self._theirs
         media, transformers = self._media, self._transformers
         config, hello = transformers.GenerationConfig, prompts(media)["hello"]
@@ -194,7 +202,9 @@ class Sides:
 
 
 def outcome_of(theirs, ours):
-    """ "agrees", "differs", "refused" (here alone), "more" (theirs raises); of results or of what is kept."""
+    """Return "agrees", "differs", "refused" (here alone) or "more" (theirs raises), for results or recorded
+    digests.
+    """
     raised = [isinstance(each, Exception) or each == RAISES for each in (theirs, ours)]
     if raised[1]:
         return "agrees" if raised[0] else "refused"
@@ -204,7 +214,7 @@ def outcome_of(theirs, ours):
 
 
 def plain(value):
-    """A result as data that can be compared."""
+    """Return a result as comparable data."""
     if isinstance(value, torch.Tensor):
         return value.tolist()
     if hasattr(value, "messages"):  # transformers' Chat

@@ -1,4 +1,4 @@
-"""Prompts with forms that begin behind reasoning, and what becomes of them."""
+"""Prompts with forms that begin after reasoning, and checks of their answers."""
 
 import json
 import re
@@ -56,7 +56,7 @@ def check_content(form, content):
 
 
 def jobs(count, temperature, marker, bias, forms=(*FORMS, {"structural_tag": CALL})):
-    """Prompts with a form each; a bias makes the marker likely enough to come, at some time."""
+    """Return prompts with a form each; a bias makes the end marker likely."""
     for number in range(count):
         form = forms[number % len(forms)]
         sampling = make_sampling(
@@ -77,7 +77,9 @@ def answers(engine, asked):
 
 
 def check(engine, asked, answered, marker):
-    """How many end their reasoning and stop, and the lengths of the reasoning; what stops is in its form."""
+    """Return how many answers end their reasoning and stop, and the reasoning lengths. Checks the form of
+    stopped answers.
+    """
     tokenizer, lengths, stopped = engine.processor.tokenizer, [], 0
     for number, (form, _) in enumerate(asked):
         choice = answered[number].choices[0]

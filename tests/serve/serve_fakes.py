@@ -1,4 +1,4 @@
-"""An engine without a model: the real core, and an executor that says what it is told to say."""
+"""An engine without a model: the real core, and an executor with prescribed outputs."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ EOS = 256
 
 
 class ByteTokenizer:
-    """A token is a byte; 256 ends the text."""
+    """A tokenizer whose tokens are bytes; 256 ends the text."""
 
     vocab_size = 257
     special_ids = frozenset({EOS})
@@ -37,7 +37,7 @@ class ByteTokenizer:
 
 
 class EchoProcessor:
-    """The prompt is the text of the last message; the word `bad` stands for media that is broken."""
+    """A processor that uses the last message's text as prompt; the word `bad` stands for broken media."""
 
     tokenizer = ByteTokenizer()
     eos_token_ids = (EOS,)
@@ -68,7 +68,9 @@ class EchoProcessor:
 
 
 class TurnEcho(EchoProcessor):
-    """Writes conversations piece by piece: <of the user>. A part that is no text is an F."""
+    """A processor for sessions that writes conversations piece by piece: <a user's text>. A part without text
+    is an F.
+    """
 
     frames_in_patch = 2
 
@@ -85,7 +87,7 @@ class TurnEcho(EchoProcessor):
 
 
 class EchoExecutor:
-    """Answers with the prompt in capitals, then ends. Fails at the step `fail_at`, once."""
+    """Answers with the prompt in capitals, then ends. Fails once, at the step `fail_at`."""
 
     needs_plan = True
     drafters: ClassVar[list] = []
@@ -137,7 +139,8 @@ class EchoExecutor:
         token_ids = np.array(tokens, np.int32)
         for index in self._watcher.feed(sampled, token_ids):
             form = self._rows[int(sampled[index])].grammar
-            is_cut = form is not None and form.kind != "tool_calls"  # it follows none: none is complete
+            # the answer follows no form, so no form is complete
+            is_cut = form is not None and form.kind != "tool_calls"
             stops.append((index, "cut" if is_cut else "string"))
         self._results.append(StepResult(token_ids, tuple(sorted(stops))))
 
@@ -156,7 +159,7 @@ class EchoExecutor:
 
 
 class NoBackend:
-    """The executor follows no grammars, so any text is one."""
+    """A grammar engine that accepts any text, since the executor ignores grammars."""
 
     shortest = 0
 
@@ -189,7 +192,7 @@ class FakeBuilt:
 
 
 def builder(*, fail_at=None, log_options=None, processor=None, executor_class=EchoExecutor, **settings):
-    """A stand-in for mmengine.build.build. Settings are the engine's."""
+    """A replacement for mmengine.build.build. Settings belong to the engine."""
 
     def build(model=None, *, config=None, log=None, resume=None, stop_watcher_factory=None, **kwargs):
         values = {"num_blocks": 200, "max_model_len": 400, "max_num_seqs": 4, "max_waiting": 50, **settings}

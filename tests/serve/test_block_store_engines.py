@@ -1,5 +1,6 @@
-"""Engines that share a folder of blocks: what one computed, others and later ones have, and it changes no
-answer."""
+"""Engines share a folder of blocks: computed blocks are available to others and later, without changing any
+answer.
+"""
 
 import os
 import threading
@@ -25,7 +26,7 @@ def config(folder, **settings) -> EngineConfig:
 
 
 def answered(settings, prompt=QUESTION, log=None, **options):
-    """Tokens, and what the core counted."""
+    """Return the tokens, and the core's counters."""
     with Engine(config=settings, log=log) as engine:
         (answer,) = engine.generate([prompt], max_tokens=options.pop("max_tokens", 12), **options)
         return answer.token_ids, engine.stats(), engine.built.store
@@ -39,7 +40,7 @@ def expected():
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory, expected):
-    """A folder that an engine left, which is closed."""
+    """A folder that a closed engine has filled."""
     folder = tmp_path_factory.mktemp("kept")
     tokens, stats, store = answered(config(folder))
     assert tokens == expected and stats.num_fetched_blocks == 0 and store.num_put > 5
@@ -78,7 +79,7 @@ def test_who_begins_elsewhere_goes_on_here_with_its_first_token(copied, expected
 
 
 def blocks_of(folder):
-    """The largest files are of KV or of features; all of one kind have one size."""
+    """Return the largest files, those with KV or features; all files of a kind have the same size."""
     sizes: dict[int, list] = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file():
@@ -114,7 +115,7 @@ def test_a_block_that_is_gone_is_put_again_by_whoever_put_it(tmp_path, expected)
         before = {path: path.read_bytes() for path in blocks_of(folder)}
         for path in before:
             path.unlink()
-        for number in range(6):  # until the blocks in memory are others'
+        for number in range(6):  # until the blocks in memory belong to others
             engine.generate([QUESTION], max_tokens=4, cache_salt=str(number))
         assert engine.generate([QUESTION], max_tokens=12)[0].token_ids == expected
         assert settled(engine) > put
@@ -123,7 +124,7 @@ def test_a_block_that_is_gone_is_put_again_by_whoever_put_it(tmp_path, expected)
 
 
 def settled(engine):
-    """How many values were put, once nothing waits to be."""
+    """Return how many values were stored, once none waits."""
     store = engine.built.store
     end = time.monotonic() + 20
     while store._waiting_bytes and time.monotonic() < end:
@@ -138,7 +139,7 @@ def test_a_hostile_value_is_not_read_beyond_its_room(copied, expected):
 
 
 class Hanging(FolderStore):
-    """Answers nobody."""
+    """A store that never answers."""
 
     over = threading.Event()
 
@@ -162,11 +163,11 @@ def test_a_store_that_hangs_costs_its_deadline_and_nobody_else_waits(tmp_path, e
 
 
 def test_encoder_outputs_come_where_the_prefix_does_not(copied, tmp_path, monkeypatch):
-    """Another text before the image: no block is the same, and the image is."""
+    """With another text before the image, no block is the same, but the image is."""
     prompt = [{"role": "system", "content": "You are brief."}, *QUESTION]
     with Engine(config=EngineConfig(num_blocks=128, max_model_len=512)) as engine:
         alone = engine.generate([prompt], max_tokens=12)[0].token_ids
-    monkeypatch.setattr(features, "upload_joined", None)  # so nothing can be encoded
+    monkeypatch.setattr(features, "upload_joined", None)  # so that encoding fails
     tokens, stats, _ = answered(config(copied), prompt, log=tmp_path / "log")
     assert tokens == alone and stats.num_fetched_blocks == 0
     (offered,) = [event for event in events(tmp_path / "log") if isinstance(event, ev.Offered)]

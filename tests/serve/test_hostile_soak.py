@@ -1,6 +1,7 @@
-"""Hostile media and texts at an engine with honest streams: nothing breaks, nobody else stands still.
+"""Hostile media and texts beside honest streams: the engine survives, and other requests go on.
 
-Run with -s to see the figures."""
+Run with -s to see the figures.
+"""
 
 import asyncio
 import os
@@ -17,7 +18,7 @@ from tests.serve.hostile_requests import hostile_request
 from tests.serve.hostile_run import Felt, attack
 
 P99_S = 0.250
-GROWTH = 1536 * 2**20  # bytes beyond those at the beginning: a decoder's largest picture, and the caches
+GROWTH = 1536 * 2**20  # bytes more than at the beginning: a decoder's largest picture, and the caches
 
 
 def under_attack(seeds: Sequence[int]) -> tuple[Felt, AsyncEngine]:

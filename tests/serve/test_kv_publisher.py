@@ -1,4 +1,4 @@
-"""KV events over ZeroMQ: the frames of vLLM, and batches that are asked for again."""
+"""KV events over ZeroMQ: vLLM's frames, and batches that are requested again."""
 
 import threading
 import time
@@ -31,7 +31,7 @@ def bench(tmp_path):
 
 @pytest.fixture
 def served(tmp_path, monkeypatch):
-    """A publisher on a thread, one who subscribes and one who asks."""
+    """A publisher on a thread, a subscriber and a requester."""
     monkeypatch.setattr(publisher_of, "MAX_RECENT", 3)
     publisher, over = (
         publisher_of.KvPublisher(tmp_path, ANYWHERE, ANYWHERE, "kv@pod@model"),
@@ -65,7 +65,7 @@ def replayed(dealer, first: int) -> list[tuple[int, bytes]]:
 
 
 def wholly_published(dealer, folder) -> list[tuple[int, bytes]]:
-    """All batches of a log, once they are published."""
+    """Return all batches of a log once they are published."""
     whole = [(batch.seq, batch.payload) for batch in batches(folder)]
     until = time.monotonic() + 20
     while replayed(dealer, len(whole) - 1) != whole[-1:]:
@@ -78,23 +78,23 @@ def test_what_is_published_is_what_the_log_says_and_any_of_it_can_be_asked_for_a
     bench.submit(request("a", 14, max_tokens=20))
     bench.run()
     whole = [(batch.seq, batch.payload) for batch in batches(tmp_path)]
-    assert len(whole) > 5  # of which three are kept in memory
+    assert len(whole) > 5  # three of them are kept in memory
     heard = []
     while not heard or heard[-1][0] < len(whole) - 1:
         topic, seq, payload = sub.recv_multipart()
         assert topic == b"kv@pod@model"
         heard.append((int.from_bytes(seq, "big"), payload))
-    assert heard == whole[-len(heard) :]  # who subscribes late has missed some
+    assert heard == whole[-len(heard) :]  # a late subscriber has missed some
     for first in (0, 1, len(whole) - 2, len(whole)):
         assert replayed(dealer, first) == whole[first:]
-    dealer.send_multipart((b"", b"?"))  # nobody answers
+    dealer.send_multipart((b"", b"?"))  # never answered
     dealer.send_multipart((b"what",))
     assert replayed(dealer, 1) == whole[1:]
 
 
 @pytest.fixture
 def core(tmp_path, monkeypatch):
-    """One that keeps little of its log."""
+    """An engine that keeps little of its log."""
     monkeypatch.setattr(continuation, "MIN_PART_BYTES", 2000)
     config = settings_of(log_retain_bytes=15_000)
     core = open_log(tmp_path, Resume(), config, reserve_bytes=0).core(config, SimulatedExecutor(config), {})
@@ -112,12 +112,12 @@ def answer(core, numbers: range) -> None:
 
 
 def told(payload: bytes):
-    """The events of a batch, without the time: the offset to the time of day is each segment's own."""
+    """Return a batch's events without the time, whose offset to the time of day differs by segment."""
     return msgspec.msgpack.decode(payload)[1]
 
 
 def tidy(core, folder) -> None:
-    """Until the log has lost its beginning."""
+    """Wait until the log has lost its beginning."""
     until = time.monotonic() + 20
     while not LogReader(folder).first_sequence:
         assert time.monotonic() < until
@@ -126,7 +126,7 @@ def tidy(core, folder) -> None:
 
 
 def heard_until(sub, last: bytes) -> list[tuple[int, bytes]]:
-    """What is published, until it says what the batch `last` does."""
+    """Return the published batches up to the batch `last`."""
     heard = []
     while not heard or told(heard[-1][1]) != told(last):
         _, seq, payload = sub.recv_multipart()
@@ -140,7 +140,7 @@ def test_batches_keep_their_numbers_when_the_log_loses_its_beginning(core, serve
     whole = wholly_published(dealer, tmp_path)
     assert replayed(dealer, 0) == whole
     tidy(core, tmp_path)
-    assert replayed(dealer, 0) == replayed(dealer, len(whole) - 3) == whole[-3:]  # what memory has
+    assert replayed(dealer, 0) == replayed(dealer, len(whole) - 3) == whole[-3:]  # the batches in memory
 
     answer(core, range(40, 50))
     first, *kept = [(batch.seq, batch.payload) for batch in batches(tmp_path)]
@@ -168,7 +168,7 @@ def test_who_asks_while_the_log_is_cut_hears_the_rest_and_the_end(bench, served,
 
 
 class Dripping:
-    """A ROUTER whose asker always takes another message just before it is given up."""
+    """A ROUTER whose receiver always reads another message just before its time limit."""
 
     def __init__(self, drip_s: float):
         self.drip_s, self.num_sent = drip_s, 0

@@ -1,4 +1,4 @@
-"""Large schemas are worked out by another process, and no call over one holds the interpreter long."""
+"""Another process normalizes large schemas, and no call about them holds the interpreter for long."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ pytest.importorskip("mmengine_shapes")
 
 
 def large(title: str, **others: Any) -> dict[str, Any]:
-    """A schema of more than LARGE bytes, and short answers."""
+    """Return a schema with more than LARGE bytes and short answers."""
     return {"enum": [f"{title} {number}" for number in range(3)], "description": "x" * fields.LARGE, **others}
 
 
@@ -72,7 +72,7 @@ def test_what_costs_its_process_costs_nobody_else() -> None:
 
 
 def test_large_schemas_of_strangers_leave_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By whichever door they come; small ones stay."""
+    """Large schemas go to the process on every path; small ones stay."""
     worked_out: list[int] = []
     known = fields.normalize_schema
 
@@ -125,7 +125,7 @@ def test_a_large_schema_in_a_body_is_not_decoded() -> None:
 
 
 def test_large_values_are_written_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The encoder lets no other thread run before it is done."""
+    """The encoder lets no other thread run until it ends."""
     pieces: list[int] = []
     known = loading._write
 
@@ -142,7 +142,7 @@ def test_large_values_are_written_in_pieces(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_large_grammar_takes_its_first_step_before_it_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To ask a copy what is forced would take it tens of milliseconds, in which no other thread runs."""
+    """Asking a copy which text is forced takes tens of milliseconds, in which no other thread runs."""
     done: list[str] = []
 
     class Recorded:
@@ -166,7 +166,7 @@ def test_a_large_grammar_takes_its_first_step_before_it_is_copied(monkeypatch: p
 
 
 def test_large_json_schema_is_no_more_parsed_under_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As Lark, which llguidance reads beside other threads, it allows the same."""
+    """Written as Lark, which llguidance parses beside other threads, the schema allows the same."""
     source = random.Random(3)
     schema = {
         "type": "object",

@@ -1,4 +1,4 @@
-"""An answer that another engine began: whoever goes on with it gives the same tokens."""
+"""An engine that continues another engine's answer gives the same tokens."""
 
 import numpy as np
 import pytest
@@ -44,7 +44,7 @@ def engine():
 
 
 def answer_of(engine, **asked):
-    """The completion, and the text that streamed."""
+    """Return the completion, and the streamed text."""
     engine.submit(PROMPT, **asked)
     text = ""
     while engine.has_work:
@@ -80,7 +80,7 @@ def test_a_stop_string_that_the_outputs_began_is_found(engine):
     (choice,) = whole.choices
     place = len(choice.token_ids) // 2
     told = [engine.processor.tokenizer.decode(choice.token_ids[: place + more]) for more in (-1, 0, 1)]
-    stop = told[2][len(told[0]) :]  # of two tokens, the first of which comes along
+    stop = told[2][len(told[0]) :]  # two tokens, the first of which is given
     asked = {"max_tokens": 24, "temperature": 0.0, "stop": [stop]}
     (wanted,) = answer_of(engine, **asked)[0].choices
     assert wanted.finish_reason == "stop"

@@ -36,7 +36,7 @@ def test_many_streams_at_once_each_get_their_own_answer():
 
 
 def test_rows_decode_while_an_image_is_decoded():
-    """A row's steps go on from the fourth to the last while the only worker is in the middle of an image."""
+    """A row goes from its fourth step to its last while the only worker decodes an image."""
     decoding, go_on = threading.Event(), threading.Event()
 
     class Slow(EchoProcessor):
@@ -77,7 +77,7 @@ def test_a_stop_string_does_not_show_in_the_stream():
 
 @pytest.fixture
 def held():
-    """An executor whose steps stand still, from the tenth on, until `go_on` is set."""
+    """An executor whose steps stand still from the tenth on, until `go_on` is set."""
 
     class Held(EchoExecutor):
         go_on = threading.Event()

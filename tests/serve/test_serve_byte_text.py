@@ -1,4 +1,4 @@
-"""Texts of tokens that are bytes: those that decoding the whole answer gives, however tokens come."""
+"""Texts from byte tokens equal those from decoding the whole answer, however tokens arrive."""
 
 import pytest
 from hypothesis import given
@@ -13,7 +13,7 @@ TOKENIZER = plugin_for(FOLDER).load_processor(FOLDER).tokenizer
 
 
 class Damaged(type(TOKENIZER)):
-    """With an added token whose letters the decoder reads as bytes."""
+    """A tokenizer with an added token whose letters the decoder reads as bytes."""
 
     def __init__(self, data, origin, placeholders=()):
         super().__init__(data, origin, placeholders)

@@ -1,4 +1,4 @@
-"""Calls of tools in an answer's text: however tokens come, the same is said, and nothing is lost."""
+"""Parsing of tool calls in an answer's text: chunks of tokens change nothing, and no text is lost."""
 
 import json
 import random
@@ -51,7 +51,7 @@ said = st.sampled_from(["", "I look it up.", " \n", "a < b <tool", "x\n\n"])
 
 
 def written(form, name, given):
-    """A call, as templates write it; None where xml cannot."""
+    """Return a call as templates write it; None if XML cannot express it."""
     if form == "json":
         body = json.dumps({"name": name, "arguments": given}, ensure_ascii=False)
         return f"<tool_call>\n{body}\n</tool_call>"
@@ -65,7 +65,7 @@ def written(form, name, given):
 
 
 def told(form, data, cuts=(), *, reasoning=NO_REASONING, stop=(), **options):
-    """What deltas add up to, and the deltas, where tokens come in chunks."""
+    """Return the deltas' sum, and the deltas, for tokens in chunks."""
     asked = FORMS[form] if isinstance(form, str) else form
     grammar = GrammarRequest("tool_calls", msgspec.json.encode(asked).decode())
     deltas = ChoiceDeltas(TOKENIZER, SamplingParams(stop=stop), reasoning, grammar, **options)
@@ -201,7 +201,10 @@ def test_what_is_wrong_with_loose_arguments_is_told():
 
 
 def test_the_work_grows_with_the_text():
-    """Ten times the text takes ten times as long, not a hundred times; with room for a busy machine."""
+    """A tenfold text takes ten times as long, not a hundred times;
+
+    the limit leaves room for a busy machine.
+    """
 
     def seconds(size):
         body = json.dumps({"text": "".join(random.Random(1).choices('ab{}"\\<', k=size))})

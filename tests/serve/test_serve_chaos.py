@@ -1,4 +1,4 @@
-"""Many callers that come, leave, break off and ask for nonsense; nothing is lost or left behind."""
+"""Many clients that come, leave, cancel and send nonsense; no resource is lost."""
 
 import asyncio
 import random
@@ -15,7 +15,7 @@ from tests.serve.serve_fakes import builder
 
 
 async def caller(engine, rng, number):
-    """One request; an answer that comes whole must be right, however it was asked for."""
+    """Make a request; a complete answer must be right, whatever its options."""
     prompt = f"{number} " + "größe € " * rng.randint(0, 12)
     options = {"max_tokens": rng.choice((1, 5, 200)), "n": rng.choice((1, 1, 1, 3))}
     if rng.random() < 0.2:

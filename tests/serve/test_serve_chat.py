@@ -1,4 +1,4 @@
-"""`Engine.chat`: messages with calls of tools, forced by grammar, over templates in both forms."""
+"""`Engine.chat`: messages with tool calls, forced by grammar, with templates in both forms."""
 
 import json
 from pathlib import Path
@@ -170,7 +170,7 @@ ASSISTANT = {
 
 @pytest.mark.parametrize("form", ["json", "xml"])
 def test_the_prompt_is_transformers(engine, form):
-    """Arguments come as text and are objects to the template, as transformers' users pass them."""
+    """Arguments come as text and reach the template as objects, as transformers' users pass them."""
     messages = [
         QUESTION,
         ASSISTANT,

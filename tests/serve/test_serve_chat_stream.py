@@ -1,4 +1,4 @@
-"""`stream_chat`: chunks that add up to what `chat` gives, from both engines."""
+"""`stream_chat`: chunks of both engines add up to the result of `chat`."""
 
 import asyncio
 
@@ -15,7 +15,7 @@ OPTIONS = {"tools": TOOLS, "max_tokens": 300, "n": 2, "request_id": "r"}
 
 
 class Saying(EchoExecutor):
-    """Answers with the prompt as it is."""
+    """Answers with the prompt unchanged."""
 
     def answer_to(self, prompt):
         return prompt
@@ -28,7 +28,9 @@ def engine():
 
 
 def added_up(chunks):
-    """Of each choice: role, content, reasoning, calls as (id, name, arguments), why it ended."""
+    """Return for each choice: role, content, reasoning, calls as (id, name, arguments), and the finish
+    reason.
+    """
     found = {}
     for chunk in chunks:
         (choice,) = chunk.choices

@@ -1,5 +1,7 @@
-"""Calls of tools that their budget would cut are closed (on_truncation "close"): their arguments parse and
-are what the schemas of tools say, in both forms of calls, however they are asked for."""
+"""With on_truncation "close", tool calls that the budget would cut are completed.
+
+Their arguments parse and match the tools' schemas, in both forms of calls and with any tool_choice.
+"""
 
 import json
 
@@ -62,7 +64,7 @@ def test_calls_are_closed_at_each_budget(engine, form):
 
 @pytest.mark.parametrize("form", ["json", "xml"])
 def test_of_itself_it_calls_only_where_that_fits(engine, form):
-    """A model that would always begin with a call."""
+    """A model that always begins with a call."""
     begin = engine.processor.tokenizer.encode(OPEN)
     for max_tokens in (8, 30, 80):
         options = {"max_tokens": max_tokens, "temperature": 1.2, "seed": max_tokens}
@@ -74,7 +76,7 @@ def test_of_itself_it_calls_only_where_that_fits(engine, form):
         if plain.finish_reason == "stop":
             assert plain.message == answer.message
     free = engine.chat(prompt(form), tools=ALL, response_format=CLOSE, max_tokens=3, temperature=0.0)
-    assert free.finish_reason == "length"  # text that is cut is no form that was closed
+    assert free.finish_reason == "length"  # a cut text is no completed form
 
 
 def test_a_schema_beside_tools_is_closed_too(engine):

@@ -1,5 +1,7 @@
-"""Answers that are completed where their budget ends (on_truncation "close"): each stops within it and is
-what its schema describes, whatever the weights, the temperature, the batch and what interrupts it."""
+"""With on_truncation "close", answers are completed at the end of their budget.
+
+Each stops within the budget and matches its schema, with any weights, temperature, batch and interruption.
+"""
 
 import itertools
 import json
@@ -50,12 +52,12 @@ def closing(schema):
 
 
 def budgets(engine, schemas):
-    """How many tokens the shortest answer to each takes."""
+    """Return each schema's shortest answer length in tokens."""
     return [engine.built.grammars.backend.compile(grammar_of(closing(schema))).shortest for schema in schemas]
 
 
 def closed_jobs(schemas, shortest, temperature, more):
-    """(schema, options): with the shortest budget that is taken, and with `more`."""
+    """Return (schema, options) with the shortest accepted budget, and with `more`."""
     for number, (schema, least) in enumerate(zip(schemas, shortest, strict=True)):
         for beyond in more:
             asked = {
@@ -69,7 +71,7 @@ def closed_jobs(schemas, shortest, temperature, more):
 
 
 def check_closed(asked, answered):
-    """How many were completed because their budget ended; all are what their schemas describe."""
+    """Return how many answers were completed because of their budget; checks all against their schemas."""
     closed = 0
     for number, (schema, options) in enumerate(asked):
         choice = answered[number].choices[0]
@@ -119,7 +121,7 @@ def test_what_is_closed_is_valid_for_many(weights, temperature, random_weights):
 
 @pytest.mark.parametrize("budget", range(25, 60, 5))
 def test_a_long_answer_is_closed_at_each_budget(budget):
-    """A budget behind which the model would go on."""
+    """A budget after which the model would go on."""
     with Engine() as engine:
         cut = engine.generate(
             [QUESTIONS[0]], max_tokens=budget, temperature=1.5, seed=2, response_format=form(LONG)
@@ -163,7 +165,7 @@ def test_forms_that_are_no_json_are_closed(grammar, budget):
 
 @pytest.mark.parametrize("end", ["</think>", "So"])
 def test_reasoning_is_ended_in_time(end):
-    """So that the answer behind it fits; a pool that preempts in the middle of it changes nothing."""
+    """Reasoning ends early enough for the answer; a pool that preempts in between changes nothing."""
     found, asked = [], []
     for pool in ({}, {"num_blocks": 19, **SMALL}):
         with Engine(config=EngineConfig(reasoning_end=end, **pool)) as engine:
@@ -201,8 +203,7 @@ def test_a_budget_that_no_answer_fits_is_refused_before_the_model_runs():
 
 
 def test_likelihoods_are_the_models_own_of_what_is_said():
-    """With every likelihood of the vocabulary's best, a token that was put in the place of another has its
-    own, as the model gave it."""
+    """With logprobs of the best tokens, a token that replaced another has its own logprob from the model."""
     with Engine() as engine:
         asked = {"max_tokens": 34, "temperature": 1.5, "seed": 2, "logprobs": 5}
         answer = engine.generate([QUESTIONS[0]], response_format=closing(LONG), **asked)[0].choices[0]

@@ -1,5 +1,8 @@
-"""A process that ends before, in the middle of, and after each of its writes (the log, the answers, the
-media, the manifest, snapshots), and another that goes on: each request once, with the same tokens."""
+"""A process dies before, in and after each of its writes, and another continues: each request once, same
+tokens.
+
+The writes are those of the log, the answers, the media, the manifest and the snapshots.
+"""
 
 import json
 import os
@@ -24,7 +27,7 @@ DIED = 77
 
 
 class Picturing(fakes.EchoProcessor):
-    """A digit in the text is a picture: four placeholders, and patches of that digit."""
+    """A processor that reads a digit as a picture: four placeholders, and patches with that digit."""
 
     def prepare_text(self, text, *, images=(), videos=(), media_options=None):
         if "bad" in text:
@@ -46,7 +49,7 @@ class Picturing(fakes.EchoProcessor):
 
 
 class Encoding(fakes.EchoExecutor):
-    """Encodes nothing that it has no pixels of."""
+    """An executor that cannot encode without pixels."""
 
     def __init__(self, *args):
         super().__init__(*args)
@@ -87,7 +90,7 @@ def run_batch(folder, **settings):
 
 
 def in_a_process(folder, death=-1, **settings):
-    """Run the batch in a process that dies at that point of its writes; gives its exit code."""
+    """Run the batch in a process that dies at that write; returns its exit code."""
 
     def run():
         points = Points(death)
@@ -100,7 +103,7 @@ def in_a_process(folder, death=-1, **settings):
 
 
 class Points:
-    """Counts the places at which a process could die, and dies at one of them."""
+    """Counts the places at which a process could die, and dies at a given place."""
 
     def __init__(self, death):
         self.count, self._death = 0, death
@@ -174,7 +177,7 @@ def check(folder, expected):
 def undisturbed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("undisturbed") / "run"
     write_requests(folder)
-    assert in_a_process(folder) == HAS_ERRORS  # what is no JSON, and what is bad
+    assert in_a_process(folder) == HAS_ERRORS  # invalid JSON, and a bad request
     return strip(answers(folder)), int((folder / "points").read_text())
 
 
@@ -209,7 +212,7 @@ def test_again_and_again(tmp_path, undisturbed):
 
 
 def test_without_a_media_store_what_needs_pixels_again_ends_with_an_error(tmp_path, undisturbed):
-    """Where a process dies while such requests are on their way: how soon they are prepared is chance."""
+    """How soon requests are prepared when the process dies is random."""
     whole = {answer["custom_id"]: answer for answer in undisturbed[0]}
     lost: list[str] = []
     for death in range(25, 200, 6):

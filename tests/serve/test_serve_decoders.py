@@ -1,4 +1,4 @@
-"""Decoder processes: what an item may do to its own, and that it is all it can do."""
+"""Decoder processes: an item may harm its own process, and nothing else."""
 
 import os
 import threading
@@ -25,7 +25,9 @@ def media(what):
 
 @pytest.fixture(scope="module")
 def decoders():
-    """One process at a time, of little memory; whoever kills it leaves the next test another."""
+    """A single process at a time with little memory; a test that kills it leaves a new process to the next
+    test.
+    """
     made = Decoders(RECIPE, 1, 2**27, limit_s=20)
     yield made
     made.close()
@@ -97,7 +99,7 @@ def test_time_is_limited(what):
 
 
 def test_who_is_not_to_wait_is_given_a_process_of_its_own(decoders):
-    """Beside as many as may work, which are busy."""
+    """All regular processes are busy."""
     other = Attempt(None)
 
     def decode():

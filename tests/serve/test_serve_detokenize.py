@@ -14,7 +14,7 @@ CHECKPOINT = Path(__file__).parents[2] / "plugins" / "mmengine_shapes" / "checkp
 
 
 class LibraryTokenizer:
-    """The embedded checkpoint's tokenizer as the serving code sees one."""
+    """The embedded checkpoint's tokenizer with the interface that serving code uses."""
 
     def __init__(self):
         self._inner = Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json"))
@@ -76,7 +76,7 @@ def test_decoding_work_a_token_does_not_grow(text):
 
 def test_bytes_that_are_no_text_do_not_grow_the_window():
     tokenizer = LibraryTokenizer()
-    stray = tokenizer._inner.token_to_id("Ĥ")  # a continuation byte on its own
+    stray = tokenizer._inner.token_to_id("Ĥ")  # a lone continuation byte
     stream = Detokenizer(tokenizer)
     pieces = [stream.push([stray]) for _ in range(500)]
     assert "".join(pieces) + stream.finish() == REPLACEMENT * 500

@@ -1,5 +1,8 @@
-"""Stop strings beside forms: `stop` only where the form is complete before the string, else `length`, or it
-is completed (on_truncation "close"); whatever the batch, drafts and what interrupts it."""
+"""Stop strings beside forms.
+
+An answer ends with `stop` only if its form is complete before the string; otherwise with `length`, or it is
+completed (on_truncation "close"), with any batch, drafts and interruption.
+"""
 
 import itertools
 import json
@@ -34,7 +37,7 @@ def is_valid(text, schema):
 
 
 def jobs(make, stops=None, count=20, max_tokens=60):
-    """(schema, options), each with its stop strings."""
+    """Return (schema, options), each with its stop strings."""
     for number in range(count):
         schema = SCHEMAS[number % len(SCHEMAS)]
         asked = {"max_tokens": max_tokens, "temperature": 1.3 * (number % 3 > 0), "seed": number}
@@ -43,7 +46,7 @@ def jobs(make, stops=None, count=20, max_tokens=60):
 
 
 def strings_in(texts, seed):
-    """Of each text one or two pieces, so that they stop it."""
+    """Return a piece or two of each text as stop strings."""
     rng = random.Random(seed)
     found = []
     for text in texts:
@@ -88,7 +91,7 @@ def test_what_stop_strings_cut_and_what_is_closed(tmp_path):
 
 @pytest.mark.parametrize("max_tokens", [24, 33])
 def test_what_is_closed_fits_its_budget(max_tokens):
-    """Where few tokens are left the closing is short, or says again what the stop string cut off."""
+    """With few tokens left the completion is short, or repeats the text that the stop string cut off."""
     schemas = [RECORD, {"type": "string", "maxLength": 40}]
     with Engine() as engine:
         for schema, stop, seed in itertools.product(schemas, ('"', "e", "ir", 'e"', "}"), range(4)):
@@ -100,7 +103,7 @@ def test_what_is_closed_fits_its_budget(max_tokens):
 
 
 def test_other_forms_and_reasoning():
-    """Whose texts are forced, as far as they matter."""
+    """Forms whose texts are forced, as far as they matter."""
     with Engine(config=EngineConfig(reasoning_end="So")) as engine:
         for asked, stop, text, reason in (
             ({"regex": "ab{3}c"}, "c", "abbb", "length"),
@@ -116,7 +119,7 @@ def test_other_forms_and_reasoning():
             if text is not None:
                 assert (choice.text, choice.finish_reason, choice.detail) == (text, reason, CUT_AT_STOP)
             assert stop not in choice.text
-        # Behind reasoning alone: its end has the stop string too.
+        # After reasoning alone, whose end contains the stop string too.
         form_of = form({"type": "object", "properties": {"So": {"type": "integer"}}, "required": ["So"]})
         options = {"stop": ["o"], "max_tokens": 200, "logit_bias": {}}
         marker = engine.processor.tokenizer.encode("So")
@@ -127,7 +130,7 @@ def test_other_forms_and_reasoning():
 
 
 def test_the_first_tokens_hold_no_stop_string():
-    """One that the last of `min_tokens` says counts as little as those before, and the next one ends it."""
+    """A stop string within the first `min_tokens` does not count; the next token ends the answer."""
     says = {"max_tokens": 12, "temperature": 0.0}
     with Engine() as engine:
         whole = engine.generate(["Say a word."], **says)[0]

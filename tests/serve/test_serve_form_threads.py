@@ -1,4 +1,4 @@
-"""What a form asks for is worked out beside the event loop, whoever asks: schemas may be large."""
+"""Forms are parsed outside the event loop on every path, since schemas may be large."""
 
 import asyncio
 import threading
@@ -24,7 +24,7 @@ WORK = (
 
 @pytest.fixture
 def threads(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[threading.Thread]]:
-    """The threads on which each of WORK was called, by its name."""
+    """Return the threads that ran each function in WORK, by its name."""
     found: dict[str, set[threading.Thread]] = {name: set() for _, name in WORK}
 
     def recorded(name: str, known: Any) -> Any:
@@ -40,7 +40,7 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[threading.Thread]]
 
 
 def schema(name: str) -> dict[str, Any]:
-    """One that nobody has asked for yet."""
+    """Return a new schema."""
     return {"type": "object", "properties": {f"thread {name}": {"const": 1}}, "additionalProperties": False}
 
 
@@ -76,7 +76,7 @@ def test_no_entry_of_the_async_engine_works_a_form_out_on_its_loop(threads: Any)
 
 
 def test_the_server_works_no_form_out_on_its_loop(threads: Any) -> None:
-    """What the fake engine behind it says of grammars is no matter."""
+    """The fake engine's treatment of grammars does not matter here."""
     with served() as server:
         server.chat(response_format=form("chat"))
         server.events(response_format=form("chat stream"))

@@ -1,4 +1,4 @@
-"""The forms of requests are checked beside the event loop, and their texts have a limit."""
+"""Forms are checked outside the event loop, and their sources' memory is limited."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ def form(schema):
 
 
 def large(count):
-    """A schema whose gate takes long; few others may be larger."""
+    """Return a schema whose check takes long; few schemas may be larger."""
     number = {"type": "integer", "minimum": -1000, "maximum": 123456}
     names = [f"p{k}" for k in range(count)]
     closed = {"required": names, "additionalProperties": False}

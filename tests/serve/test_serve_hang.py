@@ -1,4 +1,4 @@
-"""Steps that hang: another engine takes the log up, and the streams go on."""
+"""After a hanging step another engine continues the log, and the streams go on."""
 
 import asyncio
 import threading
@@ -19,7 +19,7 @@ from tests.serve import serve_fakes as fakes
 
 
 class Hanging(fakes.EchoExecutor):
-    """A step with a `killer` in it does not come back before `released`."""
+    """A step with a `killer` does not return before `released`."""
 
     released = threading.Event()
 
@@ -33,7 +33,7 @@ class Hanging(fakes.EchoExecutor):
         return super().collect()
 
     def close(self):
-        """Its requests went on elsewhere."""
+        """Its requests went to another engine."""
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ async def answer(engine, text):
 def test_streams_go_on_and_the_killer_fails(hanging, tmp_path, monkeypatch):
     collect, prepared, came = Hanging.collect, Admission._prepared, threading.Event()
 
-    def held(self):  # so that streams are on their way when the killer comes
+    def held(self):  # so that streams run when the killer comes
         assert self._steps < 5 or came.wait(20)
         return collect(self)
 
@@ -79,7 +79,7 @@ def test_streams_go_on_and_the_killer_fails(hanging, tmp_path, monkeypatch):
         assert (await engine.generate("once more")).text == "ONCE MORE"
         assert engine.readiness().ready
         Hanging.released.set()
-        time.sleep(0.1)  # threads that wake up find nothing of theirs
+        time.sleep(0.1)  # threads that wake up find nothing to do
         assert (await engine.generate("and again")).text == "AND AGAIN"
         await engine.close()
 
@@ -100,7 +100,7 @@ def test_a_deadline_goes_on_where_another_engine_takes_over(hanging, tmp_path, m
     dispatch, prepared = Hanging.dispatch, Admission._prepared
     dispatched, came = threading.Event(), threading.Event()
 
-    def slow(self, plan):  # so that the engine has the second request when the step of the first one hangs
+    def slow(self, plan):  # so that the engine has the second request when the first one's step hangs
         dispatch(self, plan)
         if any(b"killer" in text for text in self.texts):
             dispatched.set()
@@ -130,7 +130,9 @@ def test_a_deadline_goes_on_where_another_engine_takes_over(hanging, tmp_path, m
 
 
 def test_the_caller_of_a_session_has_the_answer_that_the_session_has(hanging, tmp_path, monkeypatch):
-    """Its request runs when another one hangs. One that no step saw is not the session's, and is told so."""
+    """The caller's request runs when another hangs. A request that no step saw ends with an error and not in
+    the session.
+    """
     dispatch, prepared = Hanging.dispatch, Admission._prepared
     begun, dispatched = threading.Event(), threading.Event()
     came = {text: threading.Event() for text in ("killer", "late>")}
@@ -141,7 +143,7 @@ def test_the_caller_of_a_session_has_the_answer_that_the_session_has(hanging, tm
             assert made.text != "late>" or dispatched.wait(20)
             return made
 
-    def held(self, plan):  # until the killer runs beside the question, and the late one was prepared
+    def held(self, plan):  # until the killer runs beside the question, and the late request was prepared
         if dispatched.is_set():  # another engine took over
             Hanging.released.set()
         elif begun.is_set():
@@ -205,7 +207,7 @@ def test_an_engine_that_does_not_wait_for_its_device_is_not_abandoned(tmp_path):
 
 
 def test_a_long_step_that_tells_that_it_gets_on_is_no_hang(tmp_path):
-    """Three times as long as a step may tell nothing; the next one tells nothing."""
+    """A reporting step may take three limits; a silent step may not."""
 
     class Slow(Hanging):
         def collect(self):

@@ -1,4 +1,4 @@
-"""Stalls are seen from outside: as readiness with its reasons, and as metrics."""
+"""Stalls are visible as readiness reasons and as metrics."""
 
 import asyncio
 import errno
@@ -20,7 +20,7 @@ from tests.serve.serve_fakes import builder
 
 
 def samples(text):
-    """Values by name and label values."""
+    """Return values by name and label values."""
     found = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:

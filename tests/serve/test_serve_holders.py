@@ -1,5 +1,4 @@
-"""When all requests are over nothing of them is kept: whatever an engine is made of, no object that can be
-reached from it has the id of one."""
+"""After all requests have ended, no object that is reachable from an engine contains a request's id."""
 
 import asyncio
 import hashlib
@@ -22,7 +21,7 @@ OURS = ("mmengine.", "mmengine_", "tests.", __name__)
 
 
 class Picturing(EchoProcessor):
-    """Every prompt brings pixels that are no part of it."""
+    """A processor whose prompts have pixels."""
 
     def prepare_text(self, text, **options):
         prepared = super().prepare_text(text)
@@ -32,7 +31,7 @@ class Picturing(EchoProcessor):
 
 
 class Holding(EchoExecutor):
-    """Keeps pixels as a device does; with `fails` every step does."""
+    """An executor that keeps pixels like a device; with `fails` every step fails."""
 
     fails = False
 
@@ -57,7 +56,7 @@ class Holding(EchoExecutor):
 
 
 def kept(root, names):
-    """Where, from `root` on, one of the ids stands; what the log remembers is not looked into."""
+    """Return where, from `root` on, the ids occur; the log's memory is skipped."""
     seen, found, ahead = set(), [], deque([(root, type(root).__name__)])
     while ahead:
         value, path = ahead.popleft()
@@ -94,7 +93,7 @@ def drive(engine):
         for output in engine.step():
             if output.completion is not None:
                 answers[output.request_id] = output.completion.finish_reason
-    engine.step()  # writes down that the answers were received
+    engine.step()  # logs that the answers were received
     return answers
 
 

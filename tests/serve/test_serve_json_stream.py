@@ -1,4 +1,4 @@
-"""Values while they are written: none contradicts the one before, and the last is the whole value."""
+"""Values during an answer: none contradicts an earlier value, and the last is the whole value."""
 
 import asyncio
 import errno

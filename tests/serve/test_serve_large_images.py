@@ -1,4 +1,4 @@
-"""An image that takes the encoder longer than a step may: the same answer, and others go on meanwhile."""
+"""An image takes longer to encode than a step may: the answer is the same, and other requests go on."""
 
 import msgspec
 import pytest
@@ -20,7 +20,7 @@ WHOLE = 2**40  # more work than any image takes
 
 
 def answer(engine):
-    """Token ids of the large image's answer; how many tokens another one gained while that was encoded."""
+    """Return the image's answer tokens, and how many tokens another request gained during its encoding."""
     engine.submit("Say something long.", max_tokens=60, ignore_eos=True, request_id="text")
     engine.step()
     engine.submit(ASKED, max_tokens=12, ignore_eos=True, request_id="large")
@@ -60,7 +60,7 @@ def test_the_answer_is_that_of_the_whole_image(whole, tmp_path):
 
 
 def test_who_goes_on_with_the_log_begins_the_item_again(whole, tmp_path):
-    """What was computed of it died with the process; the answer is the same."""
+    """Encoded pieces are lost with the process; the answer is the same."""
     if load() is None:
         pytest.skip(describe())
     with Engine(config=config_of(30), log=tmp_path / "log") as engine:
@@ -121,7 +121,7 @@ def test_a_part_that_fails_is_tried_again(whole, monkeypatch):
 
 
 def test_what_it_takes_is_said_before_it_begins(caplog):
-    """Once, with the option that lowers it; not of what was encoded before."""
+    """Logged once, with the option that makes the image smaller; not for cached images."""
     told = []
     with Engine(config=msgspec.structs.replace(config_of(30), encoder_work_ns=10**9)) as engine:
         engine.on_large_media(told.append)

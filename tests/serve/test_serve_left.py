@@ -1,4 +1,6 @@
-"""Requests that a process left in its log, taken up by the next one: their news from the first token on."""
+"""Requests that a process left in its log are resumed by the next process, with outputs from the first token
+on.
+"""
 
 import asyncio
 
@@ -17,7 +19,7 @@ LONG = "a rather long text"
 
 
 class Leaving(EchoExecutor):
-    """Ends while requests are on their way."""
+    """Ends while requests run."""
 
     def close(self):
         self.attached.clear()
@@ -25,7 +27,7 @@ class Leaving(EchoExecutor):
 
 
 def leave(log, steps=6):
-    """Three requests on their way, or over, that nobody received, and one that was given up."""
+    """Leave three requests, running or ended and not delivered, and a cancelled request."""
     with Engine(builder=builder(executor_class=Leaving), log=log) as engine:
         engine.submit("hi", request_id="short", max_tokens=50, envelope=b"of the short one")
         engine.submit(LONG, request_id="long", max_tokens=50, envelope=b"of the long one")
@@ -42,7 +44,7 @@ def taking_up(log):
 
 
 async def all_of(stream):
-    """Text and end by choice, and how often something came."""
+    """Return text and end by choice, and how many outputs came."""
     texts, ends, count = {}, {}, 0
     async for output in stream:
         texts[output.index] = texts.get(output.index, "") + output.text
@@ -63,7 +65,7 @@ def test_what_was_left_comes_from_its_first_token_on(tmp_path, steps):
     async def main():
         async with taking_up(tmp_path / "log") as engine:
             left = {each.request_id: each for each in engine.recovered_requests()}
-            left.pop("gone", None)  # it was whole when it was given up
+            left.pop("gone", None)  # complete when it was cancelled
             assert left.keys() == {"short", "long", "both"}
             assert left["long"].envelope == b"of the long one" and left["both"].num_choices == 2
             assert left["short"].has_ended == (steps > 3) and left["long"].has_ended == (steps > 30)
@@ -135,7 +137,7 @@ def test_what_was_given_up_before_it_was_told_is_nobodys_and_leaves_the_log(tmp_
 
 @pytest.mark.parametrize(("how", "choice"), [("given up", 0), ("given up", 1), ("delivered", 0)])
 def test_choices_whose_request_is_not_whole_any_more_are_nobodys(tmp_path, how, choice):
-    """Another choice was delivered, or given up, when the process ended."""
+    """Another choice was delivered or cancelled when the process ended."""
     with Engine(builder=builder(executor_class=Leaving), log=tmp_path / "log") as engine:
         engine.submit(LONG, request_id="both", max_tokens=50, n=2)
         for _ in range(6):
@@ -170,7 +172,7 @@ def test_nothing_is_left_without_a_log():
 
 
 def test_what_was_left_with_the_same_form_has_that_form(tmp_path):
-    """The log has a form that several ask for once."""
+    """The log has a form only once that several requests use."""
     properties = {f"property{number}": {"type": "string"} for number in range(20)}
     form = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"properties": properties}}}
     with Engine(builder=builder(executor_class=Leaving), log=tmp_path / "log") as engine:

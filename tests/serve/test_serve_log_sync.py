@@ -1,4 +1,4 @@
-"""The thread beside the engine."""
+"""The background thread that syncs the log."""
 
 import threading
 
@@ -6,7 +6,7 @@ from mmengine.serve.requests import log_sync
 
 
 def test_a_log_that_nobody_writes_is_tidied_too(monkeypatch):
-    """Its segments get old. Nothing is forced to the disk then."""
+    """Old segments are packed, and nothing is synced."""
     monkeypatch.setattr(log_sync, "IDLE_S", 0.001)
     tidied, synced = threading.Semaphore(0), threading.Event()
     syncer = log_sync.LogSyncer(synced.set, tidied.release)

@@ -1,4 +1,4 @@
-"""Prompts prepared ahead: bounded in bytes, in order where it matters, and given up when nobody waits."""
+"""Prompts are prepared ahead within a byte limit, in order where needed, and dropped when cancelled."""
 
 import asyncio
 import hashlib
@@ -19,11 +19,11 @@ from mmengine.serve.prompt.options import make_options
 from mmengine.serve.prompt.prompt import Prompt
 from tests.serve.serve_fakes import EchoProcessor, builder
 
-ROWS = 1000  # bytes of pixels of each prompt
+ROWS = 1000  # bytes of each prompt's pixels
 
 
 class Picturing(EchoProcessor):
-    """Every prompt brings pixels that are no part of it; `gate` holds the workers up."""
+    """A processor whose prompts have pixels; `gate` holds the workers."""
 
     def __init__(self, slow=0.0):
         self.gate, self.slow = threading.Event(), slow
@@ -74,7 +74,7 @@ def test_rows_that_several_hold_count_once():
 
 
 def pictured(text):
-    """A question about a picture."""
+    """Return a question about a picture."""
     return [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": text}]}]
 
 
@@ -102,7 +102,7 @@ def test_a_batch_prepares_ahead_within_its_bytes(ahead):
         assert isinstance(answers.pop(5), InvalidMedia)
         assert {k: one.text for k, one in answers.items()} == {k: f"PROMPT {k}" for k in range(40) if k != 5}
         assert engine.media_memory.num_bytes == 0
-        # Of two workers, each may have begun while there was room; and some go in when nothing runs.
+        # Each of the two workers may have begun while there was room, and some jobs enter while nothing runs.
         assert engine.media_memory.most <= max(ahead, ROWS) + 2 * ROWS or ahead == 10**9
         assert processor.salts == ["tenant"] * 39 + processor.salts[39:]
 

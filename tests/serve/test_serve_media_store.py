@@ -1,4 +1,4 @@
-"""What lies beside a log gives the same patches again, is bounded, and goes with its requests."""
+"""The media store returns the same patches, is bounded, and drops files with their requests."""
 
 import base64
 import errno
@@ -49,7 +49,7 @@ def prepared(processor, *parts, **fields):
 
 
 def all_kinds(processor, tmp_path):
-    """Media from every kind of source."""
+    """Return media from every kind of source."""
     (tmp_path / "a.png").write_bytes(png(1))
     write_clip(tmp_path / "clip.mp4")
     url = "data:image/png;base64," + base64.b64encode(png(2)).decode()

@@ -1,4 +1,4 @@
-"""Prompts that name media by URLs: what of them is fetched, by whom it is asked, and what becomes of it."""
+"""Prompts with media URLs: which are fetched, by whom, and when they are released."""
 
 import asyncio
 import json
@@ -224,7 +224,7 @@ def test_a_batch_fetches_ahead_and_tells_lines_that_cannot_be_fetched(engine, ne
     requests.write_text("\n".join(map(json.dumps, lines)))
 
     class Kept:
-        """The engine of this module, which a batch would close."""
+        """The module's engine, which a batch would close."""
 
         def __enter__(self):
             return engine
@@ -243,7 +243,7 @@ def test_a_batch_fetches_ahead_and_tells_lines_that_cannot_be_fetched(engine, ne
 
 
 def test_what_was_accepted_is_never_fetched_again(net, picture, tmp_path):
-    """The store beside the log holds the content: another process goes on without the network."""
+    """The store beside the log has the content, so another process continues without the network."""
     options = {"temperature": 0.0, "max_tokens": 8, "ignore_eos": True, "request_id": "a"}
     with Engine(log=tmp_path / "whole") as engine:
         engine.submit(ask({"type": "image", "image": picture}), **options)
@@ -269,7 +269,7 @@ def _finish(engine):
 
 
 class Slow:
-    """A page that does not come."""
+    """A page that never arrives."""
 
     def __init__(self):
         self.num_waiting = 0
@@ -287,7 +287,7 @@ async def eventually(check):
 
 
 def test_nobody_waits_for_a_slow_host_but_its_own_prompt(net, picture):
-    """And who leaves, or whose deadline passes, takes the fetches along."""
+    """A cancelled or late request cancels its fetches too."""
     slow = net.pages["/slow"] = Slow()
     door = net.fetcher(timeout_s=60, max_fetches_a_host=16)
     prompt = Prompt(

@@ -1,4 +1,4 @@
-"""A step whose kernels find no memory is a failed step: the process lives, and others are answered."""
+"""A step whose kernels run out of memory is a failed step: the process lives, and others are answered."""
 
 import pytest
 
@@ -10,7 +10,7 @@ pytestmark = pytest.mark.skipif(library.load() is None, reason="no kernels here"
 
 
 class Short:
-    """The kernels, which find no memory as often as `fails` says."""
+    """Kernels that run out of memory `fails` times."""
 
     fails = 0
 
@@ -32,7 +32,7 @@ def test_a_step_without_memory_fails_alone(monkeypatch):
     monkeypatch.setattr(decoder, "declared", lambda real: Short(declared(real)))
     with Engine(dtype="bfloat16") as engine:
         expected = engine.generate(["What is a triangle?"], max_tokens=20)[0].token_ids
-        Short.fails = 1  # each request survives max_retries such steps, one
+        Short.fails = 1  # each request survives max_retries such steps
         assert engine.generate(["What is a triangle?"], max_tokens=20)[0].token_ids == expected
         Short.fails = 2
         with pytest.raises(

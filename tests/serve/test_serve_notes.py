@@ -1,4 +1,4 @@
-"""Notes on a form reach whoever asked for it, and the operators' log."""
+"""Notes on a form reach the caller and the operator log."""
 
 import asyncio
 import io

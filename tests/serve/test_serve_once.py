@@ -1,4 +1,4 @@
-"""What happens once, and who waits for it."""
+"""OneShotEvent and the tasks that wait for it."""
 
 import asyncio
 
@@ -21,7 +21,7 @@ def test_all_who_wait_hear_of_it():
         once.set()
         once.set()
         await asyncio.gather(*waiting, return_exceptions=True)
-        await wait("late")  # at once
+        await wait("late")  # returns at once
         return once.is_set, heard
 
     assert asyncio.run(run()) == (True, ["a", "c", "late"])

@@ -1,4 +1,4 @@
-"""The options that callers give by name: said once, and the same for every door of the engine."""
+"""Options have the same names and checks on every path into the engine."""
 
 import asyncio
 from types import NoneType
@@ -28,7 +28,7 @@ def test_the_sampling_options_are_the_fields_of_sampling_params():
 
 def test_every_option_of_a_request_has_its_default_in_options():
     fields = set(opts.Options.__dataclass_fields__)
-    lengths = {"max_length", "min_length"}  # of transformers' pipeline alone
+    lengths = {"max_length", "min_length"}  # only in transformers' pipeline
     measured = {"prepared_s", "thinking", "place"}
     assert (
         fields - {"sampling", "grammar", "reasoning", "notes"} - lengths - measured == opts.SUBMIT - opts.FORM
@@ -78,7 +78,7 @@ def test_both_engines_take_the_same_options_and_refuse_the_same():
                 engine.stream("hello", stream=False)
             with pytest.raises(InvalidRequest, match="gives one value"):
                 await engine.generate_json("hello", {}, n=2)
-            with pytest.raises(InvalidRequest, match="response_format"):  # {} asks for something
+            with pytest.raises(InvalidRequest, match="response_format"):  # {} requests a form
                 await engine.generate("hello", response_format={})
 
     asyncio.run(asyncio.wait_for(streams(), 30))

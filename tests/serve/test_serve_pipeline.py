@@ -1,4 +1,4 @@
-"""Result structures, call by call, as transformers 5.23 pipelines/image_text_to_text.py gives them."""
+"""Result structures, call by call, as in transformers 5.23 pipelines/image_text_to_text.py."""
 
 import pytest
 

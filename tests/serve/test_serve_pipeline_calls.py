@@ -1,6 +1,4 @@
-"""The calls that transformers documents, asked of both pipelines.
-
-docs/reference/pipeline.md says what came of them."""
+"""The calls that transformers documents, on both pipelines. docs/reference/pipeline.md lists the results."""
 
 from contextlib import closing
 
@@ -41,7 +39,10 @@ RECORD_AGAIN = "python -m tests.serve.pipeline_record"
 
 
 def assert_outcomes(calls):
-    """Of both pipelines, in a process of its own. What transformers gave for each call is given back."""
+    """Check the outcomes of both pipelines, in another process.
+
+    Returns transformers' result for each call.
+    """
     if not transformers_can_run():
         pytest.skip("transformers' pipeline needs build/torchvision, which make test could not get")
     found = both_sides([call.code for call in calls])
@@ -63,8 +64,10 @@ def test_the_record_has_each_call():
 
 
 def test_a_sample_of_the_calls(tmp_path):
-    """On our side, against what transformers' side is known to give; where the record is of other versions,
-    or does not agree, transformers is asked."""
+    """On our side, against transformers' recorded results.
+
+    If the record has other versions, or does not agree, transformers runs too.
+    """
     sample = [call for call in CALLS if call.code in SAMPLE]
     assert len(sample) == len(SAMPLE)
     others = [call for call in CALLS if call.code not in SAMPLE and "ReturnType" not in call.code]

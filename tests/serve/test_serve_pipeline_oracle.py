@@ -1,4 +1,4 @@
-"""Results compared with what transformers' own postprocessing makes of the same tokens."""
+"""Results compared with transformers' own postprocessing of the same tokens."""
 
 from types import SimpleNamespace
 
@@ -24,7 +24,7 @@ PREFILL = [
 
 
 def theirs(shown, rows, **options):
-    """transformers' records for one input, whose prompt and answer tokens are `rows`."""
+    """Return transformers' records for an input whose prompt and answer tokens are `rows`."""
     from transformers.pipelines.image_text_to_text import ImageTextToTextPipeline, ReturnType
     from transformers.utils.chat_template_utils import Chat
 
@@ -60,7 +60,7 @@ def test_records_equal_transformers(shown, full_text, count):
         ours = pipe(text=shown, **how, **many)
         rows = [r["generated_token_ids"].tolist() for r in pipe(text=shown, return_tensors=True, **many)]
     expected = theirs(shown, rows, full_text=full_text)
-    assert len(ours) == count and len(expected) in (count, 1)  # older versions say the first of several
+    assert len(ours) == count and len(expected) in (count, 1)  # older versions return the first of several
     for mine, other in zip(ours, expected, strict=len(expected) == count):
         # For tensors theirs is the internal Chat that wraps the messages.
         given = getattr(other["input_text"], "messages", other["input_text"])

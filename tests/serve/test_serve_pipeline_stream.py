@@ -1,4 +1,4 @@
-"""Streamers, time limits, datasets and options of the pipeline, on an engine that echoes."""
+"""The pipeline's streamers, time limits, datasets and options, on an engine that echoes."""
 
 import warnings
 
@@ -106,7 +106,7 @@ def test_datasets_say_how_many_results_there_are(pipe):
             return 3
 
         def __getitem__(self, index):
-            return chat(f"hi {index % 3}")  # without an end of its own
+            return chat(f"hi {index % 3}")  # without an end token
 
     results = pipe(Dataset())
     assert len(results) == 3

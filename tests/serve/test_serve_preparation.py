@@ -1,4 +1,6 @@
-"""Preparation has lanes and a clock: texts never wait behind images, and no request waits beyond its time."""
+"""Preparation has separate threads and a time limit: texts never wait behind images, and no request waits too
+long.
+"""
 
 import asyncio
 import threading
@@ -27,7 +29,7 @@ IMAGE = {"type": "image", "image": b"GIF"}
 
 
 class Gated(EchoProcessor):
-    """Whatever has media is prepared when the gate opens, or when a process has decoded it."""
+    """Prepares media when the gate opens, or when a process has decoded them."""
 
     def __init__(self):
         self.gate = threading.Event()
@@ -45,7 +47,7 @@ class Gated(EchoProcessor):
 
 
 class Decoded(Gated):
-    """By a process that never ends."""
+    """Decodes in a process that never ends."""
 
     decoder_recipe = RECIPE
     media_decoder = None
@@ -116,7 +118,7 @@ def test_the_deadline_counts_from_submit(processor_class):
             streams = [
                 engine.stream(pictured("x"), deadline_s=0.2, n=2, request_id=f"r{k}") for k in range(3)
             ]
-            for k, stream in enumerate(streams):  # one prepares, two wait
+            for k, stream in enumerate(streams):  # the first is prepared, two wait
                 ends = [(output.index, output.finish_reason) async for output in stream]
                 assert ends == [(0, "abort"), (1, "abort")]
                 assert stream.completion.request_id == f"r{k}"
@@ -178,7 +180,7 @@ def test_who_leaves_frees_the_place_and_ends_the_process():
         processor = Decoded()
         async with engine_of(processor, max_waiting=1, max_num_seqs=1) as engine:
             decoders = engine._engine.decoders
-            decoders(media("rows 1024"))  # a process is there
+            decoders(media("rows 1024"))  # a process runs
             for _ in range(3):
                 streams = [engine.stream(pictured("x")) for _ in range(2)]
                 while not decoders._num_busy:
@@ -219,7 +221,8 @@ def test_readiness_and_metrics_tell_what_stands_still(monkeypatch):
             (reason,) = engine.readiness().reasons
             assert reason == "the oldest of 3 requests in preparation has been there for 0 seconds"
             assert "mmengine_ready 0.0" in engine.metrics_text()
-            for stream in streams:  # those that a thread still works on count on, whoever left
+            # requests that a thread still works on keep counting after their clients leave
+            for stream in streams:
                 await stream.aclose()
                 with pytest.raises(RequestFailed):
                     await stream.accepted()
@@ -270,7 +273,7 @@ def test_who_decodes_is_a_setting():
 
 
 def test_processes_give_the_pixels_that_threads_give():
-    """Of images and of a list of frames; what the decoder refuses, the caller hears."""
+    """Images and a list of frames; the caller gets the decoder's error."""
     png, gif = image_of("PNG"), image_of("GIF")
     contents = [
         [{"type": "image", "image": png}, {"type": "image", "image": gif, "max_pixels": 1000}],

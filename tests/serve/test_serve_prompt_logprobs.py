@@ -1,4 +1,4 @@
-"""Logprobs of prompts' tokens: the model's own, whatever chunks, caches, neighbours and ends do."""
+"""Logprobs of prompt tokens are the model's own, with any chunks, caches, neighbours and ends."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ PROMPTS = [Prompt(text=TEXT * 3), Prompt(text="What is a star?"), Prompt(text="a
 
 @pytest.fixture(scope="module")
 def reference():
-    """Of each prompt: logprobs of all tokens at all places but the last, [n - 1, vocab_size]."""
+    """Return each prompt's logprobs for all tokens at all positions but the last, [n - 1, vocab_size]."""
     from transformers import Qwen3VLForConditionalGeneration
 
     model = Qwen3VLForConditionalGeneration.from_pretrained(resolve_folder(None), dtype=torch.float32).eval()
@@ -61,7 +61,7 @@ def test_they_are_those_of_transformers_in_any_chunks(reference, budget, k, cach
         token_budget=budget, max_num_seqs=3, enable_prefix_caching=caching, max_in_flight=in_flight
     )
     with Engine(config=config) as engine:
-        engine.generate(PROMPTS[-1:], max_tokens=1)  # its blocks are there to be hit, and are not
+        engine.generate(PROMPTS[-1:], max_tokens=1)  # its blocks are cached, and must not be used
         found = engine.generate(PROMPTS, max_tokens=3, prompt_logprobs=k)
         again = engine.generate(PROMPTS[-1:], max_tokens=1)[0]
     assert all(each.num_cached_tokens == 0 for each in found)

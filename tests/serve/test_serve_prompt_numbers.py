@@ -1,4 +1,4 @@
-"""An error of one of several prompts says which prompt it is of."""
+"""An error among several prompts names its prompt."""
 
 import pytest
 

@@ -1,5 +1,7 @@
-"""Forms that begin behind a model's reasoning: where that ends is known by its tokens, whatever the weights,
-the temperature, the batch, the drafts and what interrupts it."""
+"""Forms that begin after a model's reasoning.
+
+Tokens show where the reasoning ends, with any weights, temperature, batch, drafts and interruption.
+"""
 
 import asyncio
 import itertools
@@ -37,7 +39,7 @@ SMALL = {"max_num_seqs": 8, "token_budget": 24, "max_model_len": 256, "num_block
 
 @pytest.fixture(scope="module")
 def thinker(tmp_path_factory):
-    """The embedded model, whose prompts end with an open <think>, and whose </think> is a special token."""
+    """The embedded model with prompts that end with an open <think>, and </think> as a special token."""
     folder = tmp_path_factory.mktemp("thinker") / "model"
     shutil.copytree(shapes.checkpoint_path(), folder)
     template, tokenizer = folder / "chat_template.jinja", folder / "tokenizer.json"
@@ -91,7 +93,7 @@ def test_whether_a_prompt_leaves_reasoning_open(engine, prompt, is_open):
     assert settled(tokenizer, prompt, wish=False) == ()
     assert settled(tokenizer, prompt, end="") == settled(tokenizer, prompt, start="") == ()
     assert settled(tokenizer, prompt, start="", wish=True) == (1535,)
-    many = prompt.replace("<think>", "[THINK]").replace("</think>", "[/THINK]")  # of many tokens
+    many = prompt.replace("<think>", "[THINK]").replace("</think>", "[/THINK]")  # many tokens
     found = settled(tokenizer, many, start="[THINK]", end="[/THINK]")
     assert found == (tuple(tokenizer.encode("[/THINK]")) if is_open else ())
 
@@ -122,10 +124,12 @@ def test_markers_that_cannot_be_said(engine):
     ],
 )
 def test_what_stops_is_valid_wherever_reasoning_ends(weights, temperature, end, bias, random_weights):
-    """A pool too small for what runs preempts and prompts are computed in pieces; with drafts or without, one
-    step at a time or decided ahead, the tokens are the same."""
+    """A small pool preempts, and prompts are computed in pieces.
+
+    The tokens are the same with or without drafts, and with steps decided ahead or not.
+    """
     model = random_weights if weights == "random" else None
-    count = 20 if (weights, temperature) == ("random", 0.0) else 12  # each form twice; those are much alike
+    count = 20 if (weights, temperature) == ("random", 0.0) else 12  # each form twice; they are much alike
     check_pools(model, temperature, end, bias, count, {})
 
 
@@ -165,7 +169,7 @@ def check_pools(model, temperature, end, bias, count, forms):
 
 
 def test_tokens_of_reasoning_are_counted_up_to_its_end():
-    """By all who answer alike: up to the last token of a marker that has several."""
+    """All paths count equally: up to the last token of a marker with several tokens."""
     asked = {"grammar": {"regex": "a{3}", "reasoning": True}, "temperature": 0.0, "n": 2}
     with Engine(config=EngineConfig(reasoning_end=" a tiny model")) as engine:
         answer = engine.generate(["Say a word."], max_tokens=20, **asked)[0]
@@ -256,7 +260,7 @@ def test_without_a_marker_to_wait_for(thinker):
 
 
 def test_another_process_goes_on_in_the_middle_of_the_reasoning(random_weights, tmp_path):
-    """The log says where the form begins, whatever the markers of the process that takes it up."""
+    """The log says where the form begins, whatever markers the next process has."""
     wanted, folders, asked = {}, {}, list(jobs(8, 1.5, [1535], 3.5))
     options = {"config": EngineConfig(num_blocks=65), "log": tmp_path / "log"}
     with Engine(random_weights, dtype="float32", **options) as one:

@@ -1,4 +1,4 @@
-"""Drafts where a model reasons: before the end of the reasoning, over it and behind it."""
+"""Drafts before, across and after the end of reasoning."""
 
 from dataclasses import replace
 
@@ -16,8 +16,9 @@ pytest.importorskip("mmengine_shapes")
 
 
 class Script:
-    """Proposes what a request is known to say, with mistakes in every other run; counts the runs that lead
-    over the end of the reasoning, right ones and others."""
+    """Proposes a request's known tokens, with mistakes in every other run; counts right and wrong runs across
+    the end of reasoning.
+    """
 
     name = "script"
 
@@ -60,7 +61,7 @@ class Script:
 def test_drafts_over_the_end_of_the_reasoning_change_nothing(
     weights, temperature, end, bias, random_weights, monkeypatch
 ):
-    """Right or wrong, an end of sequence or another end of the reasoning among them."""
+    """Right or wrong drafts, including an end of sequence or another end of the reasoning."""
     settings = {"reasoning_end": end, "token_budget": 200, "max_num_seqs": 8}
     model = random_weights if weights == "random" else None
     with Engine(model, dtype="float32", config=EngineConfig(spec="none", **settings)) as engine:

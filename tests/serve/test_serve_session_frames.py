@@ -1,4 +1,4 @@
-"""Frames of a session that wait for those that the encoder reads together with them."""
+"""Frames in a session that wait for others in the same encoder patch."""
 
 import asyncio
 import time
@@ -12,7 +12,7 @@ from tests.serve.test_serve_sessions import SIDE, picture
 
 
 def test_a_frame_that_is_none_is_refused_when_it_comes():
-    """And not with its partner, which would be refused for ever."""
+    """An invalid frame is refused at once and not with its partner, which would then always be refused."""
     with Engine() as engine, engine.session(media_options=SIDE) as session:
         with pytest.raises(InvalidMedia):
             session.frame(b"no picture", 0.0)
@@ -23,7 +23,7 @@ def test_a_frame_that_is_none_is_refused_when_it_comes():
 
 
 class Slow(EchoExecutor):
-    """Nobody is too late to take a long question back."""
+    """A long question can always be taken back."""
 
     def collect(self):
         time.sleep(0.01)
@@ -31,7 +31,7 @@ class Slow(EchoExecutor):
 
 
 def test_a_frame_is_held_until_it_is_part_of_the_session():
-    """However a request ends that was to bring it in, and whoever hears of that."""
+    """However the request with the frame ends, and whoever learns of that."""
 
     async def run():
         built = builder(processor=TurnEcho(), executor_class=Slow)
@@ -55,7 +55,7 @@ def test_a_frame_is_held_until_it_is_part_of_the_session():
             async with asyncio.timeout(10):
                 while (await session.facts()).num_requests < 2:
                     await asyncio.sleep(0)
-            asked.cancel()  # it is part of the session, though its caller may not hear of it
+            asked.cancel()  # the session has it, though its caller may not know
             await asyncio.gather(asked, return_exceptions=True)
             assert session.num_frames_held == 0
 

@@ -1,4 +1,6 @@
-"""engine.session() on the embedded checkpoint: a session says what one request with its content says."""
+"""engine.session() on the embedded checkpoint: a session's answers equal those to a request with the same
+content.
+"""
 
 import asyncio
 import io
@@ -19,7 +21,7 @@ from tests.serve.serve_fakes import TurnEcho, builder
 from tests.server.running import SlowEcho
 
 QUESTION = "Which colour?"
-SIDE = {"min_pixels": 64 * 64, "max_pixels": 64 * 64}  # of a frame, however many the video has
+SIDE = {"min_pixels": 64 * 64, "max_pixels": 64 * 64}  # of a frame, for a video of any length
 
 
 def picture(number, side=64):
@@ -31,7 +33,7 @@ def frames(count, first=0):
 
 
 def film(seen):
-    """All of them as one video."""
+    """Return all frames as a video."""
     metadata = {"fps": 1000.0, "frames_indices": [int(1000 * seconds) for seconds, _ in seen]}
     return {"type": "video", "video": ([image for _, image in seen], metadata)}
 
@@ -47,7 +49,7 @@ def engine():
 
 
 def cold(engine, messages, **options):
-    """One request, of which nothing is cached."""
+    """Run a request without any cached tokens."""
     engine._core.reset_prefix_cache()
     return engine.generate([Prompt(messages, media_options=SIDE)], **options)[0]
 
@@ -67,7 +69,7 @@ def test_frames_and_a_question_are_one_cold_request(engine):
 
 
 def test_answers_stay_and_the_conversation_goes_on(engine):
-    """Images, texts, two questions: as a chat with the same turns, whose answers are the same tokens."""
+    """Images, texts and two questions: equal to a chat with the same turns and the same answer tokens."""
     image = {"type": "image", "image": picture(3)}
     with engine.session() as session:
         session.append(["Look: ", image])
@@ -84,7 +86,7 @@ def test_answers_stay_and_the_conversation_goes_on(engine):
         {"role": "user", "content": [image, _text("And that?")]},
     ]
     prepared = Prompt(messages=messages).prepare(engine.processor)
-    # In place of the answer's text its tokens.
+    # The answer's tokens replace its text.
     (mark,) = engine.processor.tokenizer.encode("X")
     at = prepared.prompt_token_ids.tolist().index(mark, place)
     rest = prepared.prompt_token_ids.tolist()[at + 1 :]
@@ -105,7 +107,7 @@ def test_a_form_and_a_stop_go_with_a_question(engine):
 
 
 def test_too_long_a_session_begins_anew_with_its_anchor_and_the_last_patches(engine):
-    """The new chain is a prompt like any: computed as a request of these tokens alone."""
+    """The new chain is a prompt like any: equal to a request with only these tokens."""
     with engine.session(system="Watch.", length=130, keep=80, media_options=SIDE) as session:
         session.append("The door is red. ", anchor=True)
         lengths = []
@@ -149,8 +151,8 @@ def test_what_is_wrong_is_said_and_changes_nothing(engine):
         engine.session(length=10**9)
     with pytest.raises(InvalidRequest, match="idle_s"):
         engine.session(idle_s=-1)
-    engine.session("short", idle_s=1e-10)  # 0 would be never
-    for _ in range(2):  # it is opened, and closed
+    engine.session("short", idle_s=1e-10)  # 0 means never
+    for _ in range(2):  # opened and closed
         engine.step()
     assert "short" not in engine.sessions.names()
 
@@ -163,7 +165,9 @@ def test_media_in_memory_have_a_limit():
 
 
 def test_a_session_goes_on_in_the_next_process(tmp_path):
-    """Its blocks are gone, its pictures are in the store: the same answer, and files that go with it."""
+    """Its blocks are gone and its pictures are in the store: the same answer, and files are removed with the
+    session.
+    """
     log, store = tmp_path / "log", tmp_path / "log" / "media"
     with Engine(log=log) as engine:
         session = engine.session("door", system="Watch.", length=80, keep=50, media_options=SIDE)
@@ -190,7 +194,7 @@ def test_a_session_goes_on_in_the_next_process(tmp_path):
 
 
 def test_files_of_a_resumed_session_go_when_it_is_idle(tmp_path):
-    """Nobody asks for it in between."""
+    """No request comes in between."""
     log, store = tmp_path / "log", tmp_path / "log" / "media"
     with Engine(log=log) as engine:
         for number, idle_s in enumerate((0.1, 0)):
@@ -208,7 +212,7 @@ def test_files_of_a_resumed_session_go_when_it_is_idle(tmp_path):
 
 @pytest.mark.parametrize("ahead_bytes", [2**30, 1])
 def test_nobody_stands_still_while_a_session_decodes_its_images_again(tmp_path, ahead_bytes):
-    """Behind a restart: on the threads that prepare media. What there is no room for, when it is encoded."""
+    """After a restart the preparation threads decode; images without room are decoded in steps."""
     log, config = tmp_path / "log", EngineConfig(media_decoding="threads", media_ahead_bytes=ahead_bytes)
     with Engine(log=log) as engine:
         session = engine.session("door")
@@ -247,7 +251,7 @@ def test_nobody_stands_still_while_a_session_decodes_its_images_again(tmp_path, 
 
 
 def test_killed_at_any_step_a_session_is_whole(tmp_path):
-    """As after kill -9: the log as it was behind each step, and another process that goes on with it."""
+    """As after kill -9: another process continues the log as it was after each step."""
 
     def echo(log, resume=None):
         return Engine(builder=builder(processor=TurnEcho()), log=log, resume=resume)
@@ -312,7 +316,7 @@ def test_requests_of_one_session_go_one_behind_the_other():
 
 def test_who_leaves_a_question_takes_it_back():
     async def run():
-        slow = builder(processor=TurnEcho(), executor_class=SlowEcho)  # not whole before it is left
+        slow = builder(processor=TurnEcho(), executor_class=SlowEcho)  # unfinished when its caller leaves
         async with AsyncEngine(builder=slow) as engine:
             session = await engine.session()
             await session.append("hello")

@@ -1,5 +1,7 @@
-"""Answers in a form that was asked for, from real models: every one that ends by itself is what its schema
-describes, whatever the weights, the temperature, the batch and what interrupts it."""
+"""Structured answers from real models.
+
+Each answer that ends by itself matches its schema, with any weights, temperature, batch and interruption.
+"""
 
 import asyncio
 import itertools
@@ -77,7 +79,7 @@ def form(schema):
 
 
 def jobs(count, temperature, max_tokens, seed=0, schemas=SCHEMAS):
-    """Prompts with a schema each, and one in eight without any."""
+    """Return prompts with a schema each, and every eighth without."""
     for number in range(count):
         schema = None if number % 8 == 7 else schemas[(number - number // 8) % len(schemas)]
         asked = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed + number}
@@ -91,7 +93,7 @@ def answers(engine, asked):
 
 
 def check(asked, answered):
-    """How many stopped; each of these is what its schema describes."""
+    """Return how many stopped; checks these against their schemas."""
     stopped = 0
     for number, (schema, _) in enumerate(asked):
         choice = answered[number].choices[0]
@@ -111,8 +113,9 @@ FORMATS = jsonschema.Draft202012Validator.FORMAT_CHECKER
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
 @pytest.mark.parametrize("weights", ["trained", "random"])
 def test_what_stops_is_valid_and_the_pool_does_not_matter(weights, temperature, random_weights):
-    """A pool that is too small for what runs preempts, prompts are computed in pieces, blocks are swapped or
-    a step is decided while one runs, and the answers are the same tokens."""
+    """A small pool preempts, prompts are computed in pieces, blocks are swapped or steps are decided ahead,
+    and the tokens are the same.
+    """
     model = random_weights if weights == "random" else None
     check_pools(model, temperature, list(jobs(21, temperature, 100, schemas=SCHEMAS + random_schemas(14))))
 
@@ -198,7 +201,7 @@ def test_types_in_and_values_of_them_out():
 
 
 class Breaking:
-    """A grammar that meets a limit of its engine in the middle."""
+    """A grammar that reaches a limit of its engine in the middle."""
 
     after, shortest = (), 0
 
@@ -257,7 +260,7 @@ def test_a_pipeline_and_many_callers():
 
 
 def test_a_grammar_that_hangs_its_compiler_fails_alone():
-    """Beside fifty good ones; then no further ones are taken while too many hang, and it is seen."""
+    """Fifty good grammars go on; while too many hang, further grammars are refused, which is visible."""
     ends = threading.Event()
 
     def compile_grammar(grammar):
@@ -290,7 +293,7 @@ def test_a_grammar_that_hangs_its_compiler_fails_alone():
         assert "4 grammars have been compiling" in engine.readiness().reasons[0]
         with pytest.raises(MMEngineError, match="no new grammars"):
             engine.generate(["Say."], grammar={"choice": ["new"]})
-        assert engine.generate_json("Say.", {"const": 3}) == 3  # known from before
+        assert engine.generate_json("Say.", {"const": 3}) == 3  # cached
         ends.set()
         assert engine.is_idle
 
@@ -326,8 +329,10 @@ def test_a_log_is_verified_without_the_grammar_engine(tmp_path):
 
 
 def test_another_process_goes_on_in_the_middle_of_an_answer(tmp_path):
-    """The log as it stands after so many steps is what a killed process leaves. Grammars are compiled again,
-    also those that were not yet, and the answers are the same tokens."""
+    """The log after so many steps is as a killed process leaves it.
+
+    All grammars are compiled again, and the answers have the same tokens.
+    """
     folders, wanted, begins = {}, {}, threading.Event()
 
     def make(*given, **options):
@@ -367,13 +372,13 @@ def test_another_process_goes_on_in_the_middle_of_an_answer(tmp_path):
 
 
 def test_a_grammar_that_cannot_be_had_again_ends_its_request(tmp_path):
-    one_by_one = EngineConfig(spec="none")  # drafts would give these answers whole in their second step
+    one_by_one = EngineConfig(spec="none")  # drafts would complete these answers in their second step
     with Engine(config=one_by_one, log=tmp_path / "log") as engine:
         for name in ("bad", "good"):
             grammar = {"choice": [f"a {name} answer that takes some tokens"]}
             engine.submit("Say.", request_id=name, grammar=grammar)
         while not any(output.request_id == "bad" for output in engine.step(received=False)):
-            pass  # whichever grammar is there first
+            pass  # whichever grammar is compiled first
         assert "bad" in engine.requests
         copied(tmp_path / "log", tmp_path / "copy")
         while not engine.is_idle:

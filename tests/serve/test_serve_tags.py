@@ -1,5 +1,7 @@
-"""Tags in the free text of real models' answers: each one in it is whole, and its JSON is what its schema
-describes, whatever the weights, the batch and what interrupts it."""
+"""Tags in the free text of real models' answers.
+
+Each tag in the text is complete, and its JSON matches its schema, with any weights, batch and interruption.
+"""
 
 import asyncio
 import json
@@ -33,7 +35,7 @@ AREA = {
     "additionalProperties": False,
 }
 DRAW = {"type": "array", "items": {"enum": ["circle", "square"]}, "minItems": 1, "maxItems": 2}
-TOOLS = {  # the form in which Qwen3 calls tools
+TOOLS = {  # Qwen3's form of tool calls
     "structures": [
         {"begin": '<tool_call>\n{"name": "area", "arguments": ', "schema": AREA, "end": "}\n</tool_call>"},
         {"begin": '<tool_call>\n{"name": "draw", "arguments": ', "schema": DRAW, "end": "}\n</tool_call>"},
@@ -41,7 +43,7 @@ TOOLS = {  # the form in which Qwen3 calls tools
     "triggers": ["<tool_call>"],
     "bounds": {"whitespace": 2},
 }
-WORDS = {  # what is often written calls, and a token that no text holds
+WORDS = {  # a frequent text, and a token that no text contains
     "structures": [
         {"begin": " square", "schema": AREA, "end": "!"},
         {"begin": " there ", "schema": DRAW, "end": ")"},
@@ -53,7 +55,7 @@ WORDS = {  # what is often written calls, and a token that no text holds
 
 
 def calls(text, asked):
-    """The values of the tags in a text, which are checked; and whether it ends in one."""
+    """Return the checked values of the tags in a text, and whether the text ends in a tag."""
     found = []
     while any(trigger in text for trigger in asked["triggers"]):
         text = text[min(text.index(trigger) for trigger in asked["triggers"] if trigger in text) :]
@@ -88,7 +90,7 @@ def answers(engine, asked):
 
 
 def whole(engine, answer):
-    """The text with the special tokens in it."""
+    """Return the text with its special tokens."""
     return engine.processor.tokenizer.decode(answer.token_ids, skip_special_tokens=False)
 
 

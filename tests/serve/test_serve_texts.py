@@ -1,4 +1,4 @@
-"""Texts that the reader makes: those that the engine itself would have made, and on the reader's thread."""
+"""The reader's texts equal the engine's, and are made on the reader's thread."""
 
 import asyncio
 import threading
@@ -61,7 +61,7 @@ def test_the_engine_thread_decodes_nothing():
             return stream.completion.text, (await engine.generate("more", max_tokens=20)).text
 
     assert asyncio.run(main()) == ("SOME TEXT", "MORE")
-    # Those who prepare prompts look whether one leaves reasoning open.
+    # The threads that prepare prompts check whether a prompt leaves reasoning open.
     others = {name for name in threads if not name.startswith("mmengine-text")}
     assert others == {threading.main_thread().name}
 

@@ -1,5 +1,7 @@
-"""A bound on reasoning: when it is used up the engine says what ends it, and the answer follows, whatever the
-batch, drafts and what interrupts it."""
+"""A limit on reasoning: at the limit the engine writes the end marker, and the answer follows.
+
+This holds with any batch, drafts and interruption.
+"""
 
 import asyncio
 import io
@@ -35,7 +37,7 @@ END = (7, 8, 7, 9)
 
 @given(st.lists(st.sampled_from([3, 7, 8, 9]), max_size=30), st.integers(0, 9), st.booleans())
 def test_the_end_is_said_when_the_budget_is_used_up(model, tokens, is_open):
-    """Whatever the model would say, which `model` has in the order in which it is asked."""
+    """Any output of the model, which `model` returns in order."""
     budget = ThinkingBudget(tokens, is_open, (3,), END)
     said, reasoned = [], ReasoningState.begin(budget)
     for token in model:
@@ -60,7 +62,7 @@ def open_prompt(number=0):
 
 
 def jobs(number):
-    """Options with a budget, free text and forms behind reasoning."""
+    """Return options with a budget: free text and forms after reasoning."""
     options = {
         "max_tokens": 70,
         "temperature": 1.4,
@@ -180,7 +182,7 @@ def test_from_python_and_the_command_line(tmp_path):
 
 @pytest.mark.parametrize("response_format", [None, form(RECORD)])
 def test_half_a_character_stays_in_the_reasoning(response_format):
-    """Where the budget ends within one."""
+    """The budget ends within a character."""
     with Engine() as engine:
         tokenizer = engine.processor.tokenizer
         half, *others = tokenizer.encode("\u2603")

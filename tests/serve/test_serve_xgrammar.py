@@ -1,4 +1,4 @@
-"""The engine with xgrammar in llguidance's place: answers are valid, and who hangs its compiler is alone."""
+"""The engine with xgrammar instead of llguidance: answers are valid, and a hanging grammar fails alone."""
 
 import json
 import sys
@@ -31,7 +31,7 @@ def options_of(schema, number, bounds=BOUNDS):
 
 @pytest.mark.parametrize("num_blocks", [0, 24])
 def test_answers_that_end_are_what_their_schemas_describe(num_blocks):
-    """Greedy and not, with drafts; with few blocks under preemption too."""
+    """Greedy and sampled, with drafts; with few blocks under preemption too."""
     schemas = random_schemas(40)
     asked = [(Prompt.of("Say something."), options_of(schema, at)) for at, schema in enumerate(schemas)]
     config = EngineConfig(grammar_backend="xgrammar", num_blocks=num_blocks, **SMALL)
@@ -56,7 +56,7 @@ def test_answers_that_end_are_what_their_schemas_describe(num_blocks):
 
 
 def test_a_grammar_that_takes_too_long_fails_alone():
-    """xgrammar is busy with one text of 250,000 characters for many seconds."""
+    """xgrammar takes many seconds for a text with 250,000 characters."""
     slow = Options(make_sampling({}), grammar=grammar_of(grammar={"choice": ["x" * 250_000]}))
     good = [options_of({"const": number}, number) for number in range(20)]
     asked = [(Prompt.of("Say."), each) for each in (good[0], slow, *good[1:])]

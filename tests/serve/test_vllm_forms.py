@@ -1,4 +1,4 @@
-"""Forms of answers by vLLM's names are what our own names ask for, or refused by name."""
+"""vLLM's names for answer forms mean the same as ours, or are refused by name."""
 
 import json
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ EBNF = 'root ::= "a" | "b"'
 
 @dataclass
 class StructuredOutputsParams:
-    """Some of the fields that vLLM's class of this name has."""
+    """Some fields of vLLM's class with this name."""
 
     json: Any = None
     regex: str | None = None
@@ -98,4 +98,4 @@ def test_refused_by_name(options: dict[str, Any], says: str) -> None:
 
 
 def test_every_name_is_an_option() -> None:
-    assert FORM - {"calls"} <= GENERATE  # tools are given to chat alone
+    assert FORM - {"calls"} <= GENERATE  # only chat takes tools
