@@ -80,8 +80,8 @@ class Shards:
         return self._log / f"shard-{shard.index}-of-{shard.count}"
 
     def _is_answered(self, shard: Shard) -> bool:
-        """Return whether the shard is answered and no process writes to it. The result is cached: it stays
-        true.
+        """Return whether the shard is answered and no process writes to it. A positive result is final, so it
+        is cached.
         """
         log = self.log_of(shard)
         if shard in self._answered:

@@ -48,6 +48,6 @@ def _options(kind: type, environment: str) -> Iterator[inspect.Parameter]:
 
 
 def _name(option: OptionInfo, name: str) -> str:
-    """Return the flag's name if it differs from the field's. In Annotated the first flag is the default."""
+    """Return the flag's name, or the field's by default. In Annotated the first flag is the default."""
     flags = [each for each in (option.default, *(option.param_decls or ())) if isinstance(each, str)]
     return flags[0].removeprefix("--").replace("-", "_") if flags else name

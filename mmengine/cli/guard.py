@@ -1,7 +1,7 @@
 """Supervises the engine's process of `mmengine serve` with a log.
 
 The supervisor owns the listening socket, so clients that connect without an engine wait for the next one. It
-starts the engine's process and reports the health. It has no torch, no model and no event log, and reads no
+starts the engine's process and reports the health, without torch, a model or an event log, and reads no
 client input: only the engine's process accepts clients, over the inherited socket.
 """
 
@@ -52,7 +52,7 @@ class Guard:
         self._has_served = False
 
     def run(self) -> int:
-        """Run until a signal to end, until the engine's process ends by itself or until it cannot be started;
+        """Run until a signal to end, until the engine's process ends by itself, or until a start fails;
         return the exit code. Raises MMEngineError when the process fails repeatedly.
         """
         with self._hearing_signals():
@@ -86,9 +86,7 @@ class Guard:
         return max(1, min(LONGEST_RETRY_S, ceil(self._load_s - waited_s)))
 
     def _one_life(self) -> int | None:
-        """Run an engine's process once. Return None if it failed and is to be restarted, otherwise the exit
-        code.
-        """
+        """Run an engine's process once. Return None if a restart follows, otherwise the exit code."""
         kills = num_memory_kills()
         with closing(HeartbeatReceiver.pair()) as heard:
             running, ended = self._watched(heard)
@@ -152,7 +150,7 @@ class Guard:
             self._turn(until)
 
     def _turn(self, until: float) -> None:
-        """Wait for an event, at most until the given time, and handle it."""
+        """Handle the next event; wait for one until the given time at most."""
         waits = [until - time.monotonic()]
         if self._health is not None and (wait_s := self._health.wait_s()) is not None:
             waits.append(wait_s)
@@ -178,7 +176,7 @@ class Guard:
         """Handle a signal.
 
         Signals to end are forwarded to the engine's process: the first lets streams finish, the second ends
-        them with an error, and the process is killed if it does not end in time.
+        them with an error, and a process that does not end in time is killed.
         """
         running = self._running
         if number == signal.SIGHUP:

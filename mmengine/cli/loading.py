@@ -30,7 +30,7 @@ IMAGE = Stage("image, %", "{} of {} per cent of an image are encoded")
 
 
 class Bar:
-    """A progress bar. Call it with the finished and the total amount of the `stage`."""
+    """A progress bar, called with the `stage`'s finished amount and total."""
 
     def __init__(self, stage: Stage, *, counts_bytes: bool) -> None:
         self.stage, self._counts_bytes = stage, counts_bytes
@@ -82,7 +82,7 @@ class Bar:
 
 
 class Loading(Bar):
-    """A progress bar for weights. Call it with the bytes read and packed, and the total."""
+    """A progress bar for weights, called with the bytes read and packed, and the total."""
 
     def __init__(self) -> None:
         super().__init__(WEIGHTS, counts_bytes=True)

@@ -31,9 +31,7 @@ def num_memory_kills() -> int | None:
 
 
 def _count(files: list[Path]) -> int | None:
-    """Return `oom_kill` from the first file that has it: inside a container its own cgroup is mounted at the
-    top.
-    """
+    """Return `oom_kill` from the first file that has it: a container's own cgroup is mounted at the top."""
     for file in files:
         try:
             counts = dict(line.split() for line in file.read_text().splitlines())

@@ -16,8 +16,8 @@ STAYS = "accepted requests stay in the log, and the same command continues with 
 
 
 class Life(NamedTuple):
-    """A failed process. `reasons` are its last reported problems. `by_memory` says whether the kernel killed
-    it for memory.
+    """A failed process. `reasons` are its last reported problems. `by_memory` says whether an out-of-memory
+    kill ended the process.
     """
 
     ended: Ended
@@ -36,7 +36,7 @@ class Life(NamedTuple):
 
     @property
     def was_killed(self) -> bool:
-        """Whether it was killed from outside, as far as is known; such a process may be innocent."""
+        """Whether the process was killed from outside, as far as is known; such a process may be innocent."""
         return self.ended.code == -signal.SIGKILL and not self.by_memory
 
     @property

@@ -208,7 +208,7 @@ def _answer_one(
 
 
 def _stepped(engine: "Engine", request_id: str, bar: Bar, live: bool) -> "Completion":
-    """Step until the answer is complete. With `live`, print its text as it arrives."""
+    """Step until the answer is complete. With `live`, print each new piece of text at once."""
     completion: Completion | None = None
     while completion is None:
         outputs = engine.step()

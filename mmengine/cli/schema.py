@@ -33,7 +33,7 @@ schema_app = typer.Typer(
 
 @schema_app.callback()
 def schema() -> None:
-    """Keep `check` a subcommand although it is the only command."""
+    """Keep `check` a subcommand although there is no other command."""
 
 
 @schema_app.command(cls=Command, help=CHECK_HELP)

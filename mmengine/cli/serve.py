@@ -209,7 +209,7 @@ def _answer(
     admin_keys: "ApiKeys",
     engine_config: "EngineConfig",
 ) -> None:
-    """Load the model and serve it, until a signal ends this."""
+    """Load and serve the model until a signal."""
     from mmengine.cli.guard import BEATS, HASTE, SOCKET  # Lazy: help needs no server
     from mmengine.server.lifecycle.heartbeat import HeartbeatSender
     from mmengine.server.lifecycle.listening_socket import address_of, listen, taken

@@ -1,9 +1,9 @@
 """Supervised processes: the parts shared by both supervisors, and the supervisor of `mmengine run`.
 
 A restart follows a hung step (reported in the log, with exit code HANG_EXIT) or a signal that users do not
-send, such as a crash in native code. The log records it, the next process isolates the requests in the step,
-and the others continue without the culprit. In `mmengine run` an out-of-memory kill would repeat, so it is
-reported, and the user restarts with smaller settings.
+send, such as a crash in native code. The log records the restart, the next process isolates the requests in
+the step, and the others continue without the culprit. In `mmengine run` an out-of-memory kill would repeat,
+so the user gets an error and restarts with smaller settings.
 """
 
 import os
@@ -91,7 +91,7 @@ def obey_supervisor() -> None:
 
 
 def supervise(arguments: list[str], progress: Callable[[], int]) -> int:
-    """Run `mmengine` with `arguments` until it ends by itself, and return its exit code.
+    """Run `mmengine` with `arguments` until the process ends by itself, and return the exit code.
 
     `progress` grows with each answer. Raises MMEngineError when the process fails repeatedly without an
     answer.

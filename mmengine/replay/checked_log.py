@@ -42,7 +42,7 @@ class CheckedLog:
     before that record; a log without its beginning starts after its oldest snapshot. `begins_after` is the
     snapshot's record, or -1; `first` is the first record, if any.
 
-    Raises LogError when there is no log, CorruptLog when it is damaged or is not a log.
+    Raises LogError when there is no log, CorruptLog for a damaged file or another format.
     """
 
     def __init__(self, folder: Path, wait: Callable[[], bool] | None = None, after: int | None = None):
@@ -124,7 +124,7 @@ class CheckedLog:
         )
 
     def apply(self, state: State, event: ev.Event) -> None:
-        """Fold an event without comparing a decision with it."""
+        """Fold an event without deriving a decision for comparison."""
         _check_columns(state, event)
         evolve(state, event)
 

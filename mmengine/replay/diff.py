@@ -1,8 +1,8 @@
-"""Finds the first difference between two logs: both are folded side by side, and each event is compared in
-terms of requests.
+"""Finds the first difference between two logs: both are folded side by side, and events are compared by
+request.
 
 Row numbers, block numbers and times are not differences; digests and deliveries are skipped. Inputs and the
-decisions derived from them are distinguished, because only one of the two can be to blame.
+decisions derived from them are distinguished, because either can be to blame, but not both.
 """
 
 from collections.abc import Iterator
@@ -59,8 +59,8 @@ def diff(first: Path, second: Path, match: Match = "id", *, shapes: bool = False
     """Return the first difference.
 
     `match` says which requests correspond: requests with the same id, or with the same arrival number. With
-    `shapes` only the number of tokens, media and texts is compared. Raises the errors of `verify`, and
-    LogError for logs that begin at different records.
+    `shapes` only the number of tokens, media and texts is compared. Raises `verify`'s errors, and LogError
+    for logs that begin at different records.
     """
     logs = CheckedLog(first), CheckedLog(second)
     if logs[0].begins_after != logs[1].begins_after:
@@ -84,7 +84,7 @@ _Fact = tuple[State, Record, str, dict[str, Any]]
 
 
 def _facts(log: CheckedLog, match: Match, shapes: bool) -> Iterator[_Fact]:
-    """Yield each compared event: the state before it, its record, its kind, and its fields by name, with rows
+    """Yield each compared event: the preceding state, its record, its kind, and its fields by name, with rows
     as requests.
     """
     for state, record in fold(log):

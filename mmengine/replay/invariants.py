@@ -1,7 +1,7 @@
 """The invariants that hold for a state between any two events, by name. Tests, `mmengine log verify
 --invariants` and `mmengine log minimize` use them.
 
-They are counted again from the contents of rows, requests and steps, and compared with the pools' counters.
+They are counted again from rows, requests and steps, and compared with the pools' counters.
 """
 
 from collections import Counter

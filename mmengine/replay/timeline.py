@@ -36,7 +36,7 @@ _OF_A_STEP = (ev.Scheduled, ev.Admitted, ev.StatesKept, ev.Evicted, ev.Encoded)
 
 
 def fold(log: CheckedLog) -> Iterator[tuple[State, Record]]:
-    """Yield each record with the state before it. A single state advances with the iteration."""
+    """Yield each record with the preceding state. A single state advances with the iteration."""
     state = log.first_state()
     for record in log:
         yield state, record
@@ -45,7 +45,7 @@ def fold(log: CheckedLog) -> Iterator[tuple[State, Record]]:
 
 
 def is_scheduling(state: State, event: ev.Event) -> bool:
-    """Return whether `schedule` decided this event, given the state before it.
+    """Return whether `schedule` decided this event, given the preceding state.
 
     A request whose step failed, whose process ended, or whose cache is being reset is preempted before the
     scheduler runs.
@@ -61,7 +61,7 @@ def is_scheduling(state: State, event: ev.Event) -> bool:
 
 
 def taken_tokens(state: State, event: ev.Executed) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield the tokens that each row gains by the event (row, int32 token ids), given the state before it.
+    """Yield the tokens that each row gains by the event (row, int32 token ids), given the preceding state.
 
     Broken rows, and rows whose request left while the step ran, gain nothing.
     """
@@ -85,7 +85,7 @@ class Timeline:
         self.started, self.config = first.started, first.config
 
     def events(self) -> Iterator[tuple[State, Record]]:
-        """Yield every record with the state before it.
+        """Yield every record with the preceding state.
 
         The state advances with the iteration, so copy what you keep. Raises CorruptLog where the log is
         damaged or contradicts itself.
@@ -95,7 +95,7 @@ class Timeline:
     def steps(self) -> Iterator["Step"]:
         """Yield every step with decisions, each with the state just before them.
 
-        A step is valid until the next is requested. Raises the errors of `events`, and Diverged when a step's
+        A step is valid until the next is requested. Raises `events`' errors, and Diverged when a step's
         `decide` left the log's path.
         """
         log = CheckedLog(self.folder)
@@ -151,9 +151,7 @@ class Step:
         self._is_complete = False
 
     def next_decision(self) -> ev.Event | None:
-        """Ask this build's scheduler for the step's next event, and apply it. Return None when the step is
-        complete.
-        """
+        """Apply the next event from this build's scheduler. Return None when the step is complete."""
         with self._log.naming(self.record):
             event = self._scheduler.schedule(self.view)
             if event is None:
@@ -166,7 +164,7 @@ class Step:
         return event
 
     def decide(self) -> list[ev.Event]:
-        """Let this build's scheduler decide the rest of the step.
+        """Let this build's scheduler decide the step's rest.
 
         The state advances to the point where the step is about to run. The events equal the log's if the
         rules and the log are sound; compare with `logged`.

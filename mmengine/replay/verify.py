@@ -270,7 +270,7 @@ def verify(
     CheckedLog. `invariants` also checks those in replay/invariants.py after each record; a violation is a
     divergence whose field is INVARIANT and its name.
 
-    Raises LogError when there is no log, CorruptLog when it is damaged or is not a log.
+    Raises LogError when there is no log, CorruptLog for a damaged file or another format.
     """
     had_writer = is_locked(folder)
     log = CheckedLog(folder, after=after)

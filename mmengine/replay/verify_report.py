@@ -37,7 +37,7 @@ class VerifyReport:
     """What `verify` found.
 
     `rederived` False means that the log was written under other rules (`logged_version`, not `version`), so
-    it was only folded and its digests compared. `unfinished` lists requests without an end in the log.
+    the log was only folded, and its digests compared. `unfinished` lists requests without an end in the log.
     `begins_after` is the record of the starting snapshot, or -1. `end` says how the log ends.
     """
 

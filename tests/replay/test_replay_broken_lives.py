@@ -45,12 +45,12 @@ def test_a_log_of_two_processes(tmp_path, in_flight):
     assert verify(log).ok
     assert replay_failure(log, "any") is None
     result = rerun(log, {})
-    assert any("another one went on" in note for note in result.notes)
+    assert any("the log contains a crash" in note for note in result.notes)
     assert 0 < result.logged.numbers["end_to_end_ms_p99"] < 1000, "the clocks' difference is not time"
     assert result.logged.numbers["output_tokens"] == 8 * 30
     write_report(log, page)
     data = unpack(page.read_text())
-    assert data["notes"][0][1] == "the process ended, and another one went on"
+    assert data["notes"][0][1] == "the process ended, and another process continued"
     assert (data["step_time_ms"][1:] >= data["step_time_ms"][:-1]).all()
     assert data["lane_answer"].tolist() == [30] * 8 and set(data["ends"]) == {"length"}
     assert data["step_failed"].sum() >= 1

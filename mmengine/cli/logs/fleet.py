@@ -69,7 +69,7 @@ def print_path(folder: Path, request_id: str, json_output: bool) -> list[Path]:
 
 
 def write_page(folder: Path, out: Path, json_output: bool) -> None:
-    """Write a page for the fleet, and a page beside it for each log with a step."""
+    """Write a page for the fleet, and, in the same folder, a page for each log with a step."""
     from mmengine.replay.report.fleet_page import write_fleet_report
 
     num_logs, num_requests = write_fleet_report(folder, out)

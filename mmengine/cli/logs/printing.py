@@ -21,7 +21,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON, an object per li
 
 
 def existing(folder: Path) -> Path:
-    """Return the folder. Raises LogError when it does not exist."""
+    """Return the folder. Raises LogError for a missing folder."""
     if not folder.is_dir():
         raise LogError(f"there is no folder {folder}; name the folder that was passed as --log")
     return folder

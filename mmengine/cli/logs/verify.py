@@ -169,7 +169,7 @@ def _print_many(results: "list[tuple[Path, VerifyReport | LogError]]") -> None:
 
 
 def _divergence_tables(report: "VerifyReport", found: "Divergence") -> "Iterator[Table]":
-    """Yield tables with the difference and the inputs before it."""
+    """Yield tables with the difference and the preceding inputs."""
     from rich.table import Table
 
     table = Table("", "", show_header=False)

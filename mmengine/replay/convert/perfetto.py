@@ -21,7 +21,7 @@ _PID, _STEPS, _FIRST_ROW = 1, 1, 2  # Thread ids.
 
 
 def perfetto_lines(folder: Path) -> Iterator[str]:
-    """Yield the trace line by line, without holding it in memory. Raises the errors of `verify`."""
+    """Yield the trace line by line, without holding the whole trace in memory. Raises `verify`'s errors."""
     yield '{"displayTimeUnit": "ms", "traceEvents": ['
     log = CheckedLog(folder)
     trace = _Trace(0 if log.first is None else log.first.mono_ns)
@@ -39,7 +39,7 @@ def perfetto_lines(folder: Path) -> Iterator[str]:
 
 @dataclass(slots=True)
 class _Life:
-    """A live request's position: its phase, its row, and the time (ns) at which it got the row."""
+    """A live request's position: its phase, its row, and when the row was assigned (ns)."""
 
     number: int
     phase: str
@@ -57,7 +57,7 @@ class _Trace:
         self._dispatched: dict[int, tuple[int, dict[str, int]]] = {}  # Steps in flight: dispatch time, facts.
 
     def of(self, state: State, record: Record) -> Iterator[dict[str, Any]]:
-        """Yield the trace events for a record, given the state before it."""
+        """Yield the trace events for a record, given the preceding state."""
         now, event = record.mono_ns, record.event
         self._last = now
         match event:
@@ -180,8 +180,8 @@ class _Trace:
         self._dispatched.clear()
 
     def _decided(self, state: State, record: Record) -> Iterator[dict[str, Any]]:
-        """Yield the counters for the complete open step, and its slice if the log has no earlier event for
-        it.
+        """Yield the counters for the complete open step, and its slice if no earlier event has yielded the
+        slice.
         """
         flight, now = state.open_step(), record.mono_ns
         facts = {"rows": len(flight.rows), "tokens": flight.num_tokens, "encoded": len(flight.encoded)}

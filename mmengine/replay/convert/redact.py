@@ -1,7 +1,7 @@
 """Redacts a log for publication: the same decisions, without any user content.
 
-Each token becomes a keyed pseudo-random function of the token and all tokens before it in its request, the
-positions and hashes of images, the tenant's salt, and the adapter. So equal prefixes stay equal, which is all
+Each token becomes a keyed pseudo-random function of the token and all earlier tokens in its request, the
+images' positions and hashes, the tenant's salt, and the adapter. So equal prefixes stay equal, which is all
 that the prefix cache ever compares, and nothing else does: a word that occurs twice becomes two different
 numbers. Media hashes, salts, ids, adapters and fingerprints become keyed hashes. Grammars, stop strings,
 biases, seeds, logprobs, envelopes and error texts are dropped. Lengths, shapes, times and settings stay.
@@ -59,10 +59,10 @@ class RedactReport:
 def redact(source: Path, target: Path, key: bytes) -> RedactReport:
     """Write the log in `source` to `target` without content.
 
-    The result verifies if the source does, with the same decisions; a wrong digest stays wrong. `key` is at
-    least 16 unguessable bytes. It is not stored, and logs redacted with the same key use the same names for
-    the same things. Raises LogError for a folder that cannot be written, or a log without its beginning, and
-    the errors of `verify`.
+    The result verifies if the source does, with the same decisions; a wrong digest stays wrong. `key`, at
+    least 16 unguessable bytes, is not stored, and logs redacted with the same key use the same names for the
+    same things. Raises LogError for a folder that cannot be written, or a log without its beginning, and the
+    errors of `verify`.
     """
     if len(key) < MIN_KEY_BYTES:
         raise InvalidRequest(f"the key has {len(key)} bytes; at least {MIN_KEY_BYTES} are required")

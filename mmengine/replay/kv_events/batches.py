@@ -30,8 +30,8 @@ def batches(
 ) -> Iterator[Numbered]:
     """Yield the batches of the log in `folder` from its beginning.
 
-    With `wait` it continues with appended records (see LogFollower). `until` is the number of the first batch
-    to leave out. Raises LogError when there is no log, CorruptLog when it is damaged or contradicts itself.
+    With `wait`, continue with appended records (see LogFollower). `until` is the number of the first batch to
+    leave out. Raises LogError when there is no log, CorruptLog for damage or a contradiction.
     """
     log = CheckedLog(folder, wait)
     state = log.first_state()

@@ -1,9 +1,9 @@
 """Projects a log's records to batches of KV events: a fold beside the state's.
 
-A block is announced when the step that computed it is EXECUTED, not when it is scheduled. Before that, other
-requests in this engine may hit it, because their step runs later, but external readers may not. The
-announcement is revoked with the event that gives the block to another request. Each record makes at most a
-single batch, so a batch's number follows from the log: a reader that starts again counts the same.
+A block is announced when its step is EXECUTED, not when the step is scheduled. Before that, other requests in
+this engine may hit the block, because their step runs later, but external readers may not. The announcement
+is revoked with the event that gives the block to another request. Each record makes at most a single batch,
+so a batch's number follows from the log: a reader that starts again counts the same.
 """
 
 import hashlib
@@ -103,7 +103,7 @@ class KVProjection:
         self._filled = ()
 
     def _change(self, changed: np.ndarray) -> list[int]:
-        """Record the changed contents of these blocks, and return the hashes that can no longer be hit."""
+        """Record these blocks' changed contents, and return the hashes that can no longer be hit."""
         before, now = self._content[changed], self._index.content[changed]
         self._digests.add(changed)
         self._holders.update(now[now != NO_CONTENT].tolist())
@@ -191,7 +191,7 @@ def _remember(names: dict[bytes, str], digest: bytes, name: str) -> None:
 
 
 def _decrement(counts: Counter[Key], held: Key) -> bool:
-    """Decrement a holder count, and return whether it became zero."""
+    """Decrement a holder count, and return whether no holder is left."""
     counts[held] -= 1
     if counts[held] > 0:
         return False

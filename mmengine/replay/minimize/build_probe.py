@@ -92,7 +92,7 @@ class BuildProbe:
             most *= 4
 
     def write(self, script: Script, folder: Path) -> None:
-        """Write both logs: this build's, and `log_of_other` beside it."""
+        """Write both logs: this build's to `folder`, the other's to `log_of_other`."""
         write_log(_without_digests(script), "", folder, deadline=self._deadline)
         theirs = folder.with_name("log_of_other")
         self._serve_there(script, theirs)

@@ -25,8 +25,8 @@ def who() -> Answer:
 
 
 def parting(log: str) -> Answer:
-    """Return where this build's derived decisions differ from the log's. A log that it cannot fold counts as
-    different.
+    """Return where this build's derived decisions differ from the log's. A log that this build cannot fold
+    counts as different.
     """
     from mmengine.errors import CorruptLog
     from mmengine.events.codec import Record

@@ -1,6 +1,6 @@
 """A command that fails on a log: run as a process, or in this process if it is one of our own verbs.
 
-A Python process with mmengine takes most of a second to start, and minimizing runs the command hundreds of
+A Python process with mmengine takes almost a second to start, and minimizing runs the command several hundred
 times.
 """
 

@@ -57,7 +57,7 @@ class Failure(NamedTuple):
 
 def replay_failure(folder: Path, kind: str, deadline: Deadline | None = None) -> Failure | None:
     """Return how a log's requests fail when this build serves them again, or None. `kind` is in KINDS. Raises
-    the errors of `verify`.
+    `verify`'s errors.
     """
     deadline = deadline or Deadline()
     script = read_script(Path(folder), lambda state, record: deadline.check())
@@ -75,7 +75,7 @@ def enough_steps(script: Script) -> int:
 def find_failure(
     script: Script, kind: str, *, max_steps: int = 2**62, deadline: Deadline | None = None
 ) -> Failure | None:
-    """Play a script until it fails with `kind`, or until another failure ends it. Raises OutOfTime."""
+    """Play a script until a failure has the given `kind` or ends the playback. Raises OutOfTime."""
     deadline = deadline or Deadline()
     if kind == "divergence":
         with tempfile.TemporaryDirectory() as folder:
@@ -130,7 +130,7 @@ def _divergence(folder: Path, deadline: Deadline) -> Failure | None:
 
 
 class _Run:
-    """A playback. A failure that ends it counts for every kind."""
+    """A playback. A failure that ends the playback counts for every kind."""
 
     def __init__(self, script: Script, executor: ClockedExecutor, sink: Sink | None, deadline: Deadline):
         self._thrashing, self._deadline = "", deadline
@@ -178,7 +178,7 @@ class _Run:
 
 
 def _place(error: Exception) -> str:
-    """Return an exception's text, and the function that raised it."""
+    """Return an exception's text, and the raising function."""
     *_, (frame, _) = walk_tb(error.__traceback__)
     code = frame.f_code
     text = (str(error).splitlines() or [""])[0][:200]

@@ -1,8 +1,8 @@
-"""Minimizes a failing log: fewer requests first, then smaller values, while it fails in the same way.
+"""Minimizes a failing log: fewer requests first, then smaller values, while the failure stays the same.
 
-A candidate is the log's script with something left out. This build serves it again, in memory. It counts as
-failing when its failure has the log's signature (the kind, and the text without numbers). Steps after the
-first failure do not matter, so they are dropped first.
+A candidate is the log's script with something left out. This build serves the candidate again, in memory. The
+candidate fails when its failure has the log's signature (the kind, and the text without numbers). Steps after
+the first failure do not matter, and are dropped first.
 """
 
 from collections.abc import Callable
@@ -104,7 +104,7 @@ class Minimizer:
         self._everything()
 
     def _try(self, script: Script) -> bool:
-        """Return whether the script fails in the same way; if so, it becomes the best script."""
+        """Return whether the script fails in the same way; a failing script becomes the best script."""
         if self._is_over():
             return False
         digest = shrink.digest(script)
@@ -117,7 +117,7 @@ class Minimizer:
         return True
 
     def _ask(self, script: Script) -> Failure | None:
-        """Return the script's failure if it is the same failure."""
+        """Return the script's failure if its signature is the log's."""
         self.tried += 1
         most = 2 * self.failure.step + 64 if self.failure.step >= 0 else 2**62
         begin = self._deadline.passed()
@@ -135,7 +135,7 @@ class Minimizer:
 
     def _is_over(self) -> bool:
         """Return whether the remaining time is needed to write the result: the log and its failure once more,
-        each as long as finding it took.
+        each as long as the first search.
         """
         if self._deadline.left() < REPRODUCED_IN * self._best_seconds + SPARE_SECONDS:
             self.is_cut_short = True
@@ -168,8 +168,8 @@ class Minimizer:
         )
 
     def _pressure(self) -> None:
-        """Fill the pool with a few long requests in place of many. The position at which the first of them
-        ends in its last block decides who needs the next block, so all positions are tried.
+        """Fill the pool with a few long requests instead. The position at which the first of them ends in its
+        last block decides who needs the next block, so all positions are tried.
         """
         self._phase = "filling the pool with fewer requests"
         whole, names = self.best, [event.request_id for event in self.best.requests]
@@ -180,7 +180,7 @@ class Minimizer:
                 return
 
     def _merges(self) -> None:
-        """Replace two requests by a single long request that holds the memory of both; see `_pressure` for
+        """Replace two requests by a single long request that holds both requests' memory; see `_pressure` for
         the positions.
         """
         self._phase = "merging requests"

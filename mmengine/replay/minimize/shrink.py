@@ -45,8 +45,8 @@ def fewest(items: Sequence[T], fails: Callable[[list[T]], bool]) -> list[T]:
 
 
 def smallest(low: int, high: int, fails: Callable[[int], bool]) -> int:
-    """Return a value in [low, high] that fails; `high` is known to fail. It is the smallest if failing is
-    monotone.
+    """Return a value in [low, high] that fails; `high` is known to fail. The value is the smallest if failing
+    is monotone.
     """
     if low >= high or fails(low):
         return min(low, high)
@@ -184,7 +184,7 @@ def fill_pool(script: Script, names: Sequence[str], more: int) -> Script:
 
 
 def move_answers_to_prompts(script: Script, count: int) -> Script:
-    """Move `count` tokens of each answer, as far as it has them, to the prompt."""
+    """Move `count` tokens of each answer, or all if there are fewer, to the prompt."""
     for event in [event for event in script.requests if event.sampling.max_tokens]:
         name, asked = event.request_id, event.sampling.max_tokens
         moved = min(count, asked - 1)

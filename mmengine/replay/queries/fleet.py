@@ -1,8 +1,8 @@
-"""Follows requests across replicas' logs: where a request went, what each replica said about it, and who
-ended it.
+"""Follows requests across replicas' logs: which replicas had a request, the tokens from each, and which
+replica ended the request.
 
-A migrated request is in several logs, choice by choice: under its own id where it began, and under the
-choice's id (`id/0`, `id/1`) where it continued. Its QUEUED has the tokens that came with it.
+A migrated request is in several logs, choice by choice: under its own id in the first log, and under the
+choice's id (`id/0`, `id/1`) in the next. The choice's QUEUED has the earlier tokens.
 """
 
 from collections.abc import Iterable
@@ -20,8 +20,8 @@ MAX_LOGS = 100_000  # Most logs in a folder.
 class Stop(msgspec.Struct, frozen=True):
     """A request, or one of its choices, in one log.
 
-    `num_given` counts its answer's tokens that came with it, `num_said` those computed by this replica. `end`
-    is "" if the log has no end for it.
+    `num_given` counts its answer's tokens from earlier replicas, `num_said` those computed by this replica.
+    `end` is "" if the log has no end for the request.
     """
 
     log: str
@@ -40,7 +40,7 @@ class ReplicaPath(msgspec.Struct, frozen=True):
 
     @property
     def num_tokens(self) -> int:
-        """Return the number of answer tokens, as far as the logs have them."""
+        """Return how many answer tokens the logs have."""
         return max(stop.num_given + stop.num_said for stop in self.stops)
 
     @property
@@ -54,7 +54,7 @@ class ReplicaPath(msgspec.Struct, frozen=True):
 
 
 def logs_in(folder: Path) -> list[Path]:
-    """Return the folder if it is a log itself, otherwise its direct subfolders with logs. Raises LogError."""
+    """Return the folder if its files are a log, otherwise its direct subfolders with logs. Raises LogError."""
     if segment_paths(folder):
         return [folder]
     found = [path for path in sorted(folder.iterdir()) if path.is_dir() and segment_paths(path)]
@@ -69,7 +69,7 @@ def is_fleet(folder: Path) -> bool:
 
 
 def replica_paths(logs: Iterable[Path]) -> tuple[dict[str, ReplicaPath], dict[Path, str]]:
-    """Return the paths by core id, in order of arrival within each log, and the errors of logs that could not
+    """Return the paths by core id, sorted by arrival within each log, and the errors of logs that could not
     be read to their end.
     """
     stops: dict[str, list[Stop]] = {}

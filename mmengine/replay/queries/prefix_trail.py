@@ -1,4 +1,6 @@
-"""Follows a prefix through the cache: who computed it, when it was lost, and to whom."""
+"""Follows a prefix through the cache: which requests computed its blocks, and when and for which requests the
+blocks were lost.
+"""
 
 from typing import Any
 
@@ -14,10 +16,10 @@ from mmengine.request import Request
 
 
 class Loss(msgspec.Struct, frozen=True):
-    """The lifetime of a block of the prefix.
+    """A prefix block's lifetime.
 
-    `since` and `by` are the step and the request that computed it. `until` is the step that took it, -1 while
-    it is cached. `why` and `taken_by` say why it was taken and for which request.
+    `since` and `by` are the step and the request that computed the block. `until` is the step that took the
+    block, -1 while still cached. `why` and `taken_by` are the reason and the request that got the block.
     """
 
     since: int

@@ -1,4 +1,4 @@
-"""Finds out why a request was not scheduled in a step, by calling the functions that decided it.
+"""Finds out why a request was not scheduled in a step, by calling the scheduler's own functions.
 
 A step is decided event by event, and a request that was passed over is not looked at again in this step. So
 each reason is taken at the moment of its decision: `before` each event from `schedule`, and `at_end` after

@@ -33,7 +33,7 @@ class RequestEvent(msgspec.Struct, frozen=True):
 def request_events(log: CheckedLog, request_id: str) -> Iterator[RequestEvent]:
     """Yield the events of each request with this id; nothing for an unknown id.
 
-    If the request's arrival was deleted with the beginning of the log, its times count from the log's first
+    If the request's arrival was deleted with the log's beginning, its times count from the log's first
     record.
     """
     queued_ns = -1

@@ -1,4 +1,4 @@
-"""Reports an engine's whole state at a moment of its log, as plain numbers and names."""
+"""Reports an engine's whole state at a moment in its log, as plain numbers and names."""
 
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ class SessionReport(msgspec.Struct, frozen=True):
 
 
 class StateReport(msgspec.Struct, frozen=True):
-    """The whole state just before a step is decided, or at the end of the log."""
+    """The whole state just before a step is decided, or at the log's end."""
 
     step: int
     running: list[dict[str, Any]]
@@ -49,9 +49,7 @@ class StateReport(msgspec.Struct, frozen=True):
 
 
 def state_report(folder: Path, number: int) -> StateReport:
-    """Return the state before step `number`, or with -1 at the end of the log. Raises the errors of
-    `step_report`.
-    """
+    """Return the state before step `number`, or with -1 at the log's end. Raises `step_report`'s errors."""
     if number >= 0:
         return report_of(open_log(folder).at(number).state)
     log = CheckedLog(folder)

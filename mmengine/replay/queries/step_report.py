@@ -39,10 +39,10 @@ class Budget(msgspec.Struct, frozen=True):
 class StepReport(msgspec.Struct, frozen=True):
     """A step's report.
 
-    `budgets` are the budgets by name, at the end of the step. `preempted` has (request, mode, beneficiary).
+    `budgets` are the budgets by name, at the step's end. `preempted` has (request, mode, beneficiary).
     `outcome` is "executed", "failed", or "" if the log does not say. `mono_ns` counts from the log's first
-    record. `part` describes an item in parts: its request, its number, the start and the end of the part, and
-    the item's whole work.
+    record. `part` describes an item in parts: its request, its number, the part's start and end, and the
+    item's whole work.
     """
 
     step: int
@@ -142,8 +142,8 @@ def _budgets(step: Step) -> dict[str, Budget]:
 
 
 def _outcome(folder: Path, number: int) -> tuple[int, dict[str, Any]]:
-    """Return the time at which the log begins, and how the step ended. A failed step voids the steps in
-    flight after it.
+    """Return the time at which the log begins, and how the step ended. A failed step voids the later steps in
+    flight.
     """
     began, dispatched = -1, False
     for record in CheckedLog(folder):

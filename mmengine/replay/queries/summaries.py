@@ -58,7 +58,7 @@ class StepLine:
 
 
 class _Requests:
-    """The live requests' lines. Each record updates them, given the state before it."""
+    """The live requests' lines. Each record updates them, given the preceding state."""
 
     def __init__(self) -> None:
         self._live: dict[str, RequestLine] = {}  # An id may be reused once its request has ended.
@@ -78,7 +78,7 @@ class _Requests:
         return list(self._live.values())
 
     def queued(self, state: State, record: Record) -> RequestLine | None:
-        """Return the line for a request that this record begins, given the state before it."""
+        """Return the line for a request that this record begins, given the preceding state."""
         match record.event:
             case ev.Queued(request_id=name, prompt=prompt, media=media, outputs=outputs, envelope=envelope):
                 if name in state.sessions.of_request:
@@ -92,7 +92,7 @@ class _Requests:
         return None
 
     def ended(self, state: State, record: Record) -> RequestLine | None:
-        """Apply the record, and return the line of a request that it ends."""
+        """Apply the record, and return the line of a request that ends here."""
         event = record.event
         match event:
             case ev.Admitted(request_id=name) if self._live[name].num_preemptions == 0:
@@ -127,7 +127,7 @@ class _Requests:
 
 
 def request_lines(folder: Path) -> list[RequestLine]:
-    """Return every request in a log, in order of arrival. Raises the errors of `verify`."""
+    """Return every request in a log, by arrival. Raises `verify`'s errors."""
     log = CheckedLog(folder)
     requests = _Requests()
     lines = requests.carried_over(log)
@@ -140,7 +140,7 @@ def request_lines(folder: Path) -> list[RequestLine]:
 
 
 def ended_requests(log: CheckedLog) -> Iterator[RequestLine]:
-    """Yield every request in a log, when it ends."""
+    """Yield each request at its end in the log."""
     requests = _Requests()
     requests.carried_over(log)
     with log.naming():
@@ -152,7 +152,7 @@ def ended_requests(log: CheckedLog) -> Iterator[RequestLine]:
 
 def step_lines(log: CheckedLog | Path) -> Iterator[StepLine]:
     """Yield every step in a log (or in a folder's log) that ran or failed, except steps decided before the
-    log's first record. Raises the errors of `verify`.
+    log's first record. Raises `verify`'s errors.
     """
     log = CheckedLog(log) if isinstance(log, Path) else log
     admitted = encoded = preempted = 0

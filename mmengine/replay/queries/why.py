@@ -1,6 +1,6 @@
 """Explains a request's course: its waits, its losses and the beneficiaries, and its cache hits.
 
-Every claim is read from the fold at the moment of the decision that it explains.
+Every claim is read from the fold at the moment of the explained decision.
 """
 
 from pathlib import Path
@@ -26,8 +26,8 @@ from mmengine.replay.timeline import fold, is_scheduling
 class Claim(msgspec.Struct, frozen=True):
     """An event in the request's life, with its reason.
 
-    It applies to the steps from `step` to `last_step`. `since_ns` counts from the request's arrival. `facts`
-    has the text's figures.
+    The claim applies to the steps from `step` to `last_step`. `since_ns` counts from the request's arrival.
+    `facts` has the text's figures.
     """
 
     step: int
@@ -41,7 +41,7 @@ class Claim(msgspec.Struct, frozen=True):
 def why(folder: Path, request_id: str) -> list[Claim]:
     """Return what happened to the last request with that id.
 
-    Raises LogError when there was none, and the errors of `verify`.
+    Raises LogError when there was none, and `verify`'s errors.
     """
     queued: tuple[Record, ev.Queued] | None = None
     of_session = False  # Its own tokens follow its session's tokens.
@@ -304,7 +304,7 @@ class _Inquiry:
                 self._claim(record, "encoder cache", f"{text}{miss}.", item=index, **facts)
 
     def _encoded_part(self, record: Record, event: ev.Encoded) -> None:
-        """Claim the last part of an item that was too large for a single step."""
+        """Claim the last part when an item was too large for a single step."""
         req_state, item = self.state.requests[self._name], self._request.media[event.index]
         work = req_state.media_work[event.index]
         if event.until >= work:

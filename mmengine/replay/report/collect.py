@@ -37,9 +37,7 @@ _BY_STEP = (
 
 
 class Lanes:
-    """Requests in order of arrival, and their segments. `end` is a step, -1 if the log does not contain the
-    end.
-    """
+    """Requests by arrival, and their segments. `end` is a step, -1 if the log does not contain the end."""
 
     def __init__(self) -> None:
         self.ids: list[str] = []
@@ -89,7 +87,7 @@ class Collector:
     """Reads a log from its beginning to its end.
 
     `reasons` has the kinds that segments and steps refer to, from 1 on; a waiting segment without a kind has
-    its step's reason. `state` is the starting state, if it is not the log's first.
+    its step's reason. `state` is a starting state other than the log's first.
     """
 
     def __init__(self, log: CheckedLog, state: State | None = None):
@@ -297,7 +295,7 @@ def _num_kept(counts: bytes | None) -> int:
 def slots_of(start: np.ndarray, end: np.ndarray) -> np.ndarray:
     """Return each lane's line, int32: the first line that is free from its start to its end.
 
-    Both ascend with the lanes' order of arrival, or are the log's end.
+    Both ascend with the lanes' arrivals, or are the log's end.
     """
     slots = np.zeros(len(start), np.int32)
     free: list[int] = []
@@ -312,7 +310,7 @@ def slots_of(start: np.ndarray, end: np.ndarray) -> np.ndarray:
 
 
 def collect(folder: Path, progress: Callable[[Record], None] = lambda record: None) -> Collector:
-    """Return all the page's data for a log. Raises the errors of `verify`."""
+    """Return all the page's data for a log. Raises `verify`'s errors."""
     collector = Collector(CheckedLog(folder))
     collector.read(progress)
     return collector

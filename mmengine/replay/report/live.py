@@ -1,4 +1,4 @@
-"""Streams a growing log to a page that draws it: first its present contents, then the changes.
+"""Streams a growing log to its report page: first the present contents, then the changes.
 
 The columns are the report's. The page's size is bounded: after `MAX_STEPS` steps, or `MAX_LANES` requests, it
 starts again with the live requests.

@@ -26,8 +26,8 @@ SCRIPTS = ("data.js", "view.js", "lanes.js", "tracks.js", "panel.js", "input.js"
 def write_report(
     folder: Path, out: Path, progress: Callable[[Record], None] = lambda record: None
 ) -> tuple[int, int]:
-    """Write the page, and return the number of steps and requests in it. Raises LogError when the log has no
-    decided step, and the errors of `verify`.
+    """Write the page, and return how many steps and requests the page has. Raises LogError when the log has
+    no decided step, and the errors of `verify`.
     """
     collected = collect(folder, progress)
     num_steps, num_lanes = len(collected.steps["rows"]), len(collected.lanes.ids)

@@ -46,7 +46,7 @@ class FittedCost:
 
 
 def work_of(num_scheduled: np.ndarray, num_computed: np.ndarray, num_embeds: int) -> np.ndarray:
-    """Return a step's amount of each part, float64 [6]. `num_computed` counts each row's tokens before the
+    """Return a step's amount for each part, float64 [6]. `num_computed` counts each row's tokens before the
     step.
     """
     scheduled, computed = num_scheduled.astype(np.int64), num_computed.astype(np.int64)
@@ -101,7 +101,7 @@ def non_negative(matrix: np.ndarray, target: np.ndarray) -> np.ndarray:
 
 
 def held_out_error(work: np.ndarray, time_ns: np.ndarray) -> FitError:
-    """Return the error on each fifth of the steps, in order, with prices fitted to the other four."""
+    """Return the error on each fifth among the steps, in order, with prices fitted to the other four."""
     predicted = np.zeros(len(work))
     for part in np.array_split(np.arange(len(work)), FOLDS):
         rest = np.ones(len(work), bool)

@@ -40,7 +40,7 @@ class Measured:
 
 
 class Watch:
-    """Observes each record of a log with the state before it; `measured` is valid after the last record."""
+    """Observes each record of a log with the preceding state; `measured` is valid after the last record."""
 
     def __init__(self, config: EngineConfig, num_requests: int):
         self.measured = Measured(Meter(num_requests, config.max_num_seqs))

@@ -3,7 +3,7 @@
     script ──► Playback (the source: due observations) ──► EngineCore ──► executor (answers, time)
 
 Due times are counted in steps, as the log stamped them, or in ns on the executor's clock. An idle engine
-waits for the next observation; later observations keep their distance to it.
+waits for the next observation; later observations keep their distance.
 """
 
 from collections.abc import Callable
@@ -76,8 +76,8 @@ class Counter:
 
 
 class _Heard(SinkWrapper):
-    """Reports each event before it is applied. `moved` is True if there was an event since it was last set to
-    False.
+    """Reports each event before its application. `moved` is True if there was an event since the last reset
+    to False.
     """
 
     def __init__(self, inner: Sink, see: Callable[[ev.Event], None]):
@@ -95,7 +95,7 @@ class Playback:
 
     With `timer`, observations are due at their time on the executor's clock, and deadlines follow this clock.
     Without it, they are due at their step, and deadlines pass where the log says. `see` is called with each
-    event right before it is applied. Blocks that a store sent to the log's engine are computed.
+    event right before its application. Blocks that a store sent to the log's engine are computed.
     """
 
     def __init__(
@@ -122,8 +122,8 @@ class Playback:
         self._clock: Clock = timer or Counter(self.core)
 
     def step(self) -> Outputs | None:
-        """Run the loop once; return None when nothing more can happen. Raises the engine's errors when it
-        makes no progress.
+        """Run the loop once; return None when nothing more can happen. Raises the engine's errors when there
+        is no progress.
         """
         if not self.core.has_work:
             return None

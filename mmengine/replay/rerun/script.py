@@ -55,7 +55,7 @@ Observed = (
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """An observation of a log.
+    """A log's observation.
 
     `step` was the next step when the event was seen. `landed` counts the steps whose results were back by
     then; with a single step in flight both are equal. `time_ns` counts from the log's first record.
@@ -96,7 +96,7 @@ Watch = Callable[[State, Record], None]
 def read_script(folder: Path, watch: Watch = lambda state, record: None) -> Script:
     """Return a log's script.
 
-    `watch` is called with each record and the state before it. A reused id is numbered ("a", then "a#2"), so
+    `watch` is called with each record and the preceding state. A reused id is numbered ("a", then "a#2"), so
     that ids are unique in a script. Raises the errors of `verify`.
     """
     log = CheckedLog(folder)
@@ -188,8 +188,8 @@ class _Reader:
                 self._runs.setdefault(request.request.request_id, []).append(tuple(run))
 
     def answer(self, state: State, name: str, end: ev.Finished | None = None) -> str:
-        """Store a request's answer, and return its name in the script. `end` says how it finished; None: the
-        log ends first.
+        """Store a request's answer, and return its name in the script. `end` says how the request finished;
+        None: the log ends first.
         """
         req_state = state.requests[name]
         tokens, broke = req_state.tokens, False
