@@ -54,7 +54,7 @@ class ReplicaPath(msgspec.Struct, frozen=True):
 
 
 def logs_in(folder: Path) -> list[Path]:
-    """Return the folder if its files are a log, otherwise its direct subfolders with logs. Raises LogError."""
+    """Return the folder if it contains a log, otherwise the direct subfolders with logs. Raises LogError."""
     if segment_paths(folder):
         return [folder]
     found = [path for path in sorted(folder.iterdir()) if path.is_dir() and segment_paths(path)]

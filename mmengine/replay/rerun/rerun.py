@@ -131,7 +131,7 @@ def _acceptance(measured: Measured, logged: EngineConfig, config: EngineConfig) 
 
 
 def _whole(script: Script) -> tuple[Script, list[str]]:
-    """Return the script with an end for each request, and notes about everything that a rerun cannot repeat."""
+    """Return the script with an end for each request, and notes about all that cannot be repeated."""
     notes, unfinished = [], set(script.unfinished)
     observations = []
     for each in script.observations:
