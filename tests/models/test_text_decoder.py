@@ -224,7 +224,7 @@ def test_a_text_models_spec(made):
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported, only silu"),
         ({"layer_types": ["chunked_attention"] * 3}, "layer_types is ['chunked_attention'"),
         ({"layer_types": "full_attention"}, "layer_types is 'full_attention'"),
-        ({"use_sliding_window": True, "sliding_window": 64}, "sliding_window 64 asks"),
+        ({"use_sliding_window": True, "sliding_window": 64}, "sliding_window 64 needs"),
     ],
 )
 def test_an_unsupported_config_is_refused(made, change, words):
