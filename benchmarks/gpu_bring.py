@@ -1,10 +1,10 @@
-"""Fills the folder .whl with what gpu.sh wants on a machine without a network: run it where there is one.
+"""Fill the folder .whl with the wheels that gpu.sh needs on a machine without a network.
 
     python benchmarks/gpu_bring.py [--python 3.12] [NAME ...]
 
-NAME: packages that the machine lacks, by default those that an image with torch, transformers and pytest does
-not have; FlashInfer comes along, without the sources of kernels that this project never calls (a wheel of
-60 MB becomes a third of that, and can still compile what is called).
+Run it on a machine with a network. NAME: packages that the other machine lacks (default: those missing in an
+image with torch, transformers and pytest). FlashInfer comes along, without the sources of kernels that this
+project never calls. Its wheel of 60 MB shrinks to a third and can still compile the kernels that are called.
 """
 
 import argparse
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / ".whl"
 LACKING = ("llguidance", "msgspec", "structlog", "zstandard")
 FLASHINFER = ("flashinfer-python==0.7.2.post1", "apache-tvm-ffi==0.1.15.post2")
-# Of FlashInfer 0.7.2: kernels of other GPUs and models, mixtures of experts, examples.
+# FlashInfer 0.7.2's kernels for other GPUs and models, mixtures of experts, and examples.
 UNCALLED = re.compile(
     r"flashinfer/(experimental/.*(?<!\.py)$|moe_ep/kernel_src/|fused_moe/.*\.(json|csv|bin|cubin)$"
     r"|data/cutlass/(examples|tools/(?!util/include)|test|docs|media|python)/"
@@ -29,12 +29,13 @@ UNCALLED = re.compile(
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Fill .whl for a machine without a network.")
-    parser.add_argument("--python", default="3.12", help="the version of Python there")
-    parser.add_argument("--machine", default="x86_64", help="what `uname -m` prints there")
-    parser.add_argument("names", nargs="*", metavar="NAME", help="packages that are missing there")
+    parser.add_argument("--python", default="3.12", help="Python version of that machine (default 3.12)")
+    parser.add_argument("--machine", default="x86_64", help="`uname -m` of that machine (default x86_64)")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="packages that the machine lacks")
     options = parser.parse_args()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    wanted = with_versions(options.names or LACKING, project["dependencies"])
+    dependencies = [*project["dependencies"], *project["optional-dependencies"]["engine"]]
+    wanted = with_versions(options.names or LACKING, dependencies)
     FOLDER.mkdir(exist_ok=True)
     subprocess.run([*download(options.python, options.machine), *wanted, *FLASHINFER], check=True)
     for wheel in FOLDER.glob("flashinfer_python-*.whl"):
@@ -44,13 +45,13 @@ def main() -> int:
 
 
 def with_versions(names: list[str], dependencies: list[str]) -> list[str]:
-    """The names with the versions that the project asks for, as pip takes them."""
-    asked = {re.split(r"[^\w.-]", one, maxsplit=1)[0]: one for one in dependencies}
-    return [asked.get(name, name) for name in names]
+    """Return pip requirements: each name with the version range that the project declares."""
+    requirements = {re.split(r"[^\w.-]", line, maxsplit=1)[0]: line for line in dependencies}
+    return [requirements.get(name, name) for name in names]
 
 
 def download(python: str, machine: str) -> list[str]:
-    """pip takes a platform to be exactly that one, so all that such wheels are named by are listed."""
+    """Return the download command. pip matches a platform exactly, so every usable platform tag is listed."""
     platforms = [f"manylinux_2_{minor}_{machine}" for minor in range(39, 16, -1)]
     listed = [word for name in (*platforms, f"manylinux2014_{machine}") for word in ("--platform", name)]
     words = ("--no-deps", "--only-binary=:all:", "--implementation", "cp", "--python-version", python)
@@ -58,7 +59,7 @@ def download(python: str, machine: str) -> list[str]:
 
 
 def slim(wheel: Path) -> None:
-    """Write the wheel anew without what is never called; its RECORD says only what is in it."""
+    """Rewrite the wheel without the files that are never called, and shorten its RECORD accordingly."""
     thinner = wheel.with_suffix(".thinner")
     with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(thinner, "w", zipfile.ZIP_DEFLATED) as new:
         for entry in old.infolist():

@@ -1,29 +1,29 @@
-"""Which of JSON Schema is enforced, and what it costs, beside bare llguidance and bare xgrammar in one run.
+"""JSON Schema coverage and its cost, beside bare llguidance and bare xgrammar in one run.
 
     python benchmarks/structured_coverage.py                          the project's own schemas
     python benchmarks/structured_coverage.py --suite DIR --schemas DIR --vocabulary FILE.gguf --out FILE.md
 
-    --suite DIR       a checkout of JSON-Schema-Test-Suite; every draft that lies there
-    --schemas DIR     schemas with instances, a file each, in MaskBench's form (guidance-ai/jsonschemabench)
-    --vocabulary FILE tekken_240911.json or a .gguf file: compilation and masks are clocked with it too
-    --sides A,B       of mmengine, llguidance, xgrammar; all that are installed by default; mmengine/ordered=N
-                      (1, 4, 64) has keys in order as that bound says, which else is off; mmengine/xgrammar is
-                      mmengine by its other backend of grammars
-    --limit N         about N schemas of each source
-    --seconds N       how long one schema may take on a side, 60 by default
-    --verbose         every schema that is not exact, on stderr
+    --suite DIR       a checkout of JSON-Schema-Test-Suite; every draft in it is tested
+    --schemas DIR     schemas with instances, a file each, in MaskBench's format (guidance-ai/jsonschemabench)
+    --vocabulary FILE tekken_240911.json or a .gguf file; also time compilation and masks with its tokens
+    --sides A,B       some of mmengine, llguidance, xgrammar (default: all that are installed);
+                      mmengine/ordered=N (1, 4, 64) sets the bound on key order, which is off otherwise;
+                      mmengine/xgrammar is mmengine with its other grammar backend
+    --limit N         about N schemas from each source
+    --seconds N       maximum time for one schema on one side (default 60)
+    --verbose         print every schema that is not exact to stderr
 
-A text counts as accepted when every byte of it, and its end, is allowed by the mask at its place; bounds are
-off. An instance counts as it is written by json.dumps, with spaces and without; where its order of keys is
-refused, in the order in which the schema names them. A schema is
+A text counts as accepted when the mask allows each byte at its place, and then the end; bounds are off. Each
+instance is written by json.dumps, with spaces and without. If the order of its keys is refused, the order in
+the schema is used. A schema's verdict is
 
     exact     every valid instance is accepted, and no invalid one in any of four spellings
-    refused   the schema is refused; by mmengine with keyword and pointer
+    refused   the schema is refused; mmengine names the keyword and the pointer
     over      a valid instance is not accepted (and no invalid one is)
     under     an invalid instance is accepted
-    crashed   the process ended, something else than a refusal was raised, or it took too long
+    crashed   the process ended, raised another error than a refusal, or ran out of time
 
-Exit code 1 when mmengine misses a target.
+Exits with 1 when mmengine misses a target.
 """
 
 import argparse
@@ -37,7 +37,7 @@ from pathlib import Path
 
 import numpy as np
 
-if not __package__:  # run as a file: make the repository's root importable
+if not __package__:  # Run as a file: make the repository's root importable.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benchmarks.common.report import Table, Target, finish
@@ -46,9 +46,9 @@ from benchmarks.structured.coverage_sides import SIDES
 from benchmarks.structured.coverage_worker import TOO_LONG, VERDICTS, Found, Worker
 from benchmarks.structured.vocabulary import load
 
-LIMIT_S = 60.0  # for one schema, by default
+LIMIT_S = 60.0  # default, for one schema
 OURS, BARE = "mmengine", "llguidance"
-MADE_UP = ("Handwritten", "Synthesized")  # groups of MaskBench that are no real-world schemas
+MADE_UP = ("Handwritten", "Synthesized")  # MaskBench's groups that are no real-world schemas
 DRAFT = "draft2020-12"
 Results = dict[str, list[tuple[Case, Found]]]  # by side
 
@@ -60,7 +60,7 @@ def run_all(cases: Sequence[Case], sides: Sequence[str], options: argparse.Names
     order, chance = list(sides), random.Random(0)
     for number, case in enumerate(cases):
         print(f"{number} of {len(cases)}: {case.group}", end="\x1b[K\r", file=sys.stderr, flush=True)
-        chance.shuffle(order)  # a side is faster behind one whose library it shares
+        chance.shuffle(order)  # a side is faster right after another side that loaded the same library
         for name in order:
             found = workers[name].ask(case)
             results[name].append((case, found))
@@ -78,7 +78,7 @@ def verdict_table(title: str, results: Results) -> Table:
         table.rows.append((name, *_counted(counts)))
         late = sum(TOO_LONG in each.why for _, each in found)
         if late:
-            table.notes.append(f"{late} of what {name} crashed at took too long")
+            table.notes.append(f"{late} of {name}'s crashes are timeouts")
     return table
 
 
@@ -97,7 +97,7 @@ def _counted(counts: Counter) -> tuple[str, ...]:
 
 
 def refusal_table(title: str, found: Iterable[tuple[Case, Found]]) -> Table:
-    """Refusals by keyword, with the reason of the first."""
+    """Return a table of refusals by keyword, with the first reason for each."""
     table = Table(f"{title}, refused by mmengine", ("keyword", "schemas", "for example"))
     by_keyword: dict[str, list[str]] = defaultdict(list)
     for _, each in found:
@@ -111,21 +111,22 @@ def refusal_table(title: str, found: Iterable[tuple[Case, Found]]) -> Table:
 
 def clock_table(results: Results) -> Table:
     columns = ("", "schemas", "compile p50, ms", "p99", "max", "mask mean, µs", "p50", "p99", "max")
-    table = Table("Times, where each side but xgrammar takes the schema and the answer", columns)
+    table = Table("Times, where each side but xgrammar accepts the schema and the answer", columns)
     for name, (compiled, masks) in clocked(results).items():
         spent = [f"{value * 1e3:.2f}" for value in _shares(compiled, 50, 99, 100)]
         steps = [f"{value * 1e6:.1f}" for value in (masks.mean(), *_shares(masks, 50, 99, 100))]
         table.rows.append((name, str(len(compiled)), *spent, *steps))
     table.notes.append(
-        "Compilation is from the schema to the grammar, mmengine's gate included; a mask and the step behind "
-        "it are of the first answer that a compiled grammar sees; CPU time, engines one after another."
+        "Compilation goes from the schema to the grammar and includes mmengine's gate. Masks, each with its "
+        "step, belong to a compiled grammar's first answer. CPU time; engines run one after another."
     )
     return table
 
 
 def clocked(results: Results) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """By side, seconds of compilations and of masks, over the schemas and answers that ours and bare
-    llguidance both take (of xgrammar, those that it takes of these)."""
+    """Return seconds of compilations and masks by side, over the schemas and answers that both mmengine and
+    bare llguidance accept (for xgrammar: those of them that it accepts).
+    """
     fair = [found for name, found in results.items() if name != "xgrammar" and "/" not in name]
     both = [all(each[number][1].masks_s for each in fair) for number in range(len(fair[0]))]
     out = {}
@@ -169,7 +170,7 @@ def clock_targets(results: Results) -> list[Target]:
     return [
         *targets,
         Target("longest compilation, s", longest, 10, most=True),
-        Target("refused by us of what bare llguidance takes, %", share, 3, most=True),
+        Target("refused by mmengine though llguidance accepts, %", share, 3, most=True),
     ]
 
 
@@ -192,7 +193,9 @@ def sources(options: argparse.Namespace) -> dict[str, list[Case]]:
 
 
 def parts_of(results: Results, title: str) -> dict[str, tuple[Results, float]]:
-    """What one source is counted as, and the least percentage of exact ones that is wanted."""
+    """Split one source into the parts that are counted apart, each with its least percentage of exact
+    schemas.
+    """
 
     def part(chosen: set[str]) -> Results:
         return {side: [each for each in found if each[0].group in chosen] for side, found in results.items()}
@@ -228,8 +231,8 @@ def main() -> int:
     parser.add_argument("--limit", type=int)
     parser.add_argument("--seconds", type=float, default=LIMIT_S)
     parser.add_argument("--verbose", action="store_true")
-    parser.add_argument("--json", action="store_true", help="one last line with the targets")
-    parser.add_argument("--out", type=Path, help="write the tables there")
+    parser.add_argument("--json", action="store_true", help="print the targets as a last line of JSON")
+    parser.add_argument("--out", type=Path, help="file for the tables")
     options = parser.parse_args()
     tables: list[Table] = []
     targets: list[Target] = []
@@ -246,7 +249,7 @@ def main() -> int:
     if options.vocabulary is not None:
         tables.append(clock_table(every))
         targets += clock_targets(every)
-    finish("Which of JSON Schema is enforced", tables, targets, options)
+    finish("JSON Schema coverage", tables, targets, options)
     return 0 if all(each.reaches(each.bar) for each in targets) else 1
 
 

@@ -1,9 +1,12 @@
-"""mmengine beside transformers on a CPU: the same weights, the same prompts, in turn.
+"""mmengine beside transformers on a CPU, with equal weights and prompts, in turns.
 
-python benchmarks/throughput.py                              # all sections, about six minutes
-python benchmarks/throughput.py --section embedded --quick   # one of them, fewer rounds
-python benchmarks/throughput.py --repeat 3 --out table.md    # three times, medians
-python benchmarks/throughput.py --profile                    # where a step's time goes
+python benchmarks/throughput.py                              # all sections, about six minutes python
+benchmarks/throughput.py --section embedded --quick   # one section, fewer rounds python
+benchmarks/throughput.py --repeat 3 --out table.md    # three runs, medians python benchmarks/throughput.py
+--profile                    # time by phase and a flame graph
+
+`--quick` ends within two minutes on every CPU. There the half_billion section uses one thread count, and
+leaves transformers out where its bfloat16 is too slow; a note says so.
 """
 
 import enum
@@ -19,7 +22,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-if not __package__:  # run as a file: make the repository's root importable
+if not __package__:  # Run as a file: make the repository's root importable.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benchmarks.common.measure import usable_cpus, use_threads
@@ -42,38 +45,42 @@ TITLE = "mmengine and transformers on a CPU"
 class Section(enum.StrEnum):
     EMBEDDED = "embedded"  # mixed requests and decoding, embedded checkpoint, float32
     HALF_BILLION = "half_billion"  # decoding and prefill, random weights, bfloat16
-    ENCODER = "encoder"  # many questions on one image
-    SHARE = "share"  # what of a step is not the model
+    ENCODER = "encoder"  # many questions about one image
+    SHARE = "share"  # the part of a step outside the model's forward
 
 
 def main(
-    section: Annotated[list[Section] | None, typer.Option(help="Only these sections.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Three rounds, not five.")] = False,
-    json_output: Annotated[bool, typer.Option("--json", help="Targets as one last line of JSON.")] = False,
-    threads: Annotated[
-        int, typer.Option(min=1, help="Threads of torch, for both, but for half_billion.")
-    ] = 1,
-    out: Annotated[Path | None, typer.Option(help="Write the tables here, as markdown.")] = None,
-    requests: Annotated[int, typer.Option(min=1, help="Mixed requests.")] = 64,
-    longest: Annotated[int, typer.Option(min=4, help="Most new tokens of an answer.")] = 64,
-    rounds: Annotated[int, typer.Option(min=0, help="0: five, or three with --quick.")] = 0,
-    repeat: Annotated[int, typer.Option(min=1, help="Times to do it all; medians are shown.")] = 1,
-    profile: Annotated[
-        bool, typer.Option("--profile", help="Show where a step's time goes, instead.")
+    section: Annotated[list[Section] | None, typer.Option(help="Sections to run (default: all).")] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Three rounds instead of five; at most two minutes.")
     ] = False,
-    flame: Annotated[Path, typer.Option(help="The flame graph of --profile.")] = Path("flame.html"),
+    json_output: Annotated[
+        bool, typer.Option("--json", help="Print the targets as a last line of JSON.")
+    ] = False,
+    threads: Annotated[
+        int, typer.Option(min=1, help="Threads for torch on both sides; half_billion sets its own.")
+    ] = 1,
+    out: Annotated[Path | None, typer.Option(help="Markdown file for the tables.")] = None,
+    requests: Annotated[int, typer.Option(min=1, help="Number of mixed requests.")] = 64,
+    longest: Annotated[int, typer.Option(min=4, help="Maximum new tokens in an answer.")] = 64,
+    rounds: Annotated[int, typer.Option(min=0, help="Rounds; 0: five, or three with --quick.")] = 0,
+    repeat: Annotated[int, typer.Option(min=1, help="Runs of everything; medians are shown.")] = 1,
+    profile: Annotated[bool, typer.Option("--profile", help="Show a step's time by phase instead.")] = False,
+    flame: Annotated[Path, typer.Option(help="File for the flame graph of --profile.")] = Path("flame.html"),
     raw: Annotated[Path | None, typer.Option(hidden=True)] = None,
 ) -> None:
-    """Measure mmengine and transformers on the same weights and prompts, in turn, in one process."""
+    """Measure mmengine and transformers with equal weights and prompts, in turns, in one process."""
     sections = section or list(Section)
     rounds = rounds or (3 if quick else 5)
     if repeat > 1:
         part = _repeated(repeat, sys.argv[1:])
     else:
         core_counts = [count for count in (1, 2) if count <= max(1, len(usable_cpus()))]
+        if quick:
+            core_counts = core_counts[-1:]
         part = Part()
         if Section.HALF_BILLION in sections and not profile:
-            for count in core_counts:  # before this process has threads and memory of its own
+            for count in core_counts:  # before this process starts threads or allocates weights
                 part.add(_half_billion(count, quick))
         use_threads(threads)
         if profile:
@@ -98,8 +105,8 @@ def _in_order(first: Part, then: Part) -> tuple[list, list]:
 
 
 def _here(sections: list[Section], threads: int, requests: int, longest: int, rounds: int) -> Part:
-    """The sections that run in this process, on the embedded checkpoint."""
-    import torch  # after the environment is set, and after --help
+    """Run the sections that use the embedded checkpoint, in this process."""
+    import torch  # imported after the thread environment is set and --help is handled
 
     from benchmarks.common.engine_runner import Ours
     from benchmarks.common.reference import Reference, make_inputs
@@ -137,7 +144,7 @@ def _here(sections: list[Section], threads: int, requests: int, longest: int, ro
 
 
 def _half_billion(threads: int, quick: bool) -> Part:
-    """benchmarks/cpu/half_billion.py in a process of its own, for threads cannot be changed in one."""
+    """Run the half_billion benchmark in its own process, since a process cannot change its thread count."""
     command = [
         sys.executable,
         str(BENCHMARKS),
@@ -147,7 +154,7 @@ def _half_billion(threads: int, quick: bool) -> Part:
         "--json",
         *(["--quick"] if quick else []),
     ]
-    Console(stderr=True).print(f"half a billion weights, {threads} thread(s) …", highlight=False)
+    Console(stderr=True).print(f"half a billion weights, {threads} thread(s) ...", highlight=False)
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"half_billion ended with {done.returncode}:\n{done.stderr}")
@@ -155,7 +162,7 @@ def _half_billion(threads: int, quick: bool) -> Part:
 
 
 def _repeated(times: int, words: list[str]) -> Part:
-    """All of it `times` times, each in a process of its own."""
+    """Run the whole benchmark `times` times, each in its own process, and return the medians."""
     parts = []
     with tempfile.TemporaryDirectory() as folder:
         for number in range(times):
@@ -168,7 +175,7 @@ def _repeated(times: int, words: list[str]) -> Part:
 
 
 def _profile(threads: int, requests: int, longest: int, half_billion: bool, flame: Path) -> Part:
-    import torch  # after the environment is set
+    import torch  # imported after the thread environment is set
 
     from benchmarks.profiling.profile import profile
 

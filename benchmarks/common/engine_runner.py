@@ -1,4 +1,4 @@
-"""This side: the engine as a user drives it, texts and the event log included."""
+"""mmengine's side of a comparison: the engine as a user runs it, with texts and the event log."""
 
 import time
 from collections.abc import Sequence
@@ -15,9 +15,11 @@ from mmengine.serve.prompt.prompt import Prompt
 
 
 class Ours:
-    """An engine whose runs start cold: each run has a cache salt of its own, which keeps it from
-    hitting what earlier runs left in the prefix cache and the encoder cache. Without a `config` nobody
-    drafts: what drafts give is measured by spec.py."""
+    """An engine whose runs start cold.
+
+    Each run uses a new cache salt, so that earlier runs' prefix cache and encoder cache are never hit.
+    Without a `config` the engine uses no drafts; the `spec` benchmark measures drafts.
+    """
 
     def __init__(
         self,
@@ -33,21 +35,22 @@ class Ours:
         self._salts = count()
 
     def answer(self, asks: Sequence[Ask]) -> list[list[int]]:
-        """Tokens of every answer; all requests are there from the start."""
+        """Return the tokens of every answer; all requests are submitted before the first step."""
         return self.begin(asks).finish()
 
     def begin(self, asks: Sequence[Ask], salt: str = "", *, plain: bool = False) -> "Running":
-        """Submit `asks`. Runs with the same `salt` share caches; without one a run is cold. An end of
-        sequence is suppressed; if `plain` it is sampled and ignored, which costs nothing."""
+        """Submit `asks` and return the run. Runs with equal `salt` share caches; without a salt a run is
+        cold. The end of sequence is suppressed; with `plain` the token is sampled and ignored, which is free.
+        """
         return Running(self.engine, asks, salt or f"cold {next(self._salts)}", plain)
 
     def first_tokens(self, asks: Sequence[Ask]) -> list[float]:
-        """Seconds from submit to first token of requests that come one after the other."""
+        """Return the seconds from submit to first token for requests that run one after another."""
         salt = f"cold {next(self._salts)}"
         return [_until_first(self.engine, lambda ask=ask: _submit(self.engine, ask, salt)) for ask in asks]
 
     def first_tokens_of_files(self, image: Path, questions: Sequence[str]) -> list[float]:
-        """The same for questions about an image file, which is read and prepared within the time."""
+        """Return the same for questions about an image file, with reading and preparation inside the time."""
         seconds = []
         for question in questions:
             content = [{"type": "image", "image": str(image)}, {"type": "text", "text": question}]
@@ -60,16 +63,16 @@ class Ours:
 
 
 class Running:
-    """Requests on their way. Nothing else may run in the engine meanwhile."""
+    """Submitted requests. Nothing else may use the engine while they run."""
 
     def __init__(self, engine: Engine, asks: Sequence[Ask], salt: str, plain: bool) -> None:
         self._engine = engine
         self._places = {_submit(engine, ask, salt, plain): place for place, ask in enumerate(asks)}
         self._answers: list[list[int]] = [[] for _ in asks]
-        self._decoding = False  # whether the last step gave every row a token and ended none
+        self._decoding = False  # whether the last step gave every row a token and ended no row
 
     def _step(self) -> int:
-        """How many rows made tokens, none when one of them ended."""
+        """Run one step and return how many rows got tokens; 0 if a row ended."""
         outputs = self._engine.step()
         ended = [output for output in outputs if output.completion is not None]
         for output in ended:
@@ -77,7 +80,7 @@ class Running:
         return 0 if ended else len(outputs)
 
     def start(self) -> Sample:
-        """Steps until every row made a token in one step; what they took."""
+        """Run steps until one of them gives every row a token, and return the time they took."""
 
         def until_all() -> None:
             while not self._decoding:
@@ -88,7 +91,7 @@ class Running:
         return clocked(until_all)[0]
 
     def steps(self, most: int) -> list[Sample]:
-        """Up to `most` steps after `start` in which every row made one token."""
+        """Run up to `most` further steps in which every row gets one token, and return their times."""
         samples = []
         while self._decoding and len(samples) < most:
             sample, made = clocked(self._step)
@@ -98,7 +101,7 @@ class Running:
         return samples
 
     def finish(self) -> list[list[int]]:
-        """Run to the end; the tokens of every answer."""
+        """Run to the end and return the tokens of every answer."""
         while self._engine.has_work:
             self._step()
         return self._answers

@@ -1,9 +1,10 @@
-"""A Qwen3-VL of half a billion random weights in bfloat16, made once into a cache folder.
+"""A Qwen3-VL with half a billion random weights in bfloat16, made once into a cache folder.
 
-Text: 20 layers, hidden 1024, 16 heads on 8, head 128, intermediate 3072, 65,536 tokens, tied: 381.7 M.
-Vision: 12 layers of 768. Tokenizer and processor are the embedded checkpoint's. Plainly drawn weights
-would repeat one token for ever, so that equal tokens would prove nothing: here the layers are loud beside
-the embedding. Louder still (norms of q and k of two), bfloat16 alone changed 2 tokens of 3.
+Text: 20 layers, hidden size 1024, 16 heads on 8, head size 128, intermediate size 3072, 65,536 tokens, tied:
+381.7 M. Vision: 12 layers, hidden size 768. Tokenizer and processor come from the embedded checkpoint. Plain
+random weights would repeat one token for ever, and equal tokens would prove nothing; therefore the layers'
+outputs are large beside the embedding. With even larger ones (q and k norms of two), bfloat16 alone changed 2
+tokens in 3.
 """
 
 import json
@@ -18,7 +19,7 @@ from safetensors.torch import save_file
 from mmengine.models.loader import resolve_folder
 from mmengine.strict_modes import BadModes, open_strict
 
-RECIPE = 2  # part of the folder's name: raise it when what is made changes
+RECIPE = 2  # part of the folder's name: raise it when the generated model changes
 TEXT = {
     "vocab_size": 65536,
     "hidden_size": 1024,
@@ -48,27 +49,28 @@ SPECIAL_IDS = ("image_token_id", "video_token_id", "vision_start_token_id", "vis
 
 
 def cached_folder() -> Path:
-    """The model's folder, made where it is not there yet."""
+    """Return the model's folder; create the model if the folder is missing."""
     root = os.environ.get("MMENGINE_CACHE") or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     name = f"half-billion-{RECIPE}"
     folder = Path(root) / "mmengine-benchmarks" / name
     try:
         os.close(open_strict(folder.parent, make=True))
     except BadModes as problem:
-        raise SystemExit(f"no safe place for weights: {problem}, or set MMENGINE_CACHE") from None
+        raise SystemExit(f"cannot store weights safely: {problem}, or set MMENGINE_CACHE") from None
     if not folder.is_dir():
         with tempfile.TemporaryDirectory(dir=folder.parent) as unfinished:
             made = Path(unfinished) / name
             make(made)
-            if not folder.is_dir():  # another process may have been faster
+            if not folder.is_dir():  # another process may have finished first
                 made.rename(folder)
     return folder
 
 
 def make(folder: Path, text: dict | None = None, vision: dict | None = None) -> None:
-    """Write config, weights and the embedded checkpoint's processor to `folder`. `text`, `vision`: other
-    sizes, for a test."""
-    from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration  # lazy: seconds
+    """Write config, weights and the embedded checkpoint's processor to `folder`. `text` and `vision` override
+    sizes, for tests.
+    """
+    from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration  # lazy: takes seconds
 
     embedded = resolve_folder(None)
     shutil.copytree(embedded, folder, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
@@ -95,7 +97,7 @@ def _drawn(name: str, shape: torch.Size, source: torch.Generator) -> torch.Tenso
         value = 0.1 * noise
     elif "norm" in name:
         value = 1 + 0.3 * noise
-    elif "embed_tokens" in name:  # tied: this is the scale of the logits
+    elif "embed_tokens" in name:  # tied: sets the scale of the logits
         value = 0.025 * noise
     else:
         value = noise / noise[0].numel() ** 0.5
@@ -103,7 +105,7 @@ def _drawn(name: str, shape: torch.Size, source: torch.Generator) -> torch.Tenso
 
 
 def text_bytes(folder: Path) -> int:
-    """Bytes of the weights that one decode step must read: text layers, norms, and the tied head."""
+    """Return the bytes of the weights that one decode step reads: text layers, norms, and the tied head."""
     from safetensors import safe_open
 
     with safe_open(folder / "model.safetensors", "pt") as file:

@@ -1,5 +1,7 @@
-"""A checkpoint of Qwen3-VL-2B's shape as a hub has it: config, processor, the real vocabulary, and shards of
-random bfloat16. And photographs."""
+"""A random checkpoint with Qwen3-VL-2B's shape in hub layout, and photographs.
+
+The folder has config, processor, the real vocabulary, and bfloat16 shards.
+"""
 
 import json
 import shutil
@@ -16,7 +18,7 @@ from mmengine.checkpoint.gguf.tokenizer import tokenizer_json
 from mmengine.models.loader import resolve_folder
 
 SHARD_BYTES = 10**9
-# Behind the last text token of Qwen's vocabulary, in their order.
+# These follow the last text token in Qwen's vocabulary, in this order.
 SPECIAL = (
     *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>"),
     *("<|box_start|>", "<|box_end|>", "<|quad_start|>", "<|quad_end|>", "<|vision_start|>", "<|vision_end|>"),
@@ -53,7 +55,7 @@ VISION = {
     "num_position_embeddings": 2304,
     "deepstack_visual_indexes": [5, 11, 17],
 }
-# Of --quick: everything is there, and small.
+# Sizes for --quick: every part is present and small.
 SMALL_TEXT = TEXT | {
     "vocab_size": 2048,
     "hidden_size": 256,
@@ -82,10 +84,11 @@ def make(
     layers: int | None = None,
     tower_layers: int | None = None,
 ) -> None:
-    """Write a checkpoint. `vocabulary`: Qwen's, as GGUF; None: the embedded checkpoint's, whose ids a small
-    one has room for. `layers`, `tower_layers`: of the text model and of the vision tower, other numbers than
-    their own."""
-    from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration  # lazy: seconds
+    """Write a checkpoint. `vocabulary`: Qwen's, as GGUF; None: the embedded checkpoint's, whose ids fit into
+    a small model. `layers` and `tower_layers` override the layer counts of the text model and the vision
+    tower.
+    """
+    from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration  # lazy: takes seconds
 
     embedded = resolve_folder(None)
     shutil.copytree(embedded, folder, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
@@ -134,7 +137,7 @@ def _change(path: Path, **fields: object) -> None:
 
 
 def _write_shards(folder: Path, shapes: dict[str, torch.Size], most: int) -> None:
-    """In the order of names, as a hub has them, with the index over them."""
+    """Write shards in the order of tensor names, as on a hub, and their index."""
     shards: list[list[str]] = [[]]
     room = most
     for name in sorted(shapes):
@@ -166,7 +169,7 @@ def _drawn(name: str, shape: torch.Size, source: torch.Generator) -> torch.Tenso
 
 
 def photograph(path: Path, width: int, height: int) -> Path:
-    """A JPEG with smooth colours and some noise."""
+    """Write a JPEG with smooth colours and some noise, and return its path."""
     chance = np.random.default_rng(width)
     coarse = Image.fromarray(chance.integers(0, 256, (12, 16, 3), np.uint8), "RGB")
     pixels = np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC)).astype(np.int16)

@@ -1,4 +1,4 @@
-"""Clocks and rounds: what is compared runs in turn, so that a noisy machine is noisy for both."""
+"""Clocks and rounds. Compared variants run in turns, so that a noisy machine disturbs both."""
 
 import gc
 import os
@@ -14,18 +14,18 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
 @dataclass(frozen=True, slots=True)
 class Sample:
     wall: float  # seconds
-    cpu: float  # seconds of this process, all its threads
+    cpu: float  # seconds of CPU time, over all threads in this process
 
 
 def clocked(run: Callable[[], Any]) -> tuple[Sample, Any]:
-    """How long `run` took, and what it gave."""
+    """Run `run` and return the time it took and its result."""
     cpu, wall = time.process_time(), time.perf_counter()
     result = run()
     return Sample(time.perf_counter() - wall, time.process_time() - cpu), result
 
 
 class Rounds:
-    """Samples of several variants by name, one of each a round."""
+    """Samples of several variants by name; each round adds one sample to each."""
 
     def __init__(self) -> None:
         self.samples: dict[str, list[Sample]] = {}
@@ -34,10 +34,10 @@ class Rounds:
     def run(
         self, variants: Mapping[str, Callable[[], Any]], rounds: int, tick: Callable[[], None]
     ) -> "Rounds":
-        """Every variant once a round, in turn; every second round backwards."""
+        """Run every variant once a round, in turns; every second round goes backwards."""
         for number in range(rounds):
             for name in list(variants)[:: -1 if number % 2 else 1]:
-                gc.collect()  # nobody pays for what the one before left
+                gc.collect()  # no variant pays for its predecessor's garbage
                 sample, self.results[name] = clocked(variants[name])
                 self.samples.setdefault(name, []).append(sample)
                 tick()
@@ -51,12 +51,14 @@ class Rounds:
 
 
 def usable_cpus() -> list[int]:
-    """The CPUs this process may run on, the least disturbed last; empty where the system does not say."""
+    """Return the CPUs that this process may use, the least disturbed last; empty where the system does not
+    tell.
+    """
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 
 
 def use_threads(threads: int) -> None:
-    """Let torch and numpy, which must not be loaded yet, have that many threads and as many CPUs."""
+    """Limit torch and numpy, which must not be loaded yet, to this many threads and CPUs."""
     for variable in THREAD_VARIABLES:
         os.environ[variable] = str(threads)
     cpus = usable_cpus()

@@ -1,7 +1,6 @@
-"""The other side: transformers' `generate` on the same weights, ids and pixels.
+"""transformers' side of a comparison: `generate` with the same weights, ids and pixels.
 
-It runs with its defaults, SDPA and a growing cache, and where that is said with a static cache as well,
-as it is and compiled.
+It uses its defaults (SDPA, a growing cache). Some benchmarks also use a static cache, as it is and compiled.
 """
 
 import time
@@ -19,7 +18,7 @@ from benchmarks.common.measure import Sample
 from benchmarks.common.workload import Ask
 from mmengine.models.plugin import Prepared
 
-PAD = 0  # masked, so any id will do
+PAD = 0  # masked, so any id works
 MEDIA = (
     ("image", "pixel_values", "image_grid_thw", 1),
     ("video", "pixel_values_videos", "video_grid_thw", 2),
@@ -28,9 +27,9 @@ Inputs = dict[str, torch.Tensor]
 
 
 class TokenClock:
-    """A stopping criterion that never stops anything and notes what each token after the first took.
+    """A stopping criterion that never stops and records the time of each token after the first.
 
-    `between`: run before the first of every `burst` tokens, off the clock: so two sides can take turns
+    `between` runs off the clock before the first of every `burst` tokens, so that two sides can take turns
     within one `generate`.
     """
 
@@ -54,7 +53,7 @@ class TokenClock:
 
 
 class Reference:
-    """transformers' model. Every answer has exactly the tokens asked for, as on the other side."""
+    """transformers' model. Every answer has exactly the requested number of tokens, as on mmengine's side."""
 
     def __init__(self, folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> None:
         logging.disable_progress_bar()
@@ -62,7 +61,7 @@ class Reference:
 
     @classmethod
     def around(cls, model: torch.nn.Module) -> "Reference":
-        """Of a model that is there already."""
+        """Wrap a model that exists already."""
         made = cls.__new__(cls)
         made.model = model.eval()
         return made
@@ -70,7 +69,7 @@ class Reference:
     def generate(
         self, inputs: Inputs, num_new: int, clock: TokenClock | None = None, **options: object
     ) -> list[list[int]]:
-        """New tokens of each row, greedy. `options` go to `generate`."""
+        """Return the new tokens of each row, decoded greedily. `options` go to `generate`."""
         if clock is not None:
             options["stopping_criteria"] = [clock]
         inputs = self._there(inputs)
@@ -82,8 +81,9 @@ class Reference:
 
     @contextmanager
     def compiled(self) -> Iterator[None]:
-        """Within, `generate` with a static cache runs code that torch.compile made of the model; the
-        first call of a shape waits for that."""
+        """Run `generate` with a static cache on code that torch.compile makes from the model. The first call
+        for a shape includes compilation.
+        """
         plain = self.model.forward
         self.model.forward = torch.compile(plain)
         try:
@@ -92,7 +92,7 @@ class Reference:
             self.model.forward = plain
 
     def count_images(self, run: Callable[[], object]) -> int:
-        """How many images reach the vision tower while `run` runs."""
+        """Return how many images reach the vision tower while `run` runs."""
         seen = 0
 
         def count(module: torch.nn.Module, args: tuple, kwargs: dict[str, torch.Tensor]) -> None:
@@ -105,8 +105,9 @@ class Reference:
         return seen
 
     def gap(self, inputs: Inputs, before: Sequence[int]) -> float:
-        """Distance of the two best logits for the token that follows `before`, the start of the answer
-        to one prompt."""
+        """Return the gap between the two best logits for the token after `before`, the start of one prompt's
+        answer.
+        """
         ids = torch.cat((inputs["input_ids"], torch.tensor([list(before)], dtype=torch.int64)), 1)
         types = F.pad(inputs["mm_token_type_ids"], (0, len(before)))
         inputs = inputs | {
@@ -126,7 +127,7 @@ class Reference:
 
 
 def make_inputs(prompts: Sequence[Prepared], dtype: torch.dtype = torch.float32) -> Inputs:
-    """Prompts as one batch, padded on the left, pixels normalised: what transformers' processor gives."""
+    """Return prompts as one left-padded batch with normalised pixels, as transformers' processor gives them."""
     width = max(len(one.prompt_token_ids) for one in prompts)
     ids = torch.full((len(prompts), width), PAD)
     mask, types = torch.zeros_like(ids), torch.zeros_like(ids, dtype=torch.int32)
@@ -149,8 +150,11 @@ def make_inputs(prompts: Sequence[Prepared], dtype: torch.dtype = torch.float32)
 
 
 def padded_batches(asks: Sequence[Ask], size: int) -> list[tuple[list[int], Inputs, int]]:
-    """(places in `asks`, inputs, tokens to make) of batches of `size`, sorted by the tokens to make:
-    the order in which static batches waste least."""
+    """Split `asks` into batches of `size`, sorted by new tokens: the order in which static batches waste
+    least.
+
+    Returns (places in `asks`, inputs, maximum number of new tokens) for each batch.
+    """
     order = sorted(range(len(asks)), key=lambda place: asks[place].num_new)
     batches = []
     for first in range(0, len(order), size):
@@ -168,7 +172,9 @@ def partings(
     wanted: Sequence[Sequence[int]],
     most: int = 8,
 ) -> list[str]:
-    """A line for each answer that is not transformers' own: where it parts, and by how little."""
+    """Return a line for each answer that differs from transformers': the first differing token, and how close
+    its two best logits are.
+    """
     parted = [number for number in range(len(wanted)) if list(got[number]) != list(wanted[number])]
     lines = []
     for number in parted[:most]:
@@ -176,9 +182,9 @@ def partings(
         place = next(i for i, (mine, theirs) in enumerate(pairs) if mine != theirs)
         gap = reference.gap(inputs[number], wanted[number][:place])
         lines.append(
-            f"Request {number} ({names[number]}) parts from transformers at token {place} of "
-            f"{len(wanted[number])}, where transformers' two best logits are {gap:.1e} apart."
+            f"Request {number} ({names[number]}) differs from transformers from token {place} of "
+            f"{len(wanted[number])} on, where transformers' two best logits are {gap:.1e} apart."
         )
     if len(parted) > most:
-        lines.append(f"{len(parted) - most} more part from transformers.")
+        lines.append(f"{len(parted) - most} more differ from transformers.")
     return lines

@@ -1,4 +1,4 @@
-"""One result out of several runs of the same benchmark: the median of every figure, and how sure it is."""
+"""Combine several runs of one benchmark: each figure's median, and its confidence interval."""
 
 import re
 from collections.abc import Sequence
@@ -13,9 +13,9 @@ NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 
 def medians(parts: Sequence[Part]) -> Part:
-    """Of every cell that holds a number, the middle one of all runs (of an even count, the lower of the
-    two); other cells and titles are the first run's. Notes are those of the first run, then what only
-    later ones say."""
+    """Return each numeric cell's median over all runs (for an even count, the lower of the middle two). Other
+    cells and titles come from the first run. Notes are the first run's, then the new ones from later runs.
+    """
     tables = [_table(versions) for versions in zip(*(part.tables for part in parts), strict=True)]
     targets = [
         replace(versions[0], measured=median_low(each.measured for each in versions))
@@ -31,7 +31,7 @@ def _table(versions: Sequence[Table]) -> Table:
         for rows in zip(*(table.rows for table in versions), strict=True)
     ]
     notes = list(dict.fromkeys(note for table in versions for note in table.notes))
-    notes.append(f"Medians of {len(versions)} runs, each figure's own.")
+    notes.append(f"Each figure is its own median over {len(versions)} runs.")
     return Table(first.title, first.columns, rows, notes)
 
 
@@ -43,7 +43,7 @@ def _cell(cells: Sequence[str]) -> str:
 
 
 def interval(ratios: Sequence[float]) -> tuple[float, float, float]:
-    """The median, and its 95 % interval by bootstrap."""
+    """Return the median and its 95 % interval by bootstrap."""
     ratios = np.array(ratios)
     drawn = np.random.default_rng(0).choice(ratios, (10_000, len(ratios)))
     low, high = np.percentile(np.median(drawn, axis=1), (2.5, 97.5))

@@ -1,4 +1,4 @@
-"""Tables for the screen and for a file, and the one JSON line."""
+"""Tables for the screen and for Markdown files, and the final JSON line."""
 
 import argparse
 import json
@@ -27,7 +27,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A figure that must be at least `bar`, or with `most` at most; `stretch` is what to hope for."""
+    """A figure that must be at least `bar` (at most, with `most`); `stretch` is a more ambitious goal."""
 
     name: str
     measured: float
@@ -43,7 +43,7 @@ class Target:
 
 @dataclass(slots=True)
 class Part:
-    """What a section of a benchmark found."""
+    """Tables and targets from one section of a benchmark."""
 
     tables: list[Table] = field(default_factory=list)
     targets: list[Target] = field(default_factory=list)
@@ -60,7 +60,7 @@ class Part:
         found = json.loads(text)
         tables = [Table(**table) for table in found["tables"]]
         for table in tables:
-            table.rows = [tuple(row) for row in table.rows]  # JSON has lists alone
+            table.rows = [tuple(row) for row in table.rows]  # JSON has lists only
         return cls(tables, [Target(**each) for each in found["targets"]])
 
 
@@ -90,7 +90,7 @@ def cpu_model() -> str:
 
 
 def machine_lines(threads: int) -> list[str]:
-    """What the figures belong to."""
+    """Return the machine, its load and the package versions that the figures belong to."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     cores = f"{os.cpu_count()} cores of which {usable} usable, {threads} thread(s)"
@@ -117,7 +117,7 @@ def show(tables: Sequence[Table], lines: Sequence[str]) -> None:
         for place, column in enumerate(table.columns):
             shown.add_column(column, justify="right" if place else "left")
         for row in table.rows:
-            shown.add_row(*map(Text, row))  # no markup: what a library says may look like it
+            shown.add_row(*map(Text, row))  # no markup: a library's message may look like it
         console.print(shown)
         for note in table.notes:
             console.print(note, markup=False, highlight=False)
@@ -141,7 +141,7 @@ def target_line(targets: dict[str, dict[str, float | bool]]) -> str:
 
 
 def target_dicts(targets: Iterable[Target]) -> dict[str, dict[str, float | bool]]:
-    """For `target_line`: by name, what was measured, the bar and whether it was met."""
+    """Return each target's measured value, its bar and whether the bar was met, by name, for `target_line`."""
     return {
         each.name: {"measured": round(each.measured, 3), "bar": each.bar, "met": each.reaches(each.bar)}
         for each in targets
@@ -155,8 +155,9 @@ def finish(
     options: argparse.Namespace,
     more_facts: Sequence[str] = (),
 ) -> None:
-    """Show what was measured on one thread and which targets are missed, and write it where `options.out`
-    and `options.json` say."""
+    """Print tables measured on one thread and the missed targets, and write them as `options.out` and
+    `options.json` say.
+    """
     facts = [*machine_lines(threads=1), *more_facts]
     show([*tables, target_table(targets)], facts)
     missed = [target.name for target in targets if not target.reaches(target.bar)]

@@ -1,4 +1,4 @@
-"""Requests for the benchmarks, made from the drawn scenes of the embedded checkpoint."""
+"""Requests for the benchmarks, made from the embedded checkpoint's synthetic scenes."""
 
 import random
 from collections import Counter
@@ -20,12 +20,12 @@ TEXTS = (
     "Who are you?",
 )
 SIDES = (64, 96, 96, 128, 160, 192, 256)  # pixels: 9 to 64 visual tokens
-GROUP = 16  # the mix is the same in every 16 requests
+GROUP = 16  # every 16 requests have the same mix
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A prompt with its pixels, ready for either side, and how many tokens to answer with."""
+    """A prepared prompt with its pixels, usable by either side, and the number of tokens to generate."""
 
     prepared: Prepared
     num_new: int
@@ -33,10 +33,10 @@ class Ask:
 
 
 def mixed(processor: Processor, count: int, longest: int, seed: int = 5) -> list[Ask]:
-    """`count` requests in random order, each answered with 16 (or `longest`, if less) to `longest` tokens.
+    """Return `count` requests in random order, each with 16 (or `longest`, if less) to `longest` new tokens.
 
-    Of every 16: 4 text, 9 one image, 1 two images, 1 three images, 1 video. Half of the places for an
-    image show one of four pictures that all requests share.
+    Every 16 have 4 text prompts, 9 with one image, 1 with two images, 1 with three images, and 1 video. Half
+    of the image places show one of four pictures that all requests share.
     """
     rng = random.Random(seed)
     shared = [random_scene(rng, side=side) for side in (96, 128, 192, 256)]
@@ -62,7 +62,7 @@ def mixed(processor: Processor, count: int, longest: int, seed: int = 5) -> list
 
 
 def one_image(processor: Processor, count: int, longest: int, seed: int = 6) -> list[Ask]:
-    """`count` questions about one and the same picture of 256 x 256 pixels, 64 visual tokens."""
+    """Return `count` questions about one picture with 256 x 256 pixels, 64 visual tokens."""
     rng = random.Random(seed)
     scene = random_scene(rng, side=256, count=4)
     questions = [_one(rng, image_questions(scene, rng)) for _ in range(count)]
@@ -70,7 +70,7 @@ def one_image(processor: Processor, count: int, longest: int, seed: int = 6) -> 
 
 
 def long_answers(processor: Processor, count: int, num_new: int, seed: int = 7) -> list[Ask]:
-    """`count` questions, each about a picture of its own, each answered with `num_new` tokens."""
+    """Return `count` questions about different pictures, each with `num_new` new tokens."""
     rng = random.Random(seed)
     asks = []
     for _ in range(count):
@@ -81,14 +81,14 @@ def long_answers(processor: Processor, count: int, num_new: int, seed: int = 7) 
 
 
 def random_texts(count: int, length: int, num_new: int, vocab: int, seed: int = 8) -> list[Ask]:
-    """`count` prompts of `length` random tokens below `vocab`, for a model of random weights."""
+    """Return `count` prompts with `length` random tokens below `vocab`, for a model with random weights."""
     rng = np.random.default_rng(seed)
     prompts = [rng.integers(0, vocab, length).astype(np.int32) for _ in range(count)]
     return [Ask(Prepared(ids, (), ""), num_new, "text") for ids in prompts]
 
 
 def count_shared(asks: Sequence[Ask]) -> tuple[int, int]:
-    """(places for an image that show one which other requests show too, all places for an image)."""
+    """Return (image places whose picture other requests show too, all image places)."""
     shown: Counter[bytes] = Counter()
     for ask in asks:
         shown.update({media.item.mm_hash for media in ask.prepared.media})

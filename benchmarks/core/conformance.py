@@ -1,9 +1,9 @@
-"""Runs every scenario of a folder through the engine's scheduler and compares its decisions.
+"""Run every scenario in a folder through the engine's scheduler and compare its decisions.
 
     python -m benchmarks conformance --suite DIR [--soft] [--own]
 
-A scenario is a .json file that says what it expects (docs/how-to/simulation.md). One line a file: identical,
-or the first step and field that differ. Exit code 1 when any differs.
+A scenario is a .json file with its expected decisions (docs/how-to/simulation.md). The program prints one
+line per file: identical, or the first step and field that differ. Exits with 1 when any file differs.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from mmengine.simulation.workload_files import load_workload
 
 
 def difference_of(path: Path, compat: str, soft: bool) -> str:
-    """Where the engine does not do what a scenario expects."""
+    """Return how the engine's decisions differ from a scenario's; empty if they agree."""
     work = load_workload(path)
     records: list[Record] = []
     recorder = Recorder(records.append, work.media_names, queues=True)
@@ -27,8 +27,8 @@ def difference_of(path: Path, compat: str, soft: bool) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--suite", type=Path, required=True, help="folder of scenarios")
-    parser.add_argument("--soft", action="store_true", help="compare what is free and who waits as well")
-    parser.add_argument("--own", action="store_true", help="our own decisions, without --compat vllm")
+    parser.add_argument("--soft", action="store_true", help="also compare free blocks and waiting requests")
+    parser.add_argument("--own", action="store_true", help="use mmengine's own rules, without --compat vllm")
     options = parser.parse_args()
     paths = sorted(path for path in options.suite.glob("*.json"))
     num_identical = 0

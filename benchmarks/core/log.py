@@ -1,13 +1,15 @@
-"""What the log costs, beside SQLite on the same records: `python -m benchmarks log [--quick] [--json]`.
+"""The event log's cost, beside SQLite with the same records.
 
-    append    one decode step of 256 rows, appended and committed; back to back, and one each 5 ms
-    size      bytes a generated token, when all rows decode
-    scan      records a second: framing and checksums, as a recovery does, and with every event made
-    verify    decode steps and tokens a second of `mmengine log verify`
+    python -m benchmarks log [--quick] [--json]
 
-Appends are wall time, with the background sync that an engine has; scan and verify are the CPU time of
-their one thread. SQLite keeps a row a record in WAL mode, a transaction a step, synchronous=NORMAL: like the
-log it loses nothing to a killed process and a little to a power cut.
+    append    one decode step of 256 rows, appended and committed; back to back, and one every 5 ms
+    size      bytes per generated token, when all rows decode
+    scan      records per second: framing and checksums, as in a recovery, and with every event decoded
+    verify    decode steps and tokens per second of `mmengine log verify`
+
+Appends are wall time, with the engine's background sync; scan and verify are CPU time of their one thread.
+SQLite stores one row per record in WAL mode, one transaction per step, synchronous=NORMAL: like the log, it
+loses nothing when the process is killed and a little on a power cut.
 """
 
 import argparse
@@ -36,14 +38,14 @@ BLOCK = 16
 
 
 def decode_step(rows: int, number: int) -> list[ev.Event]:
-    """What a step of rows that only decode commits; each sixteenth of them needs a block."""
+    """Return the events that a step commits when all rows decode; one row in sixteen needs a block."""
     tokens = (np.arange(rows, dtype=np.int32) * 7919 + number) % 151_936
     blocks = np.arange(rows // BLOCK, dtype=np.int32) + number
     return [ev.Executed(tokens.tobytes(), device_ns=12_345_678), ev.Scheduled(None, None, blocks.tobytes())]
 
 
 class SqliteLog:
-    """The same records in a table."""
+    """The same records in an SQLite table."""
 
     def __init__(self, path: Path):
         self._db = sqlite3.connect(path, isolation_level=None)
@@ -78,7 +80,7 @@ class SqliteLog:
 def append_times(
     sink: Any, steps: list[list[ev.Event]], pace_s: float, after: Callable[[], None]
 ) -> list[int]:
-    """Wall ns of appending and committing each step; `after` each."""
+    """Return wall ns of appending and committing each step; `after` runs after each."""
     times, next_at = [], time.perf_counter()
     for number, events in enumerate(steps):
         begin = time.perf_counter_ns()
@@ -94,7 +96,7 @@ def append_times(
 
 
 def measure_append(folder: Path, table: Table, targets: dict, *, count: int, paced: int) -> None:
-    for name, pace_s, number in (("back to back", 0.0, count), ("one each 5 ms", PACE_S, paced)):
+    for name, pace_s, number in (("back to back", 0.0, count), ("one every 5 ms", PACE_S, paced)):
         steps = [decode_step(256, number) for number in range(number)]
         writer = LogWriter(folder / f"log {name}")
         syncer = LogSyncer(writer.sync, writer.tidy)
@@ -114,7 +116,7 @@ def measure_append(folder: Path, table: Table, targets: dict, *, count: int, pac
 
 
 def steady_log(folder: Path, rows: int, count: int, max_in_flight: int) -> float:
-    """A log of rows that decode all the time, in `folder`/log-N. Gives its bytes a token of then."""
+    """Write a log of rows that decode all the time, in `folder`/log-N, and return its bytes per token."""
     length = 4 * BLOCK + count + 64
     bench = Bench(
         folder,
@@ -137,7 +139,7 @@ def steady_log(folder: Path, rows: int, count: int, max_in_flight: int) -> float
 
 
 def rate(work: Callable[[], int], rounds: int = 3) -> float:
-    """The best of some rounds: units a second of this thread's CPU time."""
+    """Return the best rate over some rounds: units per second of this thread's CPU time."""
     best = 0.0
     for _ in range(rounds):
         gc.collect()
@@ -188,7 +190,7 @@ def measure_steady(folder: Path, table: Table, targets: dict, *, rows: int, coun
 
 
 def sqlite_row(folder: Path, log: Path, rows: int) -> tuple[str, ...]:
-    """The same records in a table: its size, and how fast they come back."""
+    """Return a table row for the same records in SQLite: size, and read rates."""
     path = folder / f"steady-{rows}.sqlite"
     database, tokens = SqliteLog(path), 0
     for record in LogReader(log):
@@ -214,10 +216,10 @@ def at_least(measured: float, bar: float) -> dict[str, float | bool]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What the log costs, beside SQLite.")
+    parser = argparse.ArgumentParser(description="Measure the event log's cost beside SQLite.")
     parser.add_argument("--quick", action="store_true", help="fewer steps")
-    parser.add_argument("--json", action="store_true", help="one last line with the targets")
-    parser.add_argument("--out", type=Path, help="write the tables there")
+    parser.add_argument("--json", action="store_true", help="print the targets as a last line of JSON")
+    parser.add_argument("--out", type=Path, help="Markdown file for the tables")
     args = parser.parse_args()
     targets: dict[str, dict[str, float | bool]] = {}
     append = Table("Appending a decode step of 256 rows, µs of wall time", ("", "p50", "p99", "worst"))
@@ -225,7 +227,7 @@ def main() -> None:
         "Steady decode",
         ("", "bytes a token", "scan, records/s", "read, records/s", "verify, steps/s", "verify, tokens/s"),
     )
-    steady.notes.append("scan: framing and checksums (SQLite: rows as they are); read: every event made.")
+    steady.notes.append("scan: framing and checksums (SQLite: raw rows); read: with every event decoded.")
     quick = args.quick
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -240,7 +242,7 @@ def main() -> None:
     lines, tables = machine_lines(1), (append, steady, goals)
     show(tables, lines)
     if args.out:
-        args.out.write_text(markdown("What the log costs", tables, lines))
+        args.out.write_text(markdown("Cost of the event log", tables, lines))
     if args.json:
         print(target_line(targets))
 

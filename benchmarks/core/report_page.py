@@ -1,9 +1,9 @@
-"""Frame times of the page of a long log in headless Chromium, one core's worth of software drawing.
+"""Frame times of a long log's report page in headless Chromium, drawn in software on one core.
 
     python -m benchmarks report_page [STEPS]
 
-Makes a log of at least STEPS steps (100,000) on the simulated executor, writes its page, and prints what a
-frame costs: everything in view, zooming, panning, scrubbing.
+The program writes a log with at least STEPS steps (default 100,000) on the simulated executor and its report
+page. It prints the frame times: everything in view, zooming, panning, scrubbing.
 """
 
 import random
@@ -70,7 +70,7 @@ def write_log(folder: Path, num_steps: int) -> None:
 
 def main(num_steps: int) -> None:
     if chromium() is None:
-        sys.exit("there is no chromium here (Debian: apt-get install chromium)")
+        sys.exit("chromium is not installed (Debian: apt-get install chromium)")
     with tempfile.TemporaryDirectory() as folder:
         log, page = Path(folder) / "log", Path(folder) / "page.html"
         write_log(log, num_steps)

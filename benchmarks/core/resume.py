@@ -1,16 +1,18 @@
-"""How long a server with a long log takes until it decides again: `python -m benchmarks resume [--quick]`.
+"""Time until a restarted server with a long log decides its next step.
 
-A process writes a log over the simulated executor, long prompts first, then 500 requests that come and go
-until the next snapshot is almost due, and is killed. Another one opens it, and goes on to its first decided
-step:
+    python -m benchmarks resume [--quick]
 
-    snapshot   from the newest snapshot, as it does
-    whole      from all of the log, as it does where no snapshot can be used
-    open       making the log ready to be continued; read: the fold; decide: RECOVERED and the first step
-    bytes      of the segments and snapshots that were opened
+A process writes a log over the simulated executor: long prompts first, then 500 requests at a time until the
+next snapshot is almost due. Then it is killed. Another process opens the log and continues to its first
+decided step:
 
-Files are in the page cache. Of the 500 one request a step ends and another one comes, with 800 tokens; each
-tenth answer was not delivered.
+    snapshot   from the newest snapshot, as usual
+    whole      from the whole log, as without a usable snapshot
+    open       prepare the log for appending; read: the fold; decide: RECOVERED and the first step
+    bytes      in the segments and snapshots that were opened
+
+Files are in the page cache. In each step one of the 500 requests ends and another one with 800 tokens
+arrives; one answer in ten was not delivered.
 """
 
 import argparse
@@ -43,7 +45,7 @@ from mmengine.simulation.simulated_executor import SimulatedExecutor
 
 LIVE, PROMPT, ANSWER = 500, 800, 500  # requests, tokens
 BENCHMARKS = Path(__file__).resolve().parents[1]
-LONG = 32_000  # tokens of the prompts that fill a log
+LONG = 32_000  # tokens in the prompts that fill a log
 LOG_BYTES, QUICK_BYTES = 5 * 10**9, 50 * 10**6
 BAR_S = 2.0
 EXECUTORS = {"weights": "simulated"}
@@ -76,7 +78,7 @@ class Load:
         self.number += 1
 
     def step(self, keep_every: int = 0) -> None:
-        """`keep_every`: one in so many answers is not delivered."""
+        """Run a step. With `keep_every`, one answer in this many is not delivered."""
         for output in self.core.step():
             number = int(output.request_id.split()[1])
             if output.finish_reason is not None and not (keep_every and number % keep_every == 0):
@@ -84,7 +86,7 @@ class Load:
 
 
 class Timed(SnapshotFolder):
-    """Notes what snapshots take: CPU time of the engine's thread, and of the one that writes them."""
+    """A snapshot folder that records the CPU time of snapshots in the engine's thread and in the writer's."""
 
     seconds: list[float] = []
     began = writing_s = 0.0
@@ -104,7 +106,7 @@ class Timed(SnapshotFolder):
 
 
 def write(folder: Path, quick: bool) -> None:
-    """A log by a process that is killed."""
+    """Write a log in a process that is killed at the end."""
     config = settings(quick)
     sink = LogWriter(folder, pack_full=False, segment_bytes=SEGMENT_BYTES // (8 if quick else 1))
     taken = Timed(folder, config.snapshot_bytes, in_background=True)
@@ -132,7 +134,7 @@ def write(folder: Path, quick: bool) -> None:
 
 @contextmanager
 def counted() -> Iterator[list[int]]:
-    """The sizes of the files that are opened meanwhile."""
+    """Record the sizes of the files that are opened meanwhile."""
     sizes: list[int] = []
     opened, read = recovery.opened, snapshots.read_snapshot
 
@@ -153,7 +155,7 @@ def counted() -> Iterator[list[int]]:
 
 
 def read(folder: Path, quick: bool, whole: bool) -> None:
-    """Go on with the log until a step is decided."""
+    """Continue the log until a step is decided."""
     config = settings(quick)
     executor = SimulatedExecutor(config)
     with counted() as sizes:
@@ -177,10 +179,10 @@ def read(folder: Path, quick: bool, whole: bool) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="How long a server with a long log takes to decide again.")
-    parser.add_argument("--quick", action="store_true", help="a log of 50 MB and 50 requests")
-    parser.add_argument("--json", action="store_true", help="one last line with the figures")
-    parser.add_argument("--folder", type=Path, help="where the log is written; it is deleted")
+    parser = argparse.ArgumentParser(description="Measure the restart time of a server with a long log.")
+    parser.add_argument("--quick", action="store_true", help="use a log of 50 MB and 50 requests")
+    parser.add_argument("--json", action="store_true", help="print the figures as a last line of JSON")
+    parser.add_argument("--folder", type=Path, help="folder for the log, which is deleted afterwards")
     parser.add_argument("--part", choices=("write", "snapshot", "whole"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.part == "write":
@@ -189,7 +191,7 @@ def main() -> None:
         read(args.folder, args.quick, whole=args.part == "whole")
     with tempfile.TemporaryDirectory(dir=args.folder) as name:
         found = {}
-        for part in ("write", "snapshot", "whole"):  # the first finds what the kill left
+        for part in ("write", "snapshot", "whole"):  # the first part finds the state that the kill left
             words = [sys.executable, str(BENCHMARKS), "resume", "--part", part, "--folder", f"{name}/log"]
             done = subprocess.run(words + ["--quick"] * args.quick, stdout=subprocess.PIPE, check=True)
             found[part] = json.loads(done.stdout)
@@ -202,7 +204,7 @@ def main() -> None:
 def report(found: dict[str, dict[str, float]], size: int) -> None:
     table = Table(
         f"A log of {size / 1e9:.2f} GB, {found['snapshot']['live']} live requests and "
-        f"{found['snapshot']['answers'] - found['snapshot']['live']} answers that nobody received",
+        f"{found['snapshot']['answers'] - found['snapshot']['live']} undelivered answers",
         ("", "open and read, s", "to the first decided step, s", "CPU s", "MB read", "peak MB"),
     )
     for part in ("whole", "snapshot"):

@@ -1,14 +1,16 @@
-"""What a step costs without the model: `python -m benchmarks step_cost [--quick] [--json]`.
+"""A step's cost without the model, beside a bare Python loop.
 
-One thread, its CPU time, the garbage collector frozen, the log on disk. Beside it, in the same run, the
-bare minimum: a Python loop over N objects that adds one to two integers of each and appends a token.
-The executor gives its tokens at once, and its own time is taken off. Each case is measured in three
-rounds, of which the calmest counts (one with --quick).
+    python -m benchmarks step_cost [--quick] [--json]
 
-    --rows 16,64   these sizes in place of 16 to 4,096
-    --trace FILE   also 2,000 requests of a ServeGen trace with 256 rows
-    --long         memory over a million steps in place of 200,000
-    --out FILE.md  write the table there
+CPU time of one thread, with the garbage collector frozen and the log on disk. The bare loop runs in the same
+process: over N objects it adds one to two integers and appends a token. The executor returns its tokens at
+once, and its own time is subtracted. Each case runs in three rounds, and the calmest counts (one round with
+--quick).
+
+    --rows 16,64   numbers of rows (default: 16 to 4,096)
+    --trace FILE   also run 2,000 requests of a ServeGen trace with 256 rows
+    --long         measure memory over a million steps (default: 200,000)
+    --out FILE.md  file for the table
 """
 
 import argparse
@@ -38,7 +40,7 @@ PHASES = ("schedule", "evolve", "append", "batch", "complete")
 
 
 class Table:
-    """Rows of a Markdown table, and the targets met or missed."""
+    """Rows of a Markdown table, with targets and whether they are met."""
 
     def __init__(self) -> None:
         self.lines = [
@@ -50,7 +52,7 @@ class Table:
         self.targets: dict[str, dict[str, float | bool]] = {}
 
     def add(self, case: str, rows: int, times: dict[str, list[int]], bare: int) -> None:
-        """`times`: ns of each step. Each cell is p50 / p99."""
+        """Add a row. `times`: ns of each step by phase. Each cell is p50 / p99."""
         cells = [f"{_us(times[name], 50)} / {_us(times[name], 99)}" for name in (*PHASES, "core", "whole")]
         ratios = [f"{percentile(times[name], 50) / bare:.1f}" for name in ("core", "whole")]
         self.lines.append(
@@ -67,8 +69,8 @@ class Table:
         ]
         head = ["", "| target | measured | at most | met |", "|---|---|---|---|"]
         notes = [
-            "p50 / p99 of thread CPU time in the calmest of the rounds. core: schedule, evolve, append with "
-            "commit, complete.",
+            "p50 / p99 of thread CPU time in the calmest round. core: schedule, evolve, append with commit, "
+            "complete.",
             "",
         ]
         return "\n".join(notes + self.lines + head + marks + [""] + self.facts) + "\n"
@@ -95,7 +97,7 @@ def measure(table: Table, folder: Path, args: argparse.Namespace) -> None:
 
 
 def _cases(rows: int, folder: Path, steps: int) -> dict[str, dict]:
-    """ns of each step by phase, for rows that decode."""
+    """Return ns of each step by phase and case, for rows that decode."""
     count = steps if rows < 4096 else steps // 3
     cases = {"decode": decode(Shape(rows), folder, count)}
     if rows in OVERLAPPED:
@@ -113,8 +115,9 @@ def _busy_cases(folder: Path, steps: int) -> dict[str, dict]:
 
 
 def _calmest(rounds: int, rows: int, run: Callable[[], dict[str, dict]]) -> tuple[dict[str, dict], int]:
-    """Of each case, and of the bare loop, the round with the smallest p50: what else the machine does
-    makes a step slower, never faster."""
+    """Return, for each case and for the bare loop, the round with the smallest p50: other load makes a step
+    slower, never faster.
+    """
     bare, found = [], []
     for _ in range(rounds):
         bare.append(percentile(bare_loop(rows, 101), 50))
@@ -155,13 +158,13 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What a step costs without the model.")
-    parser.add_argument("--rows", type=_sizes, default=SIZES, help="sizes, with commas between them")
+    parser = argparse.ArgumentParser(description="Measure a step's cost without the model.")
+    parser.add_argument("--rows", type=_sizes, default=SIZES, help="numbers of rows, separated by commas")
     parser.add_argument("--quick", action="store_true", help="fewer steps")
-    parser.add_argument("--json", action="store_true", help="one last line with the targets")
-    parser.add_argument("--long", action="store_true", help="memory over a million steps")
+    parser.add_argument("--json", action="store_true", help="print the targets as a last line of JSON")
+    parser.add_argument("--long", action="store_true", help="measure memory over a million steps")
     parser.add_argument("--trace", type=Path, help="a ServeGen trace (.jsonl)")
-    parser.add_argument("--out", type=Path, help="write the table there")
+    parser.add_argument("--out", type=Path, help="Markdown file for the table")
     args = parser.parse_args()
     table = Table()
     gc.collect()
@@ -171,7 +174,7 @@ def main() -> None:
         facts(table, Path(folder), args)
     print(table.text())
     if args.out:
-        args.out.write_text("# What a step costs\n\n" + table.text())
+        args.out.write_text("# Cost of a step\n\n" + table.text())
     if args.json:
         print(json.dumps({"targets": table.targets}))
 

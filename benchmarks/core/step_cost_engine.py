@@ -27,15 +27,16 @@ _CORE = ("schedule", "evolve", "append", "complete")
 
 
 def percentile(values: Iterable[int], share: int) -> int:
-    """Nearest rank."""
+    """Return a percentile by nearest rank."""
     ordered = sorted(values)
     return ordered[-(-len(ordered) * share // 100) - 1]
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """`prefill`: long prompts come in chunks beside the rows that decode. `max_in_flight`: steps decided
-    before the oldest of them is back. `slots`: rows have recurrent states, of which some are kept."""
+    """A workload. `prefill`: long prompts arrive in chunks beside the decoding rows. `max_in_flight`: maximum
+    number of undelivered steps. `slots`: rows have recurrent states, and some states are kept.
+    """
 
     rows: int
     num_drafts: int = 0
@@ -54,8 +55,9 @@ class _Bare:
 
 
 def bare_loop(rows: int, rounds: int) -> list[int]:
-    """ns of the least that a step could do in Python, on rows of `LENGTH` tokens: integers up to 256 are
-    ready-made in CPython, and counting with them would cost a quarter less than with those of real rows."""
+    """Return ns of the minimum that a step could do in Python, on rows of `LENGTH` tokens. Integers up to 256
+    are preallocated in CPython; counting with them would be a quarter cheaper than with real rows' integers.
+    """
     objects, tokens, times = [_Bare() for _ in range(rows)], list(range(rows)), []
     for _ in range(rounds):
         begin = time.thread_time_ns()
@@ -68,7 +70,7 @@ def bare_loop(rows: int, rounds: int) -> list[int]:
 
 
 class Instant:
-    """An executor that has its tokens ready. `spent_ns`: what it used itself."""
+    """An executor whose tokens are ready at once. `spent_ns`: its own time."""
 
     needs_plan = True
 
@@ -90,7 +92,7 @@ class Instant:
         return result
 
     def _drafted(self, plan: StepPlan, count: int) -> StepResult:
-        """Accepts none to all of a row's drafts, and proposes as many as it may."""
+        """Accept none to all of a row's drafts, and propose as many as allowed."""
         counts = 1 + (np.arange(count, dtype=np.int32) + plan.step) % (plan.num_drafts[plan.sample] + 1)
         proposed = np.full(count, self._num_drafts, np.int32)
         return StepResult(
@@ -108,7 +110,7 @@ class Instant:
 
 
 class Bench:
-    """An engine with its log in a folder of its own; `step` gives the ns that it cost."""
+    """An engine with its log in its own folder; `step` returns the step's ns."""
 
     _number = 0
 
@@ -165,8 +167,9 @@ def _phases(bench: Bench, into: dict[str, int]) -> Iterator[None]:
 
 
 def _measure(bench: Bench, count: int, before: Callable[[int], None] = lambda number: None) -> dict:
-    """ns of `count` steps by phase and as a whole, one after the other: every second step is clocked
-    by phase, so that the clocks inside do not count in the whole."""
+    """Return ns by phase and as a whole for `count` steps. Every second step is timed by phase, so that these
+    clocks do not count in the whole.
+    """
     times: dict[str, list[int]] = defaultdict(list)
     for number in range(count):
         before(number)
@@ -186,7 +189,7 @@ def _clock_phases(bench: Bench, times: dict[str, list[int]]) -> None:
 
 
 def _running(shape: Shape, folder: Path, num_steps: int) -> Bench:
-    """Rows that decode, each at another place of its block unless they are aligned."""
+    """Start rows that decode, each at another position in its block unless they are aligned."""
     length = BLOCK * 4 + 2 * num_steps * (1 + shape.num_drafts) + 64
     blocks_each = -(-length // BLOCK) + 1
     bench = Bench(
@@ -210,7 +213,7 @@ def _running(shape: Shape, folder: Path, num_steps: int) -> Bench:
 
 
 def decode(shape: Shape, folder: Path, count: int) -> dict[str, list[int]]:
-    """Steps of rows that decode; with `prefill` a prompt of 2,048 tokens comes in chunks beside them."""
+    """Time steps of decoding rows; with `prefill` a prompt of 2,048 tokens arrives in chunks beside them."""
     bench = _running(shape, folder, count)
 
     def refill(number: int) -> None:
@@ -223,7 +226,7 @@ def decode(shape: Shape, folder: Path, count: int) -> dict[str, list[int]]:
 
 
 def boundary(rows: int, folder: Path, rounds: int) -> dict[str, dict[str, list[int]]]:
-    """Steps in which all rows fill a block, and those in which all need a new one."""
+    """Time steps in which all rows fill a block, and steps in which all rows need a new block."""
     bench = _running(Shape(rows, aligned=True), folder, 32 * rounds + 32)
     times: dict[str, dict[str, list[int]]] = {"all rows fill a block": {}, "all rows need a block": {}}
     state = bench.core.state
@@ -242,7 +245,7 @@ def boundary(rows: int, folder: Path, rounds: int) -> dict[str, dict[str, list[i
 
 
 def storm(rows: int, mode: str, folder: Path, count: int) -> dict[str, list[int]]:
-    """A pool for half of the rows: requests are preempted all the time."""
+    """Time steps with a pool for half of the rows, so that requests are preempted all the time."""
     length = 256
     bench = Bench(
         folder,
@@ -264,13 +267,13 @@ def storm(rows: int, mode: str, folder: Path, count: int) -> dict[str, list[int]
         bench.step()
     times = _measure(bench, count, keep)
     if not bench.core.stats().num_preemptions:
-        raise SystemExit("the storm preempted nobody; its figures mean nothing")
+        raise SystemExit("no request was preempted, so the figures are invalid")
     bench.close()
     return times
 
 
 def steady(shape: Shape, folder: Path, count: int) -> tuple[int, float]:
-    """Full garbage collections in `count` steps whose outputs are read, and µs of a checkpoint."""
+    """Return the full garbage collections in `count` steps whose outputs are read, and µs of a checkpoint."""
     bench, full = _running(shape, folder, count // 2), 0
     gc.collect()
     gc.freeze()
@@ -294,7 +297,7 @@ def steady(shape: Shape, folder: Path, count: int) -> tuple[int, float]:
 
 
 def memory(count: int, folder: Path) -> float:
-    """MiB by which the process grew in the last nine tenths of `count` steps."""
+    """Return the process's growth in MiB over the last nine tenths of `count` steps."""
     bench = Bench(
         folder, max_num_seqs=16, token_budget=512, max_model_len=512, num_blocks=400, max_media_per_request=0
     )
@@ -318,7 +321,7 @@ def _resident_mib() -> float:
 
 
 def trace(path: Path, folder: Path) -> str:
-    """The engine's own time for 2,000 requests of a trace that are all there at once, 256 rows."""
+    """Describe the engine's own time for a trace's 2,000 requests, all submitted first, with 256 rows."""
     requests = read_servegen(path, 2000).requests
     longest = max(each.num_prompt + each.max_tokens for each in requests)
     bench = Bench(

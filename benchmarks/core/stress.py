@@ -1,13 +1,15 @@
-"""10,000 requests through a pool far too small for them: `python -m benchmarks stress [--requests N]`.
+"""10,000 requests through a KV pool that is far too small for them.
 
-With preemption by recompute and by swap, alone, beside drafts, and with two steps in flight, each with its
-log on disk. The simulated model's tokens depend on every KV slot that a request reads; all answers are
-compared with those of requests that run alone, and the logs are verified. Exits with 1 when anything differs.
+    python -m benchmarks stress [--requests N]
 
-    --traces DIR   also every trace in this folder (.csv, .jsonl, maybe .gz): each request must finish, and
-                   the log must verify
+Preemption by recompute and by swap runs alone, with drafts, and with two steps in flight, each with its log
+on disk. The simulated model's tokens depend on every KV slot that a request reads. All answers are compared
+with those of requests that run alone, and the logs are verified. Exits with 1 when anything differs.
+
+    --traces DIR   also run every trace in this folder (.csv, .jsonl, maybe .gz): each request must finish,
+                   and the log must verify
     --limit N      only the first N requests of each trace
-    --out FILE.md  write the tables there
+    --out FILE.md  file for the tables
 """
 
 import argparse
@@ -34,7 +36,7 @@ from mmengine.simulation.simulated_executor import SimulatedExecutor, reference_
 from mmengine.simulation.workload_files import load_workload
 
 EOS_IN = 40
-# What runs at once needs several times the pool: 32 rows of up to 256 tokens share 60 blocks of 16. Prompts
+# Concurrent requests need several times the pool: 32 rows of up to 256 tokens share 60 blocks of 16. Prompts
 # are computed in chunks, and a picture of 96 embeddings takes half of the encoder budget.
 PRESSED = EngineConfig(
     max_num_seqs=32,
@@ -70,7 +72,7 @@ TRACE_HEAD = (
 
 @dataclass(slots=True)
 class Run:
-    """What a run gave. `answers`: tokens and finish reason by request id. `seconds`: of CPU time."""
+    """A run's results. `answers`: tokens and finish reason by request id. `seconds`: CPU time."""
 
     answers: dict[str, tuple[list[int], str]] = field(default_factory=dict)
     seconds: float = 0.0
@@ -103,7 +105,7 @@ def run_engine(config: EngineConfig, requests: Iterable[Request], log: Path) -> 
 
 
 def stress_row(case: str, num_requests: int, seed: int, log: Path) -> tuple[list[object], Run, bool]:
-    """One line of the table; whether all of it holds."""
+    """Return one line of the table, the run, and whether all checks passed."""
     config = replace(PRESSED, **CASES[case])
     run = run_engine(config, stress_requests(num_requests, seed), log)
     wrong = num_requests - len(run.answers)
@@ -120,7 +122,7 @@ def stress_row(case: str, num_requests: int, seed: int, log: Path) -> tuple[list
 
 
 def preemptions(log: Path) -> Counter:
-    """Preemptions in a log, those of them by swap, and the blocks that these moved out."""
+    """Count a log's preemptions, those by swap, and the blocks swapped out."""
     counts = Counter()
     for record in LogReader(log):
         if isinstance(record.event, ev.Preempted):
@@ -131,7 +133,7 @@ def preemptions(log: Path) -> Counter:
 
 
 def verified_log(log: Path) -> tuple[str, str, str]:
-    """Size, CPU time and outcome of `verify`; an unfinished request is no good outcome."""
+    """Return the size, CPU time and result of `verify`; an unfinished request is a failure."""
     begin = time.process_time()
     report = verify(log)
     seconds = time.process_time() - begin

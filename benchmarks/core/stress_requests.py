@@ -1,4 +1,4 @@
-"""Requests of every kind that the scheduler knows, for `stress.py`: the same seed gives the same ones."""
+"""Requests of every kind that the scheduler supports, for `stress`; the same seed gives the same requests."""
 
 import random
 from collections.abc import Iterator
@@ -10,12 +10,13 @@ from mmengine.request import MediaItem, Request, SamplingParams
 
 NUM_PREFIXES = 40
 NUM_PICTURES = 60
-ITEM_SIZES = (8, 24, 60, 96)  # embeddings; a text in between may be one token
+ITEM_SIZES = (8, 24, 60, 96)  # embeddings; the text between them may be one token
 
 
 def stress_requests(count: int, seed: int) -> Iterator[Request]:
-    """`count` requests: three in four begin like others, half have images or a video, one in eight asks
-    for two to four answers (each is a request), tenants and priorities are mixed."""
+    """Yield `count` requests. Three in four share a beginning with others; half have images or a video; one
+    in eight asks for two to four answers (each is a request); tenants and priorities are mixed.
+    """
     rng = random.Random(seed)
     prefixes = [_tokens(rng, rng.randint(16, 96)) for _ in range(NUM_PREFIXES)]
     made = 0
@@ -51,7 +52,7 @@ def _request(rng: random.Random, name: str, prefixes: list[list[int]]) -> Reques
 
 
 def _item(rng: random.Random, start: int) -> MediaItem:
-    """An image, or a video of runs with text between them, from a few that others show too."""
+    """Return an image, or a video in runs with text between them, from a few that other requests show too."""
     number, size = rng.randrange(NUM_PICTURES), rng.choice(ITEM_SIZES)
     frames = rng.choice((1, 1, 2))
     runs = tuple((start + frame * (size // frames + 3), size // frames) for frame in range(frames))

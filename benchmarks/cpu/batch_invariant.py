@@ -1,7 +1,7 @@
-"""What batch_invariant costs: the embedded checkpoint with it and without, in turn.
+"""Cost of batch_invariant: the embedded checkpoint with and without it, in turns.
 
-python -m benchmarks batch_invariant                                   # about a minute
-python -m benchmarks batch_invariant --out benchmarks/results/batch_invariant.md
+python -m benchmarks batch_invariant                                   # about a minute python -m benchmarks
+batch_invariant --out benchmarks/results/batch_invariant.md
 """
 
 from collections.abc import Sequence
@@ -20,21 +20,22 @@ if TYPE_CHECKING:
     from benchmarks.common.engine_runner import Ours
     from benchmarks.common.workload import Ask
 
-TITLE = "What batch_invariant costs"
+TITLE = "Cost of batch_invariant"
 WAYS = ("without", "with")
-STEPS = 6  # of one way before it is the other's turn
-LONGEST = 48  # tokens of an answer
+STEPS = 6  # consecutive steps before the other way's turn
+LONGEST = 48  # maximum tokens in an answer
 ROWS = 64
 
 
 def main(
-    rounds: Annotated[int, typer.Option(min=1, help="Turns of each.")] = 9,
-    most_rows: Annotated[int, typer.Option(min=1, help="Rows that decode, at most.")] = ROWS,
-    out: Annotated[Path | None, typer.Option(help="Write the table here, as markdown.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Turns for each side.")] = 9,
+    most_rows: Annotated[int, typer.Option(min=1, help="Maximum number of decoding rows.")] = ROWS,
+    out: Annotated[Path | None, typer.Option(help="Markdown file for the table.")] = None,
 ) -> None:
     """Measure decoding and mixed requests with batch_invariant and without."""
     use_threads(1)
-    from benchmarks.common.engine_runner import Ours  # lazy: torch, which must not be loaded before
+    # lazy: torch must not be loaded before the threads are set
+    from benchmarks.common.engine_runner import Ours
     from benchmarks.common.workload import mixed
     from mmengine.config import EngineConfig
 
@@ -60,7 +61,7 @@ def main(
 
 
 def _decoding(engines: "dict[str, Ours]", asks: "Sequence[Ask]", rounds: int) -> dict[str, float]:
-    """Seconds of CPU of a step in which every row decodes."""
+    """Return a step's CPU seconds by way, over steps in which every row decodes."""
     running = {way: ours.begin(asks, plain=True) for way, ours in engines.items()}
     samples: dict[str, list[float]] = {way: [] for way in engines}
     for each in running.values():

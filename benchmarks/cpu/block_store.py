@@ -1,12 +1,12 @@
-"""A prefix fetched from a folder of KV blocks against the same prefix computed, on a CPU.
+"""Time to first token with a prefix fetched from a block store, beside the same prefix computed, on a CPU.
 
     python -m benchmarks block_store    # into benchmarks/results/block_store_cpu.md, some minutes
-    python -m benchmarks block_store --quick --out store.md    # half a minute, and no figures to speak of
+    python -m benchmarks block_store --quick --out store.md    # half a minute; only tests that it runs
 
 Three engines with equal weights (common/half_billion_model.py, bfloat16) take turns in one process: one
-without a store, one that fills it, and one that was not there then. Each answers one token to a question
-behind the same 4,096 tokens, and what counts is the time to that token. Files were just written, so they are
-read from the system's memory and not from a disk: what is measured is reading, checking and copying.
+without a store, one that fills it, and a new one that fetches from it. Each answers a question after the same
+4,096 tokens with one token; the time to this token counts. The files were just written, so the page cache
+serves them and no disk is involved: the benchmark measures reading, checking and copying.
 """
 
 import json
@@ -23,18 +23,20 @@ from benchmarks.common.measure import use_threads
 from benchmarks.common.report import Table, machine_lines, markdown, show
 
 RESULTS = Path(__file__).parents[1] / "results" / "block_store_cpu.md"
-TITLE = "A prefix out of a block store, on a CPU"
+TITLE = "A prefix from a block store, on a CPU"
 PREFIX, QUESTION, BLOCK = 4096, 24, 16
 MAX_LEN = 4352
 
 
 def main(
-    threads: Annotated[int, typer.Option(min=1, help="Of torch, and CPUs.")] = 2,
-    rounds: Annotated[int, typer.Option(min=1, help="Prefixes, each computed and fetched once.")] = 3,
-    quick: Annotated[bool, typer.Option("--quick", help="A prefix of 256 tokens, once.")] = False,
-    out: Annotated[Path, typer.Option(help="Write the table here, as markdown.")] = RESULTS,
+    threads: Annotated[int, typer.Option(min=1, help="Threads for torch, and CPUs.")] = 2,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Number of prefixes, each computed and fetched once.")
+    ] = 3,
+    quick: Annotated[bool, typer.Option("--quick", help="Use one prefix with 256 tokens.")] = False,
+    out: Annotated[Path, typer.Option(help="Markdown file for the table.")] = RESULTS,
 ) -> None:
-    """Seconds to the first token, computed and fetched."""
+    """Measure seconds to the first token, computed and fetched."""
     use_threads(threads)
     prefix, rounds = (256, 1) if quick else (PREFIX, rounds)
     with tempfile.TemporaryDirectory() as folder:
@@ -45,7 +47,7 @@ def main(
 
 
 def measure(threads: int, rounds: int, prefix: int, folder: Path) -> Table:
-    import torch  # after the environment is set
+    import torch  # imported after the thread environment is set
 
     from benchmarks.common.half_billion_model import cached_folder
 
@@ -80,13 +82,15 @@ def measure(threads: int, rounds: int, prefix: int, folder: Path) -> Table:
     ):
         seconds = median(seconds for seconds, _ in found)
         table.rows.append([name, f"{seconds:.2f}", f"{seconds / base:.2f}"])
-    table.notes.append(f"fetched: {size / 1e6 / median(s for s, _ in fetched):.0f} MB/s, all of it together")
+    table.notes.append(
+        f"fetched: {size / 1e6 / median(s for s, _ in fetched):.0f} MB/s over the whole request"
+    )
     table.notes.append(f"first tokens that differ: {others} of {2 * rounds}")
     return table
 
 
 def longer(folder: Path, target: Path) -> Path:
-    """The model with room for longer texts."""
+    """Link the model into `target` with a longer maximum text length."""
     shutil.copytree(folder, target, copy_function=link)
     config = json.loads((folder / "config.json").read_text())
     config["text_config"]["max_position_embeddings"] = 2 * MAX_LEN
@@ -110,7 +114,7 @@ def engine(model: Path, threads: int, store: Path | None = None):
 
 
 def prompt(count: int, number: int) -> list[int]:
-    """`count` tokens that are the same for each engine, and a question."""
+    """Return `count` tokens that are equal for each engine, and a question."""
     return [100 + (7919 * (place + 1) * (number + 1)) % 1400 for place in range(count + QUESTION)]
 
 

@@ -1,12 +1,13 @@
 """A user's first minutes with a model of two billion weights, beside transformers.
 
 python -m benchmarks day_one            # half an hour, 5 GB of disk, into benchmarks/results/day_one_cpu.md
-python -m benchmarks day_one --quick    # a small model: whether all of it runs
-python -m benchmarks day_one --telephone 900    # and a photograph of 4,000 x 3,000, for 900 s at most
-python -m benchmarks day_one --telephone 900 --layers 2 --tower-layers 2    # where that takes hours
+python -m benchmarks day_one --quick    # a small model; only tests that everything runs python -m benchmarks
+day_one --telephone 900    # also a photograph of 4,000 x 3,000, for at most 900 s python -m benchmarks
+day_one --telephone 900 --layers 2 --tower-layers 2    # for machines that need hours
 
-A checkpoint of Qwen3-VL-2B's shape is made in hub layout (random, bfloat16, sharded, real vocabulary), and
-each side loads it and answers in a process of its own. Cold: no page of the weights is held by the system.
+The benchmark makes a checkpoint with Qwen3-VL-2B's shape in hub layout (random, bfloat16, sharded, real
+vocabulary). Each side loads it and answers in its own process. "Cold" means that the page cache holds no page
+of the weights.
 """
 
 import json
@@ -28,8 +29,8 @@ TITLE = "The first minutes with two billion weights, on a CPU"
 BENCHMARKS = Path(__file__).resolve().parents[1]
 RESULTS = BENCHMARKS / "results" / "day_one_cpu.md"
 VOCABULARY = BENCHMARKS.parent / "build" / "vocabularies" / "ggml-vocab-qwen2.gguf"
-COLD, WARM, PRIVATE, FIRST = 1.3, 1.5, 1.15, 0.6  # wanted
-LIMIT_S = 1800.0  # of one process
+COLD, WARM, PRIVATE, FIRST = 1.3, 1.5, 1.15, 0.6  # targets
+LIMIT_S = 1800.0  # for one process
 OURS, THEIRS = "mmengine", "transformers"
 
 
@@ -65,7 +66,7 @@ def main(
     tables, targets = [*tables, *more], [*targets, *wanted]
     tables, lines = [*tables, target_table(targets)], machine_lines(found.threads)
     if cut:
-        lines.append(f"Of the model so many layers: text {layers or 'all'}, tower {tower_layers or 'all'}.")
+        lines.append(f"Layers: text {layers or 'all'}, vision tower {tower_layers or 'all'}.")
     show(tables, lines)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -75,9 +76,9 @@ def main(
 def _make(
     model: Path, vocabulary: Path | None, small: bool, layers: int | None, tower_layers: int | None
 ) -> None:
-    """In a process of its own: what it takes for drawing is not this one's."""
+    """Make the model in a separate process, so that its memory is not this process's."""
     if vocabulary is not None and not vocabulary.is_file():
-        raise SystemExit(f"no vocabulary in {vocabulary}; `make test` fetches it, or name one: --vocabulary")
+        raise SystemExit(f"no vocabulary at {vocabulary}: run `make test` to fetch it, or set --vocabulary")
     given = None if vocabulary is None else f"Path({str(vocabulary)!r})"
     code = (
         "from pathlib import Path; from benchmarks.common.large_model import make; "
@@ -88,7 +89,7 @@ def _make(
 
 
 class Day:
-    """What is measured of the model in `folder`."""
+    """Measurements of the model in `folder`."""
 
     def __init__(self, folder: Path, scratch: Path, rounds: int, small: bool) -> None:
         self._folder, self._scratch, self._rounds, self._small = folder, scratch, rounds, small
@@ -96,7 +97,7 @@ class Day:
         self.threads = max(1, len(usable_cpus()))
 
     def load(self) -> tuple[list[Table], list[Target]]:
-        """Cold and warm, beside what a disk and a copy take."""
+        """Measure cold and warm loading, beside a disk read and a copy."""
         took: dict[str, list[float]] = {}
         imports: dict[str, list[float]] = {}
 
@@ -124,11 +125,11 @@ class Day:
             ends = (f"{each:.2f}" for each in (median(seconds), min(seconds), max(seconds)))
             table.rows.append((name, *ends, before))
         table.notes.append(
-            f"Medians of {self._rounds}, each in a process of its own. Cold: the weights' pages were dropped "
-            "with posix_fadvise; what the disk's own host keeps is not known. mmengine's time is that of "
+            f"Medians of {self._rounds}, each in its own process. Cold: the weights' pages were dropped "
+            "with posix_fadvise; the disk's host may still cache them. mmengine's time is that of "
             "Engine(folder): tokenizer, fingerprint, packed weights, KV pool, grammar engine. transformers "
-            "maps the weights and reads them when it first computes. New memory: what any copy of the "
-            "weights waits for."
+            "maps the weights and reads them when it first computes. New memory: the time that any copy of "
+            "the weights waits for pages."
         )
         cold, warm = (median(took[f"{OURS}, {state}"]) for state in ("cold", "warm"))
         disk, copied = median(took["dd, cold"]), median(took["read and copied once in torch, warm"])
@@ -138,7 +139,7 @@ class Day:
         ]
 
     def answers(self, telephone: float) -> tuple[list[Table], list[Target]]:
-        """Memory, first tokens, and rates."""
+        """Measure memory, first tokens, and rates."""
         from benchmarks.common.large_model import photograph
 
         side = 64 if self._small else 1024
@@ -156,11 +157,11 @@ class Day:
         ours = found[OURS]
         private, holds = ours["peak_private"], self._weights + ours["kv_bytes"]
         table.notes += [
-            f"mmengine said: {ours['line']}.",
-            "The first token is that of the first question after loading, the photograph read and prepared "
-            "within mmengine's time, and before transformers'. Rates are of decode steps behind 64 tokens, "
-            "medians, without drafts.",
-            "Private memory is RssAnon, looked at every 20 ms, imports included: "
+            f"mmengine's log line: {ours['line']}.",
+            "The first token answers the first question after loading. Reading and preparing the photograph "
+            "counts in mmengine's time, and not in transformers'. Rates are medians over decode steps after "
+            "64 tokens, without drafts.",
+            "Private memory is RssAnon, sampled every 20 ms, imports included: "
             f"{private / holds:.2f} times weights and full KV pool, {private / self._weights:.2f} times the "
             "weights alone.",
         ]
@@ -196,7 +197,8 @@ class Day:
         if done.returncode:
             raise SystemExit(f"{name} ended with {done.returncode}: {done.stderr[-2000:]}")
         last = done.stdout.splitlines()[-1]
-        print(f"{name} {' '.join(words)}: {last}", file=sys.stderr, flush=True)  # it goes on for half an hour
+        # the whole run takes half an hour
+        print(f"{name} {' '.join(words)}: {last}", file=sys.stderr, flush=True)
         return json.loads(last)
 
 

@@ -1,8 +1,8 @@
-"""One side of day_one.py in a process of its own: what a model's first minutes are like.
+"""One side of `day_one` in its own process: load a model, then answer.
 
-python -m benchmarks day_one_side mmengine FOLDER --photograph a.jpg --rows 1 --rows 4
+python -m benchmarks cpu.day_one_side mmengine FOLDER --photograph a.jpg --rows 1 --rows 4
 
-The last line is JSON: seconds to import and to load, and what was asked for beside.
+The last line is JSON: seconds to import and to load, and the other requested figures.
 """
 
 import enum
@@ -21,7 +21,7 @@ import typer
 
 from benchmarks.common.measure import use_threads
 
-NEW = 16  # tokens of an answer behind the first
+NEW = 16  # tokens of an answer after the first
 PROMPT = 64  # tokens of a text prompt
 QUESTION = "What is in the photograph?"
 
@@ -30,25 +30,25 @@ class Side(enum.StrEnum):
     MMENGINE = "mmengine"
     TRANSFORMERS = "transformers"
     COPY = "copy"  # the weights alone, read and copied once in torch
-    TOUCH = "touch"  # as much new memory, written once
+    TOUCH = "touch"  # the same amount of new memory, written once
 
 
 @dataclass
 class Found:
-    """Seconds and bytes. `rates`: tokens a second by rows, while they decode."""
+    """Seconds and bytes. `rates`: tokens per second by number of rows, while all rows decode."""
 
     import_s: float = 0.0
     load_s: float = 0.0
-    first_s: list[float] = field(default_factory=list)  # of each photograph
+    first_s: list[float] = field(default_factory=list)  # for each photograph
     rates: dict[int, float] = field(default_factory=dict)
-    peak_private: int = 0  # while all of this ran
-    peak: int = 0  # pages of files included
+    peak_private: int = 0  # over the whole run
+    peak: int = 0  # with pages of files
     kv_bytes: int = 0
     line: str = ""
 
 
 class Peaks:
-    """The most private memory that this process had, looked at every 20 ms."""
+    """The peak of this process's private memory, sampled every 20 ms."""
 
     def __init__(self) -> None:
         self.private, self._ended = 0, threading.Event()
@@ -66,7 +66,7 @@ class Peaks:
 
 
 def status(name: str) -> int:
-    """Bytes that /proc has of this process."""
+    """Return a field of this process from /proc, in bytes."""
     with open("/proc/self/status", encoding="ascii") as file:
         return next(int(line.split()[1]) * 1024 for line in file if line.startswith(f"{name}:"))
 
@@ -76,7 +76,7 @@ def shards(folder: Path) -> list[Path]:
 
 
 def drop(folder: Path) -> None:
-    """No page of the weights is held by the system any more."""
+    """Drop every page of the weights from the page cache."""
     for path in shards(folder):
         with path.open("rb") as file:
             os.fdatasync(file.fileno())
@@ -84,7 +84,7 @@ def drop(folder: Path) -> None:
 
 
 def dd_s(folder: Path) -> float:
-    """Seconds of reading the weights with dd."""
+    """Return the seconds that dd takes to read the weights."""
     begun = time.perf_counter()
     for path in shards(folder):
         subprocess.run(["dd", f"if={path}", "of=/dev/null", "bs=8M", "status=none"], check=True)
@@ -94,8 +94,10 @@ def dd_s(folder: Path) -> float:
 def main(
     side: Annotated[Side, typer.Argument(help="Whose.")],
     folder: Annotated[Path, typer.Argument(help="The checkpoint.")],
-    photograph: Annotated[list[Path] | None, typer.Option(help="First tokens to be timed.")] = None,
-    rows: Annotated[list[int] | None, typer.Option(help="That decode at once.")] = None,
+    photograph: Annotated[
+        list[Path] | None, typer.Option(help="Photographs whose first token is timed.")
+    ] = None,
+    rows: Annotated[list[int] | None, typer.Option(help="Numbers of rows that decode together.")] = None,
     threads: Annotated[int, typer.Option(help="Of torch.")] = 1,
 ) -> None:
     """Load, and answer."""
@@ -109,7 +111,7 @@ def main(
 
 
 def mmengine(folder: Path, photographs: list[Path], rows: list[int]) -> Found:
-    """The engine with its defaults, but for drafts: answers of random weights repeat themselves."""
+    """Measure the engine with its defaults, without drafts: answers from random weights repeat themselves."""
     found, begun = Found(), time.perf_counter()
     import llguidance  # noqa: F401 (with whatever else loading would import)
     import tokenizers  # noqa: F401
@@ -169,7 +171,7 @@ def question(path: Path) -> list[dict]:
 
 
 def transformers(folder: Path, photographs: list[Path], rows: list[int]) -> Found:
-    """Its model, with ids and pixels of our processor, whose time does not count for it."""
+    """Measure transformers' model with ids and pixels from our processor, whose time does not count."""
     found, begun = Found(), time.perf_counter()
     import torch
     from transformers import Qwen3VLForConditionalGeneration  # noqa: F401
@@ -188,7 +190,7 @@ def transformers(folder: Path, photographs: list[Path], rows: list[int]) -> Foun
         begun = time.perf_counter()
         reference.generate(inputs, 1)
         found.first_s.append(time.perf_counter() - begun)
-        print(json.dumps(found.first_s), flush=True)  # who ends this process still knows it
+        print(json.dumps(found.first_s), flush=True)  # available even if the parent ends this process
     for count in rows:
         ids = torch.randint(300, 1000, (count, PROMPT), generator=torch.Generator().manual_seed(count))
         types = torch.zeros_like(ids, dtype=torch.int32)
@@ -200,7 +202,7 @@ def transformers(folder: Path, photographs: list[Path], rows: list[int]) -> Foun
 
 
 def copy(folder: Path, photographs: list[Path], rows: list[int]) -> Found:
-    """All weights in memory of this process."""
+    """Copy all weights into this process's memory."""
     found, begun = Found(), time.perf_counter()
     from safetensors.torch import load_file
 
@@ -212,7 +214,7 @@ def copy(folder: Path, photographs: list[Path], rows: list[int]) -> Found:
 
 
 def touch(folder: Path, photographs: list[Path], rows: list[int]) -> Found:
-    """Memory for all weights, from the system, in huge pages where there are any."""
+    """Allocate memory for all weights from the system, in huge pages if available."""
     found, begun = Found(), time.perf_counter()
     import torch
 

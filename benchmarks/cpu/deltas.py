@@ -1,13 +1,13 @@
-"""The mixer of a gated delta net in the CPU's kernels, for each instruction set: a token of each row, and
-prompts, beside what bounds them and beside torch's rule.
+"""The gated delta net's mixer in the CPU kernels, by instruction set, beside its bounds and torch.
 
 python -m benchmarks deltas    # into benchmarks/results/delta_cpu.md, half a minute
 
-The sizes are a layer's of Qwen3.5-9B: 16 heads of q and k, 32 of v, 128 x 128 states, bfloat16. A mixer is
-all between the projections: the convolution, the rule, the norm and the gate. What bounds one token of a row
-is its state, 2 MiB that are read and written, timed as torch's in-place product over as much; what bounds a
-prompt are 4 products a value of the state and token (three of them added up), timed by those of torch's
-float32 matrix product. Layers take turns, so that no cache holds their states. The least of several rounds.
+The sizes are those of a layer in Qwen3.5-9B: 16 heads for q and k, 32 for v, 128 x 128 states, bfloat16. A
+mixer is everything between the projections: the convolution, the rule, the norm and the gate. Cases are one
+token for each row, and prompts. A token's bound is its row's state, 2 MiB that are read and written, timed as
+torch's in-place product over the same bytes. A prompt's bound is 4 products for each state value and token
+(three with a sum), timed as torch's float32 matrix product. Layers take turns, so that no cache holds their
+states. Each figure is the minimum over several rounds.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from mmengine.native.library import open_isa
 RESULTS = Path(__file__).parents[1] / "results" / "delta_cpu.md"
 SIZES = DeltaSizes(num_key_heads=16, num_heads=32, key_dim=128, value_dim=128, taps=4)
 STATE = SIZES.num_heads * SIZES.key_dim * SIZES.value_dim
-CASES = ((1, 1), (16, 1), (1, 64), (1, 256))  # rows, tokens of each
+CASES = ((1, 1), (16, 1), (1, 64), (1, 256))  # rows, tokens in each
 LAYERS, MOST_ROWS = 24, 16
 SIDE = 512  # of a matrix product
 ROUNDS = 3
@@ -41,7 +41,7 @@ States = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def make_states() -> States:
-    """Of all layers and rows: what entered the convolution, the matrices, and what may be taken back."""
+    """Make the states of all layers and rows: convolution inputs, matrices, and the copies for rollback."""
     s = SIZES
     return (
         torch.zeros(MOST_ROWS, LAYERS, s.taps - 1, s.width, dtype=DTYPE),
@@ -51,7 +51,7 @@ def make_states() -> States:
 
 
 class Mixer:
-    """A layer's step over rows of as many tokens each, with weights of its own."""
+    """One layer's step over rows with equally many tokens, with its own weights."""
 
     def __init__(self, library: ctypes.CDLL, states: States, rows: int, tokens: int) -> None:
         self._mix, s, count = library.mm_delta_mix, SIZES, rows * tokens
@@ -85,7 +85,7 @@ def step_arrays(rows: int, tokens: int) -> dict[str, np.ndarray]:
 
 
 def torch_rule(rows: int, tokens: int) -> Callable[[], None]:
-    """The rule alone."""
+    """Return a call of torch's rule alone."""
     heads = (tokens, rows, SIZES.num_heads)
     q, k = (torch.nn.functional.normalize(torch.randn(*heads, SIZES.key_dim), dim=-1) for _ in range(2))
     v, decay, beta = torch.randn(*heads, SIZES.value_dim), -torch.rand(heads), torch.rand(heads)
@@ -100,7 +100,7 @@ def torch_rule(rows: int, tokens: int) -> Callable[[], None]:
 
 
 def bound_of(rows: int, tokens: int) -> tuple[Callable[[], object], float]:
-    """A call, and how often a layer takes as long as it does."""
+    """Return a call, and how many times its duration bounds a layer's time."""
     if tokens == 1:
         values = cycle(torch.ones(LAYERS, rows * STATE))
         return lambda: next(values).mul_(1.0), 1.0
@@ -109,7 +109,9 @@ def bound_of(rows: int, tokens: int) -> tuple[Callable[[], object], float]:
 
 
 def least(call: Callable[[], object]) -> float:
-    """CPU time of one thread, which other programs lengthen least; of more the time that passes."""
+    """Return the minimum time: CPU time with one thread, since other programs lengthen it least; else wall
+    time.
+    """
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     found, end = list[float](), clock() + 0.2
     while len(found) < 8 or clock() < end:
@@ -120,7 +122,7 @@ def least(call: Callable[[], object]) -> float:
 
 
 def least_of(calls: dict[str, Callable[[], object]]) -> dict[str, float]:
-    """Seconds of each, in turns: what else the machine does slows all of them."""
+    """Return each call's minimum seconds. Calls take turns, so that other load slows all of them."""
     rounds = [{name: least(call) for name, call in calls.items()} for _ in range(ROUNDS)]
     return {name: min(each[name] for each in rounds) for name in calls}
 

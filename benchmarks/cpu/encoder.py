@@ -1,4 +1,4 @@
-"""What the encoder cache saves: vision passes, and the time to the first token of a second question."""
+"""The encoder cache's savings: vision passes, and the time to a second question's first token."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ Tick = Callable[[], None]
 
 
 class OneImageRun:
-    """Many questions on one image: vision passes, time to first token, time of all."""
+    """Many questions on one image: vision passes, time to first token, total time."""
 
     title = "questions on one image"
 
@@ -60,8 +60,8 @@ class OneImageRun:
             times = (f"{first * 1e3:.1f}", f"{second * 1e3:.1f}", f"{second / first:.2f}")
             table.rows.append((name, str(images), *times, f"{whole.wall(name):.2f}", ratio))
         table.notes.append(
-            "The two first questions come one after the other; their first token counts from the submit of "
-            "ids and pixels that are ready."
+            "The first two questions come one after another. The time to their first token starts when the "
+            "prepared ids and pixels are submitted."
         )
         first, second = (median(times[n] for times in self._first[OURS]) for n in (0, 1))
         return Part(
@@ -95,8 +95,8 @@ class ImageFileRun:
             "Two questions on one image file, from the file to the first token",
             ("file", "bytes", "first question ms", "second question ms", "second to first"),
             notes=[
-                f"Medians of {self._rounds} files each, of which none was seen before. The time counts from "
-                "`submit` with the file's name: reading, decoding, resizing and hashing are inside."
+                f"Medians of {self._rounds} new files each. The time starts at `submit` with the file's name "
+                "and includes reading, decoding, resizing and hashing."
             ],
         )
         targets = []
@@ -123,7 +123,7 @@ class ImageFileRun:
 
 @contextmanager
 def count_images() -> Iterator[list[int]]:
-    """Counts, in a list of one number, what really reaches the vision tower."""
+    """Count the images that reach the vision tower, in a list with one number."""
     seen, encode = [0], Network.encode
 
     def counted(self, patches, grids):

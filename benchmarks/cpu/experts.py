@@ -1,12 +1,11 @@
-"""A mixture of experts on a CPU, 8 GB of them in int8: what a token takes, beside one read of the bytes that
-it needs, and how many experts it needs.
+"""A mixture of experts on a CPU, with 8 GB of int8 experts: a token's time beside one read of its bytes.
 
-python -m benchmarks experts    # into benchmarks/results/experts_cpu.md, some minutes, 12 GB of memory
-python -m benchmarks experts --small --out experts.md    # seconds, and no figures to speak of
+python -m benchmarks experts    # into benchmarks/results/experts_cpu.md, some minutes, 12 GB of memory python
+-m benchmarks experts --small --out experts.md    # seconds; only tests that it runs
 
-A token's bytes are the attention's of every layer, the head's, and those of the experts that it takes. Reads
-are a torch sum of 1 GiB, between the steps. Routers are random and untrained: which experts tokens take, and
-whether they take the same ones again and again, is counted.
+A token's bytes are the attention weights of every layer, the head, and the experts that the token uses. Reads
+are a torch sum over 1 GiB, between the steps. Routers are random and untrained. The benchmark counts which
+experts tokens use, and how often they repeat.
 """
 
 import os
@@ -29,16 +28,16 @@ if TYPE_CHECKING:
 
 RESULTS = Path(__file__).parents[1] / "results" / "experts_cpu.md"
 TITLE = "A mixture of experts on a CPU"
-INT8 = 1 + 2 / 32  # bytes of a weight, its part of a scale of 32 included
+INT8 = 1 + 2 / 32  # bytes per weight, with its part of a scale for 32
 ROUNDS, NEW, PROMPT, LONG = 3, 12, 16, 256
 READ_VALUES = 2**28  # float32
 Sizes = dict[str, Any]
 
 
 def main(
-    small: Annotated[bool, typer.Option("--small", help="A model of a few thousand weights.")] = False,
-    threads: Annotated[int, typer.Option(help="Of torch and the kernels; 0: all.")] = 0,
-    out: Annotated[Path, typer.Option(help="Write the tables here, as markdown.")] = RESULTS,
+    small: Annotated[bool, typer.Option("--small", help="Use a model with a few thousand weights.")] = False,
+    threads: Annotated[int, typer.Option(help="Threads for torch and the kernels; 0: all.")] = 0,
+    out: Annotated[Path, typer.Option(help="Markdown file for the tables.")] = RESULTS,
 ) -> None:
     """Measure on this machine."""
     threads = threads or len(os.sched_getaffinity(0))
@@ -55,14 +54,14 @@ def main(
 
 
 def _values(s: Sizes) -> tuple[int, int, int]:
-    """Of one expert, of a layer's attention, and of the head."""
+    """Return the number of weights in one expert, in a layer's attention, and in the head."""
     hidden = s["hidden_size"]
     heads = 2 * s["num_attention_heads"] + 2 * s["num_key_value_heads"]
     return 3 * hidden * s["moe_intermediate_size"], heads * s["head_dim"] * hidden, s["vocab_size"] * hidden
 
 
 def _loaded(model: Path, sizes: Sizes, threads: int) -> tuple["Engine", Part]:
-    """The engine, and what it took to load it."""
+    """Return the engine, and its loading time and memory."""
     import torch
 
     from benchmarks.cpu.day_one_side import Peaks, status
@@ -71,7 +70,7 @@ def _loaded(model: Path, sizes: Sizes, threads: int) -> tuple["Engine", Part]:
     config = EngineConfig(
         spec="none", num_blocks=160, max_model_len=640, num_threads=threads, quantize="int8"
     )
-    torch.ones(8) @ torch.ones(8)  # its threads are there
+    torch.ones(8) @ torch.ones(8)  # start torch's threads
     before, peaks, begun = status("RssAnon"), Peaks(), time.perf_counter()
     engine = Engine(model, device="cpu", dtype="bfloat16", config=config)
     took = time.perf_counter() - begun
@@ -84,7 +83,7 @@ def _loaded(model: Path, sizes: Sizes, threads: int) -> tuple["Engine", Part]:
         f"Loading, {layers} layers, bfloat16 to int8",
         ("experts, held, GB", "all, held, GB", "most private memory, GB", "of what is held", "s"),
         [(*(f"{size / 1e9:.2f}" for size in (experts, held, peak)), f"{peak / held:.2f}", f"{took:.0f}")],
-        ["Private memory less what the process had before."],
+        ["Private memory above that of the process before loading."],
     )
     return engine, Part(
         [table], [Target("most memory of loading, of what is held", peak / held, 1.1, most=True)]
@@ -145,7 +144,7 @@ def _steps(engine: "Engine", sizes: Sizes, threads: int) -> Part:
 
 
 def _decoded(engine: "Engine", rows: int) -> Iterator[tuple[float, set[tuple[int, int]]]]:
-    """Of each step in which all rows decode: seconds, and the (layer, expert) that were hit."""
+    """Yield for each step in which all rows decode: seconds, and the (layer, expert) pairs that were hit."""
     counters = engine.built.executor._runner._model._text.experts  # type: ignore[attr-defined]  # of the kernels
     _submit(engine, rows, PROMPT, NEW)
     decoding = False

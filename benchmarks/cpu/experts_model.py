@@ -1,8 +1,8 @@
-"""A mixture of experts of the shape of Qwen3-30B-A3B, but for fewer layers, in a file that has the experts of
-one layer: they are every layer's, and each layer holds its own in memory.
+"""A mixture of experts with Qwen3-30B-A3B's shape and fewer layers.
 
-Routers, attention and norms are drawn for each layer. Experts lie as the hub's Qwen3-VL-30B-A3B has them: one
-tensor for gate and up and one for down, turned.
+The file stores one layer's experts. Every layer uses them, and each holds its own copy in memory. Routers,
+attention and norms are drawn for each layer. Experts are stored as in the hub's Qwen3-VL-30B-A3B: one tensor
+for gate and up, one for down, both transposed.
 """
 
 import json
@@ -16,7 +16,7 @@ import torch
 from mmengine.models.loader import resolve_folder
 
 SIZES: dict[str, Any] = {
-    "vocab_size": 32768,  # so that the head has the share of a token's bytes that it has with all layers
+    "vocab_size": 32768,  # gives the head its usual share of a token's bytes
     "hidden_size": 2048,
     "intermediate_size": 6144,
     "num_hidden_layers": 13,
@@ -72,7 +72,7 @@ def make(folder: Path, sizes: dict[str, Any]) -> None:
 
 
 def _write(file: BinaryIO, name: str, shape: tuple[int, ...], seed: int) -> None:
-    """Drawn so that what goes through a layer keeps its size."""
+    """Write a random tensor, scaled so that a layer keeps its input's magnitude."""
     random = torch.Generator().manual_seed(seed)
     if "norm" in name:
         values = 1 + 0.3 * torch.randn(shape, generator=random)
@@ -85,7 +85,7 @@ def _write(file: BinaryIO, name: str, shape: tuple[int, ...], seed: int) -> None
 
 
 def _shapes(s: dict[str, Any]) -> tuple[Shapes, Shapes, Shapes]:
-    """Of the model, of a layer beside its experts, and of these."""
+    """Return the shapes in the model, in a layer without its experts, and in the experts."""
     hidden, size, count, head = s["hidden_size"], s["moe_intermediate_size"], s["num_experts"], s["head_dim"]
     q, kv = head * s["num_attention_heads"], head * s["num_key_value_heads"]
     whole: Shapes = dict.fromkeys(("model.embed_tokens.weight", "lm_head.weight"), (s["vocab_size"], hidden))

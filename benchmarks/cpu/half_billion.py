@@ -1,9 +1,10 @@
-"""Half a billion weights in bfloat16 beside transformers, at one number of threads, in a process of its own.
+"""Half a billion weights in bfloat16 beside transformers, with one thread count, in one process.
 
-python -m benchmarks half_billion --threads 1           # what throughput.py runs for one core and for two
+python -m benchmarks half_billion --threads 1           # throughput.py runs this for one core and for two
 
-Both sides decode the same prompts in one process and take turns every few steps: while transformers'
-`generate` stands still, our engine makes steps, and the memory is read once as fast as it can be.
+Both sides decode the same prompts and take turns every few steps: while transformers' `generate` waits,
+mmengine runs steps, and the memory is read once as fast as possible. `--quick` leaves transformers out and
+shortens the prompts where the CPU has no fast bfloat16 product (AVX2 alone).
 """
 
 import sys
@@ -18,25 +19,30 @@ from benchmarks.common.measure import Sample, clocked, use_threads
 from benchmarks.common.report import Part, Table, Target, machine_lines, show
 
 CONTEXT = 300
-BURST = 6  # steps of one side before the other's turn; the first of a turn does not count
-WANTED = {1: (1.6, 1.8), 16: (1.7, 2.0)}  # by rows: how many times faster, and the stretch
+BURST = 6  # steps in one turn; the first one does not count
+WANTED = {1: (1.6, 1.8), 16: (1.7, 2.0)}  # by rows: the wanted speedup, and the stretch goal
 FLOOR_SHARE = 0.8
-PROMPT = 512  # tokens of the prefill
-TOKENS = 1500  # ids of prompts lie below: none of them is a special one
-SALT = "decode"  # one for all runs: prompts are computed once, for only decoding counts
+QUICK_S = 25.0  # maximum time for transformers with --quick
+QUICK_TOKENS = 6_800  # tokens that transformers computes with --quick
+QUICK_CONTEXT, QUICK_PROMPT = 64, 128  # where transformers would take longer
+PROMPT = 512  # tokens in the prefill
+TOKENS = 1500  # exclusive bound of the prompts' ids: none of them is special
+SALT = "decode"  # shared by all runs: prompts are computed once, since only decoding counts
 GROWING, STATIC, COMPILED = "growing cache", "static cache", "static cache, compiled"
 
 
 def main(
-    threads: Annotated[int, typer.Option(min=1, help="Threads of torch, and CPUs, for both.")] = 1,
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer steps, and a growing cache only.")] = False,
+    threads: Annotated[int, typer.Option(min=1, help="Threads for torch, and CPUs, on both sides.")] = 1,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Fewer steps, a growing cache only, one minute.")
+    ] = False,
     compiled: Annotated[
-        bool, typer.Option(help="Try torch.compile on transformers' model, too (a minute).")
+        bool, typer.Option(help="Also use torch.compile for transformers' model (a minute).")
     ] = True,
-    folder: Annotated[Path | None, typer.Option(help="Another model than the one made for this.")] = None,
-    json_output: Annotated[bool, typer.Option("--json", help="All of it as one line of JSON.")] = False,
+    folder: Annotated[Path | None, typer.Option(help="Model folder (default: a generated model).")] = None,
+    json_output: Annotated[bool, typer.Option("--json", help="Print everything as one JSON line.")] = False,
 ) -> None:
-    """Decode and prefill of both sides on the same random weights."""
+    """Measure both sides' decode and prefill with the same random weights."""
     use_threads(threads)
     part = measure(threads, quick, compiled and not quick, folder)
     if json_output:
@@ -47,15 +53,15 @@ def main(
 
 @dataclass(slots=True)
 class Steps:
-    """What decode steps of one batch size took. `theirs` by the kind of transformers' cache."""
+    """Times of decode steps with one batch size. `theirs` is by the kind of transformers' cache."""
 
     ours: list[Sample] = field(default_factory=list)
     theirs: dict[str, list[Sample]] = field(default_factory=dict)
-    reads: list[float] = field(default_factory=list)  # seconds of reading the weights' bytes once
+    reads: list[float] = field(default_factory=list)  # seconds to read the weights' bytes once
     notes: list[str] = field(default_factory=list)
 
     def best(self) -> str:
-        """The kind of cache that transformers was fastest with."""
+        """Return the kind of cache that was fastest for transformers."""
         return min(self.theirs, key=lambda kind: _wall(self.theirs[kind]))
 
     def ratio(self) -> float:
@@ -66,7 +72,7 @@ class Steps:
 
 
 def measure(threads: int, quick: bool, compiled: bool, folder: Path | None) -> Part:
-    import torch  # after the environment is set
+    import torch  # imported after the thread environment is set
 
     from benchmarks.common.engine_runner import Ours
     from benchmarks.common.half_billion_model import cached_folder, text_bytes
@@ -77,34 +83,63 @@ def measure(threads: int, quick: bool, compiled: bool, folder: Path | None) -> P
     folder = folder or cached_folder()
     config = EngineConfig(max_model_len=1024, max_num_seqs=max(WANTED), num_blocks=max(WANTED) * 32)
     ours = Ours(model=folder, dtype="bfloat16", config=config)
-    pair = Pair(ours, Reference(folder, torch.bfloat16), Reader(text_bytes(folder)))
+    reference, note = Reference(folder, torch.bfloat16), None
+    if quick and (seconds := _expected_seconds(reference)) > QUICK_S:
+        reference = None
+        note = (
+            f"transformers is left out: it would take about {seconds:.0f} s in bfloat16 on this CPU, and "
+            f"--quick allows {QUICK_S:.0f} s. Prompts are shorter for the same reason."
+        )
+    pair = Pair(ours, reference, Reader(text_bytes(folder)))
     num_steps = 3 * BURST if quick else 6 * BURST
     found = {}
     for rows in WANTED:
         kinds = [GROWING] if quick else [GROWING, STATIC]
-        if compiled and rows == 1:  # at 16 rows it brought nothing, and costs another minute
+        if compiled and rows == 1:  # at 16 rows compilation gained nothing and takes another minute
             kinds.append(COMPILED)
         found[rows] = pair.decode(rows, num_steps, kinds)
-    tables = [_decode_table(found, threads, text_bytes(folder)), pair.prefill(2 if quick else 4)]
+    tables = [
+        _decode_table(found, pair.context, threads, text_bytes(folder)),
+        pair.prefill(2 if quick else 4),
+    ]
+    tables[0].notes += [note] if note else []
     ours.close()
     return Part(tables, _targets(found, threads))
 
 
+def _expected_seconds(reference) -> float:
+    """Return how long transformers' side would take with --quick, from the time of a short prompt."""
+    from benchmarks.common.reference import make_inputs
+    from benchmarks.common.workload import random_texts
+
+    (ask,) = random_texts(1, 32, 1, TOKENS, seed=10)
+    inputs = make_inputs([ask.prepared])
+    reference.generate(inputs, 1)
+    return clocked(lambda: reference.generate(inputs, 1))[0].wall / 32 * QUICK_TOKENS
+
+
 class Pair:
-    """The two sides and the reader, in turn."""
+    """The two sides and the memory reader, which take turns. `reference` is None where transformers is left
+    out.
+    """
 
     def __init__(self, ours, reference, reader: "Reader") -> None:
         self._ours, self._reference, self._reader = ours, reference, reader
+        self.context, self._prompt = (
+            (CONTEXT, PROMPT) if reference is not None else (QUICK_CONTEXT, QUICK_PROMPT)
+        )
 
     def decode(self, rows: int, num_steps: int, kinds: list[str]) -> Steps:
         from benchmarks.common.reference import make_inputs, partings
         from benchmarks.common.workload import random_texts
-        from benchmarks.cpu.share import clocked_steps, share
 
-        num_new = num_steps + max(WANTED)  # rows that were first are some tokens ahead of the last
-        asks = random_texts(rows, CONTEXT - num_steps // 2, num_new, TOKENS)
-        inputs = make_inputs([ask.prepared for ask in asks])
+        num_new = num_steps + max(WANTED)  # the first rows are some tokens ahead of the last
+        asks = random_texts(rows, self.context - num_steps // 2, num_new, TOKENS)
         steps, wanted, got = Steps(), [], []
+        if self._reference is None:
+            self._alone(asks, num_steps, steps)
+            return self._with_share(steps, asks, num_steps)
+        inputs = make_inputs([ask.prepared for ask in asks])
         for kind in kinds:
             answers, theirs = self._in_turn(asks, inputs, num_steps, kind, steps)
             got, wanted = got or answers, wanted or theirs
@@ -113,15 +148,30 @@ class Pair:
         steps.notes = partings(self._reference, ["text"] * rows, singles, got, wanted, most=3)
         distinct = sorted(len(set(answer)) for answer in wanted)[rows // 2]
         steps.notes.append(
-            f"{rows} row(s): {sum(map(_equal, got, wanted))} of {rows} answers are equal; an answer of "
+            f"{rows} row(s): {sum(map(_equal, got, wanted))} of {rows} answers are equal; an answer with "
             f"{num_steps + 1} tokens has {distinct} different ones."
         )
+        return self._with_share(steps, asks, num_steps)
+
+    def _with_share(self, steps: Steps, asks, num_steps: int) -> Steps:
+        """Add a note on the part of a step outside the model's forward, and return `steps`."""
+        from benchmarks.cpu.share import clocked_steps, share
+
         rest = share(clocked_steps(self._ours, asks, num_steps, SALT))
-        steps.notes.append(f"{rows} row(s): everything but the model's forward is {rest:.1%} of a step.")
+        steps.notes.append(f"{len(asks)} row(s): {rest:.1%} of a step is outside the model's forward.")
         return steps
 
+    def _alone(self, asks, num_steps: int, steps: Steps) -> None:
+        """Time mmengine's steps and the reader in turns, without transformers."""
+        running = self._ours.begin(asks, SALT)
+        running.start()
+        for _ in range(num_steps // BURST):
+            steps.ours += running.steps(BURST)[1:]
+            steps.reads.append(self._reader.read())
+        running.finish()
+
     def _in_turn(self, asks, inputs, num_steps: int, kind: str, steps: Steps):
-        """Answers of both sides; what their steps took goes to `steps`."""
+        """Return both sides' answers and add the times of their steps to `steps`."""
         from benchmarks.common.reference import TokenClock
 
         running = self._ours.begin(asks, SALT)
@@ -143,32 +193,36 @@ class Pair:
         return running.finish(), theirs
 
     def prefill(self, rounds: int) -> Table:
-        """One prompt, to its first token, cold."""
+        """Time one cold prompt up to its first token."""
         from benchmarks.common.reference import make_inputs
         from benchmarks.common.workload import random_texts
 
-        (ask,) = random_texts(1, PROMPT, 1, TOKENS, seed=9)
+        (ask,) = random_texts(1, self._prompt, 1, TOKENS, seed=9)
         inputs = make_inputs([ask.prepared])
-        samples = {"mmengine": [], "transformers": []}
-        self._ours.answer([ask])  # a first run of so many tokens at once asks the system for memory
-        self._reference.generate(inputs, 1)
-        for _ in range(rounds):
-            samples["mmengine"].append(clocked(lambda: self._ours.answer([ask]))[0])
-            samples["transformers"].append(clocked(lambda: self._reference.generate(inputs, 1))[0])
+        runs = {"mmengine": lambda: self._ours.answer([ask])}
+        if self._reference is not None:
+            runs["transformers"] = lambda: self._reference.generate(inputs, 1)
+        samples = {side: [] for side in runs}
+        # The first run with this many tokens allocates memory.
+        for number in range(rounds + 1):
+            for side, run in runs.items():
+                sample = clocked(run)[0]
+                if number:
+                    samples[side].append(sample)
         table = Table(
-            f"Prefill of {PROMPT} tokens, {threads_text(self._reader.threads)}", ("", "ms", "tokens/s")
+            f"Prefill of {self._prompt} tokens, {threads_text(self._reader.threads)}", ("", "ms", "tokens/s")
         )
         for side, taken in samples.items():
-            table.rows.append((side, f"{_wall(taken) * 1e3:.0f}", f"{PROMPT / _wall(taken):.0f}"))
+            table.rows.append((side, f"{_wall(taken) * 1e3:.0f}", f"{self._prompt / _wall(taken):.0f}"))
         return table
 
 
 class Reader:
-    """Reads as many bytes as the weights have, with torch's threads: no decode step can be faster.
+    """A reader of as many bytes as the weights have, with torch's threads: no decode step can be faster.
 
-    torch.dot of a vector with itself was the fastest reader of those tried on one core (its sum, numpy's,
-    torch.mv and AVX-512 loops in C of one to eight streams were 1 to 20 % slower); of it and torch.mv the
-    faster one counts.
+    torch.dot of a vector with itself was the fastest reader on one core (its sum, numpy's, torch.mv and
+    AVX-512 loops in C with one to eight streams were 1 to 20 % slower). The faster of torch.dot and torch.mv
+    counts.
     """
 
     def __init__(self, num_bytes: int) -> None:
@@ -181,7 +235,7 @@ class Reader:
         self._torch = torch
 
     def read(self) -> float:
-        """Seconds."""
+        """Return the seconds of one read."""
         torch = self._torch
         ways = (lambda: torch.dot(self._values, self._values), lambda: torch.mv(self._rows, self._ones))
         return min(clocked(way)[0].wall for way in ways)
@@ -191,10 +245,10 @@ def threads_text(threads: int) -> str:
     return "one core" if threads == 1 else f"{threads} cores"
 
 
-def _decode_table(found: dict[int, Steps], threads: int, num_bytes: int) -> Table:
+def _decode_table(found: dict[int, Steps], context: int, threads: int, num_bytes: int) -> Table:
     weights = f"{num_bytes / 2e6:.1f} M text weights in bfloat16"
     table = Table(
-        f"Decode of {weights}, context {CONTEXT}, {threads_text(threads)}",
+        f"Decode of {weights}, context {context}, {threads_text(threads)}",
         ("", "wall ms/step", "CPU ms/step", "best ms/step", "tokens/s", "mmengine is faster by",
          "one read of the weights", "share of it"),
     )  # fmt: skip
@@ -216,9 +270,9 @@ def _decode_table(found: dict[int, Steps], threads: int, num_bytes: int) -> Tabl
             )
         table.notes += steps.notes
     table.notes.append(
-        f"Medians of steps; both sides take turns of {BURST} steps, and after each pair of turns as many "
-        f"bytes as the weights have ({num_bytes / 1e6:.0f} MB) are read once by torch.dot or torch.mv, "
-        "whichever is faster. transformers counts with the cache that it was fastest with."
+        f"Medians of steps. Both sides take turns of {BURST} steps; after each pair of turns torch.dot or "
+        f"torch.mv, whichever is faster, reads as many bytes as the weights have ({num_bytes / 1e6:.0f} MB). "
+        "transformers counts with its fastest cache."
     )
     return table
 
@@ -226,7 +280,9 @@ def _decode_table(found: dict[int, Steps], threads: int, num_bytes: int) -> Tabl
 def _targets(found: dict[int, Steps], threads: int) -> list[Target]:
     cores = f"{threads}_core{'s' * (threads > 1)}"
     targets = [
-        Target(f"half_billion_{rows}_rows_{cores}", s.ratio(), *WANTED[rows]) for rows, s in found.items()
+        Target(f"half_billion_{rows}_rows_{cores}", steps.ratio(), *WANTED[rows])
+        for rows, steps in found.items()
+        if steps.theirs
     ]
     targets.append(Target(f"half_billion_read_floor_share_{cores}", found[1].floor_share(), FLOOR_SHARE))
     return targets

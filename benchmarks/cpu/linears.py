@@ -1,11 +1,12 @@
-"""Linear layers of bfloat16 weights and of held codes, beside one read of these, and torch's own in bfloat16.
+"""Linear layers with bfloat16 weights and with quantised codes, beside one read of their bytes and torch.
 
     python -m benchmarks linears                 one thread
     python -m benchmarks linears --threads 2
     MMENGINE_NATIVE_ISA=avx2 python -m benchmarks linears
 
-"rows too": x is rounded to int8. 24 layers of 2,048 x 4,096, so that no cache holds them. The least of
-several rounds. "share of a read": the time of a torch sum over as many bytes, over that of the layers.
+"rows too": x is rounded to int8. There are 24 layers of 2,048 x 4,096, so that no cache holds them. Each
+figure is the minimum over several rounds. "share of a read": the time of a torch sum over the same bytes,
+divided by the layers' time. torch computes in bfloat16.
 """
 
 import argparse
@@ -24,7 +25,7 @@ BLOCK = 128
 
 
 def least(work: Callable[[], object], rounds: int) -> float:
-    """Seconds."""
+    """Return the least seconds over `rounds`."""
     found = []
     for _ in range(rounds):
         begun = time.perf_counter()
@@ -52,7 +53,7 @@ def in_whole_numbers(
     return ChunkedCodes(OUT, IN, form, group, [(0, shared)], mins, int8_rows)
 
 
-FORMS: dict[str, tuple[Callable[[torch.Tensor], ChunkedCodes], float]] = {  # and bytes of a weight
+FORMS: dict[str, tuple[Callable[[torch.Tensor], ChunkedCodes], float]] = {  # and bytes per weight
     "FP8 128 x 128": (in_fp8, 1 + 4 / BLOCK),
     "int8 g 32": (lambda weight: in_whole_numbers(weight, Form.INT8, 32), 1 + 2 / 32),
     "int4 g 128": (lambda weight: in_whole_numbers(weight, Form.INT4, 128), 0.5 + 2 / 128),
@@ -75,7 +76,7 @@ def main() -> None:
     torch.set_num_threads(parser.parse_args().threads)
     library = load()
     if library is None:
-        raise SystemExit("there are no kernels here: mmengine env says why")
+        raise SystemExit("the native kernels are not available: `mmengine env` shows the reason")
     weights = [torch.randn(OUT, IN).bfloat16() * 0.02 for _ in range(LAYERS)]
     packed = [PackedLinear(library, weight) for weight in weights]
     held = {
@@ -84,7 +85,7 @@ def main() -> None:
     as_many_bytes = torch.randn(LAYERS * OUT * IN // 2)
     read = least(as_many_bytes.sum, 9)
     print(f"kernels {usable_isas()[0]}, threads {torch.get_num_threads()}, one read {read * 1e3:.1f} ms\n")
-    print("ms, and in brackets the share of a read of the form's bytes, and how often bfloat16's speed\n")
+    print("ms (share of a read of the format's bytes; speed relative to bfloat16)\n")
     print(f"| rows | torch | bf16 | {' | '.join(FORMS)} |")
     print("|---:" * (3 + len(FORMS)) + "|")
     for rows in ROWS:

@@ -1,12 +1,12 @@
-"""LoRA adapters on a CPU: what a decode step of 16 rows takes over 1, 4 and 16 of them, and how long requests
-wait where there are more adapters than places, by our rule and by vLLM's.
+"""LoRA adapters on a CPU: decode steps over several adapters, and waits when adapters outnumber slots.
 
-python -m benchmarks lora                       # into benchmarks/results/lora_cpu.md, some minutes
-python -m benchmarks lora --quick --out lora.md    # a minute, and no figures to speak of
-python -m benchmarks lora --section waits
+python -m benchmarks lora                       # into benchmarks/results/lora_cpu.md, some minutes python -m
+benchmarks lora --quick --out lora.md    # a minute; only tests that it runs python -m benchmarks lora
+--section waits
 
-The model is that of half_billion_model.py in bfloat16 (382 M weights in its text decoder, most of them in
-layers), the adapters have rank 16 on all of its linear layers, of random numbers. Sides take turns.
+A decode step has 16 rows over 1, 4 and 16 adapters. Waits compare our rule with vLLM's. The model is
+half_billion_model.py in bfloat16 (382 M weights in its text decoder, most of them in layers). Adapters have
+rank 16 on all its linear layers, with random numbers. Sides take turns.
 """
 
 import os
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 RESULTS = Path(__file__).parents[1] / "results" / "lora_cpu.md"
 TITLE = "LoRA adapters on a CPU"
 ROWS, RANK = 16, 16
-SIDES = (0, 1, 4, 16)  # adapters of a step
-WANTED = 1.25  # times the step without, at 16
+SIDES = (0, 1, 4, 16)  # adapters in a step
+WANTED = 1.25  # maximum ratio to the step without adapters, at 16
 PROMPT, STEPS, ROUNDS = 32, 12, 5
 PLACES, HOT, COLD, REQUESTS = 4, 4, 60, 3000
 GAPS_MS = (30, 40, 60)  # between requests, on average
@@ -39,9 +39,9 @@ GAPS_MS = (30, 40, 60)  # between requests, on average
 
 def main(
     quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds.")] = False,
-    threads: Annotated[int, typer.Option(help="Of torch and the kernels; 0: all.")] = 0,
-    section: Annotated[Literal["all", "steps", "waits"], typer.Option(help="A part alone.")] = "all",
-    out: Annotated[Path, typer.Option(help="Write the tables here, as markdown.")] = RESULTS,
+    threads: Annotated[int, typer.Option(help="Threads for torch and the kernels; 0: all.")] = 0,
+    section: Annotated[Literal["all", "steps", "waits"], typer.Option(help="Section to run.")] = "all",
+    out: Annotated[Path, typer.Option(help="Markdown file for the tables.")] = RESULTS,
 ) -> None:
     """Measure on this machine."""
     threads = threads or len(os.sched_getaffinity(0))
@@ -58,7 +58,7 @@ def main(
 
 
 def steps(folder: Path, threads: int, rounds: int) -> Part:
-    """Steps of ROWS rows that decode, over as many adapters as SIDES says."""
+    """Measure steps in which ROWS rows decode, over each number of adapters in SIDES."""
     from benchmarks.common.half_billion_model import TEXT, cached_folder
     from mmengine import Engine, EngineConfig
 
@@ -75,7 +75,7 @@ def steps(folder: Path, threads: int, rounds: int) -> Part:
     )
     took: dict[int, list[float]] = {side: [] for side in SIDES}
     with Engine(cached_folder(), device="cpu", dtype="bfloat16", config=config, loras=loras) as engine:
-        for each in range(rounds + 1):  # the first reads the adapters, and does not count
+        for each in range(rounds + 1):  # the first round reads the adapters and does not count
             for side in SIDES:
                 found = _decode(engine, names[:side])
                 took[side] += found if each else []
@@ -94,7 +94,7 @@ def steps(folder: Path, threads: int, rounds: int) -> Part:
 
 
 def _decode(engine: "Engine", names: list[str]) -> list[float]:
-    """Seconds of some steps in which all rows decode; rows take turns with the adapters."""
+    """Return the seconds of some steps in which all rows decode; rows use the adapters in turn."""
     from mmengine.serve.prompt.prompt import Prompt
 
     source, requests = random.Random(len(names)), []
@@ -118,7 +118,7 @@ def _decode(engine: "Engine", names: list[str]) -> list[float]:
 
 
 def waits(num_requests: int) -> Part:
-    """A skewed mix in the simulator: most requests are for as many adapters as there are places."""
+    """Simulate a skewed mix: most requests use as many adapters as there are slots."""
     title = (
         f"{num_requests} requests over {HOT + COLD} adapters, {PLACES} places: 9 of 10 are for {HOT} of them"
     )
@@ -133,8 +133,8 @@ def waits(num_requests: int) -> Part:
             kind = f"{name}, a request each {gap_ms} ms"
             table.rows.append((kind, *(f"{figure:.2f}" for figure in figures), f"{rate:.0f}"))
     table.notes.append(
-        "A wait is from a request's arrival to its first token, by the cost model of an 8B model on a GPU, "
-        "with 32 rows. At the smallest distance more comes than can be computed."
+        "A wait lasts from a request's arrival to its first token, by the cost model for an 8B model on a "
+        "GPU, with 32 rows. At the smallest gap requests arrive faster than they can be computed."
     )
     share = max(worst["ours", gap_ms] / worst["vLLM's", gap_ms] for gap_ms in GAPS_MS)
     return Part([table], [Target("worst wait, of that by vLLM's rule", share, 1.0, most=True)])

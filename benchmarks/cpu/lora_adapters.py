@@ -1,4 +1,4 @@
-"""Random adapters in PEFT's format, without PEFT."""
+"""Random adapters in PEFT's format, written without PEFT."""
 
 import json
 from collections.abc import Iterator
@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-Sizes = dict[str, Any]  # of a text_config
+Sizes = dict[str, Any]  # from a text_config
 
 
 def modules(text: Sizes) -> Iterator[tuple[str, int, int]]:
-    """Name, out and in of each linear layer of a layer."""
+    """Yield name, output size and input size of each linear layer in a decoder layer."""
     hidden, wide, head = text["hidden_size"], text["intermediate_size"], text["head_dim"]
     q, kv = text["num_attention_heads"] * head, text["num_key_value_heads"] * head
     yield from (("self_attn.q_proj", q, hidden), ("self_attn.k_proj", kv, hidden))
@@ -22,12 +22,12 @@ def modules(text: Sizes) -> Iterator[tuple[str, int, int]]:
 
 
 def num_bytes(text: Sizes, rank: int) -> int:
-    """Of an adapter of all of them in bfloat16."""
+    """Return the bytes of an adapter on all linear layers in bfloat16."""
     return 2 * rank * text["num_hidden_layers"] * sum(out + inputs for _, out, inputs in modules(text))
 
 
 def write_adapter(folder: Path, text: Sizes, rank: int, seed: int) -> Path:
-    """Small beside the weights; gives the folder."""
+    """Write an adapter whose values are small beside the weights, and return its folder."""
     folder.mkdir()
     source, tensors = torch.Generator().manual_seed(seed), {}
     for layer in range(text["num_hidden_layers"]):

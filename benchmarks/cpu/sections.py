@@ -1,4 +1,4 @@
-"""What is measured on the embedded checkpoint: mixed requests, and decoding alone."""
+"""Sections on the embedded checkpoint: mixed requests, and decoding alone."""
 
 from collections.abc import Callable
 from statistics import fmean
@@ -17,7 +17,7 @@ Tick = Callable[[], None]
 
 
 class MixedRun:
-    """Mixed requests: all at once, one by one, and in padded batches."""
+    """Mixed requests: all together, one by one, and in padded batches."""
 
     title = "mixed requests"
 
@@ -65,13 +65,13 @@ class MixedRun:
             )
         shared, places = count_shared(self._asks)
         table.notes.append(
-            f"{shared} of {places} places for an image show one that other requests show as well. "
-            f"Medians of {self._rounds} round(s), in which all variants run in turn; on a busy machine trust "
-            "the CPU's ratio. Ids and pixels are ready before the clock starts on both sides; the vision "
-            "pass is inside on both, and so are mmengine's texts and event log. Padded batches are sorted by "
-            "tokens to make, so that few are made in vain. Caches are cold in every run. The end of sequence "
-            "is suppressed on both sides, so answers run on past their natural end. transformers has its "
-            "defaults, SDPA and a growing cache."
+            f"{shared} of {places} image places show a picture that other requests show too. "
+            f"Medians of {self._rounds} round(s), in which all variants take turns; on a busy machine use "
+            "the CPU ratio. Both sides get prepared ids and pixels; the clock includes the vision pass on "
+            "both sides, and mmengine's texts and event log. Padded batches are sorted by answer length, "
+            "which wastes the fewest tokens. Caches are cold in every run. The end of sequence is suppressed "
+            "on both sides, so answers run past their natural end. transformers uses its defaults, SDPA and "
+            "a growing cache."
         )
         table.notes += partings(self._reference, kinds, self._inputs, rounds.results[OURS], wanted)
         count, ours = len(self._asks), rounds.wall(OURS)
@@ -85,7 +85,7 @@ class MixedRun:
 
 
 class DecodeRuns:
-    """Decoding alone, at one row and at a batch."""
+    """Decoding alone, for one row and for a batch."""
 
     title = "decode"
 
@@ -112,10 +112,9 @@ class DecodeRuns:
             ("rows", "mmengine ms/step", "transformers ms/step", "mmengine tokens/s", "transformers tokens/s",
              "wall ratio", "CPU ratio"),
             notes=[
-                "Steps after all rows have their first token and before any ends. transformers: the time "
+                "Steps after all rows have their first token and before any row ends. transformers: the time "
                 "between the first and the last token of one left-padded `generate`. A run's figure is its "
-                "mean step; of each side the best of all runs counts, the one that the machine disturbed "
-                "least."
+                "mean step; each side's best run counts, since the machine disturbed it least."
             ],
         )  # fmt: skip
         table.rows = [self._row(str(size), size, size) for size in self._asks]
@@ -145,7 +144,7 @@ class DecodeRuns:
         return Sample(min(step.wall for step in steps), min(step.cpu for step in steps))
 
     def _ratio(self, mine: int, theirs: int) -> float:
-        """Of tokens a second: ours with `mine` rows, theirs with `theirs`."""
+        """Return the ratio of tokens per second: ours with `mine` rows to transformers' with `theirs`."""
         ours, other = self._best("mmengine", mine), self._best("transformers", theirs)
         return (mine / ours.wall) / (theirs / other.wall)
 

@@ -1,4 +1,4 @@
-"""What of a decode step is not the model: inputs, sampling, the core, its log, and the front."""
+"""A decode step's time outside the model: inputs, sampling, the core, its log, and the front."""
 
 from collections.abc import Callable
 from statistics import median
@@ -21,7 +21,7 @@ Tick = Callable[[], None]
 
 
 class ShareRuns:
-    """Decode steps clocked by phase, without and with a log on disk, in turn."""
+    """Decode steps timed by phase, with the log in memory and on disk, in turns."""
 
     title = "share of a step"
 
@@ -41,12 +41,12 @@ class ShareRuns:
                     tick()
         names = [f"{name} µs" for name, _ in GROUPS]
         table = Table(
-            "What of a decode step is not the model, embedded checkpoint",
+            "A decode step outside the model, embedded checkpoint",
             ("rows", "event log", "step µs", "forward µs", *names, "not the model"),
             notes=[
                 "Medians over steps of plain greedy requests. forward: embedding, features, layers and "
-                "logits, with the KV appended and attended. inputs: input arrays and attention metadata, and "
-                "the executor around it all. The clocks themselves, some twenty pairs a step, are inside."
+                "logits, with KV append and attention. inputs: input arrays, attention metadata, and the "
+                "executor around them. The clocks, some twenty pairs a step, are included."
             ],
         )
         table.rows = [self._row(rows, log, found) for (rows, log), found in steps.items()]
@@ -71,7 +71,7 @@ class ShareRuns:
 
 
 def clocked_steps(ours: Ours, asks: list[Ask], most: int, salt: str = "") -> list[dict[str, int]]:
-    """ns by phase of each of up to `most` steps in which all of `asks` decode, as plain greedy requests."""
+    """Return ns by phase for up to `most` steps in which all of `asks` decode, as plain greedy requests."""
     steps, clocks = [], Clocks()
     with clocked_phases(ours.engine, clocks):
         running = ours.begin(asks, salt, plain=True)
@@ -88,5 +88,5 @@ def forward_ns(step: dict[str, int]) -> int:
 
 
 def share(steps: list[dict[str, int]]) -> float:
-    """What the model's forward leaves of a step, the median."""
+    """Return the median share of a step outside the model's forward."""
     return median(1 - forward_ns(step) / sum(step.values()) for step in steps)

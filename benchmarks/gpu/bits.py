@@ -1,4 +1,4 @@
-"""batch_invariant at real sizes: does a token have the same bits alone and in any company?"""
+"""batch_invariant at real sizes: test that a token has the same bits alone and in any batch."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,14 +16,16 @@ from mmengine.runtime.device.registry import open_device
 from mmengine.runtime.kv.pool import KVPool
 from mmengine_qwen3_vl.config import ModelConfig
 
-Steps = list[list[tuple[int, int]]]  # rows of a step, and how many tokens of each
-DRAFTED = 4  # tokens at the end of each row that are decoded, or verified as drafts
+Steps = list[list[tuple[int, int]]]  # a step's rows, and the number of tokens in each
+DRAFTED = 4  # tokens at each row's end that are decoded, or verified as drafts
 
 
 def compare_bits(device: str, dtype: torch.dtype, dry: bool) -> Verdict:
-    """Logits of every token of three rows, the first with features behind its layers, through two layers of
-    the 8B's width and its head: each row alone, and in steps of all kinds. Raises ConfigError where nothing
-    here is batch_invariant."""
+    """Compare the logits of every token in three rows, alone and batched.
+
+    The model has two layers of the 8B's width and its head; the first row has features behind its layers.
+    Each row runs alone, and in steps of all kinds. Raises ConfigError where batch_invariant is not supported.
+    """
     shape = reduced(SHAPES["8B"]) if dry else SHAPES["8B"]
     shape = replace(shape, text=replace(shape.text, num_layers=2))
     lengths = (9, 24, 40) if dry else (9, 83, 460)
@@ -43,7 +45,7 @@ def compare_bits(device: str, dtype: torch.dtype, dry: bool) -> Verdict:
 
 
 def companies(lengths: Sequence[int]) -> dict[str, Steps]:
-    """How rows of so many tokens may be computed; first each alone."""
+    """Return ways to compute rows of these lengths; the first way is each row alone."""
     rows = range(len(lengths))
     ones: Steps = [[(row, 1)] for row in rows]
     alone = [step for row in rows for step in ([(row, lengths[row] - DRAFTED)], *[ones[row]] * DRAFTED)]
@@ -65,7 +67,7 @@ def companies(lengths: Sequence[int]) -> dict[str, Steps]:
 def _logits(
     shape: ModelConfig, device: str, dtype: torch.dtype, lengths: Sequence[int], batch_invariant: bool
 ) -> list[torch.Tensor]:
-    """Of every token, row by row, for each of `companies`."""
+    """Return the logits of every token, row by row, for each of `companies`."""
     where, spec = torch.device(device), make_spec(shape)
     weights = RandomWeights(shape, where, dtype)
     decoder = text_decoder(shape.text, weights, where, dtype, batch_invariant=batch_invariant)

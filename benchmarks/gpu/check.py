@@ -1,6 +1,6 @@
-"""Called by gpu.sh: what `--device cuda` computes is right, and how near it comes to what the device can do.
+"""Check that `--device cuda` computes correctly and measure how near it comes to the device's limits.
 
-Not yet run on a GPU.
+gpu.sh calls this program. It has not yet run on a GPU.
 """
 
 import argparse
@@ -21,14 +21,14 @@ from benchmarks.gpu import transformers_parts as rival_parts
 from benchmarks.gpu.run import Run
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
-COMPILING = 240.0  # seconds at most that FlashInfer's compiler is waited for
+COMPILING = 240.0  # maximum seconds to wait for FlashInfer's compiler
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Check and measure --device cuda.")
-    parser.add_argument("--dry-run", action="store_true", help="everything on the CPU, few and small")
-    parser.add_argument("--seconds", type=float, default=470.0, help="after which nothing runs any more")
-    parser.add_argument("--out", type=Path, help="where the JSON goes; results/gpu_<device>.json beside this")
+    parser.add_argument("--dry-run", action="store_true", help="run everything on the CPU, with small sizes")
+    parser.add_argument("--seconds", type=float, default=470.0, help="total time limit (default 470)")
+    parser.add_argument("--out", type=Path, help="JSON file (default: results/gpu_<device>.json)")
     options = parser.parse_args()
     run = Run(options.dry_run, time.monotonic() + options.seconds, options.out)
     with tempfile.TemporaryDirectory() as folder:
@@ -41,12 +41,12 @@ def main() -> int:
 
 
 def check(run: Run) -> int:
-    """All parts, and what they found, on the screen and where it is written."""
-    print(f"{run.facts['device']}: correctness, then speed of random weights; TF32 is off")
+    """Run all parts, then print and write their results."""
+    print(f"{run.facts['device']}: correctness, then speed with random weights; TF32 is off")
     try:
         everything(run)
     except KeyboardInterrupt:
-        run.failed["what was still to come"] = "cut off by a signal"
+        run.failed["the remaining parts"] = "cut off by a signal"
     finally:
         run.stop()
         run.write()
@@ -64,13 +64,14 @@ def check(run: Run) -> int:
 
 
 def help_compiler(folder: Path) -> None:
-    """Have FlashInfer's compiler find, behind the toolkit's own, what one that is only a compiler lacks: the
-    header cublasLt.h, which came with torch, and something to link the driver by."""
+    """Let FlashInfer's compiler find files that a compiler-only toolkit lacks: the header cublasLt.h, which
+    came with torch, and a library to link the driver with.
+    """
     folders = [each for entry in sys.path for each in Path(entry).glob("nvidia/*/include")]
     _look_behind("CPATH", [each for each in folders if (each / "cublasLt.h").is_file()])
     compiler = shutil.which(os.environ.get("CXX", "c++"))
     if compiler is not None:
-        empty = folder / "libcuda.so"  # what is loaded is the driver's own
+        empty = folder / "libcuda.so"  # the driver's own library is loaded at run time
         words = ("-shared", "-x", "c", os.devnull, "-Wl,-soname,libcuda.so.1", "-o", str(empty))
         done = subprocess.run([compiler, *words], capture_output=True)
         _look_behind("LIBRARY_PATH", [folder] if done.returncode == 0 else [])
@@ -83,18 +84,18 @@ def _look_behind(variable: str, folders: list[Path]) -> None:
 
 
 def begin(run: Run) -> str | None:
-    """Ask what there is, and where the JSON goes; one sentence where there is nothing to run on."""
+    """Query the device and choose the JSON file; return one sentence if there is no usable device."""
     run.facts["date"] = str(date.today())
     run.part("the device", 20, parts.device)
     why = "; ".join([*run.skipped.values(), *run.failed.values()])
-    if "fork" in why:  # something loaded CUDA before processes were forked, which must not be
+    if "fork" in why:  # something loaded CUDA before processes were forked, which is a bug
         run.start = "spawn"
         run.skipped.clear()
         run.failed.clear()
         run.part("the device", 20, parts.device)
         why = "; ".join([*run.skipped.values(), *run.failed.values()])
     if "device" not in run.facts:
-        return f"no GPU can be used: {why}. --dry-run needs none"
+        return f"no GPU can be used: {why}. Use --dry-run to run on the CPU"
     if run.out is None and not run.dry:
         name = re.sub(r"[^a-z0-9]+", "_", str(run.facts["device"]).lower()).strip("_")
         run.out = RESULTS / f"gpu_{name}.json"
@@ -102,15 +103,17 @@ def begin(run: Run) -> str | None:
 
 
 def everything(run: Run) -> None:
-    """Parts by what they are worth; those that need no FlashInfer while it is compiled. Seconds are what they
-    take about on an H100, guessed from floors, with the start of a process."""
+    """Run the parts in order of value; parts without FlashInfer run while it is compiled.
+
+    The seconds include a process start and are estimates for an H100, derived from lower bounds.
+    """
     began = time.monotonic()
     compiled = [run.begin(f"compiling {name}", work) for name, work in parts.compiling(run.dry).items()]
     run.part("rates of the device", 10, speed_parts.rates)
     run.part("tokens", 40, parts.tokens)
     run.part("tokens beside transformers", 40, parts.tokens_beside_transformers)
     well = [run.end(going, max(0.0, began + COMPILING - time.monotonic())) for going in compiled]
-    if not all(well):  # or each part would have it compiled again
+    if not all(well):  # otherwise each part would compile it again
         os.environ["FLASHINFER_DISABLE_JIT"] = "1"
     run.part("attention backends", 40, parts.backends)
     run.part("kernels", 20, parts.kernels)
@@ -145,7 +148,7 @@ def tables(run: Run) -> list[Table]:
         checks.notes += one.notes
     goals = Table(
         f"Speed on {run.facts['device']}",
-        ("", "measured", "floor or rival", "fraction", "wanted", "met"),
+        ("", "measured", "bound or transformers", "fraction", "wanted", "met"),
     )
     for name, goal in run.goals.items():
         met = "" if goal.met is None else "yes" if goal.met else "NO"
@@ -158,7 +161,7 @@ def tables(run: Run) -> list[Table]:
     for name in ("attention", "attention of images", "layer operations", "sampling"):
         goals.notes.append(f"{name} by: {run.facts.get(name, 'unknown')}")
     if run.dry:
-        goals.notes.append("These sizes say nothing about a GPU, nor about this CPU.")
+        goals.notes.append("Figures at these sizes predict neither a GPU nor this CPU.")
     goals.notes += [f"{name}: {value}" for name, value in run.facts.items() if name[:3] in ("2B ", "8B ")]
     return [checks, goals]
 

@@ -1,4 +1,4 @@
-"""A draft head of random weights: are its captured passes those that are launched, and what do they take?"""
+"""A draft head with random weights: compare captured passes with launched ones, and time both."""
 
 import time
 from dataclasses import replace
@@ -27,13 +27,13 @@ from mmengine.runtime.kv.pool import KVPool
 from mmengine.spec_decode.eagle3.config import MAX_DRAFTS, HeadConfig
 from mmengine_qwen3_vl.config import ModelConfig
 
-DRAFT_VOCAB = 32_000  # as of published heads
-LONGEST = 8  # blocks a row at most, where tokens are compared
+DRAFT_VOCAB = 32_000  # as in published heads
+LONGEST = 8  # maximum blocks per row where tokens are compared
 REPEATS = 30
 
 
 def random_head(shape: ModelConfig, device: str, dtype: torch.dtype) -> DraftHead:
-    """One layer of the width of the model, an embedding and a small vocabulary of its own."""
+    """Return a head with one layer of the model's width, an embedding and its own small vocabulary."""
     c, where = shape.text, torch.device(device)
     generator = torch.Generator(where).manual_seed(3)
 
@@ -94,15 +94,16 @@ def random_head(shape: ModelConfig, device: str, dtype: torch.dtype) -> DraftHea
 
 
 def pass_bytes(shape: ModelConfig) -> int:
-    """What a pass must read: every matrix once, those of q, k and v twice as wide as a decoder's."""
+    """Return the bytes that a pass must read: every matrix once; q, k and v are twice as wide as a decoder's."""
     c = shape.text
     twice = c.hidden_size * c.head_dim * (c.num_heads + 2 * c.num_kv_heads)
     return BYTES * (layer_weights(c) + twice + min(DRAFT_VOCAB, c.vocab_size // 2) * c.hidden_size)
 
 
 class Chains:
-    """Chains behind random rows of up to `blocks` blocks, of one head and pool. Raises ConfigError where
-    attention cannot be captured."""
+    """Draft chains after random rows of up to `blocks` blocks, for one head and pool. Raises ConfigError
+    where attention cannot be captured.
+    """
 
     def __init__(self, head: DraftHead, device: str, max_rows: int, blocks: int) -> None:
         self.head, self._blocks = head, blocks
@@ -144,9 +145,11 @@ class Chains:
 
 
 def compare_chains(device: str, dtype: torch.dtype) -> Verdict:
-    """What chains of every number of rows leave in the cache behind drafts that are given, captured beside
-    launched; and how many drafts are the same where the head chooses. For heads of 128 values and of 32.
-    Raises ConfigError where passes cannot be captured."""
+    """Compare captured and launched chains for every number of rows.
+
+    With given drafts, the cache contents must agree; where the head chooses, the number of equal drafts
+    counts. Heads have 128 and 32 values. Raises ConfigError where passes cannot be captured.
+    """
     gaps: list[float] = []
     same = total = 0
     for head_dim in (128, 32):
@@ -159,12 +162,12 @@ def compare_chains(device: str, dtype: torch.dtype) -> Verdict:
                 gaps, same, total = [*gaps, gap], same + equal, total + of
     bound = max(8 * torch.finfo(dtype).eps, 1e-5)
     said = f"largest gap {max(gaps):.1e} in {len(gaps)} chains, at most {bound:.1e}; {same} of {total} drafts"
-    # A draft that is as good as another may be chosen, and then those behind it are others too.
+    # Where two drafts score equally, either may be chosen; the drafts after it differ too.
     return Verdict("drafts captured beside launched", said, max(gaps) <= bound and 2 * same > total)
 
 
 def _compare(chains: Chains, count: int) -> tuple[float, int, int]:
-    """Of so many rows the gap where drafts are given; and where they are not, how many of how many agree."""
+    """Return, for `count` rows, the gap with given drafts, and how many chosen drafts agree, out of how many."""
     rng = np.random.default_rng(count)
     lens = rng.integers(1, LONGEST * BLOCK_SIZE - MAX_DRAFTS, count)
     most = -np.sort(-rng.integers(1, MAX_DRAFTS + 1, count))
@@ -177,8 +180,9 @@ def _compare(chains: Chains, count: int) -> tuple[float, int, int]:
 
 
 def _gap(chains: Chains, states: tuple[torch.Tensor, torch.Tensor], rows: ChainRows) -> float:
-    """How far what is written is from what launched passes write, beside the largest of it; infinite where it
-    is written elsewhere."""
+    """Return the largest difference from the launched passes' cache writes, relative to the largest value;
+    infinite if another place is written.
+    """
     before = chains.pool.blocks.clone()
     written = []
     for chain in (chains.launched, chains.captured):
@@ -197,8 +201,9 @@ def _gap(chains: Chains, states: tuple[torch.Tensor, torch.Tensor], rows: ChainR
 
 
 def chain_seconds(shape: ModelConfig, device: str, dtype: torch.dtype, context: int) -> dict[str, float]:
-    """Median seconds of a chain of MAX_DRAFTS drafts of one row of `context` tokens, with the way back to the
-    host, by how it is computed."""
+    """Return median seconds by method for a chain of MAX_DRAFTS drafts after one row with `context` tokens,
+    transfer to the host included.
+    """
     blocks = -(-(context + MAX_DRAFTS) // BLOCK_SIZE)
     with torch.inference_mode():
         chains = Chains(random_head(shape, device, dtype), device, 1, blocks)

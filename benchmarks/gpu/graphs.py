@@ -1,5 +1,6 @@
-"""Are captured decode steps those that are launched kernel by kernel, over the same KV blocks? And what the
-encoder makes of images and videos?"""
+"""Compare captured decode steps with kernel-by-kernel launches over the same KV blocks, and the encoder's
+captured calls for images and videos.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,11 +24,11 @@ from mmengine.runtime.graphs.encoder import EncoderGraphs
 from mmengine.runtime.graphs.encoder_sizes import encoder_sizes
 from mmengine.runtime.kv.pool import KVPool
 
-MAX_ROWS, BLOCK_SIZE, LONGEST = 9, 16, 20  # blocks a row at most
+MAX_ROWS, BLOCK_SIZE, LONGEST = 9, 16, 20  # maximum blocks per row
 
 
 class Again:
-    """Stands in for CUDA graphs on a CPU: what is captured is called again."""
+    """A stand-in for CUDA graphs on a CPU: a captured function is called again."""
 
     def record(self, compute: Callable[[], None]) -> Callable[[], None]:
         compute()
@@ -39,8 +40,9 @@ def make_recorder(device: str) -> Recorder:
 
 
 def compare_graphs(device: str, dtype: torch.dtype, num_heads: int) -> Verdict:
-    """Hidden states of random decode steps of every number of rows, captured beside launched; two heads of K
-    and V. Raises ConfigError where attention cannot be captured, or no step could be."""
+    """Compare hidden states of random decode steps, captured and launched, for every number of rows, with two
+    K and V heads. Raises ConfigError where attention, or every step, cannot be captured.
+    """
     model, where = random_model(wide_shape(num_heads), device, dtype), torch.device(device)
     pool = KVPool(model.spec, 1 + MAX_ROWS * LONGEST, BLOCK_SIZE, dtype, open_device(device))
     attention = make_backend("auto", model.spec, pool)
@@ -57,9 +59,11 @@ def compare_graphs(device: str, dtype: torch.dtype, num_heads: int) -> Verdict:
 
 
 def compare_encoder_graphs(device: str, dtype: torch.dtype, most_embeds: int) -> Verdict:
-    """Features of random images and videos in calls of up to `most_embeds`, captured beside launched: narrow
-    towers with heads of 64 values, as the 2B's, and of 72, as the 8B's. Raises ConfigError where such a tower
-    cannot be captured, or none could be."""
+    """Compare features of random images and videos, captured and launched, in calls of up to `most_embeds`.
+
+    Towers are narrow, with heads of 64 values (as in the 2B) and 72 (as in the 8B). Raises ConfigError where
+    a tower, or every call, cannot be captured.
+    """
     gaps = []
     for num_heads, width in ((1, 64), (2, 144)):
         shape = reduced(SHAPES["2B"])
@@ -78,19 +82,19 @@ def _encoder_gaps(model: Network, recorder: Recorder, most_embeds: int) -> list[
     if encoder is None:
         raise ConfigError("images of any sizes cannot be attended in one call")
     graphs, rng, gaps = EncoderGraphs(encoder, sizes, recorder), np.random.default_rng(5), []
-    for share in (1.0, 0.5, 0.8, 0.2, 0.3, 0.1):  # a smaller call finds what a larger one left
+    for share in (1.0, 0.5, 0.8, 0.2, 0.3, 0.1):  # a smaller call sees the larger call's leftovers
         grids = _grids(rng, int(share * sizes[-1].num_patches), sizes[-1].num_segments)
         patches = [rng.integers(0, 256, (t * h * w, model.spec.patch_width), np.uint8) for t, h, w in grids]
         found = graphs.encode(patches, grids)
         if found is None:
-            raise ConfigError(f"images are not replayed, but launched: {graphs.num_calls}")
+            raise ConfigError(f"images are launched instead of replayed: {graphs.num_calls}")
         captured = found.float().clone()
         gaps.append(_apart(captured, model.encode(upload_joined(patches, model.device), grids)))
     return gaps
 
 
 def _grids(rng: np.random.Generator, num_patches: int, num_frames: int) -> list[tuple[int, int, int]]:
-    """Images and videos of two frames, as many as fit, one at least."""
+    """Return as many images and two-frame videos as fit, at least one."""
     grids: list[tuple[int, int, int]] = []
     side = int((num_patches / 2) ** 0.5) // 2
     while True:
@@ -108,7 +112,7 @@ def _verdict(name: str, gaps: list[float], dtype: torch.dtype) -> Verdict:
 
 
 def _gap(model, attention, graphs: DecodeGraphs, rows: int) -> float:
-    """How far the captured step is from the launched one, beside the largest value."""
+    """Return the captured step's difference from the launched step, relative to the largest value."""
     rng = np.random.default_rng(rows)
     size = next(size for size in row_sizes(MAX_ROWS) if size >= rows)
     ids = np.zeros((4, size), np.int64)  # token ids and three rows of positions
@@ -124,7 +128,7 @@ def _gap(model, attention, graphs: DecodeGraphs, rows: int) -> float:
     frame = Frame(Bucket(size, 1), slice(0, rows))
     try:
         captured = graphs.run(frame, meta)[:rows].float().clone()
-    except KeyError:  # what was captured is by bucket
+    except KeyError:  # captured steps are stored by bucket
         raise ConfigError("no step could be captured; a warning above says why") from None
     attention.begin(meta)
     launched = model.forward(model.embed(there[0, :rows]), None, there[1:, :rows].contiguous(), attention)
@@ -132,6 +136,6 @@ def _gap(model, attention, graphs: DecodeGraphs, rows: int) -> float:
 
 
 def _apart(captured: torch.Tensor, launched: torch.Tensor) -> float:
-    """The largest gap beside the largest value."""
+    """Return the largest difference relative to the largest value."""
     gap = float((captured - launched.float()).abs().max() / launched.float().abs().max())
     return gap if gap == gap else float("inf")

@@ -1,4 +1,4 @@
-"""How long a GPU does nothing between kernels, from torch's profiler. Not yet run on a GPU."""
+"""The GPU's idle time between kernels, from torch's profiler. Not yet run on a GPU."""
 
 from collections.abc import Iterable
 
@@ -8,8 +8,10 @@ from torch.profiler import ProfilerActivity, profile
 
 
 class Idle:
-    """A context: `share` afterwards, of the time from its first kernel's begin to its last one's end. A
-    profiler slows the host down, so this is a bound from above."""
+    """A context that measures the idle share between the first kernel's begin and the last one's end.
+
+    `share` is set afterwards. The profiler slows the host down, so the share is an upper bound.
+    """
 
     def __init__(self) -> None:
         self.share = 0.0
@@ -28,10 +30,10 @@ class Idle:
 
 
 def idle_share(spans: Iterable[tuple[float, float]]) -> float:
-    """What no span covers of the time from the first begin to the last end."""
+    """Return the share, from the first begin to the last end, that no span covers."""
     ordered = sorted(spans)
     if not ordered:
-        raise ValueError("the profiler saw no kernel")
+        raise ValueError("the profiler recorded no kernel")
     busy, reached = 0.0, ordered[0][0]
     for begin, end in ordered:
         busy += max(0.0, end - max(begin, reached))

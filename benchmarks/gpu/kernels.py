@@ -1,4 +1,4 @@
-"""Are the GPU's kernels right at real sizes: decoder layers beside text.py, tokens drawn beside the CPU's."""
+"""Test GPU kernels at real sizes: decoder layers beside text.py, sampled tokens beside the CPU's."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -33,8 +33,11 @@ SAMPLINGS = (
 
 
 def compare_layers(device: str, dtype: torch.dtype, dry: bool) -> Verdict:
-    """Two layers of the 8B's width: the fused decoder beside the plain one, a prompt and then a step of
-    decode, over one and the same attention. Hidden states are normed, so their size is about 1."""
+    """Compare the fused decoder with the plain one over two layers of the 8B's width.
+
+    A prompt and then a decode step run over the same attention. Hidden states are normed, so their magnitude
+    is about 1.
+    """
     shape = reduced(SHAPES["8B"]) if dry else SHAPES["8B"]
     shape, where = replace(shape, text=replace(shape.text, num_layers=2)), torch.device(device)
     spec = make_spec(shape)
@@ -70,9 +73,11 @@ def forward_rows(
     computed: np.ndarray,
     with_features: int | None = None,
 ) -> torch.Tensor:
-    """Normed hidden states of a step of (row, number of tokens), a row's after another's. Each of three rows
-    has 30 blocks of its own, and `computed` tokens, int32 [3], which are added to. To tokens of row
-    `with_features` something is added behind two layers, as for images."""
+    """Return normed hidden states for a step of (row, number of tokens) pairs, one row after another.
+
+    Each of three rows has 30 blocks, and `computed` tokens (int32 [3], updated in place). Tokens in row
+    `with_features` get features added after two layers, as images do.
+    """
     rows, counts = (np.array(each, np.int32) for each in zip(*step, strict=True))
     table = 1 + np.arange(90, dtype=np.int32).reshape(3, 30)
     places = [np.arange(computed[row], computed[row] + count) for row, count in step]
@@ -92,8 +97,9 @@ def forward_rows(
 
 
 def compare_sampling(device: str, rows: int, vocab: int) -> Verdict:
-    """Tokens drawn from the same logits here and on the device, for all kinds of sampling. One row of 500 may
-    part: where two scores are nearer than logarithms of two libraries agree."""
+    """Compare tokens sampled from equal logits on the CPU and the device, for all kinds of sampling. One row
+    in 500 may differ: where two scores are closer than the two libraries' logarithms agree.
+    """
     random = np.random.default_rng(3)
     logits = torch.from_numpy(random.normal(0, 2.5, (rows, vocab)).astype(np.float32))
     drawn = []

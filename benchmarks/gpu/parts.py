@@ -1,7 +1,7 @@
-"""The parts of gpu_check.py that say what there is, and whether it is right; each for a process of its own:
-what they find they tell at once. gpu_speed_parts.py and gpu_rival_parts.py say how fast it is.
+"""The parts of the GPU check that describe the device and test correctness.
 
-Not yet run on a GPU.
+Each part runs in its own process and reports its results at once. speed_parts.py and transformers_parts.py
+measure speed. Not yet run on a GPU.
 """
 
 import importlib.util
@@ -37,7 +37,7 @@ PACKAGES = ("transformers", "triton", "flashinfer-python", "numpy")
 
 
 def device(tell: Teller) -> None:
-    """What there is. Nothing is told of `device` where it cannot be used."""
+    """Report the device and package versions. `device` is not reported if it cannot be used."""
     if not tell.dry:
         problem = CudaDevice.problem(None)
         if problem is not None:
@@ -58,7 +58,9 @@ def device(tell: Teller) -> None:
 
 
 def compiling(dry: bool) -> dict[str, Work]:
-    """What FlashInfer compiles, by name; nothing where it is not. All at once: the machine has many cores."""
+    """Return FlashInfer's compilations by name; empty without FlashInfer. They run all together, since the
+    machine has many cores.
+    """
     if dry or flashinfer_capability.package_problem() is not None:
         return {}
     return {
@@ -73,7 +75,7 @@ def _compile_text_ops(tell: Teller) -> None:
 
 
 def _compile_attention(num_heads: int, tell: Teller) -> None:
-    """As it compiles for the 2B (16 heads) and the 8B (32), over a small pool."""
+    """Compile attention as for the 2B (16 heads) and the 8B (32), over a small pool."""
     spec = ModelSpec(1, num_heads, 8, 128, 64, 64, 4096, 0, 1)
     make_backend("flashinfer", spec, KVPool(spec, 2, 16, torch.bfloat16, CudaDevice()))
 
@@ -115,7 +117,7 @@ def bits(tell: Teller) -> None:
 def captured(tell: Teller) -> None:
     device, dtype = tell.device, _dtype(tell)
     for what, compare in (
-        # Two heads of K and V: FlashInfer decodes eight by tensor cores.
+        # Two K and V heads: FlashInfer decodes eight query heads on tensor cores.
         ("captured steps, 4 heads", partial(compare_graphs, device, dtype, 4)),
         ("captured steps, 8 heads", partial(compare_graphs, device, dtype, 8)),
         ("captured images", partial(compare_encoder_graphs, device, dtype, 96 if tell.dry else 512)),
@@ -135,7 +137,7 @@ def wide(tell: Teller) -> None:
 
 
 def tests(tell: Teller) -> None:
-    """pytest's tests of kernels, which take the GPU where there is one."""
+    """Run the kernel tests with pytest; they use the GPU if there is one."""
     if tell.dry:
         tell.skip("tests of the kernels", "`make test` runs them without a GPU")
         return

@@ -1,5 +1,6 @@
-"""What a step cannot take less than: its bytes over the measured rate of copies, or its FLOPs over the
-measured rate of matmuls."""
+"""Lower bounds for a step's time: its bytes over the measured copy rate, or its FLOPs over the measured
+matmul rate.
+"""
 
 import time
 from collections.abc import Callable
@@ -12,20 +13,21 @@ from mmengine.models.decoder.config import DecoderConfig
 from mmengine.models.vision.config import VisionConfig
 from mmengine_qwen3_vl.config import ModelConfig
 
-BYTES = 2  # of a value in bfloat16
+BYTES = 2  # per value in bfloat16
 WARM_S = 0.3  # an idle GPU's clocks need some time to rise
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    copy: float  # bytes a second, those read and those written
-    matmul: float  # bfloat16 FLOPs a second
+    copy: float  # bytes per second, reads plus writes
+    matmul: float  # bfloat16 FLOPs per second
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A figure beside its floor. `fraction`: how much of what is possible was reached; `wanted`: how much
-    should be, None where nothing is said."""
+    """A figure beside its lower bound. `fraction`: the reached part of the bound; `wanted`: the target, or
+    None.
+    """
 
     measured: float
     floor: float
@@ -43,7 +45,7 @@ class Goal:
 
     @classmethod
     def of_rival(cls, ours: float, theirs: float, wanted: float) -> "Goal":
-        """Tokens a second; `fraction` is how many times theirs."""
+        """Compare tokens per second; `fraction` is the ratio of ours to theirs."""
         return cls(ours, theirs, ours / theirs, wanted, "tokens/s")
 
     def as_dict(self) -> dict[str, float | bool | str | None]:
@@ -52,8 +54,9 @@ class Goal:
 
 
 def measure_rates(device: str, dry: bool) -> Rates:
-    """Medians of ten: a copy of 1 GiB, a product of two random matrices of 8,192 x 8,192 (of zeros, or ones,
-    it is faster: they need less power)."""
+    """Return the device's rates, as medians of ten: a copy of 1 GiB, and a product of two random 8,192 x
+    8,192 matrices (with zeros or ones the product is faster, since it needs less power).
+    """
     size, side = (2**20, 128) if dry else (2**30, 8192)
     source = torch.zeros(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
@@ -66,7 +69,7 @@ def measure_rates(device: str, dry: bool) -> Rates:
 
 
 def timed(run: Callable[[], object], device: str, repeats: int = 10) -> float:
-    """Median seconds of `run`, by the device's own clock where it has one; before it is warmed up."""
+    """Return the median seconds of `run` after a warm-up, by the device's own clock if it has one."""
     run()
     if device == "cuda":
         warm = time.perf_counter()
@@ -90,13 +93,15 @@ def timed(run: Callable[[], object], device: str, repeats: int = 10) -> float:
 
 
 def layer_weights(c: DecoderConfig) -> int:
-    """Weights of the matrices of one decoder layer."""
+    """Return the number of weights in one decoder layer's matrices."""
     attention = c.hidden_size * c.head_dim * (2 * c.num_heads + 2 * c.num_kv_heads)
     return attention + 3 * c.hidden_size * c.intermediate_size
 
 
 def decode_bytes(shape: ModelConfig, rows: int, context: int) -> int:
-    """What a decode step must read: every matrix once, and K and V of `context` tokens of each row."""
+    """Return the bytes that a decode step must read: every matrix once, and K and V for `context` tokens per
+    row.
+    """
     c = shape.text
     weights = c.num_layers * layer_weights(c) + c.vocab_size * c.hidden_size
     kv = 2 * c.num_layers * c.num_kv_heads * c.head_dim
@@ -104,14 +109,16 @@ def decode_bytes(shape: ModelConfig, rows: int, context: int) -> int:
 
 
 def prefill_flops(shape: ModelConfig, tokens: int) -> int:
-    """Of one prompt: all matrices and causal attention, without the head, which one token needs."""
+    """Return the FLOPs of one prompt: all matrices and causal attention, without the head, which only one
+    token needs.
+    """
     c = shape.text
     linear = 2 * tokens * c.num_layers * layer_weights(c)
     return linear + 2 * c.num_layers * c.num_heads * c.head_dim * tokens * tokens
 
 
 def vision_flops(shape: ModelConfig, grid: tuple[int, int, int]) -> int:
-    """Of one image: patches, layers with full attention within each frame, and all mergers."""
+    """Return the FLOPs of one image: patches, layers with full attention within each frame, and all mergers."""
     c: VisionConfig = shape.vision
     frames, patches = grid[0], grid[1] * grid[2]
     layer = 4 * c.hidden_size**2 + 2 * c.hidden_size * c.intermediate_size

@@ -1,8 +1,8 @@
-"""Runs the parts of gpu_check.py, each in a process of its own that is cut off when it takes too long.
+"""Run the GPU check's parts, each in its own process with a time limit.
 
-So what hangs costs its own time alone; an error of CUDA, after which a process can do nothing more on the
-GPU, costs its own part alone; and each part finds the whole memory. This process itself never touches CUDA:
-the others are forked from it, with all modules loaded. Not yet run on a GPU.
+A part that hangs loses only its own time. A CUDA error, after which a process cannot use the GPU any more,
+affects only its own part. Each part can use the whole memory. This process never touches CUDA: it loads all
+modules and forks the others. Not yet run on a GPU.
 """
 
 import json
@@ -22,12 +22,12 @@ from benchmarks.gpu.roofline import Goal
 from benchmarks.gpu.tokens import Verdict
 from mmengine.errors import in_one_line
 
-PATIENCE = 3  # times what a part takes on an H100, after which it is cut off
-SHORTEST = 30.0  # seconds; a process that loads CUDA may wait for the machine
+PATIENCE = 3  # a part is cut off after this many times its duration on an H100
+SHORTEST = 30.0  # seconds; a process that loads CUDA may have to wait
 
 
 class Teller:
-    """A part's own side: it tells what it found at once, so that it is known if the part is cut off."""
+    """A part's connection to the runner. Results are sent at once, so that a part that is cut off loses none."""
 
     def __init__(self, dry: bool, pipe: Connection) -> None:
         self.dry, self._pipe = dry, pipe
@@ -60,7 +60,7 @@ Work = Callable[[Teller], None]
 
 @dataclass(frozen=True, slots=True)
 class Going:
-    """A part that runs."""
+    """A running part."""
 
     name: str
     process: BaseProcess
@@ -69,18 +69,19 @@ class Going:
 
 @dataclass(slots=True)
 class Run:
-    """What is asked for, and what was found so far."""
+    """The options of a check and the results so far."""
 
     dry: bool
     ends: float  # time.monotonic() at which the last part is cut off
     out: Path | None
-    start: str = "fork"  # how processes begin; with "spawn" each loads its modules itself
+    start: str = "fork"  # how processes start; with "spawn" each loads its modules itself
     facts: dict[str, object] = field(default_factory=dict)
     checks: dict[str, Verdict] = field(default_factory=dict)
     goals: dict[str, Goal] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
-    seconds: dict[str, float] = field(default_factory=dict)  # by part; where it ran beside, those waited for
+    # by part; for parallel parts, the seconds spent waiting
+    seconds: dict[str, float] = field(default_factory=dict)
     _going: list[Going] = field(default_factory=list)
 
     @property
@@ -92,16 +93,16 @@ class Run:
         return not self.failed and all(one.right for one in self.checks.values())
 
     def part(self, name: str, seconds: float, work: Work) -> None:
-        """Have `work` done, which takes about so long on an H100, if there is time."""
+        """Run `work`, which takes about `seconds` on an H100, if enough time is left."""
         left = self.ends - time.monotonic()
         if left < seconds:
-            self.skipped[name] = f"{left:.0f} s are left, and it takes about {seconds:.0f}"
+            self.skipped[name] = f"needs about {seconds:.0f} s; {left:.0f} s are left"
             return
         print(f"{name} …", flush=True)
         self.end(self.begin(name, work), left if self.dry else max(SHORTEST, PATIENCE * seconds))
 
     def begin(self, name: str, work: Work) -> Going:
-        """Have `work` begun beside what else runs."""
+        """Start `work` in parallel with the other parts."""
         context = get_context(self.start)
         mine, theirs = context.Pipe(duplex=False)
         process = context.Process(target=_work, args=(name, work, self.dry, theirs), name=name)
@@ -111,7 +112,7 @@ class Run:
         return self._going[-1]
 
     def end(self, going: Going, seconds: float) -> bool:
-        """Take what a part tells until it ends, for at most so long; whether it ended by itself, and well."""
+        """Collect a part's results for at most `seconds`; return whether it ended by itself without an error."""
         begin = time.monotonic()
         why = self._listen(going, min(begin + seconds, self.ends))
         self._stop(going)
@@ -122,28 +123,29 @@ class Run:
         return going.name not in self.failed
 
     def stop(self) -> None:
-        """End all that runs."""
+        """Stop all running parts."""
         while self._going:
             self._stop(self._going[-1])
 
     def _listen(self, going: Going, until: float) -> str | None:
-        """Why the part did not come to its end; None where it did."""
+        """Return why the part did not finish, or None if it did."""
         while going.pipe.poll(max(0.0, until - time.monotonic())):
             try:
                 told = going.pipe.recv()
             except EOFError:
                 going.process.join(5)
-                return f"its process ended with {going.process.exitcode} (below 0: by that signal)"
+                return f"its process ended with exit code {going.process.exitcode} (negative: a signal)"
             if told is None:
                 going.process.join(5)
                 return None
             kind, name, value = told
             getattr(self, kind)[name] = value
-        return "cut off: it took too long"
+        return "cut off: time limit reached"
 
     def _stop(self, going: Going) -> None:
-        """End the process with those that it started, if it still runs, and let go of it. One that hangs in
-        the driver may not end; it is not waited for."""
+        """Kill the process and its children if it still runs, and forget it. A process that hangs in the
+        driver may not end; this does not wait for it.
+        """
         if going.process.is_alive():
             try:
                 os.killpg(going.process.pid, signal.SIGKILL)
@@ -154,7 +156,7 @@ class Run:
         self._going.remove(going)
 
     def write(self) -> None:
-        """After every part: a run that is cut off leaves what it found."""
+        """Write the results after every part, so that an interrupted run keeps them."""
         if self.out is not None:
             self.out.parent.mkdir(parents=True, exist_ok=True)
             self.out.write_text(json.dumps(self.as_dict(), indent=1) + "\n", encoding="utf-8")
@@ -175,12 +177,12 @@ class Run:
 
 
 def _work(name: str, work: Work, dry: bool, pipe: Connection) -> None:
-    """In the process of a part."""
+    """Run a part in its own process."""
     os.setpgrp()
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     teller = Teller(dry, pipe)
     try:
         work(teller)
-    except Exception as error:  # a part that cannot run must not cost the others
+    except Exception as error:  # a part that fails must not affect the others
         teller.fail(name, in_one_line(error))
     teller.end()

@@ -1,7 +1,8 @@
-"""Before gpu_check.py, with the standard library alone: what is missing here, and entry points for a
-checkout that is not installed.
+"""Prepare the GPU check with the standard library alone.
 
-    python gpu_setup.py FOLDER      FOLDER is on PYTHONPATH
+    python benchmarks/gpu/setup.py FOLDER      FOLDER is on PYTHONPATH
+
+Lists missing packages, and writes entry points for a checkout that is not installed.
 """
 
 import re
@@ -10,13 +11,14 @@ import tomllib
 from importlib import metadata
 from pathlib import Path
 
-NOT_NEEDED = {"av", "huggingface_hub"}  # for video files and for models from the hub
+NOT_NEEDED = {"av", "huggingface_hub"}  # only for video files and for models from the hub
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def main(folder: Path) -> int:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    missing = [each for each in _required(project["dependencies"]) if not _installed(each)]
+    dependencies = [*project["dependencies"], *project["optional-dependencies"]["engine"]]
+    missing = [each for each in _required(dependencies) if not _installed(each)]
     if missing:
         print(_how_to_bring(missing), file=sys.stderr)
         return 1
@@ -35,7 +37,7 @@ def _name(dependency: str) -> str:
 
 
 def _installed(dependency: str) -> bool:
-    """Whether it is there, and no older than asked for: `name>=1.9,<2`."""
+    """Return whether a package is installed with at least the required version: `name>=1.9,<2`."""
     try:
         version = metadata.version(_name(dependency))
     except metadata.PackageNotFoundError:
@@ -54,13 +56,13 @@ def _how_to_bring(missing: list[str]) -> str:
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     return (
         f"missing here, or too old: {quoted}. With a network: {sys.executable} -m pip install {quoted}\n"
-        f"Without one, on a machine that has it: python benchmarks/gpu_bring.py --python {version} {names}\n"
-        "and bring the folder .whl with the checkout: gpu.sh takes what lies in it"
+        f"Without a network, on another machine: python benchmarks/gpu_bring.py --python {version} {names}\n"
+        "and copy the folder .whl into this checkout: gpu.sh installs its wheels"
     )
 
 
 def _write_dist_info(folder: Path, name: str, groups: dict[str, dict[str, str]]) -> None:
-    """The least that importlib.metadata needs to find the plugins of a checkout."""
+    """Write the minimum that importlib.metadata needs to find a checkout's plugins."""
     folder.mkdir(parents=True)
     (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0\n", encoding="utf-8")
     lines = []

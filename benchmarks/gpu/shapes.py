@@ -1,4 +1,4 @@
-"""A Qwen3-VL of a given shape with random weights, made on the device: for speed, not for sense."""
+"""A Qwen3-VL with a given shape and random weights, made on the device, for timing."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,7 +20,7 @@ def _rope(*sections: int) -> RopeConfig:
 
 
 def _shape(text: dict[str, object], vision: dict[str, object]) -> ModelConfig:
-    """What all sizes share, with what they do not."""
+    """Return a configuration: the fields that all sizes share, with the given ones."""
     return ModelConfig(
         text=DecoderConfig(
             vocab_size=151_936,
@@ -50,7 +50,7 @@ def _shape(text: dict[str, object], vision: dict[str, object]) -> ModelConfig:
     )
 
 
-# Sizes as of the hub's configs (from memory; the 4B's was read and agrees where they share).
+# Sizes as in the hub's configs (from memory; the 4B's was read and agrees on the shared fields).
 SHAPES = {
     "2B": _shape(
         {
@@ -76,7 +76,7 @@ SHAPES = {
 
 
 def reduced(shape: ModelConfig) -> ModelConfig:
-    """The same parts, few and narrow: for a dry run."""
+    """Return the same shape with fewer and narrower parts, for a dry run."""
     narrow = {"hidden_size": 64, "intermediate_size": 128}
     heads = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 32, "rope": _rope(6, 5, 5)}
     text = replace(shape.text, vocab_size=512, num_layers=2, **heads, **narrow)
@@ -87,14 +87,14 @@ def reduced(shape: ModelConfig) -> ModelConfig:
 
 
 def wide_shape(num_heads: int) -> ModelConfig:
-    """A small model whose heads are as wide as real ones, two of K and V."""
+    """Return a small model whose heads are as wide as real ones, with two K and V heads."""
     shape = reduced(SHAPES["2B"])
     wide = {"num_heads": num_heads, "num_kv_heads": 2, "head_dim": 128, "rope": _rope(24, 20, 20)}
     return replace(shape, text=replace(shape.text, **wide))
 
 
 class RandomWeights:
-    """Stands in for a WeightReader. Norms are ones; matrices are drawn small enough to stay finite."""
+    """A stand-in for a WeightReader. Norms are ones; matrices are small enough to stay finite."""
 
     def __init__(self, shape: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
         self._shapes = expected_tensors(shape)
@@ -124,7 +124,7 @@ class RandomWeights:
     def pieces(self, *names: str) -> ChunkedWeight:
         return ChunkedWeight.of(self.read(*names).flatten(1))
 
-    held = pieces  # none of them is in FP8
+    held = pieces  # no weight is in FP8
 
     def held_each(self, groups: Sequence[Sequence[str]]) -> list[ChunkedWeight | ChunkedCodes]:
         return [self.pieces(*names) for names in groups]

@@ -1,4 +1,4 @@
-"""Speeds of one model on one device, as the engine runs it: decode by batch size, a long prompt, images."""
+"""Speed of one model on one device, as the engine runs it: decode by batch size, a long prompt, images."""
 
 import time
 from collections.abc import Sequence
@@ -23,31 +23,31 @@ from mmengine.runtime.executor import TorchExecutor
 from mmengine.runtime.startup.sizing import steps_in_flight
 from mmengine_qwen3_vl import plugin
 
-SETTLE = 4  # steps before those that count
+SETTLE = 4  # steps before the measured ones
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
     rows: tuple[int, ...]  # batch sizes of decode
-    context: int  # tokens of each row when decode begins
-    steps: int  # decode steps that count
-    budget: int  # tokens of a step
-    prefill: int  # tokens of the long prompt
-    grid: tuple[int, int, int]  # patches of an image
+    context: int  # tokens in each row when decode begins
+    steps: int  # measured decode steps
+    budget: int  # tokens per step
+    prefill: int  # tokens in the long prompt
+    grid: tuple[int, int, int]  # an image's patches
     small_grids: tuple[tuple[int, int, int], ...] = ((1, 16, 16), (1, 32, 32), (1, 44, 44))
 
 
 @dataclass(frozen=True, slots=True)
 class Decode:
-    """Medians of the steps in which every row made one token."""
+    """Medians over the steps in which every row made one token."""
 
     step_s: float
-    cpu_s: float  # of this process, all its threads
-    context: int  # tokens of a row, on average over rows and steps
+    cpu_s: float  # for this process, all its threads
+    context: int  # tokens per row, on average over rows and steps
 
 
 class Bench:
-    """One engine core over one model, with room for `rows` rows of `sizes.context` tokens that decode."""
+    """One engine core over one model, with capacity for `rows` decoding rows of `sizes.context` tokens."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Bench:
         self._count = 0
 
     def _prompt_steps(self, rows: int) -> int:
-        """Steps until the last of `rows` prompts is computed, while the first ones decode already."""
+        """Return the steps until the last of `rows` prompts is computed, while the first ones decode already."""
         return -(-rows * self._sizes.context // (self._sizes.budget - rows))
 
     def _answer_length(self, rows: int, steps: int) -> int:
@@ -95,7 +95,7 @@ class Bench:
         self.core.close()
 
     def prefill(self, tokens: int, repeats: int = 3) -> float:
-        """Median seconds until a prompt of `tokens` has its first token, after one that warms up."""
+        """Return the median seconds from a prompt of `tokens` to its first token, after a warm-up."""
         return median([self._until_first(tokens) for _ in range(repeats + 1)][1:])
 
     def _until_first(self, tokens: int) -> float:
@@ -111,11 +111,12 @@ class Bench:
         watch: AbstractContextManager | None = None,
         sampling: SamplingParams | None = None,
     ) -> Decode:
-        """`rows` rows over `steps` steps, greedy without `sampling`. `watch` is entered when all of them
-        decode."""
+        """Decode `rows` rows over `steps` steps, greedily without `sampling`. `watch` is entered when all of
+        them decode.
+        """
         prompts = self._prompts(rows, self._sizes.context)
         self._submit(prompts, self._answer_length(rows, steps), sampling)
-        settled = 0  # steps in which all rows decode: the first ones build what this batch needs
+        settled = 0  # steps in which all rows decode: the first ones allocate for this batch size
         while settled < SETTLE:
             settled += self._whole_step(rows)
             if not self.core.has_work:
@@ -134,14 +135,16 @@ class Bench:
         return Decode(median(walls), median(cpus), context)
 
     def encode(self, grids: Sequence[tuple[int, int, int]]) -> float:
-        """Seconds of the vision tower over images of these patches, in one call."""
+        """Return the vision tower's seconds for images with these patches, in one call."""
         patches = sum(t * h * w for t, h, w in grids)
         there = torch.zeros(patches, self._network.spec.patch_width, dtype=torch.uint8, device=self._device)
         with torch.inference_mode():
             return timed(lambda: self._network.encode(there, grids), self._device, 5)
 
     def encode_small(self, grid: tuple[int, int, int]) -> dict[str, float]:
-        """Seconds from an image's pixels on the host to its features, launched, and replayed where it is."""
+        """Return the seconds from an image's pixels on the host to its features, launched, and replayed if
+        captured.
+        """
         t, h, w = grid
         pixels, device = (
             np.zeros((t * h * w, self._network.spec.patch_width), np.uint8),
@@ -155,7 +158,9 @@ class Bench:
             return {how: timed(way, self._device, 9) for how, way in ways.items()}
 
     def answer(self, asks: Sequence[Ask]) -> float:
-        """Tokens a second over whole answers, all requests there from the start: the second of two runs."""
+        """Return tokens per second over whole answers, with all requests submitted first: the second of two
+        runs.
+        """
         return [self._answer_all(asks) for _ in range(2)][1]
 
     def _answer_all(self, asks: Sequence[Ask]) -> float:

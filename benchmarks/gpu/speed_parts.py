@@ -1,4 +1,4 @@
-"""The parts of gpu_check.py that measure speed beside floors, on random weights.
+"""The parts of the GPU check that measure speed beside lower bounds, with random weights.
 
 Not yet run on a GPU.
 """
@@ -20,7 +20,7 @@ from mmengine_qwen3_vl.config import ModelConfig
 
 SIZES = Sizes(rows=(1, 16, 64, 256), context=1024, steps=48, budget=8192, prefill=8192, grid=(1, 64, 64))
 DRY = Sizes(rows=(1, 8), context=24, steps=4, budget=32, prefill=64, grid=(1, 4, 4))
-# Of the floor, or of the matmul rate; of the time that kernels run.
+# Fractions: of the lower bound, or of the matmul rate; of the time in which kernels run.
 WANTED_DECODE = {1: 0.7, 64: 0.6, 256: 0.6}
 WANTED_PREFILL = 0.55
 WANTED_BUSY = 0.97
@@ -34,17 +34,19 @@ def rates(tell: Teller) -> None:
 
 def _rates(facts: dict[str, object]) -> Rates:
     if "matmul_tflops" not in facts:
-        raise ConfigError("the rates of the device are not known, so there are no floors")
+        raise ConfigError("the device's rates are unknown, so there are no lower bounds")
     return Rates(facts["copy_gb_per_s"] * 1e9, facts["matmul_tflops"] * 1e12)
 
 
 def shape_and_sizes(name: str, dry: bool) -> tuple[ModelConfig, Sizes]:
-    """Of the model of that name, and what is measured of it."""
+    """Return a model's shape, and the sizes to measure with it."""
     return (reduced(SHAPES[name]), DRY) if dry else (SHAPES[name], SIZES)
 
 
 def decode(name: str, facts: dict[str, object], tell: Teller) -> None:
-    """Greedy by rows; then 64 rows by top-k with top-p, and by top-p alone, beside the same floor."""
+    """Measure greedy decode by rows; then 64 rows with top-k and top-p, and with top-p alone, beside the same
+    bound.
+    """
     found, (shape, sizes) = _rates(facts), shape_and_sizes(name, tell.dry)
     network = random_model(shape, tell.device, torch.bfloat16)
     tell.fact("layer operations", getattr(getattr(network._text, "ops", None), "by", "the CPU's kernels"))
@@ -63,7 +65,7 @@ def decode(name: str, facts: dict[str, object], tell: Teller) -> None:
 
 
 def drafts(name: str, facts: dict[str, object], tell: Teller) -> None:
-    """A chain of drafts of one row, by a head of random weights."""
+    """Measure one row's chain of drafts, with a random head."""
     found, (shape, sizes) = _rates(facts), shape_and_sizes(name, tell.dry)
     floor = MAX_DRAFTS * pass_bytes(shape) / found.copy
     try:
@@ -95,7 +97,9 @@ def prompts(name: str, facts: dict[str, object], tell: Teller) -> None:
 
 
 def invariant(name: str, facts: dict[str, object], tell: Teller) -> None:
-    """A step of 64 rows and a long prompt with batch_invariant, beside the floors of those without."""
+    """Measure a step of 64 rows and a long prompt with batch_invariant, beside the bounds of steps without
+    it.
+    """
     found, (shape, sizes) = _rates(facts), shape_and_sizes(name, tell.dry)
     try:
         network = random_model(shape, tell.device, torch.bfloat16, batch_invariant=True)
@@ -112,7 +116,7 @@ def invariant(name: str, facts: dict[str, object], tell: Teller) -> None:
 
 
 def beside_without(run: Run, name: str) -> None:
-    """How many times as long it takes with batch_invariant, from what the parts told."""
+    """Record the slowdown with batch_invariant, from the parts' results."""
     context = shape_and_sizes(name, run.dry)[1].context
     for key, goal in run.goals.items():
         work, _, how = key.partition(", ")

@@ -1,4 +1,4 @@
-"""Correctness before speed: attention backends, and the embedded checkpoint's tokens on another device."""
+"""Correctness: attention backends, and the embedded checkpoint's tokens on another device."""
 
 from dataclasses import dataclass, field
 
@@ -20,15 +20,15 @@ from mmengine.serve.engine.engine import Engine
 from mmengine.serve.prompt.options import Options
 from mmengine.serve.text.request_output import Choice
 
-# How far apart the two best logprobs on the CPU may be where another device parts from it.
+# Maximum gap between the CPU's two best logprobs where another device may choose another token.
 ROUNDING = {"float32": 1e-3, "bfloat16": 0.5}
-POOL = EngineConfig(num_blocks=4096)  # and not all memory there is: engines follow one another
+POOL = EngineConfig(num_blocks=4096)  # not all the memory: several engines run one after another
 Answer = tuple[list[int], list[float]]
 
 
 @dataclass(slots=True)
 class Verdict:
-    """One comparison; `notes`: where it parts."""
+    """One comparison; `notes` list the differences."""
 
     name: str
     said: str
@@ -37,7 +37,7 @@ class Verdict:
 
 
 def compare_tokens(device: str, count: int) -> list[Verdict]:
-    """Tokens of the embedded checkpoint on `device` beside the CPU's in float32, by dtype."""
+    """Compare the embedded checkpoint's tokens on `device` with the CPU's in float32, by dtype."""
     with Engine(device="cpu", dtype="float32", config=POOL) as engine:
         asks = mixed(engine.processor, count, 48)
         wanted = answers(engine, asks)
@@ -56,7 +56,7 @@ def compare_tokens(device: str, count: int) -> list[Verdict]:
 
 
 def answers(engine: Engine, asks: list[Ask]) -> list[Answer]:
-    """Tokens to the natural end, and at each the distance of the two best logprobs."""
+    """Return tokens up to the natural end, and at each token the gap between the two best logprobs."""
     samplings = [SamplingParams(max_tokens=ask.num_new, logprobs=2, seed=0) for ask in asks]
     return [
         (choice.token_ids, [best[1] - second[1] for _, best, second in choice.logprobs])
@@ -65,7 +65,7 @@ def answers(engine: Engine, asks: list[Ask]) -> list[Answer]:
 
 
 def _choices(engine: Engine, asks: list[Ask], samplings: list[SamplingParams]) -> list[Choice]:
-    """The answers, all requests there from the start."""
+    """Return the answers, with all requests submitted first."""
     names = [
         engine.submit_prepared(ask.prepared, Options(sampling), stream=False)
         for ask, sampling in zip(asks, samplings, strict=True)
@@ -79,7 +79,7 @@ def _choices(engine: Engine, asks: list[Ask], samplings: list[SamplingParams]) -
 
 
 def compare_answers(wanted: list[Answer], got: list[Answer]) -> list[dict[str, float | int]]:
-    """Where answers part: request, token, and the distance of the two best logprobs on the CPU."""
+    """Return where answers differ: request, token, and the gap between the CPU's two best logprobs."""
     parted = []
     for request, ((want, gaps), (mine, _)) in enumerate(zip(wanted, got, strict=True)):
         if want != mine:
@@ -90,7 +90,9 @@ def compare_answers(wanted: list[Answer], got: list[Answer]) -> list[dict[str, f
 
 
 def compare_transformers(device: str, count: int) -> Verdict:
-    """The engine's tokens beside transformers' `generate` of one prompt at a time, float32, same device."""
+    """Compare the engine's tokens with transformers' `generate` for one prompt at a time, in float32 on the
+    same device.
+    """
     reference = Reference(resolve_folder(None), torch.float32, device)
     with Engine(device=device, dtype="float32", config=POOL) as engine:
         asks = mixed(engine.processor, count, 24, seed=6)
@@ -106,8 +108,11 @@ def compare_transformers(device: str, count: int) -> Verdict:
 
 
 def compare_backends(device: str, dtype: torch.dtype, rounds: int) -> tuple[list[Verdict], dict[str, str]]:
-    """Every attention backend that can be had here beside torch's, on random ragged batches, with heads as
-    those of the 2B, the 8B and the embedded checkpoint; and by name, why the others cannot."""
+    """Compare every available attention backend with torch's, on random ragged batches.
+
+    Heads are as in the 2B, the 8B and the embedded checkpoint. Returns the verdicts, and by name the reason
+    why a backend is not available.
+    """
     bound = max(8 * torch.finfo(dtype).eps, 1e-5)
     verdicts, skipped = [], {}
     for name in (name for name in ATTENTION_BACKENDS.names() if name != "torch"):
@@ -152,7 +157,7 @@ def _largest_gap(name: str, spec: ModelSpec, device: torch.device, dtype: torch.
 
 
 def _ragged(rng: np.random.Generator, longest_query: int, longest: int) -> tuple[AttentionMeta, int]:
-    """A step of up to nine rows that are somewhere in their texts, their blocks anywhere in the pool."""
+    """Return a step with up to nine rows at random positions, with their blocks anywhere in the pool."""
     rows = int(rng.integers(1, 10))
     queries = rng.integers(1, longest_query + 1, rows).astype(np.int32)
     kv_lens = (queries + rng.integers(0, longest, rows)).astype(np.int32)

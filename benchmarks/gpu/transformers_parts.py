@@ -1,4 +1,4 @@
-"""The parts of gpu_check.py that answer the same requests by mmengine and by transformers.
+"""The parts of the GPU check that answer the same requests with mmengine and with transformers.
 
 Not yet run on a GPU.
 """
@@ -22,11 +22,13 @@ from benchmarks.gpu.transformers_rates import (
 )
 from mmengine_qwen3_vl.config import ModelConfig
 
-WANTED_CONTINUOUS, WANTED_GENERATE = 5.0, 8.0  # times the rate of transformers
+WANTED_CONTINUOUS, WANTED_GENERATE = 5.0, 8.0  # wanted multiples of transformers' rate
 
 
 def _asks(name: str, dry: bool) -> tuple[ModelConfig, list[Ask], list[Ask]]:
-    """Text requests and image requests, the same for every side. Equally long, so padding costs nothing."""
+    """Return text requests and image requests, the same for every side and equally long, so that padding
+    costs nothing.
+    """
     shape, _ = shape_and_sizes(name, dry)
     texts, images, words, num_new = (4, 2, 12, 4) if dry else (64, 32, 32, 128)
     prompt, grid = (16, (1, 4, 4)) if dry else (512, (1, 32, 32))
@@ -47,7 +49,7 @@ def ours(name: str, tell: Teller) -> None:
 
 
 def by_generate(name: str, tell: Teller) -> None:
-    """One image request after the other, of which an eighth is asked, and all in one batch."""
+    """Answer an eighth of the image requests one by one, and all of them in one batch."""
     shape, _, images = _asks(name, tell.dry)
     rival = rival_model(shape, tell.device, torch.bfloat16)
     few = images[: len(images) // 8 or 1]
@@ -67,7 +69,7 @@ def by_continuous_batching(name: str, tell: Teller) -> None:
 
 
 def beside(run: Run, name: str) -> None:
-    """Goals from what each side told: ours beside the best of theirs."""
+    """Record goals from both sides' figures: ours beside their best."""
     for what, other, wanted in (
         ("texts", "continuous batching", WANTED_CONTINUOUS),
         ("images", "generate", WANTED_GENERATE),
@@ -75,6 +77,6 @@ def beside(run: Run, name: str) -> None:
         mine = run.facts.get(f"{name} {what}, tokens/s")
         theirs = [rate for key, rate in run.facts.items() if key.startswith(f"{name} {what} by {other}")]
         if mine is None or not theirs:
-            run.skipped[f"{name} {what} beside {other}"] = "one of the two sides said nothing"
+            run.skipped[f"{name} {what} beside {other}"] = "one side has no result"
             continue
         run.goals[f"{name} {what} beside {other}"] = Goal.of_rival(mine, max(theirs), wanted)

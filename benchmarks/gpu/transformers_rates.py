@@ -1,4 +1,4 @@
-"""transformers on the same work: random weights of the same shape, `generate` and its continuous batching."""
+"""transformers on the same work: random weights with the same shape, `generate` and continuous batching."""
 
 import logging
 import time
@@ -23,7 +23,7 @@ from mmengine_qwen3_vl.config import ModelConfig
 
 
 def rival_model(shape: ModelConfig, device: str, dtype: torch.dtype) -> Reference:
-    """transformers' model of a shape, its random weights made on the device."""
+    """Return transformers' model for a shape, with random weights made on the device."""
     text, vision = shape.text, shape.vision
     config = Qwen3VLConfig(
         text_config={
@@ -72,7 +72,7 @@ def rival_model(shape: ModelConfig, device: str, dtype: torch.dtype) -> Referenc
 def image_asks(
     shape: ModelConfig, count: int, grid: tuple[int, int, int], tokens: int, num_new: int
 ) -> list[Ask]:
-    """Questions of `tokens` random tokens, each behind an image of its own of random pixels."""
+    """Return questions with `tokens` random tokens, each after its own image of random pixels."""
     rng = np.random.default_rng(11)
     embeds = grid[0] * grid[1] * grid[2] // shape.vision.merge_size**2
     asks = []
@@ -86,8 +86,9 @@ def image_asks(
 
 
 def generate_rate(rival: Reference, asks: Sequence[Ask], batch: int) -> float:
-    """Tokens a second of `generate` over batches of `batch`, after a short one to warm up; pixels are there
-    in its form before the clock runs."""
+    """Return `generate`'s tokens per second over batches of `batch`, after a short warm-up; pixels are
+    converted before the clock starts.
+    """
     dtype = next(rival.model.parameters()).dtype
     batches = [asks[first : first + batch] for first in range(0, len(asks), batch)]
     inputs = [make_inputs([ask.prepared for ask in some], dtype) for some in batches]
@@ -98,12 +99,16 @@ def generate_rate(rival: Reference, asks: Sequence[Ask], batch: int) -> float:
 
 
 def continuous_rates(rival: Reference, asks: Sequence[Ask]) -> Iterator[tuple[str, float | str]]:
-    """Tokens a second of transformers' continuous batching, text alone, by how: as it chooses itself, and on
-    a GPU with what else it has. What cannot run says why instead. Its best attention wants flash-attn or
-    `kernels`, which bring their own builds; without them it takes torch's SDPA with masks."""
+    """Yield tokens per second of transformers' continuous batching, text only, by method.
+
+    The methods are its own choice, and on a GPU its other options. A method that fails yields the reason
+    instead. Its best attention needs flash-attn or `kernels`, which bring their own builds; without them
+    transformers uses torch's SDPA with masks.
+    """
     yield "as it chooses", _rate_or_why(rival, asks, {})
     if rival.model.device.type == "cuda":
-        torch.backends.cuda.enable_cudnn_sdp(False)  # plans anew for each length, where torch prefers it
+        # cuDNN plans anew for each length, where torch prefers it
+        torch.backends.cuda.enable_cudnn_sdp(False)
         yield "without cuDNN", _rate_or_why(rival, asks, {})
         graphs = {"use_cuda_graph": True, "use_async_batching": True}
         yield "without cuDNN, CUDA graphs and asynchronous", _rate_or_why(rival, asks, graphs)
@@ -112,7 +117,7 @@ def continuous_rates(rival: Reference, asks: Sequence[Ask]) -> Iterator[tuple[st
 def _rate_or_why(rival: Reference, asks: Sequence[Ask], options: dict[str, object]) -> float | str:
     try:
         seconds, _ = answer_continuously(rival, asks, options)
-    except Exception as error:  # the other ways may run
+    except Exception as error:  # the other methods may still run
         return in_one_line(error)
     return len(asks) * asks[0].num_new / seconds
 
@@ -120,11 +125,12 @@ def _rate_or_why(rival: Reference, asks: Sequence[Ask], options: dict[str, objec
 def answer_continuously(
     rival: Reference, asks: Sequence[Ask], options: dict[str, object], runs: int = 2
 ) -> tuple[float, list[list[int]]]:
-    """Seconds of the last of some runs, which finds the caches and graphs of the first, and the answers. On
-    a GPU it sizes its cache itself, from the memory that is free."""
+    """Return the last run's seconds and the answers; this run reuses the first run's caches and graphs. On a
+    GPU transformers sizes its cache from the free memory.
+    """
     logging.getLogger("ContinuousBatchingLogger").setLevel(logging.CRITICAL)
     num_new, model = asks[0].num_new, rival.model
-    # Or the last run would find the prompts of the first one computed.
+    # Otherwise the last run would reuse the first run's computed prompts.
     options = {"allow_block_sharing": False} | options
     if model.device.type == "cpu":
         options |= {"num_blocks": 16, "max_batch_tokens": 64}
@@ -145,7 +151,7 @@ def answer_continuously(
                 errors = {output.error for output in found.values()} - {None}
                 made = sum(map(len, answers))
                 raise RuntimeError(
-                    f"it gave {made} tokens for {len(asks)} requests; {'; '.join(sorted(errors))[:200]}"
+                    f"{made} tokens for {len(asks)} requests; {'; '.join(sorted(errors))[:200]}"
                 )
     finally:
         model.destroy_cached_continuous_batching_manager()
@@ -155,7 +161,7 @@ def answer_continuously(
 
 
 def attention_of(rival: Reference, asks: Sequence[Ask]) -> str:
-    """What continuous batching attends with here, as its model says while it runs."""
+    """Return the attention that continuous batching uses here, as its model reports while running."""
     seen: set[str] = set()
     layer = rival.model.model.language_model.layers[0]
     hook = layer.register_forward_pre_hook(lambda *_: seen.add(layer.self_attn.config._attn_implementation))

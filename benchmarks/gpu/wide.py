@@ -1,7 +1,7 @@
-"""The whole engine on a device, with heads of 128 values as real models have: logprobs of greedy answers of
-random weights, beside those of the plain decoder over torch's attention in float32, one request at a time.
+"""The whole engine on a device, with heads of 128 values as in real models.
 
-Not yet run on a GPU.
+Logprobs of greedy answers with random weights are compared with the plain decoder's over torch's attention in
+float32, one request at a time. Not yet run on a GPU.
 """
 
 import numpy as np
@@ -23,9 +23,9 @@ from mmengine.runtime.kv.pool import KVPool
 from mmengine_qwen3_vl import plugin
 from mmengine_qwen3_vl.config import ModelConfig
 
-LONGEST, NUM_NEW = 512, 24  # tokens of a prompt, and of an answer
+LONGEST, NUM_NEW = 512, 24  # tokens in a prompt, and in an answer
 ROUNDING = {torch.float32: 1e-4, torch.bfloat16: 0.02}  # of a logprob
-Answer = tuple[np.ndarray, list[int], list[float]]  # a prompt, the tokens that followed, their logprobs
+Answer = tuple[np.ndarray, list[int], list[float]]  # a prompt, the following tokens, their logprobs
 
 
 class Widened(RandomWeights):
@@ -36,8 +36,9 @@ class Widened(RandomWeights):
 
 
 def compare_wide(device: str, dtype: torch.dtype, num_heads: int, count: int) -> tuple[Verdict, str]:
-    """`count` prompts at once through chunks, mixed steps, and captured ones where attention can be; and by
-    whom they were attended, with how many steps were replayed."""
+    """Compare `count` prompts that run together through chunks, mixed steps, and captured steps where
+    attention supports them. Also return the attention's name, with the number of replayed steps.
+    """
     shape = wide_shape(num_heads)
     answers, how = greedy_answers(shape, device, dtype, count)
     largest = max(gaps(shape, answers, device, dtype))
@@ -49,7 +50,7 @@ def compare_wide(device: str, dtype: torch.dtype, num_heads: int, count: int) ->
 def greedy_answers(
     shape: ModelConfig, device: str, dtype: torch.dtype, count: int
 ) -> tuple[list[Answer], str]:
-    """What the engine answers, two steps in flight."""
+    """Return the engine's answers, with two steps in flight."""
     rng = np.random.default_rng(9)
     lengths = rng.integers(1, LONGEST, count)
     prompts = [rng.integers(3, shape.text.vocab_size, n, dtype=np.int32) for n in lengths]
@@ -79,7 +80,7 @@ def greedy_answers(
 
 
 def gaps(shape: ModelConfig, answers: list[Answer], device: str, dtype: torch.dtype) -> list[float]:
-    """How far each answer's worst logprob is from the reference's; infinite where tokens are missing."""
+    """Return each answer's largest logprob difference from the reference; infinite where tokens are missing."""
     where, spec = torch.device(device), make_spec(shape)
     apart = []
     with torch.inference_mode():
