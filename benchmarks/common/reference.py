@@ -127,7 +127,9 @@ class Reference:
 
 
 def make_inputs(prompts: Sequence[Prepared], dtype: torch.dtype = torch.float32) -> Inputs:
-    """Return prompts as one left-padded batch with normalised pixels, as transformers' processor gives them."""
+    """Return prompts as one left-padded batch with normalised pixels, as transformers' processor gives
+    them.
+    """
     width = max(len(one.prompt_token_ids) for one in prompts)
     ids = torch.full((len(prompts), width), PAD)
     mask, types = torch.zeros_like(ids), torch.zeros_like(ids, dtype=torch.int32)

@@ -141,7 +141,9 @@ def target_line(targets: dict[str, dict[str, float | bool]]) -> str:
 
 
 def target_dicts(targets: Iterable[Target]) -> dict[str, dict[str, float | bool]]:
-    """Return each target's measured value, its bar and whether the bar was met, by name, for `target_line`."""
+    """Return each target's measured value, its bar and whether the bar was met, by name, for
+    `target_line`.
+    """
     return {
         each.name: {"measured": round(each.measured, 3), "bar": each.bar, "met": each.reaches(each.bar)}
         for each in targets

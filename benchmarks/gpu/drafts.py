@@ -94,7 +94,9 @@ def random_head(shape: ModelConfig, device: str, dtype: torch.dtype) -> DraftHea
 
 
 def pass_bytes(shape: ModelConfig) -> int:
-    """Return the bytes that a pass must read: every matrix once; q, k and v are twice as wide as a decoder's."""
+    """Return the bytes that a pass must read: every matrix once; q, k and v are twice as wide as a
+    decoder's.
+    """
     c = shape.text
     twice = c.hidden_size * c.head_dim * (c.num_heads + 2 * c.num_kv_heads)
     return BYTES * (layer_weights(c) + twice + min(DRAFT_VOCAB, c.vocab_size // 2) * c.hidden_size)
@@ -167,7 +169,9 @@ def compare_chains(device: str, dtype: torch.dtype) -> Verdict:
 
 
 def _compare(chains: Chains, count: int) -> tuple[float, int, int]:
-    """Return, for `count` rows, the gap with given drafts, and how many chosen drafts agree, out of how many."""
+    """Return, for `count` rows, the gap with given drafts, and how many chosen drafts agree, out of how
+    many.
+    """
     rng = np.random.default_rng(count)
     lens = rng.integers(1, LONGEST * BLOCK_SIZE - MAX_DRAFTS, count)
     most = -np.sort(-rng.integers(1, MAX_DRAFTS + 1, count))

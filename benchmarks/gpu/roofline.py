@@ -118,7 +118,9 @@ def prefill_flops(shape: ModelConfig, tokens: int) -> int:
 
 
 def vision_flops(shape: ModelConfig, grid: tuple[int, int, int]) -> int:
-    """Return the FLOPs of one image: patches, layers with full attention within each frame, and all mergers."""
+    """Return the FLOPs of one image: patches, layers with full attention within each frame, and all
+    mergers.
+    """
     c: VisionConfig = shape.vision
     frames, patches = grid[0], grid[1] * grid[2]
     layer = 4 * c.hidden_size**2 + 2 * c.hidden_size * c.intermediate_size

@@ -27,7 +27,9 @@ SHORTEST = 30.0  # seconds; a process that loads CUDA may have to wait
 
 
 class Teller:
-    """A part's connection to the runner. Results are sent at once, so that a part that is cut off loses none."""
+    """A part's connection to the runner. Results are sent at once, so that a part that is cut off loses
+    none.
+    """
 
     def __init__(self, dry: bool, pipe: Connection) -> None:
         self.dry, self._pipe = dry, pipe
@@ -112,7 +114,9 @@ class Run:
         return self._going[-1]
 
     def end(self, going: Going, seconds: float) -> bool:
-        """Collect a part's results for at most `seconds`; return whether it ended by itself without an error."""
+        """Collect a part's results for at most `seconds`; return whether it ended by itself without an
+        error.
+        """
         begin = time.monotonic()
         why = self._listen(going, min(begin + seconds, self.ends))
         self._stop(going)

@@ -77,7 +77,9 @@ class Bench:
         self._count = 0
 
     def _prompt_steps(self, rows: int) -> int:
-        """Return the steps until the last of `rows` prompts is computed, while the first ones decode already."""
+        """Return the steps until the last of `rows` prompts is computed, while the first ones decode
+        already.
+        """
         return -(-rows * self._sizes.context // (self._sizes.budget - rows))
 
     def _answer_length(self, rows: int, steps: int) -> int:

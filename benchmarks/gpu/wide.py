@@ -80,7 +80,9 @@ def greedy_answers(
 
 
 def gaps(shape: ModelConfig, answers: list[Answer], device: str, dtype: torch.dtype) -> list[float]:
-    """Return each answer's largest logprob difference from the reference; infinite where tokens are missing."""
+    """Return each answer's largest logprob difference from the reference; infinite where tokens are
+    missing.
+    """
     where, spec = torch.device(device), make_spec(shape)
     apart = []
     with torch.inference_mode():
