@@ -3,11 +3,17 @@
 import copy
 import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import MISSING, fields
-from functools import wraps
-from typing import Annotated, Any, get_args, get_type_hints
+from dataclasses import MISSING, dataclass, fields
+from functools import reduce, wraps
+from operator import or_
+from types import UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
+import msgspec
+import typer
 from typer.models import OptionInfo
+
+_Group = TypeVar("_Group")
 
 
 def grouped(environment: str = "") -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -32,6 +38,39 @@ def grouped(environment: str = "") -> Callable[[Callable[..., None]], Callable[.
         return with_options
 
     return decorate
+
+
+def from_settings(
+    struct: type[msgspec.Struct], panel: str, *names: str
+) -> Callable[[type[_Group]], type[_Group]]:
+    """Make a group of options: the settings `names` of `struct`, then the fields of the decorated class.
+
+    Type, default and help of an option are the setting's own. `panel`: the heading in the help.
+    """
+    hints = get_type_hints(struct, include_extras=True)
+    defaults = {field.name: field.default for field in msgspec.structs.fields(struct)}
+
+    def decorate(group: type[_Group]) -> type[_Group]:
+        options: dict[str, Any] = {}
+        for name in names:
+            value, *metas = get_args(hints[name])
+            flags = [f"--{name.replace('_', '-')}"] if value is bool else []
+            option = typer.Option(*flags, rich_help_panel=panel, help=metas[-1].description.replace("`", ""))
+            options[name] = Annotated[_plain(value), option]
+            setattr(group, name, defaults[name])
+        group.__annotations__ = options | group.__annotations__
+        return dataclass(frozen=True, slots=True)(group)
+
+    return decorate
+
+
+def _plain(hint: Any) -> Any:
+    """Return a type without its msgspec ranges, which typer would not understand."""
+    if hasattr(hint, "__metadata__"):
+        return _plain(get_args(hint)[0])
+    if get_origin(hint) in (Union, UnionType):
+        return reduce(or_, (_plain(each) for each in get_args(hint)))
+    return hint
 
 
 def _options(kind: type, environment: str) -> Iterator[inspect.Parameter]:

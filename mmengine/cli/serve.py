@@ -261,7 +261,7 @@ def _answer(
                     open_storage,
                     heartbeats,
                     in_haste,
-                    log.log if http.live else None,
+                    log.log if settings.live else None,
                     admin_keys,
                 )
             )

@@ -1,16 +1,15 @@
 """Options of `mmengine serve`, in addition to the model's."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
+from mmengine.cli.grouped import from_settings
 from mmengine.cli.media_options import MEDIA, MediaUrls
 from mmengine.errors import ConfigError
-
-if TYPE_CHECKING:  # Heavy; loaded when a command runs.
-    from mmengine.server.settings import ServerSettings
+from mmengine.server.settings import ServerSettings
 
 MAX_TEMPLATE_BYTES = 2**20
 DEFAULT_LOG_BYTES = 16 * 2**30  # Bounded, so that a server that runs for months does not fill its disk.
@@ -18,27 +17,26 @@ HTTP, LIMITS, LOG, KEPT, FLEET = "HTTP", "Limits", "Log", "Kept beside the log",
 ROUTERS, LORAS = "Routers", "LoRA adapters"
 
 
-@dataclass(frozen=True, slots=True)
+@from_settings(
+    ServerSettings,
+    HTTP,
+    "host",
+    "port",
+    "health_port",
+    "health_host",
+    "open_metrics",
+    "live",
+    "otlp_traces_endpoint",
+    "metrics_compat",
+    "ssl_keyfile_password",
+    "generation_config",
+    "unknown_fields",
+    "reasoning_fields",
+    "strict_tools",
+)
 class Http:
     """The address, and access."""
 
-    host: Annotated[
-        str,
-        typer.Option(
-            rich_help_panel=HTTP, help="Listening address; 0.0.0.0 for all addresses of this machine."
-        ),
-    ] = "127.0.0.1"
-    port: Annotated[int, typer.Option(rich_help_panel=HTTP, help="Listening port; 0 for a free one.")] = 8000
-    health_port: Annotated[
-        int | None,
-        typer.Option(
-            rich_help_panel=HTTP,
-            help="Port for /health, also while a model loads or restarts; needs --log. 0 for a free one.",
-        ),
-    ] = None
-    health_host: Annotated[
-        str, typer.Option(rich_help_panel=HTTP, help="Address of --health-port.", show_default="as --host")
-    ] = ""
     served_model_name: Annotated[
         list[str] | None,
         typer.Option(
@@ -55,35 +53,8 @@ class Http:
             "MMENGINE_API_KEY sets a single key.",
         ),
     ] = None
-    open_metrics: Annotated[
-        bool, typer.Option("--open-metrics", rich_help_panel=HTTP, help="Serve /metrics without a key.")
-    ] = False
-    live: Annotated[
-        bool,
-        typer.Option(
-            "--live", rich_help_panel=HTTP, help="Serve /live, a page with the running requests; needs --log."
-        ),
-    ] = False
-    otlp_traces_endpoint: Annotated[
-        str,
-        typer.Option(
-            rich_help_panel=HTTP,
-            help="OpenTelemetry collector for a span per call, such as http://localhost:4318/v1/traces; "
-            "needs the extra tracing.",
-        ),
-    ] = ""
-    metrics_compat: Annotated[
-        Literal["none", "vllm"],
-        typer.Option(rich_help_panel=HTTP, help="Additional metric names in /metrics, beside mmengine_…"),
-    ] = "none"
     ssl_certfile: Annotated[Path | None, typer.Option(rich_help_panel=HTTP, help="TLS certificate.")] = None
     ssl_keyfile: Annotated[Path | None, typer.Option(rich_help_panel=HTTP, help="TLS key.")] = None
-    ssl_keyfile_password: Annotated[
-        str,
-        typer.Option(
-            rich_help_panel=HTTP, help="Password of the TLS key; prefer MMENGINE_SSL_KEYFILE_PASSWORD."
-        ),
-    ] = ""
     ssl_ca_certs: Annotated[
         Path | None,
         typer.Option(
@@ -94,102 +65,35 @@ class Http:
     chat_template: Annotated[
         Path | None, typer.Option(rich_help_panel=HTTP, help="Jinja file that replaces the model's template.")
     ] = None
-    generation_config: Annotated[
-        Literal["auto", "none"],
-        typer.Option(
-            rich_help_panel=HTTP, help="Default sampling: the checkpoint's (auto), or OpenAI's (none)."
-        ),
-    ] = "auto"
-    unknown_fields: Annotated[
-        Literal["refuse", "ignore"],
-        typer.Option(rich_help_panel=HTTP, help="Handling of unknown fields in a call."),
-    ] = "refuse"
-    reasoning_fields: Annotated[
-        Literal["reasoning_content", "both"],
-        typer.Option(
-            rich_help_panel=HTTP, help="Names of the reasoning field in messages; both adds reasoning."
-        ),
-    ] = "reasoning_content"
-    strict_tools: Annotated[
-        bool,
-        typer.Option(
-            "--strict-tools",
-            rich_help_panel=HTTP,
-            help="Refuse every tool whose schema cannot be enforced, not only strict tools.",
-        ),
-    ] = False
     request_log: Annotated[
         bool, typer.Option(rich_help_panel=HTTP, help="Log a line per request to stderr, without content.")
     ] = True
 
 
-@dataclass(frozen=True, slots=True)
+@from_settings(
+    ServerSettings,
+    LIMITS,
+    "max_body_bytes",
+    "max_bodies_bytes",
+    "key_share",
+    "max_header_bytes",
+    "max_pixels",
+    "max_messages",
+    "max_prompts",
+    "max_tools",
+    "max_tool_bytes",
+    "max_schema_bytes",
+    "max_backlog",
+    "slow_reader_s",
+    "body_timeout_s",
+    "ping_s",
+    "keep_alive_s",
+    "max_connections",
+    "drain_s",
+    "reattach_s",
+)
 class Limits:
     """Limits per client."""
-
-    max_body_bytes: Annotated[
-        int, typer.Option(rich_help_panel=LIMITS, help="Maximum bytes per call's body.")
-    ] = 64 * 2**20
-    max_bodies_bytes: Annotated[
-        int,
-        typer.Option(rich_help_panel=LIMITS, help="Maximum bytes of all bodies that are read or prepared."),
-    ] = 512 * 2**20
-    key_share: Annotated[
-        float,
-        typer.Option(
-            rich_help_panel=LIMITS, help="Maximum share of calls and bodies for one of several keys."
-        ),
-    ] = 0.5
-    max_header_bytes: Annotated[
-        int, typer.Option(rich_help_panel=LIMITS, help="Maximum bytes per call's headers.")
-    ] = 64 * 2**10
-    max_pixels: Annotated[
-        int, typer.Option(rich_help_panel=LIMITS, help="Maximum value of a call's max_pixels per image.")
-    ] = 16_777_216
-    max_messages: Annotated[int, typer.Option(rich_help_panel=LIMITS, help="Maximum messages per call.")] = (
-        4096
-    )
-    max_prompts: Annotated[
-        int, typer.Option(rich_help_panel=LIMITS, help="Maximum prompts per call of /v1/completions.")
-    ] = 64
-    max_tools: Annotated[int, typer.Option(rich_help_panel=LIMITS, help="Maximum tools per call.")] = 128
-    max_tool_bytes: Annotated[
-        int, typer.Option(rich_help_panel=LIMITS, help="Maximum bytes of all tools per call, as JSON.")
-    ] = 256 * 2**10
-    max_schema_bytes: Annotated[
-        int,
-        typer.Option(
-            rich_help_panel=LIMITS, help="Maximum bytes of response_format or structured_outputs, as JSON."
-        ),
-    ] = 4 * 2**20
-    max_backlog: Annotated[
-        int, typer.Option(rich_help_panel=LIMITS, help="Maximum events of a stream that wait for its reader.")
-    ] = 8192
-    slow_reader_s: Annotated[
-        float, typer.Option(rich_help_panel=LIMITS, help="Seconds that a stream waits for its reader.")
-    ] = 30.0
-    body_timeout_s: Annotated[
-        float, typer.Option(rich_help_panel=LIMITS, help="Seconds for a body to arrive.")
-    ] = 60.0
-    ping_s: Annotated[
-        float, typer.Option(rich_help_panel=LIMITS, help="Seconds of silence before a stream sends : ping.")
-    ] = 15.0
-    keep_alive_s: Annotated[
-        int, typer.Option(rich_help_panel=LIMITS, help="Seconds that an idle connection stays open.")
-    ] = 75
-    max_connections: Annotated[
-        int, typer.Option(rich_help_panel=LIMITS, help="Maximum connections that wait to be accepted.")
-    ] = 2048
-    drain_s: Annotated[
-        int, typer.Option(rich_help_panel=LIMITS, help="Seconds for streams to finish after SIGTERM.")
-    ] = 30
-    reattach_s: Annotated[
-        float,
-        typer.Option(
-            rich_help_panel=LIMITS,
-            help="Seconds that an answer waits for its client to reconnect, by key or id; 0 to disable.",
-        ),
-    ] = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,34 +176,18 @@ class Log:
     ] = False
 
 
-@dataclass(frozen=True, slots=True)
+@from_settings(
+    ServerSettings,
+    KEPT,
+    "store_ttl",
+    "store_bytes",
+    "max_file_bytes",
+    "files_bytes",
+    "max_batch_lines",
+    "batch_priority",
+)
 class Kept:
     """The store beside the log: answers, files, batches."""
-
-    store_ttl: Annotated[
-        float, typer.Option(rich_help_panel=KEPT, help="Seconds for which a finished answer is stored.")
-    ] = 30 * 86400.0
-    store_bytes: Annotated[
-        int,
-        typer.Option(
-            rich_help_panel=KEPT, help="Maximum bytes of all answers; the oldest finished are deleted first."
-        ),
-    ] = 8 * 2**30
-    max_file_bytes: Annotated[
-        int, typer.Option(rich_help_panel=KEPT, help="Maximum bytes per uploaded file.")
-    ] = 512 * 2**20
-    files_bytes: Annotated[int, typer.Option(rich_help_panel=KEPT, help="Maximum bytes of all files.")] = (
-        16 * 2**30
-    )
-    max_batch_lines: Annotated[int, typer.Option(rich_help_panel=KEPT, help="Maximum lines per batch.")] = (
-        50_000
-    )
-    batch_priority: Annotated[
-        int,
-        typer.Option(
-            rich_help_panel=KEPT, help="Priority of batch requests; smaller goes first, a call has 0."
-        ),
-    ] = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,18 +243,14 @@ class Fleet:
     ] = ""
 
 
-def server_settings(http: Http, limits: Limits, media: Media, kept: Kept, loras: Loras) -> "ServerSettings":
+def server_settings(http: Http, limits: Limits, media: Media, kept: Kept, loras: Loras) -> ServerSettings:
     """Return the server's settings. Raises ConfigError."""
-    from mmengine.server.settings import ServerSettings  # Lazy: msgspec
-
-    values: dict[str, object] = {field.name: getattr(limits, field.name) for field in fields(limits)}
-    values |= {field.name: getattr(kept, field.name) for field in fields(kept)}
-    given = ((field.name, getattr(media, field.name)) for field in fields(media))
-    values |= {name: value for name, value in given if value is not None}
+    known = ServerSettings.__struct_fields__
+    groups = (http, limits, media, kept)
+    values = {name: getattr(group, name) for group in groups for name in known if hasattr(group, name)}
+    values = {name: value for name, value in values.items() if value is not None}
     values["media_root"] = "" if media.media_root is None else str(media.media_root)
     values["lora_root"] = "" if loras.lora_root is None else str(loras.lora_root)
-    known = ServerSettings.__struct_fields__
-    values |= {field.name: getattr(http, field.name) for field in fields(http) if field.name in known}
     values["served_model_names"] = tuple(http.served_model_name or ())
     values["chat_template"] = _template(http.chat_template)
     for name in ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs"):

@@ -1,4 +1,4 @@
-"""Settings of the server; those of the engine behind it are EngineConfig's."""
+"""The server's settings. EngineConfig has the engine's."""
 
 import ipaddress
 from typing import Annotated, Literal
@@ -8,75 +8,167 @@ from msgspec import Meta
 
 from mmengine.decode_errors import out_of_range
 from mmengine.errors import ConfigError, shown
+from mmengine.setting_fields import between, described
 
 MAX_MODEL_NAMES = 32
 MAX_NAME_CHARS = 256
 
 
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Times are in seconds, sizes in bytes."""
+    """The settings of a server. Times are in seconds, sizes in bytes."""
 
-    host: str = "127.0.0.1"
-    port: Annotated[int, Meta(ge=0, le=65535)] = 8000  # 0: one that is free
-    health_host: str = ""  # "": host
-    health_port: Annotated[int, Meta(ge=0, le=65535)] | None = None  # of a supervisor; 0: one that is free
-    served_model_names: tuple[str, ...] = ()  # (): the model's own name
-    chat_template: str = ""  # source of another one than the model's
-    generation_config: Literal["auto", "none"] = "auto"  # whose sampling is the default; none: OpenAI's
-    unknown_fields: Literal["refuse", "ignore"] = "refuse"
-    metrics_compat: Literal["none", "vllm"] = "none"  # whose names /metrics has beside ours
-    # Of messages; both: as reasoning too, which other clients read.
-    reasoning_fields: Literal["reasoning_content", "both"] = "reasoning_content"
-    live: bool = False  # /live shows the log
-    otlp_traces_endpoint: str = ""  # URL of a collector; "": no spans are made
-    open_metrics: bool = False  # without a key for other machines too
-    # One body; it is counted while it is read.
-    max_body_bytes: Annotated[int, Meta(ge=1024, le=2**30)] = 64 * 2**20
-    max_bodies_bytes: Annotated[int, Meta(ge=1024, le=2**40)] = 512 * 2**20  # all that are read or prepared
-    max_header_bytes: Annotated[int, Meta(ge=1024, le=2**24)] = 64 * 2**10  # request line included
-    key_share: Annotated[float, Meta(ge=0.01, le=1)] = (
-        0.5  # of all calls, and of max_bodies_bytes, that one of several keys may have
+    host: Annotated[str, described("Address to listen on.")] = "127.0.0.1"
+    port: Annotated[int, between(0, 65535, "TCP port; 0: a free one. A used port ends the start.")] = 8000
+    health_host: Annotated[str, described("Address of the health port; empty: `host`.")] = ""
+    health_port: Annotated[
+        Annotated[int, Meta(ge=0, le=65535)] | None,
+        described("Port of the supervisor's health routes; 0: a free one."),
+    ] = None
+    served_model_names: Annotated[
+        tuple[str, ...], described("Names of the model in calls; none: the model's own name.")
+    ] = ()
+    chat_template: Annotated[str, described("Source of a chat template that replaces the model's.")] = ""
+    generation_config: Annotated[
+        Literal["auto", "none"], described("Sampling defaults: the checkpoint's (auto), or OpenAI's (none).")
+    ] = "auto"
+    unknown_fields: Annotated[
+        Literal["refuse", "ignore"], described("Refuse unknown fields of a body with 400, or ignore them.")
+    ] = "refuse"
+    metrics_compat: Annotated[
+        Literal["none", "vllm"], described("vllm: export the metrics under vLLM's names too.")
+    ] = "none"
+    reasoning_fields: Annotated[
+        Literal["reasoning_content", "both"],
+        described("Fields for reasoning; both: `reasoning_content` and `reasoning`."),
+    ] = "reasoning_content"
+    live: Annotated[bool, described("Whether `/live` shows the log.")] = False
+    otlp_traces_endpoint: Annotated[
+        str, described("URL of an OpenTelemetry collector; empty: no traces.")
+    ] = ""
+    open_metrics: Annotated[bool, described("Whether `/metrics` needs no key from other machines.")] = False
+    max_body_bytes: Annotated[int, between(1024, 2**30, "Bytes of one body. A larger body gets 413.")] = (
+        64 * 2**20
     )
-    max_prompts: Annotated[int, Meta(ge=1, le=4096)] = 64  # of one call of /v1/completions
-    max_messages: Annotated[int, Meta(ge=1, le=2**20)] = 4096  # of one call, or items of its input
-    max_tools: Annotated[int, Meta(ge=1, le=4096)] = 128  # of one call
-    max_tool_bytes: Annotated[int, Meta(ge=16, le=2**24)] = 256 * 2**10  # all tools of one call, as JSON
-    max_schema_bytes: Annotated[int, Meta(ge=16, le=2**24)] = 4 * 2**20  # the form of one answer, as JSON
-    strict_tools: bool = False  # tools whose schemas cannot be enforced are refused, strict or not
-    max_pixels: Annotated[int, Meta(ge=1024, le=2**28)] = 16_777_216  # that a request may ask for of an image
-    max_backlog: Annotated[int, Meta(ge=16, le=2**24)] = 8192  # news that wait for a slow reader
-    slow_reader_s: Annotated[float, Meta(ge=0.1, le=86400)] = 30.0  # one write may wait for its reader
-    body_timeout_s: Annotated[float, Meta(ge=0.1, le=86400)] = 60.0  # within which a head or a body has come
-    ping_s: Annotated[float, Meta(ge=0.05, le=86400)] = 15.0  # of silence, before a stream says something
-    keep_alive_s: Annotated[int, Meta(ge=1, le=86400)] = 75  # of a connection without a request
-    drain_s: Annotated[int, Meta(ge=0, le=86400)] = 30  # that streams may take after SIGTERM
-    reattach_s: Annotated[float, Meta(ge=0, le=86400)] = 60.0  # an answer waits for its client to come again
-    max_connections: Annotated[int, Meta(ge=1, le=2**20)] = 2048  # that wait to be taken
-    allow_media_urls: tuple[str, ...] = ()  # names of hosts, or public for all; (): none is fetched
-    allow_http_media: bool = False  # http: URLs too
-    media_ports: tuple[Annotated[int, Meta(ge=1, le=65535)], ...] = (80, 443)
-    media_root: str = ""  # the folder below which file: URLs and paths are read; "": none are
-    lora_root: str = ""  # the folder below which adapters are loaded by calls; "": none are
-    media_timeout_s: Annotated[float, Meta(ge=0.1, le=3600)] = 10.0  # for one URL, redirects included
-    max_media_bytes: Annotated[int, Meta(ge=1024, le=2**30)] = 64 * 2**20  # of one URL or file
-    max_media_urls: Annotated[int, Meta(ge=1, le=1024)] = 64  # URLs and files of one call
-    max_media_fetches: Annotated[int, Meta(ge=1, le=1024)] = 16  # at once
-    # All that are fetched and not yet prepared; one call may have half of it.
-    max_media_in_flight_bytes: Annotated[int, Meta(ge=1024, le=2**40)] = 2**30
-    store_ttl: Annotated[float, Meta(ge=1, le=10**9)] = 30 * 86400.0  # an answer is kept after its end
-    store_bytes: Annotated[int, Meta(ge=2**16, le=2**50)] = 8 * 2**30  # all answers that are kept
-    max_file_bytes: Annotated[int, Meta(ge=1024, le=2**40)] = 512 * 2**20  # one file that is uploaded
-    files_bytes: Annotated[int, Meta(ge=1024, le=2**50)] = 16 * 2**30  # all files, those of batches included
-    max_batch_lines: Annotated[int, Meta(ge=1, le=10**6)] = 50_000  # of one batch
-    batch_priority: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 100  # of lines; that of a call is 0 by itself
-    ssl_certfile: str = ""
-    ssl_keyfile: str = ""
-    ssl_keyfile_password: str = ""
-    ssl_ca_certs: str = ""  # clients must show a certificate that one of these signed
+    max_bodies_bytes: Annotated[
+        int, between(1024, 2**40, "Bytes of all bodies in progress. Another body gets 429.")
+    ] = 512 * 2**20
+    max_header_bytes: Annotated[
+        int, between(1024, 2**24, "Bytes of a request's head. A larger head gets 431.")
+    ] = 64 * 2**10
+    key_share: Annotated[
+        float,
+        between(
+            0.01,
+            1,
+            "Share of calls, body bytes and file bytes that one of several keys may use. More gets 429.",
+        ),
+    ] = 0.5
+    max_prompts: Annotated[int, between(1, 4096, "Prompts per /v1/completions call. More get 400.")] = 64
+    max_messages: Annotated[int, between(1, 2**20, "Messages, or input items, per call. More get 400.")] = (
+        4096
+    )
+    max_tools: Annotated[int, between(1, 4096, "Tools per call. More get 400.")] = 128
+    max_tool_bytes: Annotated[int, between(16, 2**24, "Bytes of a call's tools as JSON. More get 400.")] = (
+        256 * 2**10
+    )
+    max_schema_bytes: Annotated[
+        int, between(16, 2**24, "Bytes of a schema or grammar as JSON. A larger one gets 400.")
+    ] = 4 * 2**20
+    strict_tools: Annotated[
+        bool, described("Whether tools with an unenforceable schema are refused even without `strict`.")
+    ] = False
+    max_pixels: Annotated[
+        int, between(1024, 2**28, "Pixels per image that a request may ask for. Larger values are clamped.")
+    ] = 16_777_216
+    max_backlog: Annotated[
+        int,
+        between(
+            16, 2**24, "Pending events of a stream. At the limit the stream is cut and its request cancelled."
+        ),
+    ] = 8192
+    slow_reader_s: Annotated[
+        float, between(0.1, 86400, "Seconds that one write may wait. After that the connection is closed.")
+    ] = 30.0
+    body_timeout_s: Annotated[
+        float, between(0.1, 86400, "Seconds for a head or a body to arrive. After that the call gets 408.")
+    ] = 60.0
+    ping_s: Annotated[float, between(0.05, 86400, "Seconds of silence before a stream sends `: ping`.")] = (
+        15.0
+    )
+    keep_alive_s: Annotated[int, between(1, 86400, "Seconds that an idle connection stays open.")] = 75
+    drain_s: Annotated[
+        int,
+        between(
+            0,
+            86400,
+            "Seconds for streams to finish after SIGTERM. After that they are cut; with a log "
+            "their requests resume.",
+        ),
+    ] = 30
+    reattach_s: Annotated[
+        float,
+        between(
+            0,
+            86400,
+            "Seconds that an answer waits for its client's retry. After that the request is "
+            "cancelled or the answer dropped.",
+        ),
+    ] = 60.0
+    max_connections: Annotated[
+        int, between(1, 2**20, "Connections in the socket's backlog. The kernel refuses or drops more.")
+    ] = 2048
+    allow_media_urls: Annotated[
+        tuple[str, ...],
+        described("Host names whose `https:` URLs are fetched; `public`: all public hosts; none: no URL."),
+    ] = ()
+    allow_http_media: Annotated[bool, described("Whether `http:` URLs are fetched too.")] = False
+    media_ports: Annotated[
+        tuple[Annotated[int, Meta(ge=1, le=65535)], ...], described("Allowed ports of media URLs.")
+    ] = (80, 443)
+    media_root: Annotated[
+        str, described("Folder below which `file:` URLs and paths are read; empty: none.")
+    ] = ""
+    lora_root: Annotated[str, described("Folder below which calls load adapters; empty: none.")] = ""
+    media_timeout_s: Annotated[
+        float, between(0.1, 3600, "Seconds for one URL, redirects included. After that the call gets 400.")
+    ] = 10.0
+    max_media_bytes: Annotated[
+        int, between(1024, 2**30, "Bytes of one URL or file. A larger one gets 400.")
+    ] = 64 * 2**20
+    max_media_urls: Annotated[int, between(1, 1024, "URLs and files per call. More get 400.")] = 64
+    max_media_fetches: Annotated[int, between(1, 1024, "Concurrent fetches. Further fetches wait.")] = 16
+    max_media_in_flight_bytes: Annotated[
+        int,
+        between(1024, 2**40, "Fetched bytes that are not yet prepared. A call may use half; fetches wait."),
+    ] = 2**30
+    store_ttl: Annotated[
+        float, between(1, 10**9, "Seconds that a finished response is stored. After that it is deleted.")
+    ] = 30 * 86400.0
+    store_bytes: Annotated[
+        int, between(2**16, 2**50, "Bytes of stored responses. The oldest finished ones are deleted.")
+    ] = 8 * 2**30
+    max_file_bytes: Annotated[
+        int, between(1024, 2**40, "Bytes of one uploaded file. A larger file gets 413.")
+    ] = 512 * 2**20
+    files_bytes: Annotated[
+        int, between(1024, 2**50, "Bytes of all files. Another upload gets 413 until files are deleted.")
+    ] = 16 * 2**30
+    max_batch_lines: Annotated[
+        int, between(1, 10**6, "Lines of one batch. A longer file fails the batch.")
+    ] = 50_000
+    batch_priority: Annotated[
+        int, between(0, 2**31 - 1, "Priority of batch requests; smaller runs first, calls have 0.")
+    ] = 100
+    ssl_certfile: Annotated[str, described("TLS certificate, with `ssl_keyfile`.")] = ""
+    ssl_keyfile: Annotated[str, described("TLS private key.")] = ""
+    ssl_keyfile_password: Annotated[str, described("Password of the private key.")] = ""
+    ssl_ca_certs: Annotated[
+        str, described("Authorities that must have signed each client's certificate.")
+    ] = ""
 
     @classmethod
     def of(cls, values: dict[str, object]) -> "ServerSettings":
-        """Raises ConfigError for a value of another type or out of range."""
+        """Return the settings of a dict. Raises ConfigError for a wrong type or range."""
         try:
             settings = msgspec.convert(values, cls)
         except msgspec.ValidationError as error:
@@ -88,17 +180,18 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         names = settings.served_model_names
         if len(names) > MAX_MODEL_NAMES or any(not 1 <= len(name) <= MAX_NAME_CHARS for name in names):
             raise ConfigError(
-                f"at most {MAX_MODEL_NAMES} served_model_names of 1 to {MAX_NAME_CHARS} characters are taken"
+                f"served_model_names takes at most {MAX_MODEL_NAMES} names of 1 to {MAX_NAME_CHARS} "
+                f"characters"
             )
         if bool(settings.ssl_certfile) != bool(settings.ssl_keyfile):
-            raise ConfigError("ssl_certfile and ssl_keyfile belong together; give both, or neither")
+            raise ConfigError("ssl_certfile and ssl_keyfile require each other; set both or neither")
         if not settings.ssl_certfile and (settings.ssl_ca_certs or settings.ssl_keyfile_password):
-            raise ConfigError("ssl_ca_certs and ssl_keyfile_password need ssl_certfile and ssl_keyfile")
+            raise ConfigError("ssl_ca_certs and ssl_keyfile_password require ssl_certfile and ssl_keyfile")
         return settings
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address, or the name localhost, is this machine alone."""
+    """Whether `host` is an address of the loopback interface, or the name localhost."""
     if host == "localhost":
         return True
     try:

@@ -66,12 +66,18 @@ def ranges(kind: type[msgspec.Struct]) -> dict[str, msgspec.Meta]:
     return found
 
 
-def _settings(kind: str, struct: type[msgspec.Struct], texts: dict[str, list[str]]) -> Iterator[str]:
+def _settings(kind: str, struct: type[msgspec.Struct], modules: dict[str, str]) -> Iterator[str]:
     defaults = {field.name: field.default for field in msgspec.structs.fields(struct)}
     for name, meta in ranges(struct).items():
-        text, module = texts[name]
         limits = f"{_value(name, meta.ge)} to {_value(name, meta.le)}"
-        yield _row(f"`{name}`", kind, _value(name, defaults[name]), limits, text, f"`{module}`")
+        yield _row(
+            f"`{name}`",
+            kind,
+            _value(name, defaults[name]),
+            limits,
+            meta.description or "",
+            f"`{modules[name]}`",
+        )
 
 
 def _sampling(texts: dict[str, str]) -> Iterator[str]:

@@ -2,15 +2,14 @@
 
 python -m tests.project.reference_pages     writes the pages (`make limits`)
 
-The texts are the commands' help, the texts in limits.toml, and the docstrings of the events.
+The texts are the commands' help, the settings' descriptions, and the docstrings of the events.
 """
 
 import inspect
 import re
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import msgspec
 from typer.main import get_command
@@ -19,7 +18,6 @@ from mmengine.cli.main import app
 from mmengine.config import EngineConfig
 from mmengine.events import vocabulary
 from mmengine.server.settings import ServerSettings
-from tests.project.limits_page import TEXTS
 
 FOLDER = Path(__file__).parents[2] / "docs" / "reference"
 CLI = """# Command line
@@ -110,22 +108,20 @@ def _option(param: Any) -> str:
 
 
 def settings_page() -> str:
-    texts = tomllib.loads(TEXTS.read_text())
-    engine = _settings(EngineConfig, described(texts, "engine"))
-    server = _settings(ServerSettings, described(texts, "server"))
-    return SETTINGS + ENGINE + engine + SERVER + server
+    return SETTINGS + ENGINE + _settings(EngineConfig) + SERVER + _settings(ServerSettings)
 
 
-def described(texts: dict[str, Any], kind: str) -> dict[str, str]:
-    """Return the text of each setting, with a range or without."""
-    return {name: text for name, (text, _) in texts[kind].items()} | texts[f"{kind}_choices"]
-
-
-def _settings(struct: type[msgspec.Struct], texts: dict[str, str]) -> str:
+def _settings(struct: type[msgspec.Struct]) -> str:
     rows = ""
+    hints = get_type_hints(struct, include_extras=True)
     for field in msgspec.structs.fields(struct):
         default = "" if field.default is msgspec.NODEFAULT else msgspec.json.encode(field.default).decode()
-        rows += _row(f"`{field.name}`", _type(field.type), f"`{default}`", texts[field.name])
+        rows += _row(
+            f"`{field.name}`",
+            _type(field.type),
+            f"`{default}`",
+            hints[field.name].__metadata__[-1].description,
+        )
     return rows
 
 

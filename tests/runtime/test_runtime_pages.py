@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmengine.config import MAX_DRAFT_TOKENS, EngineConfig
+from mmengine.config import EngineConfig
+from mmengine.engine_settings import MAX_DRAFT_TOKENS
 from mmengine.errors import ConfigError
 from mmengine.runtime.attention.base import AttentionMeta, Bucket
 from mmengine.runtime.attention.pages import row_pages, split, whole_step

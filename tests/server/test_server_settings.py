@@ -268,7 +268,7 @@ def test_tls_files_are_looked_at_before_a_model_is_loaded(certificates, started)
         (("--ssl-certfile", folder / "server.pem", "--ssl-keyfile", folder / "client.key"), "cannot be used"),
         (locked, "--ssl-keyfile-password"),
         ((*own, "--ssl-ca-certs", __file__), "--ssl-ca-certs"),
-        (("--ssl-ca-certs", folder / "client.pem"), "need ssl_certfile"),
+        (("--ssl-ca-certs", folder / "client.pem"), "require ssl_certfile"),
     ):
         ran = call_cli("serve", *arguments)
         assert ran.returncode == 2 and says in ran.stderr and "Traceback" not in ran.stderr, ran.stderr
@@ -280,8 +280,8 @@ def test_a_wrong_value_of_a_file_is_told(tmp_path):
         ("port: many\n", "port"),
         ("unknown-fields: maybe\n", "unknown-fields"),
         ("set: {tokens: 1}\n", "unknown engine setting 'tokens'"),
-        ("- port\n", "must hold option: value"),
-        ("port: [\n", "is no YAML"),
+        ("- port\n", "must contain lines of option: value"),
+        ("port: [\n", "YAML"),
         ("help: true\n", "unknown option 'help'"),
     ):
         (tmp_path / "a.yaml").write_text(text)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mmengine.config import MAX_DRAFT_TOKENS
+from mmengine.engine_settings import MAX_DRAFT_TOKENS
 from mmengine.models.plugin import ModelSpec
 from mmengine.ragged import counting
 from mmengine.runtime.attention.base import AttentionMeta
