@@ -189,14 +189,12 @@ def test_reasoning_is_ended_in_time(end):
 def test_a_budget_that_no_answer_fits_is_refused_before_the_model_runs():
     with Engine(config=EngineConfig(max_model_len=64)) as engine:
         least = budgets(engine, [RECORD])[0]
-        with pytest.raises(
-            RequestFailed, match=f"needs {least} tokens, and it may have {least - 1}; raise max"
-        ):
+        with pytest.raises(RequestFailed, match=f"needs {least} tokens; the limit is {least - 1}: raise max"):
             engine.generate_json(QUESTIONS[0], RECORD, on_truncation="close", max_tokens=least - 1)
         assert engine.stats().num_output_tokens == 0
         value = engine.generate_json(QUESTIONS[0], RECORD, on_truncation="close", max_tokens=least)
         jsonschema.validate(value, RECORD)
-        with pytest.raises(RequestFailed, match="may have [0-9]+; raise max_tokens, or max_model_len"):
+        with pytest.raises(RequestFailed, match="the limit is [0-9]+: raise max_tokens or max_model_len"):
             engine.generate_json("what " * 24, RECORD, on_truncation="close")
         value = engine.generate_json("what " * 2, LONG, on_truncation="close", temperature=1.5, seed=1)
         jsonschema.validate(value, LONG)

@@ -150,7 +150,7 @@ def test_what_a_step_takes_on_is_measured():
 
 def test_a_piece_of_an_encoder_that_does_not_stop_is_refused(monkeypatch):
     monkeypatch.setattr("mmengine.models.network.measure_tower", lambda vision: None)
-    with pytest.raises(ConfigError, match="encoder_piece 5 cannot be had"):
+    with pytest.raises(ConfigError, match="encoder_piece 5 is not supported"):
         Engine(config=EngineConfig(encoder_piece=5))
     with Engine() as engine:
         assert engine.config.encoder_piece == 0

@@ -28,8 +28,8 @@ class Short:
 
 
 def test_a_step_without_memory_fails_alone(monkeypatch):
-    declared = decoder.declared
-    monkeypatch.setattr(decoder, "declared", lambda real: Short(declared(real)))
+    declared = decoder.declare_functions
+    monkeypatch.setattr(decoder, "declare_functions", lambda real: Short(declared(real)))
     with Engine(dtype="bfloat16") as engine:
         expected = engine.generate(["What is a triangle?"], max_tokens=20)[0].token_ids
         Short.fails = 1  # each request survives max_retries such steps

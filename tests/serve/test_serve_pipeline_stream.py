@@ -87,7 +87,7 @@ def test_lengths_that_count_the_prompt(pipe):
 
     assert said(max_length=12, max_new_tokens=None) == "HEL"
     assert said(max_length=12, max_new_tokens=5) == "HELLO"
-    with pytest.raises(InvalidRequest, match="max_length is 9, but the prompt has 9 tokens already"):
+    with pytest.raises(InvalidRequest, match="max_length is 9, but the prompt has 9 tokens:"):
         said(max_length=9, max_new_tokens=None)
     for wrong in ({"max_length": 2.5, "max_new_tokens": None}, {"min_length": -1}, {"max_time": "soon"}):
         with pytest.raises(InvalidRequest, match=next(iter(wrong))):

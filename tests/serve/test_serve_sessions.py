@@ -133,7 +133,7 @@ def test_what_is_wrong_is_said_and_changes_nothing(engine):
         before = session.facts
         with pytest.raises(InvalidRequest, match="limit is 64"):
             session.append("word " * 200)
-        with pytest.raises(InvalidRequest, match="an anchor stands at"):
+        with pytest.raises(InvalidRequest, match="an anchor must come first"):
             session.append("b", anchor=True)
         with pytest.raises(InvalidMedia):
             session.append({"type": "image", "image": b"no picture"})
@@ -142,12 +142,12 @@ def test_what_is_wrong_is_said_and_changes_nothing(engine):
         with pytest.raises(InvalidRequest, match="a number of seconds"):
             session.frame(picture(0), -1)
         session.frame(picture(0), 5.0)
-        with pytest.raises(InvalidRequest, match="not less than"):
+        with pytest.raises(InvalidRequest, match="not before the previous"):
             session.frame(picture(0), 4.0)
         assert session.facts == before
     with pytest.raises(InvalidRequest, match="no session"):
         session.append("d")
-    with pytest.raises(InvalidRequest, match="a session has a length"):
+    with pytest.raises(InvalidRequest, match="length must lie in"):
         engine.session(length=10**9)
     with pytest.raises(InvalidRequest, match="idle_s"):
         engine.session(idle_s=-1)

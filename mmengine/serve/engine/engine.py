@@ -16,7 +16,7 @@ from mmengine.config import EngineConfig
 from mmengine.core.outputs import Output, Stats
 from mmengine.core.resume import Resume
 from mmengine.core.undelivered_answers import ResumedAnswer
-from mmengine.errors import InvalidRequest, MMEngineError
+from mmengine.errors import ErrorCode, InvalidRequest, MMEngineError
 from mmengine.models.media_cache import MediaCache
 from mmengine.models.plugin import Prepared
 from mmengine.request import SamplingParams
@@ -391,6 +391,8 @@ class Engine(TypedAnswers):
             reasons = [*core_reasons(self._core), *self._grammars.reasons, *decoders]
         if self._failure is None:
             return Readiness(tuple(reasons))
+        if self._failure.code is not ErrorCode.EXECUTOR_FAILED:  # a later step may succeed
+            return Readiness((str(self._failure), *reasons))
         found = stopped_engine(self._failure)
         return Readiness((*found.reasons, *reasons), public=(*found.public_reasons, *reasons))
 
