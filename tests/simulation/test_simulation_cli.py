@@ -50,7 +50,7 @@ def test_a_scenario_that_is_not_met_and_requests_that_are_refused_are_said(tmp_p
     result = simulate(path)
     assert result.returncode == 0
     assert "1 requests refused; the first: huge" in result.stdout
-    assert "differs from what the scenario expects: step 0: sched" in result.stdout
+    assert "differ from the scenario's expectation: step 0: sched" in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_a_scenario_that_is_not_met_and_requests_that_are_refused_are_said(tmp_p
         (["missing.json"], "there is no file missing.json"),
         ([SCENARIOS[0], "--config", "missing.json"], "there is no file missing.json"),
         ([SCENARIOS[0], "--config", __file__], "Expected `object`"),
-        ([Path(__file__).parents[2] / "README.md"], "is no JSON"),
+        ([Path(__file__).parents[2] / "README.md"], "is not JSON"),
         ([SCENARIOS[0], "--plot", "p.docx"], "the name must end in one of"),
         ([SCENARIOS[0], "--format", "azure"], "has no column TIMESTAMP"),
     ],

@@ -91,8 +91,8 @@ def test_latencies_are_those_of_the_cost_model(tmp_path):
     ("name", "content", "message"),
     [
         ("a.csv", "TIME,ContextTokens\n", "no column TIMESTAMP"),
-        ("a.csv", AZURE + "yesterday,1,1\n", "line 5: 'yesterday' is no time"),
-        ("a.csv", AZURE + "2023-11-18 00:00:00,1,many\n", "line 5: 'many' is no number"),
+        ("a.csv", AZURE + "yesterday,1,1\n", "line 5: 'yesterday' is not a time"),
+        ("a.csv", AZURE + "2023-11-18 00:00:00,1,many\n", "line 5: 'many' is not a token count"),
         ("a.csv", AZURE + "2023-11-18 00:00:00,1\n", "line 5 has 2 columns"),
         ("a.csv", AZURE + "2023-11-18 00:00:00,0,1\n", "line 5: a prompt has 1 to"),
         ("a.csv", AZURE + "2020-01-01 00:00:00,1,1\n", "comes before the first"),
@@ -103,8 +103,8 @@ def test_latencies_are_those_of_the_cost_model(tmp_path):
         ("s.jsonl", [{**SERVEGEN[0], "image_tokens": -5}], "out of range"),
         ("s.jsonl", [{**SERVEGEN[0], "t": -1}], "t must lie in"),
         ("s.jsonl", [{"what": 1}], "cannot be told"),
-        ("s.jsonl", "{", "line 1 is no JSON"),
-        ("s.txt.gz", "not gzip", "no whole gzip file"),
+        ("s.jsonl", "{", "line 1 is not JSON"),
+        ("s.txt.gz", "not gzip", "not a complete gzip file"),
         ("q.jsonl", [{"id": "a", "prompt": [["img", 2, 3]], "max_tokens": 1}], "a piece of the prompt"),
         ("q.jsonl", [{"id": "a", "prompt": [["img", 2]], "max_tokens": 1, "foo": 1}], "unknown field `foo`"),
         (
