@@ -1,22 +1,22 @@
-"""What drafts give on real text: `python -m benchmarks drafts_real`.
+"""Drafts on real text: speed and acceptance beside an engine without drafts.
 
-SmolLM2-135M-Instruct (build/smollm2, see tests/gguf/fetched.py) answers the written prompts of
-tests/llama/prompts.txt ("texts") and fills in the forms of tests/llama/forms.py ("forms"); beside each side,
-in turns, runs an engine without drafts. `auto` is as by default: goodput says how many are verified. Of
-ngram, suffix and grammar all are.
+SmolLM2-135M-Instruct (build/smollm2, see tests/gguf/fetched.py) answers the prompts in
+tests/llama/prompts.txt ("texts") and fills in the forms in tests/llama/forms.py ("forms"). An engine without
+drafts runs in turns with each side. `auto` has its defaults: goodput decides how many drafts are verified.
+For ngram, suffix and grammar all drafts are verified.
 
-Greedy, float32, one thread, CPU time of the process. A figure is the median of the rounds' ratios; its
-interval is the least and the largest where there are fewer than six rounds, else 95 % by bootstrap. What was
-asked in another cell, or before the same comes again, is not known to the drafter of past answers. "kept" is
-the share of the drafts that were verified, "tokens a pass" counts the one that is no draft.
+Greedy, float32, one thread, CPU time of the process. A figure is the median of the rounds' ratios. Its
+interval goes from the smallest to the largest with fewer than six rounds, else it is 95 % by bootstrap. The
+drafter of past answers knows no request of another cell, nor one from before the same requests repeat. "kept"
+is the accepted share of the verified drafts; "tokens a pass" includes the token that is no draft.
 
-    --batch 1,4    rows (1, 4, 16 and 64 by default)
-    --tasks LIST   of texts, forms
-    --drafters L   of auto, ngram, suffix, grammar
-    --rounds N     of a cell, 4 by default
-    --tokens N     of an answer, 48 by default
-    --json         one last line with the targets
-    --out FILE.md  write the tables there
+    --batch 1,4    rows (default: 1, 4, 16 and 64)
+    --tasks LIST   some of texts, forms
+    --drafters L   some of auto, ngram, suffix, grammar
+    --rounds N     rounds per cell (default 4)
+    --tokens N     tokens per answer (default 48)
+    --json         print the targets as a last line of JSON
+    --out FILE.md  file for the tables
 """
 
 import argparse
@@ -49,19 +49,19 @@ DRAFTERS = {
 DRAFT_IN = {TEXTS: ("auto", "ngram", "suffix"), FORMS: tuple(DRAFTERS)}
 SIZES = {"token_budget": 8192, "num_blocks": 1025, "max_model_len": 512, "enable_prefix_caching": False}
 NEVER_BELOW = 0.98
-FEW = 6  # rounds, of which the median's interval is not estimated
+FEW = 6  # with fewer rounds, the interval is not estimated
 COLUMNS = ("", "decoding", "interval", "whole", "drafts", "kept", "tokens a pass", "equal")
-Ask = tuple[str, dict | None]  # what is asked, and the schema of its answer
+Ask = tuple[str, dict | None]  # a prompt, and its answer's schema
 
 
 class Side:
-    """An engine with drafts as `settings` say."""
+    """An engine with drafts by `settings`."""
 
     def __init__(self, name: str, **settings: object):
         self.name, self.engine = name, open_engine(**SIZES, **settings)
 
     def run(self, groups: Sequence[Sequence[Ask]], tokens: int, salt: str) -> Decoded:
-        """Answer the groups, one after the other; what it answered with another `salt` is not known to it."""
+        """Answer the groups one after another; the drafter does not know answers with another `salt`."""
         found = Decoded()
         for group in groups:
             answer(self.engine, [self._prepared(each, tokens, salt) for each in group], found)
@@ -79,7 +79,7 @@ class Side:
 
 
 def asks_of(task: str) -> list[Ask]:
-    """All of a task, in an order of their own."""
+    """Return all prompts of a task, in shuffled order."""
     if task == FORMS:
         found: list[Ask] = [(text, schema) for text, schema, _ in CASES]
     else:
@@ -89,12 +89,14 @@ def asks_of(task: str) -> list[Ask]:
 
 
 def measured(task: str, batch: int, options: argparse.Namespace, sides: dict[str, Side]) -> dict[str, Pairs]:
-    """By drafter: each beside none, `rounds` times; every second round backwards."""
+    """Run each drafter beside the engine without drafts, `rounds` times, and return the pairs by drafter;
+    every second round goes backwards.
+    """
     found = {name: Pairs() for name in DRAFT_IN[task] if name in sides}
     asked, plain = cycle(asks_of(task)), sides[NONE]
     size = batch * max(1, 4 // batch)
-    num_fresh = max(1, len(asks_of(task)) // size)  # rounds behind which the same is asked again
-    for side in sides.values():  # to be warm
+    num_fresh = max(1, len(asks_of(task)) // size)  # after this many rounds the same prompts repeat
+    for side in sides.values():  # warm up
         side.run([asks_of(task)[: min(batch, 4)]], 4, f"{task} {batch}, before")
     for number in range(options.rounds):
         salt = f"{task} {batch} {number // num_fresh}"
@@ -110,7 +112,7 @@ def measured(task: str, batch: int, options: argparse.Namespace, sides: dict[str
 
 
 def between(ratios: Sequence[float]) -> tuple[float, float, float]:
-    """The median and an interval around it."""
+    """Return the median and an interval around it."""
     mid, low, high = interval(ratios)
     return (mid, min(ratios), max(ratios)) if len(ratios) < FEW else (mid, low, high)
 
@@ -165,8 +167,8 @@ def main() -> None:
     parser.add_argument("--drafters", type=lambda text: text.split(","), default=list(DRAFTERS))
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=48)
-    parser.add_argument("--json", action="store_true", help="one last line with the targets")
-    parser.add_argument("--out", type=Path, help="write the tables there")
+    parser.add_argument("--json", action="store_true", help="print the targets as a last line of JSON")
+    parser.add_argument("--out", type=Path, help="Markdown file for the tables")
     options = parser.parse_args()
     options.batch = options.batch or [1, 4, 16, 64]
     tables, targets = run(options)

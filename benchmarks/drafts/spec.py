@@ -1,34 +1,37 @@
-"""What drafts give and cost on the embedded checkpoint: `python -m benchmarks spec`.
+"""Benefit and cost of drafts on the embedded checkpoint.
 
-Each cell is a task, a number of requests at a time, and who drafts, beside an engine without drafts:
+    python -m benchmarks spec
 
-    schema    describe a drawn picture as JSON, with the schema of its answers
+Each cell is a task, a number of concurrent requests, and a drafter, beside an engine without drafts:
+
+    schema    describe a synthetic picture as JSON, with a schema for the answer
     json      the same without the schema
-    describe  describe a drawn picture in words
-    short     a question about a drawn picture, answered in a sentence
+    describe  describe a synthetic picture in words
+    short     a question about a synthetic picture, answered in a sentence
     text      stories, facts to look up, counting: no picture
 
-All drafts of a drafter are verified; where "K chosen" stands, draft_policy is goodput, which decides how
-many are worth it.
+All drafts of a drafter are verified. With "K chosen" the draft_policy is goodput, which decides how many
+drafts are worth verifying.
 
-Where it says "nobody asked" drafters are there, and are granted no draft in any step: what being able to
-draft costs. The engine beside it is told the same, and has none. What deciding costs is not in it.
+"nobody asked" means that drafters exist and get no drafts granted in any step: this measures the cost of
+being able to draft. The engine beside it gets the same settings without drafters. The decision's cost is not
+included.
 
-Greedy, float32, one thread. Every round draws new pictures and texts, so that what drafts from past answers
-never saw the request. Clocked is CPU time of the process from the step that ends the prompts to the last
-token ("decoding"), and from submit ("whole"). A figure is the median of the rounds' ratios, with its 95 %
-interval by bootstrap; it falls short of a bar only if the upper end does. "length" is the tokens of a row in
-a pass, without and with the one that is no draft; "equal" the answers with the same tokens as without drafts.
+Greedy, float32, one thread. Every round draws new pictures and texts, so that drafters of past answers never
+saw the request. The time is the process's CPU time, from the step that ends the prompts to the last token
+("decoding"), and from submit ("whole"). A figure is the median of the rounds' ratios, with its 95 % interval
+by bootstrap; a bar is missed only if the upper end misses it. "length" is a row's tokens per pass, without
+and with the token that is no draft; "equal" counts answers whose tokens equal those without drafts.
 
-    --batch 1,4    requests at a time (1, 4, 16 and 64 by default)
-    --tasks LIST   of the above, with commas between them
-    --drafters L   of those in the table
-    --rounds N     rounds of a cell, 9 by default
-    --asleep       only where nobody is asked
-    --awake        only where somebody is, and nothing of the prefix cache
+    --batch 1,4    concurrent requests (default: 1, 4, 16 and 64)
+    --tasks LIST   some of the tasks above, separated by commas
+    --drafters L   some of the drafters in the table
+    --rounds N     rounds per cell (default 9)
+    --asleep       only the cells "nobody asked"
+    --awake        only the other cells, without the prefix cache's
     --quick        3 rounds, batch 1 and 16, fewer drafters
-    --json         one last line with the targets
-    --out FILE.md  write the tables there
+    --json         print the targets as a last line of JSON
+    --out FILE.md  file for the tables
 """
 
 import argparse
@@ -48,7 +51,7 @@ from benchmarks.common.report import Table, Target, finish  # noqa: E402
 from benchmarks.drafts.spec_runs import DESCRIBE, JSON, NONE, SCHEMA, TASKS, Pairs, Side, ask, paired  # noqa: E402
 
 AUTO, AUTO_ALL, HEAD, CHOSEN = "auto", "auto all", "eagle3 K=4", "eagle3 K chosen"
-FIXED = {"draft_policy": "all"}  # whatever is drafted is verified
+FIXED = {"draft_policy": "all"}  # every draft is verified
 DRAFTERS = {
     **{name: {"spec": name, **FIXED} for name in ("grammar", "ngram", "suffix")},
     **{f"eagle3 K={most}": {"spec": "eagle3", "num_draft_tokens": most, **FIXED} for most in (1, 2, 4, 7)},
@@ -57,8 +60,8 @@ DRAFTERS = {
     AUTO_ALL: {"spec": AUTO, **FIXED},
 }
 IDLE = {f"{name}, nobody asked": {"spec": name, **FIXED} for name in ("eagle3", AUTO)}
-NEVER_BELOW = 0.98  # of the speed without drafts, where the engine chooses
-CHEAP = 0.99  # where drafters are there and nothing is drafted
+NEVER_BELOW = 0.98  # minimum ratio to the speed without drafts, where the engine chooses
+CHEAP = 0.99  # minimum ratio where drafters exist and nothing is drafted
 COLUMNS = ("", "decoding", "95 %", "whole", "length", "with bonus", "equal")
 
 
@@ -88,9 +91,9 @@ def cells_of(options: argparse.Namespace) -> Cells:
 
 
 def _beside(plain: Side, sides: list[Side], options: argparse.Namespace) -> Cells:
-    """Of each task and batch; the engines are closed."""
+    """Run each task and batch beside `plain`, then close the engines."""
     found: Cells = {}
-    gc.freeze()  # what stays is not looked through before each run
+    gc.freeze()  # permanent objects are not scanned before each run
     for task in options.tasks:
         for batch in options.batch:
             tick = _Ticks(f"{task}, batch {batch}")
@@ -112,7 +115,7 @@ class _Ticks:
 
 
 def tables_of(cells: Cells) -> list[Table]:
-    """One for every task and batch."""
+    """Return one table for every task and batch."""
     tables: dict[tuple[str, int], Table] = {}
     for cell, pairs in cells.items():
         title = f"{cell.task}, batch {cell.batch}: times as fast as without drafts"
@@ -134,7 +137,7 @@ def tables_of(cells: Cells) -> list[Table]:
 
 
 def targets_of(cells: Cells) -> list[Target]:
-    """Those whose cells were measured. Times are the upper ends of their intervals."""
+    """Return the targets whose cells were measured. Times are the upper ends of their intervals."""
     found = [
         Target(f"tokens a pass, {cell.name}", cells[cell].length, bar)
         for cell, bar in (
@@ -159,7 +162,7 @@ def targets_of(cells: Cells) -> list[Target]:
         elif cell.drafter in IDLE:
             found.append(Target(f"upper end, {cell.name}", _upper(pairs), CHEAP))
         elif cell.drafter == "grammar" and cell.task == DESCRIBE:
-            name = f"upper end, who has nothing to draft ({cell.name})"
+            name = f"upper end, nothing to draft ({cell.name})"
             found.append(Target(name, _upper(pairs), CHEAP))
     counts = [pairs.equal() for pairs in cells.values()]
     equal, num_answers = (sum(column) for column in zip(*counts, strict=True))
@@ -172,8 +175,7 @@ def _upper(pairs: Pairs) -> float:
 
 
 def prefix_hits(rounds: int) -> tuple[Table, list[Target]]:
-    """Tokens of prompts that the prefix cache holds where the same 8 requests come again and again, with
-    drafts and without."""
+    """Count prompt tokens found in the prefix cache when 8 requests repeat, with drafts and without."""
     table = Table("Prefix cache", ("", "tokens found", "share of those found without drafts"))
     found, targets = {}, []
     for name, settings in ((NONE, {"spec": NONE}), (HEAD, DRAFTERS[HEAD]), (AUTO, DRAFTERS[AUTO])):
@@ -213,16 +215,16 @@ def _sizes(text: str) -> list[int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--batch", type=_sizes, default=[1, 4, 16, 64], help="sizes, with commas between them"
+        "--batch", type=_sizes, default=[1, 4, 16, 64], help="batch sizes, separated by commas"
     )
     parser.add_argument("--tasks", type=_names(TASKS), default=list(TASKS))
     parser.add_argument("--drafters", type=_names(DRAFTERS), default=list(DRAFTERS))
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--asleep", action="store_true", help="only where nobody is asked")
-    parser.add_argument("--awake", action="store_true", help="only where somebody is asked")
+    parser.add_argument("--asleep", action="store_true", help="only cells in which no draft is granted")
+    parser.add_argument("--awake", action="store_true", help="only cells in which drafts are granted")
     parser.add_argument("--quick", action="store_true", help="3 rounds, batch 1 and 16, fewer drafters")
-    parser.add_argument("--json", action="store_true", help="one last line with the targets")
-    parser.add_argument("--out", type=Path, help="write the tables there")
+    parser.add_argument("--json", action="store_true", help="print the targets as a last line of JSON")
+    parser.add_argument("--out", type=Path, help="Markdown file for the tables")
     options = parser.parse_args()
     if options.quick:
         options.rounds, options.batch = 3, [1, 16]

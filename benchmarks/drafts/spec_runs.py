@@ -1,4 +1,4 @@
-"""Engines with drafts and without, the requests that they answer, and the clock around their decoding."""
+"""Engines with and without drafts, their requests, and the clock around their decoding."""
 
 import gc
 import random
@@ -21,17 +21,17 @@ from mmengine_shapes.training.texts import text_pair
 
 NONE = "none"
 SCHEMA, JSON, DESCRIBE, SHORT, TEXT = TASKS = ("schema", "json", "describe", "short", "text")
-MOST = 256  # tokens of an answer: far more than any task needs
+MOST = 256  # maximum tokens in an answer, far more than any task needs
 SIDES = (64, 96, 128, 192)  # pixels
 QUESTIONS = ("count", "background", "colour_of", "size_of", "where", "what_at", "count_colour", "exists")
 TEXTS = ("story", "facts", "count_up", "larger", "capital", "person_json")
-# All prompts of a round are one step, so that every row begins to decode in the same one; and pools of a
-# size that lets all engines lie in memory beside each other.
+# All prompts in a round run in one step, so that every row begins to decode together. The pools are small
+# enough for all engines to fit in memory.
 SIZES = {"token_budget": 8192, "num_blocks": 1024, "max_model_len": 512, "num_threads": 1}
 
 
 def ask(processor: Processor, rng: random.Random, task: str) -> Prepared:
-    """A prompt of `task` about a scene, or a text, that is drawn for it."""
+    """Return a prompt for `task` about a new random scene, or a new text."""
     if task == TEXT:
         question, _ = text_pair(rng, rng.choice(TEXTS))
         return processor.prepare([{"role": "user", "content": question}], images=[], videos=[])
@@ -45,21 +45,22 @@ def ask(processor: Processor, rng: random.Random, task: str) -> Prepared:
 
 @dataclass(slots=True)
 class Decoded:
-    """Of groups of requests: CPU time and tokens of the steps behind the one that ends their prompts, passes
-    of a row through the model in these, and CPU time from the first submit to the last token."""
+    """Totals over groups of requests: CPU time and tokens of the steps after the prompts' last one, a row's
+    passes through the model in them, and CPU time from the first submit to the last token.
+    """
 
     cpu_ns: int = 0
     tokens: int = 0
     passes: int = 0
     whole_ns: int = 0
-    cached: int = 0  # tokens of prompts that the prefix cache held
-    drafts: int = 0  # that were verified, and of these the ones that were kept
+    cached: int = 0  # prompt tokens found in the prefix cache
+    drafts: int = 0  # verified drafts, and the accepted ones among them
     accepted: int = 0
     answers: list[list[int]] = field(default_factory=list)
 
 
 def answer(engine: Engine, group: Sequence[tuple[Prepared, Options]], found: Decoded) -> None:
-    """Add to `found` what answering a group takes, whose prompts end in one step."""
+    """Answer a group whose prompts end in one step, and add its times to `found`."""
     given, first = [], None
     gc.collect()
     gc.disable()
@@ -91,7 +92,7 @@ def answer(engine: Engine, group: Sequence[tuple[Prepared, Options]], found: Dec
 
 
 class Side:
-    """An engine whose requests may be drafted for as `settings` say; without `asks` they never are."""
+    """An engine that may draft by `settings`; with `asks` false no drafts are ever granted."""
 
     def __init__(self, name: str, asks: bool = True, **settings):
         self.name, self._num_runs = name, 0
@@ -105,8 +106,9 @@ class Side:
         self._grammar = grammar_of(schema)
 
     def run(self, task: str, groups: Sequence[Sequence[Prepared]], *, shares: bool = True) -> Decoded:
-        """Answer `groups`, one after the other. Where the same requests are given to it again, caches would
-        know them: then it does not share them with earlier runs."""
+        """Answer `groups` one after another. With `shares` false, caches of earlier runs are not used;
+        repeated requests need this.
+        """
         found = Decoded()
         self._num_runs += 1
         options = Options(
@@ -124,23 +126,23 @@ class Side:
 
 @dataclass(slots=True)
 class Pairs:
-    """Of one side in a cell, round by round: itself, and what ran beside it without drafts."""
+    """One side's results in a cell, round by round, each with the run beside it without drafts."""
 
     plain: list[Decoded] = field(default_factory=list)
     drafted: list[Decoded] = field(default_factory=list)
 
     def ratios(self, what: str = "cpu_ns") -> list[float]:
-        """How many times faster it is than without drafts."""
+        """Return the speedups over the runs without drafts."""
         pairs = zip(self.plain, self.drafted, strict=True)
         return [getattr(plain, what) / getattr(drafted, what) for plain, drafted in pairs]
 
     @property
     def length(self) -> float:
-        """Tokens of a row in one pass, the one that is no draft included."""
+        """Return a row's tokens per pass, the token that is no draft included."""
         return sum(each.tokens for each in self.drafted) / sum(each.passes for each in self.drafted)
 
     def equal(self) -> tuple[int, int]:
-        """How many answers are the same tokens as without drafts, and of how many."""
+        """Return how many answers equal those without drafts, and out of how many."""
         pairs = [
             pair
             for plain, drafted in zip(self.plain, self.drafted, strict=True)
@@ -158,10 +160,11 @@ def paired(
     rng: random.Random,
     tick: Callable[[], None],
 ) -> dict[str, Pairs]:
-    """Every side beside `plain`, `rounds` times: a side, plain, the next side, and so on, every second round
-    backwards. Each round has requests of its own, which all its sides answer once."""
+    """Run every side beside `plain`, `rounds` times: a side, plain, the next side, and so on; every second
+    round goes backwards. All sides answer a round's requests once.
+    """
     found = {side.name: Pairs() for side in sides}
-    for number in range(-1, rounds):  # one more to be warm
+    for number in range(-1, rounds):  # one more round to warm up
         count = max(1, 4 // batch)
         asks = [[ask(plain.engine.processor, rng, task) for _ in range(batch)] for _ in range(count)]
         order = sides[:: -1 if number % 2 else 1]

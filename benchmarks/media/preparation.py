@@ -1,11 +1,11 @@
-"""What it costs to decode elsewhere, and how long a text waits while pictures are prepared.
+"""Cost of decoding images in another process, and a text's wait while pictures are prepared.
 
     python -m benchmarks preparation
 
-First: milliseconds to prepare one JPEG on a thread; those that the way to a decoder process and back takes
-with the same bytes there and as many pixels back, and its part of the former. Then: the time to the first
-token of a text while 64 big pictures are prepared, beside the same text alone. The former are the least of
-15, the latter medians.
+First: milliseconds to prepare one JPEG on a thread; milliseconds of the way to a decoder process and back,
+with equally many bytes and pixels; and their ratio. Then: the time to a text's first token while 64 big
+pictures are prepared, beside the same text alone. The former figures are minima of 15, the latter are
+medians.
 """
 
 import argparse
@@ -72,7 +72,7 @@ async def first_token(engine: AsyncEngine, number: int) -> float:
     async with engine.stream(f"What is a triangle? {number}", max_tokens=2) as stream:
         async for _ in stream:
             return time.perf_counter() - begun
-    raise AssertionError("a stream has news")
+    raise AssertionError("the stream ended without a token")
 
 
 async def texts_beside_pictures() -> None:

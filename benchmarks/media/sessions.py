@@ -1,11 +1,11 @@
-"""The time to the first token of a question about frames that a session has seen, beside a cold request.
+"""Time to the first token for a question about frames in a session, beside a cold request.
 
     python -m benchmarks sessions --threads 1                        # the embedded checkpoint
     python -m benchmarks sessions --threads 2 --half-billion         # 0.4 billion weights, bfloat16
 
-A session takes the frames two by two, as a camera gives them; then it is asked. Beside it one request with
-the same content, of which nothing is prepared, encoded or computed. Both answer one token; what counts is the
-time from the call to that. The rounds take turns, the prompts are compared token by token.
+A session gets the frames two by two, as from a camera, and then the question. The cold request has the same
+content, with nothing prepared, encoded or computed. Both answer with one token; the time from the call to
+this token counts. The rounds take turns, and the prompts are compared token by token.
 """
 
 import time
@@ -18,33 +18,35 @@ import typer
 from benchmarks.common.measure import use_threads
 from benchmarks.common.report import Table, machine_lines, show
 
-BAR = 0.05  # of a cold one
+BAR = 0.05  # maximum ratio to the cold request
 QUESTION = "What moved?"
 SECONDS = 0.5  # from one frame to the next
 
 
 def main(
-    threads: Annotated[int, typer.Option(min=1, help="Threads of torch, and CPUs.")] = 1,
-    frames: Annotated[int, typer.Option(min=2, help="That the session has seen.")] = 200,
-    side: Annotated[int, typer.Option(min=32, help="Pixels of a frame's side.")] = 128,
+    threads: Annotated[int, typer.Option(min=1, help="Threads for torch, and CPUs.")] = 1,
+    frames: Annotated[int, typer.Option(min=2, help="Number of frames in the session.")] = 200,
+    side: Annotated[int, typer.Option(min=32, help="A frame's width and height in pixels.")] = 128,
     rounds: Annotated[int, typer.Option(min=1, help="Questions, each asked both ways.")] = 5,
-    half_billion: Annotated[bool, typer.Option("--half-billion", help="0.4 billion weights.")] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Eight frames, once.")] = False,
+    half_billion: Annotated[
+        bool, typer.Option("--half-billion", help="Use the model with 0.4 billion weights.")
+    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Use eight frames and one round.")] = False,
 ) -> None:
-    """Seconds to the first token, in a session and cold."""
+    """Measure seconds to the first token, in a session and cold."""
     use_threads(threads)
     frames, rounds = (8, 1) if quick else (frames, rounds)
     show([measure(threads, frames, side, rounds, half_billion)], machine_lines(threads))
 
 
 def measure(threads: int, count: int, side: int, rounds: int, half_billion: bool) -> Table:
-    import torch  # after the environment is set
+    import torch  # imported after the thread environment is set
 
     from benchmarks.common.half_billion_model import cached_folder
     from mmengine import Engine, EngineConfig, Prompt
 
     torch.set_num_threads(threads)
-    length = count // 2 * ((side // 32) ** 2 + 16) + 256  # a patch, its time and what marks it
+    length = count // 2 * ((side // 32) ** 2 + 16) + 256  # a patch, its time and its markers
     config = EngineConfig(
         num_threads=threads, max_media_per_request=count, media_cache_bytes=0, max_model_len=length
     )
@@ -87,13 +89,13 @@ def measure(threads: int, count: int, side: int, rounds: int, half_billion: bool
 
 
 def forget(engine) -> None:
-    """Nothing of before is a prefix hit."""
+    """Reset the caches, so that no prefix is found."""
     engine._core.reset_prefix_cache()
     engine.generate(["-"], max_tokens=1)
 
 
 def picture(number: int, side: int):
-    """Another one for each number, as a JPEG: noise moves over a ramp."""
+    """Return a different JPEG for each number: noise that moves over a ramp."""
     import io
 
     from PIL import Image
@@ -107,7 +109,7 @@ def picture(number: int, side: int):
 
 
 def clocked(run):
-    """Seconds, and what it gave."""
+    """Return the seconds of a call, and its result."""
     begun = time.monotonic()
     result = run()
     return time.monotonic() - begun, result

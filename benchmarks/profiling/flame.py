@@ -1,8 +1,8 @@
-"""A flame graph of where Python code spends its time: a sampler, and one HTML file that needs nothing else.
+"""A flame graph of Python code: a sampler, and one self-contained HTML file.
 
-The stack is looked at every half millisecond. A signal is seen only when a call into C returns, so a
-sample does not count one but the time since the sample before: long calls weigh what they took, and count
-for the line that made them.
+The sampler reads the stack every half millisecond. Python sees a signal only when a call into C returns;
+therefore each sample counts the time since the previous one. Long calls weigh their full duration, on the
+line that made them.
 """
 
 import html
@@ -18,14 +18,15 @@ from types import CodeType, FrameType
 from typing import Any
 
 INTERVAL_S = 0.0005
-SMALLEST = 1e-4  # share of the whole below which a frame is left out
+SMALLEST = 1e-4  # share of the whole below which a frame is omitted
 TEMPLATE = Path(__file__).with_name("flame.html")
-Stack = tuple[tuple[CodeType, int], ...]  # outermost first; the line that each frame is at
+Stack = tuple[tuple[CodeType, int], ...]  # outermost first, with each frame's current line
 
 
 class Sampler:
-    """Nanoseconds by stack, of the main thread, from the function `outermost` inwards; what runs outside
-    of it has an empty stack. Not on systems without interval timers (Windows)."""
+    """The main thread's nanoseconds by stack, from the function `outermost` inwards. Code outside of it has
+    an empty stack. Not available without interval timers (Windows).
+    """
 
     def __init__(self, outermost: Callable) -> None:
         self.spent: dict[Stack, int] = defaultdict(int)
@@ -55,8 +56,9 @@ class Sampler:
         self._last = time.perf_counter_ns()
 
     def tree(self, name: str) -> dict[str, Any]:
-        """{"name", "ns", "inside": [...]}, what is largest first. The line that a stack ends in is its
-        innermost frame."""
+        """Return {"name", "ns", "inside": [...]}, the largest first. A stack's last line is its innermost
+        frame.
+        """
         root: dict[str, Any] = {"name": name, "ns": 0, "inside": {}}
         for stack, spent in self.spent.items():
             names = [_function(code) for code, _ in stack]
@@ -89,7 +91,7 @@ def _line(code: CodeType, number: int) -> str:
 
 
 def write(path: Path, title: str, trees: list[dict[str, Any]]) -> None:
-    """One page that shows `trees`, one below the other."""
+    """Write one page that shows `trees`, one below another."""
     # "<" is escaped so that no name can end the script.
     data = json.dumps(trees, ensure_ascii=False).replace("<", "\\u003c")
     page = TEMPLATE.read_text(encoding="utf-8")

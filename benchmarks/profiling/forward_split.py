@@ -1,4 +1,4 @@
-"""Time split of a native forward: linears, attention and the rest (the clocks in src/decoder/decoder.h)."""
+"""A native forward's time by linears, attention and the rest (clocks in src/decoder/decoder.h)."""
 
 import ctypes
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ PARTS = ("linears", "attention", "norms, rotation, residuals and the rest")
 
 
 def forward_split(title: str, ours: Ours, work: Watched) -> Table | None:
-    """Parts of the layers in the least disturbed run of `work`; None where no native decoder runs."""
+    """Return the layers' parts in the least disturbed run of `work`; None without a native decoder."""
     library = load()
     if library is None:
         return None

@@ -1,4 +1,4 @@
-"""Where the time of an engine's steps goes: clocks around its parts, each counting what is in no other."""
+"""Clocks around the phases of an engine's steps; each clock excludes the phases inside it."""
 
 import time
 from collections import defaultdict
@@ -12,19 +12,19 @@ from mmengine.serve.engine.engine import Engine
 
 FRONT, CORE, LOG = "front", "core, the rest", "log"
 LAYERS = "forward, the rest"
-FORWARD = ("embed", "features", "attention", LAYERS, "logits")  # the model's own part
+FORWARD = ("embed", "features", "attention", LAYERS, "logits")  # the model's own phases
 ENCODE = "encode"
 ROUNDS = 3
-Watched = Callable[[AbstractContextManager], None]  # does its steps within what it is given
+Watched = Callable[[AbstractContextManager], None]  # runs its steps within the given context
 
 
 class Clocks:
-    """Wall nanoseconds by phase. A phase's clock stands still while one inside it runs."""
+    """Wall nanoseconds by phase. A phase's clock stops while a phase inside it runs."""
 
     def __init__(self) -> None:
         self.spent: dict[str, int] = defaultdict(int)
         self.num_steps = 0  # in which the model ran
-        self._inner: list[int] = []  # ns of the phases inside each open one
+        self._inner: list[int] = []  # ns of the phases inside each open phase
 
     def around(self, phase: str, call: Callable) -> Callable:
         inner, spent, now = self._inner, self.spent, time.perf_counter_ns
@@ -44,14 +44,14 @@ class Clocks:
         return timed
 
     def take(self) -> dict[str, int]:
-        """What was spent since the last call."""
+        """Return the time since the last call, by phase."""
         found = dict(self.spent)
         self.spent.clear()
         return found
 
 
 def least_disturbed(engine: Engine, work: Watched) -> Clocks:
-    """The clocks of that of ROUNDS runs of `work` whose steps took least."""
+    """Return the clocks of the fastest among ROUNDS runs of `work`."""
     runs = [Clocks() for _ in range(ROUNDS)]
     for clocks in runs:
         work(clocked_phases(engine, clocks))
@@ -59,14 +59,14 @@ def least_disturbed(engine: Engine, work: Watched) -> Clocks:
 
 
 def places(engine: Engine) -> list[tuple[Any, str, str]]:
-    """(owner, name, phase) of what is clocked in an engine on a CPU."""
+    """Return (owner, name, phase) for each timed call of an engine on a CPU."""
     core, executor = engine.built.core, engine.built.executor
     runner = executor._runner
     model, attention = runner._model, runner._attention
     return [
         (engine, "step", FRONT),
         (core, "step", CORE),
-        (loop, "schedule", "core schedule"),
+        (core._scheduler, "schedule", "core schedule"),
         (loop, "evolve", "core evolve"),
         (loop, "batch", "core batch"),
         (loop, "complete", "core complete"),
@@ -89,7 +89,7 @@ def places(engine: Engine) -> list[tuple[Any, str, str]]:
 
 @contextmanager
 def clocked_phases(engine: Engine, clocks: Clocks) -> Iterator[None]:
-    """`clocks` around every phase of `engine` while the block runs."""
+    """Put `clocks` around every phase of `engine` while the block runs."""
     undo = []
     try:
         for owner, name, phase in places(engine):

@@ -1,4 +1,4 @@
-"""throughput.py --profile: the phases of a step as tables, and a flame graph of the same steps."""
+"""Tables of a step's phases, and a flame graph of the same steps, for `throughput.py --profile`."""
 
 from collections import defaultdict
 from contextlib import AbstractContextManager, nullcontext
@@ -19,20 +19,20 @@ from benchmarks.profiling.phases import ROUNDS, Clocks, Watched, least_disturbed
 from mmengine.config import EngineConfig
 from mmengine.serve.engine.engine import Engine
 
-# A phase of the table, and which of torch's operations count for it, by a part of their names.
+# A phase in the table, and the names that select its torch operations.
 OPERATIONS = (
     ("linears", ("mm", "linear", "matmul")),
     ("attention", ("attention", "index_copy", "index_select", "softmax")),
     ("norms", ("norm",)),
 )
 ROWS = 16
-DECODE_STEPS = 10  # of the half billion
-AHEAD = 6  # tokens that the first rows may have made when the last one makes its first
-Watch = AbstractContextManager  # within it a step is seen
+DECODE_STEPS = 10  # for half a billion weights
+AHEAD = 6  # maximum tokens that the first rows have when the last row gets its first
+Watch = AbstractContextManager  # a context that observes the steps inside it
 
 
 def profile(requests: int, longest: int, half_billion: bool, flame: Path) -> Part:
-    """Decoding and mixed requests on the embedded checkpoint, and on `half_billion` decoding alone."""
+    """Profile decoding and mixed requests on the embedded checkpoint, and decoding with `half_billion`."""
     part, trees = Part(), []
 
     def add(title: str, ours: Ours, work: Watched) -> None:
@@ -60,7 +60,7 @@ def profile(requests: int, longest: int, half_billion: bool, flame: Path) -> Par
         title = f"Prefill of {PROMPT} tokens, half a billion weights in bfloat16"
         add(title, large, partial(_answer, large, asks))
         large.close()
-    write(flame, "Where the time of mmengine's steps goes", trees)
+    write(flame, "Time in mmengine's steps", trees)
     return part
 
 
@@ -78,7 +78,7 @@ def _answer(ours: Ours, asks: list[Ask], watch: Watch) -> None:
 
 
 def _profile_one(title: str, ours: Ours, work: Watched) -> tuple[list[Table], dict]:
-    """The phases and the forward's operations as tables, and a tree for the flame graph."""
+    """Return tables of the phases and of the forward's operations, and a tree for the flame graph."""
     work(nullcontext())
     clocks = least_disturbed(ours.engine, work)
     sampler = Sampler(Engine.step)
@@ -95,8 +95,8 @@ def _phase_table(title: str, clocks: Clocks) -> Table:
         title,
         ("phase", "µs a step", "of the step"),
         notes=[
-            f"Means of {clocks.num_steps} steps, the least disturbed of {ROUNDS} runs; a phase does not "
-            "count what is in another one."
+            f"Means of {clocks.num_steps} steps in the least disturbed of {ROUNDS} runs; a phase excludes "
+            "the phases inside it."
         ],
     )
     for phase, spent in sorted(clocks.spent.items(), key=lambda item: -item[1]):
@@ -106,16 +106,14 @@ def _phase_table(title: str, clocks: Clocks) -> Table:
 
 
 def _operation_table(title: str, watched: torch.profiler.profile, num_steps: int) -> Table:
-    """Every operation of torch that the steps ran, in groups."""
+    """Return every torch operation in the steps, in groups."""
     spent: dict[str, list[tuple[float, str]]] = defaultdict(list)
     for each in watched.key_averages():
         spent[_group(each.key)].append((each.self_cpu_time_total, each.key))
     table = Table(
         f"{title}: torch's operations",
         ("group", "µs a step", "largest"),
-        notes=[
-            "Native kernels are none of torch's operations: of them only what is around them is seen here."
-        ],
+        notes=["Native kernels are not torch operations: this table shows only the operations around them."],
     )
     for name, group in sorted(spent.items(), key=lambda item: -_sum(item[1])):
         largest = ", ".join(

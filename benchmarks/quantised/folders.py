@@ -1,5 +1,8 @@
-"""A checkpoint's folder with its decoder's matrices quantised: in FP8 blocks as the hub's `*-FP8` folders
-have them, in 4 bits as compressed-tensors writes them. Rounded to nearest: for times, not answers."""
+"""Write checkpoint folders with quantised decoder matrices, for timing.
+
+FP8 blocks are stored as in the hub's `*-FP8` folders, 4-bit weights as by compressed-tensors. Values are
+rounded to nearest, so answers are worse than a calibrated folder's.
+"""
 
 import json
 import os
@@ -15,12 +18,12 @@ from safetensors.torch import save_file
 
 INDEX = "model.safetensors.index.json"
 LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-BLOCK, GROUP = 128, 128  # rows and columns of a block; of a group in 4 bits
+BLOCK, GROUP = 128, 128  # rows and columns in a block; in a 4-bit group
 Tensors = dict[str, torch.Tensor]
 
 
 def fp8_blocks(weight: torch.Tensor, rows: int = BLOCK) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes [out, in] and scales of blocks."""
+    """Return codes [out, in] and the scales of blocks."""
     n, k = weight.shape
     whole = (
         F.pad(weight.float(), (0, -k % BLOCK, 0, -n % rows))
@@ -65,7 +68,7 @@ FORMS: dict[str, tuple[Callable[[str, torch.Tensor], Tensors], dict[str, object]
 
 
 def quantised(folder: Path, out: Path, form: str) -> Path:
-    """Write the folder's model to `out`, unless it stands there, a shard after the other. Gives `out`."""
+    """Write the quantised model to `out`, shard by shard, unless the folder exists. Returns `out`."""
     write, how = FORMS[form]
     if out.exists():
         return out

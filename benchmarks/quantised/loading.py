@@ -1,6 +1,7 @@
-"""How much memory it takes to load a folder, for quantised.py: the last line is JSON of bytes and seconds.
+"""Measure the memory and time to load a folder, for `quantised`; the last line is JSON with bytes and
+seconds.
 
-python -m benchmarks quantised_loading FOLDER --quantize int8
+python -m benchmarks quantised.loading FOLDER --quantize int8
 """
 
 import json
@@ -18,7 +19,7 @@ def main(
     folder: Annotated[Path, typer.Argument(help="The checkpoint.")],
     quantize: Annotated[str, typer.Option(help="none, int8 or fp8.")] = "none",
 ) -> None:
-    """Load it, in bfloat16."""
+    """Load the folder in bfloat16."""
     use_threads(2)
     import torch
 
@@ -27,7 +28,7 @@ def main(
     from mmengine.native.library import load
 
     load()
-    torch.ones(8) @ torch.ones(8)  # its threads are there
+    torch.ones(8) @ torch.ones(8)  # start torch's threads
     plugin, quantized = plugin_for(folder), EngineConfig(quantize=quantize).quantize
     import mmengine.models.network  # noqa: F401 (what loading would import)
 

@@ -1,12 +1,12 @@
-"""What quantised weights give on a CPU: steps of 1 and 16 rows and a prompt beside the engine's own bfloat16,
-and beside one read of the weights that a token needs; and what they take of memory.
+"""Speed and memory of quantised weights on a CPU, beside the engine's own bfloat16.
 
-python -m benchmarks quantised    # all of it into benchmarks/results/quantised_cpu*.md, some twenty minutes
-python -m benchmarks quantised --shape small --quick    # a minute
-python -m benchmarks quantised --kept FOLDER --shape "0.4 B" --threads 1    # a part, which FOLDER keeps
+python -m benchmarks quantised    # all shapes into benchmarks/results/quantised_cpu*.md, some twenty minutes
+python -m benchmarks quantised --shape small --quick    # a minute python -m benchmarks quantised --kept
+FOLDER --shape "0.4 B" --threads 1    # one part, stored in FOLDER
 
-Engines of one shape are in memory together and compute in turns, in an order drawn anew each round. Told is
-the median of each, over rounds.
+Steps of 1 and 16 rows and a prompt are timed, also beside one read of the weights that a token needs. Engines
+of one shape are in memory together and compute in turns, in a new random order each round. Each figure is the
+median over rounds.
 """
 
 import enum
@@ -28,18 +28,18 @@ import typer
 
 from benchmarks.common.report import Part, Table, Target, machine_lines, markdown, show, target_table
 
-if TYPE_CHECKING:  # what the engine needs is loaded when the threads are set
+if TYPE_CHECKING:  # loaded after the threads are set
     from mmengine import Engine
 
 BENCHMARKS = Path(__file__).resolve().parents[1]
 RESULTS = BENCHMARKS / "results"
 FILES = {"avx2": "quantised_cpu_avx2.md"}  # by instruction set
 TITLE = "Quantised weights on a CPU"
-NEW, PROMPT, LONG = 8, 32, 512  # tokens of an answer that is timed; of its prompt; of a prompt that is timed
-WHOLE = "FP8 16 x 128, head too"  # made at loading; the hub's folders leave the head as it is
+NEW, PROMPT, LONG = 8, 32, 512  # timed tokens of an answer; tokens of its prompt; tokens of a timed prompt
+WHOLE = "FP8 16 x 128, head too"  # made at loading; the hub's folders leave the head unquantised
 FORMS = ("bf16", "int8 g 32", "FP8 128 x 128", WHOLE, "int4 g 128")
-MADE = {"int8 g 32": "int8", WHOLE: "fp8"}  # of the plain folder, as it is loaded
-ROUNDED = ", int8 activations"  # of a form's name: outside parity
+MADE = {"int8 g 32": "int8", WHOLE: "fp8"}  # made from the plain folder at loading
+ROUNDED = ", int8 activations"  # suffix of a format's name: outside parity
 WANTED = {
     "int8 g 32": (1.7, 0.80),
     "FP8 128 x 128": (1.7, 0.75),
@@ -53,7 +53,7 @@ BYTES = {
     WHOLE: 1 + 4 / 128,
     "int4 g 128": 0.5 + 2 / 128,
 }
-READ_VALUES = 2**28  # float32 that are summed to see how fast memory is read
+READ_VALUES = 2**28  # float32 values that are summed to measure the memory's read rate
 
 
 class Shape(enum.StrEnum):
@@ -64,10 +64,14 @@ class Shape(enum.StrEnum):
 
 def main(
     shape: Annotated[list[Shape] | None, typer.Option(help="Only these.")] = None,
-    threads: Annotated[list[int] | None, typer.Option(help="Of torch; without it 1 and all.")] = None,
+    threads: Annotated[
+        list[int] | None, typer.Option(help="Threads for torch (default: 1, then all).")
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds.")] = False,
-    kept: Annotated[Path | None, typer.Option(help="Parts are kept here, and not measured again.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Write the tables here, as markdown.")] = None,
+    kept: Annotated[
+        Path | None, typer.Option(help="Folder for finished parts, which are not measured again.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Markdown file for the tables.")] = None,
 ) -> None:
     """Measure on this machine."""
     from mmengine.native.cpu import usable_isas
@@ -94,14 +98,14 @@ def main(
 
 
 def _once(path: Path, part: Callable[[], Part]) -> Part:
-    """What a part found, now or when it was measured into that file."""
+    """Return a part's results, measured now or read from that file."""
     if not path.exists():
         path.write_text(part().dumps())
     return Part.loads(path.read_text())
 
 
 def _folders(shape: Shape, folder: Path) -> dict[str, Path]:
-    """By form."""
+    """Return the folders by format."""
     from benchmarks.common import half_billion_model
     from benchmarks.common import large_model as day_one_model
     from benchmarks.quantised.folders import quantised
@@ -117,7 +121,7 @@ def _folders(shape: Shape, folder: Path) -> dict[str, Path]:
 
 
 def _memory(shape: Shape, folders: dict[str, Path]) -> Part:
-    """Of loading, each in a process of its own."""
+    """Measure the memory for loading, each format in its own process."""
     from benchmarks.quantised.folders import weight_bytes
 
     table = Table(f"{shape}: loading", ("", "files, MB", "most private memory, MB", "of the files", "s"))
@@ -134,7 +138,7 @@ def _memory(shape: Shape, folders: dict[str, Path]) -> Part:
         if form == "FP8 128 x 128":
             targets.append(Target(f"{shape}: peak of loading FP8, of its files", peak, 1.1, most=True))
     table.notes.append(
-        "Private memory less what the process had before it read weights; the KV pool is not written yet."
+        "Private memory above that of the process before loading; the KV pool is not written yet."
     )
     return Part([table], targets)
 
@@ -142,7 +146,7 @@ def _memory(shape: Shape, folders: dict[str, Path]) -> Part:
 def _times(shape: Shape, folders: dict[str, Path], threads: int, rounds: int) -> Part:
     import torch
 
-    gc.collect()  # engines of before go in circles
+    gc.collect()  # earlier engines are in reference cycles
     values = torch.randn(READ_VALUES // (16 if shape is Shape.SMALL else 1))
     named = {name: folder for form, folder in folders.items() for name in _names(form, shape)}
     engines = {form: _engine(folder, form, threads) for form, folder in named.items()}
@@ -198,8 +202,9 @@ def _times(shape: Shape, folders: dict[str, Path], threads: int, rounds: int) ->
 
 
 def _names(form: str, shape: Shape) -> list[str]:
-    """A form as itself, and where it is of whole numbers with rounded activations, which of 2 B do not find
-    memory beside the others."""
+    """Return a format's name, and its variant with rounded activations for integer formats. With 2 B weights
+    this variant does not fit in memory beside the others.
+    """
     return [form, form + ROUNDED] if form.startswith("int") and shape is not Shape.TWO else [form]
 
 
@@ -219,7 +224,9 @@ def _engine(folder: Path, form: str, threads: int) -> "Engine":
 
 
 def _token_bytes(engine: "Engine", form: str) -> float:
-    """Of the weights that a step of one row reads: layers and the head, in codes where made here."""
+    """Return the bytes of the weights that a step of one row reads: layers and the head, as codes where the
+    engine made them.
+    """
     built = engine.built
     config = built.plugin.read_config(built.folder).text  # type: ignore[attr-defined]  # of the floor
     heads = config.num_heads + 2 * config.num_kv_heads
@@ -236,7 +243,7 @@ def _clocked(run: Callable[[], object]) -> float:
 
 
 def _step_s(engine: "Engine", rows: int) -> float:
-    """The median of an answer's steps, whose prompts differ each time."""
+    """Return the median time of an answer's steps; prompts differ each time."""
     took = []
     _submit(engine, rows, PROMPT, NEW)
     while engine.has_work:

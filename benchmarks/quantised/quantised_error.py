@@ -1,12 +1,12 @@
-"""How far quantised weights take a real model's next token from float32's, as the engine computes it.
+"""Error of quantised weights: a real model's next-token distribution beside float32, computed by the engine.
 
 python -m benchmarks quantised_error    # into benchmarks/results/quantised_error.md, a minute or two
 
-SmolLM2-135M-Instruct (build/smollm2, see tests/gguf/fetched.py), whose Q4_1 weights are written out as a
-folder in bfloat16, and from it folders in FP8 and int4, rounded to nearest without calibration. Each form
-is loaded by the engine and reads the same 1,024 tokens of our pages; what it says of the token behind each
-of them is compared with the engine's own float32: KLD, the mean of sum p (log p - log q) in nats, and how
-often the likeliest token is the same.
+SmolLM2-135M-Instruct (build/smollm2, see tests/gguf/fetched.py) has Q4_1 weights. They are written as a
+bfloat16 folder, and from it as FP8 and int4 folders, rounded to nearest without calibration. The engine loads
+each format and reads the same 1,024 tokens of our pages. Its prediction after each token is compared with the
+engine's own float32: KLD, the mean of sum p (log p - log q) in nats, and how often the most likely token is
+the same.
 """
 
 import json
@@ -30,7 +30,7 @@ from mmengine.serve.prompt.prompt import Prompt
 from tests.gguf.fetched import SMOLLM2, fetched  # noqa: E402
 
 RESULTS = Path(__file__).parents[1] / "results" / "quantised_error.md"
-TITLE = "How far quantised weights take the next token"
+TITLE = "Error of quantised weights in the next token"
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "http.md"
 TOKENS = 1024
 FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
@@ -38,10 +38,10 @@ FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_c
 
 @dataclass(frozen=True)
 class Form:
-    """How SmolLM2 is held. `folder`: how it is written, as quantised_folders knows; None: in bfloat16."""
+    """A storage format for SmolLM2. `folder`: a format in quantised/folders.py; None: bfloat16."""
 
     name: str
-    bits: str  # of a weight of a decoder's matrix
+    bits: str  # per weight of a decoder matrix
     head: str
     folder: str | None = None
     settings: dict[str, Any] = field(default_factory=dict)
@@ -64,9 +64,9 @@ FORMS = (
 
 
 def main(
-    out: Annotated[Path, typer.Option(help="Write the table here, as markdown.")] = RESULTS,
+    out: Annotated[Path, typer.Option(help="Markdown file for the table.")] = RESULTS,
 ) -> None:
-    """Compare on this machine."""
+    """Compare all formats on this machine."""
     with tempfile.TemporaryDirectory() as made:
         plain = _plain(Path(made) / "plain")
         token_ids = _token_ids(plain)
@@ -81,9 +81,9 @@ def main(
                 (form.name, form.bits, form.head, f"{kld:.5f}", f"{same:.1%}", found[1] or form.dtype)
             )
     table.notes.append(
-        f"SmolLM2-135M-Instruct as its Q4_1 file has it; {TOKENS:,} tokens of {PAGE.name}; beside the "
-        "engine's float32. int4 is rounded to nearest here, which nobody should serve: calibrated folders "
-        "lose much less."
+        f"SmolLM2-135M-Instruct from its Q4_1 file; {TOKENS:,} tokens of {PAGE.name}; beside the engine's "
+        "float32. Here int4 is rounded to nearest, which is not fit for serving: calibrated folders lose "
+        "much less."
     )
     lines = machine_lines(torch.get_num_threads())
     show([table], lines)
@@ -91,7 +91,7 @@ def main(
 
 
 def _plain(folder: Path) -> Path:
-    """The GGUF file as a folder of bfloat16."""
+    """Write the GGUF file as a bfloat16 folder."""
     model = GGUFModel(fetched(SMOLLM2))
     folder.mkdir()
     for name in FILES:
@@ -111,7 +111,9 @@ def _token_ids(folder: Path) -> list[int]:
 
 
 def _log_probabilities(folder: Path, form: Form, token_ids: list[int]) -> tuple[torch.Tensor, str]:
-    """Of the token behind each but the last, float32 [tokens - 1, vocab]; and how weights are held."""
+    """Return float32 log probabilities [tokens - 1, vocab] after each token but the last, and the weights'
+    format in memory.
+    """
     config = EngineConfig(spec="none", max_model_len=TOKENS + 16, token_budget=2 * TOKENS, **form.settings)
     said, compute = [], Network.logits
 
@@ -126,7 +128,7 @@ def _log_probabilities(folder: Path, form: Form, token_ids: list[int]) -> tuple[
         said.clear()
         engine.generate([Prompt(token_ids=token_ids)], max_tokens=1, prompt_logprobs=0)
         found = torch.cat(said)
-        assert len(found) == len(token_ids), "the sampled token's, and one for each behind the first"
+        assert len(found) == len(token_ids), "expected one per token: the sampled one, and all but the first"
         return found[1:].log_softmax(1), engine.built.spec.weights_held
 
 

@@ -1,13 +1,13 @@
-"""A batch on Ray Data whose workers are killed: what is computed twice, beside a plain map_batches.
+"""A Ray Data batch whose workers are killed: tokens computed twice, beside a plain map_batches.
 
     build/ray/bin/python -m benchmarks batch_killed [--requests 1000] [--kill-s 10] [--out FILE]
 
-Both sides answer the same requests with the embedded checkpoint by two workers, greedily, in batches of 64,
-and every so many seconds one worker is killed, for two minutes: where workers begin and answer a batch slower
-than that, one that keeps nothing would never end. Ours is mmengine_ray.batch.AnswerLines, the other a class
-over transformers' `generate`, as a user would write it. Steps of both are paced alike, so that kills come in
-the middle. Tokens are counted where they are computed: of ours in the logs, of the other by a processor of
-logits that writes a byte for each. Needs the environment of `make ray`.
+Both sides answer the same requests with the embedded checkpoint on two workers, greedily, in batches of 64.
+For two minutes a worker is killed every --kill-s seconds. If starting and answering a batch takes longer than
+that, a worker that stores nothing would never finish. Our side is mmengine_ray.batch.AnswerLines; the other
+is a class over transformers' `generate`, as a user would write it. Both sides' steps have the same minimum
+duration, so that kills hit the middle of a batch. Computed tokens are counted: ours in the logs, the other's
+by a logits processor that writes a byte per token. Needs the environment of `make ray`.
 """
 
 import argparse
@@ -22,9 +22,9 @@ from pathlib import Path
 
 import numpy as np
 
-STEP_S = 0.03  # that a step takes at least, on either side
+STEP_S = 0.03  # minimum duration of a step on either side
 MAX_TOKENS = 48
-KILLED_S = 120  # for which workers are killed
+KILLED_S = 120  # duration of the killing
 BATCH = 64
 
 
@@ -59,7 +59,9 @@ def paced_build(*given: object, **options: object) -> object:
 
 
 class PlainWorker:
-    """What a user writes without an engine. `counts`: a folder where each worker counts its tokens."""
+    """A worker as users write it without an engine. `counts`: a folder in which each worker counts its
+    tokens.
+    """
 
     def __init__(self, counts: str):
         import torch
@@ -104,7 +106,7 @@ class PlainWorker:
 
 
 def workers(name: str) -> list[int]:
-    """Process ids of Ray's workers of this class."""
+    """Return the process ids of Ray's workers with this class."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -117,7 +119,7 @@ def workers(name: str) -> list[int]:
 
 
 class Killer:
-    """Kills a worker every so many seconds."""
+    """A thread that kills a worker every `every_s` seconds."""
 
     def __init__(self, name: str, every_s: float):
         self.num_kills, self._name, self._every_s = 0, name, every_s
@@ -141,7 +143,7 @@ class Killer:
 def run(
     lines: list[str], worker: type, options: dict[str, object], every_s: float
 ) -> tuple[dict, float, int]:
-    """Answers by id, seconds, kills."""
+    """Return answers by id, seconds, and kills."""
     import pyarrow
     import ray
 

@@ -1,4 +1,4 @@
-"""Clients of a server that take as little of the machine as they can: raw sockets, one thread."""
+"""Clients of a server that use little CPU: raw sockets, one thread."""
 
 import json
 import selectors
@@ -12,17 +12,18 @@ _END = b"0\r\n\r\n"
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """`requests` in all, `at_once` of them open, each an answer of `tokens` tokens."""
+    """`requests` in total, `at_once` of them concurrently, each with an answer of `tokens` tokens."""
 
     requests: int
     at_once: int
     tokens: int
     stream: bool
-    more: tuple[tuple[str, object], ...] = ()  # further fields of the body
+    more: tuple[tuple[str, object], ...] = ()  # additional body fields
     model: str | None = None
-    start: int = 0  # of the numbers that make prompts differ
-    is_response: bool = False  # of /v1/responses, not of /v1/chat/completions
-    pause_s: float = 0.0  # between two looks at the sockets: who sleeps on none costs its sender no wake-up
+    start: int = 0  # first of the numbers that make prompts differ
+    is_response: bool = False  # sent to /v1/responses instead of /v1/chat/completions
+    # between two polls: a client that does not sleep on a socket costs the server no wake-up
+    pause_s: float = 0.0
 
     def of(self, model: str | None) -> "Load":
         return replace(self, model=model)
@@ -32,7 +33,7 @@ class Load:
 
     @property
     def mark(self) -> bytes:
-        """Stands before the text in an event that has text."""
+        """Return the bytes before an event's text."""
         return b'"delta":"' if self.is_response else b'"content":"'
 
     def bytes_of(self, number: int) -> bytes:
@@ -53,7 +54,7 @@ class Load:
 class Answer:
     number: int
     sent_at: float
-    first_at: float = 0.0  # when the first event that has text came
+    first_at: float = 0.0  # when the first event with text arrived
     data: bytearray = field(default_factory=bytearray)
 
     @property
@@ -66,7 +67,7 @@ class Answer:
 
 
 def load(port: int, asked: Load) -> list[Answer]:
-    """Run it against 127.0.0.1. Raises RuntimeError for an answer that is none."""
+    """Send the load to 127.0.0.1 and return the answers. Raises RuntimeError for an invalid answer."""
     ready, answers, sent = selectors.DefaultSelector(), [], 0
     for _ in range(min(asked.at_once, asked.requests)):
         connection = socket.create_connection(("127.0.0.1", port))

@@ -1,8 +1,8 @@
-"""What a call costs that is kept: CPU microseconds beside the same call in a log without envelopes and no
-store, all threads of the process that serves.
+"""CPU cost of a durable call, beside a call whose log has no envelope and no store.
 
-Clients are a process of their own. Sides come in turns, in an order drawn anew each round and then the same
-order backwards: a machine that gets slower meanwhile is as much slower for each of them.
+Times are CPU microseconds over all threads of the serving process. Clients run in their own process. Sides
+take turns, in a new random order each round and then in the reverse order: if the machine slows down, it
+slows each side equally.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ from mmengine.server.settings import ServerSettings
 from mmengine.server.storage.storage import Storage
 
 AT_ONCE, TOKENS = 16, 1
-PAUSE_S = 0.001  # of the clients: none of them sleeps on a socket, or waking it would be measured
+PAUSE_S = 0.001  # clients do not sleep on a socket; otherwise the wake-up would be measured
 PLAIN, KEPT = "chat, no envelope", "chat"
 PLAIN_RESPONSE, RESPONSE, STORED_RESPONSE = (
     "response, no envelope, store false",
@@ -44,7 +44,7 @@ PLAIN_RESPONSE, RESPONSE, STORED_RESPONSE = (
 _CHAT = Load(0, AT_ONCE, TOKENS, False)
 _STORED = replace(_CHAT, is_response=True)
 _UNSTORED = replace(_STORED, more=(("store", False),))
-SIDES = {  # whether the log has an envelope, and what is asked
+SIDES = {  # whether the log has an envelope, and the request
     PLAIN: (False, _CHAT),
     KEPT: (True, _CHAT),
     PLAIN_RESPONSE: (False, _UNSTORED),
@@ -58,7 +58,7 @@ STORED = {"envelope and store": (STORED_RESPONSE, PLAIN_RESPONSE)}
 def _submit_without(
     engine: ServedEngine, parsed_request: ParsedRequest, *, hold: bool = False, recovered: object = None
 ) -> list[Stream]:
-    """Submit one prompt as `submit` does, but without an envelope for the log."""
+    """Submit one prompt as `submit` does, without an envelope for the log."""
     options = submit_options(parsed_request, parsed_request.request_id)
     streams = [
         engine.stream(prompt, parsed_request.sampling, hold=hold, **options)
@@ -69,8 +69,9 @@ def _submit_without(
 
 
 class _Clients:
-    """A process that asks. It is forked once, before there is an engine: a fork in the midst of a turn would
-    be among the costs, and so would be each page that is written behind it."""
+    """A client process. It is forked once, before the engine exists: a fork during a turn would count as
+    cost, and so would each page written after it.
+    """
 
     def __init__(self) -> None:
         self._ours, theirs = socket.socketpair()
@@ -86,11 +87,11 @@ class _Clients:
         self._ours.setblocking(False)
 
     async def ask(self, port: int, parsed_request: Load) -> None:
-        """Until all answers are there. Raises RuntimeError."""
+        """Wait until all answers are complete. Raises RuntimeError."""
         loop = asyncio.get_running_loop()
         await loop.sock_sendall(self._ours, msgspec.json.encode((port, parsed_request)) + b"\n")
         if not await loop.sock_recv(self._ours, 1):
-            raise RuntimeError("the clients got no answer")
+            raise RuntimeError("the clients received no answer")
 
     def close(self) -> None:
         self._ours.close()
@@ -107,7 +108,7 @@ def _clients() -> Iterator[_Clients]:
 
 
 async def _cpu_us(log: Path, clients: _Clients, rounds: int, requests: int) -> dict[str, list[float]]:
-    """CPU microseconds a request, by side, of each round."""
+    """Return CPU microseconds per request, by side, for each round."""
     settings = ServerSettings(port=0)
     engine, storage = AsyncEngine(device="cpu", log=log), Storage(log, settings)
     bound = listen(settings)
@@ -129,7 +130,7 @@ async def _cpu_us(log: Path, clients: _Clients, rounds: int, requests: int) -> d
             spent[name] += await _spent(
                 app, clients, port, replace(kind, requests=requests, start=start, pause_s=PAUSE_S)
             )
-        for name, seconds in spent.items() if place else ():  # the first one warms up
+        for name, seconds in spent.items() if place else ():  # the first round warms up
             found[name].append(seconds / (2 * requests) * 1e6)
     calls.submit = submit
     server.should_exit = True
@@ -140,12 +141,12 @@ async def _cpu_us(log: Path, clients: _Clients, rounds: int, requests: int) -> d
 
 
 async def _spent(app: App, clients: _Clients, port: int, asked: Load) -> float:
-    """CPU seconds of this process until all answers are there, and stored."""
-    gc.collect()  # nobody pays for what the side before left
+    """Return this process's CPU seconds until all answers are complete and stored."""
+    gc.collect()  # no side pays for its predecessor's garbage
     begun = time.process_time()
     await clients.ask(port, asked)
     await app.calls.flush()
-    await asyncio.sleep(0.02)  # what the log has behind the answers
+    await asyncio.sleep(0.02)  # lets the log write its records after the answers
     return time.process_time() - begun
 
 

@@ -1,6 +1,6 @@
-"""The HTTP layer alone: what a request and a frame cost it, before an engine that only says its lines.
+"""The HTTP layer's cost per request and per frame, in front of a scripted engine.
 
-Clients run in a process of their own; CPU seconds are those of the process that serves.
+Clients run in their own process; CPU seconds are the serving process's.
 """
 
 import asyncio
@@ -31,9 +31,9 @@ from mmengine.server.lifecycle.listening_socket import listen
 from mmengine.server.settings import ServerSettings
 
 LINES = "The red triangle is small, the star to its left is large — and blue; nothing is “behind” them. "
-STEP_S = 0.003  # of an engine that says tokens to several: clients are to keep up
-PAUSE_S = 0.001  # of the clients: none of them sleeps on a socket, or waking it would be measured
-SHORT = 8  # tokens of the answers whose cost is taken from that of longer ones
+STEP_S = 0.003  # step time of the scripted engine with several streams, so that clients keep up
+PAUSE_S = 0.001  # clients do not sleep on a socket; otherwise the wake-up would be measured
+SHORT = 8  # tokens in the short answers, whose cost is subtracted from that of longer ones
 
 
 @dataclass(slots=True)
@@ -45,8 +45,9 @@ class _Speaking:
 
 
 class ScriptedEngine:
-    """In the place of an AsyncEngine: takes what it takes, prepares prompts as it does, and says a token to
-    each request in a step, all of them by one call, as a step's news come."""
+    """A replacement for AsyncEngine: it accepts the same calls, prepares prompts in the same way, and gives
+    each request a token per step, all through one call, as a step's updates arrive.
+    """
 
     has_log = False
     can_end_reasoning = False
@@ -99,7 +100,7 @@ class ScriptedEngine:
 
 
 async def _cpu_s(loads: list[Load]) -> list[float]:
-    """CPU seconds of this process for each load."""
+    """Return this process's CPU seconds for each load."""
     settings = ServerSettings(port=0)
     bound = listen(settings)
     server = web_server(App(ScriptedEngine(), settings, ApiKeys(None), ("scripted",)), settings)
@@ -123,8 +124,9 @@ async def _cpu_s(loads: list[Load]) -> list[float]:
 
 
 def front_costs(quick: bool) -> dict[str, float]:
-    """CPU microseconds: `request` of a whole answer, `frame` and `frame of one stream`, as what a longer
-    stream costs more than a short one."""
+    """Return CPU microseconds: `request` for a whole answer, `frame` and `frame of one stream` as the
+    additional cost per token of a longer stream.
+    """
     scale = 1 if quick else 4
     requests, frames = 200 * scale, 100 * scale
     warm = Load(50, 1, SHORT, True)

@@ -1,4 +1,4 @@
-"""Servers as processes of their own, and what their answers amount to."""
+"""Servers in their own processes, and the texts of their answers."""
 
 import http.client
 import json
@@ -19,7 +19,7 @@ from mmengine.models.loader import resolve_folder
 from mmengine.models.plugin import Tokenizer
 from mmengine.models.registry import plugin_for
 
-PATIENCE_S = 120.0  # for a server to load
+PATIENCE_S = 120.0  # maximum time for a server to load
 
 
 class NoAnswer(Exception):
@@ -27,17 +27,17 @@ class NoAnswer(Exception):
 
 
 class Running(NamedTuple):
-    """A server. `pid`: of the process that was started; it may have others below it."""
+    """A running server. `pid`: the started process, which may have children."""
 
     port: int
     pid: int
 
     @property
     def cpu_s(self) -> float:
-        """CPU seconds of all its processes so far, as far as Linux tells of them (in ticks of 10 ms)."""
+        """Return the CPU seconds of all its processes so far, as Linux reports them (in ticks of 10 ms)."""
         parents, ticks = {}, {}
         for stat in Path("/proc").glob("[0-9]*/stat"):
-            with suppress(OSError):  # it ended meanwhile
+            with suppress(OSError):  # the process ended meanwhile
                 words = stat.read_text().rpartition(")")[2].split()
                 pid = int(stat.parent.name)
                 parents[pid], ticks[pid] = int(words[1]), int(words[11]) + int(words[12])
@@ -49,15 +49,16 @@ class Running(NamedTuple):
 
 @contextmanager
 def ours(folder: Path | None) -> Iterator[int]:
-    """The port of `mmengine serve`, which tells of no request."""
+    """Run `mmengine serve` without request logs and yield its port."""
     with serving(folder) as server:
         yield server.port
 
 
 @contextmanager
 def serving(folder: Path | None, log: Path | None = None, traces: str = "") -> Iterator[Running]:
-    """`mmengine serve`, which tells of no request. `log`: the folder of its log, if it has one.
-    `traces`: of a collector of spans."""
+    """Run `mmengine serve` without request logs. `log`: its log folder, if any. `traces`: a span collector's
+    URL.
+    """
     model = [] if folder is None else ["--model", str(folder)]
     kept = [] if log is None else ["--log", str(log)]
     words = [
@@ -76,7 +77,7 @@ def serving(folder: Path | None, log: Path | None = None, traces: str = "") -> I
 
 @contextmanager
 def theirs(python: str, folder: Path, words: Sequence[str]) -> Iterator[int]:
-    """The port of `transformers serve`. Raises NoAnswer."""
+    """Run `transformers serve` and yield its port. Raises NoAnswer."""
     program = "from transformers.cli.transformers import main; main()"
     command = [python, "-c", program, "serve", str(folder), "--device", "cpu", *words]
     with _running(command, "/health") as server:
@@ -117,18 +118,20 @@ def _await(process: subprocess.Popen, port: int, health: str, said) -> None:
             connection.close()
         time.sleep(0.2)
     said.seek(0)
-    lines = said.read().strip().splitlines() or ["it said nothing"]
+    lines = said.read().strip().splitlines() or ["no output"]
     told = next((line for line in lines if "requires" in line), lines[-1])
-    raise NoAnswer(f"it does not start: {told[:200]}")
+    raise NoAnswer(f"the server does not start: {told[:200]}")
 
 
 def tokens_a_second(port: int, asked: Load, model: str | None = None) -> tuple[float, list[str]]:
-    """And the answers, in the order of the questions. Tokens are counted from the texts. Raises NoAnswer."""
+    """Return tokens per second, counted from the texts, and the answers in the order of the questions. Raises
+    NoAnswer.
+    """
     begun = time.perf_counter()
     try:
         answers = load(port, asked.of(model))
     except (RuntimeError, OSError) as error:
-        raise NoAnswer(f"it does not answer: {str(error)[:200]}") from None
+        raise NoAnswer(f"the server does not answer: {str(error)[:200]}") from None
     seconds = time.perf_counter() - begun
     texts = [_text(answer) for answer in sorted(answers, key=lambda each: each.number)]
     return sum(len(_tokenizer().encode(text)) for text in texts) / seconds, texts

@@ -1,10 +1,10 @@
-"""The HTTP server: what it costs beside the engine, and what it gives beside `transformers serve`.
+"""The HTTP server: its cost beside the engine, and its throughput beside `transformers serve`.
 
-python -m benchmarks serve --out benchmarks/results/serve.md    # all of it, within ten minutes
-python -m benchmarks serve --quick --part front                 # one part, a few seconds
-python -m benchmarks serve --rival-python VENV/bin/python  # for the last: transformers[serving], torchvision
+python -m benchmarks serve --out benchmarks/results/serve.md    # all parts, within ten minutes python -m
+benchmarks serve --quick --part front                 # one part, a few seconds python -m benchmarks serve
+--rival-python VENV/bin/python  # last part: transformers[serving], torchvision
 
-What is compared runs in turn, and each server is a process of its own that only it loads.
+Sides take turns. Each server is a process of its own that serves only this benchmark.
 """
 
 import asyncio
@@ -30,17 +30,19 @@ STREAMS, RIVAL_STREAMS, RIVAL_REQUESTS = 16, 64, 256
 class Which(enum.StrEnum):
     FRONT = "front"  # the HTTP layer alone
     FIRST = "first"  # time to first token, over AsyncEngine
-    STREAMS = "streams"  # tokens a second, beside a batch
+    STREAMS = "streams"  # tokens per second, beside a batch
     RIVAL = "rival"  # beside transformers serve
 
 
 def main(
-    part: Annotated[list[Which] | None, typer.Option(help="Only these parts.")] = None,
+    part: Annotated[list[Which] | None, typer.Option(help="Parts to run (default: all).")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds.")] = False,
-    rival_python: Annotated[str, typer.Option(help="That has transformers[serving].")] = sys.executable,
-    out: Annotated[Path | None, typer.Option(help="Write the tables here, as markdown.")] = None,
+    rival_python: Annotated[
+        str, typer.Option(help="Python interpreter with transformers[serving].")
+    ] = sys.executable,
+    out: Annotated[Path | None, typer.Option(help="Markdown file for the tables.")] = None,
 ) -> None:
-    """Measure the server on this machine, one thread of torch for everybody."""
+    """Measure the server on this machine, with one torch thread for each process."""
     for variable in THREAD_VARIABLES:
         os.environ[variable] = "1"
     found = Part()
@@ -61,7 +63,7 @@ def main(
 
 
 def _front(quick: bool) -> Part:
-    """Alone in a process: nothing else's memory, no torch."""
+    """Run in a process without other memory and without torch."""
     from benchmarks.server.front import front_costs
 
     rounds = [front_costs(quick) for _ in range(2 if quick else 5)]
@@ -70,9 +72,9 @@ def _front(quick: bool) -> Part:
     for name in best:
         table.rows.append((name, f"{best[name]:.1f}", f"{median(each[name] for each in rounds):.1f}"))
     table.notes.append(
-        "The engine is a script behind the engine's interface. A request: JSON, template, tokenizing and a "
-        "whole answer of one token. A frame: what a token more costs in 64 streams, which get one each at a "
-        "time, socket write included. Clients are a process of their own and sleep on no socket."
+        "A script replaces the engine. A request: JSON, template, tokenizing and a whole one-token answer. "
+        "A frame: the cost of one more token in each of 64 streams, socket write included. Clients run in "
+        "their own process and do not sleep on a socket."
     )
     return Part(
         [table],
@@ -106,7 +108,7 @@ def _first(quick: bool) -> Part:
 
     async def all_rounds(port: int) -> None:
         async with AsyncEngine(device="cpu") as engine:
-            for number in range(requests):  # both know the prompts' beginning then
+            for number in range(requests):  # both sides know the prompts' beginning then
                 await ask(engine, number)
             load(port, Load(requests, 1, 4, True))
             for place in range(1, rounds + 1):
@@ -149,7 +151,7 @@ def _streams(quick: bool) -> Part:
 
 
 def _rates(folder: Path | None, tokens: int, rounds: int) -> tuple[float, float]:
-    """Tokens a second of a batch and over HTTP, medians."""
+    """Return tokens per second of a batch and over HTTP, as medians."""
     from benchmarks.server.clients import Load, load
     from benchmarks.server.processes import ours
     from mmengine.serve.engine.engine import Engine
@@ -157,7 +159,7 @@ def _rates(folder: Path | None, tokens: int, rounds: int) -> tuple[float, float]
 
     batch, http = [], []
     with ours(folder) as port, Engine(folder, device="cpu") as engine:
-        for place in range(rounds + 1):  # the first one warms up
+        for place in range(rounds + 1):  # the first round warms up
             asked = Load(STREAMS, STREAMS, tokens, True, (("ignore_eos", True),), start=1000 * place)
             prompts = [Prompt(messages=asked.messages(asked.start + each)) for each in range(STREAMS)]
             begun = time.perf_counter()
@@ -193,7 +195,7 @@ def _rival(quick: bool, python: str) -> Part:
                         mine, said = tokens_a_second(port, asked)
                         his, heard = tokens_a_second(other, asked, str(folder))
                         if sum(one == two for one, two in zip(said, heard, strict=True)) < 0.9 * len(said):
-                            raise NoAnswer("its answers are not the model's")
+                            raise NoAnswer("the answers differ from the model's")
                         if place:
                             rates["mmengine serve"].append(mine)
                             rates.setdefault(name, []).append(his)
@@ -203,10 +205,10 @@ def _rival(quick: bool, python: str) -> Part:
     best = max((median(each) for name, each in rates.items() if name != "mmengine serve"), default=0.0)
     table.rows = [(name, f"{median(each):.1f}") for name, each in rates.items() if each]
     table.notes.append(
-        f"{RIVAL_REQUESTS} requests, each sent as another one ends; in turns, both servers up."
+        f"{RIVAL_REQUESTS} requests, each sent when another ends; in turns, with both servers running."
     )
     if not best:
-        table.notes.append("Nothing to compare with: give --rival-python with transformers[serving].")
+        table.notes.append("No comparison: set --rival-python to a Python with transformers[serving].")
         return Part([table], [])
     ratio = median(rates["mmengine serve"]) / best
     return Part([table], [Target("times the tokens of transformers serve", ratio, WANTED_RATIO)])

@@ -1,10 +1,10 @@
-"""What it costs that a server can be killed: log, envelope and store, beside a server that keeps nothing.
+"""Cost of a server that survives a kill: log, envelope and store, beside a server that stores nothing.
 
-python -m benchmarks serve_durable    # all of it into benchmarks/results/serve_durable.md, seventeen minutes
+python -m benchmarks serve_durable    # all parts into benchmarks/results/serve_durable.md, seventeen minutes
 python -m benchmarks serve_durable --quick --part costs    # one part, half a minute
 
-What is compared runs in turns (serve_sides.py). Told is the median of the rounds' differences, and with ±
-half of the interval in which it lies in two of three times, however they are spread.
+Sides take turns (sides.py). Each figure is the median of the rounds' differences; ± is half of the interval
+that contains it in two of three cases, for any distribution.
 """
 
 import enum
@@ -21,30 +21,30 @@ from benchmarks.common.measure import THREAD_VARIABLES
 from benchmarks.common.report import Part, Table, Target, machine_lines, markdown, show, target_table
 from benchmarks.server.sides import PAUSE_S, STREAMS, compared, error_of, num_prompts, turns
 
-if TYPE_CHECKING:  # what the engine needs is loaded when the threads are set
+if TYPE_CHECKING:  # loaded after the threads are set
     from benchmarks.server.processes import Running
 
 TITLE = "A server that can be killed, on a CPU"
 WANTED_LOSS, WANTED_FIRST_MS, WANTED_US = 0.02, 1.0, 60
-KINDS = {"chat": False, "responses, stored": True}  # whether it is of /v1/responses
+KINDS = {"chat": False, "responses, stored": True}  # whether the kind uses /v1/responses
 SIDES = ("without a log", "with log and store")
 RESULTS = Path(__file__).parents[1] / "results" / "serve_durable.md"
 
 
 class Which(enum.StrEnum):
-    STREAMS = "streams"  # tokens a second
+    STREAMS = "streams"  # tokens per second
     FIRST = "first"  # time to first token
-    COSTS = "costs"  # CPU of a request
+    COSTS = "costs"  # CPU per request
 
 
 def main(
-    part: Annotated[list[Which] | None, typer.Option(help="Only these parts.")] = None,
+    part: Annotated[list[Which] | None, typer.Option(help="Parts to run (default: all).")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds.")] = False,
     out: Annotated[
         Path | None, typer.Option(help="Write the tables here, as markdown; of all parts into results/.")
     ] = None,
 ) -> None:
-    """Measure on this machine, one thread of torch for everybody."""
+    """Measure on this machine, with one torch thread for each process."""
     for variable in THREAD_VARIABLES:
         os.environ[variable] = "1"
     found, parts = Part(), part or list(Which)
@@ -104,9 +104,9 @@ def _first(name: str, servers: dict[str, "Running"], rounds: int) -> Part:
             more = (("ignore_eos", True),)
             asked = Load(1, 1, 1, True, more, start=10**6 + number, is_response=is_response)
             (answer,) = load(servers[side].port, asked)
-            first_at = answer.first_at or time.perf_counter()  # the token may have no text of its own
+            first_at = answer.first_at or time.perf_counter()  # the token may have no text
             if number >= 0:
-                times[side][number] += 1e3 * (first_at - answer.sent_at) / 2  # of its two turns
+                times[side][number] += 1e3 * (first_at - answer.sent_at) / 2  # mean of its two turns
         later = [kept - plain for plain, kept in zip(*(times[side] for side in SIDES), strict=True)]
         figures = (f"{median(times[side]):.2f}" for side in SIDES)
         table.rows.append((kind, *figures, f"{median(later):.2f}", f"{error_of(later):.2f}"))
@@ -117,7 +117,7 @@ def _first(name: str, servers: dict[str, "Running"], rounds: int) -> Part:
 
 
 def _costs(log: Path, quick: bool) -> Part:
-    """Alone in a process: nothing else's memory."""
+    """Run in a process without other memory."""
     from benchmarks.server.durable_costs import AT_ONCE, ENVELOPES, STORED, kept_costs
 
     rounds, requests = (4, 128) if quick else (200, 128)
@@ -132,8 +132,8 @@ def _costs(log: Path, quick: bool) -> Part:
         if name in STORED:
             targets.append(Target(f"CPU us a request, {name}", median(each), WANTED_US, most=True))
     more.notes.append(
-        f"All threads of the process that serves, its writes included; {rounds} rounds of twice {requests} "
-        f"requests a side, {AT_ONCE} at once. Without one the log has what it had before there were any."
+        f"All threads of the serving process, with its writes; {rounds} rounds of twice {requests} requests "
+        f"a side, {AT_ONCE} at once. Without an envelope the log holds the engine's events only."
     )
     return Part([table, more], targets)
 

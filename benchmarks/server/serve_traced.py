@@ -1,10 +1,9 @@
-"""What spans cost: 16 streams of a server that sends them to a collector, beside one that makes none.
+"""Cost of OpenTelemetry spans: 16 streams of a server that exports spans, beside a server without spans.
 
-python -m benchmarks serve_traced    # into benchmarks/results/serve_traced.md, five minutes
-python -m benchmarks serve_traced --quick
+python -m benchmarks serve_traced    # into benchmarks/results/serve_traced.md, five minutes python -m
+benchmarks serve_traced --quick
 
-The two run in turns (serve_sides.py). The collector takes what comes
-and throws it away, in a process of its own.
+The two servers take turns (sides.py). The collector discards its input, in a process of its own.
 """
 
 import os
@@ -20,7 +19,7 @@ from benchmarks.common.measure import THREAD_VARIABLES
 from benchmarks.common.report import Part, Table, Target, machine_lines, markdown, show, target_table
 from benchmarks.server.sides import STREAMS, compared
 
-if TYPE_CHECKING:  # what the engine needs is loaded when the threads are set
+if TYPE_CHECKING:  # loaded after the threads are set
     from benchmarks.server.processes import Running
 
 TITLE = "Spans of OpenTelemetry, on a CPU"
@@ -46,10 +45,10 @@ server.serve_forever()
 
 def main(
     quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds.")] = False,
-    rounds: Annotated[int, typer.Option(help="Of two turns each.")] = 12,
-    out: Annotated[Path | None, typer.Option(help="Write the tables here, as markdown.")] = None,
+    rounds: Annotated[int, typer.Option(help="Rounds of two turns each.")] = 12,
+    out: Annotated[Path | None, typer.Option(help="Markdown file for the tables.")] = None,
 ) -> None:
-    """Measure on this machine, one thread of torch for everybody."""
+    """Measure on this machine, with one torch thread for each process."""
     for variable in THREAD_VARIABLES:
         os.environ[variable] = "1"
     collector = subprocess.Popen([sys.executable, "-c", COLLECTOR], stdout=subprocess.PIPE, text=True)

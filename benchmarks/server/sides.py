@@ -1,5 +1,8 @@
-"""Servers that differ in one thing, under the same streams in turns, so that a machine that gets slower
-meanwhile is as much slower for each: an order drawn anew each round, and then the same order backwards."""
+"""Servers that differ in one setting, under the same streams in turns.
+
+Each round has a new random order and then the reverse order: if the machine slows down, it slows each side
+equally.
+"""
 
 import random
 import time
@@ -8,15 +11,15 @@ from math import ceil
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
-if TYPE_CHECKING:  # what the engine needs is loaded when the threads are set
+if TYPE_CHECKING:  # loaded after the threads are set
     from benchmarks.server.processes import Running
 
 STREAMS = 16
-PAUSE_S = 0.03  # behind a turn: what the answers before left is in the log by then
+PAUSE_S = 0.03  # after a turn: lets the log write the last records
 
 
 def turns(rounds: int, sides: Sequence[str]) -> Iterator[tuple[int, str]]:
-    """Numbers of rounds, of which those below 0 warm up, and whose turn it is."""
+    """Yield round numbers, negative for warm-up rounds, with the side whose turn it is."""
     chance = random.Random(19)
     for number in range(-1, rounds):
         order = chance.sample(sides, len(sides))
@@ -24,30 +27,32 @@ def turns(rounds: int, sides: Sequence[str]) -> Iterator[tuple[int, str]]:
 
 
 def error_of(values: Sequence[float]) -> float:
-    """Of their median: half of what lies between the values that enclose it in two of three times."""
+    """Return the median's error: half the distance between the values that enclose it in two of three
+    cases.
+    """
     found, reach = sorted(values), len(values) ** 0.5 / 2
     least, most = max(0.0, len(found) / 2 - reach), min(len(found) - 1.0, len(found) / 2 + reach)
     return (found[ceil(most)] - found[int(least)]) / 2
 
 
 class Compared(NamedTuple):
-    """`seconds`, `cpu_s`: of the rounds, by side; `num_tokens`: of a round of one side."""
+    """`seconds` and `cpu_s`: of the rounds, by side; `num_tokens`: in one side's round."""
 
     num_tokens: int
     seconds: Mapping[str, list[float]]
     cpu_s: Mapping[str, list[float]]
 
     def lost(self) -> list[float]:
-        """By round, the share of tokens a second that the second side has less than the first."""
+        """Return, by round, the share of tokens per second that the second side loses."""
         return [1 - first / second for first, second in zip(*self.seconds.values(), strict=True)]
 
     def rates_row(self, name: str) -> tuple[str, ...]:
-        """Tokens a second of both sides, what is lost in percent, and its error."""
+        """Return tokens per second of both sides, the loss in percent, and its error."""
         rates = (f"{self.num_tokens / median(each):.1f}" for each in self.seconds.values())
         return (name, *rates, *_percent(self.lost()))
 
     def costs_row(self, name: str) -> tuple[str, ...]:
-        """CPU of both servers in microseconds a token, how much more in percent, and its error."""
+        """Return both servers' CPU in microseconds per token, the increase in percent, and its error."""
         costs = (f"{1e6 * median(each) / self.num_tokens:.0f}" for each in self.cpu_s.values())
         more = [second / first - 1 for first, second in zip(*self.cpu_s.values(), strict=True)]
         return (name, *costs, *_percent(more))
@@ -60,8 +65,9 @@ def _percent(shares: list[float]) -> tuple[str, str]:
 def compared(
     servers: "Mapping[str, Running]", rounds: int, tokens: int, start: int = 0, is_response: bool = False
 ) -> Compared:
-    """Both `servers`, by the name of their side, under STREAMS streams of `tokens`. `start`: the number of
-    the first prompt, for prompts that no server has seen."""
+    """Measure both `servers`, by side, under STREAMS streams of `tokens`. `start`: the first prompt's number,
+    for prompts that no server has seen.
+    """
     from benchmarks.server.clients import Load, load
 
     seconds, cpu_s = ({side: [0.0] * rounds for side in servers} for _ in range(2))
@@ -80,5 +86,5 @@ def compared(
 
 
 def num_prompts(rounds: int) -> int:
-    """How many prompts `compared` asks."""
+    """Return the number of prompts that `compared` sends."""
     return STREAMS * 4 * (rounds + 1)

@@ -11,23 +11,24 @@ import numpy as np
 
 from benchmarks.structured.sides import Case, Refused, Rows, Side
 
-STEPS = 20  # of rows at places of their own
-SLOW_NS = 200_000_000  # a side that needs longer for a schema compiles it once in all
+STEPS = 20  # of rows at different places
+SLOW_NS = 200_000_000  # a slower side compiles the schema only once
 
-# By side, case and kind. "compile": ns. "new", "known": ns of each token of all answers.
+# By side, case and kind. "compile": ns. "new", "known": ns of each token in all answers.
 Times = dict[tuple[str, str, str], Any]
-Kept = dict[tuple[str, str], Any]  # what a side compiled of a case
+Kept = dict[tuple[str, str], Any]  # a side's compiled form of a case
 
 
 def one_row(
     sides: Sequence[Side], cases: Sequence[Case], rounds: int, tick: Callable[[str], None]
 ) -> tuple[Times, Kept]:
-    """The calmest of `rounds`, and what was compiled last. Nothing is told of a schema that a side refuses,
-    and of one whose answers it does not allow only "compile" and "over"."""
+    """Return the calmest of `rounds`, and the last compiled forms. A refused schema has no entry; a schema
+    that does not allow an answer has only "compile" and "over".
+    """
     samples: dict[tuple[str, str, str], list[Any]] = defaultdict(list)
     kept: Kept = {}
     for side in sides:
-        side.compile(cases[0])  # to the first one it also brings the vocabulary into its form
+        side.compile(cases[0])  # the first compilation also converts the vocabulary
     for number in range(rounds):
         gc.collect()
         for case in cases:
@@ -52,7 +53,7 @@ def one_row(
 
 
 def _walk(rows: Rows, answer: list[int]) -> list[int] | None:
-    """ns of each token of one row: its mask, and to go on; None where it may not say one of them."""
+    """Return ns of each token in one row: its mask and the step; None if a token is not allowed."""
     times = []
     for token in answer:
         begin = perf_counter_ns()
@@ -68,7 +69,7 @@ def _walk(rows: Rows, answer: list[int]) -> list[int] | None:
 
 @dataclass(slots=True)
 class Together:
-    """ns of process time of each step of many rows, by side: to fill all masks, and to go on."""
+    """Process-time ns of each step with many rows, by side: fill all masks, and advance."""
 
     fill: dict[str, list[int]]
     advance: dict[str, list[int]]
@@ -94,7 +95,7 @@ class Together:
 
     @classmethod
     def calmest(cls, rounds: Sequence["Together"]) -> "Together":
-        """Of each step."""
+        """Return the minimum of each step over the rounds."""
         fill, advance = (
             {name: np.min([getattr(each, what)[name] for each in rounds], axis=0) for name in rounds[0].fill}
             for what in ("fill", "advance")
@@ -103,8 +104,9 @@ class Together:
 
 
 def apart(sides: Sequence[Side], kept: Kept, cases: Sequence[Case], count: int, turns: int) -> Together:
-    """`count` rows each of which is at a place of its own in an answer, as in a batch that runs for long;
-    `turns` times some steps, from other places each time. The grammars in `kept` have seen the answers."""
+    """Time `count` rows at different places in answers, as in a batch that runs for long; `turns` times some
+    steps, from other places each time. The grammars in `kept` have seen the answers.
+    """
     found = Together.of(sides)
     long = [(case, answer) for case in cases for answer in case.answers if len(answer) > STEPS]
     for turn in range(turns if long else 0):
@@ -121,8 +123,9 @@ def apart(sides: Sequence[Side], kept: Kept, cases: Sequence[Case], count: int, 
 
 
 def in_step(sides: Sequence[Side], case: Case, count: int, backwards: bool) -> Together:
-    """`count` rows that say the same answer at the same time, the first of a schema that was just compiled:
-    every state is new to the library when all of them come to it."""
+    """Time `count` rows that say the same answer in step, right after the schema's compilation: every state
+    is new to the library when all rows reach it.
+    """
     found = Together.of(sides)
     rows = {side.name: side.begin([side.compile(case)] * count, [[]] * count) for side in sides}
     for step, token in enumerate(case.answers[0]):

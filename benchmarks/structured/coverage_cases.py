@@ -1,4 +1,4 @@
-"""What benchmarks/structured_coverage.py asks of the engines: schemas with valid and invalid instances."""
+"""The schemas of benchmarks/structured_coverage.py, with valid and invalid instances."""
 
 import json
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ HOME = Path(__file__).with_name("coverage_schemas.jsonl")
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """`tests`: instances, and whether the schema allows them."""
+    """A schema. `tests`: instances, and whether the schema allows them."""
 
     group: str
     name: str
@@ -20,13 +20,14 @@ class Case:
 
 
 def of_suite(folder: Path) -> Iterator[Case]:
-    """A checkout of JSON-Schema-Test-Suite: every draft that lies there, grouped by draft and keyword, the
-    files of optional behaviour by draft and "optional". Schemas without $schema are told their draft."""
+    """Yield the cases of a JSON-Schema-Test-Suite checkout: every draft, grouped by draft and keyword, and
+    files of optional behaviour by draft and "optional". Schemas without $schema get their draft's.
+    """
     for draft in sorted(path for path in (folder / "tests").iterdir() if path.is_dir()):
         for path in sorted(draft.rglob("*.json")):
             inside = path.relative_to(draft)
             kind = inside.parent.as_posix().replace("optional/format", "optional format")
-            # This file says that a format is only an annotation; here it is enforced, as most users expect.
+            # This file treats a format as an annotation only; the engines enforce it, as most users expect.
             if inside.as_posix() == "format.json":
                 kind = "optional"
             group = f"{draft.name} {path.stem if kind == '.' else kind}"
@@ -37,7 +38,7 @@ def of_suite(folder: Path) -> Iterator[Case]:
 
 
 def _with_draft(schema: Any, draft: str) -> Any:
-    """Drafts before 2019-09 are told by their $schema alone."""
+    """Return the schema with a $schema: drafts before 2019-09 are identified by it alone."""
     old = {"draft3": "03", "draft4": "04", "draft6": "06", "draft7": "07"}
     if draft not in old or not isinstance(schema, dict) or "$schema" in schema:
         return schema
@@ -45,7 +46,9 @@ def _with_draft(schema: Any, draft: str) -> Any:
 
 
 def of_maskbench(folder: Path) -> Iterator[Case]:
-    """A folder of MaskBench's form: a file a schema, named by its group up to the last underscore or ---."""
+    """Yield the cases in a folder in MaskBench's format: a file per schema, named by its group up to the last
+    underscore or ---.
+    """
     for path in sorted(folder.glob("*.json")):
         found = json.loads(path.read_text())
         group = path.stem.split("---")[0] if "---" in path.stem else path.stem.rstrip("0123456789_")
@@ -53,7 +56,7 @@ def of_maskbench(folder: Path) -> Iterator[Case]:
 
 
 def of_home() -> Iterator[Case]:
-    """The project's own schemas, in the shapes that people write."""
+    """Yield the project's own schemas, in the shapes that people write."""
     for line in HOME.read_text(encoding="utf-8").splitlines():
         found = json.loads(line)
         yield Case(found["group"], found["name"], found["schema"], _tests_of(found))
@@ -64,7 +67,7 @@ def _tests_of(found: dict[str, Any]) -> tuple[tuple[Any, bool], ...]:
 
 
 def spellings(value: object) -> Iterator[str]:
-    """The text of an instance without and with spaces, then texts that mean the same."""
+    """Yield an instance's text without and with spaces, then texts with the same meaning."""
     yield json.dumps(value, separators=(",", ":"))
     yield json.dumps(value)
     yield json.dumps(value, ensure_ascii=False)
@@ -72,7 +75,7 @@ def spellings(value: object) -> Iterator[str]:
 
 
 def _escaped(value: object) -> str:
-    """Every character of every string as \\uXXXX."""
+    r"""Return the JSON text with every character of every string as \\uXXXX."""
     if isinstance(value, str):
         units = value.encode("utf-16-be", "surrogatepass")
         return '"' + "".join(f"\\u{units[at]:02x}{units[at + 1]:02x}" for at in range(0, len(units), 2)) + '"'
@@ -84,7 +87,7 @@ def _escaped(value: object) -> str:
 
 
 def in_order(value: Any, places: dict[str, int]) -> Any:
-    """The value with the keys of every object in the order in which the schema first names them."""
+    """Return the value with each object's keys in the order in which the schema first names them."""
     if isinstance(value, list):
         return [in_order(item, places) for item in value]
     if not isinstance(value, dict):
@@ -94,7 +97,7 @@ def in_order(value: Any, places: dict[str, int]) -> Any:
 
 
 def places_of(schema: Any) -> dict[str, int]:
-    """By key, the place at which a schema first names it."""
+    """Return, by key, the place at which a schema first names the key."""
     places: dict[str, int] = {}
     waiting = [schema]
     while waiting:

@@ -1,8 +1,7 @@
-"""The engines that benchmarks/structured_coverage.py asks: ours, bare llguidance and bare xgrammar.
+"""The engines in benchmarks/structured_coverage.py: mmengine, bare llguidance and bare xgrammar.
 
-A side judges by bytes: a text is accepted when each of its bytes is allowed by the mask at its place, and the
-end of the text at its end. Times are CPU time, of all threads, with a real vocabulary and with what the
-engine bounds by default.
+A side judges by bytes: a text is accepted when the mask allows each byte at its place, and then the end of
+the text. Times are CPU time over all threads, with a real vocabulary and the engine's default bounds.
 """
 
 import json
@@ -25,12 +24,12 @@ from mmengine.structured_output.engines.llguidance.json_schema_lark import schem
 from mmengine.structured_output.json_schema.normalization import Bounds, normalize_schema
 from mmengine.structured_output.request.spec import grammar_of
 
-END = 256  # tokens are bytes, and this ends a text
+END = 256  # tokens are bytes, and this token ends a text
 Accepts = Callable[[str], bool]
 
 
 class Refused(Exception):
-    """A side does not take a schema. `keyword`: the one at fault, where that is known."""
+    """A side refuses a schema. `keyword`: the cause, if known."""
 
     def __init__(self, why: str, keyword: str = ""):
         super().__init__(why)
@@ -39,8 +38,9 @@ class Refused(Exception):
 
 @dataclass(slots=True)
 class Walk:
-    """`compile_s`: a schema to a grammar, the gate included; `masks_s`: each token's mask and step of the
-    first answer after that; whether all of the answer's tokens were allowed."""
+    """`compile_s`: from schema to grammar, with the gate; `masks_s`: mask and step of each token in the first
+    answer after that; and whether all the answer's tokens were allowed.
+    """
 
     compile_s: float
     masks_s: list[float] = field(default_factory=list)
@@ -49,10 +49,10 @@ class Walk:
 
 class Side(Protocol):
     def judge(self, schema: Any) -> Accepts:
-        """Raises Refused."""
+        """Return a function that accepts or rejects texts. Raises Refused."""
 
     def walk(self, schema: Any, answer: str) -> Walk:
-        """Raises Refused."""
+        """Compile the schema and step through the answer with clocks. Raises Refused."""
 
 
 def _accepts(prototype: LLMatcher) -> Accepts:
@@ -89,7 +89,7 @@ class _OfLLGuidance:
 
 class Ours(_OfLLGuidance):
     def __init__(self, vocabulary: Vocabulary | None = None, ordered: int = 0):
-        """`ordered`: of Bounds, for judging."""
+        """Create the side. `ordered`: for Bounds, in `judge`."""
         super().__init__(vocabulary)
         self._bounds = replace(Bounds.off(), ordered=ordered)
         if vocabulary is not None:
@@ -97,7 +97,7 @@ class Ours(_OfLLGuidance):
             self._backend = LLGuidance(
                 lambda: vocabulary.tokens, vocabulary.encode, special, [vocabulary.eos], len(vocabulary), 1
             )
-            self._backend.compile(grammar_of({"type": "json_object"}))  # which brings the vocabulary along
+            self._backend.compile(grammar_of({"type": "json_object"}))  # this converts the vocabulary
 
     def judge(self, schema: Any) -> Accepts:
         try:
@@ -146,10 +146,10 @@ class BareLLGuidance(_OfLLGuidance):
 
 
 class BareXGrammar:
-    """With its default options, on one thread."""
+    """xgrammar with its default options, on one thread."""
 
     def __init__(self, vocabulary: Vocabulary | None = None):
-        import xgrammar  # lazy: an extra of the engine
+        import xgrammar  # lazy: an optional extra
 
         self._library, self._vocabulary = xgrammar, vocabulary
         self._of_bytes = self._compiler(Bytes())
@@ -164,7 +164,7 @@ class BareXGrammar:
     def _compile(self, compiler: Any, schema: Any) -> Any:
         try:
             return compiler.compile_json_schema(json.dumps(schema))
-        except Exception as error:  # of several kinds
+        except Exception as error:  # xgrammar raises several kinds
             raise Refused(str(error).splitlines()[0] if str(error) else type(error).__name__) from None
 
     def judge(self, schema: Any) -> Accepts:
@@ -194,7 +194,7 @@ class BareXGrammar:
 
 
 class OursByXGrammar:
-    """The other backend of grammars; only its verdicts are asked for."""
+    """mmengine with its other grammar backend; only verdicts are available."""
 
     def __init__(self, vocabulary: Vocabulary | None = None):
         held = Bytes()
@@ -217,11 +217,11 @@ class OursByXGrammar:
         return accepts
 
     def walk(self, schema: Any, answer: str) -> Walk:
-        raise Refused("it is not clocked")
+        raise Refused("this side is not timed")
 
 
 def _in_order(vocabulary: Vocabulary | None, ordered: int) -> Ours:
-    """Whose keys come in order as `Bounds.ordered` says; only its verdicts are asked for."""
+    """Return mmengine with keys in the order that `Bounds.ordered` sets; only verdicts are available."""
     return Ours(None, ordered)
 
 

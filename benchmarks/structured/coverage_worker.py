@@ -1,5 +1,4 @@
-"""A process that asks one side about one case after another: a case that ends the process, or that takes too
-long, ends no other."""
+"""A process that runs cases on one side, so that a crash or a timeout affects one case only."""
 
 import json
 import multiprocessing
@@ -12,15 +11,17 @@ from benchmarks.structured.coverage_sides import SIDES, Refused, Side
 from benchmarks.structured.vocabulary import Vocabulary
 
 VERDICTS = ("exact", "refused", "over", "under", "crashed")
-BEGIN_S = 120  # to bring a vocabulary into a side's form
-TOO_LONG = "it took more than"
-MAX_WALKED = 2_000  # tokens of an answer whose masks are clocked
+BEGIN_S = 120  # to convert a vocabulary for a side
+TOO_LONG = "took more than"
+MAX_WALKED = 2_000  # tokens in an answer whose masks are timed
 
 
 @dataclass(slots=True)
 class Found:
-    """`why`: what a verdict that is not "exact" rests on. `reordered`: texts of valid instances that were not
-    accepted in their own order of keys. `masks_s` is of the first valid instance, with a vocabulary."""
+    """A case's verdict. `why`: the reason for a verdict other than "exact". `reordered`: texts of valid
+    instances that were not accepted in their own key order. `masks_s`: for the first valid instance, with a
+    vocabulary.
+    """
 
     verdict: str
     why: str = ""
@@ -74,13 +75,13 @@ def _serve(connection: Connection, name: str, vocabulary: Vocabulary | None) -> 
         case = Case(**json.loads(connection.recv_bytes()))
         try:
             found = ask(side, case, vocabulary is not None and "/" not in name)
-        except BaseException as error:  # what a library raises may be of any kind
+        except BaseException as error:  # a library may raise errors of any kind
             found = Found("crashed", f"{type(error).__name__}: {error}"[:300])
         connection.send_bytes(json.dumps(asdict(found)).encode())
 
 
 class Worker:
-    """`limit_s`: how long a case may take."""
+    """A worker process. `limit_s`: maximum time for a case."""
 
     def __init__(self, name: str, vocabulary: Vocabulary | None, limit_s: float):
         self._name, self._vocabulary, self._limit_s = name, vocabulary, limit_s
@@ -102,7 +103,7 @@ class Worker:
             return Found("crashed", f"the process ended with {code}")
 
     def _begin(self) -> None:
-        context = multiprocessing.get_context("fork")  # so that the vocabulary is read once
+        context = multiprocessing.get_context("fork")  # the vocabulary is read only once
         self._connection, theirs = context.Pipe()
         self._process = context.Process(
             target=_serve, args=(theirs, self._name, self._vocabulary), daemon=True
@@ -110,7 +111,7 @@ class Worker:
         self._process.start()
         theirs.close()
         if not self._connection.poll(BEGIN_S) or self._connection.recv_bytes() != b"ready":
-            raise SystemExit(f"{self._name} did not begin")
+            raise SystemExit(f"{self._name} did not start")
 
     def close(self) -> None:
         if self._process is not None:

@@ -1,12 +1,12 @@
-"""Which parameters of real functions can be enforced: those of the Berkeley Function Calling Leaderboard.
+"""Real functions' parameters that can be enforced, from the Berkeley Function Calling Leaderboard.
 
     pip install --no-deps --target DIR bfcl-eval
     python -m benchmarks functions --data DIR/bfcl_eval/data
-    python -m benchmarks functions                    the sample of them that the tests have
+    python -m benchmarks functions                    the sample in the tests
 
-They are written in a dialect (types as dict, float, tuple, ArrayList), of which bfcl-eval itself makes JSON
-Schema before a model's API sees them; here it is made in the same way. Counted are different schemas. Exit
-code 1 where one is neither taken nor refused by a keyword or, where several contradict each other, its place.
+The functions use a dialect (types such as dict, float, tuple, ArrayList), from which bfcl-eval makes JSON
+Schema for a model's API; this program does the same. Different schemas are counted once. Exits with 1 if a
+schema is neither accepted nor refused with a keyword or, where several contradict each other, with its place.
 """
 
 import argparse
@@ -24,7 +24,7 @@ _OBJECTS = ("dict", "object", "HashMap", "Hashtable")
 _ARRAYS = ("array", "list", "tuple", "ArrayList", "Array", "Queue", "Stack")
 _INTEGERS = ("integer", "byte", "short", "long", "Bigint")
 _NUMBERS = ("number", "float", "double")
-TYPES = {  # any other is a string
+TYPES = {  # any other type is a string
     **dict.fromkeys(_OBJECTS, "object"),
     **dict.fromkeys(_ARRAYS, "array"),
     **dict.fromkeys(_INTEGERS, "integer"),
@@ -34,17 +34,21 @@ TYPES = {  # any other is a string
 
 
 def as_tool(function: dict) -> dict:
-    """A tool's function as bfcl-eval hands it to an API: JSON Schema's types, and no dots in its name."""
+    """Return a function as bfcl-eval passes it to an API: with JSON Schema's types, and no dots in its
+    name.
+    """
     parameters = copy.deepcopy(function["parameters"])
     parameters["type"] = "object"
     for each in parameters["properties"].values():
         _cast(each)
-    kept = {name: each for name, each in function.items() if name != "response"}  # of no API's function
+    kept = {name: each for name, each in function.items() if name != "response"}  # no API's functions have it
     return {**kept, "name": function["name"].replace(".", "_"), "parameters": parameters}
 
 
 def _cast(schema: dict) -> None:
-    """A property, to the depth that bfcl-eval looks: an object's properties, else two levels of items."""
+    """Convert a property to the depth that bfcl-eval converts: an object's properties, else two levels of
+    items.
+    """
     schema["type"] = TYPES.get(schema.get("type", "string"), "string")
     if schema["type"] not in ("array", "object"):
         return
@@ -62,7 +66,7 @@ def _cast(schema: dict) -> None:
 
 
 def functions_in(path: Path) -> Iterator[dict]:
-    """The functions of a file of lines, or of a folder of bfcl-eval's, one for each different schema."""
+    """Yield the functions in a file of lines, or in a bfcl-eval folder, one for each different schema."""
     files = sorted(path.rglob("*.json")) if path.is_dir() else [path]
     seen = set()
     for file in files:
@@ -78,7 +82,7 @@ def _functions_of(file: Path) -> Iterator[dict]:
     for line in file.read_text().splitlines():
         try:
             found = json.loads(line)
-        except ValueError:  # a file that has no line for each case
+        except ValueError:  # a file that is not one JSON value per line
             return
         cases = found.get("function", found) if isinstance(found, dict) else ()
         for each in cases if isinstance(cases, list) else [cases]:
@@ -87,10 +91,10 @@ def _functions_of(file: Path) -> Iterator[dict]:
 
 
 def checked(function: dict) -> SchemaReport | str:
-    """What becomes of its parameters; a text where that is something else than a verdict."""
+    """Return the report on a function's parameters; a text if checking raised an unexpected error."""
     try:
         return check_schema(function["parameters"])
-    except Exception as error:  # whatever it is, it is what is looked for
+    except Exception as error:  # any error here is a finding
         return f"{type(error).__name__}: {error}"
 
 

@@ -1,6 +1,6 @@
-"""Who fills masks in benchmarks/structured/structured.py: our layer, and the bare libraries.
+"""The sides in the `structured` benchmark: mmengine's layer and the bare libraries.
 
-Each side compiles a case, begins texts in what it compiled, and for them fills masks and goes on by tokens.
+Each side compiles a case, starts texts with the result, fills their masks, and advances by tokens.
 """
 
 import json
@@ -21,7 +21,7 @@ from mmengine.structured_output.rows.rows import RowMatchers
 
 try:
     import xgrammar
-except ImportError:  # an extra of the engine; the others are measured without it
+except ImportError:  # an optional extra; the other sides are measured without it
     xgrammar = None
 
 NOBODY = np.empty(0, np.int32)
@@ -29,7 +29,9 @@ NOBODY = np.empty(0, np.int32)
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """`schema`: as a user wrote it; `emitted`: as the gate left it; `grammar`: the engine's text with it."""
+    """A schema. `schema`: as a user wrote it; `emitted`: as the gate rewrote it; `grammar`: the engine's text
+    around it.
+    """
 
     name: str
     schema: str
@@ -50,11 +52,11 @@ class Case:
 
 
 class Refused(Exception):
-    """A side does not take a schema."""
+    """A side refuses a schema."""
 
 
 class Rows(Protocol):
-    """Texts in step with one another; `bits`: their masks, uint32 [n, words], when they are filled."""
+    """Texts that advance together; `bits`: their masks, uint32 [n, words], once filled."""
 
     bits: np.ndarray
 
@@ -67,14 +69,14 @@ class Side(Protocol):
     name: str
 
     def compile(self, case: Case) -> Any:
-        """What `begin` takes. Raises Refused."""
+        """Return the compiled form for `begin`. Raises Refused."""
 
     def begin(self, compiled: Sequence[Any], said: Sequence[list[int]]) -> Rows:
-        """A row for each of `compiled`, which may be the same one often, behind what it `said`."""
+        """Return a row for each of `compiled` (repeats are allowed), after the tokens in `said`."""
 
 
 class Ours:
-    """As the engine does it: compiled on the compiler's threads, rows filled and advanced by RowMatchers."""
+    """mmengine's layer: compiled on the compiler's threads, with rows filled and advanced by RowMatchers."""
 
     name = "mmengine"
 
@@ -122,8 +124,9 @@ class OurRows:
 
 
 class Following(Ours):
-    """As on a CPU (runtime/sampling/lazy_masks.py): no masks, only whether the token that was
-    chosen is allowed."""
+    """mmengine's layer as on a CPU (runtime/sampling/lazy_masks.py): no masks, only a check whether the
+    chosen token is allowed.
+    """
 
     name = "mmengine, following"
 
@@ -132,7 +135,7 @@ class Following(Ours):
 
 
 class FollowingRows:
-    bits = np.full((1, 2**16), 0xFFFFFFFF, np.uint32)  # what is not allowed fails in `advance`
+    bits = np.full((1, 2**16), 0xFFFFFFFF, np.uint32)  # a token that is not allowed fails in `advance`
 
     def __init__(self, matchers: RowMatchers, count: int):
         self._matchers, self._count = matchers, count
@@ -144,11 +147,11 @@ class FollowingRows:
         for row, token in enumerate(token_ids):
             num_said, _ = self._matchers.consume_run(row, [token])
             if not num_said:
-                raise AssertionError(f"row {row} may not say {token}")
+                raise AssertionError(f"row {row}: token {token} is not allowed")
 
 
 class BareLLGuidance:
-    """llguidance by its own calls: the matchers', which on one core beat those of its executor."""
+    """llguidance with its own matchers, which on one core are faster than its executor."""
 
     def __init__(self, vocabulary: Vocabulary, gated: bool):
         self.name = "llguidance" if gated else "llguidance, raw schema"
@@ -188,7 +191,7 @@ class BareRows:
 
 
 class BareXGrammar:
-    """xgrammar with its default options, on one thread; from the schema as the user wrote it."""
+    """xgrammar with its default options, on one thread, from the schema as the user wrote it."""
 
     name = "xgrammar, raw schema"
 
@@ -202,7 +205,7 @@ class BareXGrammar:
     def compile(self, case: Case) -> Any:
         try:
             return self._compiler.compile_json_schema(case.schema)
-        except Exception as error:  # of several kinds
+        except Exception as error:  # xgrammar raises several kinds
             raise Refused(str(error)) from None
 
     def begin(self, compiled: Sequence[Any], said: Sequence[list[int]]) -> Rows:

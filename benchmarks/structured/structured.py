@@ -1,22 +1,23 @@
-"""What a grammar costs: `python -m benchmarks structured [--vocabulary FILE] [--quick] [--json]`.
+"""Cost of a grammar: compilation and masks, beside bare llguidance and bare xgrammar.
 
-Our layer beside bare llguidance (the schema as our gate left it, and as the user wrote it) and bare
-xgrammar, on the schemas of schemas.jsonl with a vocabulary of 150,000: compilation, masks of one
-row token by token over answers to each schema, and masks of 64 rows together. In every round every side does
-the same, in turn, every second round backwards. Of each compilation, each token and each step of 64 rows the
-calmest round counts: what else the machine does makes it slower, never faster. p50 and p99 are over the
-schemas, over the tokens, and over the steps.
+    python -m benchmarks structured [--vocabulary FILE] [--quick] [--json]
 
-    --vocabulary FILE  tekken_240911.json of the package mistral-common, where that is not installed;
+llguidance gets the schema both as our gate rewrites it and as the user wrote it. The schemas are in
+schemas.jsonl, the vocabulary has 150,000 tokens. Measured are compilation, one row's masks token by token
+over answers to each schema, and masks of 64 rows together. In every round all sides do the same in turns;
+every second round goes backwards. The calmest round counts for each compilation, token and step of 64 rows,
+since other load only makes a side slower. p50 and p99 are over the schemas, the tokens, and the steps.
+
+    --vocabulary FILE  tekken_240911.json from the package mistral-common, if it is not installed;
                        or a .gguf file
-    --rounds N         rounds, 7 by default
+    --rounds N         rounds (default 7)
     --quick            one round, every fourth schema
-    --json             one last line with the targets
-    --out FILE.md      write the tables there
+    --json             print the targets as a last line of JSON
+    --out FILE.md      file for the tables
 
 Compilation and steps of 64 rows are CPU time of the process, one row is wall time; all on one core. A row's
-masks are measured twice: in the first answer that a compiled grammar sees ("new"), while the library still
-builds what it needs on the way, and in the same answer again ("known").
+masks are measured twice: in the first answer of a compiled grammar ("new"), while the library still builds
+its states, and in the same answer again ("known").
 """
 
 import argparse
@@ -39,7 +40,7 @@ from mmengine.structured_output.json_schema.normalization import normalize_schem
 
 SCHEMAS = Path(__file__).with_name("schemas.jsonl")
 NUM_ROWS = 64
-ALLOWANCE = 1.1  # ours over the bare library's
+ALLOWANCE = 1.1  # maximum ratio to the bare library
 OURS, BARE = "mmengine", "llguidance"
 MIXED = f"{NUM_ROWS} rows of many schemas, at different places"
 ALIKE = f"{NUM_ROWS} rows of one schema, at different places"
@@ -50,15 +51,15 @@ def compile_table(sides: Sequence[Side], cases: Sequence[Case], times: Times) ->
     table = Table("Compilation, ms of CPU time", ("", "p50", "p99", "refused", "does not allow an answer"))
     for side in sides:
         if side.name == "mmengine, following":
-            continue  # compiles as the one before
+            continue  # compiles as the previous side
         spent = _of(times, side.name, "compile")
         refused = [case.name for case in cases if (side.name, case.name, "compile") not in times]
         over = [case.name for case in cases if (side.name, case.name, "over") in times]
         table.rows.append((side.name, *_ms(spent), str(len(refused)), ", ".join(over) or "none"))
     table.rows.append(("our gate, before", *_ms([_gate_ns(case) for case in cases]), "0", ""))
     table.notes.append(
-        f"{len(cases)} schemas. The gate reads, checks and rewrites a schema in the thread that asks, once "
-        "for each text; what it writes is kept, and so is what is compiled."
+        f"{len(cases)} schemas. The gate reads, checks and rewrites a schema in the caller's thread, once "
+        "for each text; its output and the compiled grammar are cached."
     )
     return table
 
@@ -82,14 +83,14 @@ def row_table(sides: Sequence[Side], times: Times) -> Table:
             cells += [f"{value:.1f}" for value in (*_shares(spent, 50, 99, 100), spent.mean())]
         table.rows.append((side.name, *cells))
     table.notes.append(
-        "A token is its mask and the step to the next. Following, the way of greedy and plainly sampled rows "
-        "on a CPU, only asks whether the token is allowed."
+        "A token's time is its mask and the step to the next. Following, used for greedy and plainly sampled "
+        "rows on a CPU, only checks whether the token is allowed."
     )
     return table
 
 
 def schema_table(sides: Sequence[Side], cases: Sequence[Case], times: Times) -> Table:
-    """Every schema: compilation in ms, and the median of its masks in µs."""
+    """Return every schema's compilation in ms and the median of its masks in µs."""
     table = Table("Every schema: compilation, ms / masks of one row in a new grammar, p50 µs", ("",))
     table.columns = ("", "tokens", *(side.name for side in sides))
     for case in cases:
@@ -177,7 +178,7 @@ def run(options: argparse.Namespace) -> tuple[list[Table], list[Target]]:
 
 
 def _together(sides: Sequence[Side], kept: Kept, cases: Sequence[Case], rounds: int) -> dict[str, Together]:
-    """By what the rows have in common."""
+    """Time 64 rows by what the rows have in common."""
     fair = [side for side in sides if side.name in (OURS, BARE)]
     found: dict[str, list[Together]] = {MIXED: [], ALIKE: [], SAME: []}
     for number in range(rounds):
@@ -201,8 +202,8 @@ def main() -> None:
     parser.add_argument("--vocabulary", type=Path, help="tekken_240911.json, or a .gguf file")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--quick", action="store_true", help="one round, every fourth schema")
-    parser.add_argument("--json", action="store_true", help="one last line with the targets")
-    parser.add_argument("--out", type=Path, help="write the tables there")
+    parser.add_argument("--json", action="store_true", help="print the targets as a last line of JSON")
+    parser.add_argument("--out", type=Path, help="Markdown file for the tables")
     options = parser.parse_args()
     if cpus := usable_cpus():
         os.sched_setaffinity(0, cpus[-1:])
@@ -211,8 +212,8 @@ def main() -> None:
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in names)
     facts = [versions]
     if xgrammar is None:
-        facts.append("xgrammar is not installed, so it is left out: pip install xgrammar")
-    finish("What a grammar costs", tables, targets, options, facts)
+        facts.append("xgrammar is left out, since it is not installed: pip install xgrammar")
+    finish("Cost of a grammar", tables, targets, options, facts)
 
 
 if __name__ == "__main__":

@@ -1,22 +1,25 @@
-"""What a form costs or saves while the embedded checkpoint decodes: `python -m benchmarks structured_decode`.
+"""Decoding with a schema on the embedded checkpoint: cost of the grammar, and gain from its drafts.
 
-The task: describe a drawn picture as JSON, which the model was trained to do, with the schema of its answers
-(greedy, float32, one thread). Three ways, in turn, every second round backwards, on the same pictures:
+    python -m benchmarks structured_decode
+
+The task: describe a synthetic picture as JSON, which the model was trained to do, with a schema for the
+answer (greedy, float32, one thread). Three ways take turns on the same pictures; every second round goes
+backwards:
 
     free      without a grammar and without drafts
     grammar   with the schema, without drafts
-    drafts    with the schema, and with what it forces as drafts (spec grammar)
+    drafts    with the schema, and with the tokens that it forces as drafts (spec grammar)
 
-Each answer is first given once without a limit in each way: answers that are not the same tokens in all
-three are counted and left out. Then every request has its answer's length as max_tokens, so all ways give
-the same tokens, and what is clocked is CPU time of the process from the first step in which every row gives a
-token to the last, divided by the tokens given meanwhile.
+First each way gives each answer once without a limit; answers whose tokens differ between the ways are
+counted and left out. Then every request has its answer's length as max_tokens, so all ways give the same
+tokens. The figure is the process's CPU time, from the first step in which every row gets a token to the last,
+divided by the tokens in these steps.
 
-    --batch 1,16   requests at a time
-    --rounds N     rounds for each batch size, 24 by default
+    --batch 1,16   concurrent requests
+    --rounds N     rounds for each batch size (default 24)
     --quick        4 rounds
-    --json         one last line with the targets
-    --out FILE.md  write the tables there
+    --json         print the targets as a last line of JSON
+    --out FILE.md  file for the tables
 """
 
 import argparse
@@ -45,21 +48,22 @@ from mmengine_shapes.questions import image_questions, scene_schema  # noqa: E40
 from mmengine_shapes.scenes import random_scene  # noqa: E402
 
 FREE, GRAMMAR, DRAFTS = WAYS = ("free", "grammar", "drafts")
-MOST = 256  # tokens of an answer: far more than four things need
+MOST = 256  # maximum tokens in an answer, far more than four objects need
 SIDES = (64, 96, 128, 192)  # pixels
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
     prepared: Prepared
-    right: str  # the answer that the picture deserves
-    answer: tuple[int, ...] = ()  # what the model says, without an end of sequence
+    right: str  # the picture's correct answer
+    answer: tuple[int, ...] = ()  # the model's answer, without an end of sequence
 
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """Of the steps from the first in which every row gives a token: CPU time, tokens, and passes of a row
-    through the model."""
+    """Totals from the first step in which every row gets a token: CPU time, tokens, and a row's passes
+    through the model.
+    """
 
     cpu_ns: int
     tokens: int
@@ -68,8 +72,9 @@ class Decoded:
 
 
 class Ways:
-    """An engine without drafts and one that verifies all of them, also where it would do without; each run is
-    cold."""
+    """An engine without drafts, and one that verifies all drafts, even where the policy would not; each run
+    is cold.
+    """
 
     def __init__(self):
         shared = {"num_threads": 1, "enable_prefix_caching": False}
@@ -118,7 +123,7 @@ def _decode(engine: Engine, names: dict[str, int]) -> Decoded:
 
 
 def pictures(ways: Ways, count: int, seed: int) -> list[Ask]:
-    """Held-out scenes, as the model never saw them."""
+    """Return held-out scenes, which the model never saw."""
     rng = random.Random(seed)
     asks = []
     for _ in range(count):
@@ -131,8 +136,9 @@ def pictures(ways: Ways, count: int, seed: int) -> list[Ask]:
 
 
 def answered(ways: Ways, asks: Sequence[Ask]) -> tuple[list[Ask], int, int]:
-    """Those to which all ways give the same tokens, with these; how many they are not; and how many of all
-    answers are right."""
+    """Return the requests to which all ways give the same tokens, with these tokens; the number of others;
+    and the number of correct answers.
+    """
     decode, ends = ways.processor.tokenizer.decode, set(ways.processor.eos_token_ids)
     kept, num_right = [], 0
     for start in range(0, len(asks), 16):
@@ -147,7 +153,7 @@ def answered(ways: Ways, asks: Sequence[Ask]) -> tuple[list[Ask], int, int]:
 
 
 def rounds_of(ways: Ways, asks: Sequence[Ask], batch: int, rounds: int) -> dict[str, list[Decoded]]:
-    """In each round every way answers the same 16 pictures or more, `batch` at a time."""
+    """Run every way in each round on the same 16 pictures or more, `batch` at a time."""
     found: dict[str, list[Decoded]] = {way: [] for way in WAYS}
     each = max(1, 16 // batch)
     for number in range(rounds):
@@ -161,7 +167,7 @@ def rounds_of(ways: Ways, asks: Sequence[Ask], batch: int, rounds: int) -> dict[
 
 
 def ratio(found: dict[str, list[Decoded]], way: str) -> tuple[float, float, float]:
-    """CPU time a token over that of free text, round by round."""
+    """Return CPU time per token divided by free text's, round by round."""
     pairs = zip(found[way], found[FREE], strict=True)
     return interval([(a.cpu_ns / a.tokens) / (b.cpu_ns / b.tokens) for a, b in pairs])
 
@@ -172,12 +178,12 @@ def measure(options: argparse.Namespace) -> tuple[list[Table], list[Target]]:
     asks, num_other, num_right = answered(ways, pictures(ways, options.pictures, seed=3))
     table = Table("Decoding", ("", "µs of CPU a token", "over free", "95 %", "tokens a pass"))
     table.notes.append(
-        f"{options.pictures} pictures: {num_right} free answers are exactly right; {num_other} differ "
-        "between the ways and are left out."
+        f"{options.pictures} pictures: {num_right} free answers are correct; {num_other} differ between "
+        "the ways and are left out."
     )
     targets = []
     for batch in options.batch:
-        rounds_of(ways, asks, batch, 1)  # to be warm
+        rounds_of(ways, asks, batch, 1)  # warm up
         gc.collect()
         gc.freeze()
         found = rounds_of(ways, asks, batch, rounds)
@@ -201,15 +207,15 @@ def _sizes(text: str) -> list[int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--batch", type=_sizes, default=[1, 16], help="sizes, with commas between them")
+    parser.add_argument("--batch", type=_sizes, default=[1, 16], help="batch sizes, separated by commas")
     parser.add_argument("--rounds", type=int, default=24)
     parser.add_argument("--pictures", type=int, default=96)
     parser.add_argument("--quick", action="store_true", help="4 rounds")
-    parser.add_argument("--json", action="store_true", help="one last line with the targets")
-    parser.add_argument("--out", type=Path, help="write the tables there")
+    parser.add_argument("--json", action="store_true", help="print the targets as a last line of JSON")
+    parser.add_argument("--out", type=Path, help="Markdown file for the tables")
     options = parser.parse_args()
     tables, targets = measure(options)
-    finish("Decoding with a form, embedded checkpoint", tables, targets, options)
+    finish("Decoding with a schema, embedded checkpoint", tables, targets, options)
 
 
 if __name__ == "__main__":

@@ -1,21 +1,21 @@
-"""Answers made by random choice from the masks of real schemas, each validated: goal, none that is invalid.
+"""Random answers from the masks of real schemas, each validated; the goal is no invalid answer.
 
-    python -m benchmarks structured_generations       the project's own schemas, tokens of a byte
+    python -m benchmarks structured_generations       the project's own schemas, one-byte tokens
     python -m benchmarks structured_generations --schemas DIR --vocabulary FILE.gguf --rounds 2
 
-    --schemas DIR      schemas in MaskBench's form (coverage_cases.py), a file each
+    --schemas DIR      schemas in MaskBench's format (coverage_cases.py), a file each
     --vocabulary FILE  tekken_240911.json or a .gguf file
     --limit N          about N of the schemas
-    --budget N         tokens of an answer; one that shall be closed has those of the shortest, or half as
-                       many more
-    --rounds N         answers per way and schema, each by another seed
+    --budget N         tokens per answer; an answer that must be closed has the tokens of the shortest one,
+                       or half as many more
+    --rounds N         answers per way and schema, each with another seed
     --ordered N        Bounds.ordered; 0: keys in any order
-    --verbose          every answer that is invalid, on stderr, with its reason
+    --verbose          print every invalid answer to stderr, with its reason
 
-The model is a table of random logits in which what ends parts is a little likelier. It says an answer in
-four ways: greedily and at temperature 1.3, each where its budget may cut it ("length") and where it must be
-complete by then ("close"). The path is the engine's: backend, rows, masks, closing. A finished answer is
-validated by jsonschema, by the schema's own draft, with formats. Exit code 1 when one is invalid, when an
+The model is a table of random logits in which tokens that end parts are a little more likely. It answers in
+four ways: greedily and at temperature 1.3, each with a budget that may cut the answer ("length") or that must
+see it complete ("close"). The engine's own path is used: backend, rows, masks, closing. jsonschema validates
+each finished answer by the schema's own draft, with formats. Exits with 1 when an answer is invalid, when an
 answer that must be closed is cut, or when a grammar breaks.
 """
 
@@ -45,11 +45,11 @@ from mmengine.structured_output.request.spec import grammar_of
 from mmengine.structured_output.rows.rows import RowMatchers
 
 TEMPERATURE = 1.3
-NUM_TABLES = 32  # of logits; one of them, shifted, is what the model says at a step
-LIKELIER = 2.0  # logits of what ends a part
+NUM_TABLES = 32  # number of logit tables; each step uses one of them, shifted
+LIKELIER = 2.0  # added logits for tokens that end a part
 NOBODY = np.empty(0, np.int32)
 OUTCOMES = ("valid", "invalid", "cut", "broken")
-DRAFTS = {  # by what their $schema holds
+DRAFTS = {  # by a part of their $schema
     "draft-03": jsonschema.Draft3Validator,
     "draft-04": jsonschema.Draft4Validator,
     "draft-06": jsonschema.Draft6Validator,
@@ -68,7 +68,7 @@ class Answer:
 
 
 class Model:
-    """Says tokens by random logits. `tokens`: those of a vocabulary."""
+    """A model that gives random logits. `tokens`: a vocabulary's tokens."""
 
     def __init__(self, tokens: Sequence[bytes], eos: int, seed: int):
         source = np.random.default_rng(seed)
@@ -81,7 +81,7 @@ class Model:
         self._source = source
 
     def say(self, bits: np.ndarray, temperature: float) -> int:
-        """`bits`: uint32 [words], what is allowed."""
+        """Return the next token. `bits`: uint32 [words], the allowed tokens."""
         allowed = np.unpackbits(bits.view(np.uint8), bitorder="little")[: len(self._likelier)].astype(bool)
         places = np.flatnonzero(allowed)
         shift = int(self._source.integers(len(self._likelier)))
@@ -94,7 +94,7 @@ class Model:
 
 
 class Speaker:
-    """`vocabulary`: as structured_vocabulary.py has them."""
+    """A generator of answers. `vocabulary`: a class in structured/vocabulary.py."""
 
     def __init__(self, vocabulary: Any, seed: int):
         self.backend = LLGuidance(
@@ -108,7 +108,7 @@ class Speaker:
         self._vocabulary, self._model = vocabulary, Model(vocabulary.tokens, vocabulary.eos, seed)
 
     def answer(self, compiled: Compiled, budget: int, temperature: float) -> tuple[bytes, bool, str]:
-        """What is said, whether it is complete, and why the grammar broke."""
+        """Return the text, whether it is complete, and why the grammar broke."""
         closer = compiled.closer(budget)
         rows = RowMatchers(self.backend, lambda _: compiled, len(self._vocabulary), lambda _: closer)
         rows.admit(0, Request("0", NOBODY, SamplingParams()), NOBODY)
@@ -121,7 +121,7 @@ class Speaker:
             closing = rows.closing(np.array([0]), [0])
             token = closing.keep([token])[0] if closing is not None else token
             if not bits[0, token // 32] >> (token % 32) & 1:
-                return self._text(said), False, f"closing says {token}, which the mask does not allow"
+                return self._text(said), False, f"closing gives token {token}, which the mask does not allow"
             if token == self._vocabulary.eos:
                 return self._text(said), True, ""
             said.append(token)
@@ -135,7 +135,7 @@ class Speaker:
 
 
 def validator_of(schema: Any) -> Any:
-    """That of the draft which the schema names, with formats."""
+    """Return a validator for the draft that the schema names, with formats."""
     named = schema.get("$schema", "") if isinstance(schema, dict) else ""
     kind = next(
         (each for name, each in DRAFTS.items() if name in str(named)), jsonschema.Draft202012Validator
@@ -146,19 +146,19 @@ def validator_of(schema: Any) -> Any:
 
 
 def _multiple(validator: Any, unit: Any, instance: Any, schema: Any) -> Iterator[Exception]:
-    """By the numbers as they are written: of 0.01 some are no multiple once both are divided as floats."""
+    """Check multiples with the decimals as written: with floats, some multiples of 0.01 fail."""
     if validator.is_type(instance, "number") and (to_fraction(instance) / to_fraction(unit)).denominator != 1:
         yield jsonschema.ValidationError(f"{instance} is not a multiple of {unit}")
 
 
 def _type(validator: Any, types: Any, instance: Any, schema: Any) -> Iterator[Exception]:
-    """With OpenAPI's `nullable`, which counts where no draft is said."""
+    """Check types with OpenAPI's `nullable`, which counts where no draft is named."""
     if instance is not None or schema.get("nullable") is not True:
         yield from jsonschema.Draft202012Validator.VALIDATORS["type"](validator, types, instance, schema)
 
 
 def answers(case: Case, speaker: Speaker, budget: int, rounds: int, ordered: int) -> Iterator[Answer]:
-    """Of one schema, by all ways; one that is refused has none."""
+    """Yield one schema's answers, in all ways; a refused schema has none."""
     asked = {"type": "json_schema", "json_schema": {"schema": case.schema}, "bounds": {"ordered": ordered}}
     validator = validator_of(case.schema)
     for truncation in ("length", "close"):
@@ -179,7 +179,7 @@ def _judged(case: Case, way: str, validator: Any, said: bytes, end: tuple[bool, 
     if broke:
         return Answer(case, way, "broken", text, broke)
     if not complete:
-        return Answer(case, way, "invalid" if must_close else "cut", text, "it was not closed")
+        return Answer(case, way, "invalid" if must_close else "cut", text, "the answer was not closed")
     try:
         error = jsonschema.exceptions.best_match(validator.iter_errors(json.loads(said)))
     except ValueError as failure:
@@ -192,7 +192,7 @@ def _judged(case: Case, way: str, validator: Any, said: bytes, end: tuple[bool, 
 def run(
     cases: Sequence[Case], speaker: Speaker, budget: int, rounds: int, ordered: int
 ) -> tuple[list[Answer], Counter]:
-    """All answers, and how many schemas were refused, by the first words of the reason."""
+    """Return all answers, and the number of refused schemas by the reason's first words."""
     found: list[Answer] = []
     refused: Counter = Counter()
     for case in cases:

@@ -1,8 +1,8 @@
-"""Tokenizers of 150,000 byte pairs, made offline from a file.
+"""Tokenizers with 150,000 byte pairs, made offline from a file.
 
-tekken_240911.json    which the package mistral-common holds: 1,000 special tokens, then byte pairs by rank
-ggml-vocab-qwen2.gguf  of llama.cpp's models/: the vocabulary that Qwen2 to Qwen3-VL share, which `make test`
-                      gets into build/vocabularies
+tekken_240911.json    in the package mistral-common: 1,000 special tokens, then byte pairs by rank
+ggml-vocab-qwen2.gguf  from llama.cpp's models/: the vocabulary that Qwen2 to Qwen3-VL share; `make test`
+                      fetches it into build/vocabularies
 """
 
 import base64
@@ -20,16 +20,18 @@ from tokenizers.pre_tokenizers import Split
 
 from mmengine.checkpoint.gguf.model import GGUFModel
 
-FILE = "tekken_240911.json"  # the one with the most tokens
-MISSING = f"""no vocabulary: put mistral-common (a wheel of 7 MB) into a folder of its own, for beside
-transformers it would want its dependencies, and name its file:
+FILE = "tekken_240911.json"  # the file with the most tokens
+MISSING = f"""no vocabulary: install mistral-common (a wheel of 7 MB) into a separate folder, since next to
+transformers it would require its dependencies, and name its file:
     pip install --no-deps mistral-common --target FOLDER
     --vocabulary FOLDER/mistral_common/data/{FILE}
 or a .gguf file with a byte-pair vocabulary"""
 
 
 class Vocabulary(Protocol):
-    """`tokens`: the bytes of each id, b"" for those that no text holds. `special_ids`: tokens of no text."""
+    """A vocabulary. `tokens`: each id's bytes, b"" for tokens without text. `special_ids`: tokens that no
+    text contains.
+    """
 
     tokens: list[bytes]
     special_ids: list[int]
@@ -38,13 +40,14 @@ class Vocabulary(Protocol):
     def __len__(self) -> int: ...
 
     def encode(self, text: str) -> list[int]:
-        """Its canonical tokens. llguidance asks for those of every text that a grammar forces: known ones
-        are kept, so that it is not the speed of this class that is measured."""
+        """Return the text's canonical tokens. llguidance asks for those of every text that a grammar forces.
+        Results are cached, so that this class's speed is not measured.
+        """
 
 
 @dataclass(slots=True)
 class Bytes:
-    """256 bytes and an end, as a vocabulary."""
+    """A vocabulary with 256 bytes and an end."""
 
     tokens: list[bytes] = field(default_factory=lambda: [*(bytes([byte]) for byte in range(256)), b""])
     special_ids: list[int] = field(default_factory=lambda: [256])
@@ -79,7 +82,7 @@ class Tekken:
         return [len(self.special_ids) + rank for word in words for rank in self._ranks_of(word)]
 
     def _ranks_of(self, word: bytes) -> list[int]:
-        """Byte-pair encoding: whichever neighbours make the lowest token are joined first."""
+        """Return byte-pair ranks: the neighbours that make the lowest token are joined first."""
         if word in self._ranks:
             return [self._ranks[word]]
         parts = [bytes([byte]) for byte in word]
@@ -94,7 +97,7 @@ class Tekken:
 
 
 class Gguf:
-    """The vocabulary of a .gguf file. Ids without a token of their own are special ones here, too."""
+    """A .gguf file's vocabulary. Ids without their own token count as special."""
 
     def __init__(self, path: Path):
         model = GGUFModel(path)
@@ -103,7 +106,7 @@ class Gguf:
             model.file("generation_config.json")["eos_token_id"],
         )
         self._tokenizer = Tokenizer.from_str(json.dumps(found))
-        self._tokenizer.encode_special_tokens = True  # meaning: as the text that they look like
+        self._tokenizer.encode_special_tokens = True  # special tokens in a text are encoded as plain text
         added = {token["id"] for token in found["added_tokens"]}
         byte_of = {char: byte for byte, char in _byte_level_characters().items()}
         self.tokens = [b""] * model.file("config.json")["vocab_size"]
@@ -123,15 +126,16 @@ class Gguf:
 
 
 def _byte_level_characters() -> dict[int, str]:
-    """The character that stands for each byte in a byte-level vocabulary: itself where it is printable, else
-    the next one from 256 on (GPT-2's encoder.py)."""
+    """Return the character for each byte in a byte-level vocabulary: the byte itself if printable, else the
+    next one from 256 on (GPT-2's encoder.py).
+    """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {byte: chr(byte) for byte in printable} | {byte: chr(256 + at) for at, byte in enumerate(others)}
 
 
 class _Tokens:
-    """What llguidance reads of a tokenizer."""
+    """The part of a tokenizer that llguidance reads."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
@@ -153,8 +157,9 @@ def load(path: Path) -> Vocabulary:
 
 
 def find(given: Path | None) -> Path:
-    """The file that is given, or that of an installed mistral-common; ends the process, saying what to
-    do, where there is none."""
+    """Return the given file, or an installed mistral-common's; end the process with instructions if neither
+    exists.
+    """
     if given is not None:
         return given
     spec = util.find_spec("mistral_common")
