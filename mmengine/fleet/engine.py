@@ -295,7 +295,7 @@ class FleetEngine(AsyncAnswers):
         if self._durable is not None:
             await self._durable.settled()
 
-    def tell_times(self, told: Callable[[str, Times], None]) -> None:
+    def tell_times(self, report: Callable[[str, Times], None]) -> None:
         """Do nothing: the replicas know the times, so spans have no children here."""
 
     # State

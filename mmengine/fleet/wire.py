@@ -303,7 +303,7 @@ def decode_request(data: bytes) -> ReplicaRequest:
     try:
         return _decode_request(data)
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise InvalidRequest(f"an ingress sent what is no request of this version: {error}") from None
+        raise InvalidRequest(f"an ingress sent an invalid request: {error}") from None
 
 
 def decode_message(data: bytes) -> ReplicaMessage:
@@ -311,4 +311,4 @@ def decode_message(data: bytes) -> ReplicaMessage:
     try:
         return _decode_message(data)
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise RequestFailed(f"a replica said what nobody here understands: {error}") from None
+        raise RequestFailed(f"a replica sent an unknown message: {error}") from None

@@ -95,10 +95,10 @@ class AsyncEngine(AsyncAnswers):
         self.metrics.ready = lambda: self.readiness().ready
         self.metrics.preparing = self._admission.preparation.backlog
 
-    def tell_times(self, told: Callable[[str, Times], None]) -> None:
-        """Have the engine's thread call `told` with each ended request's id and times."""
-        self._report_times = told
-        self.metrics.tell_times(told)
+    def tell_times(self, report: Callable[[str, Times], None]) -> None:
+        """Have the engine's thread call `report` with each ended request's id and times."""
+        self._report_times = report
+        self.metrics.tell_times(report)
 
     @property
     def processor(self) -> Processor:

@@ -43,23 +43,23 @@ class Recovery:
         """Return a channel that gets the request's output from the first token on. Raises InvalidRequest."""
         engine = self._thread.engine
         self._open.check_failure()
-        left = self._claim(request_id)
-        sampling = msgspec.structs.replace(left.queued.sampling, n=left.num_choices)
-        options = Options(sampling, request_id, grammar=left.queued.grammar, envelope=left.envelope)
+        recovered = self._claim(request_id)
+        sampling = msgspec.structs.replace(recovered.queued.sampling, n=recovered.num_choices)
+        options = Options(sampling, request_id, grammar=recovered.queued.grammar, envelope=recovered.envelope)
         texts = OutputText(engine.processor.tokenizer, sampling)
-        texts.grammar = left.queued.grammar
+        texts.grammar = recovered.queued.grammar
         channel = Channel(options, texts, hold)
-        prompt = np.frombuffer(left.queued.prompt, np.int32)
-        channel.take_prompt(prompt, left.queued.media, engine.reasoning)
+        prompt = np.frombuffer(recovered.queued.prompt, np.int32)
+        channel.take_prompt(prompt, recovered.queued.media, engine.reasoning)
         channel.accepted.set()  # the log has it already
         self._open.add_recovered(channel)
-        self._thread.put(lambda: self._attach(channel, left))
+        self._thread.put(lambda: self._attach(channel, recovered))
         return channel
 
     def give_up(self, request_id: str) -> None:
         """Cancel the request, or drop its answer if it has ended. Raises InvalidRequest."""
-        left = self._claim(request_id)
-        drop = partial(self._drop, request_id, left.num_choices)
+        recovered = self._claim(request_id)
+        drop = partial(self._drop, request_id, recovered.num_choices)
         self._thread.put(drop)
 
     def _claim(self, request_id: str) -> RecoveredRequest:
@@ -103,11 +103,11 @@ class Recovery:
 
     # The engine's thread
 
-    def _attach(self, channel: Channel, left: RecoveredRequest) -> None:
+    def _attach(self, channel: Channel, recovered: RecoveredRequest) -> None:
         engine = self._thread.engine
-        channel.request_id = left.request_id
+        channel.request_id = recovered.request_id
         self._open.running[channel.request_id] = channel
-        outputs = engine.requests.resume_with_outputs(left.request_id, left.num_choices)
+        outputs = engine.requests.resume_with_outputs(recovered.request_id, recovered.num_choices)
         self._open.deliver([piece for output in outputs for piece in split_output(output)], engine)
         if channel.closed and channel.request_id in self._open.running:
             engine.cancel(channel.request_id)

@@ -179,8 +179,8 @@ class AsyncSession:
     async def _computed(
         self, facts: SessionFacts, content: object, *, is_anchor: bool = False, is_film: bool = False
     ) -> Appended:
-        prompt, asked = self._placed(facts, content, is_anchor=is_anchor, is_film=is_film)
-        async with self._sessions.submit(prompt, asked, None, False) as stream:
+        prompt, request_options = self._placed(facts, content, is_anchor=is_anchor, is_film=is_film)
+        async with self._sessions.submit(prompt, request_options, None, False) as stream:
             done = require_success(await stream.completed())
         self._frames.settle(facts.num_requests + 1)
         return Appended(len(done.prompt_token_ids), done.num_cached_tokens)
@@ -220,8 +220,10 @@ class AsyncSession:
         form = partial(response_format_of, options) if has_form else None
         given = make_options(sampling, options)
         sessions = self._thread.engine.sessions
-        prompt, asked = session_request(sessions, facts, content, given, True, False, self._media_options)
-        return self._sessions.submit(prompt, asked, form, hold)
+        prompt, request_options = session_request(
+            sessions, facts, content, given, True, False, self._media_options
+        )
+        return self._sessions.submit(prompt, request_options, form, hold)
 
     def note_answer(self, facts: SessionFacts, stream: Stream) -> None:
         """Record the answer from `stream_in_turn` after its last output was read."""

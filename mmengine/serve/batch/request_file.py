@@ -109,8 +109,8 @@ class RequestFile:
             )
         keywords = {name: value for name, value in fields.items() if name not in _OWN_FIELDS}
         options = make_options(None, keywords, LINE)
-        asked = ResponseFormat.of(*as_form(fields))  # JSON has a schema, never a type
-        options = asked.added_to(replace(options, request_id=custom_id))
+        form = ResponseFormat.of(*as_form(fields))  # JSON has a schema, never a type
+        options = form.added_to(replace(options, request_id=custom_id))
         options.check()
         folder, media_options = self._base_folder, self._media_options
         return Prompt(fields["messages"], base_folder=folder, media_options=media_options), options

@@ -112,13 +112,13 @@ def outputs_of(engine: BatchEngine, request_id: str) -> Iterator[Iterator[Reques
             engine.check_stall()
 
     def step() -> list[RequestOutput]:
-        own = []
+        matching = []
         for output in engine.step():
             if output.request_id == request_id:
-                own.append(output)
+                matching.append(output)
             elif output.completion is not None:
                 engine.batch_done[output.request_id] = output.completion
-        return own
+        return matching
 
     try:
         yield outputs()

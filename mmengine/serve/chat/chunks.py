@@ -86,9 +86,9 @@ def end_of(rest: Delta) -> tuple[Delta, ...]:
     return rest._replace(argument_errors=()), end
 
 
-def chunks_of(request_id: str, index: int, news: ChoiceDelta) -> Iterator[ChatChunk]:
+def chunks_of(request_id: str, index: int, choice_delta: ChoiceDelta) -> Iterator[ChatChunk]:
     """Yield the chunks for a delta in the choice `index`."""
-    delta, finish_reason, stop_reason = news
+    delta, finish_reason, stop_reason = choice_delta
     *before, last = (delta,) if finish_reason is None else end_of(delta)
     for each in before:
         message = message_delta(request_id, index, each)

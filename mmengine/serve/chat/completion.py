@@ -202,9 +202,9 @@ class ChatAnswer:
 
     def take(self, output: RequestOutput) -> Iterator[ChatChunk]:
         """Yield the chunks of `output`."""
-        for news in self._deltas[output.index].take(output):
-            self._whole[output.index].add(*news)
-            yield from chunks_of(self._request_id, output.index, news)
+        for delta in self._deltas[output.index].take(output):
+            self._whole[output.index].add(*delta)
+            yield from chunks_of(self._request_id, output.index, delta)
         self._engine_completion = output.completion or self._engine_completion
 
     def finish(self) -> None:
@@ -241,7 +241,7 @@ def final_completion(answer: ChatAnswer | None) -> ChatCompletion:
 
 
 def with_tools(
-    prompt: Prompt, asked: ToolSelection | None, processor: Processor, markers: tuple[str, str]
+    prompt: Prompt, selection: ToolSelection | None, processor: Processor, markers: tuple[str, str]
 ) -> tuple[Prompt, ToolCallSpec | None]:
     """Return the prompt with the tools, and its answer's form.
 
@@ -249,7 +249,7 @@ def with_tools(
     """
     if prompt.messages is not None and (messages := for_template(prompt.messages)) is not prompt.messages:
         prompt = replace(prompt, messages=messages)
-    if asked is None:
+    if selection is None:
         return prompt, None
     if prompt.messages is None:
         raise InvalidRequest(
@@ -258,6 +258,6 @@ def with_tools(
     form = processor.call_format(prompt.template_options)
     if form is None:
         raise InvalidRequest(NO_TEMPLATE, path=("tools",))
-    template = {**(prompt.template_options or {}), "tools": list(asked.shown)}
-    calls = ToolCallSpec(asked, form, markers if all(markers) else None)
+    template = {**(prompt.template_options or {}), "tools": list(selection.shown)}
+    calls = ToolCallSpec(selection, form, markers if all(markers) else None)
     return replace(prompt, template_options=template), calls

@@ -210,11 +210,11 @@ class Engine(TypedAnswers):
         """
         begun = time.monotonic()
         form = response_format_of(options)
-        asked = form.added_to(make_options(sampling, options))
-        asked.check()
+        request_options = form.added_to(make_options(sampling, options))
+        request_options.check()
         with PromptMedia(Prompt.of(prompt)) as media:
-            prepared = media.prompt().prepare(self.processor, asked)
-        return self.submit_prepared(prepared, asked.after(time.monotonic() - begun), stream=stream)
+            prepared = media.prompt().prepare(self.processor, request_options)
+        return self.submit_prepared(prepared, request_options.after(time.monotonic() - begun), stream=stream)
 
     def submit_prepared(self, prepared: Prepared, options: Options, *, stream: bool = True) -> str:
         """Queue a prompt that was prepared before, perhaps on another thread."""
@@ -282,9 +282,9 @@ class Engine(TypedAnswers):
         try:
             self._settle_grammars()
             with self._watchdog:
-                news = self._core.step()
+                core_outputs = self._core.step()
             self.sessions.tidy()
-            outputs = [self._take(output) for output in self.metrics.saw_step(news)]
+            outputs = [self._take(output) for output in self.metrics.saw_step(core_outputs)]
             if self._syncer is not None:
                 self._syncer.notify()
         except Exception as error:
@@ -322,8 +322,8 @@ class Engine(TypedAnswers):
         prompt's error, after the others have ended.
         """
         form = response_format_of(options)
-        asked = form.added_to(make_options(sampling, options, GENERATE))
-        answers = dict(self.run_batch((Prompt.of(prompt), asked) for prompt in prompts))
+        request_options = form.added_to(make_options(sampling, options, GENERATE))
+        answers = dict(self.run_batch((Prompt.of(prompt), request_options) for prompt in prompts))
         return [answer_to_prompt(answers[index], index, len(answers) > 1) for index in sorted(answers)]
 
     def run_batch(self, jobs: Iterable[Job]) -> Iterator[Result]:

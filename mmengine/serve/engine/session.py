@@ -165,13 +165,13 @@ class Session:
         Returns None if the frame waits for others in its patch or for the next content; the image is checked
         at once. Raises the same errors as `append`.
         """
-        facts, asked, is_film = self.facts, Options(PREFILL), self._frames.are_read_together
+        facts, given, is_film = self.facts, Options(PREFILL), self._frames.are_read_together
         parts = self._frames.add(facts.num_requests, image, seconds)
         if parts:
-            done = self._run(facts, *self._prepared(facts, parts, asked, is_film=is_film))
+            done = self._run(facts, *self._prepared(facts, parts, given, is_film=is_film))
             return Appended(len(done.prompt_token_ids), done.num_cached_tokens)
         with self._frames.preview() as parts:
-            self._prepared(facts, parts, asked, is_film=is_film)
+            self._prepared(facts, parts, given, is_film=is_film)
         self._engine.sessions.end_turn(self.session_id)
         return None
 
@@ -183,15 +183,15 @@ class Session:
         All the answer's tokens become part of the session. Takes the same options as `Engine.submit`, without
         `n`. Raises the same errors as `append`.
         """
-        facts, asked = self.facts, response_format_of(options).added_to(make_options(sampling, options))
+        facts, given = self.facts, response_format_of(options).added_to(make_options(sampling, options))
         content = [*self._frames.rest(facts.num_requests), *as_parts(question)]
-        return self._run(facts, *self._prepared(facts, content, asked, closes=True))
+        return self._run(facts, *self._prepared(facts, content, given, closes=True))
 
     def _prepared(
         self,
         facts: SessionFacts,
         content: object,
-        asked: Options,
+        given: Options,
         *,
         closes: bool = False,
         is_anchor: bool = False,
@@ -200,7 +200,7 @@ class Session:
         engine = self._engine
         engine.check_batchable()
         prompt, options = session_request(
-            *(engine.sessions, facts, content, asked, closes, is_anchor, self._media_options),
+            *(engine.sessions, facts, content, given, closes, is_anchor, self._media_options),
             is_film=is_film,
         )
         with PromptMedia(prompt) as media:
@@ -241,7 +241,7 @@ def session_request(
     sessions: Sessions,
     facts: SessionFacts,
     content: object,
-    asked: Options,
+    given: Options,
     closes: bool,
     is_anchor: bool,
     media_options: Mapping[str, object] | None = None,
@@ -249,8 +249,8 @@ def session_request(
     is_film: bool = False,
 ) -> tuple[Prompt, Options]:
     """Return a session's next request as a prompt and its options. Raises InvalidRequest."""
-    asked.check()
-    if asked.sampling.n != 1 or asked.request_id or asked.cache_salt:
+    given.check()
+    if given.sampling.n != 1 or given.request_id or given.cache_salt:
         raise InvalidRequest(
             "a session has one answer at a time, and names its requests and its cache itself: leave out n, "
             "request_id and cache_salt"
@@ -258,4 +258,4 @@ def session_request(
     prompt, place = sessions.turn(
         facts, content, closes=closes, is_anchor=is_anchor, is_film=is_film, media_options=media_options
     )
-    return prompt, asked.at(place, request_id_of(facts.session_id, facts.num_requests))
+    return prompt, given.at(place, request_id_of(facts.session_id, facts.num_requests))

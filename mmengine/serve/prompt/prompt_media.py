@@ -19,7 +19,7 @@ from mmengine.processing.fetch.refusals import FetchRefused
 from mmengine.serve.prompt.media_references import Place, Replace, replaced, replaced_items
 from mmengine.serve.prompt.prompt import Prompt
 
-MAX_DOORS = 16  # fetchers for callers that name hosts; each has its own threads
+MAX_FETCHERS = 16  # fetchers for callers that name hosts; each has its own threads
 _lock = threading.Lock()
 
 
@@ -45,7 +45,7 @@ def fetcher_of(prompt: Prompt) -> MediaFetcher | None:
         return _shared_fetcher(hosts)
 
 
-@lru_cache(MAX_DOORS)
+@lru_cache(MAX_FETCHERS)
 def _shared_fetcher(hosts: tuple[str, ...] | None) -> MediaFetcher:
     return MediaFetcher(FetchLimits(hosts=hosts))
 

@@ -77,22 +77,22 @@ def build_chain(
     """
     if place.is_anchor and not all(chunk.is_anchor for chunk in session.chunks):
         raise InvalidRequest("an anchor must come first in a session: append it before other content")
-    own = _Piece(prepared.prompt_token_ids, tuple(one.item for one in prepared.media), prepared.num_opening)
-    if place.opens == "next" and own.num_opening and own.tokens[0] == session.tokens[-1]:
-        own = own.without(1)  # the answer already ended its turn
-    kept = len(session.tokens)
-    if kept + len(own.tokens) + num_answer <= place.length:
-        return _joined(session, kept, [own], place.film)
+    new = _Piece(prepared.prompt_token_ids, tuple(one.item for one in prepared.media), prepared.num_opening)
+    if place.opens == "next" and new.num_opening and new.tokens[0] == session.tokens[-1]:
+        new = new.without(1)  # the answer already ended its turn
+    num_kept = len(session.tokens)
+    if num_kept + len(new.tokens) + num_answer <= place.length:
+        return _joined(session, num_kept, [new], place.film)
     anchor = _end_of_anchor(session)
-    if anchor + len(own.tokens) + num_answer > place.length:
+    if anchor + len(new.tokens) + num_answer > place.length:
         raise InvalidRequest(
-            f"the piece has {len(own.tokens)} tokens, its answer may have {num_answer}, and the anchor has "
+            f"the piece has {len(new.tokens)} tokens, its answer may have {num_answer}, and the anchor has "
             f"{anchor}; the session's limit is {place.length}: send less at a time, ask for a shorter "
             "answer, or open a longer session"
         )
     begins_in_film = place.film > 1
-    room = place.keep - anchor - len(own.tokens) - num_answer
-    pieces = [own]
+    room = place.keep - anchor - len(new.tokens) - num_answer
+    pieces = [new]
     for first, last, chunk in reversed(_chunks_from(session, anchor)):
         room -= last - first
         if room < 0:
@@ -122,13 +122,13 @@ class _Piece(NamedTuple):
         return _Piece(np.concatenate((np.array(tokens, np.int32), self.tokens)), media, self.num_opening)
 
 
-def _joined(session: SessionState, kept: int, pieces: Sequence[_Piece], film: int) -> SessionChain:
-    tokens, media, length = [session.tokens[:kept]], list(session.before(kept)), kept
+def _joined(session: SessionState, num_kept: int, pieces: Sequence[_Piece], film: int) -> SessionChain:
+    tokens, media, length = [session.tokens[:num_kept]], list(session.before(num_kept)), num_kept
     for piece in pieces:
         tokens.append(piece.tokens)
         media += [item.moved(length) for item in piece.media]
         length += len(piece.tokens)
-    return SessionChain(np.concatenate(tokens), tuple(media), kept, pieces[0].num_opening, film)
+    return SessionChain(np.concatenate(tokens), tuple(media), num_kept, pieces[0].num_opening, film)
 
 
 def _end_of_anchor(session: SessionState) -> int:

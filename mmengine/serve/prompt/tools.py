@@ -61,7 +61,7 @@ class ToolCallSpec(msgspec.Struct, frozen=True):
     `reasoning` holds the markers if the model may reason on its own.
     """
 
-    asked: ToolSelection
+    selection: ToolSelection
     format: CallFormat
     reasoning: tuple[str, str] | None = None
 
@@ -208,10 +208,16 @@ def call_grammar(
             "leave out the tools, or give another form",
             path=FieldPath("response_format"),
         )
-    asked = calls.asked
-    text = answer.source if answer is not None and asked.choice == "auto" else "null"
+    selection = calls.selection
+    text = answer.source if answer is not None and selection.choice == "auto" else "null"
     return _made(
-        asked.tools, asked.choice, asked.parallel, calls.format, calls.reasoning, text, on_truncation
+        selection.tools,
+        selection.choice,
+        selection.parallel,
+        calls.format,
+        calls.reasoning,
+        text,
+        on_truncation,
     )
 
 
@@ -227,8 +233,8 @@ def _made(
 ) -> GrammarRequest:
     """Return the grammar; requests with the same tools share an object."""
     raw = msgspec.Raw(answer.encode()) if answer != "null" else NONE
-    asked = ToolCalls(form, (), choice, parallel, raw, reasoning if choice == "auto" else None)
-    return tool_calls(tools, asked, on_truncation)
+    calls = ToolCalls(form, (), choice, parallel, raw, reasoning if choice == "auto" else None)
+    return tool_calls(tools, calls, on_truncation)
 
 
 def notes_on(grammar: GrammarRequest) -> tuple[Note, ...]:

@@ -40,10 +40,10 @@ def as_form(options: Mapping[str, object]) -> tuple[Any, Any]:
 
     Raises InvalidRequest for two forms, and for options without a translation.
     """
-    asked: dict[str, dict[str, Any]] = {}
+    requested: dict[str, dict[str, Any]] = {}
     for name in ("response_format", "grammar"):
         if options.get(name) is not None:
-            asked[name] = {name: options[name]}
+            requested[name] = {name: options[name]}
     for name in sorted(VLLM_NAMES & options.keys()):
         if options[name] is not None:
             form = (
@@ -52,10 +52,10 @@ def as_form(options: Mapping[str, object]) -> tuple[Any, Any]:
                 else _form(FieldPath(name), options[name])
             )
             if form:
-                asked[name] = form
-    if len(asked) > 1:
-        raise InvalidRequest(f"{' and '.join(asked)} ask for a form each; give one of them")
-    form = next(iter(asked.values()), {})
+                requested[name] = form
+    if len(requested) > 1:
+        raise InvalidRequest(f"{' and '.join(requested)} ask for a form each; give one of them")
+    form = next(iter(requested.values()), {})
     return form.get("response_format"), form.get("grammar")
 
 

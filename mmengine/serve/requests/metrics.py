@@ -82,19 +82,19 @@ class Metrics(Collector):
     def saw_step(self, outputs: Outputs) -> list[Output]:
         """Count a step and return its outputs."""
         scheduled = self._stats().num_scheduled_tokens
-        news = list(outputs)
-        self._times.saw_step(news, outputs.admitted, scheduled - self._num_scheduled)
+        taken = list(outputs)
+        self._times.saw_step(taken, outputs.admitted, scheduled - self._num_scheduled)
         self._num_scheduled = scheduled
-        for reason in [output.finish_reason for output in news if output.finish_reason is not None]:
+        for reason in [output.finish_reason for output in taken if output.finish_reason is not None]:
             self._ends[reason] += 1
-        return news
+        return taken
 
     def release(self, request_id: str) -> None:
         self._times.release(request_id)
 
-    def tell_times(self, told: Callable[[str, Times], None]) -> None:
-        """Have the engine's thread call `told` with each ended answer's id and times."""
-        self._times.report = told
+    def tell_times(self, report: Callable[[str, Times], None]) -> None:
+        """Have the engine's thread call `report` with each ended answer's id and times."""
+        self._times.report = report
 
     def text(self) -> str:
         """Return the metrics in Prometheus' text format, version 0.0.4."""

@@ -52,14 +52,14 @@ def find_recovered(resumed: Mapping[str, ResumedAnswer]) -> tuple[dict[str, Reco
     for name, answer in resumed.items():
         choices.setdefault(answer.queued.group or name, {})[name] = answer
     out: dict[str, RecoveredRequest] = {}
-    nobodys: list[str] = []
+    unclaimed: list[str] = []
     for first, answers in choices.items():
         request_id = first.removesuffix("/0") if len(answers) > 1 else first
         names = core_ids(request_id, len(answers))
         if answers.keys() != set(names) or any(answer.was_given_up for answer in answers.values()):
-            nobodys += answers
+            unclaimed += answers
             continue
         tokens = sum(len(answer.token_ids) for answer in answers.values())
         ended = all(answer.reason for answer in answers.values())
         out[request_id] = RecoveredRequest(request_id, len(answers), answers[names[0]].queued, tokens, ended)
-    return out, nobodys
+    return out, unclaimed

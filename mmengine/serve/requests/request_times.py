@@ -110,7 +110,7 @@ class RequestTimes:
             self._choices.add(num_choices)
             self._preparation.add(prepared_s)
 
-    def saw_step(self, news: Sequence[Output], admitted: Sequence[str], num_scheduled: int) -> None:
+    def saw_step(self, outputs: Sequence[Output], admitted: Sequence[str], num_scheduled: int) -> None:
         """Record a step's outputs, and the next step's token count and newly admitted requests."""
         now = time.monotonic()
         if num_scheduled:
@@ -120,13 +120,13 @@ class RequestTimes:
             if live is not None and not live.admitted:
                 live.admitted = now
                 self._queue.add(now - live.queued)
-        if news:
-            self._take(news, now)
+        if outputs:
+            self._take(outputs, now)
             self._before = now
 
-    def _take(self, news: Sequence[Output], now: float) -> None:
+    def _take(self, outputs: Sequence[Output], now: float) -> None:
         find, before, num_regular = self._live.get, self._before, 0
-        for output in news:  # runs for each row of each step, so it has to be cheap
+        for output in outputs:  # runs for each row of each step, so it has to be cheap
             live = find(output.request_id)
             if live is None:
                 continue

@@ -164,9 +164,9 @@ class RunningRequests:
         if answer.stream is not None:
             text += answer.stream.finish()
         completion = self._finish(output, output.finish_reason, pending, answer)
-        news = pending.request_id, answer.index, text, output.token_ids, output.finish_reason, completion
+        fields = pending.request_id, answer.index, text, output.token_ids, output.finish_reason, completion
         return RequestOutput(
-            *news, answer.after, output.logprobs, output.detail, output.prompt_logprobs, output.code
+            *fields, answer.after, output.logprobs, output.detail, output.prompt_logprobs, output.code
         )
 
     def _take_unclaimed(self, output: Output) -> None:
@@ -236,7 +236,7 @@ class RunningRequests:
         """
         found = [self.resumed[name] for name in core_ids(request_id, num_choices)]
         completion = self.resume(request_id, num_choices)
-        news = [
+        outputs = [
             RequestOutput(
                 request_id,
                 one.queued.sample_index,
@@ -253,8 +253,8 @@ class RunningRequests:
             if one.token_ids or one.reason
         ]
         if completion is not None:
-            news[-1] = msgspec.structs.replace(news[-1], completion=completion)
-        return news
+            outputs[-1] = msgspec.structs.replace(outputs[-1], completion=completion)
+        return outputs
 
     def resume(self, request_id: str, num_choices: int = 1, *, stream: bool = False) -> Completion | None:
         """Continue the previous process's request.

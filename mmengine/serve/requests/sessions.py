@@ -278,7 +278,7 @@ class Sessions:
         salt, adapter = session.cache_salt, self.adapter(place.session_id)
         request = Request("", chain.tokens, sampling, chain.media, cache_salt=salt, adapter=adapter)
 
-        def behind(found: int) -> dict[bytes, MediaItem]:
+        def media_after(found: int) -> dict[bytes, MediaItem]:
             first = num_before(chain.media, found)
             older = [item for item in chain.media[first:] if item.mm_hash not in new]
             visual = request.visual_adapter
@@ -288,9 +288,9 @@ class Sessions:
 
         leased = min(chain.num_kept, len(session.leased) * self._config.block_size)
         can_begin = not self._config.num_state_slots and sampling.prompt_logprobs is None
-        if can_begin and not behind(leased):  # the usual case, in which no lookup is needed
+        if can_begin and not media_after(leased):  # the usual case, in which no lookup is needed
             return []
-        items = behind(num_found(self._core.view, request))
+        items = media_after(num_found(self._core.view, request))
         return self._media.loads(place.session_id, items.values())
 
     def hold(self, prepared: Prepared, place: SessionPlace, chain: SessionChain) -> Sequence[MediaInput]:

@@ -171,8 +171,8 @@ class Submission:
         """Log notes once for all requests with the same form."""
         if len(self._noted) < MAX_NOTED:
             self._noted.add(notes)
-        said = [f"{note.pointer}: {note.text}" for note in notes[:MAX_LOGGED_NOTES]]
-        operator_log.info("form has notes", request_id=request_id, count=len(notes), notes=said)
+        texts = [f"{note.pointer}: {note.text}" for note in notes[:MAX_LOGGED_NOTES]]
+        operator_log.info("form has notes", request_id=request_id, count=len(notes), notes=texts)
 
     def _submit_all(self, requests: list[Request], prepared: Prepared, prepared_s: float) -> None:
         """Submit all choices or none: if the queue becomes full, cancel the choices that it has."""

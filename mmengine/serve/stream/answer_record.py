@@ -196,12 +196,12 @@ class AnswerRecord:
 class DirectReader(ChannelReader):
     """Reads a stream and adds its outputs to the record.
 
-    `left` is called when the reader leaves or cancels; the request then continues.
+    `on_leave` is called when the reader leaves or cancels; the request then continues.
     """
 
-    def __init__(self, record: AnswerRecord, stream: Stream, left: Callable[[], None]):
+    def __init__(self, record: AnswerRecord, stream: Stream, on_leave: Callable[[], None]):
         super().__init__(stream._channel)
-        self._record, self._left = record, left
+        self._record, self._on_leave = record, on_leave
         self._follower: RecordReader | None = None  # reads in its place when the record has other readers
         record.first = self
 
@@ -246,8 +246,8 @@ class DirectReader(ChannelReader):
         self._record.follow()
         if self._follower is not None:
             self._follower.listen(None)
-        left, self._left = self._left, _nothing
-        left()
+        on_leave, self._on_leave = self._on_leave, _nothing
+        on_leave()
 
     def cancel(self) -> None:
         self.leave()
@@ -256,11 +256,11 @@ class DirectReader(ChannelReader):
 class RecordReader:
     """Reads a record from its first output on, or after the first `at` outputs.
 
-    `left` is called when the reader leaves or cancels.
+    `on_leave` is called when the reader leaves or cancels.
     """
 
-    def __init__(self, record: AnswerRecord, left: Callable[[], None] | None = None, at: int = 0):
-        self._record, self._left, self._at = record, left or _nothing, at
+    def __init__(self, record: AnswerRecord, on_leave: Callable[[], None] | None = None, at: int = 0):
+        self._record, self._on_leave, self._at = record, on_leave or _nothing, at
         self._source = record.source
         self.is_over = False
         self.completion: Completion | None = None
@@ -327,8 +327,8 @@ class RecordReader:
     def leave(self) -> None:
         """Stop reading. A second call is no error."""
         self._record.listen(self, None)
-        left, self._left = self._left, _nothing
-        left()
+        on_leave, self._on_leave = self._on_leave, _nothing
+        on_leave()
 
     def cancel(self) -> None:
         self.leave()

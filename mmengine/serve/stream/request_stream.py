@@ -120,12 +120,12 @@ class ChannelReader:
     @property
     def accepted_request(self) -> AcceptedRequest:
         channel = self._channel
-        asked = channel.options
+        options = channel.options
         return AcceptedRequest(
             channel.request_id,
-            asked.sampling,
+            options.sampling,
             channel.reasoning,
-            asked.grammar,
+            options.grammar,
             channel.num_embeds,
             channel.num_prompt_tokens,
         )

@@ -57,6 +57,6 @@ def with_texts(choice: Choice, tokenizer: Tokenizer, stops: Stops) -> Choice:
     end = find_end(choice.token_ids, choice.after)
     if end is None:
         return replace(choice, text=text, reasoning=text, content=None)
-    before, behind = choice.token_ids[: end - len(choice.after)], choice.token_ids[end:]
-    content = stops._replace(after=()).text(tokenizer, behind)
+    before, after = choice.token_ids[: end - len(choice.after)], choice.token_ids[end:]
+    content = stops._replace(after=()).text(tokenizer, after)
     return replace(choice, text=text, reasoning=tokenizer.decode(before), content=content)

@@ -133,8 +133,8 @@ class Reasoning:
         borders = np.flatnonzero(np.isin(prompt_token_ids, self._separators))
         message = prompt_token_ids[borders[-1] + 1 if len(borders) else 0 :]
         text = self._tokenizer.decode(message.tolist(), skip_special_tokens=False)
-        _, start, behind = text.rpartition(self._start_text)
-        return bool(start) and self._end_text not in behind
+        _, start, rest = text.rpartition(self._start_text)
+        return bool(start) and self._end_text not in rest
 
     def _spelled(self, marker: str) -> tuple[int, ...]:
         """Return a marker's tokens, () if the tokenizer has none for it or an answer cannot contain them."""
@@ -143,7 +143,7 @@ class Reasoning:
 
     def _why_not(self) -> str:
         if not self._end_text:
-            return "reasoning true needs a marker behind which the form begins, and reasoning_end is empty"
+            return "reasoning true needs a marker after which the form begins, and reasoning_end is empty"
         return (
             f"reasoning true needs reasoning_end, {shown(self._end_text)}, but this tokenizer has no tokens "
             "for it that an answer can say; set reasoning_end to what the model ends its reasoning with"

@@ -237,7 +237,7 @@ def unstarted_completion(request_id: str, num_choices: int, detail: str, code: E
 
 def final_outputs(completion: Completion) -> list[RequestOutput]:
     """Return each choice's last output, without tokens."""
-    news = [
+    outputs = [
         RequestOutput(
             completion.request_id,
             choice.index,
@@ -249,8 +249,8 @@ def final_outputs(completion: Completion) -> list[RequestOutput]:
         )
         for choice in completion.choices
     ]
-    news[-1] = msgspec.structs.replace(news[-1], completion=completion)
-    return news
+    outputs[-1] = msgspec.structs.replace(outputs[-1], completion=completion)
+    return outputs
 
 
 def answer_to_prompt(answer: Completion | MMEngineError, index: int, is_one_of_several: bool) -> Completion:

@@ -39,7 +39,7 @@ def response_format_of(options: Mapping[str, Any]) -> ResponseFormat:
     InvalidRequest.
     """
     form, grammar = as_form(options)
-    form = _described(_asked(form) if _is_type(form) else form)
+    form = _described(_schema_format(form) if _is_type(form) else form)
     calls = options.get("calls")
     truncation: Truncation = "length"
     if calls is not None and isinstance(form, Mapping):
@@ -62,10 +62,10 @@ def _described(form: Any) -> Any:
     held = form.get("json_schema") if isinstance(form, Mapping) else None
     if not isinstance(held, Mapping):
         return form
-    asked = held.get("schema")
-    if asked is None or isinstance(asked, dict | bool | str | bytes | int | float | list):
+    schema = held.get("schema")
+    if schema is None or isinstance(schema, dict | bool | str | bytes | int | float | list):
         return form
-    return {**form, "json_schema": {**held, "schema": schema_of(asked)}}
+    return {**form, "json_schema": {**held, "schema": schema_of(schema)}}
 
 
 def json_format(
@@ -84,10 +84,10 @@ def json_format(
             raise InvalidRequest(f"generate_json takes a schema, not {name} beside it")
     if (sampling.n if sampling is not None else options.get("n", 1)) != 1:
         raise InvalidRequest("generate_json gives one value; for n answers use generate with response_format")
-    return {**_asked(schema), "reasoning": reasoning, "on_truncation": on_truncation}
+    return {**_schema_format(schema), "reasoning": reasoning, "on_truncation": on_truncation}
 
 
-def _asked(schema: object) -> dict[str, Any]:
+def _schema_format(schema: object) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"schema": schema}}
 
 

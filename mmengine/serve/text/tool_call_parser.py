@@ -94,14 +94,14 @@ class ToolCallParser:
         place = self._held.find(OPEN)
         free = place if place >= 0 else len(self._held) - _overlap(self._held, OPEN)
         text = self._space + self._take(free)
-        kept = text[: max(len(text.rstrip()), len(text) - MAX_SPACE)]
-        if self._form.has_form and kept:
+        text_part = text[: max(len(text.rstrip()), len(text) - MAX_SPACE)]
+        if self._form.has_form and text_part:
             self._may_call, self._space = False, ""
             yield text
             return
-        self._space = text[len(kept) :]
-        if kept and not self.num_calls:
-            yield kept
+        self._space = text[len(text_part) :]
+        if text_part and not self.num_calls:
+            yield text_part
         if place >= 0:
             self._take(len(OPEN))
             self._space, self._state = "", self._head
@@ -179,13 +179,13 @@ class ToolCallParser:
         place = self._held.find(VALUE_END)
         ends = place >= 0
         text = self._take(place if ends else len(self._held) - _overlap(self._held, VALUE_END))
-        said = json_spelling(text) if self._is_raw else text
+        value = json_spelling(text) if self._is_raw else text
         if ends:
             self._take(len(VALUE_END))
             self._state = self._xml
-            said += '"' if self._is_raw else ""
+            value += '"' if self._is_raw else ""
         if not self._is_dropped:
-            yield from self._more(said)
+            yield from self._more(value)
 
 
 def _overlap(text: str, marker: str) -> int:
