@@ -110,10 +110,10 @@ def test_lines_without_an_id_are_known_by_their_number(tmp_path):
     index = RequestIndex(tmp_path / "requests")
     assert index.numbers == [1, 3, 4, 5] and index.custom_ids == ["a", None, "a", None]
     lines = [
-        '{"custom_id":null,"error":"line 5: no"}',
-        '{"custom_id":"a","error":"line 4: it stands"}',
+        '{"custom_id":null,"line":5,"error":"no"}',
+        '{"custom_id":"a","line":4,"error":"it stands"}',
     ]
-    (tmp_path / "answers").write_text("\n".join(lines) + "\n" + '{"custom_id":null,"error":"line 3')
+    (tmp_path / "answers").write_text("\n".join(lines) + "\n" + '{"custom_id":null,"line":3')
     assert answered_in(tmp_path / "answers", index) == {2, 3}
     (tmp_path / "answers").write_text('{"custom_id":"a","text":"x"}\n')
     assert answered_in(tmp_path / "answers", index) == {0}
@@ -148,7 +148,7 @@ def test_rules_of_another_build_are_refused(begun, tmp_path):
     started = msgspec.structs.replace(records[0].event, decision_version=99, engine_version="7.0")
     records[0] = msgspec.structs.replace(records[0], event=started)
     rewrite(records, tmp_path / "other")
-    with pytest.raises(LogError, match="written under decision rules 99 .* finish it with mmengine 7.0"):
+    with pytest.raises(LogError, match="written under decision rules 99, .* finish it with mmengine 7.0"):
         open_log(tmp_path / "other", Resume(), EngineConfig())
 
 
