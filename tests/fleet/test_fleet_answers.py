@@ -65,7 +65,7 @@ def kept(completion):
 @pytest.mark.parametrize(
     "names", [FEW, pytest.param(tuple(ASKED), marks=pytest.mark.soak)], ids=["few", "all"]
 )
-def test_equal_tokens_whatever_breaks(names):
+def test_tokens_are_equal_whatever_is_interrupted(names):
     async def go():
         config = EngineConfig(spec="ngram", max_num_seqs=8, batch_invariant=True)
         engines = [AsyncEngine(config=config) for _ in "ab"]

@@ -124,7 +124,7 @@ def answered(root, given, **options):
     return found, {each.request_id: len(each.outputs) // 4 for each in queued}
 
 
-def test_what_the_dead_left_is_taken_for_the_same_request_alone(died, tmp_path):
+def test_a_dead_worker_s_answer_is_used_only_for_the_same_request(died, tmp_path):
     rewrite(died, tmp_path / "dead")
     assert num_left(tmp_path / "dead") > NUM_STEPS
     assert answered(tmp_path, ASKED) == ([OF_WHOLE, OF_HALF], {"half": num_left(tmp_path / "dead")})
@@ -153,7 +153,7 @@ def test_a_log_of_another_model_or_version_is_left_alone(died, tmp_path, fields)
     assert answered(tmp_path, ASKED) == ([OF_WHOLE, OF_HALF], {"whole": 0, "half": 0})
 
 
-def test_logs_that_cannot_be_read_cost_no_other_one(died, tmp_path, monkeypatch):
+def test_an_unreadable_log_does_not_affect_others(died, tmp_path, monkeypatch):
     for name in ("a linked", "b refused", "dead"):
         rewrite(died, tmp_path / name)
     segment = tmp_path / "a linked" / segment_name(0)

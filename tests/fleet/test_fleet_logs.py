@@ -53,7 +53,7 @@ def run(*words):
     return result.exit_code, result.output
 
 
-def test_ways_of_requests(logs):
+def test_paths_of_requests(logs):
     assert is_fleet(logs) and not is_fleet(logs / "a") and logs_in(logs / "a") == [logs / "a"]
     ways, broken = replica_paths(logs_in(logs))
     assert not broken and len(ways) == 12, sorted(ways)
@@ -68,7 +68,7 @@ def test_ways_of_requests(logs):
     assert "migrated to another replica" in sentences[0] and "ended: stop" in sentences[-1]
 
 
-def test_the_verbs_know_a_fleet(logs, tmp_path):
+def test_log_commands_support_fleets(logs, tmp_path):
     ways, _ = replica_paths(logs_in(logs))
     name = next(way.core_id for way in ways.values() if len(way.stops) > 1)
     code, shown = run("show", logs)

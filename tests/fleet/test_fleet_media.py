@@ -21,7 +21,7 @@ def asking(door, *urls):
     return Prompt(messages=[{"role": "user", "content": content}], media_options={"urls": door})
 
 
-def test_what_was_fetched_to_count_a_prompt_is_given_back_however_it_ends(tmp_path):
+def test_media_fetched_for_a_count_are_released_however_it_ends(tmp_path):
     (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + b"x" * SIZE)
     door = MediaFetcher(FetchLimits(root=tmp_path, max_bytes=2 * SIZE, max_bytes_in_flight=4 * SIZE))
     good, bad = (f"file://{tmp_path}/{name}" for name in ("a.png", "missing.png"))

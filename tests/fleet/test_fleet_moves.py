@@ -90,7 +90,7 @@ def test_replicas_are_cut_off_one_after_the_other():
     asyncio.run(go())
 
 
-def test_a_replica_drains_and_is_let_go_of_at_once():
+def test_a_drained_replica_ends_at_once():
     async def go():
         first, second = replica("a"), replica("b")
         engine, carrier = fleet(first, second)
@@ -126,7 +126,7 @@ class Stuck(SlowEcho):
         return super().collect()
 
 
-def test_a_hang_is_seen_and_a_silence_too():
+def test_hanging_and_silent_replicas_are_left():
     async def go():
         Stuck.may_end = False
         stuck, silent, good = replica("a", Stuck, hang_s=0.2), replica("b"), replica("c")
@@ -172,7 +172,7 @@ def test_an_engine_that_stopped_is_a_reason_to_move_and_to_be_unhealthy():
 
 
 @pytest.mark.parametrize("words", [[], [Accepted(NO_REASONING, None, {}, 3)]], ids=["at once", "in a step"])
-def test_what_kills_every_replica_is_given_up(words):
+def test_a_request_that_kills_every_replica_fails(words):
     async def go():
         kept = [replica(name) for name in "abcd"]
         engine, carrier = fleet(*kept)
@@ -196,7 +196,7 @@ def test_what_kills_every_replica_is_given_up(words):
     asyncio.run(go())
 
 
-def test_a_full_way_to_all_replicas_is_waited_for_by_who_was_answered():
+def test_an_accepted_request_waits_when_all_replicas_are_full():
     """Only a request that was never accepted is refused."""
 
     async def go():
@@ -225,7 +225,7 @@ def test_a_full_way_to_all_replicas_is_waited_for_by_who_was_answered():
     asyncio.run(go())
 
 
-def test_what_is_refused_is_refused_as_by_one_engine():
+def test_a_fleet_refuses_requests_like_an_engine():
     async def go():
         one = replica("a", max_num_seqs=1, max_waiting=1)
         engine, carrier = fleet(one, max_open=3)
@@ -252,7 +252,7 @@ def test_what_is_refused_is_refused_as_by_one_engine():
     asyncio.run(go())
 
 
-def test_who_leaves_is_left_and_deadlines_hold_across_replicas():
+def test_cancellations_and_deadlines_hold_across_replicas():
     async def go():
         one, two = replica("a"), replica("b")
         engine, carrier = fleet(one, two)
@@ -293,7 +293,7 @@ def test_the_last_replica_is_taken_though_it_was_dodged():
     asyncio.run(go())
 
 
-def test_who_asks_again_at_once_is_not_in_its_own_way():
+def test_a_repeated_attempt_does_not_block_itself():
     """A carrier may close a call and repeat it before a step has ended the first."""
 
     async def go():

@@ -22,7 +22,7 @@ def image(data, text="What is it?"):
     return Prompt([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": data}}, text]}])
 
 
-def test_an_ask_crosses_as_it_is():
+def test_a_request_is_unchanged_on_the_wire():
     messages = [
         {"role": "user", "content": [{"type": "image", "image": b"\x89PNG"}, {"type": "text", "text": "é"}]}
     ]
@@ -46,7 +46,7 @@ def test_an_ask_crosses_as_it_is():
     assert given["outputs"] == [0, 2**31 - 1] and given["calls"] == calls and given["envelope"] == b"\0"
 
 
-def test_what_a_replica_says_crosses_as_it_is():
+def test_messages_are_unchanged_on_the_wire():
     scores = PromptLogprobs(0, np.arange(6, dtype=np.int32).reshape(3, 2), np.ones((3, 2), np.float32))
     output = RequestOutput(
         "r", 1, "", [7, 8], "stop", None, (9,), [((7, -0.5),), ((8, -1.0),)], "eos", scores
@@ -82,7 +82,7 @@ def test_an_error_keeps_its_kind_and_words(error, kind):
     assert type(found) is kind and str(found) == str(error)
 
 
-def test_what_cannot_cross_is_refused():
+def test_values_without_a_wire_form_are_refused():
     with pytest.raises(InvalidRequest, match="media of a fleet's requests must be bytes"):
         wire.wire_prompt(Prompt(text="<image>", images=[object()]))
     ask = wire.ReplicaRequest(
@@ -115,7 +115,7 @@ def test_requests_about_one_image_belong_together():
     assert affinity(Prompt(first)) == affinity(Prompt(second)), "what they begin with is the same"
 
 
-def test_who_leaves_a_ring_moves_its_own_keys_alone():
+def test_a_replica_that_leaves_moves_only_its_own_keys():
     keys = [str(n) for n in range(600)]
     before, after = Ring("abcd"), Ring("abd")
     moved = [key for key in keys if before.order(key)[0] != after.order(key)[0]]

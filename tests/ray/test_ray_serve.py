@@ -47,7 +47,7 @@ def undisturbed(fleet):
     return found
 
 
-def test_what_ray_takes_of_memory(fleet):
+def test_memory_use_of_ray(fleet):
     total = 0.0
     for mb, command in memory_mb():
         if mb > 1:
@@ -78,7 +78,7 @@ def test_a_replica_is_killed_at_random_instants(fleet, undisturbed, folder):
     assert sum(unfinished) > KILLS * 5, "most streams were over before the kills"
 
 
-def test_a_rolling_update_under_load_costs_nobody_anything(fleet, undisturbed, folder):
+def test_a_rolling_update_under_load_fails_no_request(fleet, undisturbed, folder):
     before = {each.pid for each in asyncio.run(replicas(3))}
 
     async def roll():

@@ -10,7 +10,7 @@ from mmengine.serve.prompt.prompt import Prompt
 from mmengine.serve.text.request_output import CUT
 from mmengine.structured_output.grammar_start import find_end
 from mmengine.structured_output.request.spec import grammar_of
-from tests.serve.at_once import answers_at_once
+from tests.serve.queued_batch import answers_at_once
 
 RECORD = {
     "type": "object",

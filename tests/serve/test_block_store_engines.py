@@ -69,7 +69,7 @@ def test_a_prefix_is_a_hit_for_another_engine_and_after_a_restart(copied, expect
     assert len(arrived.digests) == 8 * stats.num_fetched_blocks
 
 
-def test_who_begins_elsewhere_goes_on_here_with_its_first_token(copied, expected):
+def test_outputs_from_another_engine_are_continued(copied, expected):
     with Engine(config=config(copied)) as engine:
         engine.submit(QUESTION, max_tokens=12, outputs=expected[:1])
         ends = []
@@ -88,7 +88,7 @@ def blocks_of(folder):
 
 
 @pytest.mark.parametrize("how", ["wrong", "torn", "another's", "gone"])
-def test_what_does_not_hold_is_found_and_computed(copied, expected, how):
+def test_damaged_blocks_are_found_and_computed_again(copied, expected, how):
     paths = blocks_of(copied)
     for one, other in zip(paths, [*paths[1:], paths[0]], strict=True):
         data = one.read_bytes()
@@ -132,7 +132,7 @@ def settled(engine):
     return store.num_put
 
 
-def test_a_hostile_value_is_not_read_beyond_its_room(copied, expected):
+def test_a_hostile_value_is_not_read_beyond_its_bounds(copied, expected):
     for path in blocks_of(copied):
         path.write_bytes(b"MMBS" + os.urandom(4 * path.stat().st_size))
     assert answered(config(copied))[0] == expected
@@ -148,7 +148,7 @@ class Hanging(FolderStore):
         return []
 
 
-def test_a_store_that_hangs_costs_its_deadline_and_nobody_else_waits(tmp_path, expected):
+def test_a_hanging_store_delays_only_its_own_requests(tmp_path, expected):
     BLOCK_STORES.register("hanging", Hanging)
     try:
         settings = config(tmp_path / "s", block_store="hanging", fetch_timeout_s=0.3)

@@ -73,7 +73,7 @@ def wholly_published(dealer, folder) -> list[tuple[int, bytes]]:
     return whole
 
 
-def test_what_is_published_is_what_the_log_says_and_any_of_it_can_be_asked_for_again(bench, served, tmp_path):
+def test_published_batches_follow_the_log_and_can_be_requested_again(bench, served, tmp_path):
     sub, dealer = served
     bench.submit(request("a", 14, max_tokens=20))
     bench.run()
@@ -153,7 +153,7 @@ def test_batches_keep_their_numbers_when_the_log_loses_its_beginning(core, serve
         assert list(anew._since(0)) == [first, *kept]
 
 
-def test_who_asks_while_the_log_is_cut_hears_the_rest_and_the_end(bench, served, tmp_path, monkeypatch):
+def test_a_request_during_retention_gets_the_rest_and_the_end(bench, served, tmp_path, monkeypatch):
     _, dealer = served
     bench.submit(request("a", 14, max_tokens=20))
     bench.run()
@@ -183,7 +183,7 @@ class Dripping:
         self.num_sent += 1
 
 
-def test_who_takes_an_answer_in_drips_does_not_hold_up_what_is_published(bench, tmp_path, monkeypatch):
+def test_a_slow_receiver_does_not_delay_publication(bench, tmp_path, monkeypatch):
     monkeypatch.setattr(publisher_of, "REPLAY_WAIT_MS", 50)
     bench.submit(request("a", 14, max_tokens=40))
     bench.run()

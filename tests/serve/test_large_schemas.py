@@ -42,7 +42,7 @@ def processes() -> Iterator[SchemaProcesses]:
     made.close()
 
 
-def test_a_process_says_what_the_gate_says(processes: SchemaProcesses) -> None:
+def test_a_process_raises_the_same_errors_as_the_gate(processes: SchemaProcesses) -> None:
     bounds, schemas = Bounds(whitespace=3, string=9), {"urn:a": {"type": "number", "format": "odd"}}
     schema = {"type": "object", "properties": {"a": {"$ref": "urn:a"}, "b": {"format": "email"}}}
     made = processes.gated(text_of(schema), bounds, text_of(schemas), False)
@@ -58,7 +58,7 @@ def test_a_process_says_what_the_gate_says(processes: SchemaProcesses) -> None:
         processes.gated(b'{"odd": 1}', bounds, b"{}", True)
 
 
-def test_what_costs_its_process_costs_nobody_else() -> None:
+def test_a_dead_decoder_process_fails_only_its_own_item() -> None:
     small = SchemaProcesses(1, 2**24, 20)
     try:
         many = text_of(
@@ -103,7 +103,7 @@ def test_large_schemas_of_strangers_leave_the_process(monkeypatch: pytest.Monkey
     assert worked_out and max(worked_out) < fields.LARGE
 
 
-def test_where_no_process_starts_large_schemas_are_refused_for_now(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_schema_process_large_schemas_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*given: Any) -> Any:
         raise OSError("no more")
 

@@ -114,7 +114,7 @@ def test_closing_a_stream_cancels_its_request(how, held):
     run(main())
 
 
-def test_what_is_refused_reaches_its_caller_alone():
+def test_a_refusal_reaches_only_its_caller():
     async def main():
         async with AsyncEngine(builder=builder()) as engine:
             good = asyncio.create_task(engine.generate("good", max_tokens=9))
@@ -144,7 +144,7 @@ def test_open_requests_are_bounded(held):
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_who_hears_the_end_has_the_place_back(late, monkeypatch):
+def test_a_place_is_free_before_the_caller_gets_the_end(late, monkeypatch):
     told, deliver = [], open_requests.deliver
 
     def spy(outputs):
@@ -252,7 +252,7 @@ def test_a_loop_that_ended_does_not_hold_the_engine_up():
     leave.stream = None
 
 
-def test_who_asks_an_engine_that_is_closed_is_told():
+def test_a_closed_engine_refuses_requests():
     async def main():
         engine = AsyncEngine(builder=builder())
         await engine.close()
@@ -263,7 +263,7 @@ def test_who_asks_an_engine_that_is_closed_is_told():
     run(main())
 
 
-def test_who_asked_on_a_loop_that_ended_does_not_end_the_engine():
+def test_a_closed_event_loop_does_not_stop_the_engine():
     begun, go_on = threading.Event(), threading.Event()
 
     def slowly(engine):

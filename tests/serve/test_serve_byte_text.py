@@ -51,7 +51,7 @@ def test_a_character_comes_with_its_last_byte(pieces, text):
         assert shown == said.decode(errors="ignore")
 
 
-def test_a_decoder_that_reads_an_added_token_as_bytes_is_not_taken_for_one_that_joins():
+def test_a_tokenizer_with_an_added_byte_token_is_not_a_byte_tokenizer():
     damaged = Damaged.of_folder(FOLDER)
     token = damaged._full.token_to_id("é")
     if damaged.decode([token]) == "é":

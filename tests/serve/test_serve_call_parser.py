@@ -103,7 +103,7 @@ def test_an_answer_is_its_calls_however_it_comes(form, text, made, cuts):
 
 @quick
 @given(st.sampled_from(["json", "xml"]), calls, st.integers(0, 999))
-def test_an_answer_that_is_cut_says_the_beginning(form, call, cut):
+def test_a_cut_answer_s_error_quotes_its_beginning(form, call, cut):
     text = written(form, *call)
     if text is None:
         return
@@ -185,7 +185,7 @@ def test_a_named_choice_ends_as_openais(choice, reason):
     assert deltas.end_reason("stop") == reason and deltas.end_reason("length") == "length"
 
 
-def test_what_is_wrong_with_loose_arguments_is_told():
+def test_errors_in_unenforced_arguments_are_reported():
     schema = (
         b'{"type":"object","properties":{"a":{"type":"array","uniqueItems":true,"items":{"type":"number"}}}}'
     )

@@ -124,7 +124,7 @@ def test_between_two_answers_of_a_batch_it_takes_none_of_them():
     assert sorted(index for index, _ in found) == list(range(6))
 
 
-def test_what_breaks_in_the_middle_leaves_nothing_behind(engine, monkeypatch):
+def test_a_failed_write_leaves_no_file(engine, monkeypatch):
     def broken(self, output):
         raise RuntimeError("broken")
 
@@ -135,7 +135,7 @@ def test_what_breaks_in_the_middle_leaves_nothing_behind(engine, monkeypatch):
     assert not engine.has_work and engine.chat([QUESTION], max_tokens=4).message.content
 
 
-def test_a_schema_that_cannot_be_kept(engine):
+def test_an_unenforceable_schema(engine):
     loose = {**SHAPES, "properties": {**SHAPES["properties"], "all": UNIQUE}}
     answer = engine.chat(prompt("xml"), tools=[tool(loose)], **ONE)
     assert [(note.keyword, note.pointer) for note in answer.notes] == [("tools", "#/area")]
@@ -230,7 +230,7 @@ def test_tools_are_checked(tools, choice, words):
         parse_tools(tools, choice)
 
 
-def test_what_may_be_called():
+def test_valid_tool_choices():
     allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [AREA]}}
     found = parse_tools(TOOLS, allowed)
     assert found.choice == "required" and [each.name for each in found.tools] == ["area"]

@@ -81,7 +81,7 @@ def test_a_whole_answer_may_be_asked_for_before_its_end(engine):
     assert stream.get_final_completion().message.tool_calls
 
 
-def test_who_closes_it_cancels(engine):
+def test_closing_a_chat_stream_cancels_its_request(engine):
     with engine.stream_chat(SAYS, **OPTIONS) as stream:
         for _ in range(6):
             next(stream)
@@ -110,7 +110,7 @@ def test_who_closes_it_cancels(engine):
     assert asyncio.run(leaves()).num_running == 0
 
 
-def test_what_cannot_be_asked_is_said(engine):
+def test_invalid_requests_are_refused(engine):
     with pytest.raises(InvalidRequest, match="tool_choice"):
         engine.stream_chat(SAYS, tools=TOOLS, tool_choice="always")
     with pytest.raises(InvalidMedia, match="image 1 is no image"):

@@ -63,7 +63,7 @@ def test_calls_are_closed_at_each_budget(engine, form):
 
 
 @pytest.mark.parametrize("form", ["json", "xml"])
-def test_of_itself_it_calls_only_where_that_fits(engine, form):
+def test_a_model_calls_tools_only_if_the_call_fits(engine, form):
     """A model that always begins with a call."""
     begin = engine.processor.tokenizer.encode(OPEN)
     for max_tokens in (8, 30, 80):

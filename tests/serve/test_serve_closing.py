@@ -106,7 +106,7 @@ def check_pools(model, temperature, schemas, more):
 
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
 @pytest.mark.parametrize("weights", ["trained", "random"])
-def test_what_is_closed_is_valid_and_the_pool_does_not_matter(weights, temperature, random_weights):
+def test_closed_answers_are_valid_with_any_pool(weights, temperature, random_weights):
     model = random_weights if weights == "random" else None
     check_pools(model, temperature, [*SCHEMAS, LONG, *random_schemas(6)], (0, 1, 7, 40))
 
@@ -114,7 +114,7 @@ def test_what_is_closed_is_valid_and_the_pool_does_not_matter(weights, temperatu
 @pytest.mark.soak
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
 @pytest.mark.parametrize("weights", ["trained", "random"])
-def test_what_is_closed_is_valid_for_many(weights, temperature, random_weights):
+def test_many_closed_answers_are_valid(weights, temperature, random_weights):
     model = random_weights if weights == "random" else None
     check_pools(model, temperature, [LONG, *random_schemas(120)], (0, 1, 3, 17, 60))
 
@@ -200,7 +200,7 @@ def test_a_budget_that_no_answer_fits_is_refused_before_the_model_runs():
         jsonschema.validate(value, LONG)
 
 
-def test_likelihoods_are_the_models_own_of_what_is_said():
+def test_logprobs_are_the_models_own():
     """With logprobs of the best tokens, a token that replaced another has its own logprob from the model."""
     with Engine() as engine:
         asked = {"max_tokens": 34, "temperature": 1.5, "seed": 2, "logprobs": 5}
@@ -270,7 +270,7 @@ def test_another_process_goes_on_to_the_same_end(tmp_path):
         ({"response_format": {"type": "text", "on_truncation": "close"}}, "text has no form"),
     ],
 )
-def test_what_may_be_asked(asked, says):
+def test_valid_options(asked, says):
     with pytest.raises(InvalidRequest, match=says):
         grammar_of(**asked)
     assert grammar_of(form(RECORD) | {"on_truncation": "length"}) == grammar_of(form(RECORD))

@@ -200,7 +200,7 @@ def test_between_any_two_writes(tmp_path, undisturbed):
     die_and_go_on(tmp_path, undisturbed, range(undisturbed[1]))
 
 
-def test_again_and_again(tmp_path, undisturbed):
+def test_processes_die_again_and_again(tmp_path, undisturbed):
     """Each process gets a little further."""
     folder, deaths = tmp_path / "run", 0
     write_requests(folder)

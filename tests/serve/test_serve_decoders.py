@@ -72,7 +72,7 @@ def test_a_process_is_kept_steps_back_and_sees_little(decoders, monkeypatch):
         ("lie", "died"),
     ],
 )
-def test_what_an_item_does_it_does_to_its_own_process(decoders, what, says):
+def test_an_item_harms_only_its_own_process(decoders, what, says):
     before, lost = process_of(decoders), decoders.num_lost
     with pytest.raises(InvalidMedia, match=f"image 0.*{says}"):
         decoders(media(what))
@@ -98,7 +98,7 @@ def test_time_is_limited(what):
     decoders.close()
 
 
-def test_who_is_not_to_wait_is_given_a_process_of_its_own(decoders):
+def test_a_step_that_must_not_wait_gets_a_new_process(decoders):
     """All regular processes are busy."""
     other = Attempt(None)
 

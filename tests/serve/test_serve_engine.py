@@ -97,13 +97,13 @@ def test_the_first_prompt_that_fails_raises_and_the_others_end(engine):
         ({"priority": 1.5}, "priority"),
     ],
 )
-def test_bad_options_are_refused_at_the_door(engine, options, says):
+def test_bad_options_are_refused_at_submission(engine, options, says):
     with pytest.raises(InvalidRequest, match=says):
         engine.submit("hello", **options)
     assert not engine.has_work
 
 
-def test_bad_prompts_are_refused_at_the_door(engine):
+def test_bad_prompts_are_refused_at_submission(engine):
     for prompt in (7, ["a"], Prompt(), Prompt(messages=[], text="x")):
         with pytest.raises(InvalidRequest):
             engine.submit(prompt)

@@ -59,7 +59,7 @@ def before(text, stops):
     return min((text[: text.index(each)] for each in stops if each in text), key=len, default=text)
 
 
-def test_what_stop_strings_cut_and_what_is_closed(tmp_path):
+def test_cut_and_closed_answers_with_stop_strings(tmp_path):
     with Engine() as engine:
         plain = answers(engine, list(jobs(form)))
         texts = [plain[number].text for number in range(len(plain))]
@@ -90,7 +90,7 @@ def test_what_stop_strings_cut_and_what_is_closed(tmp_path):
 
 
 @pytest.mark.parametrize("max_tokens", [24, 33])
-def test_what_is_closed_fits_its_budget(max_tokens):
+def test_closed_answers_fit_their_budget(max_tokens):
     """With few tokens left the completion is short, or repeats the text that the stop string cut off."""
     schemas = [RECORD, {"type": "string", "maxLength": 40}]
     with Engine() as engine:

@@ -109,7 +109,7 @@ def test_the_event_loop_goes_on_while_a_large_schema_is_checked():
     asyncio.run(asyncio.wait_for(main(), 60))
 
 
-def test_what_is_wrong_with_a_form_reaches_its_caller_alone():
+def test_an_error_in_a_form_reaches_only_its_caller():
     wrong = [
         ({"response_format": form({"type": "objec"})}, InvalidRequest, "objec"),
         ({"response_format": {"type": "xml"}}, InvalidRequest, "response_format.type"),

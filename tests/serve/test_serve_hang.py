@@ -93,7 +93,7 @@ def test_streams_go_on_and_the_killer_fails(hanging, tmp_path, monkeypatch):
     assert ends[0] is ev.Recovered, "no stream had ended before"
 
 
-def test_a_deadline_goes_on_where_another_engine_takes_over(hanging, tmp_path, monkeypatch):
+def test_a_deadline_holds_after_a_hang(hanging, tmp_path, monkeypatch):
     asked = []
     submit = Engine.submit_prepared
     monkeypatch.setattr(Engine, "submit_prepared", lambda *a: (asked.append(a[2].deadline_s), submit(*a))[1])
@@ -129,7 +129,7 @@ def test_a_deadline_goes_on_where_another_engine_takes_over(hanging, tmp_path, m
     assert len(asked) >= 3 and asked[-1] < asked[1] < 40, "it was submitted twice"
 
 
-def test_the_caller_of_a_session_has_the_answer_that_the_session_has(hanging, tmp_path, monkeypatch):
+def test_a_session_and_its_caller_have_the_same_answer_after_a_hang(hanging, tmp_path, monkeypatch):
     """The caller's request runs when another hangs. A request that no step saw ends with an error and not in
     the session.
     """
@@ -187,7 +187,7 @@ def test_the_caller_of_a_session_has_the_answer_that_the_session_has(hanging, tm
     assert verify(tmp_path / "log").ok
 
 
-def test_without_a_log_everyone_hears_of_it(hanging):
+def test_without_a_log_all_streams_get_the_error(hanging):
     async def main():
         engine = AsyncEngine(builder=hanging)
         with pytest.raises(ExecutorFailed, match="got no further for 1 seconds"):
@@ -206,7 +206,7 @@ def test_an_engine_that_does_not_wait_for_its_device_is_not_abandoned(tmp_path):
     assert verify(tmp_path / "log").ok
 
 
-def test_a_long_step_that_tells_that_it_gets_on_is_no_hang(tmp_path):
+def test_a_long_step_that_reports_progress_is_no_hang(tmp_path):
     """A reporting step may take three limits; a silent step may not."""
 
     class Slow(Hanging):
@@ -232,7 +232,7 @@ def test_a_long_step_that_tells_that_it_gets_on_is_no_hang(tmp_path):
     engine.close()
 
 
-def test_the_watchdog_barks_once_and_only_while_it_watches():
+def test_the_watchdog_reports_once_and_only_inside_its_block():
     barks, barked = [], threading.Event()
     dog = Watchdog(0.1, lambda: (barks.append(1), barked.set()))
     for _ in range(3):

@@ -51,7 +51,7 @@ def check(values: list[Any], whole: Any) -> None:
 
 
 @pytest.mark.parametrize("stop", ["ab", ",", "öß", '"'])
-def test_what_a_stop_string_cuts_off_is_in_no_value(stop: str) -> None:
+def test_text_after_a_stop_string_is_in_no_value(stop: str) -> None:
     options = {**HOT, "stop": [stop]}
     with Engine() as engine:
         whole = engine.generate_json("What?", LIST, **options)
@@ -120,7 +120,7 @@ def test_it_does_not_wait_for_room_on_the_disk_for_ever(
         engine.close()
 
 
-def test_it_is_cut_like_a_whole_value_and_can_be_left() -> None:
+def test_a_json_stream_is_cut_like_a_value_and_can_be_left() -> None:
     with Engine() as engine:
         stream = engine.stream_json("What?", RECORD, max_tokens=3)
         with pytest.raises(RequestFailed, match="the JSON is incomplete after 3 tokens"):

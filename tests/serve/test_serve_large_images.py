@@ -59,7 +59,7 @@ def test_the_answer_is_that_of_the_whole_image(whole, tmp_path):
     assert report.ok and not report.unfinished, report.divergence
 
 
-def test_who_goes_on_with_the_log_begins_the_item_again(whole, tmp_path):
+def test_a_resumed_log_encodes_the_item_again(whole, tmp_path):
     """Encoded pieces are lost with the process; the answer is the same."""
     if load() is None:
         pytest.skip(describe())
@@ -77,7 +77,7 @@ def test_who_goes_on_with_the_log_begins_the_item_again(whole, tmp_path):
     assert report.ok and not report.unfinished, report.divergence
 
 
-def test_how_much_of_it_is_encoded_is_told():
+def test_the_encoded_percentage_is_reported():
     with Engine(config=config_of(30)) as engine:
         engine.submit(ASKED, max_tokens=2, request_id="large")
         told = []
@@ -90,7 +90,7 @@ def test_how_much_of_it_is_encoded_is_told():
     assert told[-1] is None
 
 
-def test_who_gives_it_up_leaves_nothing_behind():
+def test_a_cancelled_json_stream_leaves_nothing_behind():
     with Engine(config=config_of(30)) as engine:
         parts = engine.built.executor._runner._parts
         engine.submit(ASKED, max_tokens=4, request_id="large")
@@ -120,7 +120,7 @@ def test_a_part_that_fails_is_tried_again(whole, monkeypatch):
         assert ids == whole
 
 
-def test_what_it_takes_is_said_before_it_begins(caplog):
+def test_a_large_image_is_logged_before_its_encoding(caplog):
     """Logged once, with the option that makes the image smaller; not for cached images."""
     told = []
     with Engine(config=msgspec.structs.replace(config_of(30), encoder_work_ns=10**9)) as engine:
@@ -142,7 +142,7 @@ def test_what_it_takes_is_said_before_it_begins(caplog):
     assert len(told) == 1
 
 
-def test_what_a_step_takes_on_is_measured():
+def test_the_encoder_work_of_a_step_is_measured():
     with Engine() as engine:
         config = engine.config
         assert config.encoder_piece == 10**9 // config.encoder_work_ns and config.encoder_even_patches > 1

@@ -5,7 +5,7 @@ import threading
 from mmengine.serve.requests import log_sync
 
 
-def test_a_log_that_nobody_writes_is_tidied_too(monkeypatch):
+def test_an_idle_log_is_tidied(monkeypatch):
     """Old segments are packed, and nothing is synced."""
     monkeypatch.setattr(log_sync, "IDLE_S", 0.001)
     tidied, synced = threading.Semaphore(0), threading.Event()

@@ -107,7 +107,7 @@ def test_a_batch_prepares_ahead_within_its_bytes(ahead):
         assert processor.salts == ["tenant"] * 39 + processor.salts[39:]
 
 
-def test_a_batch_that_is_left_lets_go_of_what_was_prepared():
+def test_an_abandoned_batch_releases_prepared_media():
     processor, others = Picturing(slow=0.002), threading.active_count()
     with batch_engine(processor) as engine:
         options = make_options(None, {"max_tokens": 30})
@@ -119,7 +119,7 @@ def test_a_batch_that_is_left_lets_go_of_what_was_prepared():
         assert threading.active_count() < others + 20
 
 
-def test_a_closed_stream_gives_up_what_no_worker_began():
+def test_a_closed_stream_drops_its_waiting_preparation():
     async def main():
         processor = Picturing()
         engine = AsyncEngine(builder=builder(processor=processor, media_workers=1))

@@ -97,7 +97,7 @@ def test_files_go_with_the_last_request_that_needs_them(processor, tmp_path):
     assert not list(tmp_path.iterdir()) and store.num_bytes == 0
 
 
-def test_what_an_earlier_process_left_is_swept(processor, tmp_path):
+def test_files_of_an_earlier_process_are_removed(processor, tmp_path):
     MediaStore(tmp_path, 10**8).hold("a", prepared(processor, {"type": "image", "image": png(1)}))
     (tmp_path / "ff.media.tmp").write_bytes(b"half")
     (tmp_path / "note.txt").write_bytes(b"somebody's own")

@@ -80,14 +80,14 @@ def found_in(messages, reads_files=False):
         {"type": "image", "url": URL.replace("https", "HTTPS")},
     ],
 )
-def test_a_name_is_found_wherever_a_processor_looks(part):
+def test_a_reference_is_found_wherever_a_processor_looks(part):
     assert list(found_in([{"role": "system", "content": "x"}, *ask(part)])) == ["image 0 (message 1, part 0)"]
     (message,) = replaced(ask(part), lambda name, where: b"bytes", False)
     assert "b'bytes'" in str(message)
     assert "b'bytes'" not in str(part), "the caller's own stay as they are"
 
 
-def test_names_have_the_places_that_processors_tell():
+def test_references_have_the_places_that_processors_report():
     places = found_in(
         ask(
             image("data:,"),
@@ -130,7 +130,7 @@ def test_names_have_the_places_that_processors_tell():
         *({"type": ["image"], "image": URL}, {"type": "image"}, {"type": "image", "image": b"x", "url": URL}),
     ],
 )
-def test_all_else_stays_what_it_is(part):
+def test_other_values_are_unchanged(part):
     assert found_in(ask(part)) == {}
     assert replaced(ask(part), lambda name, where: b"bytes", False) == ask(part)
 
@@ -140,7 +140,7 @@ def test_files_are_names_where_they_are_read():
     assert list(found_in(ask(*parts), reads_files=True).values()) == [FILE, "a.png"]
 
 
-def test_the_setting_opens_a_door_or_says_what_is_wrong():
+def test_the_urls_option_permits_fetching_or_is_refused():
     assert fetcher_of(Prompt()) is None is fetcher_of(Prompt(media_options={"urls": False}))
     door = fetcher_of(Prompt(media_options={"urls": True}))
     assert door.limits.hosts is None and not door.limits.http and not door.reads_files
@@ -242,7 +242,7 @@ def test_a_batch_fetches_ahead_and_tells_lines_that_cannot_be_fetched(engine, ne
     assert door.num_bytes == 0
 
 
-def test_what_was_accepted_is_never_fetched_again(net, picture, tmp_path):
+def test_media_of_accepted_requests_are_never_fetched_again(net, picture, tmp_path):
     """The store beside the log has the content, so another process continues without the network."""
     options = {"temperature": 0.0, "max_tokens": 8, "ignore_eos": True, "request_id": "a"}
     with Engine(log=tmp_path / "whole") as engine:
@@ -286,7 +286,7 @@ async def eventually(check):
         await asyncio.sleep(0.01)
 
 
-def test_nobody_waits_for_a_slow_host_but_its_own_prompt(net, picture):
+def test_only_its_own_prompt_waits_for_a_slow_host(net, picture):
     """A cancelled or late request cancels its fetches too."""
     slow = net.pages["/slow"] = Slow()
     door = net.fetcher(timeout_s=60, max_fetches_a_host=16)

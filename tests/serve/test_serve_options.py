@@ -92,7 +92,7 @@ def test_both_engines_take_the_same_options_and_refuse_the_same():
         ({"stop_token_ids": [3, 2**31 - 1]}, "stop_token_ids names the token 2147483647"),
     ],
 )
-def test_tokens_beyond_the_vocabulary_are_refused_at_each_door(options, says, tmp_path):
+def test_tokens_beyond_the_vocabulary_are_refused_on_every_path(options, says, tmp_path):
     with Engine(builder=builder()) as engine:
         for ask in (engine.submit, lambda prompt, **given: engine.generate([prompt], **given)):
             with pytest.raises(InvalidRequest, match=says):

@@ -47,7 +47,7 @@ def test_a_streamer_hears_the_prompt_then_each_token(pipe):
         assert one.seen == heard("hi")
 
 
-def test_several_prompts_are_heard_one_after_the_other(pipe):
+def test_several_prompts_stream_one_after_the_other(pipe):
     one = Streamer()
     assert len(pipe([chat("hi"), chat("you")], streamer=one)) == 2
     assert one.seen == heard("hi") + heard("you")
@@ -73,7 +73,7 @@ def test_a_streamer_between_two_results_of_a_generator_takes_none_of_them(pipe):
     assert [records[0]["generated_text"] for records in found] == [f"HI {k}" for k in range(9)]
 
 
-def test_what_cannot_stream_is_refused(pipe):
+def test_invalid_streamers_are_refused(pipe):
     with pytest.raises(InvalidRequest, match="put and end, which a int has not"):
         pipe(chat("hi"), streamer=3)
     many = {"streamer": Streamer(), "num_return_sequences": 2, "do_sample": True}
@@ -94,7 +94,7 @@ def test_lengths_that_count_the_prompt(pipe):
             said(**wrong)
 
 
-def test_what_was_said_when_the_time_is_over_is_the_answer(pipe):
+def test_the_tokens_before_the_time_limit_are_the_answer(pipe):
     assert pipe(chat("hello"), generate_kwargs={"max_time": 0.0})[0]["generated_text"] == "H"
     [record] = pipe(chat("hello" * 9), generate_kwargs={"max_time": 1e-6})
     assert ("HELLO" * 9).startswith(record["generated_text"])
@@ -126,7 +126,7 @@ def test_a_generator_of_messages_is_a_chat(pipe):
         ({"max_new_token": 3}, "max_new_token: neither the pipeline nor the chat template"),
     ],
 )
-def test_what_changes_nothing_is_said(pipe, options, says):
+def test_options_without_an_effect_warn(pipe, options, says):
     with pytest.warns(UserWarning, match=says):
         assert pipe(chat("hi"), **options)[0]["generated_text"] == "HI"
 
@@ -162,6 +162,6 @@ def test_calls_that_ask_for_what_happens_anyway_are_silent(pipe):
         ({"generate_kwargs": {"no_repeat_ngram_size": 2}, "grammar": {"choice": ["a"]}}, "cannot go with"),
     ],
 )
-def test_what_is_refused_says_what_to_use(pipe, options, says):
+def test_refusals_name_a_replacement(pipe, options, says):
     with pytest.raises(InvalidRequest, match=says):
         pipe(chat("hi"), **options)

@@ -89,7 +89,7 @@ def test_texts_never_wait_behind_images():
     run(main)
 
 
-def test_what_has_media():
+def test_which_prompts_have_media():
     text = {"type": "text", "text": "x"}
     for content, wanted in (
         ("x", False),
@@ -131,7 +131,7 @@ def test_the_deadline_counts_from_submit(processor_class):
     run(main)
 
 
-def test_what_preparation_took_is_missing_from_the_deadline():
+def test_the_preparation_time_counts_for_the_deadline():
     class Slow(EchoProcessor):
         def prepare(self, messages, **options):
             time.sleep(0.2)
@@ -175,7 +175,7 @@ def test_preparation_has_a_limit_of_time(processor_class):
     run(main)
 
 
-def test_who_leaves_frees_the_place_and_ends_the_process():
+def test_a_cancelled_request_frees_its_place_and_ends_its_process():
     async def main():
         processor = Decoded()
         async with engine_of(processor, max_waiting=1, max_num_seqs=1) as engine:
@@ -200,7 +200,7 @@ def test_who_leaves_frees_the_place_and_ends_the_process():
     run(main)
 
 
-def test_readiness_and_metrics_tell_what_stands_still(monkeypatch):
+def test_readiness_and_metrics_show_old_preparations(monkeypatch):
     clock = SimpleNamespace(now=100.0, monotonic=lambda: clock.now)
     monkeypatch.setattr(preparation, "time", clock)
 
@@ -235,7 +235,7 @@ def test_readiness_and_metrics_tell_what_stands_still(monkeypatch):
     run(main)
 
 
-def test_a_lane_takes_back_what_waits():
+def test_waiting_calls_can_be_removed():
     lane, gate, done = CancellableWorkers(2, "lane"), threading.Event(), []
     begun = threading.Barrier(3)
     for k in range(2):
@@ -250,7 +250,7 @@ def test_a_lane_takes_back_what_waits():
     assert sorted(done) == [2, 4, 5]
 
 
-def test_who_decodes_is_a_setting():
+def test_a_setting_chooses_processes_or_threads():
     def decoders(kind, **settings):
         processor = Decoded()
         engine = kind(builder=builder(processor=processor, **settings))

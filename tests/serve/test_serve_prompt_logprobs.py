@@ -56,7 +56,7 @@ def check(completion, reference, k):
 
 @settings(max_examples=6, deadline=None, derandomize=True)
 @given(st.integers(16, 90), st.integers(0, 4), st.booleans(), st.sampled_from([1, 2]))
-def test_they_are_those_of_transformers_in_any_chunks(reference, budget, k, caching, in_flight):
+def test_logprobs_equal_transformers_in_any_chunks(reference, budget, k, caching, in_flight):
     config = EngineConfig(
         token_budget=budget, max_num_seqs=3, enable_prefix_caching=caching, max_in_flight=in_flight
     )
@@ -81,7 +81,7 @@ def test_with_several_answers_they_come_once(reference):
 
 
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
-def test_what_loses_its_blocks_half_way_is_scored_whole(reference, mode, tmp_path):
+def test_prompt_logprobs_are_complete_after_a_preemption(reference, mode, tmp_path):
     config = EngineConfig(
         num_blocks=14,
         token_budget=48,

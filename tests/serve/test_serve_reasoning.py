@@ -123,7 +123,7 @@ def test_markers_that_cannot_be_said(engine):
         ("random", 1.5, "...", 4.0),
     ],
 )
-def test_what_stops_is_valid_wherever_reasoning_ends(weights, temperature, end, bias, random_weights):
+def test_stopped_answers_are_valid_wherever_reasoning_ends(weights, temperature, end, bias, random_weights):
     """A small pool preempts, and prompts are computed in pieces.
 
     The tokens are the same with or without drafts, and with steps decided ahead or not.
@@ -137,7 +137,7 @@ def test_what_stops_is_valid_wherever_reasoning_ends(weights, temperature, end, 
 @pytest.mark.parametrize(
     ("weights", "temperature", "bias"), [("trained", 0.0, 14.0), ("random", 1.5, 3.5), ("trained", 1.5, 14.0)]
 )
-def test_what_stops_is_valid_for_many(weights, temperature, bias, random_weights):
+def test_many_stopped_answers_are_valid(weights, temperature, bias, random_weights):
     model = random_weights if weights == "random" else None
     forms = [{"schema": schema} for schema in random_schemas(300)]
     check_pools(model, temperature, "</think>", bias, 300, {"forms": forms})
@@ -184,7 +184,7 @@ def test_tokens_of_reasoning_are_counted_up_to_its_end():
     assert "reasoning_tokens" not in free.usage.get("completion_tokens_details", {})
 
 
-def test_what_comes_back_where_the_prompt_makes_the_model_reason(thinker, tmp_path):
+def test_results_of_a_prompt_with_reasoning(thinker, tmp_path):
     bias = {"logit_bias": {1535: 14.0}, "max_tokens": 150}
     form = {"type": "json_schema", "json_schema": {"schema": RECORD}}
     with Engine(thinker) as engine:

@@ -50,7 +50,7 @@ def test_a_line_that_is_refused_keeps_its_custom_id(line, name, says):
         assert says in str(refusal.value) and "codec" not in str(refusal.value)
 
 
-def test_an_id_that_is_too_long_is_none():
+def test_a_custom_id_that_is_too_long_is_ignored():
     assert custom_id_of(encoded(LINES[-2][0])) is None
 
 
@@ -71,7 +71,7 @@ def test_an_answer_with_half_a_pair_is_read_again():
     assert encode_line({"custom_id": "ü"}) == '{"custom_id":"ü"}\n'.encode()
 
 
-def test_a_batch_goes_on_behind_such_lines(tmp_path):
+def test_a_batch_continues_after_invalid_lines(tmp_path):
     (tmp_path / "requests").write_bytes(b"\n".join(encoded(line) for line, *_ in LINES))
     assert run_batch(tmp_path) == 1
     kept = (tmp_path / "answers").read_bytes().splitlines(keepends=True)
@@ -82,7 +82,7 @@ def test_a_batch_goes_on_behind_such_lines(tmp_path):
 
 
 @pytest.mark.parametrize("field", ["stop", "cache_salt"])
-def test_callers_hear_of_half_a_pair_in_our_words(field):
+def test_unpaired_surrogates_are_reported(field):
     with (
         Engine(builder=builder()) as engine,
         pytest.raises(InvalidRequest, match=f"^{field} holds an unpaired surrogate at character 1; send"),
@@ -92,7 +92,7 @@ def test_callers_hear_of_half_a_pair_in_our_words(field):
         SamplingParams(stop=("\ud800",)).check()
 
 
-def test_all_that_a_batch_writes_beside_its_log_is_for_its_owner_alone(tmp_path):
+def test_files_beside_a_batch_log_are_private(tmp_path):
     (tmp_path / "requests").write_text(r'{"custom_id":"a",' + ASKED)
     before = os.umask(0)
     try:

@@ -11,7 +11,7 @@ from tests.serve.serve_fakes import EchoExecutor, TurnEcho, builder
 from tests.serve.test_serve_sessions import SIDE, picture
 
 
-def test_a_frame_that_is_none_is_refused_when_it_comes():
+def test_an_invalid_frame_is_refused_at_once():
     """An invalid frame is refused at once and not with its partner, which would then always be refused."""
     with Engine() as engine, engine.session(media_options=SIDE) as session:
         with pytest.raises(InvalidMedia):

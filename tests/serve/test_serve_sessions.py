@@ -127,7 +127,7 @@ def test_too_long_a_session_begins_anew_with_its_anchor_and_the_last_patches(eng
     assert not engine.sessions._media.num_bytes, "what a closed session had is gone"
 
 
-def test_what_is_wrong_is_said_and_changes_nothing(engine):
+def test_invalid_content_is_refused_and_changes_nothing(engine):
     with engine.session(length=64, keep=32) as session:
         session.append("a")
         before = session.facts
@@ -211,7 +211,7 @@ def test_files_of_a_resumed_session_go_when_it_is_idle(tmp_path):
 
 
 @pytest.mark.parametrize("ahead_bytes", [2**30, 1])
-def test_nobody_stands_still_while_a_session_decodes_its_images_again(tmp_path, ahead_bytes):
+def test_other_requests_go_on_while_a_session_decodes_its_images_again(tmp_path, ahead_bytes):
     """After a restart the preparation threads decode; images without room are decoded in steps."""
     log, config = tmp_path / "log", EngineConfig(media_decoding="threads", media_ahead_bytes=ahead_bytes)
     with Engine(log=log) as engine:
@@ -250,7 +250,7 @@ def test_nobody_stands_still_while_a_session_decodes_its_images_again(tmp_path, 
     asyncio.run(run())
 
 
-def test_killed_at_any_step_a_session_is_whole(tmp_path):
+def test_a_session_survives_a_kill_at_any_step(tmp_path):
     """As after kill -9: another process continues the log as it was after each step."""
 
     def echo(log, resume=None):
@@ -289,7 +289,7 @@ def test_killed_at_any_step_a_session_is_whole(tmp_path):
         assert verify(copy).ok
 
 
-def test_media_that_were_not_kept_are_told_of(tmp_path):
+def test_missing_media_are_reported(tmp_path):
     config = EngineConfig(media_store_bytes=0)
     with Engine(log=tmp_path / "log", config=config) as engine:
         engine.session("door").append({"type": "image", "image": picture(1)})
@@ -298,7 +298,7 @@ def test_media_that_were_not_kept_are_told_of(tmp_path):
         engine.session("door").ask(QUESTION, max_tokens=2)
 
 
-def test_requests_of_one_session_go_one_behind_the_other():
+def test_requests_of_a_session_run_one_at_a_time():
     async def run():
         async with AsyncEngine(builder=builder(processor=TurnEcho())) as engine:
             session = await engine.session(system="s")
@@ -314,7 +314,7 @@ def test_requests_of_one_session_go_one_behind_the_other():
     asyncio.run(run())
 
 
-def test_who_leaves_a_question_takes_it_back():
+def test_leaving_a_question_takes_it_back():
     async def run():
         slow = builder(processor=TurnEcho(), executor_class=SlowEcho)  # unfinished when its caller leaves
         async with AsyncEngine(builder=slow) as engine:
@@ -349,7 +349,7 @@ def test_a_session_is_not_idle_while_a_request_of_it_is_prepared():
     asyncio.run(run())
 
 
-def test_the_time_in_which_nobody_asks_counts_from_a_frame_that_waits_too():
+def test_idle_time_counts_from_a_waiting_frame_too():
     def left(engine):
         return engine.sessions.idle_s
 

@@ -31,7 +31,7 @@ from mmengine.serve.text.request_output import CUT
 from mmengine.structured_output.request.spec import grammar_of
 from tests.cli.cli_process import run_cli
 from tests.log_copies import copied
-from tests.serve.at_once import answers_at_once
+from tests.serve.queued_batch import answers_at_once
 from tests.structured.strategies import random_schemas
 
 pytest.importorskip("mmengine_shapes")
@@ -112,7 +112,7 @@ FORMATS = jsonschema.Draft202012Validator.FORMAT_CHECKER
 
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
 @pytest.mark.parametrize("weights", ["trained", "random"])
-def test_what_stops_is_valid_and_the_pool_does_not_matter(weights, temperature, random_weights):
+def test_stopped_answers_are_valid_with_any_pool(weights, temperature, random_weights):
     """A small pool preempts, prompts are computed in pieces, blocks are swapped or steps are decided ahead,
     and the tokens are the same.
     """
@@ -123,7 +123,7 @@ def test_what_stops_is_valid_and_the_pool_does_not_matter(weights, temperature, 
 @pytest.mark.soak
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
 @pytest.mark.parametrize("weights", ["trained", "random"])
-def test_what_stops_is_valid_for_many(weights, temperature, random_weights):
+def test_many_stopped_answers_are_valid(weights, temperature, random_weights):
     model = random_weights if weights == "random" else None
     check_pools(model, temperature, list(jobs(571, temperature, 150, schemas=random_schemas(500))))
 
@@ -146,7 +146,7 @@ def check_pools(model, temperature, asked):
         assert narrow[number].finish_reason == wide[number].finish_reason
 
 
-def test_those_without_a_form_are_as_if_alone():
+def test_answers_without_a_form_are_unaffected():
     asked = list(jobs(16, 1.0, 40))
     with Engine() as engine:
         mixed = answers(engine, asked)
@@ -309,7 +309,7 @@ def test_a_grammar_that_hangs_its_compiler_fails_alone():
         ({"response_format": form({"type": "integer", "minimum": 3, "maximum": 2})}, "m"),
     ],
 )
-def test_a_form_that_cannot_be_had_stops_nobody_else(asked, says):
+def test_an_invalid_form_does_not_affect_other_requests(asked, says):
     with Engine() as engine:
         with pytest.raises(MMEngineError) as refusal:
             engine.generate(["Say."], **asked)
@@ -371,7 +371,7 @@ def test_another_process_goes_on_in_the_middle_of_an_answer(tmp_path):
         assert verify(folder).ok
 
 
-def test_a_grammar_that_cannot_be_had_again_ends_its_request(tmp_path):
+def test_a_grammar_that_cannot_be_compiled_again_ends_its_request(tmp_path):
     one_by_one = EngineConfig(spec="none")  # drafts would complete these answers in their second step
     with Engine(config=one_by_one, log=tmp_path / "log") as engine:
         for name in ("bad", "good"):

@@ -20,7 +20,7 @@ from mmengine.serve.prompt.prompt import Prompt
 from mmengine.structured_output.request.spec import grammar_of
 from tests.cli.cli_process import call_cli
 from tests.log_copies import copied
-from tests.serve.at_once import answers_at_once
+from tests.serve.queued_batch import answers_at_once
 
 pytest.importorskip("mmengine_shapes")
 

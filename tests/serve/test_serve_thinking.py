@@ -36,7 +36,7 @@ END = (7, 8, 7, 9)
 
 
 @given(st.lists(st.sampled_from([3, 7, 8, 9]), max_size=30), st.integers(0, 9), st.booleans())
-def test_the_end_is_said_when_the_budget_is_used_up(model, tokens, is_open):
+def test_the_end_marker_is_forced_at_the_budget(model, tokens, is_open):
     """Any output of the model, which `model` returns in order."""
     budget = ThinkingBudget(tokens, is_open, (3,), END)
     said, reasoned = [], ReasoningState.begin(budget)
@@ -88,7 +88,7 @@ def run(engine, count=8):
     return found
 
 
-def test_nothing_changes_what_is_said(tmp_path):
+def test_nothing_changes_the_tokens(tmp_path):
     with Engine() as engine:
         wide = run(engine)
         marker = engine.processor.tokenizer.encode("</think>", allow_special=True)

@@ -14,7 +14,7 @@ from mmengine.serve.prompt.options import Options, make_sampling
 from mmengine.serve.prompt.prompt import Prompt
 from mmengine.structured_output.request.spec import grammar_of
 from tests.cli.cli_process import call_cli, run_cli
-from tests.serve.at_once import answers_at_once
+from tests.serve.queued_batch import answers_at_once
 from tests.serve.test_serve_structured import SMALL
 from tests.structured.strategies import random_schemas
 
@@ -77,7 +77,7 @@ def test_an_answer_has_a_note_where_keys_come_in_one_order_only():
     assert "keys only in this order, other keys after them: a, b, c, d, e" in found[0][0].text
 
 
-def test_a_schema_that_only_llguidance_enforces_stops_nobody_else():
+def test_a_schema_only_for_llguidance_does_not_affect_other_requests():
     with Engine(config=EngineConfig(grammar_backend="xgrammar")) as engine:
         with pytest.raises(MMEngineError, match=r"maxLength at #/properties/a/maxLength: "):
             engine.generate_json(

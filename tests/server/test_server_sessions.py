@@ -189,7 +189,7 @@ def test_uploaded_images_are_taken(tmp_path):
         assert not server.app.admission.bodies.num_bytes
 
 
-def test_a_frame_that_is_none_is_refused_when_it_comes(server):
+def test_an_invalid_frame_is_refused_at_once(server):
     one = Sessions(server)
     assert one("frame", {"image": "data:text/plain,none", "seconds": 0})[0] == 400
     assert [one("frame", {"image": url(), "seconds": second})[0] for second in (1, 2, 3)] == [200] * 3

@@ -209,7 +209,7 @@ def test_a_store_that_fails_is_tried_again(one, monkeypatch):
     assert one.call(PATH, {"input": "hi"})[0] == 200
 
 
-def test_what_was_cancelled_or_deleted_stays_so_behind_a_kill(one, log, tmp_path):
+def test_cancelled_and_deleted_responses_stay_so_after_a_kill(one, log, tmp_path):
     """A copy of log and store, made when the server said so, is what a kill then would leave."""
     cancelled, deleted = begun(one), begun(one)
     assert one.call(f"{PATH}/{cancelled}/cancel", {})[2]["status"] == "cancelled"

@@ -22,7 +22,7 @@ from mmengine.request import SamplingParams
 from mmengine.serve.prompt.prompt import Prompt
 from mmengine.serve.text.reasoning import NO_REASONING
 from tests.events.logs import begin_log, column, write_log
-from tests.fleet.kept_fleets import CONFIG, Leaving, all_at_once, fleet, killed
+from tests.fleet.durable_fleets import CONFIG, Leaving, all_at_once, fleet, killed
 from tests.server.batching import begun as begun_batch
 from tests.server.batching import client_of, ended, line, lines_in
 from tests.server.running import wait_for
@@ -44,7 +44,7 @@ def requests_in(root):
     return list((root / INGRESS / REQUESTS).glob("*.request"))
 
 
-def test_all_is_there_again_behind_a_kill_of_ingress_and_replicas(tmp_path):
+def test_everything_resumes_after_a_kill_of_ingress_and_replicas(tmp_path):
     rows = [("b" * (5 + 9 * n), f"{n}") for n in range(12)]
     with fleet(tmp_path / "logs", "ab") as one:
         client = client_of(one)
@@ -84,7 +84,7 @@ def num_said(server, name):
     return sum(each.num_tokens for each in journeys if f"resp_{each._request.request_id}" == name)
 
 
-def test_a_replica_that_is_lost_hands_on_what_it_had_when_its_log_says_so(tmp_path):
+def test_a_lost_replica_s_requests_move_when_its_log_is_free(tmp_path):
     """The replica lives on with its lock, so no other replica computes its log's open requests."""
     root = tmp_path / "logs"
     with fleet(root, "ab") as one:
@@ -97,7 +97,7 @@ def test_a_replica_that_is_lost_hands_on_what_it_had_when_its_log_says_so(tmp_pa
     assert sum(tokens_given(root).values()) > 20
 
 
-def test_a_log_without_a_record_keeps_nobody_from_going_on(tmp_path):
+def test_a_log_without_the_request_does_not_block_its_continuation(tmp_path):
     """A live replica may get the record later; a dead replica never will."""
 
     async def heard():
@@ -113,7 +113,7 @@ def test_a_log_without_a_record_keeps_nobody_from_going_on(tmp_path):
     asyncio.run(heard())
 
 
-def test_logs_that_cannot_be_read_keep_nobody_from_going_on(tmp_path):
+def test_unreadable_logs_do_not_block_a_continuation(tmp_path):
     """Logs from another version, behind a link, and with an answer."""
     settings = CONFIG.as_dict()
     for name, config in (("a", {"of_another_version": 1}), ("b", settings), ("c", settings)):
@@ -137,7 +137,7 @@ class Stuck(Leaving):
         return super().collect()
 
 
-def test_what_a_frozen_replica_has_goes_nowhere_else(tmp_path, caplog):
+def test_a_frozen_replica_s_requests_do_not_move(tmp_path, caplog):
     """The wait may take long and is reported."""
     Stuck.may_end, patience = False, RoutingLimits(silence_s=5.0, patience_s=0.1)
     with fleet(tmp_path / "logs", "ab", Stuck, patience=patience) as one:
@@ -161,7 +161,7 @@ async def dies(key, data):
     raise ReplicaLost("it died")
 
 
-def test_what_kills_every_replica_is_an_answer_too(tmp_path):
+def test_a_request_that_kills_every_replica_has_an_error_as_answer(tmp_path):
     with fleet(tmp_path / "logs", "a") as one:
         name = begun(one)
         wait_for(lambda: num_said(one, name) > 5)
@@ -172,7 +172,7 @@ def test_what_kills_every_replica_is_an_answer_too(tmp_path):
         assert look(one, name)[2]["status"] == "failed"
 
 
-def test_what_was_cancelled_or_deleted_stays_so_behind_a_kill(tmp_path):
+def test_cancelled_and_deleted_responses_stay_so_after_a_kill(tmp_path):
     with fleet(tmp_path / "logs", "a") as one:
         cancelled, deleted = begun(one), begun(one)
         assert one.call(f"{PATH}/{cancelled}/cancel", {})[2]["status"] == "cancelled"
@@ -196,7 +196,7 @@ def test_an_ingress_that_ends_leaves_what_is_kept_and_says_so(tmp_path):
         assert status == 200 and one.call(PATH, {"input": "hi", "request_id": "mine"})[2] == again
 
 
-def test_of_two_that_start_one_has_the_folder(tmp_path, monkeypatch):
+def test_only_one_of_two_ingresses_gets_the_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(kept_requests, "OWNER_WAIT_S", 0.1)
     found = all_at_once(*[lambda: open_durable_requests(tmp_path, 1.0, print)] * 2)
     (kept,) = (each for each in found if isinstance(each, kept_requests.DurableRequests))
@@ -215,7 +215,7 @@ def nobody_may(fd):
 
 
 @pytest.mark.parametrize(("take", "why"), [(both_may, "two could lock"), (nobody_may, "No locks available")])
-def test_where_locks_do_not_hold_nothing_is_kept(tmp_path, monkeypatch, take, why):
+def test_without_working_locks_nothing_is_kept(tmp_path, monkeypatch, take, why):
     said = []
     monkeypatch.setattr(locks, "_take", take)
     kept = open_durable_requests(tmp_path, 1.0, said.append)
@@ -224,8 +224,8 @@ def test_where_locks_do_not_hold_nothing_is_kept(tmp_path, monkeypatch, take, wh
     assert [path.name for path in (tmp_path / INGRESS).iterdir()] == []
 
 
-def test_without_a_folder_it_is_refused_with_its_sentence(tmp_path, monkeypatch):
-    monkeypatch.setattr("tests.fleet.kept_fleets.open_durable_requests", lambda *given: None)
+def test_without_a_folder_background_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("tests.fleet.durable_fleets.open_durable_requests", lambda *given: None)
     with fleet(tmp_path / "logs", "a") as one:
         status, _, found = one.call(PATH, {"input": "hi", "background": True})
         assert status == 400 and "background needs a log" in found["error"]["message"]

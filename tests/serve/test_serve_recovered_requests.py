@@ -59,7 +59,7 @@ def run(main):
 
 
 @pytest.mark.parametrize("steps", [1, 6, 40])
-def test_what_was_left_comes_from_its_first_token_on(tmp_path, steps):
+def test_recovered_requests_stream_from_the_first_token_on(tmp_path, steps):
     leave(tmp_path / "log", steps)
 
     async def main():
@@ -87,7 +87,7 @@ def test_what_was_left_comes_from_its_first_token_on(tmp_path, steps):
     assert report.ok and not report.unfinished
 
 
-def test_who_leaves_what_was_left_cancels_it(tmp_path):
+def test_leaving_a_recovered_request_cancels_it(tmp_path):
     leave(tmp_path / "log")
 
     async def main():
@@ -102,7 +102,7 @@ def test_who_leaves_what_was_left_cancels_it(tmp_path):
     assert verify(tmp_path / "log").ok
 
 
-def test_what_nobody_takes_up_is_there_for_the_next(tmp_path):
+def test_unclaimed_requests_stay_for_the_next_process(tmp_path):
     leave(tmp_path / "log")
 
     async def main():
@@ -121,7 +121,7 @@ def undelivered(log):
     return set(read_resume_state(log, Resume()).answers)
 
 
-def test_what_was_given_up_before_it_was_told_is_nobodys_and_leaves_the_log(tmp_path):
+def test_a_request_cancelled_before_its_acceptance_is_not_kept(tmp_path):
     leave(tmp_path / "log")
     assert "gone" in undelivered(tmp_path / "log")
 
@@ -136,7 +136,7 @@ def test_what_was_given_up_before_it_was_told_is_nobodys_and_leaves_the_log(tmp_
 
 
 @pytest.mark.parametrize(("how", "choice"), [("given up", 0), ("given up", 1), ("delivered", 0)])
-def test_choices_whose_request_is_not_whole_any_more_are_nobodys(tmp_path, how, choice):
+def test_choices_of_an_incomplete_request_cannot_be_claimed(tmp_path, how, choice):
     """Another choice was delivered or cancelled when the process ended."""
     with Engine(builder=builder(executor_class=Leaving), log=tmp_path / "log") as engine:
         engine.submit(LONG, request_id="both", max_tokens=50, n=2)
@@ -171,7 +171,7 @@ def test_nothing_is_left_without_a_log():
     run(main)
 
 
-def test_what_was_left_with_the_same_form_has_that_form(tmp_path):
+def test_recovered_requests_share_a_form(tmp_path):
     """The log has a form only once that several requests use."""
     properties = {f"property{number}": {"type": "string"} for number in range(20)}
     form = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"properties": properties}}}
@@ -191,7 +191,7 @@ def test_what_was_left_with_the_same_form_has_that_form(tmp_path):
     run(main)
 
 
-def test_what_is_delivered_while_others_are_on_their_way_verifies_behind_the_end(tmp_path):
+def test_the_log_verifies_after_answers_are_delivered_during_others(tmp_path):
     with Engine(builder=builder(executor_class=Leaving), log=tmp_path / "log") as engine:
         for name in ("hi", LONG):
             engine.submit(name, request_id=name, max_tokens=50)

@@ -56,7 +56,7 @@ def answer_of(engine, **asked):
 
 
 @pytest.mark.parametrize("name", ASKED)
-def test_it_goes_on_as_it_would_have(engine, name):
+def test_a_continued_answer_has_the_same_tokens(engine, name):
     asked = {"max_tokens": 24, **ASKED[name]}
     whole, _ = answer_of(engine, **asked)
     (choice,) = whole.choices
@@ -67,7 +67,7 @@ def test_it_goes_on_as_it_would_have(engine, name):
 
 
 @pytest.mark.parametrize("asked", CLOSED_BY_SEED)
-def test_a_closing_has_its_name_whoever_says_its_last_tokens(engine, asked):
+def test_a_closed_answer_has_the_detail_closed_whatever_gave_its_last_tokens(engine, asked):
     (choice,) = answer_of(engine, max_tokens=24, **asked)[0].choices
     assert choice.detail == "closed"
     for count in range(len(choice.token_ids) - 6, len(choice.token_ids)):
@@ -88,7 +88,7 @@ def test_a_stop_string_that_the_outputs_began_is_found(engine):
     assert (found.text, found.finish_reason) == (wanted.text, wanted.finish_reason)
 
 
-def test_only_what_is_new_streams(engine):
+def test_only_new_text_streams(engine):
     whole, text = answer_of(engine, max_tokens=16, temperature=0.0)
     (choice,) = whole.choices
     count = len(choice.token_ids) // 2
@@ -109,7 +109,7 @@ def test_only_what_is_new_streams(engine):
         ([1, 2], {"prompt_logprobs": 1}, "prompt_logprobs came with the first"),
     ],
 )
-def test_what_cannot_be_is_refused(engine, outputs, more, why):
+def test_invalid_options_are_refused(engine, outputs, more, why):
     with pytest.raises(InvalidRequest, match=why):
         engine.submit(PROMPT, outputs=outputs, **more)
     assert not engine.has_work

@@ -5,7 +5,7 @@ import asyncio
 from mmengine.serve.stream.one_shot_event import OneShotEvent
 
 
-def test_all_who_wait_hear_of_it():
+def test_all_waiting_tasks_wake():
     async def run():
         once, heard = OneShotEvent(), []
 

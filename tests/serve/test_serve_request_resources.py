@@ -102,7 +102,7 @@ def fake(tmp_path, resume=None, **settings):
     return Engine(builder=build, log=tmp_path / "log", resume=resume)
 
 
-def test_every_holder_lets_go_however_a_request_ends(tmp_path):
+def test_every_resource_is_released_however_a_request_ends(tmp_path):
     with fake(tmp_path, max_num_seqs=4) as engine:
         executor = engine.built.executor
         ids = {f"request {k}" for k in range(6)}
@@ -141,7 +141,7 @@ def test_nothing_is_kept_of_a_request_that_was_refused(tmp_path):
         assert kept(engine, ids | {"taken 0", "taken 1"}) == []
 
 
-def test_an_id_in_use_costs_the_one_that_has_it_nothing(tmp_path):
+def test_an_id_in_use_does_not_affect_its_request(tmp_path):
     with fake(tmp_path) as engine:
         engine.submit("both", request_id="a", n=2, temperature=1.0, max_tokens=9)
         held = dict(engine.built.executor.held)
@@ -151,7 +151,7 @@ def test_an_id_in_use_costs_the_one_that_has_it_nothing(tmp_path):
         assert drive(engine) == {"a": "stop"}
 
 
-def test_requests_of_the_process_before_are_let_go_of_too(tmp_path):
+def test_resources_of_recovered_requests_are_released_too(tmp_path):
     with fake(tmp_path) as engine:
         for name in ("taken up", "dropped", "lost"):
             engine.submit(name, request_id=name, grammar=GRAMMAR, max_tokens=9)
@@ -173,7 +173,7 @@ def test_requests_of_the_process_before_are_let_go_of_too(tmp_path):
         assert kept(engine, ids) == [] and list(store.iterdir()) == []
 
 
-def test_an_engine_of_streams_keeps_nothing_of_those_that_ended():
+def test_an_async_engine_keeps_nothing_of_ended_requests():
     async def main():
         build = builder(processor=Picturing(), executor_class=Holding)
         async with AsyncEngine(builder=build) as engine:
