@@ -296,7 +296,7 @@ def test_cancelled_while_it_begins_it_ends_all_the_same(tmp_path, monkeypatch):
 
 def test_what_its_time_was_too_short_for_is_told(tmp_path):
     now = [1_000_000.0]
-    clock = {"keep": {"clock": lambda: now[0]}}
+    clock = {"storage": {"clock": lambda: now[0]}}
     with batching(tmp_path / "log", executor_class=Lasting, config=LONG_CONTEXT, **clock) as (_, client):
         batch = begun(client, [line("short"), line("long", "a" * 60)], completion_window="90s")
         assert batch.expires_at == 1_000_090

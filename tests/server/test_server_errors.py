@@ -44,7 +44,7 @@ REFUSED = (
         None,
     ),
     ({"max_tokens": "many"}, 400, "max_tokens: expected int | null, got str", "max_tokens", "invalid_type"),
-    ({"max_tokens": 0}, 400, "max_tokens must lie in 1 to 10000000, not 0", "max_tokens", None),
+    ({"max_tokens": 0}, 400, "max_tokens must be 1 to 10000000, not 0", "max_tokens", None),
     (
         {"temperature": -1},
         400,
@@ -52,8 +52,8 @@ REFUSED = (
         "temperature",
         None,
     ),
-    ({"top_logprobs": 2}, 400, "top_logprobs needs logprobs true", "top_logprobs", None),
-    ({"stream_options": {}}, 400, "stream_options goes with stream true alone", "stream_options", None),
+    ({"top_logprobs": 2}, 400, "top_logprobs requires logprobs=true", "top_logprobs", None),
+    ({"stream_options": {}}, 400, "stream_options requires stream=true", "stream_options", None),
     (
         {"request_id": "a b"},
         400,
@@ -97,7 +97,7 @@ def test_a_field_is_refused_by_its_name(server, fields, status, message, param, 
 
 def test_an_unknown_model_is_told_with_the_list(server):
     status, _, body = server.chat(model="gpt-5")
-    text = "the model 'gpt-5' is not served here; there is echo, also-echo"
+    text = "the model 'gpt-5' is not served; use one of echo, also-echo"
     assert (status, body) == (404, error("not_found_error", text, "model", "model_not_found"))
     assert server.chat(model="also-echo")[2]["model"] == "also-echo"
     assert server.chat()[2]["model"] == "echo"
@@ -122,7 +122,7 @@ def test_other_routes_know_their_fields_too(server):
         (
             "/tokenize",
             {"messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": {"chat_template": "x"}},
-            "chat_template_kwargs.chat_template is not taken",
+            "chat_template_kwargs.chat_template is not supported",
             "chat_template_kwargs.chat_template",
         ),
     ):
@@ -160,21 +160,21 @@ def test_unknown_fields_may_be_ignored_and_are_named():
         for path in ("/v1/chat/completions", "/tokenize"):
             assert one.call(path, {"messages": [message] * 2})[0] == 200
             status, _, body = one.call(path, {"messages": [message] * 3})
-            text = "messages has 3 entries; at most 2 are taken (max_messages)"
+            text = "messages has 3 entries; the limit is 2 (max_messages)"
             assert (status, body) == (400, error(BAD, text, "messages"))
 
 
 @pytest.mark.parametrize(
     "body, message",
     [
-        (b"{", "the body is no valid JSON: DecodeError: Input data was truncated"),
+        (b"{", "the body is not valid JSON: DecodeError: Input data was truncated"),
         (b"[1]", "the body must be a JSON object with the fields of this route"),
         (b"{}", "messages"),
         (b'{"messages": []}', "messages: expected array of length >= 1"),
-        (b"\xff", "the body is no valid JSON"),
-        (b'{"messages": ' + b"[" * 3000, "the body is no valid JSON"),
+        (b"\xff", "the body is not valid JSON"),
+        (b'{"messages": ' + b"[" * 3000, "the body is not valid JSON"),
         (GOOD[:-1] + b', "best_of": 1e999}', "Number out of range"),  # of a field that is not read, too
-        (GOOD[:-1] + b', "service_tier": "\xff"}', "the body is no valid JSON"),
+        (GOOD[:-1] + b', "service_tier": "\xff"}', "the body is not valid JSON"),
     ],
 )
 def test_a_body_that_is_none(server, body, message):
@@ -197,7 +197,7 @@ def test_bodies_and_heads_have_limits(server):
 def test_a_compressed_body_is_the_callers_mistake(server):
     headers = {"content-encoding": "gzip"}
     status, _, body = server.call("/v1/chat/completions", {"messages": []}, headers)
-    text = "the body is compressed, which is not taken; send it as it is"
+    text = "compressed bodies are not supported; send the body uncompressed"
     assert (status, body) == (415, error(BAD, text))
 
 
@@ -233,13 +233,13 @@ def test_whoever_asks_for_another_protocol_is_answered_in_this_one(server, size)
 
 def test_routes_that_are_not_there(server):
     status, _, body = server.call("/v1/embeddings", {})
-    text = "embeddings are not computed by this engine"
+    text = "embeddings are not supported"
     assert (status, body) == (404, error("not_found_error", text, None, "unknown_url"))
     assert server.call("/nowhere")[0] == 404
     status, headers, body = server.call("/v1/chat/completions")
     assert (status, headers["allow"]) == (405, "POST")
-    assert body == error(BAD, "GET is not taken here; use POST")
-    assert server.call("/v1/models", {})[2] == error(BAD, "POST is not taken here; use GET, HEAD")
+    assert body == error(BAD, "GET is not allowed on this route; use POST")
+    assert server.call("/v1/models", {})[2] == error(BAD, "POST is not allowed on this route; use GET, HEAD")
 
 
 def test_a_field_that_is_missing_is_named(server):

@@ -23,7 +23,7 @@ def one(tmp_path_factory):
     folder = tmp_path_factory.mktemp("live")
     (folder / "keys").write_text("secret\n")
     log = folder / "log"
-    kept = {"engine_options": {"log": log}, "keep": {"log": log}}
+    kept = {"engine_options": {"log": log}, "storage": {"log": log}}
     with served(executor_class=SlowEcho, live=log, key_file=folder / "keys", **kept) as server:
         yield server, log
 

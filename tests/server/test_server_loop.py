@@ -120,7 +120,7 @@ def test_backslashes_before_a_quote_are_counted(count, monkeypatch):
 
 def test_a_text_that_looks_like_media_stays_a_text():
     with served() as one:
-        reader = one.app._endpoints["POST", "/v1/chat/completions"].__self__.reader
+        reader = one.app._endpoints["POST", "/v1/chat/completions"].__self__.readers.chat
         asked = reader.read(body({"type": "text", "text": URL}, image(URL)), "a")
         text, picture = asked.prompts[0].messages[0]["content"]
         assert text["text"] == URL and picture["image_url"]["url"] == URL

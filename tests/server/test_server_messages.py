@@ -184,7 +184,7 @@ def block(**fields):
         (asked(zzz=1), "zzz"),
         (asked(n=2), "n is not supported"),
         (asked(stop_sequences=["a"], stop="b"), "stop_sequences or stop"),
-        (asked(max_tokens=0), "max_tokens must lie in"),
+        (asked(max_tokens=0), "max_tokens must be"),
         (asked(temperature=-1), "temperature"),
         (asked(thinking={"type": "enabled"}), "thinking.budget_tokens"),
         (asked(tools=[{"type": "web_search_20250305", "name": "web_search"}]), "tools[0].type"),

@@ -96,7 +96,7 @@ def test_no_path_is_read(processor, tmp_path):
         (prompt,) = read(messages=[{"role": "user", "content": [part]}]).prompts
         with pytest.raises(Exception, match="not allowed here"):
             prompt.prepare(processor)
-    with pytest.raises(ApiError, match="mm_processor_kwargs.local_files is not taken"):
+    with pytest.raises(ApiError, match="mm_processor_kwargs.local_files is not supported"):
         read(mm_processor_kwargs={"local_files": True})
 
 

@@ -80,7 +80,7 @@ def test_what_was_said_stands_in_its_items(echo):
 
 def test_the_log_has_all_that_events_need(tmp_path):
     """Whoever has its envelope and its tokens tells the same bytes."""
-    options = {"engine_options": {"log": tmp_path / "log"}, "keep": {"log": tmp_path / "log"}}
+    options = {"engine_options": {"log": tmp_path / "log"}, "storage": {"log": tmp_path / "log"}}
     with served(**options) as one:
         asked = {"input": "hello", "stream": True, "request_id": "mine", "metadata": {"a": "b"}}
         told = one.call(RESPONSES, asked)[2].encode()

@@ -176,9 +176,9 @@ def test_the_response_before_stands_before_the_input():
     assert [item["role"] for item in items(asked)] == ["user"]  # its own alone
     assert echo(asked).previous_response_id == "resp_r"
     (part,) = [each for each in items(first)[0]["content"] if each["type"] == "input_image"]
-    with pytest.raises(ApiError, match="not kept"):  # what a caller names by its hash may be another's
+    with pytest.raises(ApiError, match="not stored"):  # what a caller names by its hash may be another's
         read(of_user(part), before, lambda name: data, previous_response_id="resp_r")
-    with pytest.raises(ApiError, match="not kept") as found:
+    with pytest.raises(ApiError, match="not stored") as found:
         read("and?", before, previous_response_id="resp_r")
     assert found.value.body.param == "previous_response_id[0].content[0].image_url"
     assert previous_of(b'{"input": "a", "previous_response_id": "resp_r"}') == "resp_r"

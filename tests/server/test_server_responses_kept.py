@@ -256,7 +256,7 @@ def test_what_the_process_before_began_is_finished_and_stored(tmp_path):
 
 def test_a_stored_response_that_nobody_asks_for_is_cancelled_in_time(tmp_path):
     log = tmp_path / "log"
-    options = {"engine_options": {"log": log}, "keep": {"log": log}}
+    options = {"engine_options": {"log": log}, "storage": {"log": log}}
     with served(executor_class=Leaving, reattach_s=0.1, **options) as server:
         connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
         connection.request("POST", PATH, json.dumps({"input": TEXT, "stream": True, "request_id": "left"}))

@@ -79,7 +79,7 @@ def test_what_does_not_finish_stays_in_the_log_and_is_finished_by_the_next(tmp_p
         whole.join()
         one._thread.join(20)
         assert time.monotonic() - begun < 20  # of 60, with a second signal
-    fate = "stays in its log, and is finished when a server goes on with that"
+    fate = "stays in its log, and the next server with this log finishes it"
     assert json.loads(rest.split(b"data: ")[-2])["error"] == {
         "message": f"the server is shutting down; request stream {fate}",
         "type": "server_error",

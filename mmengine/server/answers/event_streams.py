@@ -1,4 +1,4 @@
-"""Event streams of answers: their headers, metrics and the end of a call."""
+"""Event streams for answers: their headers and metrics, and what their end releases."""
 
 from collections.abc import Callable
 from functools import partial
@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # OpenTelemetry is an extra.
 
 
 class EventStreams:
-    """Makes the event stream of an open response builder."""
+    """Makes the event stream for an open response builder."""
 
     def __init__(self, settings: ServerSettings, metrics: HttpMetrics, admission: Admission):
         self._settings, self._metrics, self._admission = settings, metrics, admission
@@ -26,7 +26,7 @@ class EventStreams:
     def of_call(
         self, builder: ResponseBuilder, parsed_request: ParsedRequest, owner: str, span: "CallSpan | None"
     ) -> EventStream:
-        """Return the stream of a call that was admitted. The stream's end ends the call."""
+        """Return the stream for an admitted call. The stream's end ends the call."""
 
         def ended(how: str) -> None:
             self._admission.give(owner)
@@ -37,7 +37,7 @@ class EventStreams:
         return self._make(builder, parsed_request, ended, span)
 
     def of_stored_response(self, builder: ResponseBuilder, owner: str) -> EventStream:
-        """Admit a call, and return the stream of a response that an earlier call created."""
+        """Admit a call, and return the stream for a response that an earlier call created."""
         try:
             self._admission.take(owner)
         except ApiError:
@@ -48,7 +48,7 @@ class EventStreams:
     def of_session(
         self, builder: ResponseBuilder, parsed_request: ParsedRequest, then: Callable[[], None]
     ) -> EventStream:
-        """Return the stream of a session's answer. `then`: called at the stream's end."""
+        """Return the stream for a session's answer. `then`: called at the stream's end."""
 
         def ended(how: str) -> None:
             then()

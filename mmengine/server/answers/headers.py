@@ -1,4 +1,4 @@
-"""Names and values for the HTTP headers of answers."""
+"""HTTP headers for answers: names and values."""
 
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,7 @@ def is_request_id(name: str) -> bool:
 def answer_headers(
     parsed_request: ParsedRequest, unenforced: tuple[str, ...], span: "CallSpan | None"
 ) -> dict[str, str]:
-    """Return the headers of an answer. `unenforced`: tools that are not held to their schemas."""
+    """Return an answer's headers. `unenforced`: tools that are not held to their schemas."""
     headers = {ID_HEADER: parsed_request.request_id}
     if parsed_request.envelope.api == "messages":
         headers[MESSAGE_ID_HEADER] = parsed_request.request_id

@@ -1,4 +1,4 @@
-"""Readers of every API's bodies, and the conversion of engine errors back to the client's field names."""
+"""Readers for every API's bodies. They also convert engine errors back to the client's field names."""
 
 from typing import Protocol
 
@@ -49,9 +49,9 @@ class Reader(Protocol):
 
 
 class RequestReaders:
-    """The readers of all APIs, with the server's limits and defaults.
+    """The readers for all APIs, with the server's limits and defaults.
 
-    `names`: the served names of the model and its adapters. `storage`: uploaded files and stored responses;
+    `names`: the served names for the model and its adapters. `storage`: uploaded files and stored responses;
     None for a server without a log.
     """
 
@@ -108,7 +108,7 @@ class RequestReaders:
         return self.resolve_model(reader.read(data, request_id), owner)
 
     def read_line(self, endpoint: str, data: bytes, name: str, owner: str) -> ParsedRequest:
-        """Read the body of a batch's line. `name`: the request's id. Thread-safe. Raises ApiError."""
+        """Read a batch line's body. `name`: the request's id. Thread-safe. Raises ApiError."""
         reader = self._line_readers[LINE_ENDPOINTS.index(endpoint)]
         parsed_request = self.read(reader, data, name, owner)
         if parsed_request.stream:
@@ -139,7 +139,7 @@ class RequestReaders:
         return msgspec.structs.replace(parsed_request, envelope=envelope, adapter=adapter)
 
     def frames_of(self, parsed_request: ParsedRequest) -> Frames:
-        """Return the writer of the answer, in the format of the request's API."""
+        """Return the writer for the answer, in the request API's format."""
         name, envelope = parsed_request.request_id, parsed_request.envelope
         texts = self._texts if parsed_request.logprobs else None
         usage_frames = parsed_request.usage_frames
@@ -155,7 +155,7 @@ class RequestReaders:
         return CompletionFrames(name, envelope, texts, usage_frames, echo_texts, num_choices)
 
     def to_api_error(self, error: BaseException, parsed_request: ParsedRequest) -> BaseException:
-        """Return the error for the client, with field names of its API. ClientLeft and cancellation stay."""
+        """Return the error for the client, with its API's field names. ClientLeft and cancellation stay."""
         if not isinstance(error, Exception) or isinstance(error, ClientLeft):
             return error
         found = api_error(error, parsed_request.params, self._admission.rate.retry_after_s())

@@ -21,20 +21,20 @@ ANSWER_ROUTES = (
         "POST",
         "/v1/completions",
         AnswerRoutes.completions,
-        answer_operation("Go on with texts", CompletionBody, TextAnswer, Stream((TextEvent,), "[DONE]")),
+        answer_operation("Continue texts", CompletionBody, TextAnswer, Stream((TextEvent,), "[DONE]")),
     ),
     RouteRecord(
         "POST",
         "/v1/responses",
         AnswerRoutes.responses,
-        answer_operation("Answer a conversation, in items", ResponsesBody, Response, Stream(EVENTS)),
+        answer_operation("Answer a conversation of items", ResponsesBody, Response, Stream(EVENTS)),
     ),
     RouteRecord(
         "POST",
         MESSAGES,
         AnswerRoutes.messages,
         answer_operation(
-            "Answer a conversation, as Anthropic's API does",
+            "Answer a conversation in Anthropic's format",
             MessagesBody,
             MessageAnswer,
             Stream(MESSAGE_EVENTS),

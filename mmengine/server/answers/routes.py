@@ -46,7 +46,7 @@ _FindReader = Callable[[list[bytes], BodyReservation, str], Awaitable[Reader]]
 class AnswerRoutes:
     """The routes that create answers.
 
-    `names`: the served names of the model and its adapters. `storage`: files and responses beside the log;
+    `names`: the served names for the model and its adapters. `storage`: files and responses beside the log;
     None for a server without a log.
     """
 
@@ -100,7 +100,7 @@ class AnswerRoutes:
         return given
 
     async def _find_reader(self, data: list[bytes], reservation: BodyReservation, owner: str) -> Reader:
-        """Return the reader of a response's body, with the previous responses that the body continues.
+        """Return the reader for a response body, with the previous responses that the body continues.
 
         The previous responses count in `reservation`. Raises ApiError.
         """

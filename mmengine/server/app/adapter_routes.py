@@ -1,6 +1,6 @@
-"""Routes by which an operator loads LoRA adapters and unloads them, as vLLM names them.
+"""Routes that load and unload LoRA adapters, with vLLM's names.
 
-They are there with an admin key alone, and read nothing outside of the folder that the server was given.
+They require an admin key, and read only the folder that the server was given.
 """
 
 import asyncio
@@ -22,14 +22,15 @@ from mmengine.server.http.auth import ApiKeys
 from mmengine.server.http.errors import ApiError, decode_body
 from mmengine.server.http.model_names import ModelNames
 
-ADMIN = "admin"  # who came with an admin key, among the owners of calls
+ADMIN = "admin"  # Owner of calls with an admin key.
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
-MAX_PATH_CHARS = 4096  # of `lora_path`, as the system's own
+MAX_PATH_CHARS = 4096  # Limit for `lora_path`, as in the operating system.
 
 
 class LoadBody(msgspec.Struct, forbid_unknown_fields=True):
-    """`lora_path`: a folder below the root, relative to it or whole. `load_inplace`: also where the name is
-    taken."""
+    """The body that loads an adapter. `lora_path`: a folder below the root, relative or absolute.
+    `load_inplace`: replaces an adapter with the same name.
+    """
 
     lora_name: str
     lora_path: str
@@ -38,11 +39,11 @@ class LoadBody(msgspec.Struct, forbid_unknown_fields=True):
 
 class UnloadBody(msgspec.Struct, forbid_unknown_fields=True):
     lora_name: str
-    lora_int_id: int | None = None  # vLLM's own number, which means nothing here
+    lora_int_id: int | None = None  # Accepted for vLLM's clients, without effect.
 
 
 class AdapterDone(msgspec.Struct):
-    """`status`: loaded or unloaded."""
+    """The response to both routes. `status`: loaded or unloaded."""
 
     status: str
     lora_name: str
@@ -54,7 +55,7 @@ _unload = msgspec.json.Decoder(UnloadBody).decode
 
 
 class AdapterRoutes:
-    """`root`: below which folders are read; "": none is."""
+    """The routes for adapters. `root`: the folder with adapters; "": no adapter may be loaded."""
 
     def __init__(
         self, engine: ServedEngine, names: ModelNames, admission: Admission, root: str, keys: ApiKeys | None
@@ -64,12 +65,12 @@ class AdapterRoutes:
         self._keys = keys if keys is not None and keys.any else None
 
     def check_key(self, headers: dict[bytes, bytes]) -> str:
-        """Who calls. Raises ApiError."""
+        """Return the call's owner. Raises ApiError."""
         if self._root is None or self._keys is None:
-            text = "adapters are loaded at the start (--lora); for calls that load them, start with"
-            raise ApiError(ErrorCode.NO_LORA_ROOT, f"{text} --lora-root and --admin-key-file")
+            text = "calls may not load adapters: start the server with --lora-root and --admin-key-file"
+            raise ApiError(ErrorCode.NO_LORA_ROOT, text)
         if self._keys.owner_of(headers) is None:
-            text = "loading adapters takes an admin key; send it as Authorization: Bearer …"
+            text = "loading adapters requires an admin key; send it as Authorization: Bearer …"
             raise ApiError(ErrorCode.INVALID_API_KEY, text, headers={"www-authenticate": "Bearer"})
         return ADMIN
 
@@ -79,11 +80,11 @@ class AdapterRoutes:
         if name in self._names.model_names:
             raise ApiError(
                 ErrorCode.INVALID_VALUE,
-                f"{name!r:.80} is a name of the model; give the adapter another",
+                f"{name!r:.80} is a name of the model; use another name for the adapter",
                 FieldPath("lora_name"),
             )
         if name in self._names.adapter_names and not body.load_inplace:
-            text = f"the adapter {name!r:.80} is loaded already; give load_inplace, or another name"
+            text = f"the adapter {name!r:.80} is already loaded; set load_inplace, or use another name"
             raise ApiError(ErrorCode.INVALID_VALUE, text, FieldPath("lora_name"))
         folder = await asyncio.to_thread(self._folder, body.lora_path)
         try:
@@ -101,23 +102,26 @@ class AdapterRoutes:
         return _said("unloaded", body.lora_name)
 
     async def _body(self, request: Request, decode: Callable[[bytes], _B]) -> _B:
-        """Raises ApiError."""
+        """Read and decode a body. Raises ApiError."""
         with self._admission.reserve(request.scope[OWNER]) as reservation:
             data = b"".join(await self._admission.bodies.read(request.scope, request.receive, reservation))
             return await asyncio.to_thread(decode_body, data, decode)
 
     def _folder(self, path: str) -> Path:
-        """Below the root, and so are the files in it, wherever links lead. Raises ApiError."""
+        """Return the adapter's folder, if the folder and its files lie below the root after following links.
+        Raises ApiError.
+        """
         assert self._root is not None
         if len(path) <= MAX_PATH_CHARS:
-            with suppress(OSError, RuntimeError, ValueError):  # a long name, a link to itself, a null byte
+            # A long name, a link to itself, or a null byte.
+            with suppress(OSError, RuntimeError, ValueError):
                 folder = (self._root / path).resolve()
                 within = [folder, *((folder / name).resolve() for name in (CONFIG_FILE, WEIGHTS_FILE))]
                 if all(each.is_relative_to(self._root) for each in within) and folder.is_dir():
                     return folder
         raise ApiError(
             ErrorCode.INVALID_VALUE,
-            f"{FIELD} {path!r:.120} is no folder below --lora-root",
+            f"{FIELD} {path!r:.120} is not a folder below --lora-root",
             FieldPath("lora_path"),
         )
 

@@ -1,4 +1,4 @@
-"""The application: who may call, which route answers, and what is said when that fails."""
+"""The ASGI application: checks API keys, dispatches to routes, and sends errors."""
 
 import asyncio
 import time
@@ -52,32 +52,36 @@ from mmengine.server.sessions.routes import SessionRoutes
 from mmengine.server.settings import ServerSettings, is_loopback
 from mmengine.server.storage.storage import Storage
 
-if TYPE_CHECKING:  # OpenTelemetry is an extra
+if TYPE_CHECKING:  # OpenTelemetry is an extra.
     from mmengine.server.calls.tracing import Tracing
 
 LAG_EVERY_S = 0.5
-LEFT_STATUS = 499  # nginx's, in logs and metrics, for a client that left before it had an answer
+# nginx's status, in logs and metrics, for a client that disconnected before its answer began.
+LEFT_STATUS = 499
 _ELSEWHERE = {
-    "/v1/embeddings": "embeddings are not computed by this engine",
-    "/v1/rerank": "nothing is ranked by this engine",
-    "/rerank": "nothing is ranked by this engine",
-    "/v1/score": "nothing is ranked by this engine",
-    "/v1/audio/transcriptions": "audio is not read by this engine",
-    "/v1/audio/translations": "audio is not read by this engine",
-    "/v1/audio/speech": "no audio is made by this engine",
-    "/v1/images/generations": "no images are made by this engine",
-    "/v1/moderations": "nothing is moderated by this engine",
-    "/v1/messages/batches": "batches of messages are not done; use /v1/files and /v1/batches",
+    "/v1/embeddings": "embeddings are not supported",
+    "/v1/rerank": "reranking is not supported",
+    "/rerank": "reranking is not supported",
+    "/v1/score": "scoring is not supported",
+    "/v1/audio/transcriptions": "audio input is not supported",
+    "/v1/audio/translations": "audio input is not supported",
+    "/v1/audio/speech": "audio output is not supported",
+    "/v1/images/generations": "image generation is not supported",
+    "/v1/moderations": "moderation is not supported",
+    "/v1/messages/batches": "batches of messages are not supported; use /v1/files and /v1/batches",
 }
-_METHODS = ("GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH")  # that metrics tell apart
+# Methods with their own metrics label.
+_METHODS = ("GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH")
 _OPEN = {record.path for record in HEALTH_ROUTES}
 
 
 class App:
-    """An ASGI application over an engine. `names`: those of the model. `media_fetcher`: to media that
-    messages name; None: no URL is fetched, and no file read. `storage`: what is kept beside the log; None: no
-    files and batches are. `tracing`: where spans of calls go. `live`: the folder
-    of a log that /live shows. `admin_keys`: who may load adapters. It must be made on the event loop."""
+    """The ASGI application for an engine. Create this object on the event loop.
+
+    `names`: the model's served names. `media_fetcher`: fetches media; None: no URLs and files are read.
+    `storage`: files, batches and responses beside the log; None without a log. `tracing`: receives spans of
+    calls. `live`: the log folder that /live shows. `admin_keys`: keys that may load adapters.
+    """
 
     def __init__(
         self,
@@ -132,16 +136,17 @@ class App:
         self._open, self._live = set(_OPEN), None
         if live is not None:
             self._live = LiveRoutes(live, settings, self.metrics)
-            self._open.add(LIVE)  # its page holds nothing, and asks with the key
+            self._open.add(LIVE)  # The page holds no data, and sends the key with its own calls.
             endpoints |= self._live.endpoints()
         if (responses := answers.stored_response_routes) is not None:
             endpoints |= bind(RESPONSE_ROUTES, responses)
         routes = [Route(path, endpoint, methods=[method]) for (method, path), endpoint in endpoints.items()]
         self._known = {route.path for route in routes}
         self._patterns = [route for route in routes if "{" in route.path]
-        # Most calls name a path as it stands; the router searches for others.
+        # Most calls have a path without parameters; the router finds the others.
         self._endpoints = {key: each for key, each in endpoints.items() if "{" not in key[1]}
-        self._counted: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}  # kept: labels take time
+        # Cached, because creating labels takes time.
+        self._counted: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
         self._router = Router(routes, redirect_slashes=False, default=_no_route)
 
     def _show_kept(self, storage: Storage) -> None:
@@ -160,7 +165,7 @@ class App:
                 status = message["status"]
             await send(message)
 
-        scope["app"] = self  # the router then raises in place of answering itself
+        scope["app"] = self  # Makes the router raise errors instead of answering.
         try:
             self._check_key(scope)
             endpoint = self._endpoints.get((scope["method"], scope["path"]))
@@ -179,7 +184,7 @@ class App:
             await self._refuse(why, scope, receive, noted)
         except HTTPException as error:
             allowed = ", ".join(sorted((error.headers or {}).get("Allow", "").split(", ")))
-            text = f"{scope['method']} is not taken here; use {allowed}"
+            text = f"{scope['method']} is not allowed on this route; use {allowed}"
             await self._refuse(
                 ApiError(ErrorCode.METHOD_NOT_ALLOWED, text, headers=error.headers), scope, receive, noted
             )
@@ -206,7 +211,7 @@ class App:
         client = scope.get("client")
         if path == "/metrics" and (self._settings.open_metrics or (client and is_loopback(client[0]))):
             return
-        text = "no API key was given, or one that is not known; send it as Authorization: Bearer …"
+        text = "the API key is missing or unknown; send it as Authorization: Bearer …"
         raise ApiError(ErrorCode.INVALID_API_KEY, text, headers={"www-authenticate": "Bearer"})
 
     def _note(self, scope: Scope, status: int, seconds: float) -> None:
@@ -240,7 +245,7 @@ class App:
         await Response(body, status, headers, "application/json")(scope, receive, send)
 
     async def run(self) -> None:
-        """Measures, runs batches and removes what is too old, until it is cancelled."""
+        """Measure the event loop, run batches and remove expired data, until cancelled."""
         tasks = [asyncio.create_task(self.watch_lag())]
         if self._sessions is not None:
             tasks.append(asyncio.create_task(self._sessions.watch()))
@@ -255,12 +260,12 @@ class App:
             await self.calls.flush()
 
     def close_pages(self) -> None:
-        """End what never ends by itself."""
+        """End the live pages, which never end by themselves."""
         if self._live is not None:
             self._live.close()
 
     async def watch_lag(self) -> None:
-        """Measures how late the loop wakes, until it is cancelled."""
+        """Measure how late the event loop wakes up, until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             due = loop.time() + LAG_EVERY_S
@@ -290,18 +295,16 @@ def _kept_endpoints(
 
 
 async def _nothing_kept(request: Request) -> ASGIApp:
-    text = "responses, files and batches are kept beside a log, and here is none; start it with --log"
+    text = "responses, files and batches require a log: start the server with --log"
     raise ApiError(ErrorCode.NO_LOG, text)
 
 
 async def _no_sessions(request: Request) -> ASGIApp:
-    text = "sessions are kept by one engine, and here requests go to several; ask one of those"
+    text = "sessions belong to one engine, and this server has several; send the call to one engine's server"
     raise ApiError(ErrorCode.NO_SESSIONS, text)
 
 
 async def _no_route(scope: Scope, receive: Receive, send: Send) -> None:
     path = scope["path"]
-    why = _ELSEWHERE.get(
-        path, f"there is no route {path[:200]}; see /v1/models, /v1/chat/completions, /v1/messages"
-    )
+    why = _ELSEWHERE.get(path, f"the route {path[:200]} does not exist; see /openapi.json for all routes")
     raise ApiError(ErrorCode.UNKNOWN_URL, why)

@@ -27,7 +27,7 @@ from mmengine.version import __version__
 
 _REF = "#/components/schemas/{name}"
 _PATH_PARAMETER = re.compile(r"\{(\w+)(?::path)?\}")
-NOT_DONE = "not done:"  # begins the description of a field that is refused
+NOT_DONE = "not done:"  # Start of the description of a refused field.
 _BODIES: dict[Body, tuple[Field, ...]] = {
     ChatBody: CHAT,
     CompletionBody: COMPLETION,
@@ -95,7 +95,7 @@ def _operation(operation: Operation, path_names: Sequence[str]) -> Json:
         kind = Refusal if status == 431 else operation.refusal or Refusal
         responses[str(status)] = _answer(STATUSES[status], kind, HEADERS.get(status, ()))
     if operation.not_ready is not None:
-        responses["503"] = _answer("Not ready, and why", operation.not_ready, HEADERS[503])
+        responses["503"] = _answer("Not ready, with the reasons", operation.not_ready, HEADERS[503])
     parameters = [_REQUEST_ID] if operation.creates_answer else []
     parameters += [parameter(name, "path") for name in path_names]
     parameters += [parameter(name, "query") for name in operation.query]
@@ -129,7 +129,7 @@ _ANSWER_HEADERS: Json = {
     "x-request-id": {"schema": _STRING},
     "x-mmengine-ignored-fields": {
         "schema": _STRING,
-        "description": "with --unknown-fields ignore: what was dropped",
+        "description": "with --unknown-fields ignore: the ignored fields",
     },
     "x-mmengine-unenforced-tools": {
         "schema": _STRING,
@@ -140,20 +140,20 @@ _REQUEST_ID: Json = {
     "name": "x-request-id",
     "in": "header",
     "required": False,
-    "description": "what the answer's id is made of, unless the body has a request_id",
+    "description": "the answer's id is derived from this value, unless the body has a request_id",
     "schema": {"type": "string", "pattern": "^[!-~]{0,128}$"},
 }
 
 
 def _of_anything(kind: type) -> dict[str, object]:
-    """The schema of `object`, which any value is."""
+    """Return the schema for `object`: any value."""
     if kind is object:
         return {"description": "any JSON"}
     raise NotImplementedError
 
 
 def _describe(schema: dict[str, object], fields: tuple[Field, ...]) -> None:
-    """Add the fields of the table that the struct lacks; any other field must be null, which means absent."""
+    """Add the table's fields that the struct lacks; any other field must be null, which means absent."""
     properties = schema["properties"]
     assert isinstance(properties, dict)
     for field in fields:
@@ -183,7 +183,7 @@ def _ref(kind: Body) -> Json:
 
 
 def _events(stream: Stream) -> Json:
-    """Return the schema of each event, in the form of OpenAPI 3.2."""
+    """Return each event's schema, in OpenAPI 3.2's form."""
     event: Json
     if stream.done:
         event = {"data": {"anyOf": [{"const": stream.done}, _json_string(*stream.events, Refusal)]}}
@@ -194,6 +194,6 @@ def _events(stream: Stream) -> Json:
 
 
 def _json_string(*kinds: Body) -> Json:
-    """Return the schema of a string that holds one of `kinds` as JSON."""
+    """Return the schema for a string that holds one of `kinds` as JSON."""
     anything = {"anyOf": [_ref(kind) for kind in kinds]}
     return {"type": "string", "contentMediaType": "application/json", "contentSchema": anything}

@@ -1,4 +1,4 @@
-"""Every route of the application, as records: service routes, adapters, and the routes of other packages."""
+"""Every route as a record: service routes, adapters, and the routes from other packages."""
 
 from mmengine.server.answers.route_table import ANSWER_ROUTES, MESSAGES
 from mmengine.server.app.adapter_routes import LOAD, UNLOAD, AdapterDone, AdapterRoutes, LoadBody, UnloadBody
@@ -13,16 +13,16 @@ from mmengine.server.messages.schemas import InputTokenCount, MessageRefusal
 from mmengine.server.responses.route_table import RESPONSE_ROUTES
 from mmengine.server.sessions.route_table import SESSION_ROUTES
 
-_READY = Operation("Ready, or why not", Health, "Ready", (405, 431, 500), not_ready=Health, is_public=True)
+_READY = Operation("Check readiness", Health, "Ready", (405, 431, 500), not_ready=Health, is_public=True)
 COUNT_ROUTES = (
     RouteRecord(
         "POST",
         f"{MESSAGES}/count_tokens",
         MessageCounts.count,
         Operation(
-            "Tokens that its conversation has",
+            "Count the tokens of a conversation",
             InputTokenCount,
-            "The number",
+            "The number of tokens",
             (400, 404, OVERLOADED, *READS),
             CountBody,
             refusal=MessageRefusal,
@@ -34,13 +34,13 @@ ADAPTER_ROUTES = (
         "POST",
         LOAD,
         AdapterRoutes.load,
-        Operation("Load a LoRA adapter", AdapterDone, "It is done", (400, 403, *READS), LoadBody),
+        Operation("Load a LoRA adapter", AdapterDone, "Loaded", (400, 403, *READS), LoadBody),
     ),
     RouteRecord(
         "POST",
         UNLOAD,
         AdapterRoutes.unload,
-        Operation("Unload one", AdapterDone, "It is done", (400, 403, 404, *READS), UnloadBody),
+        Operation("Unload a LoRA adapter", AdapterDone, "Unloaded", (400, 403, 404, *READS), UnloadBody),
     ),
 )
 HEALTH_ROUTES = (
@@ -50,7 +50,7 @@ HEALTH_ROUTES = (
         "GET",
         "/health/live",
         ServiceRoutes.live,
-        Operation("The event loop answers", Alive, "It does", (405, 431, 500), is_public=True),
+        Operation("Check that the event loop runs", Alive, "Alive", (405, 431, 500), is_public=True),
     ),
 )
 SERVICE_ROUTES = (
@@ -59,32 +59,40 @@ SERVICE_ROUTES = (
         "POST",
         "/tokenize",
         ServiceRoutes.tokenize,
-        Operation("Tokens of a prompt, or of messages", Tokens, "Tokens", (400, 404, *READS), TokenizeBody),
+        Operation("Tokenize a prompt or messages", Tokens, "The tokens", (400, 404, *READS), TokenizeBody),
     ),
     RouteRecord(
         "POST",
         "/detokenize",
         ServiceRoutes.detokenize,
-        Operation("The text of tokens", Text, "The text", (400, 404, *READS), DetokenizeBody),
+        Operation("Detokenize token ids", Text, "The text", (400, 404, *READS), DetokenizeBody),
     ),
     RouteRecord(
-        "GET", "/v1/models", ServiceRoutes.models, Operation("The served names", Models, "Models", NO_BODY)
+        "GET",
+        "/v1/models",
+        ServiceRoutes.models,
+        Operation("List the served models", Models, "The models", NO_BODY),
     ),
     RouteRecord(
         "GET",
         "/v1/models/{name:path}",
         ServiceRoutes.model,
-        Operation("One of them", ModelCard, "A model", NO_BODY),
+        Operation("Get a served model", ModelCard, "The model", NO_BODY),
     ),
     RouteRecord(
         "GET",
         "/metrics",
         ServiceRoutes.metrics,
-        Operation("Prometheus' text format", "text/plain", "Metrics", NO_BODY),
+        Operation("Get metrics in Prometheus' text format", "text/plain", "The metrics", NO_BODY),
     ),
-    RouteRecord("GET", "/version", ServiceRoutes.version, Operation("The version", Version, "It", NO_BODY)),
+    RouteRecord(
+        "GET",
+        "/version",
+        ServiceRoutes.version,
+        Operation("Get the version", Version, "The version", NO_BODY),
+    ),
 )
-STORED_ROUTES = (*RESPONSE_ROUTES, *FILE_ROUTES, *BATCH_ROUTES)  # answered only beside a log
+STORED_ROUTES = (*RESPONSE_ROUTES, *FILE_ROUTES, *BATCH_ROUTES)  # Require a log.
 ALL_ROUTES = (
     *ANSWER_ROUTES,
     *COUNT_ROUTES,

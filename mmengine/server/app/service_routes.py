@@ -1,4 +1,4 @@
-"""Routes beside those of answers: models, tokens, health, metrics, version."""
+"""Routes for models, tokenization, health, metrics and the version."""
 
 import asyncio
 import time
@@ -30,12 +30,15 @@ from mmengine.server.http.token_id_lists import take_out
 from mmengine.server.settings import ServerSettings
 from mmengine.version import __version__
 
-MAX_TOKENIZED = 2  # prompts that are tokenized at once for /tokenize
-MAX_DETOKENIZED = 2**20  # tokens of one call of /detokenize
+MAX_TOKENIZED = 2  # Concurrent prompts in /tokenize.
+MAX_DETOKENIZED = 2**20  # Tokens per call of /detokenize.
+TOKENIZE_FIELDS, DETOKENIZE_FIELDS = Fields(TOKENIZE), Fields(DETOKENIZE)
+decode_tokenize = msgspec.json.Decoder(TokenizeBody).decode
+decode_detokenize = msgspec.json.Decoder(DetokenizeBody).decode
 
 
 class ServiceRoutes:
-    """`reader`: of conversations, which are tokenized as they are answered."""
+    """The service routes. `reader`: reads conversations, which are tokenized as for an answer."""
 
     def __init__(
         self,
@@ -110,12 +113,14 @@ class ServiceRoutes:
         tokens = ids.lists[0] if body.tokens == ids.stands and ids.lists else body.tokens
         if len(tokens) > MAX_DETOKENIZED:
             raise ApiError(
-                ErrorCode.INVALID_VALUE, f"at most {MAX_DETOKENIZED} tokens are taken", FieldPath("tokens")
+                ErrorCode.INVALID_VALUE,
+                f"{FIELD} has {len(tokens)} ids; the limit is {MAX_DETOKENIZED}",
+                FieldPath("tokens"),
             )
         if any(not 0 <= token < tokenizer.vocab_size for token in tokens):
             raise ApiError(
                 ErrorCode.INVALID_VALUE,
-                f"{FIELD} lie in 0 to {tokenizer.vocab_size - 1}",
+                f"{FIELD} must be 0 to {tokenizer.vocab_size - 1}",
                 FieldPath("tokens"),
             )
         text = tokenizer.decode(tokens, skip_special_tokens=False)
@@ -146,10 +151,10 @@ def _exposed(
     metrics: HttpMetrics,
     fetches: FetchMetrics,
 ) -> CollectorRegistry:
-    """All that /metrics tells."""
+    """Return the registry with all metrics that /metrics shows."""
 
     def ours() -> Iterator[Metric]:
-        yield from engine.metrics.collect()  # another one, when another engine has taken over
+        yield from engine.metrics.collect()  # The engine's metrics change when a new engine replaces it.
         yield from metrics.collect()
 
     registry = CollectorRegistry(auto_describe=False)
@@ -167,17 +172,10 @@ def _json(value: object, status: int = 200, headers: dict[str, str] | None = Non
     return Response(msgspec.json.encode(value), status, headers, "application/json")
 
 
-TOKENIZE_FIELDS, DETOKENIZE_FIELDS = Fields(TOKENIZE), Fields(DETOKENIZE)
-
-
-decode_tokenize = msgspec.json.Decoder(TokenizeBody).decode
-decode_detokenize = msgspec.json.Decoder(DetokenizeBody).decode
-
-
 def read_prompt(body: TokenizeBody, reader: ChatReader) -> Prompt:
-    """The prompt of an answer to the same messages. Raises ApiError."""
+    """Return the prompt that an answer to the same body would have. Raises ApiError."""
     if (body.prompt is None) == (body.messages is None):
-        raise ApiError(ErrorCode.INVALID_VALUE, "give either prompt or messages", FieldPath("prompt"))
+        raise ApiError(ErrorCode.INVALID_VALUE, "set either prompt or messages", FieldPath("prompt"))
     if body.messages is None:
         return Prompt(text=body.prompt, media_options={"local_files": False})
     chat = ChatBody(
@@ -189,6 +187,6 @@ def read_prompt(body: TokenizeBody, reader: ChatReader) -> Prompt:
     )
     prompt, _ = reader.read_prompt(chat)
     if prompt.has_media:
-        text = f"{FIELD} with images or videos are not tokenized here; their usage says what they took"
+        text = f"{FIELD} with images or videos cannot be tokenized; an answer's usage has their tokens"
         raise ApiError(ErrorCode.INVALID_VALUE, text, FieldPath("messages"))
     return prompt

@@ -41,8 +41,8 @@ class LineReader(Protocol):
 
 
 class LineOutcome(NamedTuple):
-    """The outcome for one line. `body`: an answer or an error. `written`: call it when the body is safe on
-    the disk.
+    """The outcome for a line. `body`: an answer or an error. `written`: call it when the body is safe on the
+    disk.
     """
 
     status: int
@@ -72,7 +72,7 @@ class LineAnswers:
     async def answer(
         self, endpoint: str, body: bytes, name: str, owner: str, accepted: Callable[[], None]
     ) -> LineOutcome:
-        """Return the outcome for one line. `accepted`: called when the log has the request. Raises ApiError
+        """Return the outcome for a line. `accepted`: called when the log has the request. Raises ApiError
         with a status in AGAIN.
         """
         try:
@@ -141,7 +141,9 @@ class LineAnswers:
 
 
 def failed(name: str, error: Exception, streams: Sequence[Stream] = ()) -> LineOutcome:
-    """Of a request that nobody knew how to read or to answer. `name`: of it."""
+    """Log an unexpected error, and return the outcome for a line that could not be read or answered. `name`:
+    the request's id.
+    """
     operator_log.error("a line of a batch failed", id=name, reason=in_one_line(error))
     return _refused(api_error(error), streams)
 

@@ -1,7 +1,7 @@
-"""Lines of a batch in OpenAI's format.
+"""A batch's lines in OpenAI's format.
 
-{"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {…}}
-{"id": "batch_req_…", "custom_id": "a", "response": {"status_code": 200, "body": {…}, …}, "error": null}
+{"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {…}} {"id": "batch_req_…",
+"custom_id": "a", "response": {"status_code": 200, "body": {…}, …}, "error": null}
 """
 
 from collections.abc import Iterator

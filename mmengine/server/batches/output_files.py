@@ -27,7 +27,7 @@ class Answer(NamedTuple):
 
 
 class BatchFiles:
-    """The two files of one batch, open for appending.
+    """A batch's two files, open for appending.
 
     All methods block. Raises OSError, and InvalidRequest when a file holds lines of another batch.
     """

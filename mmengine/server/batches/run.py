@@ -1,4 +1,4 @@
-"""One batch from validation to its end."""
+"""A batch from validation to its end."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -44,8 +44,8 @@ class BatchResources(NamedTuple):
 
 
 class BatchRun:
-    """The task of one batch. When `run` is cancelled, the batch stays as it is for the next `run`, also in
-    another process.
+    """A batch's task. When `run` is cancelled, the batch stays as it is for the next `run`, also in another
+    process.
     """
 
     def __init__(self, batch_id: str, resources: BatchResources):
@@ -284,7 +284,7 @@ class _HeldBody:
 
 
 def _some(lines: Iterator[Line]) -> list[Line]:
-    """Return the next lines: several small lines, or one large line."""
+    """Return the next lines: several small lines, or a large line."""
     found: list[Line] = []
     num_bytes = 0
     while num_bytes < _BYTES_AT_ONCE and (line := next(lines, None)) is not None:

@@ -5,7 +5,7 @@ from collections import deque
 
 
 class WeightedSemaphore:
-    """A semaphore of `size` units. Belongs to one event loop."""
+    """A semaphore of `size` units. Belongs to a single event loop."""
 
     def __init__(self, size: int):
         self._size = self._free = size

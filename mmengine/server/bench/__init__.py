@@ -1,1 +1,1 @@
-"""A load on a server that speaks OpenAI's chat API, ours or another one, and how it bore it."""
+"""A load generator for servers with OpenAI's chat API. It summarizes its results."""

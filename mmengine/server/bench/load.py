@@ -1,4 +1,4 @@
-"""Calls that come at a rate, or some at a time, each with a prompt of its own."""
+"""Calls with random prompts, at a fixed rate or with fixed concurrency."""
 
 import asyncio
 import base64
@@ -15,16 +15,20 @@ from pathlib import Path
 from mmengine.errors import ConfigError
 from mmengine.server.bench.streamed_call import Call, Target, send_call
 
-MAX_REQUESTS = 100_000  # of one load
-MAX_CONCURRENCY = 4096  # calls that are open at once
-MAX_PROMPT_WORDS = 100_000  # of one call
+MAX_REQUESTS = 100_000  # Per load.
+MAX_CONCURRENCY = 4096  # Concurrent calls.
+MAX_PROMPT_WORDS = 100_000  # Per call.
 _WORDS = ("red", "green", "blue", "large", "small", "circle", "square", "triangle", "left", "right")
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """`rate`: calls a second, in random distances; infinite: each comes as soon as one of `concurrency`
-    places is free. `prompt_words`, `max_tokens`: of each call, whose answer does not end before."""
+    """A load to generate.
+
+    `rate`: calls per second with exponential gaps; infinite: a call starts as soon as fewer than
+    `concurrency` calls run. `prompt_words`, `max_tokens`: per call; with `ignore_eos` answers have exactly
+    `max_tokens` tokens.
+    """
 
     num_requests: int
     rate: float
@@ -38,7 +42,7 @@ class Load:
     ignore_eos: bool = True
 
     def check(self) -> None:
-        """Raises ConfigError."""
+        """Raise ConfigError for a value beyond its limit."""
         for name, most in (
             ("num_requests", MAX_REQUESTS),
             ("concurrency", MAX_CONCURRENCY),
@@ -49,7 +53,7 @@ class Load:
 
 
 def bodies(load: Load) -> list[bytes]:
-    """One for each call; no two prompts begin alike, so that no cache has them."""
+    """Return all calls' bodies. Every prompt begins differently, so that no prefix cache helps."""
     chance = random.Random(load.seed)
     urls = [_data_url(path) for path in load.images]
     images = itertools.cycle(urls) if urls else None
@@ -85,8 +89,9 @@ def _data_url(path: Path) -> str:
 async def run(
     target: Target, load: Load, done: Callable[[], None] = lambda: None
 ) -> tuple[list[Call], float]:
-    """The calls, in the order in which they were sent, and how many seconds all of it took. `done`: called
-    when one of them is over."""
+    """Run the load. Return the calls in starting order, and the total time in seconds. `done`: called after
+    each call.
+    """
     chance, places = random.Random(load.seed + 1), asyncio.Semaphore(load.concurrency)
 
     async def one(body: bytes) -> Call:

@@ -1,4 +1,4 @@
-"""One streamed call of chat over a connection of its own, and when what of it came."""
+"""A streamed chat call on its own connection, with its events' arrival times."""
 
 import asyncio
 import json
@@ -14,12 +14,12 @@ import h11
 
 from mmengine.errors import ConfigError, in_one_line
 
-MAX_EVENT_BYTES = 2**20  # one event of a stream
+MAX_EVENT_BYTES = 2**20  # Limit for one stream event.
 _READ = 2**16
 
 
 class Target(NamedTuple):
-    """A server: `path` is that of its chat route."""
+    """A server. `path`: its chat route's path."""
 
     host: str
     port: int
@@ -29,11 +29,11 @@ class Target(NamedTuple):
 
     @classmethod
     def of(cls, url: str, key: str) -> "Target":
-        """`url`: up to and with /v1. Raises ConfigError."""
+        """Return the target for `url`, which ends with /v1. Raises ConfigError."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(
-                f"--url must begin with http:// or https://, as http://127.0.0.1:8000/v1, not {url!r}"
+                f"--url must begin with http:// or https://, such as http://127.0.0.1:8000/v1, not {url!r}"
             )
         tls = ssl.create_default_context() if parts.scheme == "https" else None
         port = parts.port or (443 if tls else 80)
@@ -42,8 +42,10 @@ class Target(NamedTuple):
 
 @dataclass(slots=True)
 class Call:
-    """Times are seconds of the monotonic clock. `at`: when each event with something said came. `error`: why
-    there is no whole answer; "" where there is one."""
+    """A call's result. Times are seconds on the monotonic clock.
+
+    `at`: when each event with output arrived. `error`: why there is no complete answer, or "".
+    """
 
     sent: float = 0.0
     over: float = 0.0
@@ -58,12 +60,12 @@ class Call:
 
     @property
     def tpot_s(self) -> float:
-        """The mean time of a token behind the first; 0 of an answer of one."""
+        """Return the mean time per token after the first token; 0 for an answer with a single token."""
         return (self.at[-1] - self.at[0]) / (self.num_tokens - 1) if self.num_tokens > 1 else 0.0
 
 
 async def send_call(target: Target, body: bytes, timeout_s: float) -> Call:
-    """Never raises but for cancellation: what goes wrong is the call's `error`."""
+    """Send a call and return its result. Errors become the result's `error`; only cancellation is raised."""
     call = Call(sent=time.monotonic())
     try:
         async with asyncio.timeout(timeout_s):

@@ -1,4 +1,4 @@
-"""What a load came to: rates, times, and how many calls met a limit."""
+"""The summary for a load: rates, times, and the calls within the limits."""
 
 import dataclasses
 from collections import Counter
@@ -14,8 +14,9 @@ PERCENTILES = (50, 90, 99)
 
 
 class Limits(NamedTuple):
-    """Milliseconds that a call may take to its first token, and for each token behind it, to count as good.
-    0: as long as it likes."""
+    """Limits in milliseconds for the first token and for each later token. Calls within the limits count as
+    good. 0: no limit.
+    """
 
     ttft_ms: float = 0.0
     tpot_ms: float = 0.0
@@ -27,8 +28,9 @@ class Limits(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Summary:
-    """Times in milliseconds, by percentile and "mean"; rates a second. `goodput`: calls that met the limits,
-    a second; None without limits."""
+    """Times in milliseconds by percentile and "mean"; rates per second. `goodput`: calls within the limits
+    per second; None without limits.
+    """
 
     num_calls: int
     num_failed: int
@@ -69,7 +71,7 @@ def summary_of(calls: Sequence[Call], seconds: float, limits: Limits) -> Summary
 
 
 def gaps(calls: Sequence[Call]) -> list[float]:
-    """Seconds between events of the same answer."""
+    """Return the seconds between each answer's consecutive events."""
     return [after - before for call in calls for before, after in zip(call.at, call.at[1:], strict=False)]
 
 
@@ -85,17 +87,19 @@ def _spread(seconds: Sequence[float]) -> dict[str, float]:
 
 
 def rows_of(summary: Summary) -> list[tuple[str, str]]:
-    """The table."""
+    """Return the table's rows."""
     failed = f", {summary.num_failed} failed" if summary.num_failed else ""
     rows = [
         ("calls", f"{summary.num_calls}{failed}, in {summary.seconds:.1f} s"),
         *(("", f"{count} times: {error}") for error, count in summary.errors.items()),
-        ("calls a second", f"{summary.calls_rate:.2f}"),
-        ("tokens of answers a second", f"{summary.output_rate:.1f}"),
-        ("tokens", f"{summary.prompt_tokens} of prompts, {summary.output_tokens} of answers"),
+        ("calls per second", f"{summary.calls_rate:.2f}"),
+        ("output tokens per second", f"{summary.output_rate:.1f}"),
+        ("tokens", f"{summary.prompt_tokens} input, {summary.output_tokens} output"),
     ]
     if summary.goodput is not None and summary.good_share is not None:
-        rows.append(("goodput: calls a second", f"{summary.goodput:.2f} ({100 * summary.good_share:.0f} %)"))
+        rows.append(
+            ("goodput: calls per second", f"{summary.goodput:.2f} ({100 * summary.good_share:.0f} %)")
+        )
     times = {
         "time to first token": summary.ttft_ms,
         "time per output token": summary.tpot_ms,
@@ -115,9 +119,10 @@ def markdown(title: str, summary: Summary) -> str:
 
 
 def draw(title: str, calls: Sequence[Call], limits: Limits, path: Path) -> None:
-    """Which share of calls had their first token within which time, and of tokens within which time behind
-    the one before; and both over the time of the load."""
-    from matplotlib.figure import Figure  # lazy: only a picture needs it
+    """Draw two distributions, for the time to first token and the gaps between events, and both times over
+    the load.
+    """
+    from matplotlib.figure import Figure  # Lazy: only the picture needs matplotlib.
 
     whole = [call for call in calls if not call.error]
     figure = Figure(figsize=(10, 6.4), layout="constrained")

@@ -1,4 +1,4 @@
-"""Writes finished answers to the store. Answers that end at about the same time share one write."""
+"""Writes finished answers to the store. Answers that end at about the same time share a write."""
 
 import asyncio
 from collections.abc import Callable
@@ -17,7 +17,7 @@ MAX_WAITING = 256  # answers that may wait for a failing store; more calls are t
 
 class AnswerWriter:
     """The queue of answers to store. `stored` is called with the calls whose answers are on the disk, so that
-    the log may forget them. Belongs to one event loop.
+    the log may forget them. Belongs to a single event loop.
     """
 
     def __init__(self, stored_responses: StoredResponses, stored: Callable[[list[DetachedCall]], None]):

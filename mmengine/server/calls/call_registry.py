@@ -35,7 +35,7 @@ class CallRegistry:
     """All calls of a server that may outlive their connection.
 
     `reattach_s`: seconds for which a call without a reader, or a recovered call, waits for its client.
-    `stored_responses`: the store of responses, if there is one. Belongs to the event loop that creates it.
+    `stored_responses`: the store for responses, or None. Belongs to the event loop that creates it.
     """
 
     def __init__(

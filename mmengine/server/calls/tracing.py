@@ -113,7 +113,7 @@ class Tracing:
 
 
 class CallSpan:
-    """The span of one call."""
+    """A call's span."""
 
     def __init__(self, span: Span):
         self._span = span

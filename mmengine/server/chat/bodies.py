@@ -12,7 +12,7 @@ from msgspec import Meta
 from mmengine.server.http.body_fields import taken, translated
 from mmengine.server.http.errors import Json
 
-MAX_ITEM_KWARGS = 32  # names in mm_processor_kwargs
+MAX_ITEM_KWARGS = 32  # Most names in mm_processor_kwargs.
 Messages = Annotated[list[Json], Meta(min_length=1)]
 Seconds = Annotated[float, Meta(gt=0)]
 ItemOptions = Annotated[Json, Meta(max_length=MAX_ITEM_KWARGS)]
@@ -28,7 +28,7 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SharedBody(msgspec.Struct, frozen=True, kw_only=True):
-    """Fields of every route that creates an answer. None means absent or null."""
+    """Fields that every answer route has. None means absent or null."""
 
     model: Annotated[str | None, _MODEL] = None
     temperature: Annotated[float | None, _OPENAI] = None
@@ -132,7 +132,7 @@ class CompletionBody(Body, frozen=True, kw_only=True):
 
 
 class TokenizeBody(msgspec.Struct, frozen=True):
-    """Exactly one of `prompt` and `messages` is required."""
+    """The body of /tokenize. Exactly one of `prompt` and `messages` is required."""
 
     model: Annotated[str | None, _MODEL] = None
     prompt: Annotated[str | None, taken("a text")] = None

@@ -1,7 +1,7 @@
-"""Answers as OpenAI's chat API writes them: frames of a stream, and whole ones. Pure functions of what was
-asked and answered; `created` and the id come from the request, as the log has it.
+"""Answers in OpenAI's chat format: stream frames and whole bodies.
 
-Most of a frame is the same for a whole stream, and is written once.
+All output depends only on request and answer: id and `created` come from the envelope in the log. Most bytes
+in a frame are the same for a whole stream, and are encoded once.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,16 +23,19 @@ Usage = dict[str, object]
 
 
 class FrameTails:
-    """How frames end: with the usage of their choice so far ("always"), saying that they have none ("last"),
-    or without a word of it. `plain`: the end of them all; empty where each has another one."""
+    """Frame ends, with or without usage.
+
+    "always": the choice's usage so far. "last": a null usage. "none": no usage field. `plain`: the end that
+    all frames share; empty if each frame has its own end.
+    """
 
     def __init__(self, usage_frames: UsageFrames):
         ends = {"none": b"}]}\n\n", "last": b'}],"usage":null}\n\n', "always": b""}
         self.plain = ends[usage_frames]
-        self._num_prompt: dict[int, int] = {}  # tokens, by choice
+        self._num_prompt: dict[int, int] = {}  # Prompt tokens by choice.
 
     def set_prompt(self, indices: Iterable[int], num_tokens: int) -> None:
-        """How many tokens the prompt of these choices has. To be told before their first frame."""
+        """Set the prompt token count for these choices. Call this before their first frame."""
         self._num_prompt.update(dict.fromkeys(indices, num_tokens))
 
     def num_prompt(self, index: int) -> int:
@@ -50,13 +53,13 @@ class FrameTails:
 
 
 class Frames(Protocol):
-    """How a route writes its answers."""
+    """Writes a route's answers."""
 
     tails: FrameTails
-    done: bytes  # behind the last frame of a stream
+    done: bytes  # Follows the last frame of a stream.
 
     def first(self, index: int, scores: PromptLogprobs | None = None) -> bytes:
-        """`scores`: of a prompt that is echoed with them."""
+        """Return a choice's first frame. `scores`: the prompt's logprobs, if the prompt is echoed with them."""
 
     def delta(self, index: int, delta: Delta) -> bytes: ...
 
@@ -65,13 +68,13 @@ class Frames(Protocol):
     def usage(self, usage: Usage) -> bytes: ...
 
     def error(self, error: ApiError) -> bytes:
-        """The last frame of a stream that breaks off."""
+        """Return the last frame for a stream that ends with an error."""
 
     def whole(self, choices: Sequence[AccumulatedChoice], usage: Usage) -> bytes: ...
 
 
 class OpenAiFrames:
-    """How streams of chat and of completions end."""
+    """How chat and completion streams end."""
 
     done = b"data: [DONE]\n\n"
 
@@ -80,8 +83,11 @@ class OpenAiFrames:
 
 
 class ChatFrames(OpenAiFrames):
-    """`texts`: for logprobs; None: nobody asked for them. `names_reasoning_twice`: as reasoning too, beside
-    reasoning_content."""
+    """Writes chat completions as frames or bodies.
+
+    `texts`: for logprobs; None without logprobs. `names_reasoning_twice`: whether messages have a field
+    `reasoning` beside `reasoning_content`.
+    """
 
     def __init__(
         self,
@@ -97,7 +103,7 @@ class ChatFrames(OpenAiFrames):
         self._about = {"id": f"chatcmpl-{request_id}", "created": envelope.created, "model": envelope.model}
         head = {"id": self._about["id"], "object": "chat.completion.chunk", **self._about}
         self._head = b"data: " + _encode(head)[:-1] + b',"choices":['
-        self._text_heads: dict[int, bytes] = {}  # of frames with nothing but content, by index
+        self._text_heads: dict[int, bytes] = {}  # Heads of frames that hold only content, by choice.
 
     def _frame(self, index: int, delta: bytes, logprobs: bytes, end: bytes, num_tokens: int) -> bytes:
         return b'%b{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b%b' % (

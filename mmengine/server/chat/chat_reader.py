@@ -1,4 +1,4 @@
-"""The body of /v1/chat/completions becomes what the engine is asked."""
+"""Reads the body of /v1/chat/completions into a request."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -39,8 +39,8 @@ from mmengine.server.http.media_payloads import (
 )
 from mmengine.server.settings import ServerSettings
 
-LOW_DETAIL_PIXELS = 512 * 512  # what OpenAI's detail "low" looks at, at most
-LOW_SHARE = 4  # and of the pixels that the model looks at by itself this part
+LOW_DETAIL_PIXELS = 512 * 512  # Most pixels for OpenAI's detail "low".
+LOW_SHARE = 4  # Detail "low" also has at most this part of the model's default pixels.
 _TAKEN_PARTS = ("text", "image_url", "image", "video_url", "video", "file")
 _MEDIA = (("image_url", "image"), ("video_url", "video"))
 FIELDS = Fields(CHAT)
@@ -48,19 +48,19 @@ _decode = msgspec.json.Decoder(ChatBody).decode
 
 
 class PixelLimits(NamedTuple):
-    """Of an image: the most that may be asked for, and what detail "low" is."""
+    """Pixel limits for an image: the most that a call may set, and the value for detail "low"."""
 
     most: int
     low: int
 
     @classmethod
     def of(cls, most: int, default: int) -> "PixelLimits":
-        """`default`: what the model looks at by itself."""
+        """Return the limits. `default`: the model's default pixel count."""
         return cls(most, min(LOW_DETAIL_PIXELS, default // LOW_SHARE))
 
 
 class ToolSupport(NamedTuple):
-    """What calls of tools need. `markers`: between which the model may reason."""
+    """The server parts that tool calls need. `markers`: the texts that start and end reasoning."""
 
     processor: Processor
     limits: ToolLimits
@@ -68,7 +68,9 @@ class ToolSupport(NamedTuple):
 
 
 class ChatReader:
-    """`max_model_len`: tokens of a prompt and its answer. `media_fetcher`: to media that messages name."""
+    """Reads chat bodies. `max_model_len`: limit for the tokens in prompt and answer. `media_fetcher`: fetches
+    media that messages name; None: no URLs and files are read.
+    """
 
     def __init__(
         self,
@@ -91,11 +93,14 @@ class ChatReader:
         )
         self._template: Json = {"chat_template": chat_template} if chat_template else {}
         self._ignore_unknown = ignore_unknown
-        with suppress(InvalidRequest):  # what is wrong with it, each call is told
-            tools.processor.call_format(self._template or None)  # found now, or the first call would wait
+        with suppress(InvalidRequest):  # Each call reports an invalid template.
+            # Found at startup, so that the first call does not wait.
+            tools.processor.call_format(self._template or None)
 
     def read(self, data: bytes, request_id: str) -> ParsedRequest:
-        """A body of any size. `request_id`: unless the body has one. Raises ApiError."""
+        """Read a body, however large. `request_id`: the request's id, unless the body has a request_id.
+        Raises ApiError.
+        """
         return read_without_payloads(data, partial(self._read, request_id=request_id))
 
     def _read(self, data: bytes, payloads: MediaPayloads, request_id: str) -> ParsedRequest:
@@ -110,7 +115,9 @@ class ChatReader:
         ignored: list[str],
         payloads: MediaPayloads = NO_PAYLOADS,
     ) -> ParsedRequest:
-        """`request_id`: unless the body has one. Raises ApiError."""
+        """Return the request for a decoded body. `request_id`: the request's id, unless the body has a
+        request_id. Raises ApiError.
+        """
         answer_format = read_answer_format(body, self._max_schema_bytes)
         uploads: list[UploadReference] = []
         prompt, calls = self.read_prompt(body, payloads, uploads)
@@ -135,12 +142,16 @@ class ChatReader:
         payloads: MediaPayloads = NO_PAYLOADS,
         uploads: list[UploadReference] | None = None,
     ) -> tuple[Prompt, ToolCallSpec | None]:
-        """The prompt, and what its answer is held to beside tools. `uploads`: to which is added what it still
-        lacks; None: it may name no uploaded file. Raises ApiError."""
+        """Return the prompt, and the tool calls that the answer may make.
+
+        `uploads`: receives references to uploaded files; None refuses them. Raises ApiError.
+        """
         tools = self._tools
         if len(body.messages) > self.max_messages:
-            text = f"messages has {len(body.messages)} entries; at most {self.max_messages} are taken"
-            raise ApiError(ErrorCode.INVALID_VALUE, f"{text} (max_messages)", FieldPath("messages"))
+            text = (
+                f"messages has {len(body.messages)} entries; the limit is {self.max_messages} (max_messages)"
+            )
+            raise ApiError(ErrorCode.INVALID_VALUE, text, FieldPath("messages"))
         try:
             selection = parse_tools(body.tools, body.tool_choice, body.parallel_tool_calls, tools.limits)
             return with_tools(
@@ -151,16 +162,16 @@ class ChatReader:
 
     @property
     def media_options(self) -> Json:
-        """What media options say of URLs."""
+        """The media options that allow URLs and files."""
         return dict(self._media_options)
 
     def template_options(self, given: Json) -> Json:
-        """Variables of the chat template, and the server's own one. Raises ApiError."""
+        """Return the chat template's variables, with the server's own template. Raises ApiError."""
         variables = without_nulls(given)
         for name in ("chat_template", "messages", "tools", "add_generation_prompt"):
             if name in variables:
                 place = FieldPath("chat_template_kwargs", name)
-                raise ApiError(ErrorCode.UNSUPPORTED_FIELD, f"{FIELD} is not taken", place)
+                raise ApiError(ErrorCode.UNSUPPORTED_FIELD, f"{FIELD} is not supported; leave it out", place)
         return {**variables, **self._template}
 
     def _budget(self, body: ChatBody) -> int:
@@ -170,7 +181,7 @@ class ChatReader:
                 if not 1 <= value <= 10**7:
                     raise ApiError(
                         ErrorCode.INVALID_VALUE,
-                        f"{FIELD} must lie in 1 to 10000000, not {shown(value)}",
+                        f"{FIELD} must be 1 to 10000000, not {shown(value)}",
                         name,
                     )
                 return int(value)
@@ -179,7 +190,9 @@ class ChatReader:
     def _logprobs(self, body: ChatBody) -> int | None:
         check_logprobs("top_logprobs", body.top_logprobs)
         if body.top_logprobs and not body.logprobs:
-            raise ApiError(ErrorCode.INVALID_VALUE, f"{FIELD} needs logprobs true", FieldPath("top_logprobs"))
+            raise ApiError(
+                ErrorCode.INVALID_VALUE, f"{FIELD} requires logprobs=true", FieldPath("top_logprobs")
+            )
         return (body.top_logprobs or 0) if body.logprobs else None
 
     def _prompt(
@@ -207,7 +220,9 @@ class ChatReader:
 
 
 def _thinking(body: ChatBody) -> int | None:
-    """Tokens that may be reasoning. What an effort other than none comes to, only the model knows."""
+    """Return the thinking budget in tokens, or None if the model decides. An effort other than none has no
+    fixed budget.
+    """
     if body.thinking_token_budget is not None:
         return body.thinking_token_budget
     if body.thinking_budget is not None:
@@ -216,7 +231,7 @@ def _thinking(body: ChatBody) -> int | None:
 
 
 class _Media(NamedTuple):
-    """How media that messages name are read."""
+    """The parameters for reading media in messages."""
 
     pixels: PixelLimits
     media_fetcher: MediaFetcher | None
@@ -225,9 +240,9 @@ class _Media(NamedTuple):
 
 
 def _message(index: int, message: Json, media: _Media) -> Json:
-    """A message as processors read it. What else is wrong with it, they say."""
+    """Return a message in the processor's format. The processor checks everything else."""
     read = without_nulls(message)
-    if read.get("role") == "developer":  # OpenAI's newer name, which templates do not know
+    if read.get("role") == "developer":  # OpenAI's newer name, which chat templates do not know.
         read["role"] = "system"
     content = read.get("content")
     if isinstance(content, list):
@@ -243,7 +258,7 @@ def _part(where: FieldPath, part: object, media: _Media) -> object:
     if kind is not None and kind not in _TAKEN_PARTS:
         raise ApiError(
             ErrorCode.UNSUPPORTED_CONTENT,
-            f"{FIELD} is of the type {shown(kind)}, which is not taken; send {', '.join(_TAKEN_PARTS)}",
+            f"{FIELD} has the unsupported type {shown(kind)}; use {', '.join(_TAKEN_PARTS)}",
             where,
         )
     if kind == "file":
@@ -273,27 +288,29 @@ def _medium(where: FieldPath, part: Json, names: tuple[str, str], media: _Media)
             part = {**part, name: {"url": given} if in_mapping else given}
     if "path" in part and not (media_fetcher is not None and media_fetcher.reads_files):
         raise ApiError(
-            ErrorCode.INVALID_VALUE, f"{FIELD} is not taken; send the file as a data: URL", where / "path"
+            ErrorCode.INVALID_VALUE, f"{FIELD} is not supported; send the file as a data: URL", where / "path"
         )
     return clamp_pixels(where, {**options, **part}, pixels.most)
 
 
 def _image_of_file(where: FieldPath, part: Mapping[str, object]) -> Json:
-    """OpenAI's part of the type file, as one of an image. Raises ApiError."""
+    """Return OpenAI's file part as an image part. Raises ApiError."""
     file = part.get("file")
     found = without_nulls(file) if isinstance(file, Mapping) else {}
     file_id = found.get("file_id")
     if set(found) != {"file_id"} or not isinstance(file_id, str) or not FILE_ID.fullmatch(file_id):
-        text = f"{FIELD} must hold the file_id of an uploaded image, and nothing else"
+        text = f"{FIELD} must have the file_id of an uploaded image, and no other field"
         raise ApiError(ErrorCode.UNSUPPORTED_CONTENT, text, where / "file")
     return {"type": "image_url", "image_url": {"url": file_id}}
 
 
 def _uploaded(where: FieldPath, file_id: str, uploads: list[UploadReference] | None) -> Json:
-    """Where the bytes of an uploaded file will stand. Raises ApiError."""
+    """Return the part that will hold an uploaded file's bytes, and note the reference. Raises ApiError."""
     if uploads is None:
         raise ApiError(
-            ErrorCode.INVALID_VALUE, f"{FIELD} names an uploaded file, which is not taken here", where
+            ErrorCode.INVALID_VALUE,
+            f"{FIELD} names an uploaded file, which this route does not support",
+            where,
         )
     held: Json = {"url": file_id}
     uploads.append(UploadReference(held, file_id, where))
@@ -310,5 +327,5 @@ def _detail(where: FieldPath, name: str, given: Json, pixels: PixelLimits) -> Js
     for key in given:
         if key not in ("url", "min_pixels", "max_pixels"):
             place = where / name / key[:64]
-            raise ApiError(ErrorCode.UNKNOWN_FIELD, f"{FIELD} is not known", place)
+            raise ApiError(ErrorCode.UNKNOWN_FIELD, f"{FIELD} is unknown; leave it out", place)
     return {**({"max_pixels": pixels.low} if detail == "low" else {}), **given}

@@ -1,4 +1,4 @@
-"""Answers as OpenAI's older completions API writes them."""
+"""Answers in OpenAI's completions format."""
 
 import codecs
 import math
@@ -18,7 +18,9 @@ _encode = msgspec.json.encode
 
 
 class CompletionFrames(OpenAiFrames):
-    """`echo_texts`: of each prompt, what its answers begin with; `per_prompt`: how many answers each has."""
+    """Writes completions as frames or bodies. `echo_texts`: each prompt's text, which its answers begin with.
+    `per_prompt`: choices per prompt.
+    """
 
     def __init__(
         self,
@@ -38,7 +40,7 @@ class CompletionFrames(OpenAiFrames):
         }
         self._head = b"data: " + _encode(self._about)[:-1] + b',"choices":['
         self.tails = FrameTails(usage_frames)
-        self._offsets: dict[int, int] = {}  # characters of a choice that frames told of
+        self._offsets: dict[int, int] = {}  # Characters of each choice that earlier frames hold.
 
     def _echo(self, index: int) -> str:
         return self._echo_texts[index // self._per_prompt] if self._echo_texts else ""
@@ -98,14 +100,15 @@ class CompletionFrames(OpenAiFrames):
             text, shown = self._texts.of(entry[0][0])
             tokens.append(text)
             if math.isnan(entry[0][1]) and not logprobs and not offset:
-                logprobs.append(None)  # the first token of a prompt
+                logprobs.append(None)  # The first token of a prompt has no logprob.
                 top.append(None)
             else:
                 logprobs.append(clip_logprob(entry[0][1]))
                 top.append({self._texts.of(token)[0]: clip_logprob(logprob) for token, logprob in entry})
             offsets.append(offset)
             if entry[0][0] not in self._texts.special_ids:
-                offset += len(decode(shown))  # of a character in several tokens with its last one
+                # A character that several tokens form counts with its last token.
+                offset += len(decode(shown))
         return {"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": top, "text_offset": offsets}
 
 

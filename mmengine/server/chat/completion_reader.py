@@ -1,4 +1,4 @@
-"""The body of /v1/completions becomes what the engine is asked."""
+"""Reads the body of /v1/completions into a request."""
 
 from collections.abc import Sequence
 
@@ -23,7 +23,7 @@ from mmengine.server.http.errors import ApiError, api_error, decode_body
 from mmengine.server.http.token_id_lists import NO_IDS, TokenIds, take_out
 from mmengine.server.settings import ServerSettings
 
-DEFAULT_MAX_TOKENS = 16  # OpenAI's
+DEFAULT_MAX_TOKENS = 16  # OpenAI's default.
 FIELDS = Fields(COMPLETION)
 
 
@@ -31,7 +31,7 @@ _decode = msgspec.json.Decoder(CompletionBody).decode
 
 
 class CompletionReader:
-    """`max_prompt_tokens`: of one prompt."""
+    """Reads /v1/completions bodies. `max_prompts`: prompts per body. `max_prompt_tokens`: tokens per prompt."""
 
     def __init__(
         self,
@@ -48,15 +48,17 @@ class CompletionReader:
         self._tokenizer, self._max_prompt_tokens = tokenizer, max_prompt_tokens
 
     def read(self, data: bytes, request_id: str) -> ParsedRequest:
-        """A body of any size. `request_id`: unless the body has one. Raises ApiError."""
+        """Read a body, however large. `request_id`: the request's id, unless the body has a request_id.
+        Raises ApiError.
+        """
         small, ids = take_out(data, b"prompt", may_nest=True)
         body, ignored = self._decoded(small)
-        if ids.lists and body.prompt != ids.stands:  # they stood elsewhere
+        if ids.lists and body.prompt != ids.stands:  # The list was not the prompt.
             (body, ignored), ids = self._decoded(data), NO_IDS
         return self._build_request(body, ids, request_id, ignored)
 
     def _decoded(self, data: bytes) -> tuple[CompletionBody, list[str]]:
-        """Also the names of fields that are ignored."""
+        """Return the body and the ignored fields' names."""
         ignored = FIELDS.check(data, ignore_unknown=self._ignore_unknown)
         return decode_body(data, _decode), ignored
 
@@ -70,7 +72,7 @@ class CompletionReader:
         if is_prompt_only and not body.echo:
             raise ApiError(
                 ErrorCode.INVALID_VALUE,
-                f"{FIELD} 0 goes with echo true alone; give 1 or more",
+                f"{FIELD}=0 requires echo=true; set 1 or more",
                 FieldPath("max_tokens"),
             )
         sampling = read_sampling(body, self._defaults, max_tokens or 1, body.logprobs, FIELDS)
@@ -102,7 +104,7 @@ class CompletionReader:
             if len(tokens) != len(given):
                 raise ApiError(
                     ErrorCode.INVALID_VALUE,
-                    f"{FIELD} mixes token ids with texts; send one kind",
+                    f"{FIELD} mixes token ids with texts; send only token ids or only texts",
                     FieldPath("prompt"),
                 )
             return [tokens]
@@ -111,13 +113,13 @@ class CompletionReader:
         if not 1 <= len(prompts) <= self._max_prompts:
             raise ApiError(
                 ErrorCode.INVALID_VALUE,
-                f"{FIELD} holds {len(prompts)} prompts; 1 to {self._max_prompts} are taken",
+                f"{FIELD} has {len(prompts)} prompts; the limit is 1 to {self._max_prompts} (max_prompts)",
                 FieldPath("prompt"),
             )
         return prompts
 
     def _prompt(self, given: str | Sequence[int], options: dict[str, object]) -> Prompt:
-        """Raises ApiError."""
+        """Return the prompt for a text or token ids. Raises ApiError."""
         if isinstance(given, str):
             return Prompt(text=given, media_options=options)
         try:

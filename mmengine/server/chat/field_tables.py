@@ -1,5 +1,4 @@
-"""The field tables of chat, completions and tokenization: fields of the bodies, and fields that are not
-served."""
+"""The field tables for chat, completions and tokenization: supported, ignored and refused fields."""
 
 from mmengine.server.chat.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from mmengine.server.http.body_fields import Field, fields_of

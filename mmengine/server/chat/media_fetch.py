@@ -1,4 +1,4 @@
-"""The door to media, as the server's settings open it, and what is counted of it."""
+"""The media fetcher that the server's settings configure, and its metrics."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +18,7 @@ _ELSEWHERE = ("ftp:", "s3:", "gs:", *URL_HEADS)
 
 
 def make_media_fetcher(settings: ServerSettings) -> MediaFetcher | None:
-    """None: neither URLs nor files are read. Raises ConfigError."""
+    """Return a fetcher, or None if neither URLs nor files may be read. Raises ConfigError."""
     if not settings.allow_media_urls and not settings.media_root:
         return None
     return MediaFetcher(
@@ -37,13 +37,13 @@ def make_media_fetcher(settings: ServerSettings) -> MediaFetcher | None:
 
 
 def check_url(where: FieldPath, url: str, media_fetcher: MediaFetcher | None) -> None:
-    """Raises ApiError for a kind of URL that is never taken here, before anything is done."""
+    """Refuse URLs that this server never reads, before any work is done. Raises ApiError."""
     head = url[:16].lower()
     fetches = media_fetcher is not None and media_fetcher.limits.hosts != ()
     if head.startswith(URL_HEADS) and fetches:
         return
     if head.startswith(_ELSEWHERE):
-        which = "this server fetches only https: ones" if fetches else "this server fetches none"
+        which = "this server fetches only https: URLs" if fetches else "this server fetches no URLs"
         raise ApiError(
             ErrorCode.URL_NOT_FETCHED,
             f"{FIELD} is a URL, and {which} (--allow-media-urls); send the data as a data: URL",
@@ -60,25 +60,29 @@ def check_url(where: FieldPath, url: str, media_fetcher: MediaFetcher | None) ->
 
 
 class FetchMetrics:
-    """Of a door, which tells it of each fetch. The log of operators gets hosts, and never a path or a query:
-    these may hold what grants access."""
+    """Metrics for a fetcher, which reports each fetch. The operator log gets hosts, but never a path or a
+    query, because these may hold credentials.
+    """
 
     def __init__(self, media_fetcher: MediaFetcher | None) -> None:
         self._registry = registry = CollectorRegistry(auto_describe=False)
         self._seconds = Histogram(
             "mmengine_media_fetch_seconds",
-            "Of media that were fetched, or refused, by URL or below the folder of media.",
+            "Seconds per fetch of media by URL or from the media folder, including refused fetches.",
             buckets=_SECONDS,
             registry=registry,
         )
-        self._bytes = Counter("mmengine_media_fetch_bytes", "Of media that were fetched.", registry=registry)
+        self._bytes = Counter("mmengine_media_fetch_bytes", "Bytes of fetched media.", registry=registry)
         self._refused = Counter(
-            "mmengine_media_fetch_refused", "Media that were not fetched.", ["reason"], registry=registry
+            "mmengine_media_fetch_refused",
+            "Media that were not fetched, by reason.",
+            ["reason"],
+            registry=registry,
         )
-        running = Gauge("mmengine_media_fetch_running", "Fetches that run.", registry=registry)
+        running = Gauge("mmengine_media_fetch_running", "Running fetches.", registry=registry)
         held = Gauge(
             "mmengine_media_fetch_held_bytes",
-            "That are fetched and not yet prepared, and kept free for what is being fetched.",
+            "Bytes of fetched media that are not prepared yet, plus the bytes reserved for running fetches.",
             registry=registry,
         )
         if media_fetcher is not None:
@@ -87,7 +91,7 @@ class FetchMetrics:
             media_fetcher.on_fetched = self.saw
 
     def saw(self, fetched: Fetched) -> None:
-        """On a thread of the door."""
+        """Count a fetch. Runs on the fetcher's thread."""
         self._seconds.observe(fetched.seconds)
         self._bytes.inc(fetched.num_bytes)
         if fetched.reason:

@@ -1,4 +1,4 @@
-"""What both routes of answers share: sampling, the answer's form, and whose request it is."""
+"""The request that every API's body becomes: sampling, answer format, and the envelope for the log."""
 
 import math
 import time
@@ -22,7 +22,7 @@ from mmengine.server.http.field_names import FieldNames
 from mmengine.server.http.media_payloads import UploadReference
 from mmengine.structured_output.request.fields import LARGE
 
-UsageFrames = Literal["none", "last", "always"]  # of a stream: the last frame alone has its usage, or all
+UsageFrames = Literal["none", "last", "always"]  # Frames of a stream that have usage.
 _DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _PIXELS = ("min_pixels", "max_pixels", "total_min_pixels", "total_pixels")
 _SIDES = ("resized_height", "resized_width")
@@ -34,33 +34,36 @@ _SAME = (
 
 
 class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the log keeps of a call beside its request: all that frames need and tokens do not say. `owner`:
-    see ApiKeys.owner_of; the request's id in the log is that and a colon before the id of the call, so that
-    ids of different keys never meet. Fields are only ever added, with a default."""
+    """Call data that the log keeps beside the request: everything that frames need and tokens lack.
+
+    `owner`: see ApiKeys.owner_of. The request's id in the log has the owner as a prefix. Fields are only ever
+    added, with a default.
+    """
 
     api: str
-    created: int  # Unix time in seconds
-    model: str  # by the name that was asked for
-    owner: str = ""  # whose key it came with
-    key: str = ""  # its Idempotency-Key
-    digest: bytes = b""  # of its body and route, by which the same call is known
+    created: int  # Unix time in seconds.
+    model: str  # The served name that the call used.
+    owner: str = ""  # The owner of the API key.
+    key: str = ""  # The Idempotency-Key.
+    digest: bytes = b""  # Digest of body and route, by which a repeated call is recognized.
     is_stream: bool = False
     usage_frames: UsageFrames = "none"
-    place: int = 0  # of this prompt among those of the call
+    place: int = 0  # Index of this prompt in the call.
     num_prompts: int = 1
     traceparent: str = ""
     show_reasoning: bool = True
-    responses: ResponseEcho | None = None  # of a call of the Responses API
+    responses: ResponseEcho | None = None  # Only for the Responses API.
 
 
 class AnswerFormat(NamedTuple):
-    """`response_format` and `grammar` as the engine takes them, one of them at most, and the field of the
-    body that it stands in."""
+    """The answer's format for the engine: at most one of `response_format` and `grammar`. `place`: the body's
+    field that holds the format.
+    """
 
     response_format: Json | None = None
     grammar: Json | None = None
     place: FieldPath = HERE
-    calls: ToolCallSpec | None = None  # of tools, beside which the form is that of an answer without calls
+    calls: ToolCallSpec | None = None  # The tools; the format then applies to answers without calls.
 
     def __bool__(self) -> bool:
         return any(each is not None for each in (self.response_format, self.grammar, self.calls))
@@ -70,8 +73,11 @@ NO_FORMAT = AnswerFormat()
 
 
 class ParsedRequest(msgspec.Struct, frozen=True):
-    """A call, checked. `ignored`: fields that nobody knows. `field_names`: of a body that is none of chat's.
-    `media`: of a response's input, by the hex of their sha256, until the engine has them."""
+    """A validated call.
+
+    `ignored`: unknown fields. `field_names`: maps chat's field names to another API's names. `media`: media
+    in a response's input by their SHA-256 in hex, until the engine has them.
+    """
 
     prompts: list[Prompt]
     sampling: SamplingParams
@@ -80,24 +86,24 @@ class ParsedRequest(msgspec.Struct, frozen=True):
     stream: bool = False
     usage_frames: UsageFrames = "none"
     logprobs: bool = False
-    echo_texts: list[str] = []  # prompts that the answers begin with
-    is_prompt_only: bool = False  # the prompt is wanted alone: what the engine says behind it is not told
+    echo_texts: list[str] = []  # Prompt texts that the answers begin with.
+    is_prompt_only: bool = False  # Only the prompt is wanted; generated tokens are dropped.
     answer_format: AnswerFormat = NO_FORMAT
     priority: int = 0
     cache_salt: str = ""
     deadline_s: float = 0.0
     ignored: list[str] = []
-    params: frozenset[str] = frozenset()  # fields of the body, by which errors name them
+    params: frozenset[str] = frozenset()  # Fields of the body that errors may name.
     show_reasoning: bool = True
     thinking_token_budget: int | None = None
     field_names: FieldNames | None = None
     media: dict[str, bytes] = {}
-    uploads: list[UploadReference] = []  # that its prompts still lack
-    adapter: str = ""  # the name of the one that answers
+    uploads: list[UploadReference] = []  # Uploaded files that the prompts still lack.
+    adapter: str = ""  # Name of the adapter, "" for the base model.
 
 
 class SamplingDefaults:
-    """Sampling where a call leaves it open: the checkpoint's, or OpenAI's."""
+    """Default sampling parameters, from the checkpoint's generation config or from OpenAI's API."""
 
     def __init__(self, generation: Mapping[str, object], kind: str):
         found = {name: generation[name] for name in _DEFAULTS if name in generation} if kind == "auto" else {}
@@ -110,7 +116,7 @@ class SamplingDefaults:
 def read_sampling(
     body: Body, defaults: SamplingDefaults, max_tokens: int, logprobs: int | None, fields: Fields
 ) -> SamplingParams:
-    """Raises ApiError."""
+    """Return a body's sampling parameters. Raises ApiError."""
     values: dict[str, object] = {**defaults.values, "max_tokens": max_tokens, "logprobs": logprobs}
     for name in _SAME:
         if (value := getattr(body, name)) is not None:
@@ -130,12 +136,10 @@ def read_sampling(
 
 
 def read_stream_options(body: Body) -> tuple[bool, UsageFrames]:
-    """Whether a stream is asked for, and where its usage stands."""
+    """Return whether the call is streamed, and which frames have usage. Raises ApiError."""
     stream, options = bool(body.stream), body.stream_options
     if options is not None and not stream:
-        raise ApiError(
-            ErrorCode.INVALID_VALUE, f"{FIELD} goes with stream true alone", FieldPath("stream_options")
-        )
+        raise ApiError(ErrorCode.INVALID_VALUE, f"{FIELD} requires stream=true", FieldPath("stream_options"))
     if options is not None and options.include_obfuscation:
         raise ApiError(
             ErrorCode.UNSUPPORTED_FIELD,
@@ -146,7 +150,7 @@ def read_stream_options(body: Body) -> tuple[bool, UsageFrames]:
         if options is not None and options.continuous_usage_stats:
             raise ApiError(
                 ErrorCode.INVALID_VALUE,
-                f"{FIELD} needs include_usage true",
+                f"{FIELD} requires include_usage=true",
                 FieldPath("stream_options", "continuous_usage_stats"),
             )
         return stream, "none"
@@ -154,7 +158,7 @@ def read_stream_options(body: Body) -> tuple[bool, UsageFrames]:
 
 
 def read_answer_format(body: Body, max_bytes: int) -> AnswerFormat:
-    """`max_bytes`: of its JSON text. Raises ApiError."""
+    """Return a body's answer format. `max_bytes`: limit for its JSON text. Raises ApiError."""
     answer_format: Json | None = None
     for name in ("response_format", "structured_outputs"):
         given: dict[str, msgspec.Raw] | None = getattr(body, name)
@@ -176,7 +180,7 @@ def read_answer_format(body: Body, max_bytes: int) -> AnswerFormat:
     if answer_format is not None:
         raise ApiError(
             ErrorCode.INVALID_VALUE,
-            f"{FIELD} cannot go with another form of the answer; give one of them",
+            f"{FIELD} and response_format exclude each other; set one of them",
             FieldPath("structured_outputs"),
         )
     try:
@@ -196,7 +200,9 @@ def build_request(
     ignored: list[str],
     fields: Fields,
 ) -> ParsedRequest:
-    """What both routes make of a body. `request_id`: unless the body has one. Raises ApiError."""
+    """Return the request for a chat or completion body. `request_id`: the request's id, unless the body has a
+    request_id. Raises ApiError.
+    """
     stream, usage_frames = read_stream_options(body)
     return ParsedRequest(
         prompts,
@@ -215,8 +221,11 @@ def build_request(
 
 
 def _decoded(given: Mapping[str, msgspec.Raw], held: str = "", schema: str = "") -> Json:
-    """Without nulls. A large object `schema`, or one in the object `held`, stays bytes: to decode a megabyte
-    of small objects takes ten milliseconds in which no other thread runs."""
+    """Decode an object's values, without nulls.
+
+    A large object in the field `schema`, or in the schema inside the field `held`, stays as bytes. To decode
+    a megabyte with small objects takes ten milliseconds, in which no other thread runs.
+    """
     values: Json = {}
     for name, raw in given.items():
         is_object = bytes(memoryview(raw)[:1]) == b"{"
@@ -239,25 +248,27 @@ def without_nulls(given: Mapping[str, object]) -> Json:
 
 
 def item_options(given: Mapping[str, object] | None, max_pixels: int) -> Json:
-    """Options of all media of a prompt, within what the server allows. Raises ApiError."""
+    """Return the media options that apply to a whole prompt, within the server's limits. Raises ApiError."""
     options = without_nulls(given or {})
     for name in ("local_files", "video_metadata", "images_kwargs", "videos_kwargs", "size", "urls"):
         if name in options:
             raise ApiError(
                 ErrorCode.UNSUPPORTED_FIELD,
-                f"{FIELD} is not taken; give min_pixels and max_pixels",
+                f"{FIELD} is not supported; set min_pixels and max_pixels instead",
                 FieldPath("mm_processor_kwargs", name),
             )
     return {**clamp_pixels(FieldPath("mm_processor_kwargs"), options, max_pixels), "local_files": False}
 
 
 def clamp_pixels(where: FieldPath, options: Json, max_pixels: int) -> Json:
-    """What asks for pixels among `options`, which change: numbers of them are clamped; a size of one's own
-    that has more, or is none, is refused. What else is wrong with a value, the processor says. Raises
-    ApiError."""
+    """Change `options` so that no medium exceeds `max_pixels`, and return them.
+
+    Pixel counts are clamped. An explicit size beyond the limit is refused. The processor checks everything
+    else. Raises ApiError.
+    """
     for name in _PIXELS:
         value = options.get(name)
-        if isinstance(value, (int, float)) and value > max_pixels:  # JSON's 1e9 is a float
+        if isinstance(value, (int, float)) and value > max_pixels:  # JSON's 1e9 is a float.
             options[name] = max_pixels
     edge = options.get("longest_edge")
     if isinstance(edge, (int, float)) and edge * edge > max_pixels:
@@ -268,12 +279,12 @@ def clamp_pixels(where: FieldPath, options: Json, max_pixels: int) -> Json:
     height, width = (options.get(name) for name in _SIDES)
     if (height is None) != (width is None):
         raise ApiError(
-            ErrorCode.INVALID_VALUE, f"{FIELD}: resized_height and resized_width belong together", where
+            ErrorCode.INVALID_VALUE, f"{FIELD}: set both resized_height and resized_width, or neither", where
         )
     if isinstance(height, (int, float)) and isinstance(width, (int, float)) and height * width > max_pixels:
         raise ApiError(
             ErrorCode.INVALID_VALUE,
-            f"{FIELD} times resized_width is more than the {max_pixels} pixels that are taken here",
+            f"{FIELD} times resized_width exceeds the limit of {max_pixels} pixels (max_pixels)",
             where / "resized_height",
         )
     return options
@@ -281,4 +292,4 @@ def clamp_pixels(where: FieldPath, options: Json, max_pixels: int) -> Json:
 
 def check_logprobs(name: str, value: int | None) -> None:
     if value is not None and not 0 <= value <= MAX_LOGPROBS:
-        raise ApiError(ErrorCode.INVALID_VALUE, f"{FIELD} must lie in 0 to {MAX_LOGPROBS}, not {value}", name)
+        raise ApiError(ErrorCode.INVALID_VALUE, f"{FIELD} must be 0 to {MAX_LOGPROBS}, not {value}", name)

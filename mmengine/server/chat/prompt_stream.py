@@ -1,4 +1,4 @@
-"""One prompt of a call: its stream, and what its answers say."""
+"""A prompt's stream, turned into updates for its choices."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from mmengine.server.http.errors import cancelled_error, deadline_error, request
 
 
 class ChoiceUpdate(NamedTuple):
-    """By a choice, of which the number is; with its last word why it ended."""
+    """New output for the choice with index `number`. The last update has `reason`, the finish reason."""
 
     number: int
     delta: Delta
@@ -23,8 +23,10 @@ class ChoiceUpdate(NamedTuple):
 
 
 class PromptStream:
-    """One prompt of a call, and its n answers; `first` is the index of the first of them. Of an output
-    first `push`, then `end` where it has a `finish_reason`."""
+    """A prompt in a call, and its n choices. `first`: the first choice's index.
+
+    For each output call `push`, and then `end` if the output has a `finish_reason`.
+    """
 
     def __init__(self, stream: AnswerSource, parsed_request: ParsedRequest, tokenizer: Tokenizer, first: int):
         self.stream, self._asked, self._tokenizer, self.first = stream, parsed_request, tokenizer, first
@@ -32,7 +34,9 @@ class PromptStream:
         self.indices = range(first, first + parsed_request.sampling.n)
 
     def begin(self) -> None:
-        """The request was accepted: how its reasoning ends is known."""
+        """Prepare the choices. Call this after the request was accepted, when the texts that end its
+        reasoning are known.
+        """
         parsed_request = self._asked
         self._choices = [
             ChoiceDeltas(
@@ -46,19 +50,24 @@ class PromptStream:
         ]
 
     def push(self, output: RequestOutput) -> list[Delta]:
-        """What is said up to the choice's end."""
+        """Return an output's deltas, without the choice's end."""
         if self._asked.is_prompt_only:
             return []
         return self._choices[output.index].push(output.token_ids, output.logprobs)
 
     def argument_check(self, output: RequestOutput) -> Callable[[], tuple[ChoiceUpdate]] | None:
-        """The `end` where arguments are looked at before it: for a thread, it may take long."""
+        """Return a function that checks the arguments and then returns the `end`, or None if there is no
+        check. The check may take long, so run it on a thread.
+        """
         argument_check = self._choices[output.index].argument_check()
         return None if argument_check is None else lambda: (self.end(output, argument_check()),)
 
     def end(self, output: RequestOutput, errors: tuple[ArgumentError, ...] = ()) -> ChoiceUpdate:
-        """The last word of a choice, of an output with a `finish_reason`. `errors`: what the look found.
-        Raises ApiError, InvalidRequest and QueueFull for an answer that was given up."""
+        """Return a choice's last update, for an output with a `finish_reason`.
+
+        `errors`: the argument check's result. Raises ApiError, InvalidRequest and QueueFull for an aborted
+        answer.
+        """
         choice, reason = self._choices[output.index], output.finish_reason or ""
         if reason not in ("stop", "length"):
             raise abort_error(self._asked, output)
@@ -70,11 +79,11 @@ class PromptStream:
 
     @property
     def prompt_scores(self) -> PromptLogprobs | None:
-        """Where asked for, and known at the end."""
+        """The prompt's logprobs, if the call wants them; known at the end."""
         return self.stream.completion.prompt_scores if self.stream.completion else None
 
     def usage(self) -> tuple[int, int, int]:
-        """Tokens of the answers, of their reasoning, and those of the prompt that were cached."""
+        """Return three token counts: output, reasoning, and cached prompt tokens."""
         return (
             sum(choice.num_tokens for choice in self._choices),
             sum(choice.num_reasoning_tokens for choice in self._choices),
@@ -83,7 +92,7 @@ class PromptStream:
 
 
 def abort_error(parsed_request: ParsedRequest, output: RequestOutput) -> Exception:
-    """Return the error of an answer that ended with a finish reason other than stop and length."""
+    """Return the error for an answer that ended with a finish reason other than stop and length."""
     match output.code:
         case ErrorCode.QUEUE_FULL:
             return QueueFull(output.detail)

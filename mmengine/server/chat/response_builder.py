@@ -1,4 +1,4 @@
-"""One call on its way: from the engine's news to frames of a stream, or to the whole answer."""
+"""Builds the response to a call from the engine's outputs: stream frames or a whole body."""
 
 import asyncio
 from collections import deque
@@ -20,12 +20,15 @@ from mmengine.server.chat.prompt_stream import ChoiceUpdate, PromptStream, abort
 from mmengine.server.http.errors import ApiError
 from mmengine.structured_output.request.tool_calls import calls_of
 
-MAX_OUTPUTS_AT_ONCE = 128  # that are told before the event loop looks at its sockets again
+MAX_OUTPUTS_AT_ONCE = 128  # Outputs per step, so that the event loop returns to its sockets.
 
 
 class ResponseBuilder:
-    """A call. `open` it first; then `take` gives frames, or `whole` the answer. `close` it in any case.
-    `sources`: where its answers come from, one for each prompt."""
+    """The response to a call. Call `open` first, then `take` for frames or `whole` for the body, and always
+    `close`.
+
+    `sources`: an answer source per prompt.
+    """
 
     def __init__(
         self,
@@ -42,15 +45,15 @@ class ResponseBuilder:
         ]
         self._pending: deque[tuple[PromptStream, RequestOutput]] = (
             deque()
-        )  # that came, and that no frame told of
+        )  # Outputs that have arrived, but that no frame holds yet.
         self._arrived = asyncio.Event()
         self._listener: Callable[[], None] | None = None
         self._background: asyncio.Future[Sequence[ChoiceUpdate | bytes]] | None = (
-            None  # by a thread; news wait
+            None  # Work on a thread; outputs wait for its end.
         )
 
     async def open(self) -> None:
-        """Wait until all prompts are in the log. Raises what the engine does."""
+        """Wait until the log has all prompts. Raises the engine's errors."""
         for prompt_stream in self._prompt_streams:
             await prompt_stream.stream.accepted()
             prompt_stream.begin()
@@ -58,8 +61,9 @@ class ResponseBuilder:
         self.listen(self._arrived.set)
 
     async def wait_for_output(self, patience_s: float) -> None:
-        """Wait so long for them, so that what fails before them has a status of its own. Raises what the
-        engine does."""
+        """Wait up to `patience_s` seconds for the first output, so that an early failure gets its own HTTP
+        status. Raises the engine's errors.
+        """
         with suppress(TimeoutError):
             async with asyncio.timeout(patience_s):
                 while not self._pending and not self._is_over:
@@ -76,7 +80,7 @@ class ResponseBuilder:
             prompt_stream.stream.listen(listener)
 
     async def _wait(self) -> None:
-        """Until something has come. The listener must be the event."""
+        """Wait for the next output. The listener must be the event."""
         if self.has_more:
             await asyncio.sleep(0)
         elif not self._is_over:
@@ -84,12 +88,14 @@ class ResponseBuilder:
             await self._arrived.wait()
 
     def _fetch(self, prompt_stream: PromptStream) -> None:
-        """What has come for it, into `_pending`. Raises what a prompt ends with that came to nothing."""
+        """Move the prompt's new outputs to `_pending`. Raises a failed prompt's error."""
         for output in prompt_stream.stream.take():
             self._pending.append((prompt_stream, output))
 
     def _outputs(self) -> Iterator[tuple[PromptStream, RequestOutput]]:
-        """What has come, or so much of it as takes no time. Raises as `_fetch`, behind what was said."""
+        """Yield the outputs that have arrived, up to MAX_OUTPUTS_AT_ONCE. Raises as `_fetch`, after the
+        earlier outputs.
+        """
         while self._pending:
             yield self._pending.popleft()
         count = 0
@@ -101,8 +107,10 @@ class ResponseBuilder:
                     yield self._pending.popleft()
 
     def _updates(self) -> Iterator[ChoiceUpdate | bytes]:
-        """What it says that has come, and of a stream the frames of prompts with logprobs: up to what takes
-        long, which a thread makes. Whoever listens is called when that is done."""
+        """Yield updates for the outputs that have arrived, and frames for echoed prompts with logprobs.
+
+        Work that takes long runs on a thread and stops the iteration; the listener is called at its end.
+        """
         if self._background is not None:
             if not self._background.done():
                 return
@@ -135,22 +143,23 @@ class ResponseBuilder:
 
     @property
     def _is_over(self) -> bool:
-        """Whether nothing comes any more, and all was told."""
-        first = self._prompt_streams[0]  # a step asks this of each stream, and most calls have one prompt
+        """Whether all outputs have arrived and were taken."""
+        # Every step asks this of each stream, and most calls have one prompt.
+        first = self._prompt_streams[0]
         if not first.stream.is_over or self._background is not None:
             return False
         return all(prompt_stream.stream.is_over for prompt_stream in self._prompt_streams)
 
     @property
     def unenforced(self) -> tuple[str, ...]:
-        """Names of the tools whose calls are held to less than their schemas say. Known when it is open."""
+        """The tools whose calls are not fully held to their schemas. Known once open."""
         calls = calls_of(self._prompt_streams[0].stream.grammar)
         return () if calls is None else calls.unenforced
 
     def first(self) -> bytes:
-        """The frames before all news."""
+        """Return the frames before all outputs."""
         if self.request.sampling.prompt_logprobs is not None:
-            return b""  # they echo prompts with logprobs, which have to come
+            return b""  # Frames that echo prompts with logprobs come later.
         return b"".join(self._frames.first(index) for index in range(self._num_choices))
 
     @property
@@ -158,8 +167,11 @@ class ResponseBuilder:
         return len(self._prompt_streams) * self.request.sampling.n
 
     def take(self, to_api_error: Callable[[Exception], ApiError]) -> tuple[bytes, str]:
-        """Frames of what has come; at the end "whole", or "error": the last one tells of it, as
-        `to_api_error` says."""
+        """Return frames for the outputs that have arrived, and how the stream ended.
+
+        The second value is "" while more follows, "whole" at the end, and "error" if the last frame is an
+        error, which `to_api_error` made.
+        """
         frames: list[bytes] = []
         try:
             waits = self._background is not None or len(self._prompt_streams) > 1
@@ -185,12 +197,13 @@ class ResponseBuilder:
         return b"".join(frames), "whole"
 
     def error_frames(self, error: ApiError) -> bytes:
-        """The last frames of a stream that ends before its answer."""
+        """Return the last frames for a stream that ends with an error."""
         return self._frames.error(error) + self._frames.done
 
     def _take_plain(self, prompt_stream: PromptStream, frames: list[bytes]) -> None:
-        """What most steps bring, by fewer steps than `_updates` takes: frames of news without an end. What is
-        behind them goes to `_pending`."""
+        """Append frames for outputs without an end, which most steps bring. This does the same as `_updates`,
+        but faster. The outputs from the first end on go to `_pending`.
+        """
         outputs = prompt_stream.stream.take()
         for place, output in enumerate(outputs):
             if output.finish_reason is not None or output.prompt_scores is not None:
@@ -200,17 +213,17 @@ class ResponseBuilder:
                 frames.append(self._frames.delta(prompt_stream.first + output.index, delta))
 
     async def whole(self) -> bytes:
-        """The body of an answer that is no stream."""
+        """Wait for the end, and return the whole body for an answer that is not streamed."""
         choices = [AccumulatedChoice(index) for index in range(self._num_choices)]
         while True:
             for update in self._updates():
-                if isinstance(update, ChoiceUpdate):  # the others are of streams
+                if isinstance(update, ChoiceUpdate):  # Frames exist only in streams.
                     choices[update.number].add(update.delta, update.reason, update.stop_reason)
             if self._is_over:
                 for prompt_stream in self._prompt_streams:
                     for index in prompt_stream.indices:
                         choices[index].scores = prompt_stream.prompt_scores
-                if self.request.logprobs:  # of many tokens they take their time
+                if self.request.logprobs:  # Encoding many tokens takes long.
                     return await asyncio.to_thread(self._frames.whole, choices, self._usage())
                 return self._frames.whole(choices, self._usage())
             await self._wait()
@@ -240,7 +253,7 @@ class ResponseBuilder:
 
     @property
     def completions(self) -> list[Completion]:
-        """Of the prompts that are answered."""
+        """The completions for the prompts that have ended."""
         return [
             found
             for prompt_stream in self._prompt_streams
@@ -249,12 +262,12 @@ class ResponseBuilder:
 
     @property
     def can_reattach(self) -> bool:
-        """Whether its answer is kept for others, or for later."""
+        """Whether a later call may get this answer, because the answer is stored or held."""
         return not any(isinstance(prompt_stream.stream, Stream) for prompt_stream in self._prompt_streams)
 
     @property
     def is_accepted(self) -> bool:
-        """Whether the log, if there is one, has all of it."""
+        """Whether all requests are accepted, and so in the log if there is a log."""
         return bool(self._prompt_streams) and all(
             prompt_stream.stream.is_accepted for prompt_stream in self._prompt_streams
         )
@@ -265,7 +278,7 @@ class ResponseBuilder:
 
     @property
     def has_more(self) -> bool:
-        """Whether `take` would tell more now."""
+        """Whether `take` would return more frames now."""
         if self._background is not None:
             return False
         return bool(self._prompt_streams[0].stream.backlog) or (
@@ -273,11 +286,11 @@ class ResponseBuilder:
         )
 
     def close(self) -> None:
-        """Cancel what still runs. Closing twice is no error."""
+        """Cancel the requests that still run. May be called twice."""
         for prompt_stream in self._prompt_streams:
             prompt_stream.stream.cancel()
 
     def leave(self) -> None:
-        """Nobody listens any more, and what still runs goes on."""
+        """Stop listening; the requests continue."""
         for prompt_stream in self._prompt_streams:
             prompt_stream.stream.leave()

@@ -1,4 +1,4 @@
-"""What a response says of the call that it answers."""
+"""Response fields that repeat the call's parameters."""
 
 import msgspec
 
@@ -9,16 +9,19 @@ NO_REASONING = msgspec.Raw(b'{"effort":null,"summary":null}')
 
 
 def echo_json(value: object, default: msgspec.Raw) -> msgspec.Raw:
-    """As JSON. The default itself where it says the same: msgspec leaves out no other that is equal to it."""
+    """Return `value` as JSON. Returns `default` itself for an equal value, because msgspec omits a default
+    only by identity.
+    """
     data = msgspec.Raw(msgspec.json.encode(value))
     return default if data == default else data
 
 
 class ResponseEcho(msgspec.Struct, frozen=True, omit_defaults=True):
-    """All that a response object repeats of its call, beside what the envelope has. JSON stands as it goes
-    out. `store`: where the server keeps it. `input`: of one that is stored, the items of this call
-    alone, as a JSON list; an image or video that came as data stands there as sha256: and the hex of what its
-    bytes hash to."""
+    """The call parameters that a response object repeats, as JSON where the type is Raw.
+
+    `store`: whether the server stores the response. `input`: for a stored response, this call's items as a
+    JSON list. Media that were sent as data appear there as sha256: and the hex digest.
+    """
 
     instructions: str | None = None
     tools: msgspec.Raw = NOTHING
@@ -39,4 +42,4 @@ class ResponseEcho(msgspec.Struct, frozen=True, omit_defaults=True):
     background: bool = False
     store: bool = True
     input: msgspec.Raw = NOTHING
-    is_begun: bool = False  # the input is too large for the log, and stands in the store
+    is_begun: bool = False  # Whether the input is too large for the log, and only the store has it.

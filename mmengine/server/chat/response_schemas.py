@@ -1,5 +1,8 @@
-"""What the server says, as the OpenAPI document describes it. Frames are written by hand, for speed; tests
-hold every answer to these shapes, which take nothing that they do not name."""
+"""Response schemas for the OpenAPI document.
+
+The server encodes most frames by hand, for speed. Tests validate every answer against these schemas, which
+allow no other fields.
+"""
 
 from typing import Literal
 
@@ -10,7 +13,7 @@ from mmengine.server.http.errors import ErrorBody
 
 
 class ResponseSchema(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Fields that are UNSET may be left out."""
+    """Base class for response schemas. Fields with the default UNSET may be absent."""
 
 
 class PromptTokens(ResponseSchema):
@@ -21,7 +24,7 @@ class PromptTokens(ResponseSchema):
 
 class CompletionTokens(ResponseSchema):
     reasoning_tokens: int
-    accepted_prediction_tokens: int  # drafts that were right
+    accepted_prediction_tokens: int  # Accepted draft tokens.
     rejected_prediction_tokens: int
 
 
@@ -37,8 +40,11 @@ class Usage(_Counts):
 
 
 class EventUsage(_Counts):
-    """In the last event of all choices, with its details; with continuous_usage_stats the counts of its
-    choice so far in each before it."""
+    """Token counts in events.
+
+    The last event counts all choices, with details. With continuous_usage_stats, each earlier event has its
+    own choice's counts.
+    """
 
     prompt_tokens_details: PromptTokens | UnsetType = UNSET
     completion_tokens_details: CompletionTokens | UnsetType = UNSET
@@ -71,7 +77,7 @@ class Call(ResponseSchema):
 
 
 class ArgumentFault(ResponseSchema):
-    """Of a call of a tool that could not be held to its schema. `call`: its place in tool_calls."""
+    """A tool call whose arguments violate the tool's schema. `call`: the index in tool_calls."""
 
     call: int
     message: str
@@ -82,7 +88,7 @@ class Message(ResponseSchema):
     content: str | None
     refusal: None
     reasoning_content: str | UnsetType = UNSET
-    reasoning: str | UnsetType = UNSET  # the same, with --reasoning-fields both
+    reasoning: str | UnsetType = UNSET  # A copy of reasoning_content, with --reasoning-fields both.
     tool_calls: list[Call] | UnsetType = UNSET
 
 
@@ -116,7 +122,7 @@ class FunctionDelta(ResponseSchema):
 
 
 class CallDelta(ResponseSchema):
-    """The first of a call has its id, type and name; the others are pieces of its arguments."""
+    """A piece from a tool call. The first piece has the id, type and name; later parts extend the arguments."""
 
     index: int
     function: FunctionDelta
@@ -128,7 +134,7 @@ class MessageDelta(ResponseSchema):
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
-    reasoning: str | UnsetType = UNSET  # the same, with --reasoning-fields both
+    reasoning: str | UnsetType = UNSET  # A copy of reasoning_content, with --reasoning-fields both.
     tool_calls: list[CallDelta] | UnsetType = UNSET
 
 
@@ -142,7 +148,7 @@ class ChatChoiceDelta(ResponseSchema):
 
 
 class ChatEvent(_Answer):
-    """The data of an event of a stream; behind the last one comes [DONE]."""
+    """A stream event's data. [DONE] follows the last event."""
 
     object: Literal["chat.completion.chunk"]
     choices: list[ChatChoiceDelta]
@@ -177,7 +183,7 @@ class TextChoiceDelta(ResponseSchema):
 
 
 class TextEvent(_Answer):
-    """The data of an event of a stream; behind the last one comes [DONE]."""
+    """A stream event's data. [DONE] follows the last event."""
 
     object: Literal["text_completion"]
     choices: list[TextChoiceDelta]
@@ -231,6 +237,6 @@ class Page(ResponseSchema):
 
 
 class Refusal(ResponseSchema):
-    """Any status but 200, and an event in the middle of a stream."""
+    """The body for an error response, and for an error event in a stream."""
 
     error: ErrorBody

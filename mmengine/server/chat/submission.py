@@ -1,4 +1,4 @@
-"""A call becomes requests of the engine, one for each prompt."""
+"""Submits calls to the engine: a request for each prompt."""
 
 from collections.abc import Mapping
 
@@ -14,12 +14,14 @@ _encode = msgspec.json.Encoder().encode
 
 
 def log_request_id(owner: str, name: str) -> str:
-    """An id as the log and the store have it: behind its owner's, so that those of two keys never meet."""
+    """Return a call's id in the log and the store: with its owner's prefix, so that ids from two keys never
+    collide.
+    """
     return f"{owner}:{name}" if owner else name
 
 
 def prompt_request_id(envelope: Envelope, request_id: str, place: int) -> str:
-    """By which the log knows the prompt at this place of a call."""
+    """Return the request id for the prompt at index `place` in a call."""
     name = f"{request_id}-{place}" if envelope.num_prompts > 1 else request_id
     return log_request_id(envelope.owner, name)
 
@@ -31,8 +33,12 @@ def submit(
     hold: bool = False,
     recovered: Mapping[int, UnclaimedRequest] | None = None,
 ) -> list[Stream]:
-    """A stream for each prompt; `hold` as for `AsyncEngine.stream`. `recovered`: those that the process
-    before has begun, by their places, which go on. Raises InvalidRequest, QueueFull; nothing runs then."""
+    """Submit the call, and return a stream per prompt.
+
+    `hold`: see `AsyncEngine.stream`. `recovered`: requests from the last process by prompt index; they
+    continue, and are not submitted again. Raises InvalidRequest, QueueFull; then none of the call's requests
+    runs.
+    """
     streams: list[Stream] = []
     envelope, several = parsed_request.envelope, len(parsed_request.prompts)
     try:
@@ -52,12 +58,13 @@ def submit(
             stream.cancel()
             stream.delivered()
         raise
-    parsed_request.prompts.clear()  # images in it are large, and the engine has them
+    parsed_request.prompts.clear()  # The engine has the prompts; their images are large.
     parsed_request.media.clear()
     return streams
 
 
 def submit_options(parsed_request: ParsedRequest, request_id: str) -> SubmitOptions:
+    """Return the engine's options for a request in the call."""
     options = SubmitOptions(
         request_id=request_id,
         priority=parsed_request.priority,

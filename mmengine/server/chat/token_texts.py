@@ -1,28 +1,28 @@
-"""Texts and bytes of single tokens, for logprobs."""
+"""Single tokens as texts and bytes, for logprobs."""
 
 from functools import lru_cache
 
 from mmengine.errors import ModelError
 from mmengine.models.plugin import Tokenizer
 
-LEAST_LOGPROB = -9999.0  # JSON has no infinity; vLLM's number
-_KEPT = 4096  # tokens whose texts are kept
+LEAST_LOGPROB = -9999.0  # The value that vLLM uses: JSON has no infinity.
+_KEPT = 4096  # Tokens whose texts are cached.
 
 
 class TokenTexts:
-    """Reads the whole vocabulary once, when it is made."""
+    """Single tokens' texts. Reads the whole vocabulary once, at creation."""
 
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer
-        self.special_ids = tokenizer.special_ids  # which no text shows
+        self.special_ids = tokenizer.special_ids  # Tokens that no text shows.
         try:
             self._bytes = tokenizer.token_bytes()
-        except ModelError:  # its tokens are no bytes
+        except ModelError:  # The tokenizer's tokens are not bytes.
             self._bytes = []
         self.of = lru_cache(maxsize=_KEPT)(self._of)
 
     def _of(self, token: int) -> tuple[str, bytes]:
-        """The text of a token alone, with U+FFFD for what is no whole character, and its bytes."""
+        """Return a token's text and bytes. U+FFFD replaces incomplete characters in the text."""
         if token < len(self._bytes):
             data = self._bytes[token]
         else:
@@ -31,4 +31,5 @@ class TokenTexts:
 
 
 def clip_logprob(logprob: float) -> float:
-    return logprob if logprob > LEAST_LOGPROB else LEAST_LOGPROB  # nor NaN
+    """Return the logprob, but at least LEAST_LOGPROB."""
+    return logprob if logprob > LEAST_LOGPROB else LEAST_LOGPROB  # True also for NaN.

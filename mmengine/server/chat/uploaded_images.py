@@ -1,4 +1,4 @@
-"""Images that messages name by the id of an uploaded file."""
+"""Images that messages reference by an uploaded file's id."""
 
 import asyncio
 from collections.abc import Callable
@@ -16,8 +16,10 @@ def no_file(name: str, path: str | FieldPath = "file_id") -> ApiError:
 
 
 class UploadedImages:
-    """`files`: None where there is no log to keep them beside. `max_bytes`: of one image, `max_files`: of one
-    call."""
+    """Reads uploaded images into prompts.
+
+    `files`: None for a server without a log. `max_bytes`: limit per image. `max_files`: limit per call.
+    """
 
     def __init__(self, files: Files | None, max_bytes: int, max_files: int):
         self._files, self._max_bytes, self._max_files = files, max_bytes, max_files
@@ -25,19 +27,22 @@ class UploadedImages:
     async def fill(
         self, parsed_request: ParsedRequest, add: Callable[[int], None] = lambda count: None
     ) -> None:
-        """Its prompts get the bytes that they lack. `add`: told how many these are, before they are read; it
-        may refuse them. Raises ApiError."""
+        """Read the uploaded images that the request references into its prompts.
+
+        `add(count)`: called with the total bytes before any file is read; may raise ApiError. Raises
+        ApiError.
+        """
         if not parsed_request.uploads:
             return
         if self._files is None:
             where = parsed_request.uploads[0].where
             raise ApiError(
                 ErrorCode.INVALID_VALUE,
-                f"{FIELD} names an uploaded file, and this server keeps none; start it with --log",
+                f"{FIELD} names an uploaded file, and this server stores no files: start it with --log",
                 where,
             )
         if len(parsed_request.uploads) > self._max_files:
-            text = f"at most {self._max_files} uploaded files are taken in one call (max_media_urls)"
+            text = f"a call may name at most {self._max_files} uploaded files (max_media_urls)"
             raise ApiError(ErrorCode.INVALID_VALUE, text, parsed_request.uploads[self._max_files].where)
         owner = parsed_request.envelope.owner
         found = {

@@ -1,4 +1,4 @@
-"""Which calls are taken, and what those that are may hold."""
+"""Admits calls: readiness, shutdown, and a fair share for each API key."""
 
 from collections import Counter
 from functools import partial
@@ -17,10 +17,12 @@ from mmengine.server.http.errors import (
 )
 from mmengine.server.settings import ServerSettings
 
-OWNER = "mmengine.owner"  # in a scope: whose call it is
+OWNER = "mmengine.owner"  # Key in the ASGI scope: the call's owner.
 
 
 class Admission:
+    """Decides which calls are admitted, and owns the budget for their bodies."""
+
     def __init__(self, engine: ServedEngine, settings: ServerSettings, keys: ApiKeys):
         self._engine, self._keys = engine, keys
         self.rate = DrainRate()
@@ -28,16 +30,16 @@ class Admission:
             settings.max_body_bytes, settings.max_bodies_bytes, settings.body_timeout_s, self.rate
         )
         self.shares = FairShares(engine.max_open, settings.key_share, self.bodies, self.rate)
-        self.is_ending = False  # nobody should send another call
-        self.is_draining = False  # none is taken
+        self.is_ending = False  # Clients should send no more calls.
+        self.is_draining = False  # No more calls are admitted.
 
     @property
     def has_several_keys(self) -> bool:
-        """Whether one of them must leave room for others."""
+        """Whether several keys share the server, so that each has a limited share."""
         return self._keys.are_several
 
     def take(self, owner: str) -> None:
-        """A call of this key begins; `give` ends it. Raises ApiError."""
+        """Admit a call with this key; `give` ends the call. Raises ApiError."""
         if (why := self.draining()) is not None:
             raise why
         reasons = self._of_engine()
@@ -49,11 +51,11 @@ class Admission:
         self.shares.give(owner)
 
     def reserve(self, owner: str) -> BodyReservation:
-        """Room for a body of this key."""
+        """Reserve space for a body with this key."""
         return self.shares.reserve(owner, is_alone=not self._keys.are_several)
 
     def reasons(self) -> tuple[str, ...]:
-        """Why no call should be sent here, for anybody to read."""
+        """Return the reasons why clients should send no calls, without internal details."""
         if self.is_ending or self.is_draining:
             return (shutdown_error(self.retry_later_s()).message,)
         return self._of_engine()
@@ -65,33 +67,38 @@ class Admission:
         return shutdown_error(self.retry_later_s()) if self.is_draining else None
 
     def interrupted_error(self, request_id: str, *, can_reattach: bool) -> ApiError:
-        """What the caller of a request hears that the server's end cuts. `can_reattach`: whether others may
-        ask for its answer."""
+        """Return the error for a call that the server's shutdown cuts. `can_reattach`: whether a later call
+        may get the answer.
+        """
         stays = self._engine.has_log or (can_reattach and self._engine.keeps_held)
         return interrupted_error(request_id, stays, self.retry_later_s())
 
     def retry_later_s(self) -> int:
-        """When all who are here are likely to have left."""
+        """Return the seconds after which all open calls have probably ended."""
         return max(LATER_S, self.rate.retry_after_s(self.rate.num_open))
 
 
 class FairShares:
-    """`limit`: calls that may be open together; of these, and of the room for bodies, a key may have `share`
-    where there are others."""
+    """Limits each API key's open calls and body bytes to its share.
+
+    `limit`: open calls at most, over all keys. `share`: the fraction of calls and body bytes that a key may
+    have when there are several keys.
+    """
 
     def __init__(self, limit: int, share: float, bodies: BodyBudget, rate: DrainRate):
         self._most = max(1, int(limit * share))
         self._most_bytes = int(bodies.max_bytes * share)
         self._bodies, self._rate = bodies, rate
         self._open: Counter[str] = Counter()
-        self._held: Counter[str] = Counter()  # bytes
+        self._held: Counter[str] = Counter()  # Bytes by owner.
 
     def take(self, owner: str, *, is_alone: bool) -> None:
-        """A call of this key begins; `give` ends it. Raises ApiError."""
+        """Count a call with this key; `give` ends the call. Raises ApiError."""
         if not is_alone and self._open[owner] >= self._most:
             raise self._refused(
                 owner,
-                f"this API key has {self._most} calls open already, its share (key_share); try again later",
+                f"this API key has {self._most} open calls, its share of the server (key_share); "
+                "try again later",
             )
         self._open[owner] += 1
         self._rate.begin()
@@ -103,24 +110,25 @@ class FairShares:
         self._rate.end()
 
     def reserve(self, owner: str, *, is_alone: bool) -> BodyReservation:
-        """Room for a body of this key, as `Bodies.holding`. The first one always has room."""
+        """Reserve space for a body with this key, as `BodyBudget.reserve`. A key's first body always fits."""
         return self._bodies.reserve(partial(self._added, owner, is_alone))
 
     def _added(self, owner: str, is_alone: bool, held: int, count: int) -> None:
-        """To a body that has `held` bytes of those of its key."""
+        """Count `count` bytes for a body that has `held` bytes so far."""
         others = self._held[owner] - held
         if count > 0 and not is_alone and others and self._held[owner] + count > self._most_bytes:
             raise self._refused(
                 owner,
-                f"this API key has bodies of {self._held[owner]} bytes on their way, and its share is "
-                f"{self._most_bytes} (key_share); try again later",
+                f"the request bodies of this API key have {self._held[owner]} bytes; its share is "
+                f"{self._most_bytes} (key_share): try again later",
             )
         self._held[owner] += count
         if not self._held[owner]:
             del self._held[owner]
 
     def _refused(self, owner: str, text: str) -> ApiError:
-        num_others = self._rate.num_open / max(1, self._open[owner])  # calls that end for each of its own
+        # Calls that end for each call of this key that ends.
+        num_others = self._rate.num_open / max(1, self._open[owner])
         return ApiError(
             ErrorCode.KEY_SHARE_FULL,
             text,
@@ -133,5 +141,5 @@ class FairShares:
 
     @property
     def num_bytes(self) -> int:
-        """Of bodies, by the keys' count."""
+        """Return all bodies' bytes, from the keys' counts."""
         return self._held.total()

@@ -1,4 +1,4 @@
-"""API keys: who may call. Compared in constant time, and read again when asked."""
+"""API keys. Keys are compared in constant time, and read again on request."""
 
 import hashlib
 import hmac
@@ -14,7 +14,10 @@ ADMIN_ENVIRONMENT = "MMENGINE_ADMIN_KEY"
 
 
 class ApiKeys:
-    """Of a file (a key a line, # for remarks) and of the environment. Without any, everybody may call."""
+    """The API keys from a file and from an environment variable. Without any key, every call is allowed.
+
+    Each line in the file holds a key; lines that start with # are comments.
+    """
 
     def __init__(self, path: Path | None, variable: str = ENVIRONMENT):
         self._path, self._variable = path, variable
@@ -22,20 +25,22 @@ class ApiKeys:
         self.read()
 
     def read(self) -> None:
-        """Take the keys of now; what cannot be read leaves those of before. Raises ConfigError."""
+        """Read the keys again. If that fails, the previous keys stay valid. Raises ConfigError."""
         keys = [os.environ.get(self._variable, "").strip()]
         if self._path is not None:
             try:
                 lines = self._path.read_text(encoding="utf-8").splitlines()
             except (OSError, UnicodeDecodeError) as error:
-                why = error.strerror if isinstance(error, OSError) else "it is no UTF-8"
+                why = error.strerror if isinstance(error, OSError) else "not UTF-8"
                 raise ConfigError(f"the API keys in {self._path} cannot be read ({why})") from None
             keys += [line.strip() for line in lines if not line.lstrip().startswith("#")]
             if not any(keys):
-                raise ConfigError(f"{self._path} holds no API key; a file without one would let everybody in")
+                raise ConfigError(
+                    f"{self._path} holds no API key; without a key every call would be allowed: add a key"
+                )
         keys = [key for key in keys if key]
         if len(keys) > MAX_KEYS or any(len(key.encode()) > MAX_KEY_BYTES for key in keys):
-            raise ConfigError(f"at most {MAX_KEYS} API keys of {MAX_KEY_BYTES} bytes are taken")
+            raise ConfigError(f"at most {MAX_KEYS} API keys of up to {MAX_KEY_BYTES} bytes are supported")
         self._digests = [_digest(key.encode()) for key in keys]
 
     @property
@@ -47,8 +52,11 @@ class ApiKeys:
         return len(self._digests) > 1
 
     def owner_of(self, headers: dict[bytes, bytes]) -> str | None:
-        """Which key came as `Authorization: Bearer …` or as `x-api-key`, as a word that does not show it;
-        None for one that is not known, "" where there are none to know. Each is compared."""
+        """Return the owner for the key in `Authorization: Bearer …` or `x-api-key`.
+
+        The owner is a digest that does not reveal the key. Returns None for an unknown key, and "" when no
+        keys are configured. The key is compared with every known key.
+        """
         if not self._digests:
             return ""
         scheme, _, given = headers.get(b"authorization", b"").partition(b" ")

@@ -1,5 +1,6 @@
-"""How the server treats each field of a body: declared on the structs, checked here, shown in the
-reference."""
+"""How the server treats each body field. Structs declare the fields; this module checks them, and the HTTP
+reference lists them.
+"""
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +21,7 @@ _decode_value = msgspec.json.Decoder().decode
 
 
 class Field(NamedTuple):
-    """How the server treats one field of a body.
+    """How the server treats a body field.
 
     `says`: for a refused field, what to do instead; for others, what the field means here. `neutral`: values
     with which a refused field asks for nothing, and is accepted.
@@ -54,7 +55,7 @@ def fields_of(body: type[msgspec.Struct]) -> tuple[Field, ...]:
 
 
 class Fields:
-    """A table by name."""
+    """A field table: looks fields up by name and checks bodies."""
 
     def __init__(self, fields: Iterable[Field]):
         self.by_name = {field.name: field for field in fields}
@@ -62,11 +63,11 @@ class Fields:
         self.names = frozenset(self._usable)
 
     def check(self, body: bytes, *, ignore_unknown: bool) -> list[str]:
-        """Raise ApiError for the first field that is not taken. Gives the unknown names that were ignored."""
+        """Return the unknown fields that were ignored. Raises ApiError for the first refused field."""
         return self.check_given(decode_body(body, _decode), ignore_unknown=ignore_unknown)
 
     def check_given(self, given: Mapping[str, msgspec.Raw], *, ignore_unknown: bool) -> list[str]:
-        """`check` of a body that was read."""
+        """Return the same as `check`, for a decoded body."""
         if len(given) > MAX_FIELDS:
             raise ApiError(
                 ErrorCode.INVALID_VALUE, f"the body has {len(given)} fields; at most {MAX_FIELDS} are taken"
@@ -74,7 +75,8 @@ class Fields:
         ignored = []
         for name, raw in given.items():
             field = self.by_name.get(name)
-            if len(raw) == len(_NULL) and bytes(raw) == _NULL:  # a copy of a large one takes long
+            # Compare lengths first: copying a large value takes long.
+            if len(raw) == len(_NULL) and bytes(raw) == _NULL:
                 continue
             if field is None:
                 if not ignore_unknown:
@@ -86,7 +88,7 @@ class Fields:
 
     def _refuse(self, field: Field, raw: msgspec.Raw) -> None:
         if field.neutral and len(raw) <= 64:
-            value = decode_body(raw, _decode_value)  # a Raw may hold what is no UTF-8, or no number
+            value = decode_body(raw, _decode_value)  # A Raw may hold invalid UTF-8 or an invalid number.
             if any(type(value) is type(one) and value == one for one in field.neutral):
                 return
         raise ApiError(ErrorCode.UNSUPPORTED_FIELD, f"{FIELD} is not supported; {field.says}", field.name)
@@ -98,6 +100,6 @@ class Fields:
 
 
 def ignored_header(names: Sequence[str]) -> dict[str, str]:
-    """Which tells of unknown fields that were ignored, if any were."""
+    """Return the header that lists the ignored unknown fields, if there are any."""
     shown_names = ", ".join(name for name in names if name.isascii() and name.isprintable())
     return {IGNORED_HEADER: shown_names[:_MAX_DROPPED_CHARS]} if names else {}

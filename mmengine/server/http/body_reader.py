@@ -1,4 +1,4 @@
-"""Bodies of requests, counted while they are read."""
+"""Request bodies: a budget for their bytes, and threads that parse them."""
 
 import asyncio
 from collections.abc import Callable
@@ -11,11 +11,14 @@ from mmengine.errors import ErrorCode
 from mmengine.server.http.drain_rate import DrainRate
 from mmengine.server.http.errors import ApiError, ClientLeft
 
-WHOLE = "mmengine.whole"  # among a scope's extensions when all of the body has come
+WHOLE = "mmengine.whole"  # ASGI extension that is set when the whole body has arrived.
+SMALL_BODY = 2**13  # Bytes. Larger bodies may take a millisecond to parse, so a thread parses them.
+LARGE_BODY = 2**20  # Bytes. Larger bodies wait only for each other.
+_T = TypeVar("_T")
 
 
 class BodyBudget:
-    """What all bodies that are read or prepared may take together."""
+    """Limits how many bytes all bodies together may hold while they are read or prepared."""
 
     def __init__(self, max_body_bytes: int, max_bytes: int, timeout_s: float, rate: DrainRate):
         self._max_body, self.max_bytes, self._timeout_s = max_body_bytes, max_bytes, timeout_s
@@ -25,23 +28,28 @@ class BodyBudget:
     def reserve(
         self, added: Callable[[int, int], None] = lambda reservation, count: None
     ) -> "BodyReservation":
-        """Room for one body. `added`: told of the bytes that it has and of those that come, or go, as less
-        than none; it may refuse them with an ApiError."""
+        """Return a reservation for a body.
+
+        `added(held, count)`: called before `count` bytes are added to a body that has `held` bytes; a
+        negative count releases bytes. The callback may raise ApiError to refuse them.
+        """
         return BodyReservation(self, added)
 
     def add(self, reservation: "BodyReservation", count: int) -> None:
-        """Raises ApiError where that is more than fits."""
+        """Add `count` bytes for the body. Raises ApiError if the body or the budget is full."""
         if reservation.num_bytes - reservation.num_before + count > self._max_body:
             raise ApiError(
                 ErrorCode.REQUEST_TOO_LARGE,
-                f"the body has more than {self._max_body} bytes (max_body_bytes); send smaller images, or "
-                "fewer of them",
+                f"the body has more than {self._max_body} bytes (max_body_bytes): send smaller or fewer "
+                f"images",
                 headers={"connection": "close"},
             )
         self._take(reservation, count)
 
     def add_before(self, reservation: "BodyReservation", count: int) -> None:
-        """Of what a body goes on with, and does not bring. Raises ApiError where that is more than fits."""
+        """Add `count` bytes for earlier responses that the body continues. Raises ApiError if the budget is
+        full.
+        """
         self._take(reservation, count)
         reservation.num_before += count
 
@@ -49,8 +57,8 @@ class BodyBudget:
         if self.num_bytes + count > self.max_bytes:
             raise ApiError(
                 ErrorCode.BODIES_FULL,
-                f"bodies of more than {self.max_bytes} bytes are on their way (max_bodies_bytes); try "
-                "again later",
+                f"the request bodies in progress would exceed {self.max_bytes} bytes (max_bodies_bytes): "
+                "try again later",
                 headers={"retry-after": str(self._rate.retry_after_s()), "connection": "close"},
             )
         reservation.added(reservation.num_bytes, count)
@@ -58,16 +66,17 @@ class BodyBudget:
         self.num_bytes += count
 
     async def read(self, scope: Scope, receive: Receive, reservation: "BodyReservation") -> list[bytes]:
-        """A body's pieces, `held.num_bytes` together. Raises ApiError, ClientLeft."""
+        """Return the body's chunks, with `reservation.num_bytes` bytes in total. Raises ApiError,
+        ClientLeft."""
         headers = dict(scope["headers"])
         length = headers.get(b"content-length", b"")
         if length.isdigit() and int(length) > self._max_body:
             self.add(reservation, int(length))
         if headers.get(b"content-encoding", b"identity") != b"identity":
             raise ApiError(
-                ErrorCode.BODY_COMPRESSED, "the body is compressed, which is not taken; send it as it is"
+                ErrorCode.BODY_COMPRESSED, "compressed bodies are not supported; send the body uncompressed"
             )
-        if WHOLE in scope["extensions"]:  # as most are, and a timeout costs more than reading it
+        if WHOLE in scope["extensions"]:  # True for most bodies; a timeout costs more than the read.
             return await self._chunks(receive, reservation)
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -75,7 +84,7 @@ class BodyBudget:
         except TimeoutError:
             raise ApiError(
                 ErrorCode.BODY_TIMEOUT,
-                f"the body did not come within {self._timeout_s:g} seconds (body_timeout_s)",
+                f"the body did not arrive within {self._timeout_s:g} seconds (body_timeout_s)",
                 headers={"connection": "close"},
             ) from None
 
@@ -93,8 +102,10 @@ class BodyBudget:
 
 
 class BodyReservation:
-    """What one body takes, until nobody needs it: to its release, or the end of its `with`. `num_before`: of
-    its bytes those that it goes on with."""
+    """The bytes that a body takes, until `release` or until the `with` block ends.
+
+    `num_before`: how many bytes belong to earlier responses that the body continues.
+    """
 
     def __init__(self, bodies: BodyBudget, added: Callable[[int, int], None]):
         self.num_bytes = self.num_before = 0
@@ -107,27 +118,26 @@ class BodyReservation:
         self.release()
 
     def release(self) -> None:
-        """What was read has become a request, which the engine counts."""
+        """Release the bytes: the body became a request, which the engine counts."""
         count, self.num_bytes, self.num_before = self.num_bytes, 0, 0
         self._bodies.num_bytes -= count
         self.added(count, -count)
 
 
-SMALL_BODY = 2**13  # bytes; what is larger may take a millisecond to read, and is read on a thread
-LARGE_BODY = 2**20  # what is larger waits behind others of its kind alone
-_T = TypeVar("_T")
-
-
 class ParserThreads:
-    """One thread for each of two sizes: several would wait for one another, and the event loop for all of
-    them."""
+    """Parses bodies on two threads; the second thread takes only large bodies.
+
+    More threads would compete for the interpreter lock, also with the event loop.
+    """
 
     def __init__(self) -> None:
         self._one = ThreadPoolExecutor(1, "mmengine-parse")
         self._large = ThreadPoolExecutor(1, "mmengine-parse-large")
 
     async def run(self, num_bytes: int, work: Callable[[], _T]) -> _T:
-        """What takes as long as a body of so many bytes is large. Raises what `work` does."""
+        """Run `work`, whose time grows with the body's size `num_bytes`, and return its result. Small bodies
+        are parsed on the event loop. Raises what `work` raises.
+        """
         if num_bytes <= SMALL_BODY:
             return work()
         parser = self._large if num_bytes > LARGE_BODY else self._one

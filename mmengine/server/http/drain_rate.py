@@ -1,17 +1,19 @@
-"""How fast calls end: from it follows when one that was refused is likely to be taken."""
+"""The rate at which calls end, from which Retry-After is estimated."""
 
 import time
 from collections import deque
 from collections.abc import Callable
 
-MEASURED = 64  # calls that the rate is measured over
+MEASURED = 64  # Calls over which the rate is measured.
 LONGEST_S = 60
 
 
 class DrainRate:
-    """Calls that were taken `begin`, and `end`. What is measured begins when one comes to a server that had
-    none, so that idle hours do not count as slowness; a server whose calls do not end gets slower as it
-    stands."""
+    """Measures how fast open calls end.
+
+    The measurement starts when a call comes to an idle server, so idle hours do not count as slowness. If
+    calls do not end, the measured rate falls with time.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -28,11 +30,11 @@ class DrainRate:
     def end(self) -> None:
         self.num_open -= 1
         if len(self._ends) == MEASURED:
-            self._since = self._ends[0]  # it is let go
+            self._since = self._ends[0]  # The oldest end leaves the window.
         self._ends.append(self._clock())
 
     def retry_after_s(self, num_ends: float = 1) -> int:
-        """Seconds in which so many calls are likely to end: 1 to 60."""
+        """Return the seconds in which `num_ends` calls are likely to end: 1 to 60."""
         if not self.num_open:
             return 1
         mean_s = (self._clock() - self._since) / max(1, len(self._ends))

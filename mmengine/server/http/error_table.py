@@ -76,7 +76,7 @@ HTTP_ERRORS = {
     C.SHUTTING_DOWN: HttpError(503, "shutting_down"),
     C.DEADLINE_EXCEEDED: HttpError(504, "deadline_exceeded", "never"),
 }
-# Codes for settings, models and logs. Clients see them as a failed engine.
+# Codes for settings, models and logs. Clients see them as engine_failed.
 INTERNAL = frozenset(C) - HTTP_ERRORS.keys()
 # Codes for media. Every API names the field by its place in the messages.
 MEDIA_CODES = frozenset((C.INVALID_MEDIA, C.MEDIA_NOT_FETCHED))

@@ -29,7 +29,7 @@ class ErrorBody(msgspec.Struct, frozen=True):
 class ApiError(Exception):
     """An error for an HTTP client.
 
-    `path`: the invalid field of the body; FIELD in `text` is replaced by its name. `has_param`: whether the
+    `path`: the body's invalid field; FIELD in `text` is replaced by its name. `has_param`: whether the
     response names the field in `param`. The status and the response's code follow from `code` by HTTP_ERRORS.
     """
 
@@ -133,16 +133,16 @@ def request_failed_error(request_id: str) -> ApiError:
 
 
 def shutdown_error(retry_after_s: int) -> ApiError:
-    text = "the server is shutting down; send it to another one, or again later"
+    text = "the server is shutting down; use another server, or try again later"
     return ApiError(ErrorCode.SHUTTING_DOWN, text, headers={"retry-after": str(retry_after_s)})
 
 
 def interrupted_error(request_id: str, has_log: bool, retry_after_s: int) -> ApiError:
     """Return the error for a request that is still running when the server ends."""
     fate = (
-        "stays in its log, and is finished when a server goes on with that"
+        "stays in its log, and the next server with this log finishes it"
         if has_log
-        else "is given up, for there is no log; send it again"
+        else "is cancelled, because there is no log: send it again"
     )
     text = f"the server is shutting down; request {request_id} {fate}"
     return ApiError(ErrorCode.SHUTTING_DOWN, text, headers={"retry-after": str(retry_after_s)})
@@ -155,7 +155,7 @@ def not_ready_error(reasons: tuple[str, ...], retry_after_s: int) -> ApiError:
 
 def unknown_model_error(name: str, names: Sequence[str]) -> ApiError:
     """Return the error for a call to a model that is not among `names`."""
-    text = f"the model {name[:256]!r} is not served here; there is {', '.join(names)}"
+    text = f"the model {name[:256]!r} is not served; use one of {', '.join(names)}"
     return ApiError(ErrorCode.MODEL_NOT_FOUND, text, "model")
 
 
@@ -163,8 +163,8 @@ def decode_body(data: _D, decode: Callable[[_D], _T]) -> _T:
     """Return `data` as decoded by `decode` of msgspec: a body, or a value kept raw. Raises ApiError."""
     if isinstance(data, bytes) and has_too_many_values(data):
         text = (
-            f"the body has more than {MAX_VALUES} values (commas, brackets and braces outside of texts), "
-            "more than messages and tools that are taken have together; send less at once"
+            f"the body has more than {MAX_VALUES} values (commas, brackets and braces outside of strings): "
+            "send fewer messages or tools"
         )
         raise ApiError(ErrorCode.REQUEST_TOO_LARGE, text)
     try:
@@ -176,7 +176,7 @@ def decode_body(data: _D, decode: Callable[[_D], _T]) -> _T:
 def _undecodable(error: Exception) -> ApiError:
     """Return the error for a body that is invalid JSON or has a value with a wrong type."""
     if not isinstance(error, msgspec.ValidationError):
-        return ApiError(ErrorCode.INVALID_JSON, f"the body is no valid JSON: {in_one_line(error, 120)}")
+        return ApiError(ErrorCode.INVALID_JSON, f"the body is not valid JSON: {in_one_line(error, 120)}")
     found = decode_error(error)
     match found.code:
         case ErrorCode.MISSING_FIELD:

@@ -14,7 +14,7 @@ Renames = tuple[tuple[Prefix, Prefix], ...]
 
 
 class Place(NamedTuple):
-    """The place in the client's body for a chat message. `parts`: the places of its content parts; (): the
+    """The place in the client's body for a chat message. `parts`: its content parts' places; (): the
     message's own content, part by part.
     """
 
@@ -26,9 +26,9 @@ class Place(NamedTuple):
 
 
 class FieldNames(NamedTuple):
-    """The client's names for chat's fields. `places`: one per message. `renames`: pairs: a chat path's prefix
-    and its replacement; the first match wins. `media`: the client's name for image_url and video_url, "" for
-    the same names.
+    """The client's names for chat's fields. `places`: an entry per message. `renames`: pairs: a chat path's
+    prefix and its replacement; the first match wins. `media`: the client's name for image_url and video_url,
+    "" for the same names.
     """
 
     places: tuple[Place, ...]

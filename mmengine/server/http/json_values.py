@@ -1,23 +1,28 @@
-"""How many values a body of JSON has, counted before it is parsed: as objects they take up to thirty times
-its bytes, and a parser keeps the interpreter, and so the event loop, until it has made all of them."""
+"""Counts the values in a JSON body before the body is parsed.
+
+Parsed values take up to thirty times their text's bytes. A parser also holds the interpreter lock, which
+stops the event loop, until all values exist.
+"""
 
 from collections.abc import Iterator
 
-MAX_VALUES = 2**18  # of one body: all parts that messages may have, each with two fields, and tools
-_PIECE = 2**16  # bytes that are looked at at once
-_SIGNS = (b",", b"[", b"{")  # one at each value, but for the first ones of lists and objects
+# Values per body: enough for the maximum of message parts, with two fields each, and tools.
+MAX_VALUES = 2**18
+_PIECE = 2**16  # Bytes per step.
+_SIGNS = (b",", b"[", b"{")  # One sign per value, except for the first values of lists and objects.
 
 
 def has_too_many_values(body: bytes) -> bool:
-    """Whether it has more than MAX_VALUES. On a thread, where it is large: all of it takes long, no part of
-    it does."""
+    """Whether `body` has more than MAX_VALUES values. Run this on a thread if the body is large: the whole
+    count takes long, but no single step does.
+    """
     if len(body) <= MAX_VALUES or _count_at_most(body) <= MAX_VALUES:
         return False
     return count_of_values(body) > MAX_VALUES
 
 
 def count_of_values(body: bytes) -> int:
-    """Commas, brackets and braces outside of strings; behind MAX_VALUES of them the rest is not counted."""
+    """Count the commas, brackets and braces outside strings. Counting stops beyond MAX_VALUES."""
     count = 0
     for piece in _outside(body):
         count += sum(map(piece.count, _SIGNS))
@@ -27,7 +32,7 @@ def count_of_values(body: bytes) -> int:
 
 
 def _count_at_most(body: bytes) -> int:
-    """The same, with those in strings."""
+    """Return an upper bound: the same count, with the signs inside strings."""
     count = 0
     for at in range(0, len(body), _PIECE):
         count += sum(body.count(sign, at, at + _PIECE) for sign in _SIGNS)
@@ -37,12 +42,12 @@ def _count_at_most(body: bytes) -> int:
 
 
 def _outside(body: bytes) -> Iterator[bytes]:
-    """What stands outside of strings."""
+    """Yield the text outside strings."""
     at, is_inside = 0, False
     while at < len(body):
         piece = body[at : at + _PIECE]
         if len(piece) > 1 and (len(piece) - len(piece.rstrip(b"\\"))) % 2:
-            piece = piece[:-1]  # what this backslash stands before is in the next piece
+            piece = piece[:-1]  # The character that this backslash escapes is in the next piece.
         at += len(piece)
         parts = piece.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')
         yield b"".join(parts[is_inside::2])

@@ -1,8 +1,8 @@
-"""Media in a body, taken out of it before it is parsed: a parser keeps the interpreter, and so the event
-loop, for as long as what it parses is large.
+"""Removes media from a body before the body is parsed, because a parser holds the interpreter lock, and so
+stops the event loop, for as long as a large body takes.
 
-What is taken out is base64 of data: URLs, or of the field data, decoded piece by piece; a word that nobody
-can guess stays in its place. Whoever finds that word where no media stand parses the whole body instead.
+Base64 in data: URLs, or in fields named data, is decoded piece by piece and replaced by an unguessable word.
+If the reader does not find every word in a place for media, the whole body is parsed instead.
 """
 
 import binascii
@@ -13,14 +13,14 @@ from typing import NamedTuple, TypeVar
 
 from mmengine.errors import FieldPath
 
-MIN_CHARS = 2**15  # of base64 that is taken out
-FILE_ID = re.compile(r"file-[0-9a-f]{24}")  # of an uploaded file
-CUT_CHARS = 2**12  # that `cut_short` leaves of it
-PIECE = 2**15  # characters that are decoded at once; four of them are three bytes
-_LOOKED_THROUGH = 2**20  # bytes in one search
+MIN_CHARS = 2**15  # Least number of base64 characters to remove.
+FILE_ID = re.compile(r"file-[0-9a-f]{24}")  # The id of an uploaded file.
+CUT_CHARS = 2**12  # Base64 characters that `cut_short` keeps.
+PIECE = 2**15  # Characters decoded per step; four characters are three bytes.
+_LOOKED_THROUGH = 2**20  # Bytes per search step.
 _BEGIN, _HEAD, _END = b'"data:', b";base64,", b'"'
-_MAX_HEAD = 128  # bytes from the one to the other
-_MAX_HEADS = 4096  # that are looked at
+_MAX_HEAD = 128  # Most bytes from the begin of the URL to its data.
+_MAX_HEADS = 4096  # Most URL heads that are examined.
 _FIELD = b'"data"'
 _VALUE = re.compile(rb'\s*:\s*"')
 _T = TypeVar("_T")
@@ -28,8 +28,10 @@ _Places = Callable[[bytes], Iterator[tuple[int, int]]]
 
 
 class UploadReference(NamedTuple):
-    """A file that a message names by its id. `part`: where its bytes take the place of the `url`. `where`: in
-    the body."""
+    """A reference from a message to an uploaded file.
+
+    `part`: the message part whose `url` the file's bytes replace. `where`: the reference's path in the body.
+    """
 
     part: dict[str, object]
     file_id: str
@@ -37,7 +39,7 @@ class UploadReference(NamedTuple):
 
 
 class MediaPayloads:
-    """Those of one body."""
+    """The media that were removed from a body."""
 
     def __init__(self) -> None:
         self._word = secrets.token_hex(16)
@@ -45,13 +47,13 @@ class MediaPayloads:
         self._used: set[str] = set()
 
     def add(self, data: bytes) -> bytes:
-        """Gives the word that stands for it."""
+        """Store `data`, and return the word that replaces it."""
         word = f"{self._word}{len(self._data)}"
         self._data[word] = data
         return word.encode()
 
     def of(self, url: str) -> bytes | None:
-        """The data of a URL of media; None where it still has them itself."""
+        """Return a media URL's data, or None if the URL still holds its data."""
         word = url.rpartition(",")[2] if self._data else ""
         if word not in self._data:
             return None
@@ -67,7 +69,7 @@ NO_PAYLOADS = MediaPayloads()
 
 
 def in_urls(body: bytes) -> Iterator[tuple[int, int]]:
-    """Where base64 begins and ends that is the rest of a JSON string, behind the head of a data: URL."""
+    """Yield start and end for each base64 text in a data: URL that is a JSON string."""
     at = 0
     for _ in range(_MAX_HEADS):
         if (head := find(body, _HEAD, at)) < 0:
@@ -87,7 +89,7 @@ def in_urls(body: bytes) -> Iterator[tuple[int, int]]:
 
 
 def in_data_fields(body: bytes) -> Iterator[tuple[int, int]]:
-    """Where the strings begin and end that are values of fields `data`."""
+    """Yield start and end for each string in a field `data`."""
     at = 0
     for _ in range(_MAX_HEADS):
         if (key := find(body, _FIELD, at)) < 0:
@@ -106,15 +108,19 @@ def in_data_fields(body: bytes) -> Iterator[tuple[int, int]]:
 def read_without_payloads(
     body: bytes, read: Callable[[bytes, MediaPayloads], _T], places: _Places = in_urls
 ) -> _T:
-    """What `read` makes of the body without its payloads, and of these; of the whole body where it did not
-    find all of them. `places`: where they are."""
+    """Return the result of `read` for the body without its media, and the media.
+
+    If `read` did not use all media, return its result for the whole body. `places`: finds the media.
+    """
     small, payloads = take_out(body, places) if len(body) > MIN_CHARS else (body, NO_PAYLOADS)
     made = read(small, payloads)
     return made if payloads.are_all_used else read(body, NO_PAYLOADS)
 
 
 def take_out(body: bytes, places: _Places = in_urls) -> tuple[bytes, MediaPayloads]:
-    """The body without its payloads, and these. On a thread: all of it takes long, no part of it does."""
+    """Return the body without its media, and the media. Run this on a thread: the whole work takes long, but
+    no single step does.
+    """
     payloads, parts, done = MediaPayloads(), list[bytes](), 0
     for start, end in places(body):
         if (data := _decoded(body, start, end)) is not None:
@@ -124,8 +130,9 @@ def take_out(body: bytes, places: _Places = in_urls) -> tuple[bytes, MediaPayloa
 
 
 def cut_short(body: bytes) -> bytes:
-    """The body with only the first characters of what `take_out` would take out: enough to see what else is
-    in it, and that a text is too long."""
+    """Return the body with each base64 text cut to its first characters. That is enough to check the other
+    fields, and to see that a text is too long.
+    """
     parts, done = list[bytes](), 0
     for start, end in in_urls(body):
         parts.append(body[done : start + CUT_CHARS])
@@ -134,14 +141,14 @@ def cut_short(body: bytes) -> bytes:
 
 
 def _is_escaped(body: bytes, at: int) -> bool:
-    """Whether a quote belongs to a string, and begins or ends none."""
+    """Whether the quote at `at` is escaped, so that it neither begins nor ends a string."""
     before = body[max(0, at - _MAX_HEAD) : at]
     count = len(before) - len(before.rstrip(b"\\"))
     return count % 2 == 1 or count == _MAX_HEAD
 
 
 def find(body: bytes, what: bytes, at: int, end: int | None = None) -> int:
-    """Where it stands from `at` on, or -1; looked for piece by piece."""
+    """Return the first position of `what` from `at` on, or -1. Searches piece by piece."""
     end = len(body) if end is None else end
     for start in range(at, end, _LOOKED_THROUGH):
         found = body.find(what, start, min(end, start + _LOOKED_THROUGH + len(what) - 1))
@@ -151,7 +158,9 @@ def find(body: bytes, what: bytes, at: int, end: int | None = None) -> int:
 
 
 def _decoded(body: bytes, start: int, end: int) -> bytes | None:
-    """None for what is no plain base64: that stays where it is, for whoever says what is wrong with it."""
+    """Return the decoded base64, or None if it is invalid. Invalid base64 stays in the body, so that the
+    reader can report the error.
+    """
     pieces = []
     try:
         for at in range(start, end, PIECE):

@@ -1,4 +1,4 @@
-"""What the HTTP layer counts, beside the engine's own metrics."""
+"""Metrics for the HTTP layer, beside the engine's own metrics."""
 
 from collections.abc import Callable, Iterator
 
@@ -10,12 +10,14 @@ from mmengine.server.http.errors import ApiError
 
 SECONDS = (0.01, 0.05, 0.1, 0.5, 1, 5, 10, 60, 300)
 LAG_SECONDS = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1)
-REFUSALS = ("queue_full", "bodies_full", "key_share_full", "not_ready", "shutting_down")  # codes of errors
-OUTCOMES = ("completed", "failed")  # of lines of batches, as request_counts has them
+REFUSALS = ("queue_full", "bodies_full", "key_share_full", "not_ready", "shutting_down")  # Error codes.
+OUTCOMES = ("completed", "failed")  # Outcomes of batch lines, with the names in request_counts.
 ENDS = ("whole", "error", "left", "slow reader", "shutdown")
 
 
 class HttpMetrics:
+    """Counters, gauges and histograms for requests, streams, errors and batches."""
+
     def __init__(self) -> None:
         self._registry = registry = CollectorRegistry(auto_describe=False)
         self.requests = Counter(
@@ -26,72 +28,72 @@ class HttpMetrics:
         )
         self.seconds = Histogram(
             "mmengine_http_request_seconds",
-            "From a request's head to the end of its answer.",
+            "Seconds from a request's head to the end of its answer.",
             ["route", "method"],
             buckets=SECONDS,
             registry=registry,
         )
-        self.body_bytes = Counter("mmengine_http_body_bytes", "Bytes of bodies that came.", registry=registry)
-        self.streams = Gauge("mmengine_http_streams_open", "Streams that are open.", registry=registry)
+        self.body_bytes = Counter(
+            "mmengine_http_body_bytes", "Bytes of request bodies received.", registry=registry
+        )
+        self.streams = Gauge("mmengine_http_streams_open", "Open streams.", registry=registry)
         self._num_frames = 0
         registry.register(FunctionCollector(self._frames))
-        self.ends = Counter("mmengine_http_streams", "Streams by how they ended.", ["how"], registry=registry)
+        self.ends = Counter("mmengine_http_streams", "Ended streams by reason.", ["how"], registry=registry)
         self.left = Counter(
             "mmengine_http_clients_left",
-            "Clients that left before their answer was whole.",
+            "Clients that disconnected before their answer was complete.",
             registry=registry,
         )
         self.errors = Counter(
             "mmengine_http_errors",
-            "Errors that callers were told, in streams too.",
+            "Errors sent to clients, including errors in streams.",
             ["type", "code"],
             registry=registry,
         )
         self.refusals = Counter(
             "mmengine_refusals",
-            "Calls that were not taken, by why: try again later.",
+            "Refused calls that may be retried later, by reason.",
             ["reason"],
             registry=registry,
         )
         self.lag = Histogram(
             "mmengine_event_loop_lag_seconds",
-            "How late the event loop wakes.",
+            "Seconds by which the event loop wakes up late.",
             buckets=LAG_SECONDS,
             registry=registry,
         )
-        self.batches = Gauge("mmengine_batches_live", "Batches that have not ended.", registry=registry)
+        self.batches = Gauge("mmengine_batches_live", "Batches in progress.", registry=registry)
         self.batch_lines = Counter(
-            "mmengine_batch_lines", "Lines of batches that were answered.", ["outcome"], registry=registry
+            "mmengine_batch_lines", "Answered batch lines by outcome.", ["outcome"], registry=registry
         )
         self.kept_bytes = Gauge(
-            "mmengine_kept_bytes", "What is kept beside the log.", ["what"], registry=registry
+            "mmengine_kept_bytes", "Bytes stored beside the log.", ["what"], registry=registry
         )
         for outcome in OUTCOMES:
             self.batch_lines.labels(outcome)
-        for reason in REFUSALS:  # a series that is there from the start has a rate when it first counts
+        for reason in REFUSALS:  # A series that exists from the start has a rate at its first count.
             self.refusals.labels(reason)
         for how in ENDS:
             self.ends.labels(how)
 
     def line_answered(self, is_good: bool) -> None:
-        """Of a batch; with an answer, or with an error."""
+        """Count a batch's line. `is_good`: whether the line got an answer or an error."""
         self.batch_lines.labels(OUTCOMES[not is_good]).inc()
 
     def count_error(self, error: ApiError) -> None:
-        """Somebody is told of this error."""
+        """Count an error that was sent to a client."""
         code = error.body.code or str(error.status)
         self.errors.labels(error.body.type, code).inc()
         if code in REFUSALS:
             self.refusals.labels(code).inc()
 
     def count_events(self, num_frames: int) -> None:
-        """Events of streams. On the event loop alone, so that no lock is taken for each."""
+        """Count stream events. Must run on the event loop, so that no lock is needed."""
         self._num_frames += num_frames
 
     def _frames(self) -> Iterator[Metric]:
-        yield CounterMetricFamily(
-            "mmengine_http_frames", "Events of streams that were sent.", self._num_frames
-        )
+        yield CounterMetricFamily("mmengine_http_frames", "Events sent in streams.", self._num_frames)
 
     def stream_ended(self, how: str) -> None:
         self.streams.dec()
@@ -104,7 +106,7 @@ class HttpMetrics:
 
 
 class FunctionCollector(Collector):
-    """What a function yields, as a collector."""
+    """A collector for the metrics that a function yields."""
 
     def __init__(self, families: Callable[[], Iterator[Metric]]) -> None:
         self._families = families
@@ -114,7 +116,7 @@ class FunctionCollector(Collector):
 
 
 def vllm_http_families(families: Iterator[Metric]) -> Iterator[Metric]:
-    """Requests and their times as vLLM's server names them, from ours among `families`."""
+    """Yield request counts and times under the names in vLLM's server, computed from our own `families`."""
     for family in families:
         if family.name == "mmengine_http_requests":
             counter = CounterMetricFamily(

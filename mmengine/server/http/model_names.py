@@ -1,11 +1,11 @@
-"""The names by which calls ask for the model, or for one of its LoRA adapters."""
+"""The served names for the model and its LoRA adapters."""
 
 from mmengine.serve.async_engine.served_engine import ServedEngine
 from mmengine.server.http.errors import unknown_model_error
 
 
 class ModelNames:
-    """`model_names`: of the model, the first one for calls that name none."""
+    """Resolves model names in calls. `model_names`: the model's names; the first name is the default."""
 
     def __init__(self, model_names: tuple[str, ...], engine: ServedEngine):
         self.model_names, self._engine = model_names, engine
@@ -19,8 +19,10 @@ class ModelNames:
         return (*self.model_names, *self.adapter_names)
 
     def resolve(self, given: str | None) -> tuple[str, str]:
-        """The name that a call asks for, and of which adapter that is, "" of the model itself. Raises
-        ApiError for one that is not here."""
+        """Return the served name for a call and the adapter's name, "" for the model itself.
+
+        `given`: the call's model name; None or "" for the default. Raises ApiError for an unknown name.
+        """
         if not given or given in self.model_names:
             return given or self.model_names[0], ""
         if given in self.adapter_names:

@@ -1,4 +1,4 @@
-"""Lists as OpenAI's clients turn their pages: after=ID, limit=N, order=asc or desc."""
+"""List pages with OpenAI's query parameters: after=ID, limit=N, order=asc or desc."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -21,15 +21,17 @@ def page(
     default_limit: int,
     position_of: Callable[[str], int | None] | None = None,
 ) -> Json:
-    """One page of items, which come the oldest first; `max_limit` of one page, and how many where no limit is
-    given. `position_of`: a number by an id, larger for later ones, also of items that are gone. Raises
-    ApiError."""
+    """Return a page from `items`, which are sorted from oldest to newest.
+
+    `max_limit` and `default_limit`: items per page. `position_of`: maps an id to a number that grows with
+    creation order, also for deleted items. Raises ApiError.
+    """
     query = request.query_params
     limit = query.get("limit") or str(default_limit)
     if not (limit.isascii() and limit.isdigit() and len(limit) < 9 and 1 <= int(limit) <= max_limit):
         raise ApiError(
             ErrorCode.INVALID_VALUE,
-            f"limit must lie in 1 to {max_limit}, not {shown(limit)}",
+            f"limit must be 1 to {max_limit}, not {shown(limit)}",
             FieldPath("limit"),
         )
     order = query.get("order") or "desc"
@@ -44,7 +46,7 @@ def page(
         if begin is None:
             raise ApiError(
                 ErrorCode.INVALID_VALUE,
-                f"after, {shown(after)}, names nothing that is in this list",
+                f"after={shown(after)} is not an id in this list",
                 FieldPath("after"),
             )
         places = [position_of(id_of(item)) or 0 for item in items]

@@ -1,4 +1,4 @@
-"""A route as one record: method, path, endpoint, and the operation that the OpenAPI document shows for it.
+"""A route as a record: method, path, endpoint, and the operation that the OpenAPI document shows for it.
 
 Each module with routes declares its records beside the class that answers them. The application binds the
 records to an instance; `app/openapi.py` renders the operations. Neither repeats a path.
@@ -25,10 +25,10 @@ ANSWERS = (400, 404, 409, 422, 504, *READS)  # refusals of a route that creates 
 
 
 class Stream(NamedTuple):
-    """Server-sent events of a route.
+    """A route's server-sent events.
 
-    `events`: the structs that `data` holds. `done`: the text of the last event; "" when events carry names,
-    which are the structs' tags.
+    `events`: the structs that `data` holds. `done`: the last event's text; "" when events carry names, which
+    are the structs' tags.
     """
 
     events: tuple[Body, ...]
@@ -36,11 +36,12 @@ class Stream(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """What the OpenAPI document says of a route.
+    """A route's OpenAPI description.
 
-    `answer`: the struct of status 200, or a media type. `refusals`: the statuses of errors. `refusal`: the
-    struct of an error's body, None for OpenAI's. `not_ready`: the struct of a status 503 that is an answer.
-    `query`: names of query parameters. `creates_answer`: the route takes and returns the headers of answers.
+    `answer`: the struct for status 200, or a media type. `refusals`: the error statuses. `refusal`: the
+    struct for error bodies, None for OpenAI's. `not_ready`: the struct for status 503 if that status is an
+    answer. `query`: the query parameters' names. `creates_answer`: the route takes and returns the answer
+    headers.
     """
 
     summary: str
@@ -58,7 +59,7 @@ class Operation(NamedTuple):
 
 
 class RouteRecord(NamedTuple):
-    """`endpoint`: a method of the class that answers the route. `operation` None: not in the document."""
+    """`endpoint`: a method in the class that answers the route. `operation` None: not in the document."""
 
     method: str
     path: str
@@ -73,7 +74,7 @@ class RouteRecord(NamedTuple):
 def answer_operation(
     summary: str, body: Body, answer: Body, stream: Stream, refusal: Body | None = None
 ) -> Operation:
-    """Return the operation of a route that creates an answer, streamed or whole."""
+    """Return the operation for a route that creates an answer, streamed or whole."""
     return Operation(
         summary,
         answer,
@@ -87,7 +88,7 @@ def answer_operation(
 
 
 def bind(records: Iterable[RouteRecord], instance: object) -> Endpoints:
-    """Return the endpoints of `records`, as methods of `instance`."""
+    """Return the endpoints in `records`, bound to `instance`."""
     return {record.key: MethodType(record.endpoint, instance) for record in records}
 
 

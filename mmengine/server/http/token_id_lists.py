@@ -1,5 +1,7 @@
-"""Lists of token ids in a body, taken out of it before it is parsed: they are read piece by piece, and take
-four bytes each. A number that nobody can guess stays in their place."""
+"""Removes token id lists from a body before the body is parsed.
+
+The lists are read piece by piece into four bytes per id. An unguessable number replaces each list.
+"""
 
 import re
 import secrets
@@ -11,12 +13,12 @@ import msgspec
 
 from mmengine.server.http.media_payloads import find
 
-MIN_BYTES = 2**15  # of lists that are taken out
-MAX_LISTS = 4096  # prompts of one body
-_PIECE = 2**15  # bytes that are read at once
-_MAX_HEAD = 128  # bytes from a field's name to its value
-_MAX_PLACES = 64  # of the name that are looked at
-_SIGNS = b"-0123456789,[] \t\r\n"  # of lists of integers
+MIN_BYTES = 2**15  # Least number of bytes of a list to remove.
+MAX_LISTS = 4096  # Most prompts per body.
+_PIECE = 2**15  # Bytes per step.
+_MAX_HEAD = 128  # Most bytes from a field's name to its value.
+_MAX_PLACES = 64  # Most occurrences of the name that are examined.
+_SIGNS = b"-0123456789,[] \t\r\n"  # Characters that lists of integers may contain.
 _BEGIN = re.compile(rb"\s*(,?)\s*\[")
 _VALUE = re.compile(rb"\s*:\s*\[")
 _OTHER = re.compile(b"[^%b]" % re.escape(_SIGNS))
@@ -24,7 +26,9 @@ _decode = msgspec.json.Decoder(list[int]).decode
 
 
 class TokenIds(NamedTuple):
-    """`lists`: none where nothing was taken out. `stands`: what the body has in their place."""
+    """The removed lists; `lists` is empty if nothing was removed. `stands`: the value in the body that
+    replaces the lists.
+    """
 
     lists: Sequence[Sequence[int]]
     stands: list[int]
@@ -34,9 +38,10 @@ NO_IDS = TokenIds((), [])
 
 
 def take_out(body: bytes, field: bytes, *, may_nest: bool = False) -> tuple[bytes, TokenIds]:
-    """The body without a long list of integers, or a list of such lists where it `may_nest`, that is the
-    value of `field`, and these. Integers beyond 32 bits become -1, which is no token either. On a thread: all
-    of it takes long, no part of it does."""
+    """Return the body without the long integer list in `field`, and the list. Integers beyond 32 bits become
+    -1, which is no valid token either. Run this on a thread: the whole work takes long, but no single step
+    does.
+    """
     at, name = 0, b'"%b"' % field
     for _ in range(_MAX_PLACES if len(body) > MIN_BYTES else 0):
         if (key := find(body, name, at)) < 0:
@@ -51,7 +56,8 @@ def take_out(body: bytes, field: bytes, *, may_nest: bool = False) -> tuple[byte
         is_nested = may_nest and body[start : start + _MAX_HEAD].lstrip()[:1] == b"["
         try:
             lists = _nested(body, start, end) if is_nested else [_ids(body, start, end)]
-        except ValueError:  # of no list of integers: it stays, for whoever says what is wrong with it
+        # The value is no list of integers. It stays in the body, so that the reader can report the error.
+        except ValueError:
             break
         stands = secrets.randbits(62)
         return b"%b%d%b" % (body[:start], stands, body[end:]), TokenIds(lists, [stands])
@@ -59,7 +65,7 @@ def take_out(body: bytes, field: bytes, *, may_nest: bool = False) -> tuple[byte
 
 
 def _end(body: bytes, start: int) -> int:
-    """Of what may stand in lists of integers, the place of the last bracket."""
+    """Return the last bracket's position within the characters that integer lists may contain."""
     end = start
     while end < len(body) and not body[end : end + _PIECE].translate(None, _SIGNS):
         end += _PIECE
@@ -68,7 +74,7 @@ def _end(body: bytes, start: int) -> int:
 
 
 def _nested(body: bytes, at: int, end: int) -> "list[array[int]]":
-    """Raises ValueError."""
+    """Return the lists inside a nested list. Raises ValueError."""
     lists: list[array[int]] = []
     while (close := find(body, b"]", at, end)) >= 0 and len(lists) < MAX_LISTS:
         begun = _BEGIN.match(body, at, close)
@@ -82,7 +88,7 @@ def _nested(body: bytes, at: int, end: int) -> "list[array[int]]":
 
 
 def _ids(body: bytes, at: int, end: int) -> "array[int]":
-    """Raises ValueError."""
+    """Return the integers in a list's text. Raises ValueError."""
     found = array("i")
     while at < end:
         comma = body.find(b",", at + _PIECE, end)
@@ -97,5 +103,5 @@ def _ids(body: bytes, at: int, end: int) -> "array[int]":
             found.extend(each if abs(each) < 2**31 else -1 for each in ids)
         at = end if comma < 0 else comma + 1
         if comma >= 0 and not body[at : min(end, at + _PIECE)].strip():
-            raise ValueError  # a comma behind which nothing comes
+            raise ValueError  # A trailing comma.
     return found

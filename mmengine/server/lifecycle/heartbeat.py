@@ -19,7 +19,7 @@ MAX_REASON_CHARS = 500  # of one reason
 
 
 class Beat(msgspec.Struct, frozen=True, array_like=True):
-    """One heartbeat.
+    """A heartbeat.
 
     `is_built`: the weights are loaded, and recovered requests may run. `is_regular`: heartbeats follow at a
     fixed interval, so silence means a fault. `is_serving`: clients are answered. `reasons`: why the server is

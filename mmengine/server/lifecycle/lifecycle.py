@@ -115,9 +115,9 @@ async def serve(
 
     `listening`: called when the first steps have run and the socket is served. `media_fetcher`: fetches media
     by URL. `open_storage`: opens the store beside the log. `heartbeats`: sends heartbeats to a supervisor; an
-    engine that stops then raises ExecutorFailed, so that another process can replace this one. `in_haste`:
-    clients of the last process wait, so they are answered while the first steps run. `live`: the log folder
-    that /live shows. `admin_keys`: may load adapters; SIGHUP reloads them with `keys`.
+    engine that stops then raises ExecutorFailed, so that another process can replace this process.
+    `in_haste`: clients of the last process wait, so they are answered while the first steps run. `live`: the
+    log folder that /live shows. `admin_keys`: may load adapters; SIGHUP reloads them with `keys`.
     """
     pulse = _Pulse(engine, heartbeats)
     tasks, storage = [asyncio.create_task(pulse.beat())], None

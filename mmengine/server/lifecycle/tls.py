@@ -16,7 +16,7 @@ class TlsOptions(TypedDict):
 
 
 def tls_options(settings: ServerSettings) -> TlsOptions:
-    """Return uvicorn's TLS options. With `ssl_ca_certs` clients must present a certificate that one of these
+    """Return uvicorn's TLS options. With `ssl_ca_certs` clients must present a certificate that these
     authorities signed.
     """
     return TlsOptions(

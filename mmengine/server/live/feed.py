@@ -1,4 +1,4 @@
-"""The events of live pages: one process follows the log for all pages while any page is open."""
+"""The events of live pages: a single process follows the log for all pages while any page is open."""
 
 import asyncio
 import sys
@@ -96,7 +96,7 @@ class Feed:
 
 
 class Viewer:
-    """One page, as a source of frames."""
+    """An open page, as a frame source."""
 
     def __init__(self, held: list[bytes], left: Callable[["Viewer"], None]):
         self._events, self._left = deque(held), left

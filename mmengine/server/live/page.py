@@ -1,4 +1,4 @@
-"""The live page in one file: the report's drawing code, and the code that follows a log."""
+"""The live page in a single file: the report's drawing code, and the code that follows a log."""
 
 from importlib.resources import files
 

@@ -1,4 +1,5 @@
-"""Questions that a live page asks about the log, each answered by a process of its own, one at a time.
+"""Questions that a live page asks about the log. A separate process answers each question; questions run in
+turn.
 
 `python -m mmengine.server.live.queries FOLDER why|trace|drafts REQUEST` writes the answer to stdout.
 """

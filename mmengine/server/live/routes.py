@@ -1,5 +1,5 @@
 """/live, its events and its questions. The page itself is public and holds no data. Its requests carry the
-API key like those of other clients.
+API key, as other clients' requests do.
 """
 
 from collections.abc import Awaitable, Callable

@@ -1,4 +1,4 @@
-"""The bodies of /v1/messages and /v1/messages/count_tokens, as their tables say they are taken."""
+"""The bodies of /v1/messages and /v1/messages/count_tokens."""
 
 from typing import Annotated, Literal
 
@@ -13,7 +13,7 @@ Turns = Annotated[list[Json], Meta(min_length=1)]
 
 
 class Thinking(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`display` omitted: it is counted, and not shown."""
+    """The `thinking` field. `display` omitted: thinking is counted, but not returned."""
 
     type: Literal["enabled", "adaptive", "disabled"]
     budget_tokens: Annotated[int, Meta(ge=1)] | None = None
@@ -21,7 +21,7 @@ class Thinking(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class OutputConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`effort`: the model decides."""
+    """The `output_config` field. `effort` has no effect: the model decides."""
 
     format: dict[str, msgspec.Raw] | None = None
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
@@ -61,7 +61,7 @@ class MessagesBody(SharedBody, frozen=True, kw_only=True):
 
 
 class CountBody(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields of a message's body that its number of prompt tokens depends on."""
+    """The body of /v1/messages/count_tokens: the fields that determine the prompt token count."""
 
     messages: Annotated[Turns, _TURNS]
     model: Annotated[str | None, taken("a served name; default: the first served name")] = None

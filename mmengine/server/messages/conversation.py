@@ -1,7 +1,7 @@
-"""Turns of Anthropic's messages become messages of chat.
+"""Converts turns in Anthropic's messages to chat messages.
 
-Results of tools stand in the user's turns there, and are messages of their own here. What one role says in a
-row is one message, as it is one turn there.
+Tool results, which belong to user turns there, become separate messages. Consecutive turns with the same role
+become one message.
 """
 
 from collections.abc import Sequence
@@ -13,16 +13,17 @@ from mmengine.server.http.field_names import Place
 from mmengine.server.http.media_payloads import FILE_ID, MediaPayloads
 from mmengine.server.messages.field_table import BLOCKS
 
-MAX_BLOCKS = 4096  # of one turn, or of what a tool said
-_USER_BLOCKS = ("text", "image", "tool_result")  # blocks of a user's turn
-_TOOL_BLOCKS = ("text", "image")  # of what a tool said
-_ASSISTANT_BLOCKS = ("text", "thinking", "redacted_thinking", "tool_use")  # of the assistant's
+MAX_BLOCKS = 4096  # Most blocks in a turn or in a tool result.
+_USER_BLOCKS = ("text", "image", "tool_result")  # Block types in a user turn.
+_TOOL_BLOCKS = ("text", "image")  # Block types in a tool result.
+_ASSISTANT_BLOCKS = ("text", "thinking", "redacted_thinking", "tool_use")  # Block types in an assistant turn.
 _SYSTEM = FieldPath("system")
 _ROLES = ("user", "assistant", "system")
 
 
 class Conversation:
-    """`messages` of chat, and the place of each. What is wrong with a turn is raised as ApiError."""
+    """Chat messages, and their places in the client's body. The methods raise ApiError for an invalid
+    turn."""
 
     def __init__(self, payloads: MediaPayloads):
         self._payloads = payloads
@@ -35,15 +36,16 @@ class Conversation:
 
     @property
     def continues_answer(self) -> bool:
-        """Whether the last turn is the assistant's, which the answer goes on with. Raises ApiError where that
-        calls tools."""
+        """Whether the last turn is the assistant's, so that the answer continues the turn. Raises ApiError if
+        the turn calls tools.
+        """
         last = self.messages[-1]
         if last["role"] != "assistant":
             return False
         if "tool_calls" in last:
             where = self._places[-1][0]
             raise ApiError(
-                ErrorCode.INVALID_VALUE, f"{FIELD} calls tools; send what they said as tool_result", where
+                ErrorCode.INVALID_VALUE, f"{FIELD} calls tools; send their results as tool_result", where
             )
         return True
 
@@ -94,11 +96,11 @@ class Conversation:
                 self._grow(place, self._part(place, block))
 
     def _follows(self, role: str) -> bool:
-        """Whether the last message is of this role, too."""
+        """Whether the last message has this role."""
         return bool(self.messages) and self.messages[-1]["role"] == role
 
     def _grow(self, place: FieldPath, part: Json) -> None:
-        """The last message has one more part."""
+        """Append a content part to the last message."""
         message, (where, parts) = self.messages[-1], self._places[-1]
         content = message["content"]
         if not isinstance(content, list):
@@ -133,7 +135,9 @@ class Conversation:
             self._add(where, {"role": "assistant", "content": ""})
 
     def _grow_text(self, where: FieldPath, field: str, text: str, behind: tuple[str, ...]) -> None:
-        """More of a field of the assistant's message; of a new one, where this has what stands behind it."""
+        """Append text to a field in the assistant's message. If the message already has a field in `behind`,
+        a new message begins.
+        """
         if not self._follows("assistant") or any(name in self.messages[-1] for name in behind):
             self._add(where, {"role": "assistant"})
         message = self.messages[-1]
@@ -158,14 +162,14 @@ class Conversation:
         return {"type": "image_url", "image_url": {"url": self._source(where / "source", block)}, **options}
 
     def _source(self, where: FieldPath, block: Json) -> str | bytes:
-        """Of an image: its bytes, or what chat reads as its URL."""
+        """Return an image's bytes, or the URL for chat."""
         given = block.get("source")
         source = without_nulls(given) if isinstance(given, dict) else {}
         match source.get("type"):
             case "base64":
                 kind, data = _text(where, source, "media_type"), _text(where, source, "data")
                 if not kind.startswith("image/"):
-                    text = f"{FIELD} must be that of an image, not {shown(kind)}"
+                    text = f"{FIELD} must be an image type, not {shown(kind)}"
                     raise ApiError(ErrorCode.UNSUPPORTED_CONTENT, text, where / "media_type")
                 return self._payloads.of(data) or f"data:{kind};base64,{data}"
             case "url":
@@ -175,32 +179,32 @@ class Conversation:
                 if FILE_ID.fullmatch(name):
                     return name
                 raise ApiError(
-                    ErrorCode.INVALID_VALUE, f"{FIELD} must be that of an uploaded image", where / "file_id"
+                    ErrorCode.INVALID_VALUE, f"{FIELD} must name an uploaded image", where / "file_id"
                 )
         text = f"{FIELD} must be base64, url or file, not {shown(source.get('type'))}"
         raise ApiError(ErrorCode.UNSUPPORTED_CONTENT, text, where / "type")
 
     def finished(self) -> list[Json]:
-        """The messages, each with a content."""
+        """Return the messages, each with a content."""
         return [message if "content" in message else {**message, "content": ""} for message in self.messages]
 
 
 def _blocks(where: FieldPath, given: object, kinds: tuple[str, ...]) -> list[tuple[FieldPath, Json]]:
-    """Blocks of these kinds, each with its place. Raises ApiError."""
+    """Return the blocks with their places, if all have an allowed type. Raises ApiError."""
     if not isinstance(given, list):
         raise ApiError(
             ErrorCode.INVALID_VALUE, f"{FIELD} must be a text or a list of blocks, not {shown(given)}", where
         )
     if len(given) > MAX_BLOCKS:
         raise ApiError(
-            ErrorCode.INVALID_VALUE, f"{FIELD} has {len(given)} blocks; at most {MAX_BLOCKS} are taken", where
+            ErrorCode.INVALID_VALUE, f"{FIELD} has {len(given)} blocks; the limit is {MAX_BLOCKS}", where
         )
     found = []
     for number, one in enumerate(given):
         place = where / number
         kind = one.get("type") if isinstance(one, dict) else None
         if not isinstance(kind, str) or kind not in kinds:
-            text = f"{FIELD} is of the type {shown(kind)}, which is not taken here; send {', '.join(kinds)}"
+            text = f"{FIELD} has the unsupported type {shown(kind)}; use {', '.join(kinds)}"
             raise ApiError(ErrorCode.UNSUPPORTED_CONTENT, text, place / "type")
         block = without_nulls(one)
         check_fields(place, block, kind)
@@ -209,7 +213,7 @@ def _blocks(where: FieldPath, given: object, kinds: tuple[str, ...]) -> list[tup
 
 
 def check_fields(where: FieldPath, given: Json, kind: str) -> None:
-    """Raises ApiError for a field that a block, or a tool, of this kind has not."""
+    """Raise ApiError for a field that this block type, or a tool, does not have."""
     taken, ignored = BLOCKS[kind]
     for name in given:
         if name != "type" and name not in taken and name not in ignored:
@@ -218,11 +222,11 @@ def check_fields(where: FieldPath, given: Json, kind: str) -> None:
 
 def _unknown(where: FieldPath, name: str) -> ApiError:
     place = where / name[:64]
-    return ApiError(ErrorCode.UNKNOWN_FIELD, f"{FIELD} is not known; leave it out", place)
+    return ApiError(ErrorCode.UNKNOWN_FIELD, f"{FIELD} is unknown; leave it out", place)
 
 
 def _text(where: FieldPath, block: Json, name: str) -> str:
-    """Raises ApiError."""
+    """Return a block's string field. Raises ApiError."""
     value = block.get(name)
     if not isinstance(value, str):
         raise ApiError(ErrorCode.INVALID_VALUE, f"{FIELD} must be a string, not {shown(value)}", where / name)

@@ -1,4 +1,4 @@
-"""/v1/messages/count_tokens: a prompt is prepared as that of a message, media included, and counted."""
+"""/v1/messages/count_tokens: prepares a message's prompt, with its media, and counts the tokens."""
 
 from functools import partial
 from typing import Protocol
@@ -19,7 +19,7 @@ from mmengine.server.transport.sse import unless_gone
 
 
 class MessageReaders(Protocol):
-    """What reads messages, and says what is wrong with them."""
+    """The readers that counting needs, and their error conversion."""
 
     messages: MessagesReader
     parser_threads: ParserThreads
@@ -31,13 +31,15 @@ class MessageReaders(Protocol):
 
 
 class MessageCounts:
+    """The route that counts prompt tokens."""
+
     def __init__(self, engine: ServedEngine, admission: Admission, readers: MessageReaders):
         self._engine, self._admission, self._readers = engine, admission, readers
 
     async def count(self, request: Request) -> ASGIApp:
         check_version(request.headers.get("anthropic-version", ""))
         owner, readers = request.scope[OWNER], self._readers
-        self._admission.take(owner)  # preparing it may take what preparing a message takes
+        self._admission.take(owner)  # Counting takes as much preparation as an answer.
         try:
             with self._admission.reserve(owner) as reservation:
                 data = await self._admission.bodies.read(request.scope, request.receive, reservation)
@@ -59,5 +61,5 @@ class MessageCounts:
         return Response(said, 200, ignored_header(parsed_request.ignored), "application/json")
 
     def _read(self, data: list[bytes], owner: str) -> ParsedRequest:
-        """On any thread. Raises ApiError."""
+        """Read the body. Thread-safe. Raises ApiError."""
         return self._readers.resolve_model(self._readers.messages.read_count(b"".join(data), "count"), owner)

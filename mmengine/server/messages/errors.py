@@ -1,4 +1,4 @@
-"""Errors as Anthropic's clients read them: {"type": "error", "error": {"type", "message"}, "request_id"}."""
+"""Errors in Anthropic's format: {"type": "error", "error": {"type", "message"}, "request_id"}."""
 
 import msgspec
 
@@ -6,7 +6,7 @@ from mmengine.errors import ErrorCode
 from mmengine.server.http.errors import ApiError
 from mmengine.server.http.route_records import OVERLOADED
 
-# Codes of states that pass.
+# Codes for temporary conditions.
 _OVERLOADED = (
     ErrorCode.QUEUE_FULL,
     ErrorCode.BODIES_FULL,
@@ -24,7 +24,7 @@ _TYPES = {
 
 
 def kind_of(error: ApiError) -> tuple[int, str]:
-    """The status that a caller has, and the type."""
+    """Return the HTTP status and Anthropic's error type."""
     if error.code in _OVERLOADED:
         return OVERLOADED, "overloaded_error"
     if error.status in _TYPES:
@@ -33,7 +33,7 @@ def kind_of(error: ApiError) -> tuple[int, str]:
 
 
 def error_json(error: ApiError, request_id: str | None) -> bytes:
-    """What is wrong is named in the message: there is no place for it beside that."""
+    """Return the error's body as JSON. The message names the field, because the format has no `param`."""
     message, param = error.message, error.param
     if param is not None and not error.names_field:
         message = f"{param}: {message}"

@@ -1,4 +1,4 @@
-"""The field tables of /v1/messages and count_tokens, and the fields of content blocks."""
+"""The field tables for /v1/messages and count_tokens, and the fields in content blocks."""
 
 from mmengine.server.chat.field_tables import CHAT
 from mmengine.server.http.body_fields import Field, Fields, fields_of
@@ -39,8 +39,7 @@ MESSAGES = (
 COUNT_TOKENS = (*fields_of(CountBody), *_SHARED)
 FIELDS, COUNT_FIELDS = Fields(MESSAGES), Fields(COUNT_TOKENS)
 
-# For each kind of block, and for a tool: the fields that are read, and the fields that are ignored. Any other
-# field is refused.
+# For each type of block, and for a tool: supported fields and ignored fields. All other fields are refused.
 BLOCKS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "text": (("text",), ("cache_control", "citations")),
     "image": (("source", "min_pixels", "max_pixels"), ("cache_control", "transformations")),

@@ -1,5 +1,8 @@
-"""Answers as events of Anthropic's Messages API, and whole ones. All of them follows from the tokens, the
-request's id and its envelope, so a stream can be told again, byte for byte."""
+"""Answers in Anthropic's Messages format: stream events and whole bodies.
+
+All output follows from the tokens, the request's id and its envelope, so a stream can be repeated byte for
+byte.
+"""
 
 import hashlib
 import json
@@ -23,7 +26,9 @@ _decode_object = msgspec.json.Decoder(dict[str, object]).decode
 
 
 class MessagesFrames:
-    """Blocks are opened by what they say first, and closed by the next one, or at the end."""
+    """Writes messages as frames or bodies. The first delta with a new kind opens a block, and the next block
+    or the end closes it.
+    """
 
     done = b""
 
@@ -31,10 +36,10 @@ class MessagesFrames:
         self._request_id, self.tails = request_id, FrameTails("last")
         self._about: Json = {"id": f"{ID_PREFIX}{request_id}", "type": "message", "role": "assistant"}
         self._about["model"] = envelope.model
-        self._kind = ""  # of the block that is open
-        self._number = 0  # of blocks that were closed
-        self._head = b""  # of the events that tell how the block grows, which are most of them
-        self._digest = hashlib.sha256()  # of the thinking that is open
+        self._kind = ""  # Type of the open block.
+        self._number = 0  # Number of closed blocks.
+        self._head = b""  # Start of the deltas for the open block, which are most events.
+        self._digest = hashlib.sha256()  # Digest of the open thinking block.
         self._stop: tuple[str, str | None] = ("", None)
         self._errors: tuple[ArgumentError, ...] = ()
         self._has_calls = False
@@ -45,7 +50,7 @@ class MessagesFrames:
         return _event("message_start", {"message": message})
 
     def delta(self, index: int, delta: Delta) -> bytes:
-        if delta.content and self._kind == "text":  # what most tokens say
+        if delta.content and self._kind == "text":  # The case of most tokens.
             return b"%b%b}}\n\n" % (self._head, _encode(delta.content))
         data = b""
         if delta.reasoning:
@@ -74,8 +79,9 @@ class MessagesFrames:
         return CALL_PREFIX + call_id(self._request_id, 0, number).removeprefix("call_")
 
     def _open(self, kind: str, block: Mapping[str, object], grows: str, field: str) -> bytes:
-        """A block begins, behind the end of the one before. `grows`: the type of its deltas, in whose
-        `field` more of it stands."""
+        """Close the open block, and begin a block. `grows`: the deltas' type; they have their text in
+        `field`.
+        """
         data = self._close()
         self._kind = kind
         self._head = (
@@ -102,7 +108,7 @@ class MessagesFrames:
         return data + self._close()
 
     def usage(self, usage: Usage) -> bytes:
-        """The last two events."""
+        """Return the last two events."""
         reason, sequence = self._stop
         data: Json = {
             "delta": {"stop_reason": reason, "stop_sequence": sequence},
@@ -139,7 +145,7 @@ def _event(kind: str, data: Json) -> bytes:
 
 
 def _stop(finish_reason: str, stop_reason: str | int | None, *, calls: bool) -> tuple[str, str | None]:
-    """stop_reason and stop_sequence. `calls`: it calls tools."""
+    """Return stop_reason and stop_sequence. `calls`: whether the answer calls tools."""
     if isinstance(stop_reason, str):
         return "stop_sequence", stop_reason
     if finish_reason == "length":
@@ -148,9 +154,11 @@ def _stop(finish_reason: str, stop_reason: str | int | None, *, calls: bool) -> 
 
 
 def _arguments_object(arguments: str) -> Json | msgspec.Raw:
-    """The object of a call's arguments: as the model wrote it where it has what JSON may say and nobody here
-    can hold (half of a surrogate pair, 1e999). An empty one where the answer was cut in them, or they are
-    nested deeper than clients read."""
+    """Return a call's arguments as an object.
+
+    Text that is valid JSON but not representable here (half of a surrogate pair, 1e999) stays as the model
+    wrote it. Arguments that were cut, or are nested too deeply for clients, become an empty object.
+    """
     try:
         return _decode_object(arguments)
     except (msgspec.MsgspecError, RecursionError):
@@ -158,15 +166,15 @@ def _arguments_object(arguments: str) -> Json | msgspec.Raw:
 
 
 def _is_object(text: str) -> bool:
-    """Whether it is the JSON text of an object."""
-    try:  # numbers stay texts: Python reads no integer of thousands of digits
+    """Whether the text is a JSON object."""
+    try:  # Numbers stay strings: Python refuses integers with thousands of digits.
         return isinstance(json.loads(text, parse_int=str, parse_float=str, parse_constant=_refuse), dict)
     except (ValueError, RecursionError):
         return False
 
 
 def _refuse(name: str) -> object:
-    """Python takes NaN and Infinity, which are no JSON."""
+    """Refuse NaN and Infinity: Python accepts them, but JSON does not."""
     raise ValueError(name)
 
 
@@ -180,7 +188,7 @@ def _usage(num_prompt: int, num_cached: int, num_output: int) -> Json:
 
 
 def _whole_usage(usage: Usage) -> Json:
-    """From the names that chat has."""
+    """Convert usage from chat's names."""
     prompt, completion = usage["prompt_tokens_details"], usage["completion_tokens_details"]
     num_prompt, num_output = usage["prompt_tokens"], usage["completion_tokens"]
     assert isinstance(prompt, dict) and isinstance(completion, dict)

@@ -1,4 +1,4 @@
-"""The body of /v1/messages becomes what chat asks the engine."""
+"""Reads the body of /v1/messages into a request, by conversion to a chat body."""
 
 import re
 from functools import partial
@@ -30,26 +30,29 @@ _RENAMES: Renames = (
 
 
 def check_version(given: str) -> None:
-    """Raises ApiError for an anthropic-version that is none. All of them are answered alike."""
+    """Raise ApiError for an invalid anthropic-version. All versions get the same answers."""
     if given and not _VERSION.fullmatch(given):
         text = f"anthropic-version must be a date as 2023-06-01, not {shown(given)}"
         raise ApiError(ErrorCode.INVALID_VALUE, text, "anthropic-version")
 
 
 class MessagesReader:
-    """`chat`: what reads all that messages share with it. `can_end_reasoning`: whether the model's reasoning
-    can be kept to a budget."""
+    """Reads message bodies. `chat`: reads the converted body. `can_end_reasoning`: whether the model supports
+    thinking budgets.
+    """
 
     def __init__(self, chat: ChatReader, *, ignore_unknown: bool, can_end_reasoning: bool):
         self._chat, self._ignore_unknown = chat, ignore_unknown
         self._can_end_reasoning = can_end_reasoning
 
     def read(self, data: bytes, request_id: str) -> ParsedRequest:
-        """A body of any size. `request_id`: unless the body has one. Raises ApiError."""
+        """Read a body, however large. `request_id`: the request's id, unless the body has a request_id.
+        Raises ApiError.
+        """
         return read_without_payloads(data, partial(self._read, request_id=request_id), in_data_fields)
 
     def read_count(self, data: bytes, request_id: str) -> ParsedRequest:
-        """Of /v1/messages/count_tokens, whose prompt alone is wanted."""
+        """Read a body of /v1/messages/count_tokens, for its prompt. Raises ApiError."""
         return read_without_payloads(data, partial(self._read_count, request_id=request_id), in_data_fields)
 
     def _read(self, data: bytes, payloads: MediaPayloads, request_id: str) -> ParsedRequest:
@@ -65,7 +68,7 @@ class MessagesReader:
     ) -> ParsedRequest:
         if body.stop is not None and body.stop_sequences is not None:
             raise ApiError(
-                ErrorCode.INVALID_VALUE, f"give {FIELD} or stop, not both", FieldPath("stop_sequences")
+                ErrorCode.INVALID_VALUE, f"set {FIELD} or stop, not both", FieldPath("stop_sequences")
             )
         conversation = Conversation(payloads)
         if body.system is not None:
@@ -84,7 +87,7 @@ class MessagesReader:
         )
 
     def _as_chat(self, body: MessagesBody, conversation: Conversation) -> ChatBody:
-        """Raises ApiError."""
+        """Return the equivalent chat body. Raises ApiError."""
         choice, parallel = _choice(body.tool_choice)
         thinking = body.thinking or Thinking("disabled")
         budget = body.thinking_token_budget
@@ -108,7 +111,7 @@ class MessagesReader:
     def _budget(self, thinking: Thinking) -> int | None:
         if thinking.type == "enabled":
             if thinking.budget_tokens is None:
-                text = f"{FIELD} is needed with enabled; adaptive goes without"
+                text = f"{FIELD} is required with type enabled; or set type adaptive"
                 raise ApiError(ErrorCode.INVALID_VALUE, text, FieldPath("thinking", "budget_tokens"))
             return thinking.budget_tokens
         return 0 if thinking.type == "disabled" and self._can_end_reasoning else None
@@ -118,7 +121,7 @@ class MessagesReader:
         if len(tools) > most:
             raise ApiError(
                 ErrorCode.INVALID_VALUE,
-                f"{FIELD} has {len(tools)} entries; at most {most} are taken",
+                f"{FIELD} has {len(tools)} entries; the limit is {most} (max_tools)",
                 FieldPath("tools"),
             )
         return [_tool(FieldPath("tools", number), tool) for number, tool in enumerate(tools)]
@@ -127,7 +130,7 @@ class MessagesReader:
 def _tool(where: FieldPath, tool: Json) -> Json:
     kind = tool.get("type")
     if kind not in (None, "custom"):
-        text = f"{FIELD}, {shown(kind)}, is a tool that Anthropic runs; send tools of your own"
+        text = f"{FIELD}={shown(kind)} is a tool that Anthropic runs; use tools of type custom"
         raise ApiError(ErrorCode.UNSUPPORTED_FIELD, text, where / "type")
     check_fields(where, tool, "custom")
     if not isinstance(tool.get("input_schema"), dict):
@@ -138,7 +141,7 @@ def _tool(where: FieldPath, tool: Json) -> Json:
 
 
 def _choice(given: Json | None) -> tuple[str | Json | None, bool | None]:
-    """`tool_choice` and `parallel_tool_calls` of chat. Raises ApiError."""
+    """Return chat's `tool_choice` and `parallel_tool_calls`. Raises ApiError."""
     if given is None:
         return None, None
     kind, name = given.get("type"), given.get("name")
@@ -146,7 +149,7 @@ def _choice(given: Json | None) -> tuple[str | Json | None, bool | None]:
     for field in given:
         if field not in taken:
             place = FieldPath("tool_choice", field[:64])
-            raise ApiError(ErrorCode.UNKNOWN_FIELD, f"{FIELD} is not known; leave it out", place)
+            raise ApiError(ErrorCode.UNKNOWN_FIELD, f"{FIELD} is unknown; leave it out", place)
     alone = given.get("disable_parallel_tool_use") or False
     if not isinstance(alone, bool):
         place = FieldPath("tool_choice", "disable_parallel_tool_use")
@@ -160,7 +163,7 @@ def _choice(given: Json | None) -> tuple[str | Json | None, bool | None]:
 
 
 def _form(config: OutputConfig | None) -> dict[str, msgspec.Raw] | None:
-    """`response_format` of chat. A schema is not read here: it may be large."""
+    """Return chat's `response_format`. A schema stays undecoded, because it may be large."""
     form = config.format if config is not None else None
     if form is None or bytes(form.get("type", b"")) != b'"json_schema"':
         return form

@@ -1,4 +1,4 @@
-"""What /v1/messages says, as the OpenAPI document describes it."""
+"""Response schemas of /v1/messages, for the OpenAPI document."""
 
 from typing import Literal
 
@@ -14,7 +14,7 @@ class TextBlock(ResponseSchema, tag="text"):
 
 
 class ThinkingBlock(ResponseSchema, tag="thinking"):
-    """`signature`: a digest of the text; a block that comes back is taken with any."""
+    """A thinking block. `signature`: the text's digest. In requests, any signature is accepted."""
 
     thinking: str
     signature: str
@@ -34,8 +34,9 @@ class ThinkingTokens(ResponseSchema):
 
 
 class MessageUsage(ResponseSchema):
-    """`input_tokens`: without those of cache_read_input_tokens. Of message_start: all of them, for what is
-    cached is known later."""
+    """Token counts. `input_tokens` excludes cache_read_input_tokens, except in message_start, where the
+    cached token count is not known yet.
+    """
 
     input_tokens: int
     cache_creation_input_tokens: int
@@ -124,7 +125,7 @@ class MessageFault(ResponseSchema):
 
 
 class MessageRefusal(ResponseSchema, tag="error"):
-    """Any status but 200, and an event in the middle of a stream."""
+    """The body for an error response, and for an error event in a stream."""
 
     error: MessageFault
     request_id: str | None

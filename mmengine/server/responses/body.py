@@ -1,4 +1,4 @@
-"""The body of /v1/responses, as its table says it is taken."""
+"""The body of /v1/responses."""
 
 from typing import Annotated, Literal
 
@@ -9,12 +9,13 @@ from mmengine.server.chat.bodies import SharedBody
 from mmengine.server.http.body_fields import taken, translated
 from mmengine.server.http.errors import Json
 
-MAX_METADATA = 16  # pairs of it
-MAX_METADATA_NAME = 64  # characters of each one's name
-MAX_METADATA_TEXT = 512  # characters of each one's text
-MAX_NAME_CHARS = 256  # of what a response repeats: user, prompt_cache_key, previous_response_id
-MAX_SAFETY_CHARS = 128  # of safety_identifier
-MAX_INCLUDE = 16  # names in include
+MAX_METADATA = 16  # Most pairs in metadata.
+MAX_METADATA_NAME = 64  # Most characters of a name in metadata.
+MAX_METADATA_TEXT = 512  # Most characters of a text in metadata.
+# Most characters of user, prompt_cache_key and previous_response_id, which a response repeats.
+MAX_NAME_CHARS = 256
+MAX_SAFETY_CHARS = 128  # Most characters of safety_identifier.
+MAX_INCLUDE = 16  # Most names in include.
 LOGPROBS = "message.output_text.logprobs"
 Metadata = dict[
     Annotated[str, Meta(max_length=MAX_METADATA_NAME)], Annotated[str, Meta(max_length=MAX_METADATA_TEXT)]
@@ -32,7 +33,7 @@ class TextOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ReasoningOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`summary` and `generate_summary`, its older name: nothing is summarized."""
+    """The `reasoning` field. `summary`, and its older name `generate_summary`, have no effect."""
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
@@ -113,7 +114,7 @@ class ResponsesBody(SharedBody, frozen=True, kw_only=True):
     include_reasoning: Annotated[bool | None, taken("false: reasoning is counted but not returned")] = None
 
 
-AS_CHAT = (  # fields that chat has too, and reads the same
+AS_CHAT = (  # Fields that chat has too, with the same meaning.
     *SharedBody.__struct_fields__,
     *("chat_template_kwargs", "include_reasoning", "parallel_tool_calls"),
 )

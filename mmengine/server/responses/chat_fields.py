@@ -1,5 +1,6 @@
-"""Tools and forms of answers, from the shape that responses have to that of chat, and as responses repeat
-them. What else is wrong with them, whoever reads chat's says."""
+"""Converts tools and answer formats from the Responses API to chat, and to the form that responses repeat.
+The chat reader checks everything else.
+"""
 
 from collections.abc import Sequence
 
@@ -16,11 +17,11 @@ _encode = msgspec.json.encode
 
 
 def chat_tools(tools: Sequence[Json], max_tools: int) -> list[Json]:
-    """Raises ApiError."""
+    """Return the tools for chat. Raises ApiError."""
     if len(tools) > max_tools:
         raise ApiError(
             ErrorCode.INVALID_VALUE,
-            f"{FIELD} has {len(tools)} entries; at most {max_tools} are taken",
+            f"{FIELD} has {len(tools)} entries; the limit is {max_tools} (max_tools)",
             FieldPath("tools"),
         )
     return [_tool(FieldPath("tools", n), each) for n, each in enumerate(tools)]
@@ -31,18 +32,18 @@ def _tool(where: FieldPath, tool: Json) -> Json:
     if kind != "function":
         return {"type": kind}
     if "function" in tool:
-        text = "has its name and parameters in function, as chat has them; put them beside type"
-        raise ApiError(ErrorCode.UNKNOWN_FIELD, f"{FIELD} {text}", where / "function")
+        text = f"{FIELD} is chat's form of a tool; put name and parameters beside type"
+        raise ApiError(ErrorCode.UNKNOWN_FIELD, text, where / "function")
     return {"type": kind, "function": {name: value for name, value in tool.items() if name != "type"}}
 
 
 def echo_tools(tools: Sequence[Json]) -> msgspec.Raw:
-    """With the fields that a response always has."""
+    """Return the tools as JSON, with the fields that a response always has."""
     return echo_json([{"parameters": None, "strict": None, **tool} for tool in tools], NOTHING)
 
 
 def chat_choice(given: str | Json | None) -> str | Json | None:
-    """What names a function, with the function's name in an object."""
+    """Return chat's `tool_choice`, where functions are named in an object."""
     if not isinstance(given, dict):
         return given
     if given.get("type") == "allowed_tools":
@@ -61,12 +62,12 @@ def _chosen(given: Json) -> Json:
 
 
 def chat_form(text: TextOptions | None) -> dict[str, msgspec.Raw] | None:
-    """`response_format`. A schema is not read here: it may be large. Raises ApiError."""
+    """Return chat's `response_format`. A schema stays undecoded, because it may be large. Raises ApiError."""
     form = text.format if text is not None else None
     if form is not None and "json_schema" in form:
         where = "text.format.json_schema"
-        why = "is how chat has it; put its name and schema beside type"
-        raise ApiError(ErrorCode.UNKNOWN_FIELD, f"{FIELD} {why}", where)
+        why = f"{FIELD} is chat's form of a format; put name and schema beside type"
+        raise ApiError(ErrorCode.UNKNOWN_FIELD, why, where)
     if form is None or bytes(form.get("type", b"")) != b'"json_schema"':
         return form
     inner = {name: raw for name, raw in form.items() if name in _SCHEMA_FIELDS}

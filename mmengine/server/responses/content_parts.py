@@ -1,4 +1,6 @@
-"""Parts of items: as chat reads them, and as a response repeats them, without the bytes of media."""
+"""Content parts in items: converted to chat parts, and to the parts that a response repeats without media
+bytes.
+"""
 
 import binascii
 import hashlib
@@ -9,17 +11,20 @@ from mmengine.server.chat.parsed_request import Json, without_nulls
 from mmengine.server.http.errors import ApiError
 from mmengine.server.http.media_payloads import FILE_ID, PIECE, MediaPayloads
 
-MAX_PARTS = 4096  # of one item
+MAX_PARTS = 4096  # Most parts of an item.
 REFERENCE = "sha256:"
-_MEDIA = {"input_image": "image_url", "input_video": "video_url"}  # the field that each has
+_MEDIA = {"input_image": "image_url", "input_video": "video_url"}  # The media field of each type.
 _OPTIONS = ("detail", "min_pixels", "max_pixels")
 _DATA, _MAX_HEAD = "data:", 256
 _ASSISTANT_PARTS = {"output_text": "text", "refusal": "refusal"}
 
 
 class Parts:
-    """`stored_media`: the bytes of media of an earlier response, by hex. `reads_stored_media`: those are
-    read. `media`: what came as data, by the hex of its sha256."""
+    """Converts content parts.
+
+    `stored_media`: returns media from earlier responses by their SHA-256 in hex. `reads_stored_media`:
+    whether parts may refer to them. `media`: media that were sent as data, by their SHA-256 in hex.
+    """
 
     def __init__(self, payloads: MediaPayloads, stored_media: Callable[[str], bytes | None]):
         self._payloads, self._stored_media = payloads, stored_media
@@ -27,7 +32,7 @@ class Parts:
         self.media: dict[str, bytes] = {}
 
     def read(self, where: FieldPath, given: object) -> tuple[str | list[Json], list[Json]]:
-        """Content for the model, as chat has it, and its parts, as they are repeated. Raises ApiError."""
+        """Return the content for chat, and the parts that a response repeats. Raises ApiError."""
         if isinstance(given, str):
             return given, [{"type": "input_text", "text": given}]
         read, repeated = [], []
@@ -46,7 +51,7 @@ class Parts:
             return self._medium(where, kind, _MEDIA[kind], part)
         raise ApiError(
             ErrorCode.UNSUPPORTED_CONTENT,
-            f"{FIELD} is of the type {shown(kind)}, which is not taken; send input_text, {', '.join(_MEDIA)}",
+            f"{FIELD} has the unsupported type {shown(kind)}; use input_text, {', '.join(_MEDIA)}",
             where / "type",
         )
 
@@ -67,27 +72,25 @@ class Parts:
         return read, {"type": kind, **options, "detail": detail, given: reference}
 
     def _source(self, where: FieldPath, url: str) -> tuple[str | bytes, str]:
-        """Where the model's input comes from, and what stands for it."""
+        """Return a medium's source for the model, and the reference that a response repeats."""
         if url.startswith(REFERENCE):
             data = self._stored_media(url.removeprefix(REFERENCE)) if self.reads_stored_media else None
             if data is None:
-                text = f"{FIELD} refers to data that are not kept; send them as a data: URL"
+                text = f"{FIELD} refers to data that are not stored; send a data: URL"
                 raise ApiError(ErrorCode.MEDIA_NOT_STORED, text, where)
             return data, url
         if url[:8].lower().startswith(_DATA):
             data = self._payloads.of(url) or _data_of(where, url)
         elif "://" in url[:16] or url[:5].lower() == "file:":
-            return url, url  # chat knows which of them are read
+            return url, url  # The chat reader decides which URLs are allowed.
         else:
-            raise ApiError(
-                ErrorCode.INVALID_VALUE, f"{FIELD} must be a data: URL, or one that is fetched", where
-            )
+            raise ApiError(ErrorCode.INVALID_VALUE, f"{FIELD} must be a data: URL or an https: URL", where)
         name = hashlib.sha256(data).hexdigest()
         self.media[name] = data
         return data, REFERENCE + name
 
     def assistant_text(self, where: FieldPath, given: object) -> tuple[str, list[Json]]:
-        """The text of what the model said before, and its parts. Raises ApiError."""
+        """Return an assistant message's text, and its parts. Raises ApiError."""
         if isinstance(given, str):
             given = [{"type": "output_text", "text": given}]
         texts, repeated = [], []
@@ -95,7 +98,7 @@ class Parts:
             place, kind = where / number, part.get("type")
             name = _ASSISTANT_PARTS.get(kind) if isinstance(kind, str) else None
             if name is None:
-                text = f"{FIELD} is of the type {shown(kind)}, which a model does not say; send output_text"
+                text = f"{FIELD} has the unsupported type {shown(kind)}; use output_text or refusal"
                 raise ApiError(ErrorCode.UNSUPPORTED_CONTENT, text, place / "type")
             texts.append(text_of(place, part, name))
             more: Json = {"annotations": [], "logprobs": []} if name == "text" else {}
@@ -103,7 +106,7 @@ class Parts:
         return "".join(texts), repeated
 
     def reasoning(self, where: FieldPath, given: object, kind: str) -> list[dict[str, str]]:
-        """Texts of an item of reasoning, all of this kind. Raises ApiError."""
+        """Return a reasoning item's texts, if all parts have this type. Raises ApiError."""
         if given is None:
             return []
         repeated = []
@@ -123,7 +126,7 @@ def _list(where: FieldPath, given: object) -> Sequence[Json]:
         )
     if len(given) > MAX_PARTS:
         raise ApiError(
-            ErrorCode.INVALID_VALUE, f"{FIELD} has {len(given)} parts; at most {MAX_PARTS} are taken", where
+            ErrorCode.INVALID_VALUE, f"{FIELD} has {len(given)} parts; the limit is {MAX_PARTS}", where
         )
     for number, part in enumerate(given):
         if not isinstance(part, dict):
@@ -133,7 +136,7 @@ def _list(where: FieldPath, given: object) -> Sequence[Json]:
 
 
 def text_of(where: FieldPath, part: Json, name: str) -> str:
-    """A field of a part, or of an item. Raises ApiError."""
+    """Return a part's or item's string field. Raises ApiError."""
     value = part.get(name)
     if not isinstance(value, str):
         raise ApiError(ErrorCode.INVALID_VALUE, f"{FIELD} must be a string, not {shown(value)}", where / name)
@@ -141,19 +144,19 @@ def text_of(where: FieldPath, part: Json, name: str) -> str:
 
 
 def _file_id(where: FieldPath, kind: str, part: Json) -> str:
-    """Of an uploaded image."""
+    """Return an uploaded image's id. Raises ApiError."""
     value = text_of(where, part, "file_id")
     if kind != "input_image" or "image_url" in part or not FILE_ID.fullmatch(value):
-        text = f"{FIELD}, {shown(value)}, must be that of an uploaded image, and stand without image_url"
+        text = f"{FIELD}={shown(value)} must name an uploaded image, without image_url beside it"
         raise ApiError(ErrorCode.INVALID_VALUE, text, where / "file_id")
     return value
 
 
 def _data_of(where: FieldPath, url: str) -> bytes:
-    """Of a data: URL, piece by piece: a decoder keeps the interpreter."""
+    """Return a data: URL's bytes. Decodes piece by piece, because a decoder holds the interpreter lock."""
     comma = url.find(",", 0, _MAX_HEAD)
     if comma < 0 or not url[:comma].lower().endswith(";base64"):
-        text = f"{FIELD} has no base64; it should begin like data:image/png;base64,"
+        text = f"{FIELD} has no base64; a data: URL begins like data:image/png;base64,"
         raise ApiError(ErrorCode.INVALID_MEDIA, text, where)
     pieces, rest = [], ""
     try:
@@ -162,8 +165,8 @@ def _data_of(where: FieldPath, url: str) -> bytes:
             end = len(piece) // 4 * 4
             rest = piece[end:]
             pieces.append(binascii.a2b_base64(piece[:end], strict_mode=True))
-    except ValueError:  # binascii's, and what is no ASCII
+    except ValueError:  # From binascii, and for text that is not ASCII.
         rest = "="
     if rest:
-        raise ApiError(ErrorCode.INVALID_MEDIA, f"{FIELD} is no valid base64", where)
+        raise ApiError(ErrorCode.INVALID_MEDIA, f"{FIELD} is not valid base64", where)
     return b"".join(pieces)

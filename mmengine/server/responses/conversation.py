@@ -1,6 +1,6 @@
-"""Items of a response's input become messages of chat, and the items that a response repeats.
+"""Converts input items to chat messages, and to the items that a response repeats.
 
-Whatever the model said in a row is one message: its reasoning, its text, its calls.
+Consecutive assistant items (reasoning, text, calls) become one message.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,16 +13,18 @@ from mmengine.server.http.errors import ApiError
 from mmengine.server.http.media_payloads import MediaPayloads
 from mmengine.server.responses.content_parts import Parts, text_of
 
-MAX_ARGUMENT_CHARS = 2**20  # of one call that comes back
+MAX_ARGUMENT_CHARS = 2**20  # Most characters of a call's arguments in the input.
 _ROLES = ("user", "system", "developer", "assistant")
 _TAKEN = "message, function_call, function_call_output and reasoning"
 _decode_object = msgspec.json.Decoder(dict[str, object]).decode
 
 
 class Conversation:
-    """`messages` and, for each of them, the place in the body that it came from. `items`: of the input, as
-    they are repeated. `media`: what came as data, by the hex of its sha256. What is wrong with an item is
-    raised as ApiError."""
+    """Chat messages from input items, and for each message its place in the body.
+
+    `items`: the input as a response repeats it. `media`: media that were sent as data, by their SHA-256 in
+    hex. The methods raise ApiError for an invalid item.
+    """
 
     def __init__(self, request_id: str, payloads: MediaPayloads, stored_media: Callable[[str], bytes | None]):
         self._request_id = request_id
@@ -30,8 +32,9 @@ class Conversation:
         self.messages: list[Json] = []
         self.places: list[FieldPath] = []
         self.items: list[Json] = []
-        self._known: set[str] = set()  # ids of items of the response before
-        self._is_assistant = False  # the last message is the model's, and what it says next may belong to it
+        self._known: set[str] = set()  # Item ids of the previous response.
+        # Whether the last message is the assistant's, so that the next item may belong to it.
+        self._is_assistant = False
 
     @property
     def media(self) -> dict[str, bytes]:
@@ -41,7 +44,7 @@ class Conversation:
         self._add(FieldPath("instructions"), {"role": "system", "content": text})
 
     def add_previous(self, items: Sequence[Json]) -> None:
-        """With those of the response before."""
+        """Add the previous responses' items."""
         self._parts.reads_stored_media = True
         for number, item in enumerate(items):
             self._item(FieldPath("previous_response_id", number), item)
@@ -50,7 +53,7 @@ class Conversation:
         self._parts.reads_stored_media = False
 
     def add_input(self, given: str | Sequence[Json]) -> None:
-        """The input of this call."""
+        """Add this call's input."""
         if isinstance(given, str):
             given = [{"role": "user", "content": given}]
             is_text = True
@@ -71,7 +74,9 @@ class Conversation:
         self._is_assistant = False
 
     def _item(self, where: FieldPath, item: Json) -> tuple[str, Json] | None:
-        """What its id begins with, and the item without it; None for one that is there already."""
+        """Add an item. Return its id's prefix and the item without id, or None for a reference to a known
+        item.
+        """
         kind = item.get("type", "message" if "role" in item else "item_reference" if "id" in item else None)
         match kind:
             case "message":
@@ -85,11 +90,11 @@ class Conversation:
             case "item_reference" if isinstance(name := item.get("id"), str) and name in self._known:
                 return None
             case "item_reference":
-                text = f"{where} refers to {shown(item.get('id'))}, which the response before does not have"
+                text = f"{where} refers to {shown(item.get('id'))}, which the previous response does not have"
                 raise ApiError(ErrorCode.UNSUPPORTED_FIELD, f"{text}; send the item itself", where)
         raise ApiError(
             ErrorCode.UNSUPPORTED_FIELD,
-            f"{FIELD} is of the type {shown(kind)}, which is not taken; send {_TAKEN}",
+            f"{FIELD} has the unsupported type {shown(kind)}; use {_TAKEN}",
             where / "type",
         )
 
@@ -107,7 +112,9 @@ class Conversation:
         return {"type": "message", "status": _status(item), "role": role, "content": repeated}
 
     def _growing(self, where: FieldPath, closed_by: tuple[str, ...]) -> Json:
-        """The model's message that an item belongs to: the last one, unless it has what `closed_by` names."""
+        """Return the assistant's message that an item belongs to: the last message, unless the message
+        already has a field in `closed_by`.
+        """
         if not self._is_assistant or any(name in self.messages[-1] for name in closed_by):
             self._add(where, {"role": "assistant"})
             self._is_assistant = True
@@ -116,12 +123,14 @@ class Conversation:
     def _call(self, where: FieldPath, item: Json) -> Json:
         name, call, arguments = (text_of(where, item, each) for each in ("name", "call_id", "arguments"))
         if len(arguments) > MAX_ARGUMENT_CHARS:
-            text = f"{FIELD} has more than {MAX_ARGUMENT_CHARS} characters"
+            text = f"{FIELD} has more than {MAX_ARGUMENT_CHARS} characters: shorten them"
             raise ApiError(ErrorCode.INVALID_VALUE, text, where / "arguments")
         try:
             meant = _decode_object(arguments) if arguments else {}
         except (msgspec.MsgspecError, UnicodeError, RecursionError):
-            text = f"{FIELD} is no JSON object; send it as it came, and no call that was cut"
+            text = (
+                f"{FIELD} is not a JSON object; send the arguments unchanged, and leave out incomplete calls"
+            )
             raise ApiError(ErrorCode.INVALID_VALUE, text, where / "arguments") from None
         function = {"name": name, "arguments": meant}
         calls = self._growing(where, ()).setdefault("tool_calls", [])
@@ -149,7 +158,7 @@ class Conversation:
         texts = [part["text"] for part in content or summary]
         if not texts:
             if "encrypted_content" in item:
-                text = f"{FIELD} cannot be read here; send its content, or leave it out"
+                text = f"{FIELD} cannot be decrypted here; send content instead, or leave it out"
                 raise ApiError(ErrorCode.UNSUPPORTED_FIELD, text, where / "encrypted_content")
             return repeated
         message = self._growing(where, ("content", "tool_calls", "reasoning_content"))
@@ -157,7 +166,7 @@ class Conversation:
         return repeated
 
     def finished(self) -> list[Json]:
-        """The messages, each with a content."""
+        """Return the messages, each with a content."""
         return [message if "content" in message else {**message, "content": ""} for message in self.messages]
 
 

@@ -1,4 +1,4 @@
-"""The field table of /v1/responses: fields of the body, and fields that are not served."""
+"""The field table for /v1/responses: supported, ignored and refused fields."""
 
 from mmengine.server.chat.field_tables import CHAT
 from mmengine.server.http.body_fields import Field, Fields, fields_of

@@ -1,7 +1,7 @@
-"""Answers as events of OpenAI's Responses API, and whole ones, which are made by the same steps.
+"""Answers in OpenAI's Responses format: stream events and whole bodies, made by the same steps.
 
-Each event has a number, counted from 0, and all of an event follows from the tokens, the request's id and its
-envelope. So a reader that left may go on behind any of them, whichever process tells the answer then.
+Events are numbered from 0. Every event follows from the tokens, the request's id and its envelope, so a
+client may continue a stream after any event, also at another process.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,8 +25,11 @@ _encode = msgspec.json.encode
 
 
 class ResponsesFrames:
-    """`texts`: for logprobs; None: nobody asked for them. `after`: the number of the last event that the
-    reader has; those up to it are not written."""
+    """Writes responses as events or bodies.
+
+    `texts`: for logprobs; None without logprobs. `after`: the last event number that the client has; events
+    up to this number are not written.
+    """
 
     done = b""
 
@@ -35,14 +38,14 @@ class ResponsesFrames:
         self.response = ResponseObject(request_id, envelope)
         self.is_background = envelope.responses is not None and envelope.responses.background
         self.tails = FrameTails("last")
-        self._number = 0  # of the next event
-        self._closed: list[bytes] = []  # items of the output that are complete
+        self._number = 0  # Number of the next event.
+        self._closed: list[bytes] = []  # Complete output items.
         self._open: OutputItem | None = None
         self._end_reason = ""
         self._errors: tuple[ArgumentError, ...] = ()
 
     def _numbered(self, begun: bytes) -> bytes:
-        """An event, with its end."""
+        """Return an event, completed by its number."""
         number = self._number
         self._number = number + 1
         return b'%b,"sequence_number":%d}\n\n' % (begun, number) if number > self._after else b""
@@ -66,7 +69,7 @@ class ResponsesFrames:
 
     def delta(self, index: int, delta: Delta) -> bytes:
         item = self._open
-        if delta.content and isinstance(item, Message):  # what most tokens say
+        if delta.content and isinstance(item, Message):  # The case of most tokens.
             return self._numbered(item.grown(delta.content, delta.logprobs))
         return self._all(self._news(delta))
 
@@ -95,11 +98,11 @@ class ResponsesFrames:
 
     @property
     def _place(self) -> int:
-        """Of the next item."""
+        """The next item's index."""
         return len(self._closed) + (self._open is not None)
 
     def _begin(self, item: OutputItem) -> Iterator[bytes]:
-        """An item, behind the end of the one before."""
+        """Close the open item, and begin an item."""
         yield from self._close("completed")
         self._open = item
         yield from item.begun()
@@ -113,7 +116,7 @@ class ResponsesFrames:
     def finish(self, index: int, rest: Delta, finish_reason: str, stop_reason: str | int | None) -> bytes:
         self._end_reason, self._errors = finish_reason, rest.argument_errors
         said = self.delta(index, rest)
-        if self._open is None and not self._closed:  # an answer without a word
+        if self._open is None and not self._closed:  # An empty answer.
             said += self._all(self._begin(self._message()))
         return said + self._all(self._close(self._status))
 
@@ -122,7 +125,7 @@ class ResponsesFrames:
         return "incomplete" if self._end_reason == "length" else "completed"
 
     def usage(self, usage: Usage) -> bytes:
-        """The last event, which has the whole response."""
+        """Return the last event, which holds the whole response."""
         return self._of_response(self._status.encode(), self._whole(usage))
 
     def _whole(self, usage: Usage) -> bytes:
@@ -142,10 +145,13 @@ class ResponsesFrames:
         return self._whole(usage)
 
     def error(self, error: ApiError) -> bytes:
-        """Where the request came to nothing, its response failed, or was cancelled: for that OpenAI's clients
-        know no event of its own. Where the server does not go on with the request, that is not the response's
-        end: the event then repeats the number of the one before, for a reader that goes on behind it. It has
-        `error` as events of chat do, by which OpenAI's clients raise."""
+        """Return the event for an error.
+
+        A failed or cancelled request ends its response as failed, because OpenAI's clients have no event for
+        a cancelled response. If only this server stops, the response does not end: the error event then
+        repeats the previous event's number, so that a client can continue after it. The event also has
+        `error`, as in chat, because OpenAI's clients raise an exception for that field.
+        """
         if error.code is ErrorCode.CANCELLED:
             return self._of_response(b"failed", self.response.of("cancelled"))
         if error.status != 503 and error.code is not ErrorCode.INTERNAL_ERROR:
@@ -162,7 +168,7 @@ class ResponsesFrames:
 
 
 def _deltas(choice: AccumulatedChoice) -> Iterator[Delta]:
-    """One for each item, and of a call two."""
+    """Yield a delta per item, and two per call."""
     if choice.reasoning:
         yield Delta(reasoning="".join(choice.reasoning))
     if choice.content:

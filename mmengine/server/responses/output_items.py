@@ -1,6 +1,6 @@
-"""Items of a response's output: what events say of them while they grow, and what they are in the end.
+"""Output items in a response: their events while they grow, and the complete items.
 
-The methods give events without their ends, which have their numbers.
+The methods return events without their ends, which hold the event numbers.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,28 +15,28 @@ _ADDED, _DONE = b"added", b"done"
 
 
 def event(kind: bytes, said: bytes) -> bytes:
-    """`said`: its properties, as JSON. What ends it is its number."""
+    """Return an event without its end, which holds its number. `said`: the event's properties as JSON."""
     return b'event: response.%b\ndata: {"type":"response.%b",%b' % (kind, kind, said)
 
 
 class OutputItem:
-    """`place`: among the items of the output. `whole`: the item as JSON, when it has ended."""
+    """An output item. `place`: its index in the output. `whole`: the complete item as JSON, after its end."""
 
-    kind: bytes  # of what it holds, as events name that
+    kind: bytes  # Name of its content in events.
 
     def __init__(self, name: str, place: int):
         self._texts: list[str] = []
         self._id, self._place = _encode(name), place
         self._where = b'"item_id":%b,"output_index":%d' % (self._id, place)
         self.whole = b""
-        self._delta_head = b""  # of events that tell how it grows, which are most of them
+        self._delta_head = b""  # Start of the deltas for this item, which are most events.
 
     def begun(self) -> Iterator[bytes]:
         self._delta_head = event(self.kind + b".delta", self._where + b',"delta":')
         yield self._event(_ADDED, self._item("in_progress", b""))
 
     def grown(self, text: str, entries: Sequence[Entry]) -> bytes:
-        """`entries`: logprobs of its tokens."""
+        """Return the event for more text. `entries`: its tokens' logprobs."""
         self._texts.append(text)
         return self._delta_head + _encode(text)
 
@@ -51,20 +51,20 @@ class OutputItem:
         return event(b"output_item." + what, b'"output_index":%d,"item":%b' % (self._place, item))
 
     def _said(self, said: bytes) -> bytes:
-        """`said`: all of its text, as JSON, for the event that tells it."""
+        """Return the content for the event that holds the whole text. `said`: the text as JSON."""
         raise NotImplementedError
 
     def _item(self, status: str, said: bytes) -> bytes:
-        """`said`: empty where it begins."""
+        """Return the item as JSON. `said`: its text as JSON, empty at the beginning."""
         raise NotImplementedError
 
     def _ended(self, said: bytes) -> Iterator[bytes]:
-        """What comes behind all of its text."""
+        """Yield the events after the whole text."""
         yield from ()
 
 
 class Call(OutputItem):
-    """Of a function. `call`: its id, which its output names."""
+    """A function call. `call`: the call's id, which its output names."""
 
     kind = b"function_call_arguments"
 
@@ -86,7 +86,7 @@ class Call(OutputItem):
 
 
 class _Parted(OutputItem):
-    """An item with one part, which has its text."""
+    """An item with a single content part, which holds the text."""
 
     def __init__(self, name: str, place: int):
         super().__init__(name, place)
@@ -130,14 +130,14 @@ class Reasoning(_Parted):
 
 
 class Message(_Parted):
-    """`texts`: of tokens, for logprobs; None: nobody asked for them."""
+    """A message with text. `texts`: for logprobs; None without logprobs."""
 
     kind = b"output_text"
 
     def __init__(self, request_id: str, place: int, texts: TokenTexts | None):
         super().__init__(f"msg_{request_id}_{place}", place)
         self._token_texts = texts
-        self._tokens: list[bytes] = []  # with logprobs, as JSON
+        self._tokens: list[bytes] = []  # Tokens with logprobs, as JSON.
 
     def grown(self, text: str, entries: Sequence[Entry]) -> bytes:
         if self._token_texts is None:

@@ -1,4 +1,4 @@
-"""The body of /v1/responses becomes what chat asks the engine."""
+"""Reads the body of /v1/responses into a request, by conversion to a chat body."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -18,8 +18,8 @@ from mmengine.server.responses.chat_fields import chat_choice, chat_form, chat_t
 from mmengine.server.responses.conversation import Conversation
 from mmengine.server.responses.field_table import FIELDS
 
-NO_LOG = "needs a log, beside which the server keeps the response; start it with --log"
-IN_BATCH = "is not taken in a batch, whose files alone hold the response; leave it out"
+NO_LOG = "requires stored responses, which need a log: start the server with --log"
+IN_BATCH = "is not supported in a batch, which stores responses only in its output file; leave it out"
 _INCLUDED = (LOGPROBS, "reasoning.encrypted_content")
 
 
@@ -31,7 +31,7 @@ _decode_previous = msgspec.json.Decoder(_Previous).decode
 
 
 def previous_of(data: bytes) -> str | None:
-    """The response that a body goes on with. Raises ApiError for what is no JSON object."""
+    """Return the response id that a body continues. Raises ApiError if the body is not a JSON object."""
     return decode_body(cut_short(data), _decode_previous).previous_response_id
 
 
@@ -40,8 +40,9 @@ def _no_media(name: str) -> bytes | None:
 
 
 class ResponsesReader:
-    """`chat`: what reads all that responses share with it. `stores_responses`: whether the server keeps
-    responses. `refusal`: what is said of fields that ask for that where it does not."""
+    """Reads response bodies. `chat`: reads the converted body. `stores_responses`: whether the server stores
+    responses. `refusal`: the message for fields that require storage, if the server stores no responses.
+    """
 
     def __init__(
         self, chat: ChatReader, *, ignore_unknown: bool, stores_responses: bool = False, refusal: str = NO_LOG
@@ -56,9 +57,11 @@ class ResponsesReader:
         before: Sequence[Json] = (),
         stored_media: Callable[[str], bytes | None] = _no_media,
     ) -> ParsedRequest:
-        """A body of any size. `request_id`: unless the body has one. `before`: the items of the response that
-        it goes on with, those of its input and then its output. `stored_media`: the bytes of their images and
-        videos, by the hex that stands for them. Raises ApiError."""
+        """Read a body, however large. Raises ApiError.
+
+        `request_id`: the request's id, unless the body has a request_id. `before`: the previous responses'
+        input and output items. `stored_media`: returns their media by the SHA-256 in hex.
+        """
         return read_without_payloads(
             data, partial(self._read, request_id=request_id, before=before, stored_media=stored_media)
         )
@@ -100,11 +103,11 @@ class ResponsesReader:
         return msgspec.structs.replace(parsed_request, envelope=envelope)
 
     def _check(self, body: ResponsesBody, before: Sequence[Json]) -> None:
-        """Raises ApiError."""
+        """Raise ApiError for fields that exclude each other."""
         if body.background and body.store is False:
             raise ApiError(
                 ErrorCode.INVALID_VALUE,
-                f"background needs {FIELD}, which is true by default",
+                f"background requires {FIELD}=true, which is the default",
                 FieldPath("store"),
             )
         for field in ("background", "store"):
@@ -112,24 +115,24 @@ class ResponsesReader:
                 raise ApiError(ErrorCode.UNSUPPORTED_FIELD, f"{FIELD} {self._refusal}", field)
         name = body.previous_response_id
         if name is not None and not before:
-            text = f"there is no response {shown(name)} to go on with; send its items as input"
+            text = f"the previous response {shown(name)} does not exist; send its items as input"
             raise ApiError(ErrorCode.PREVIOUS_RESPONSE_NOT_FOUND, text, FieldPath("previous_response_id"))
         most = self._chat.max_messages
         if not isinstance(body.input, str) and len(body.input) > most:
-            text = f"{FIELD} has {len(body.input)} items; at most {most} are taken (max_messages)"
+            text = f"{FIELD} has {len(body.input)} items; the limit is {most} (max_messages)"
             raise ApiError(ErrorCode.INVALID_VALUE, text, FieldPath("input"))
         for place, one in enumerate(body.include or ()):
             if one not in _INCLUDED:
-                text = f"{FIELD}[{place}], {shown(one)}, is not supported; there is {LOGPROBS}"
+                text = f"{FIELD}[{place}]={shown(one)} is not supported; use {LOGPROBS}"
                 raise ApiError(ErrorCode.UNSUPPORTED_FIELD, text, FieldPath("include"))
         if body.top_logprobs and LOGPROBS not in (body.include or ()):
             raise ApiError(
-                ErrorCode.INVALID_VALUE, f"{FIELD} needs {LOGPROBS} in include", FieldPath("top_logprobs")
+                ErrorCode.INVALID_VALUE, f"{FIELD} requires {LOGPROBS} in include", FieldPath("top_logprobs")
             )
 
 
 def _as_chat(body: ResponsesBody, messages: list[Json], tools: list[Json] | None) -> ChatBody:
-    """Raises ApiError."""
+    """Return the equivalent chat body. Raises ApiError."""
     logprobs, stream_options = LOGPROBS in (body.include or ()), None
     if body.stream_options is not None:
         stream_options = StreamOptions(include_obfuscation=body.stream_options.include_obfuscation)
@@ -175,8 +178,7 @@ def _make_echo(
 
 
 class ContinuationReader:
-    """Reads bodies that go on with the responses before, of which the items and the bytes of media are
-    given."""
+    """Reads bodies that continue earlier responses, with their items and media."""
 
     def __init__(self, reader: ResponsesReader, items: Sequence[Json], media: Mapping[str, bytes]):
         self._reader, self._items, self._media = reader, items, media

@@ -1,4 +1,4 @@
-"""The response object, as each answer, event and look at it has it."""
+"""The response object in answers, events and lookups."""
 
 import msgspec
 
@@ -14,7 +14,7 @@ _encode = msgspec.json.encode
 
 
 class ResponseObject:
-    """That of one request: a pure function of its id, its envelope, and what is given."""
+    """Writes a request's response object, which depends only on id, envelope and arguments."""
 
     def __init__(self, request_id: str, envelope: Envelope):
         echo = envelope.responses or ResponseEcho()
@@ -56,8 +56,9 @@ class ResponseObject:
         incomplete: bytes = NULL,
         more: bytes = b"",
     ) -> bytes:
-        """As JSON. `status`: queued, in_progress, cancelled, completed, incomplete or failed; the others are
-        JSON too, `more` further properties, each behind a comma."""
+        """Return the response as JSON. `status`: queued, in_progress, cancelled, completed, incomplete or
+        failed. The other arguments are JSON too. `more`: further properties, each after a comma.
+        """
         return b'%b,"status":"%b","error":%b,"incomplete_details":%b,"output":%b,"usage":%b%b}' % (
             self._head,
             status.encode(),
@@ -69,12 +70,12 @@ class ResponseObject:
         )
 
     def failed(self, error: ApiError) -> bytes:
-        """Of a request that came to nothing."""
+        """Return the response for a failed request."""
         return self.of("failed", error=_encode({"code": _code(error), "message": error.body.message}))
 
 
 def _code(error: ApiError) -> str:
-    """In the words of OpenAI's list, which has no others."""
+    """Return the error's code in OpenAI's list, which is closed."""
     if error.status == 429:
         return "rate_limit_exceeded"
     if error.body.code in _MEDIA_CODES:
@@ -83,7 +84,7 @@ def _code(error: ApiError) -> str:
 
 
 def usage_json(usage: Usage) -> bytes:
-    """From the names that chat has."""
+    """Return usage as JSON, converted from chat's names."""
     prompt, completion = usage["prompt_tokens_details"], usage["completion_tokens_details"]
     assert isinstance(prompt, dict) and isinstance(completion, dict)
     return _encode(

@@ -1,4 +1,4 @@
-"""The routes of stored responses, as records."""
+"""The routes for stored responses, as records."""
 
 from mmengine.server.http.route_records import NO_BODY, PAGES, Operation, RouteRecord, Stream
 from mmengine.server.responses.routes import ResponseRoutes
@@ -11,9 +11,9 @@ RESPONSE_ROUTES = (
         _RESPONSE,
         ResponseRoutes.get,
         Operation(
-            "A stored response",
+            "Get a stored response",
             Response,
-            "It as it is now, or with stream true its events",
+            "The current response, or its events with stream=true",
             (400, 429, 503, *NO_BODY),
             query=("stream", "starting_after"),
             stream=Stream(EVENTS),
@@ -23,18 +23,24 @@ RESPONSE_ROUTES = (
         "DELETE",
         _RESPONSE,
         ResponseRoutes.delete,
-        Operation("Delete it", ResponseDeleted, "It is gone", (503, *NO_BODY)),
+        Operation("Delete a stored response", ResponseDeleted, "The response was deleted", (503, *NO_BODY)),
     ),
     RouteRecord(
         "POST",
         f"{_RESPONSE}/cancel",
         ResponseRoutes.cancel,
-        Operation("Cancel it", Response, "The response", (503, *NO_BODY)),
+        Operation("Cancel a running response", Response, "The response", (503, *NO_BODY)),
     ),
     RouteRecord(
         "GET",
         f"{_RESPONSE}/input_items",
         ResponseRoutes.input_items,
-        Operation("What it was asked", InputItems, "A page", (400, 503, *NO_BODY), query=PAGES),
+        Operation(
+            "List the input items of a response",
+            InputItems,
+            "A page of items",
+            (400, 503, *NO_BODY),
+            query=PAGES,
+        ),
     ),
 )

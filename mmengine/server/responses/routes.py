@@ -1,4 +1,4 @@
-"""Responses behind their creation: looked at, streamed again, cancelled, deleted, and gone on with."""
+"""Routes for existing responses: get, stream again, cancel, delete, list input items, and continue."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -29,18 +29,18 @@ from mmengine.server.responses.content_parts import REFERENCE
 from mmengine.server.responses.frames import ResponsesFrames
 from mmengine.server.responses.response import ID_PREFIX, ResponseObject
 
-MAX_CHAIN = 1000  # responses that one goes on with, the one before the other
-MAX_BEFORE_BYTES = 256 * 2**20  # of their items and media
-MAX_BEFORE_VALUES = 2**20  # of their input: commas, brackets and braces outside of texts
-MAX_LISTED = 100  # items of one page
-_LISTED = 20  # of a page for which no limit is asked
+MAX_CHAIN = 1000  # Most previous responses in a chain.
+MAX_BEFORE_BYTES = 256 * 2**20  # Bytes of their items and media.
+MAX_BEFORE_VALUES = 2**20  # Values of their input: commas, brackets and braces outside of strings.
+MAX_LISTED = 100  # Items per page.
+_LISTED = 20  # Items per page without a limit.
 _NUMBER = re.compile(r"-?[0-9]{1,18}")
 _CANCELLED = "cancelled"
 _Streamed = Callable[[ResponseBuilder, str], ASGIApp]
 
 
 class FoundResponse(NamedTuple):
-    """A response of this owner. `call`: while it is not in the store yet."""
+    """An owner's response. `call`: the running call, until the store has the response."""
 
     request_id: str
     envelope: Envelope
@@ -54,14 +54,14 @@ class FoundResponse(NamedTuple):
 
 
 class PreviousItems(NamedTuple):
-    """What a response goes on with: the items of all before it, and the bytes of their media."""
+    """All previous responses' items, and their media."""
 
     items: list[Json]
     media: dict[str, bytes]
 
 
 class ResponseRoutes:
-    """`streamed`: how a stream is answered, to this owner."""
+    """The routes for existing responses. `streamed`: returns a builder's event stream for an owner."""
 
     def __init__(
         self,
@@ -94,12 +94,12 @@ class ResponseRoutes:
         return self._streamed(builder, owner)
 
     async def cancel(self, request: Request) -> ASGIApp:
-        """To cancel what has ended changes nothing."""
+        """Cancel a response. A response that has ended stays unchanged."""
         found = await self._found(request)
         if found.call is not None:
             found.call.cancel()
             await found.record.wait_over()
-            await self._calls.flush()  # or the next process would know nothing of it
+            await self._calls.flush()  # Otherwise a restarted server would not know about the cancellation.
         return _json(await self._object(found))
 
     async def delete(self, request: Request) -> ASGIApp:
@@ -114,23 +114,26 @@ class ResponseRoutes:
         return _json(msgspec.json.encode(said))
 
     async def input_items(self, request: Request) -> ASGIApp:
-        """Media that came as data stand there by their hash."""
+        """Return a page with input items. Media that were sent as data appear as their hash."""
         found = await self._found(request)
         given = await self._input(request.scope[OWNER], found)
         return _json(await self._parser_threads.run(len(given), partial(_page, request, given)))
 
     async def before(self, owner: str, response_id: str | None, add: Callable[[int], None]) -> PreviousItems:
-        """What a response goes on with. `add`: told of its bytes as they come; it may refuse them. Raises
-        ApiError where one of them is not there, or has no end yet."""
+        """Return the items and media that a response continues.
+
+        `add(count)`: called with their bytes as they arrive; may raise ApiError. Raises ApiError if a
+        response in the chain does not exist or has not ended.
+        """
         chain: list[list[Json]] = []
         num_bytes = num_values = 0
         while response_id is not None:
             found = await self._find(owner, response_id.removeprefix(ID_PREFIX))
             if found is None:
-                text = f"there is no response {response_id[:256]!r} to go on with; send its items as input"
+                text = f"the previous response {response_id[:256]!r} does not exist; send its items as input"
                 raise ApiError(ErrorCode.PREVIOUS_RESPONSE_NOT_FOUND, text, FieldPath("previous_response_id"))
             if not found.record.is_over:
-                text = f"the response {response_id[:256]!r} has no end yet; wait for it"
+                text = f"the previous response {response_id[:256]!r} is still running; wait for its end"
                 raise ApiError(
                     ErrorCode.PREVIOUS_RESPONSE_NOT_FINISHED, text, FieldPath("previous_response_id")
                 )
@@ -157,7 +160,7 @@ class ResponseRoutes:
         return PreviousItems(items, media)
 
     async def _found(self, request: Request) -> FoundResponse:
-        """Raises ApiError."""
+        """Return the response that the request names. Raises ApiError."""
         request_id = _request_id(request)
         found = await self._find(request.scope[OWNER], request_id)
         if found is None:
@@ -174,7 +177,7 @@ class ResponseRoutes:
         return FoundResponse(request_id, stored.envelope, AnswerRecord(stored.answer), None)
 
     async def _input(self, owner: str, found: FoundResponse) -> msgspec.Raw:
-        """Its items, as a JSON list."""
+        """Return its input items as a JSON list."""
         echo = found.envelope.responses
         assert echo is not None
         if echo.is_begun and (stored := await self._stored.get(owner, found.request_id)) is not None:
@@ -190,7 +193,7 @@ class ResponseRoutes:
         return ResponseBuilder(parsed_request, frames, readers, self._tokenizer)
 
     async def _object(self, found: FoundResponse) -> bytes:
-        """The response as it is now."""
+        """Return the current response as JSON."""
         response = ResponseObject(found.request_id, found.envelope)
         if not found.record.is_over:
             return response.of("in_progress" if found.record.items else "queued")
@@ -214,12 +217,12 @@ _decode_items, _decode_output = msgspec.json.Decoder(list[Json]).decode, msgspec
 
 
 def _items(given: msgspec.Raw, body: bytes) -> list[Json]:
-    """Those of a response's input, and of its output, which is in its body."""
+    """Return a response's input and output items; `body` is the response as JSON."""
     return [*_decode_items(given), *_decode_output(body).output]
 
 
 def _page(request: Request, given: msgspec.Raw) -> bytes:
-    """Raises ApiError."""
+    """Return a page with items as JSON. Raises ApiError."""
     items = _decode_items(given)
     said = page(
         request,
@@ -237,7 +240,7 @@ def _request_id(request: Request) -> str:
 
 
 def _after(request: Request) -> int:
-    """The number of the last event that a reader has. Raises ApiError."""
+    """Return the last event number that the client has. Raises ApiError."""
     given = request.query_params.get("starting_after", "-1")
     if not _NUMBER.fullmatch(given):
         raise ApiError(
@@ -250,21 +253,23 @@ def _after(request: Request) -> int:
 
 def _none(request_id: str) -> ApiError:
     return ApiError(
-        ErrorCode.NOT_FOUND, f"there is no response {ID_PREFIX}{request_id[:256]}", FieldPath("response_id")
+        ErrorCode.NOT_FOUND,
+        f"the response {ID_PREFIX}{request_id[:256]} does not exist",
+        FieldPath("response_id"),
     )
 
 
 def _check_room(count: int, num_bytes: int, num_values: int = 0) -> None:
     if count > MAX_CHAIN or num_bytes > MAX_BEFORE_BYTES or num_values > MAX_BEFORE_VALUES:
         text = (
-            f"what stands before this response is more than {MAX_CHAIN} responses, "
-            f"{MAX_BEFORE_BYTES // 2**20} MiB or {MAX_BEFORE_VALUES} values; send what matters of it as input"
+            f"the previous responses exceed {MAX_CHAIN} responses, {MAX_BEFORE_BYTES // 2**20} MiB or "
+            f"{MAX_BEFORE_VALUES} values; send the important items as input"
         )
         raise ApiError(ErrorCode.INVALID_VALUE, text, FieldPath("previous_response_id"))
 
 
 def _media_parts(items: Sequence[Json]) -> Iterator[Json]:
-    """Parts whose bytes stand elsewhere."""
+    """Yield the parts whose media are stored elsewhere."""
     for item in items:
         for field in ("content", "output"):
             parts = item.get(field)

@@ -1,4 +1,4 @@
-"""What /v1/responses says, as the OpenAPI document describes it."""
+"""Response schemas of /v1/responses, for the OpenAPI document."""
 
 from typing import Annotated, Literal
 
@@ -206,7 +206,7 @@ class ArgumentsDone(_InItem, tag="response.function_call_arguments.done"):
 
 
 class StreamError(_Event, tag="error"):
-    """The server does not go on with the stream; its number is that of the event before."""
+    """The server ends the stream before the response ends. The event repeats the previous event's number."""
 
     code: str | None
     message: str
@@ -228,6 +228,6 @@ class ResponseDeleted(ResponseSchema):
 
 
 class InputItems(Page):
-    """Media that came as data stand in them as sha256: and their hash."""
+    """A page with input items. Media that were sent as data appear as sha256: and their hash."""
 
     data: list[_Json]

@@ -46,7 +46,7 @@ class AppendBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class AskBody(msgspec.Struct, frozen=True, kw_only=True):
-    """A question. All other fields are those of chat, except the fields that REFUSED_IN_SESSIONS refuses."""
+    """A question. All other fields are chat's, except the fields that REFUSED_IN_SESSIONS refuses."""
 
     content: Content
     index: Index | None = None

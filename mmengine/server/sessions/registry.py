@@ -22,7 +22,7 @@ FORGET_EVERY_S = 5.0  # seconds until the memory of a session that ended by itse
 
 
 class SessionRegistry:
-    """The sessions of one engine. `opened`: media options that all sessions get in addition to their own."""
+    """An engine's sessions. `opened`: media options that all sessions get in addition to their own."""
 
     def __init__(
         self,

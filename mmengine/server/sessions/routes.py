@@ -1,7 +1,7 @@
 """/v1/sessions: requests that grow. Frames and texts are computed as they arrive; questions are answered as
 in chat.
 
-Requests of one session run in order of arrival; a call gets 409 when too many wait. A session belongs to its
+A session's requests run in order of arrival; a call gets 409 when too many wait. A session belongs to its
 key: other keys get 404. The log holds the whole session, so a session survives a restart.
 """
 

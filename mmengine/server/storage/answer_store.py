@@ -85,7 +85,7 @@ class AnswerStore:
         await self._save(AnswerRow(response_id, owner, created, envelope, answer), media or {})
 
     async def put_all(self, made: Callable[[], Sequence[AnswerRow]]) -> None:
-        """Store several answers in one commit. Skip those whose id another owner has.
+        """Store several answers in a single commit. Skip ids that another owner has.
 
         `made` returns the answers; it runs on the thread that writes.
         """
@@ -144,7 +144,7 @@ class AnswerStore:
         return await self._database.read(partial(_ids, _UNFINISHED))
 
     async def drop_unfinished(self, names: Sequence[str]) -> None:
-        """Delete the unfinished answers among `names`, whoever owns them."""
+        """Delete the unfinished answers among `names`, for all owners."""
 
         def job(connection: sqlite3.Connection) -> int:
             rows = [(name,) for name in names]
@@ -225,9 +225,9 @@ def _chunks(answers: Sequence[AnswerRow]) -> Iterator[Sequence[AnswerRow]]:
 
 
 def _put(connection: sqlite3.Connection, answers: Sequence[AnswerRow], now: float) -> int:
-    """Insert rows in one statement, or update them one by one when an id exists.
+    """Insert rows in a single statement, or update each row separately when an id exists.
 
-    Returns how many rows exist afterwards: all but those whose id another owner has.
+    Returns how many rows exist afterwards: all rows except ids that another owner has.
     """
     rows = ", ".join(["(?, ?, ?, ?, ?, ?, ?)"] * len(answers))
     values: list[object] = []

@@ -65,7 +65,8 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def file_id(self, kind: str) -> str:
         """Return the id of the file of answers ("output") or errors ("errors").
 
-        The id is known before the file exists, so a batch that ends twice writes one file of each kind.
+        The id is known before the file exists, so a batch that ends twice still writes a single file per
+        kind.
         """
         return f"file-{hashlib.sha256(f'{self.batch_id} {kind}'.encode()).hexdigest()[:24]}"
 

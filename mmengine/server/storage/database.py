@@ -1,7 +1,7 @@
-"""The SQLite file beside a log: one process, one thread that writes, one thread that reads.
+"""The SQLite file beside a log: a single process, with a thread that writes and a thread that reads.
 
-A caller's write completes when it is on the disk. Writes that wait together share one commit, so many cost as
-much as one.
+A caller's write completes when it is on the disk. Writes that wait together share a commit, so many writes
+cost as much as a single write.
 """
 
 import asyncio
@@ -96,7 +96,7 @@ class _Write(NamedTuple):
 
 
 class Database:
-    """The connections and threads of one SQLite file.
+    """The connections and threads for a SQLite file.
 
     `fault`: called before and after each commit, on the thread that writes. Raises ConfigError when another
     process has the file, when it is damaged or newer than this program, and when its folder cannot be
@@ -235,8 +235,8 @@ class Database:
                 loop.call_soon_threadsafe(_tell_all, some)
 
     def _written(self, writes: list[_Write]) -> list[MMEngineError | None]:
-        """Run the writes in one transaction, and return each one's error. If the commit raises, nothing is
-        written.
+        """Run the writes in a single transaction, and return each write's error. If the commit raises,
+        nothing is written.
         """
         connection, errors = self._writing, list[MMEngineError | None]()
         with _transaction(connection):

@@ -43,7 +43,7 @@ class StoredFile(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class FileLimits(NamedTuple):
-    """Limits in bytes: for one file, for all files, and for one owner's files."""
+    """Limits in bytes: for a file, for all files, and for an owner's files."""
 
     max_file_bytes: int
     max_bytes: int
@@ -176,7 +176,7 @@ class Files:
             self._add(file)
 
     async def sweep(self, used: Collection[str]) -> None:
-        """Remove expired files, except those in `used`."""
+        """Remove expired files that are not in `used`."""
         now = self.clock()
         over = [each for each in list(self._files.values()) if each.expires_at and each.expires_at <= now]
         for file in over:
@@ -242,7 +242,7 @@ class IncomingFile:
 
 
 class FileTooLarge(InvalidRequest):
-    """A file exceeds the limit for one file."""
+    """A file exceeds the limit for a single file."""
 
     code = ErrorCode.FILE_TOO_LARGE
 

@@ -1,5 +1,5 @@
 """Positions in a list's order of creation. Deleted entries keep their position for a while, so a client can
-go on with the page after one.
+continue with the next page.
 """
 
 from collections import deque

@@ -17,7 +17,7 @@ FOLDER = "store"  # below the log's folder
 
 
 class Storage:
-    """Answers, files and batches of one server.
+    """A server's answers, files and batches.
 
     `log`: the log's folder. `has_several_keys`: limits each key to its share of the bytes for files. `clock`:
     Unix time in seconds. `fault`: see Database. Raises ConfigError.

@@ -20,7 +20,7 @@ logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
 
 
 class Upload:
-    """A parser for the body of one upload.
+    """A parser for an upload's body.
 
     `content_type`: the call's header. Pass the body's pieces to `feed`, which blocks, then call `check`.
     After that `fields` and `filename` are known, and `incoming` is complete. Raises InvalidRequest.

@@ -33,7 +33,7 @@ class AnyServer:
 
 
 class _Line:
-    """A Line over the `receive` and `send` callables of one call."""
+    """A Line over a call's `receive` and `send` callables."""
 
     def __init__(self, receive: Receive, send: Send):
         self._receive, self._send = receive, send

@@ -88,8 +88,8 @@ def unless_gone(scope: Scope) -> Iterator[None]:
 class EventStream:
     """A streamed answer as an ASGI application.
 
-    The thread or task that brings news writes all new frames in one call; this task wakes up only for the
-    end. A reader is disconnected when it keeps the line full for longer than `slow_reader_s`, or lets
+    The thread or task that brings news writes all new frames in a single call; this task wakes up only for
+    the end. A reader is disconnected when it keeps the line full for longer than `slow_reader_s`, or lets
     `max_backlog` outputs wait. `sent` gets the number of events. `to_api_error` converts an exception to the
     error that the caller gets. `shutting_down` returns the error for streams that the server's shutdown cuts;
     their requests run on.
@@ -197,7 +197,7 @@ class EventStream:
         self._line.abort()
 
     def _watch(self) -> None:
-        """Check the reader and send pings, by one timer per stream."""
+        """Check the reader and send pings, by a timer per stream."""
         now = self._loop.time()
         if self._line.is_full:
             if now - self._written_at >= self._slow_reader_s:
