@@ -59,7 +59,8 @@ class Frames(Protocol):
     done: bytes  # Follows the last frame of a stream.
 
     def first(self, index: int, scores: PromptLogprobs | None = None) -> bytes:
-        """Return a choice's first frame. `scores`: the prompt's logprobs, if the prompt is echoed with them."""
+        """Return a choice's first frame. `scores`: the prompt's logprobs, if the prompt is echoed with
+        them."""
 
     def delta(self, index: int, delta: Delta) -> bytes: ...
 

@@ -31,7 +31,8 @@ _decode = msgspec.json.Decoder(CompletionBody).decode
 
 
 class CompletionReader:
-    """Reads /v1/completions bodies. `max_prompts`: prompts per body. `max_prompt_tokens`: tokens per prompt."""
+    """Reads /v1/completions bodies. `max_prompts`: prompts per body. `max_prompt_tokens`: tokens per
+    prompt."""
 
     def __init__(
         self,

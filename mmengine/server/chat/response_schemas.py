@@ -122,7 +122,8 @@ class FunctionDelta(ResponseSchema):
 
 
 class CallDelta(ResponseSchema):
-    """A piece from a tool call. The first piece has the id, type and name; later parts extend the arguments."""
+    """A piece from a tool call. The first piece has the id, type and name; later parts extend the
+    arguments."""
 
     index: int
     function: FunctionDelta
