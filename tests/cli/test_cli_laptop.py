@@ -23,7 +23,7 @@ from tests.cli.cli_process import call_cli
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "mixed"
 COMMANDS = (
-    "simulate examples/evening.json --log LOG --decisions LOG.jsonl",
+    "simulate examples/shared_images.json --log LOG --decisions LOG.jsonl",
     "log verify LOG GOLDEN",
     "log show LOG --steps --limit 3",
     "log show LOG --step 20",

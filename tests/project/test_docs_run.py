@@ -23,8 +23,8 @@ def folder(tmp_path_factory):
     """A folder with the examples, a log and input for the simulator."""
     folder = tmp_path_factory.mktemp("documents")
     (folder / "examples").symlink_to(ROOT / "examples")
-    run(folder, "mmengine simulate examples/evening.json --log evening.log")
-    (folder / "scenario.json").write_bytes((ROOT / "examples" / "evening.json").read_bytes())
+    run(folder, "mmengine simulate examples/shared_images.json --log evening.log")
+    (folder / "scenario.json").write_bytes((ROOT / "examples" / "shared_images.json").read_bytes())
     (folder / "settings.json").write_text('{"num_blocks": 300}')
     rows = [f"2024-05-10 00:00:0{k}.000000,{90 + k},{k + 2}" for k in range(6)]
     (folder / "trace.csv").write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]))
@@ -89,7 +89,7 @@ def test_a_log_is_walked_as_shown(folder, monkeypatch):
     (reading,) = [
         each for each in blocks("docs/reference/log-format.md", "indented") if "import" in each.text
     ]
-    run(folder, "mmengine simulate examples/evening.json --log torn.log")
+    run(folder, "mmengine simulate examples/shared_images.json --log torn.log")
     last = sorted((folder / "torn.log").glob("*.mmlog"))[-1]
     last.write_bytes(last.read_bytes()[:-100])
     found = {"folder": folder / "torn.log"}

@@ -209,7 +209,7 @@ def test_a_failed_grammar_ends_its_request_after_the_running_step(tmp_path):
 
 def test_the_trace_of_the_docs():
     """docs/explanation/policies.md shows these steps beside their scenario file."""
-    path = Path(__file__).parents[2] / "examples" / "give_way.json"
+    path = Path(__file__).parents[2] / "examples" / "priority_preemption.json"
     table = (path.parents[1] / "docs" / "explanation" / "policies.md").read_text()
     (_, theirs, _), (_, ours, _) = run(path, compat="vllm"), run(path)
     assert f"| | {len(ours)} steps | {len(theirs)} steps | |" in table

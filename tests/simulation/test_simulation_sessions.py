@@ -14,7 +14,7 @@ from mmengine.simulation.driver import Driver
 from mmengine.simulation.scenario import read_requests, read_scenario
 from mmengine.simulation.settings import read_settings
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "door.json"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "sessions.json"
 
 
 def simulated(workload, folder):
