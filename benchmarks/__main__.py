@@ -52,9 +52,9 @@ def path_of(module: str) -> Path:
 
 
 def describe(module: str) -> str:
-    """Return the first sentence of the module's docstring, without importing the module."""
+    """Return the first paragraph of the module's docstring, without importing the module."""
     docstring = ast.get_docstring(ast.parse(path_of(module).read_text(encoding="utf-8"))) or ""
-    return " ".join(docstring.split("\n\n")[0].split()).split(": `python")[0].rstrip(":")
+    return " ".join(docstring.split("\n\n")[0].split())
 
 
 def main() -> int:

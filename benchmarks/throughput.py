@@ -108,7 +108,7 @@ def _here(sections: list[Section], threads: int, requests: int, longest: int, ro
     """Run the sections that use the embedded checkpoint, in this process."""
     import torch  # imported after the thread environment is set and --help is handled
 
-    from benchmarks.common.engine_runner import Ours
+    from benchmarks.common.engine_runner import EngineRunner
     from benchmarks.common.reference import Reference, make_inputs
     from benchmarks.common.workload import mixed
     from benchmarks.cpu.encoder import ImageFileRun, OneImageRun
@@ -120,7 +120,11 @@ def _here(sections: list[Section], threads: int, requests: int, longest: int, ro
     part = Part()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        reference, ours, logged = Reference(resolve_folder(None)), Ours(), Ours(folder / "log")
+        reference, ours, logged = (
+            Reference(resolve_folder(None)),
+            EngineRunner(),
+            EngineRunner(folder / "log"),
+        )
         stack.callback(ours.close)
         stack.callback(logged.close)
         asks = mixed(ours.engine.processor, requests, longest)

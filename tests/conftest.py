@@ -1,4 +1,4 @@
-"""What holds for all tests."""
+"""Fixtures and settings for all tests."""
 
 import gc
 import os
@@ -19,28 +19,28 @@ from tests.instruction_sets import isas, opened
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# What `make test` got for these tests, behind whatever else is installed.
+# Packages that `make test` fetched for these tests, after the installed ones.
 sys.path.append(str(ROOT / "build" / "gpu"))
-# Triton reads this when it is imported, which other packages may do. Without a GPU its kernels run in Python.
+# Triton reads this on import, which other packages may trigger. Without a GPU its kernels run in Python.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
-# FlashInfer makes folders where it is imported, else in the user's home.
+# FlashInfer creates folders on import, by default in the user's home.
 os.environ.setdefault("FLASHINFER_WORKSPACE_BASE", str(ROOT / "build"))
 
-# Machines are slow, and busy: no test fails for the time that it takes.
+# Test machines are slow and busy: no test fails because of its duration.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 
-# Zeros for a pool of 256 MiB cost more than all else of an engine's start.
+# Zeroing a pool of 256 MiB takes longer than the rest of an engine's start.
 sizing.CPU_MIN_BYTES = 64 * 2**20
 
-# A shell starts background jobs with SIGINT ignored, and children inherit that: a test that interrupts
-# one would wait for ever.
+# A shell starts background jobs with SIGINT ignored, and children inherit this: a test that interrupts a
+# child would wait for ever.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# Modules with a fixture that takes long: one worker runs all tests of a module, or of several that share one.
+# Modules with a slow fixture: one worker runs all tests of a module, or of several that share the fixture.
 TOGETHER = {
     "tests/test_debugging.py": "debugging",
     "tests/benchmarks/test_throughput.py": "throughput",
@@ -59,14 +59,15 @@ CONTRACTS = "tests/models/test_contract_"
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """For `--dist loadgroup`, whose marks pytest-xdist 3.8 loses under pytest 9: groups go first, then all
-    other tests one by one."""
-    from xdist.scheduler import LoadScopeScheduling  # lazy: not everybody has it
+    """Schedule tests for `--dist loadgroup`: groups first, then all other tests one by one. pytest-xdist 3.8
+    loses the group marks under pytest 9.
+    """
+    from xdist.scheduler import LoadScopeScheduling  # lazy: an optional package
 
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid):
             file, _, name = nodeid.partition("::")
-            if file.startswith(CONTRACTS):  # each class makes a checkpoint once, for all of its tests
+            if file.startswith(CONTRACTS):  # each class makes one checkpoint for all its tests
                 return f"{file}::{name.partition('::')[0]}"
             return TOGETHER.get(file, nodeid)
 
@@ -74,14 +75,14 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 def pytest_collection_finish(session):
-    """What was imported and collected stays: the garbage collector goes through millions of objects less."""
+    """Freeze imported and collected objects, so that the garbage collector skips millions of them."""
     gc.collect()
     gc.freeze()
 
 
 @contextmanager
 def _hidden(folder):
-    """In here no compiler is found, and nothing compiled before either."""
+    """Hide every compiler, and everything compiled before, inside this context."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CXX", "no-such-compiler")
         patch.setenv("MMENGINE_CACHE", str(folder))
@@ -100,22 +101,23 @@ def hidden_compiler():
 
 @pytest.fixture(scope="module", params=isas())
 def library(request):
-    """The compiled kernels, for one instruction set of this CPU after the other."""
+    """Yield the compiled kernels, for each instruction set of this CPU."""
     return opened(request.param)
 
 
 @pytest.fixture(scope="session")
 def kernel_device():
-    """Where Triton's kernels run: a GPU, or a CPU through Triton's interpreter."""
+    """Return the device for Triton's kernels: a GPU, or a CPU through Triton's interpreter."""
     if find_spec("triton") is None:
-        pytest.skip("no Triton here; `make test` gets it into build/gpu")
+        pytest.skip("Triton is not installed; `make test` fetches it into build/gpu")
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 @pytest.fixture
 def dots_in_order(kernel_device, monkeypatch):
-    """Sums of tl.dot run along the depth, one product after the other, wherever an element stands. The
-    interpreter leaves them to BLAS, which rounds an element by its place in the tile; a GPU does not."""
+    """Sum tl.dot along the depth, one product after another, for every element. The interpreter uses BLAS
+    instead, which rounds an element by its place in the tile; a GPU does not.
+    """
     if kernel_device.type == "cpu":
         from triton.runtime import interpreter
 
@@ -123,7 +125,9 @@ def dots_in_order(kernel_device, monkeypatch):
 
 
 def _dot_in_order(builder, a, b, d, *_):
-    """Rows and columns of zeros are left out where that changes nothing: they are most of what tests have."""
+    """Compute tl.dot in order; rows and columns of zeros are skipped where the result is the same, since
+    tests consist mostly of zeros.
+    """
     total, left, right = d.data.copy(), a.data.astype(d.data.dtype), b.data.astype(d.data.dtype)
     is_odd = not np.isfinite(right).all()
     rows = (left.any(1) | is_odd).nonzero()[0]
@@ -136,8 +140,9 @@ def _dot_in_order(builder, a, b, d, *_):
 
 @pytest.fixture
 def install_stranger(tmp_path, monkeypatch):
-    """Puts a distribution "strange" 1.2 on the path, whose entry points in a group give attributes of one
-    module. `code`: the module's; `names`: the attributes, by the entry points' names."""
+    """Install a distribution "strange" 1.2, whose entry points in a group give attributes of one module.
+    `code`: the module's source; `names`: the attributes, by entry point name.
+    """
     site = tmp_path / "site"
 
     def install(group, code, **names):

@@ -1,15 +1,16 @@
-"""Processes of their own: for tests that kill them, and that look at their memory."""
+"""Separate processes, for tests that kill them or measure their memory."""
 
 import os
 
-# Before a command. To Linux the most memory of a program begins with that of the process it was forked from,
-# which may be gigabytes of the tests' own: a shell that forks has little.
+# A prefix for a command. On Linux a program's peak memory starts with that of the process that forked it,
+# which may be gigabytes of the tests' own; a shell that forks has little.
 WITH_OWN_PEAK = ("sh", "-c", '"$@"; exit $?', "sh")
 
 
 def exit_code_of(run):
-    """What `run` gives in a fork of this process, which says nothing of what goes wrong: negative where it
-    was killed, by that signal."""
+    """Return the exit code of `run` in a fork of this process, without error output; negative: the signal
+    that killed it.
+    """
     pid = os.fork()
     if pid:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

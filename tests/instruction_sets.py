@@ -1,4 +1,4 @@
-"""The kernels' libraries that this machine can compile and run, one for each instruction set."""
+"""The kernel libraries that this machine can compile and run, one for each instruction set."""
 
 import pytest
 
@@ -17,7 +17,7 @@ def isas() -> list[str]:
 
 
 def opened(isa: str):
-    """The library, or a skipped test where the system keeps AMX from us."""
+    """Return the library, or skip the test where the system does not allow AMX."""
     library = open_isa(isa)
     if isa == "amx" and not library.mm_allow_amx():
         pytest.skip("this process may not use AMX")

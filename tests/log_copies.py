@@ -1,4 +1,4 @@
-"""Copies of a log that is being written, as a kill would leave it."""
+"""Copies of a log while it is being written, as a kill would leave it."""
 
 import shutil
 from contextlib import suppress
@@ -7,9 +7,11 @@ TRIES = 9
 
 
 def copied(log, target, *left_out):
-    """Without what has one of these names. What is written whole under another name first is nobody's yet,
-    and may be gone before it is copied; so may what is let go of once it stands elsewhere: then the copy
-    begins again."""
+    """Copy the folder without the entries named in `left_out`.
+
+    A file that is first written under a temporary name may vanish before it is copied; so may a file that is
+    deleted once its replacement exists. Then the copy starts again.
+    """
     ignored = shutil.ignore_patterns("*.part", *left_out)
     for _ in range(TRIES - 1):
         with suppress(shutil.Error, FileNotFoundError):

@@ -1,4 +1,4 @@
-"""The commands of docs/tutorials/a_bad_night.md are run as they stand there, and find what it says."""
+"""Run the commands of docs/tutorials/a_bad_night.md and compare with the page."""
 
 import json
 import os
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "docs" / "tutorials" / "a_bad_night.md").read_text()
 
 
-# Scripts one after the other in one process; importing `planted` plants the bug for all of them.
+# Scripts run one after another in one process; importing `planted` plants the bug for all of them.
 SCRIPTS = """
 import contextlib, io, json, runpy, sys
 
@@ -44,7 +44,7 @@ def run(command, folder):
 
 @pytest.fixture(scope="module")
 def session(tmp_path_factory):
-    """What each command printed: first the scripts of the examples, then the tests that they wrote."""
+    """Return each command's output: first the example scripts', then the tests' that they wrote."""
     folder = tmp_path_factory.mktemp("debugging")
     (folder / "examples").symlink_to(ROOT / "examples")
     lines = "".join(block.text for block in blocks("docs/tutorials/a_bad_night.md", "sh")).splitlines()
@@ -70,7 +70,7 @@ def of(session, words):
 
 
 def test_what_is_shown_is_printed(session):
-    """But for what the Python prints (below), line breaks and times."""
+    """Compare everything except the output of the Python code (below), line breaks and times."""
     plain = lambda text: re.sub(r"\d+\.\d s\b", "S", " ".join(text.split()))  # noqa: E731
     printed = plain(" ".join(session[1].values()))
     shown = [

@@ -1,4 +1,4 @@
-"""One bug of each class: the commands of docs/tutorials/a_bad_night.md find it in few requests."""
+"""Test one bug of each class: the commands of docs/tutorials/a_bad_night.md reduce it to few requests."""
 
 import json
 import os
@@ -29,7 +29,7 @@ def run(*command, **settings):
 
 
 def minimized(name, folder, num_requests):
-    """The report on a night, both by the scripts of the examples, one after the other in one process."""
+    """Return the minimization report of a night, from two example scripts in one process."""
     log, (option, _, named) = folder / "night.log", ROWS[name]
     arguments = ("log", "minimize", log, *option.split(), "--seconds", 60, "-o", folder / "small", "--json")
     scripts = [(BUGS / "night.py", name, log, num_requests), (BUGS / "buggy.py", name, *arguments)]

@@ -51,7 +51,7 @@ def test_the_readmes_pipeline_describes_the_image(demo_folder, capsys):
 
 
 def test_the_readmes_transcript_is_one(demo_folder):
-    """Steps and times differ from run to run; the sentences of `why` are those of the transcript."""
+    """Steps and times differ between runs; the sentences of `why` must be the transcript's."""
     (run_batch, verify, why) = console_docs.commands((ROOT / "README.md").read_text())
     printed = console_docs.run(run_batch[0], demo_folder)
     assert printed[0].startswith("12 answers and 0 errors in answers.jsonl, 360 tokens in ")

@@ -1,4 +1,4 @@
-"""What all registries owe: our own by name, a stranger's by an entry point, one sentence where it breaks."""
+"""Test all registries: own plugins by name, others by entry points, and one-sentence errors."""
 
 import os
 import re
@@ -42,7 +42,7 @@ def strange(registry):
 def test_what_comes_with_the_package_is_there(registry):
     names = registry.names() if registry is not PLUGINS else [point.name for point in PLUGINS.points()]
     assert names and len(set(names)) == len(names)
-    for name in set(names) - {"xgrammar"}:  # whose package is an extra
+    for name in set(names) - {"xgrammar"}:  # its package is an optional extra
         assert registry.load(name) is registry.load(name)
 
 
@@ -51,7 +51,7 @@ def test_a_strangers_is_found_behind_our_own(registry, install_stranger):
     install_stranger(registry.group, strange(registry), strange="thing", another="thing")
     assert set(registry.names()) == {*ours, "strange", "another"}
     assert registry.names()[: len(registry._own)] == ours[: len(registry._own)]
-    import strange_module  # it is there only now
+    import strange_module  # it exists only now
 
     assert registry.load("strange") is strange_module.thing
 
@@ -90,7 +90,7 @@ def test_a_name_that_two_claim_is_refused(registry, install_stranger, tmp_path):
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 3\n")
     (info / "entry_points.txt").write_text(f"[{registry.group}]\nstrange = strange_module:Plugin\n")
-    os.utime(tmp_path / "site", (2e9, 2e9))  # another time, however coarse the clock of the folder is
+    os.utime(tmp_path / "site", (2e9, 2e9))  # a different time, even on a folder with a coarse clock
     with pytest.raises(MMEngineError, match=r"strange is claimed by .*\(other 3\) and .*\(strange 1.2\); un"):
         registry.load("strange")
 
@@ -98,7 +98,7 @@ def test_a_name_that_two_claim_is_refused(registry, install_stranger, tmp_path):
 def test_our_names_cannot_be_taken(registry, install_stranger):
     ours = [point.name for point in registry._own.values()]
     before = [registry.load(name) for name in ours if name != "xgrammar"]
-    known = registry.names()  # with what other tests of this process registered
+    known = registry.names()  # includes names that other tests in this process registered
     install_stranger(
         registry.group, "raise RuntimeError('taken')", **dict.fromkeys(ours or ["strange"], "thing")
     )

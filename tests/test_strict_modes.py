@@ -1,4 +1,4 @@
-"""Who could change what lies in a folder. As root too: it is the owners and modes that are read."""
+"""Test who may change a folder's contents. Owners and modes are read, so the tests also work as root."""
 
 import os
 import stat
@@ -14,7 +14,7 @@ OTHER = 4242
 
 @pytest.fixture
 def owners(monkeypatch):
-    """Paths that belong to somebody else, whoever runs this test."""
+    """Make paths belong to another user, whoever runs this test."""
     theirs, real = set(), (os.stat, os.fstat)
 
     def belongs(status):
@@ -120,7 +120,7 @@ def test_nothing_stays_open(tmp_path, monkeypatch):
 
 
 def test_a_link_put_in_place_of_a_folder_is_not_followed(tmp_path, monkeypatch):
-    """Between the look at an entry and its opening."""
+    """Replace the folder between the check of an entry and its opening."""
     (tmp_path / "a").mkdir()
     (tmp_path / "theirs").mkdir()
     real = strict_modes._Walk._open

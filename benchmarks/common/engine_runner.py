@@ -14,7 +14,7 @@ from mmengine.serve.prompt.options import Options
 from mmengine.serve.prompt.prompt import Prompt
 
 
-class Ours:
+class EngineRunner:
     """An engine whose runs start cold.
 
     Each run uses a new cache salt, so that earlier runs' prefix cache and encoder cache are never hit.

@@ -166,7 +166,7 @@ def padded_batches(asks: Sequence[Ask], size: int) -> list[tuple[list[int], Inpu
     return batches
 
 
-def partings(
+def describe_mismatches(
     reference: Reference,
     names: Sequence[str],
     inputs: Sequence[Inputs],

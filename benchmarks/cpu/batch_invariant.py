@@ -17,7 +17,7 @@ from benchmarks.common.measure import Rounds, use_threads
 from benchmarks.common.report import Table, machine_lines, markdown, show
 
 if TYPE_CHECKING:
-    from benchmarks.common.engine_runner import Ours
+    from benchmarks.common.engine_runner import EngineRunner
     from benchmarks.common.workload import Ask
 
 TITLE = "Cost of batch_invariant"
@@ -35,7 +35,7 @@ def main(
     """Measure decoding and mixed requests with batch_invariant and without."""
     use_threads(1)
     # lazy: torch must not be loaded before the threads are set
-    from benchmarks.common.engine_runner import Ours
+    from benchmarks.common.engine_runner import EngineRunner
     from benchmarks.common.workload import mixed
     from mmengine.config import EngineConfig
 
@@ -44,7 +44,7 @@ def main(
         engines = {}
         for way in WAYS:
             config = EngineConfig(batch_invariant=way == "with", spec="none", max_model_len=1024)
-            engines[way] = Ours(config=config)
+            engines[way] = EngineRunner(config=config)
             stack.callback(engines[way].close)
         asks = mixed(engines["with"].engine.processor, most_rows, LONGEST)
         for count in sorted({1, min(16, most_rows), most_rows}):
@@ -60,7 +60,7 @@ def main(
         out.write_text(markdown(TITLE, [table], facts))
 
 
-def _decoding(engines: "dict[str, Ours]", asks: "Sequence[Ask]", rounds: int) -> dict[str, float]:
+def _decoding(engines: "dict[str, EngineRunner]", asks: "Sequence[Ask]", rounds: int) -> dict[str, float]:
     """Return a step's CPU seconds by way, over steps in which every row decodes."""
     running = {way: ours.begin(asks, plain=True) for way, ours in engines.items()}
     samples: dict[str, list[float]] = {way: [] for way in engines}

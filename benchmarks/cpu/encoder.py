@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 
-from benchmarks.common.engine_runner import Ours
+from benchmarks.common.engine_runner import EngineRunner
 from benchmarks.common.measure import Rounds, clocked
 from benchmarks.common.reference import Reference, make_inputs
 from benchmarks.common.report import Part, Table, Target
@@ -27,7 +27,7 @@ class OneImageRun:
 
     title = "questions on one image"
 
-    def __init__(self, ours: Ours, reference: Reference, longest: int, rounds: int) -> None:
+    def __init__(self, ours: EngineRunner, reference: Reference, longest: int, rounds: int) -> None:
         self._ours, self._reference, self._rounds = ours, reference, rounds
         self._asks = one_image(ours.engine.processor, QUESTIONS, longest)
         self._inputs = [make_inputs([ask.prepared]) for ask in self._asks]
@@ -85,7 +85,7 @@ class ImageFileRun:
 
     title = "questions on an image file"
 
-    def __init__(self, ours: Ours, folder: Path, rounds: int) -> None:
+    def __init__(self, ours: EngineRunner, folder: Path, rounds: int) -> None:
         self._ours, self._folder, self._rounds = ours, folder, rounds
         self._rng = random.Random(9)
         self.num_ticks = len(FILES) * rounds

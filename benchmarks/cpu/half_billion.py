@@ -74,7 +74,7 @@ class Steps:
 def measure(threads: int, quick: bool, compiled: bool, folder: Path | None) -> Part:
     import torch  # imported after the thread environment is set
 
-    from benchmarks.common.engine_runner import Ours
+    from benchmarks.common.engine_runner import EngineRunner
     from benchmarks.common.half_billion_model import cached_folder, text_bytes
     from benchmarks.common.reference import Reference
     from mmengine.config import EngineConfig
@@ -82,7 +82,7 @@ def measure(threads: int, quick: bool, compiled: bool, folder: Path | None) -> P
     torch.set_num_threads(threads)
     folder = folder or cached_folder()
     config = EngineConfig(max_model_len=1024, max_num_seqs=max(WANTED), num_blocks=max(WANTED) * 32)
-    ours = Ours(model=folder, dtype="bfloat16", config=config)
+    ours = EngineRunner(model=folder, dtype="bfloat16", config=config)
     reference, note = Reference(folder, torch.bfloat16), None
     if quick and (seconds := _expected_seconds(reference)) > QUICK_S:
         reference = None
@@ -130,7 +130,7 @@ class Pair:
         )
 
     def decode(self, rows: int, num_steps: int, kinds: list[str]) -> Steps:
-        from benchmarks.common.reference import make_inputs, partings
+        from benchmarks.common.reference import describe_mismatches, make_inputs
         from benchmarks.common.workload import random_texts
 
         num_new = num_steps + max(WANTED)  # the first rows are some tokens ahead of the last
@@ -145,7 +145,7 @@ class Pair:
             got, wanted = got or answers, wanted or theirs
         singles = [make_inputs([ask.prepared]) for ask in asks]
         got = [answer[: num_steps + 1] for answer in got]
-        steps.notes = partings(self._reference, ["text"] * rows, singles, got, wanted, most=3)
+        steps.notes = describe_mismatches(self._reference, ["text"] * rows, singles, got, wanted, most=3)
         distinct = sorted(len(set(answer)) for answer in wanted)[rows // 2]
         steps.notes.append(
             f"{rows} row(s): {sum(map(_equal, got, wanted))} of {rows} answers are equal; an answer with "

@@ -3,9 +3,15 @@
 from collections.abc import Callable
 from statistics import fmean
 
-from benchmarks.common.engine_runner import Ours
+from benchmarks.common.engine_runner import EngineRunner
 from benchmarks.common.measure import Rounds, Sample
-from benchmarks.common.reference import Reference, TokenClock, make_inputs, padded_batches, partings
+from benchmarks.common.reference import (
+    Reference,
+    TokenClock,
+    describe_mismatches,
+    make_inputs,
+    padded_batches,
+)
 from benchmarks.common.report import Part, Table, Target
 from benchmarks.common.workload import Ask, count_shared, long_answers
 
@@ -21,7 +27,9 @@ class MixedRun:
 
     title = "mixed requests"
 
-    def __init__(self, ours: Ours, logged: Ours, reference: Reference, asks: list[Ask], rounds: int) -> None:
+    def __init__(
+        self, ours: EngineRunner, logged: EngineRunner, reference: Reference, asks: list[Ask], rounds: int
+    ) -> None:
         self._asks, self._rounds, self._reference = asks, rounds, reference
         self._inputs = [make_inputs([ask.prepared]) for ask in asks]
         self._batches = padded_batches(asks, BATCH)
@@ -73,7 +81,7 @@ class MixedRun:
             "on both sides, so answers run past their natural end. transformers uses its defaults, SDPA and "
             "a growing cache."
         )
-        table.notes += partings(self._reference, kinds, self._inputs, rounds.results[OURS], wanted)
+        table.notes += describe_mismatches(self._reference, kinds, self._inputs, rounds.results[OURS], wanted)
         count, ours = len(self._asks), rounds.wall(OURS)
         return Part(
             [table],
@@ -89,7 +97,7 @@ class DecodeRuns:
 
     title = "decode"
 
-    def __init__(self, ours: Ours, reference: Reference, num_new: int, rounds: int) -> None:
+    def __init__(self, ours: EngineRunner, reference: Reference, num_new: int, rounds: int) -> None:
         self._ours, self._reference = ours, reference
         self._num_new, self._rounds = num_new, rounds
         self._asks = {size: long_answers(ours.engine.processor, size, num_new) for size in (1, BATCH)}

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from statistics import median
 
-from benchmarks.common.engine_runner import Ours
+from benchmarks.common.engine_runner import EngineRunner
 from benchmarks.common.report import Part, Table, Target
 from benchmarks.common.workload import Ask, long_answers
 from benchmarks.profiling.phases import CORE, FORWARD, FRONT, LOG, Clocks, clocked_phases
@@ -25,7 +25,7 @@ class ShareRuns:
 
     title = "share of a step"
 
-    def __init__(self, ours: Ours, logged: Ours, num_new: int, rounds: int) -> None:
+    def __init__(self, ours: EngineRunner, logged: EngineRunner, num_new: int, rounds: int) -> None:
         self._sides = {"in memory": ours, "on disk": logged}
         self._num_new, self._rounds = num_new, rounds
         self.num_ticks = len(ROWS) * len(self._sides) * rounds
@@ -70,7 +70,7 @@ class ShareRuns:
         return (str(rows), log, *(f"{value:.0f}" for value in micros), f"{share(steps):.1%}")
 
 
-def clocked_steps(ours: Ours, asks: list[Ask], most: int, salt: str = "") -> list[dict[str, int]]:
+def clocked_steps(ours: EngineRunner, asks: list[Ask], most: int, salt: str = "") -> list[dict[str, int]]:
     """Return ns by phase for up to `most` steps in which all of `asks` decode, as plain greedy requests."""
     steps, clocks = [], Clocks()
     with clocked_phases(ours.engine, clocks):

@@ -16,8 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.common.report import Table, markdown, show
-from benchmarks.gpu import parts, speed_parts
-from benchmarks.gpu import transformers_parts as rival_parts
+from benchmarks.gpu import parts, speed_parts, transformers_parts
 from benchmarks.gpu.run import Run
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
@@ -123,7 +122,7 @@ def everything(run: Run) -> None:
     run.part("bits", 25, parts.bits)
     for name, seconds in (("2B", 20), ("8B", 40)):
         run.part(f"{name} with batch_invariant", seconds, partial(speed_parts.invariant, name, run.facts))
-        speed_parts.beside_without(run, name)
+        speed_parts.compare_invariant_times(run, name)
     run.part("tests of the kernels", 60, parts.tests)
 
 
@@ -134,11 +133,11 @@ def speed(run: Run) -> None:
         run.part(f"{name} GPU idle in decode", seconds[2], partial(speed_parts.idle, name))
         if name == "2B":
             run.part("2B drafts", 15, partial(speed_parts.drafts, name, run.facts))
-            run.part("2B by mmengine", 25, partial(rival_parts.ours, name))
-            run.part("2B by transformers' generate", 45, partial(rival_parts.by_generate, name))
-            rival = partial(rival_parts.by_continuous_batching, name)
+            run.part("2B by mmengine", 25, partial(transformers_parts.ours, name))
+            run.part("2B by transformers' generate", 45, partial(transformers_parts.by_generate, name))
+            rival = partial(transformers_parts.by_continuous_batching, name)
             run.part("2B by transformers' continuous batching", 60, rival)
-            rival_parts.beside(run, name)
+            transformers_parts.beside(run, name)
 
 
 def tables(run: Run) -> list[Table]:

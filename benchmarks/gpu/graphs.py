@@ -27,7 +27,7 @@ from mmengine.runtime.kv.pool import KVPool
 MAX_ROWS, BLOCK_SIZE, LONGEST = 9, 16, 20  # maximum blocks per row
 
 
-class Again:
+class EagerRecorder:
     """A stand-in for CUDA graphs on a CPU: a captured function is called again."""
 
     def record(self, compute: Callable[[], None]) -> Callable[[], None]:
@@ -36,7 +36,7 @@ class Again:
 
 
 def make_recorder(device: str) -> Recorder:
-    return open_device(device).recorder() or Again()
+    return open_device(device).recorder() or EagerRecorder()
 
 
 def compare_graphs(device: str, dtype: torch.dtype, num_heads: int) -> Verdict:

@@ -18,7 +18,7 @@ from benchmarks.gpu.bits import compare_bits
 from benchmarks.gpu.drafts import compare_chains
 from benchmarks.gpu.graphs import compare_encoder_graphs, compare_graphs
 from benchmarks.gpu.kernels import compare_layers, compare_sampling
-from benchmarks.gpu.run import Teller, Work
+from benchmarks.gpu.run import PartReporter, Work
 from benchmarks.gpu.tokens import Verdict, compare_backends, compare_tokens, compare_transformers
 from benchmarks.gpu.wide import compare_wide
 from mmengine.errors import ConfigError
@@ -36,7 +36,7 @@ TESTS = ("tests/gpu", "tests/runtime/test_runtime_masking.py", "tests/qwen3_vl/t
 PACKAGES = ("transformers", "triton", "flashinfer-python", "numpy")
 
 
-def device(tell: Teller) -> None:
+def device(tell: PartReporter) -> None:
     """Report the device and package versions. `device` is not reported if it cannot be used."""
     if not tell.dry:
         problem = CudaDevice.problem(None)
@@ -70,30 +70,30 @@ def compiling(dry: bool) -> dict[str, Work]:
     }
 
 
-def _compile_text_ops(tell: Teller) -> None:
+def _compile_text_ops(tell: PartReporter) -> None:
     tell.fact("layer operations", text_ops(torch.device("cuda"), torch.bfloat16).by)
 
 
-def _compile_attention(num_heads: int, tell: Teller) -> None:
+def _compile_attention(num_heads: int, tell: PartReporter) -> None:
     """Compile attention as for the 2B (16 heads) and the 8B (32), over a small pool."""
     spec = ModelSpec(1, num_heads, 8, 128, 64, 64, 4096, 0, 1)
     make_backend("flashinfer", spec, KVPool(spec, 2, 16, torch.bfloat16, CudaDevice()))
 
 
-def _dtype(tell: Teller) -> torch.dtype:
+def _dtype(tell: PartReporter) -> torch.dtype:
     return torch.float32 if tell.dry else torch.bfloat16
 
 
-def tokens(tell: Teller) -> None:
+def tokens(tell: PartReporter) -> None:
     for verdict in compare_tokens(tell.device, 4 if tell.dry else 24):
         tell.check(verdict)
 
 
-def tokens_beside_transformers(tell: Teller) -> None:
+def tokens_beside_transformers(tell: PartReporter) -> None:
     tell.check(compare_transformers(tell.device, 4 if tell.dry else 24))
 
 
-def backends(tell: Teller) -> None:
+def backends(tell: PartReporter) -> None:
     verdicts, skipped = compare_backends(tell.device, _dtype(tell), 4 if tell.dry else 16)
     for verdict in verdicts:
         tell.check(verdict)
@@ -101,20 +101,20 @@ def backends(tell: Teller) -> None:
         tell.skip(name, why)
 
 
-def kernels(tell: Teller) -> None:
+def kernels(tell: PartReporter) -> None:
     tell.fact("sampling", sampling.describe(torch.device(tell.device)))
     tell.check(compare_layers(tell.device, _dtype(tell), tell.dry))
     tell.check(compare_sampling(tell.device, *((20, 300) if tell.dry else (500, 151_936))))
 
 
-def bits(tell: Teller) -> None:
+def bits(tell: PartReporter) -> None:
     try:
         tell.check(compare_bits(tell.device, _dtype(tell), tell.dry))
     except ConfigError as error:
         tell.skip("bits beside those alone", str(error))
 
 
-def captured(tell: Teller) -> None:
+def captured(tell: PartReporter) -> None:
     device, dtype = tell.device, _dtype(tell)
     for what, compare in (
         # Two K and V heads: FlashInfer decodes eight query heads on tensor cores.
@@ -129,14 +129,14 @@ def captured(tell: Teller) -> None:
             tell.skip(what, str(error))
 
 
-def wide(tell: Teller) -> None:
+def wide(tell: PartReporter) -> None:
     for num_heads in (4, 8):
         verdict, how = compare_wide(tell.device, _dtype(tell), num_heads, 3 if tell.dry else 24)
         tell.check(verdict)
         tell.fact(f"answers of {num_heads} heads by", how)
 
 
-def tests(tell: Teller) -> None:
+def tests(tell: PartReporter) -> None:
     """Run the kernel tests with pytest; they use the GPU if there is one."""
     if tell.dry:
         tell.skip("tests of the kernels", "`make test` runs them without a GPU")

@@ -26,7 +26,7 @@ PATIENCE = 3  # a part is cut off after this many times its duration on an H100
 SHORTEST = 30.0  # seconds; a process that loads CUDA may have to wait
 
 
-class Teller:
+class PartReporter:
     """A part's connection to the runner. Results are sent at once, so that a part that is cut off loses
     none.
     """
@@ -57,11 +57,11 @@ class Teller:
         self._pipe.send(None)
 
 
-Work = Callable[[Teller], None]
+Work = Callable[[PartReporter], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Going:
+class RunningPart:
     """A running part."""
 
     name: str
@@ -84,7 +84,7 @@ class Run:
     failed: dict[str, str] = field(default_factory=dict)
     # by part; for parallel parts, the seconds spent waiting
     seconds: dict[str, float] = field(default_factory=dict)
-    _going: list[Going] = field(default_factory=list)
+    _going: list[RunningPart] = field(default_factory=list)
 
     @property
     def device(self) -> str:
@@ -103,17 +103,17 @@ class Run:
         print(f"{name} …", flush=True)
         self.end(self.begin(name, work), left if self.dry else max(SHORTEST, PATIENCE * seconds))
 
-    def begin(self, name: str, work: Work) -> Going:
+    def begin(self, name: str, work: Work) -> RunningPart:
         """Start `work` in parallel with the other parts."""
         context = get_context(self.start)
         mine, theirs = context.Pipe(duplex=False)
         process = context.Process(target=_work, args=(name, work, self.dry, theirs), name=name)
         process.start()
         theirs.close()
-        self._going.append(Going(name, process, mine))
+        self._going.append(RunningPart(name, process, mine))
         return self._going[-1]
 
-    def end(self, going: Going, seconds: float) -> bool:
+    def end(self, going: RunningPart, seconds: float) -> bool:
         """Collect a part's results for at most `seconds`; return whether it ended by itself without an
         error.
         """
@@ -131,7 +131,7 @@ class Run:
         while self._going:
             self._stop(self._going[-1])
 
-    def _listen(self, going: Going, until: float) -> str | None:
+    def _listen(self, going: RunningPart, until: float) -> str | None:
         """Return why the part did not finish, or None if it did."""
         while going.pipe.poll(max(0.0, until - time.monotonic())):
             try:
@@ -146,7 +146,7 @@ class Run:
             getattr(self, kind)[name] = value
         return "cut off: time limit reached"
 
-    def _stop(self, going: Going) -> None:
+    def _stop(self, going: RunningPart) -> None:
         """Kill the process and its children if it still runs, and forget it. A process that hangs in the
         driver may not end; this does not wait for it.
         """
@@ -184,7 +184,7 @@ def _work(name: str, work: Work, dry: bool, pipe: Connection) -> None:
     """Run a part in its own process."""
     os.setpgrp()
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    teller = Teller(dry, pipe)
+    teller = PartReporter(dry, pipe)
     try:
         work(teller)
     except Exception as error:  # a part that fails must not affect the others

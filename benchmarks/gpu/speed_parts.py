@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.gpu.drafts import chain_seconds, pass_bytes
 from benchmarks.gpu.roofline import Goal, Rates, decode_bytes, measure_rates, prefill_flops, vision_flops
-from benchmarks.gpu.run import Run, Teller
+from benchmarks.gpu.run import PartReporter, Run
 from benchmarks.gpu.shapes import SHAPES, random_model, reduced
 from benchmarks.gpu.speed import Bench, Sizes
 from mmengine.errors import ConfigError
@@ -26,7 +26,7 @@ WANTED_PREFILL = 0.55
 WANTED_BUSY = 0.97
 
 
-def rates(tell: Teller) -> None:
+def rates(tell: PartReporter) -> None:
     found = measure_rates(tell.device, tell.dry)
     tell.fact("copy_gb_per_s", found.copy / 1e9)
     tell.fact("matmul_tflops", found.matmul / 1e12)
@@ -43,7 +43,7 @@ def shape_and_sizes(name: str, dry: bool) -> tuple[ModelConfig, Sizes]:
     return (reduced(SHAPES[name]), DRY) if dry else (SHAPES[name], SIZES)
 
 
-def decode(name: str, facts: dict[str, object], tell: Teller) -> None:
+def decode(name: str, facts: dict[str, object], tell: PartReporter) -> None:
     """Measure greedy decode by rows; then 64 rows with top-k and top-p, and with top-p alone, beside the same
     bound.
     """
@@ -64,7 +64,7 @@ def decode(name: str, facts: dict[str, object], tell: Teller) -> None:
     tell.fact(f"{name} steps replayed, and not, by why", bench.graph_counts.get("steps", {}))
 
 
-def drafts(name: str, facts: dict[str, object], tell: Teller) -> None:
+def drafts(name: str, facts: dict[str, object], tell: PartReporter) -> None:
     """Measure one row's chain of drafts, with a random head."""
     found, (shape, sizes) = _rates(facts), shape_and_sizes(name, tell.dry)
     floor = MAX_DRAFTS * pass_bytes(shape) / found.copy
@@ -75,7 +75,7 @@ def drafts(name: str, facts: dict[str, object], tell: Teller) -> None:
         tell.skip(f"{name} drafts", str(error))
 
 
-def prompts(name: str, facts: dict[str, object], tell: Teller) -> None:
+def prompts(name: str, facts: dict[str, object], tell: PartReporter) -> None:
     found, (shape, sizes) = _rates(facts), shape_and_sizes(name, tell.dry)
     network = random_model(shape, tell.device, torch.bfloat16)
     packs = getattr(network._vision, "ops", None) is not None
@@ -96,7 +96,7 @@ def prompts(name: str, facts: dict[str, object], tell: Teller) -> None:
             tell.goal(of, Goal.of_time(seconds, floor, None))
 
 
-def invariant(name: str, facts: dict[str, object], tell: Teller) -> None:
+def invariant(name: str, facts: dict[str, object], tell: PartReporter) -> None:
     """Measure a step of 64 rows and a long prompt with batch_invariant, beside the bounds of steps without
     it.
     """
@@ -115,7 +115,7 @@ def invariant(name: str, facts: dict[str, object], tell: Teller) -> None:
         tell.skip(f"{name} with batch_invariant", str(error))
 
 
-def beside_without(run: Run, name: str) -> None:
+def compare_invariant_times(run: Run, name: str) -> None:
     """Record the slowdown with batch_invariant, from the parts' results."""
     context = shape_and_sizes(name, run.dry)[1].context
     for key, goal in run.goals.items():
@@ -125,7 +125,7 @@ def beside_without(run: Run, name: str) -> None:
             run.facts[f"{key}, times as long"] = round(goal.measured / without.measured, 2)
 
 
-def idle(name: str, tell: Teller) -> None:
+def idle(name: str, tell: PartReporter) -> None:
     if tell.dry:
         tell.skip(f"{name} GPU idle in decode", "a CPU has no timeline of kernels")
         return

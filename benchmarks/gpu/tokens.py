@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from benchmarks.common.reference import Reference, make_inputs, partings
+from benchmarks.common.reference import Reference, describe_mismatches, make_inputs
 from benchmarks.common.workload import Ask, mixed
 from mmengine.config import EngineConfig
 from mmengine.errors import ConfigError
@@ -101,7 +101,7 @@ def compare_transformers(device: str, count: int) -> Verdict:
         got = [choice.token_ids for choice in _choices(engine, asks, samplings)]
     inputs = [make_inputs([ask.prepared]) for ask in asks]
     wanted = [reference.generate(each, ask.num_new)[0] for each, ask in zip(inputs, asks, strict=True)]
-    notes = partings(reference, [ask.kind for ask in asks], inputs, got, wanted)
+    notes = describe_mismatches(reference, [ask.kind for ask in asks], inputs, got, wanted)
     equal = sum(mine == theirs for mine, theirs in zip(got, wanted, strict=True))
     name = f"tokens on {device} in float32 beside transformers' generate"
     return Verdict(name, f"{equal} of {count} equal", equal == count, notes)

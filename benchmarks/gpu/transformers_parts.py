@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.common.workload import Ask, random_texts
 from benchmarks.gpu.roofline import Goal
-from benchmarks.gpu.run import Run, Teller
+from benchmarks.gpu.run import PartReporter, Run
 from benchmarks.gpu.shapes import random_model
 from benchmarks.gpu.speed import Bench
 from benchmarks.gpu.speed_parts import shape_and_sizes
@@ -18,7 +18,7 @@ from benchmarks.gpu.transformers_rates import (
     continuous_rates,
     generate_rate,
     image_asks,
-    rival_model,
+    transformers_model,
 )
 from mmengine_qwen3_vl.config import ModelConfig
 
@@ -36,7 +36,7 @@ def _asks(name: str, dry: bool) -> tuple[ModelConfig, list[Ask], list[Ask]]:
     return shape, random, image_asks(shape, images, grid, words, num_new)
 
 
-def ours(name: str, tell: Teller) -> None:
+def ours(name: str, tell: PartReporter) -> None:
     shape, texts, images = _asks(name, tell.dry)
     _, sizes = shape_and_sizes(name, tell.dry)
     longest = max(len(ask.prepared.prompt_token_ids) + ask.num_new for ask in (*texts, *images))
@@ -48,18 +48,18 @@ def ours(name: str, tell: Teller) -> None:
     tell.fact(f"{name} encodings replayed, and not, by why", bench.graph_counts.get("encodings", {}))
 
 
-def by_generate(name: str, tell: Teller) -> None:
+def by_generate(name: str, tell: PartReporter) -> None:
     """Answer an eighth of the image requests one by one, and all of them in one batch."""
     shape, _, images = _asks(name, tell.dry)
-    rival = rival_model(shape, tell.device, torch.bfloat16)
+    rival = transformers_model(shape, tell.device, torch.bfloat16)
     few = images[: len(images) // 8 or 1]
     for how, asks, batch in (("all at once", images, len(images)), ("one by one", few, 1)):
         tell.fact(f"{name} images by generate, {how}, tokens/s", round(generate_rate(rival, asks, batch), 1))
 
 
-def by_continuous_batching(name: str, tell: Teller) -> None:
+def by_continuous_batching(name: str, tell: PartReporter) -> None:
     shape, texts, _ = _asks(name, tell.dry)
-    rival = rival_model(shape, tell.device, torch.bfloat16)
+    rival = transformers_model(shape, tell.device, torch.bfloat16)
     tell.fact("continuous batching by", attention_of(rival, texts))
     for how, rate in continuous_rates(rival, texts):
         if isinstance(rate, str):

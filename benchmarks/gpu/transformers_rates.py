@@ -22,7 +22,7 @@ from mmengine.request import MediaItem
 from mmengine_qwen3_vl.config import ModelConfig
 
 
-def rival_model(shape: ModelConfig, device: str, dtype: torch.dtype) -> Reference:
+def transformers_model(shape: ModelConfig, device: str, dtype: torch.dtype) -> Reference:
     """Return transformers' model for a shape, with random weights made on the device."""
     text, vision = shape.text, shape.vision
     config = Qwen3VLConfig(

@@ -4,7 +4,7 @@ import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from benchmarks.common.engine_runner import Ours
+from benchmarks.common.engine_runner import EngineRunner
 from benchmarks.common.report import Table
 from benchmarks.profiling.phases import FORWARD, ROUNDS, Clocks, Watched, clocked_phases
 from mmengine.native.library import load
@@ -12,7 +12,7 @@ from mmengine.native.library import load
 PARTS = ("linears", "attention", "norms, rotation, residuals and the rest")
 
 
-def forward_split(title: str, ours: Ours, work: Watched) -> Table | None:
+def forward_split(title: str, ours: EngineRunner, work: Watched) -> Table | None:
     """Return the layers' parts in the least disturbed run of `work`; None without a native decoder."""
     library = load()
     if library is None:
@@ -33,7 +33,7 @@ def forward_split(title: str, ours: Ours, work: Watched) -> Table | None:
 
 
 @contextmanager
-def _watched(ours: Ours, library: ctypes.CDLL, clocks: Clocks, spent: ctypes.Array) -> Iterator[None]:
+def _watched(ours: EngineRunner, library: ctypes.CDLL, clocks: Clocks, spent: ctypes.Array) -> Iterator[None]:
     library.mm_profile(spent)
     try:
         with clocked_phases(ours.engine, clocks):

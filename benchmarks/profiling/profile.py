@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity
 
-from benchmarks.common.engine_runner import Ours
+from benchmarks.common.engine_runner import EngineRunner
 from benchmarks.common.half_billion_model import cached_folder
 from benchmarks.common.report import Part, Table
 from benchmarks.common.workload import Ask, long_answers, mixed, random_texts
@@ -35,14 +35,14 @@ def profile(requests: int, longest: int, half_billion: bool, flame: Path) -> Par
     """Profile decoding and mixed requests on the embedded checkpoint, and decoding with `half_billion`."""
     part, trees = Part(), []
 
-    def add(title: str, ours: Ours, work: Watched) -> None:
+    def add(title: str, ours: EngineRunner, work: Watched) -> None:
         tables, tree = _profile_one(title, ours, work)
         part.tables.extend(tables)
         trees.append(tree)
         split = forward_split(title, ours, work)
         part.tables.extend([] if split is None else [split])
 
-    ours = Ours()
+    ours = EngineRunner()
     asks = long_answers(ours.engine.processor, ROWS, longest)
     mix = mixed(ours.engine.processor, requests, longest)
     title = f"Decode steps of {ROWS} rows, embedded checkpoint"
@@ -51,7 +51,7 @@ def profile(requests: int, longest: int, half_billion: bool, flame: Path) -> Par
     ours.close()
     if half_billion:
         config = EngineConfig(max_model_len=1024, max_num_seqs=ROWS, num_blocks=ROWS * 32)
-        large = Ours(model=cached_folder(), dtype="bfloat16", config=config)
+        large = EngineRunner(model=cached_folder(), dtype="bfloat16", config=config)
         for rows in (1, ROWS):
             asks = random_texts(rows, CONTEXT, DECODE_STEPS + AHEAD, TOKENS)
             title = f"Decode steps of {rows} row(s), half a billion weights in bfloat16"
@@ -64,7 +64,7 @@ def profile(requests: int, longest: int, half_billion: bool, flame: Path) -> Par
     return part
 
 
-def _decode(ours: Ours, asks: list[Ask], most: int, watch: Watch) -> None:
+def _decode(ours: EngineRunner, asks: list[Ask], most: int, watch: Watch) -> None:
     running = ours.begin(asks, salt=f"profile {len(asks)}")
     running.start()
     with watch:
@@ -72,12 +72,12 @@ def _decode(ours: Ours, asks: list[Ask], most: int, watch: Watch) -> None:
     running.finish()
 
 
-def _answer(ours: Ours, asks: list[Ask], watch: Watch) -> None:
+def _answer(ours: EngineRunner, asks: list[Ask], watch: Watch) -> None:
     with watch:
         ours.answer(asks)
 
 
-def _profile_one(title: str, ours: Ours, work: Watched) -> tuple[list[Table], dict]:
+def _profile_one(title: str, ours: EngineRunner, work: Watched) -> tuple[list[Table], dict]:
     """Return tables of the phases and of the forward's operations, and a tree for the flame graph."""
     work(nullcontext())
     clocks = least_disturbed(ours.engine, work)

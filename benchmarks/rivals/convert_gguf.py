@@ -1,9 +1,9 @@
-"""llama.cpp's own convert_hf_to_gguf.py on a checkpoint whose vocabulary it does not know.
+"""Run llama.cpp's convert_hf_to_gguf.py on a checkpoint with an unknown vocabulary.
 
 python benchmarks/rivals/convert_gguf.py LLAMA_CPP FOLDER --outtype bf16 --outfile FILE
 
-It tells vocabularies apart by a hash of a tokenised text; the embedded checkpoint's is in none of its lists.
-How texts would be cut is of no account here, since prompts are ids: Qwen's way is written.
+The converter identifies vocabularies by a hash of a tokenised text, and knows none for the embedded
+checkpoint. Since prompts are ids, the way to split texts does not matter here; Qwen's is written.
 """
 
 import runpy

@@ -1,7 +1,10 @@
-"""python export_openvino.py FOLDER OUT: of a text decoder OpenVINO's model, in the checkpoint's own dtype.
+"""Export a text decoder to OpenVINO's format in the checkpoint's own dtype.
 
-optimum's command makes int8 of more than a billion weights unless fp16 or fp32 is asked for; a configuration
-that asks for nothing keeps them as they are."""
+python export_openvino.py FOLDER OUT
+
+optimum's command converts more than a billion weights to int8 unless fp16 or fp32 is requested; an empty
+configuration leaves them unchanged.
+"""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""llama.cpp: python llama_side.py FILE THREADS. All rows of a step go into one llama_decode."""
+"""llama.cpp's side: python llama_side.py FILE THREADS. One llama_decode computes all rows of a step."""
 
 import ctypes
 import sys
@@ -10,7 +10,7 @@ from side import MAX_ROWS, MAX_TOKENS, serve
 
 
 class Llama:
-    """With llama.cpp's own defaults, but for threads and sizes."""
+    """llama.cpp with its own defaults, except for threads and sizes."""
 
     def __init__(self, path: str, threads: int) -> None:
         llama.llama_backend_init()
@@ -21,7 +21,7 @@ class Llama:
         params.n_threads = params.n_threads_batch = threads
         self._context = llama.llama_init_from_model(self._model, params)
         self._batch = llama.llama_batch_init(MAX_TOKENS, 0, 1)
-        self._num_tokens = 0  # of each row
+        self._num_tokens = 0  # in each row
         self._vocab_size = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(self._model))
         self.weight_bytes = llama.llama_model_size(self._model)
 
@@ -46,7 +46,7 @@ class Llama:
         return np.ctypeslib.as_array(found, (len(tokens), self._vocab_size)).copy()
 
     def _decode(self, items: Sequence[tuple[int, int, int]], wanted: Sequence[bool]) -> None:
-        """Rows, positions and tokens; of which logits are wanted."""
+        """Decode rows, positions and tokens; `wanted` selects the logits to compute."""
         batch = self._batch
         batch.n_tokens = len(items)
         for place, ((row, at, token), asked) in enumerate(zip(items, wanted, strict=True)):
@@ -59,7 +59,7 @@ class Llama:
 
 @llama.llama_log_callback
 def _silent(level: int, text: bytes, user_data: ctypes.c_void_p) -> None:
-    """What it says of loading is no part of the table."""
+    """Discard llama.cpp's log, which does not belong in the table."""
 
 
 if __name__ == "__main__":

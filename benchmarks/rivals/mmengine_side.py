@@ -1,5 +1,7 @@
-"""mmengine: python mmengine_side.py FOLDER THREADS QUANTIZE ACTIVATIONS. Whole steps of the engine: the
-scheduler, its events and sampling are within the clock."""
+"""mmengine's side: python mmengine_side.py FOLDER THREADS QUANTIZE ACTIVATIONS.
+
+The clock covers whole engine steps: the scheduler, its events and sampling.
+"""
 
 import gc
 import sys
@@ -15,7 +17,7 @@ from mmengine.native.linear import PackedLinear
 from mmengine.request import SamplingParams
 from mmengine.serve.prompt.prompt import Prompt
 
-MAX_NEW = 64  # tokens of an answer; what is not asked for is cancelled
+MAX_NEW = 64  # tokens in an answer; the rest of it is cancelled
 
 
 class MMEngine:
@@ -51,11 +53,11 @@ class MMEngine:
             raise RuntimeError("a step left a row out")
 
     def _step(self) -> int:
-        """How many rows got a token."""
+        """Run a step and return how many rows got a token."""
         return sum(len(output.token_ids) for output in self._engine.step())
 
     def logits(self, tokens: Sequence[int]) -> np.ndarray:
-        """As logprobs of a prompt ask the model for them."""
+        """Return logits for a text, as a request for prompt logprobs computes them."""
         model = self._engine.built.executor._runner._model
         found, whole = [], model.logits
 
@@ -71,12 +73,12 @@ class MMEngine:
                 self._engine.step()
         finally:
             del model.logits
-        last, *before = found  # what is sampled from comes first
+        last, *before = found  # the sampled token's logits come first
         return torch.cat([*before, last]).float().numpy()
 
 
 def _held_bytes() -> int:
-    """Of packed matrices; norms are a thousandth."""
+    """Return the bytes of packed matrices; norms add a thousandth."""
     return sum(each._packed.nbytes for each in gc.get_objects() if type(each) is PackedLinear)
 
 

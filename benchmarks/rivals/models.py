@@ -1,4 +1,4 @@
-"""One random text decoder in every form that is measured: our folders, GGUF files, OpenVINO's folders."""
+"""One random text decoder in every measured format: our folders, GGUF files, OpenVINO's folders."""
 
 import json
 import shutil
@@ -21,8 +21,9 @@ SHAPES = ("small", "0.4 B", "2 B")
 
 
 def make(shape: str) -> dict[str, Path]:
-    """By form: bf16 and int4 (folders of ours and transformers), GGUF's BF16, Q8_0, Q4_K_M, OpenVINO's bf16
-    and int8 as openvino/…. Made where they are not there yet."""
+    """Return the paths by format, and make missing files: bf16 and int4 (folders for mmengine and
+    transformers), GGUF's BF16, Q8_0, Q4_K_M, and OpenVINO's bf16 and int8 as openvino/....
+    """
     folder = BUILD / "models" / shape.replace(" ", "")
     if not (folder / "whole").exists():
         shutil.rmtree(folder, ignore_errors=True)
@@ -61,8 +62,9 @@ def _with_vision(shape: str, folder: Path) -> Path:
 
 
 def _text_folder(whole: Path, folder: Path) -> None:
-    """Of a Qwen3-VL its text decoder, which is Qwen3's with rotary positions in one dimension: what everybody
-    loads, and converts, most simply."""
+    """Write a Qwen3-VL's text decoder as a Qwen3 with one-dimensional rotary positions, which every engine
+    can load and convert.
+    """
     config = json.loads((whole / "config.json").read_text())
     text = config["text_config"]
     rope = {"rope_type": "default", "rope_theta": text["rope_parameters"]["rope_theta"]}
@@ -97,7 +99,7 @@ def _text_folder(whole: Path, folder: Path) -> None:
 
 
 def num_weights(folder: Path) -> int:
-    """Of a folder that is not quantised, the tied head once."""
+    """Return the number of weights in an unquantised folder, with the tied head counted once."""
     return sum(path.stat().st_size for path in folder.glob("*.safetensors")) // 2
 
 

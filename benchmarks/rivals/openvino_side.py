@@ -1,5 +1,6 @@
-"""OpenVINO: python openvino_side.py FOLDER THREADS. The model as optimum-intel exports it, its cache
-inside."""
+"""OpenVINO's side: python openvino_side.py FOLDER THREADS. The model is optimum-intel's export, with its
+cache inside.
+"""
 
 import sys
 from collections.abc import Sequence
@@ -11,13 +12,13 @@ from side import serve
 
 
 class OpenVINO:
-    """Compiled for lowest latency, in the precision that OpenVINO chooses for this CPU."""
+    """A model compiled for lowest latency, in the precision that OpenVINO chooses for this CPU."""
 
     def __init__(self, folder: Path, threads: int) -> None:
         path = folder / "openvino_model.xml"
         how = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": 1}
         self._request = openvino.Core().compile_model(path, "CPU", how).create_infer_request()
-        self._num_tokens = 0  # of each row
+        self._num_tokens = 0  # in each row
         self.weight_bytes = (folder / "openvino_model.bin").stat().st_size
 
     def prompts(self, prompts: Sequence[Sequence[int]]) -> None:

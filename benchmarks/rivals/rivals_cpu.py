@@ -1,14 +1,17 @@
-"""Engines that people run on CPUs beside ours, on one random text decoder: llama.cpp, OpenVINO, transformers.
+"""CPU engines beside mmengine with one random text decoder: llama.cpp, OpenVINO, transformers.
 
 benchmarks/rivals/environment.sh          # once: builds llama.cpp, some 15 minutes
-python -m benchmarks rivals_cpu           # all of it into benchmarks/results/rivals_cpu.md
-python -m benchmarks rivals_cpu --shape small --rounds 1 --out -    # a minute, to see that it works
+python -m benchmarks rivals_cpu           # everything into benchmarks/results/rivals_cpu.md
+python -m benchmarks rivals_cpu --shape small --rounds 1 --out -    # a minute; only tests that it runs
 
-Each engine is a process of its own (benchmarks/rivals/*_side.py). Those of as many bits a weight are in
-memory together and take turns, in an order drawn anew each round, with the same prompts and threads; told is
-the median over rounds. What the others' clocks go over is the model alone, on tokens that are given; ours
-goes over whole steps of the engine, with its events and sampling. What was found is kept in
-build/rivals/found.json, so that parts can be measured one by one; the table is of all that is there.
+Each engine is a separate process (benchmarks/rivals/*_side.py). Engines with equally many bits per weight are
+in
+memory together and take turns with the same prompts and threads, in a new random order each round. Each
+figure is
+the median over rounds. The other engines' clocks cover only the model, on given tokens; mmengine's covers
+whole
+engine steps, with events and sampling. Results are stored in build/rivals/found.json, so that parts can be
+measured one by one; the table shows everything in this file.
 """
 
 import json
@@ -34,16 +37,18 @@ HERE = Path(__file__).parent
 RESULTS = HERE.parent / "results" / "rivals_cpu.md"
 FOUND = models.BUILD / "found.json"
 TITLE = "Engines for CPUs, side by side"
-LONG, SHORT, ROWS = 512, 32, 16  # tokens of the prompt of one row, and of each of many rows
-STEPS = {1: 16, ROWS: 8}  # of a turn
-IDS = 1500  # of prompts: what the embedded checkpoint's tokenizer, which is ours to borrow, has words for
-TEXT = 256  # tokens whose next one's distribution is compared
+LONG, SHORT, ROWS = 512, 32, 16  # prompt tokens for one row, and for each of many rows
+STEPS = {1: 16, ROWS: 8}  # in one turn
+IDS = 1500  # bound of the prompts' ids: the borrowed embedded tokenizer has words for them
+TEXT = 256  # tokens whose next-token distribution is compared
 OURS = "mmengine"
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """`side`: its script. `form`: of models.make. `more`: arguments behind the threads."""
+    """An engine to measure. `side`: its script. `form`: a format of models.make. `more`: arguments after the
+    threads.
+    """
 
     name: str
     side: str
@@ -51,7 +56,7 @@ class Engine:
     more: tuple[str, ...] = ()
 
 
-# By bits a weight: ours first.
+# By bits per weight; mmengine first.
 GROUPS = {
     16: (
         Engine(f"{OURS}, bf16", OURS, "bf16", ("none", "model")),
@@ -72,23 +77,24 @@ GROUPS = {
     ),
 }
 TRUTH = Engine("transformers, float32", "transformers", "bf16", ("float32",))
-WANTED = {16: "llama.cpp, BF16", 8: "llama.cpp, Q8_0"}  # whom one row is to equal and 16 to beat
+# the engine that one row must equal and 16 rows must beat
+WANTED = {16: "llama.cpp, BF16", 8: "llama.cpp, Q8_0"}
 MANY_BAR = 1.5
-Found = dict[str, dict[str, float]]  # of each engine: bits a weight, KLD, bytes, seconds
+Found = dict[str, dict[str, float]]  # by engine: bits per weight, KLD, bytes, seconds
 
 
 def main(
     shape: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(models.SHAPES)}.")] = None,
     bits: Annotated[
-        list[int] | None, typer.Option(help="A weight: 16, 8, 4; without it all; 0: only the tables.")
+        list[int] | None, typer.Option(help="Bits per weight: 16, 8, 4 (default: all); 0: tables only.")
     ] = None,
-    threads: Annotated[int, typer.Option(help="Of every engine; 0: one for each CPU.")] = 0,
+    threads: Annotated[int, typer.Option(help="Threads for every engine; 0: one per CPU.")] = 0,
     rounds: Annotated[int, typer.Option(min=1)] = 5,
-    out: Annotated[Path, typer.Option(help="Write the tables here, as markdown; - writes none.")] = RESULTS,
+    out: Annotated[Path, typer.Option(help="Markdown file for the tables; -: none.")] = RESULTS,
 ) -> None:
     """Measure on this machine."""
     if not models.PYTHON.exists():
-        sys.exit("there are no rivals here; run benchmarks/rivals/environment.sh first")
+        sys.exit("the other engines are not installed: run benchmarks/rivals/environment.sh first")
     threads = threads or len(os.sched_getaffinity(0))
     writes = str(out) != "-"
     found = json.loads(FOUND.read_text()) if writes and FOUND.exists() else {}
@@ -114,7 +120,7 @@ def main(
 
 
 class Process:
-    """A side, and what it holds."""
+    """A running side and its memory."""
 
     def __init__(self, engine: Engine, folders: dict[str, Path], threads: int) -> None:
         python = models.PYTHON if engine.side in ("llama", "openvino") else sys.executable
@@ -147,7 +153,7 @@ class Process:
 def _measured(
     folders: dict[str, Path], group: int, threads: int, rounds: int, keep: Callable[[Found], None]
 ) -> None:
-    """Give `keep` what is known after each round."""
+    """Call `keep` with the results after each round."""
     chance = random.Random(7)
     text = [chance.randrange(IDS) for _ in range(TEXT)]
     truth, weights = _truth(folders, threads, text), models.num_weights(folders["bf16"])
@@ -177,7 +183,7 @@ def _measured(
 
 
 def _truth(folders: dict[str, Path], threads: int, text: list[int]) -> np.ndarray:
-    """Of float32, kept beside the models; its process is gone before others are measured."""
+    """Return float32 logits, stored beside the models; their process ends before others are measured."""
     path = folders["bf16"].parent / "truth.npy"
     if not path.exists():
         side = Process(TRUTH, folders, threads)
@@ -187,7 +193,7 @@ def _truth(folders: dict[str, Path], threads: int, text: list[int]) -> np.ndarra
 
 
 def _log_softmax(path: Path) -> np.ndarray:
-    """float32 [n, vocabulary]."""
+    """Return float32 [n, vocabulary]."""
     logits = np.load(path)
     logits -= logits.max(1, keepdims=True)
     logits -= np.log(np.exp(logits).sum(1, keepdims=True))

@@ -1,5 +1,7 @@
-"""One engine in a process of its own, told on stdin what to compute, a line of JSON each; on stdout how long
-it took. What a side prints beside that goes to stderr."""
+"""A process with one engine. It reads requests from stdin, one JSON line each, and writes times to stdout.
+
+Other output of a side goes to stderr.
+"""
 
 import json
 import os
@@ -11,26 +13,26 @@ from typing import Protocol
 
 import numpy as np
 
-MAX_ROWS, MAX_TOKENS = 16, 640  # of a batch; of a row, prompt and answer
+MAX_ROWS, MAX_TOKENS = 16, 640  # rows in a batch; tokens in a row, prompt and answer
 
 
 class Side(Protocol):
-    """Clocks go over what `prompts` and `step` do, and over nothing else."""
+    """An engine to measure. The clock covers `prompts` and `step` only."""
 
-    weight_bytes: int  # that it holds of the model, head and embedding included
+    weight_bytes: int  # bytes of the model in memory, head and embedding included
 
     def prompts(self, prompts: Sequence[Sequence[int]]) -> None:
-        """Forget what was before, and compute these, all of one length."""
+        """Drop the previous rows and compute these prompts, all of one length."""
 
     def step(self, tokens: Sequence[int]) -> None:
-        """One more token of each row. An engine that samples goes on with its own instead."""
+        """Compute one more token for each row. An engine that samples uses its own tokens instead."""
 
     def logits(self, tokens: Sequence[int]) -> np.ndarray:
-        """float32 [n, vocabulary] of one text, what comes after each of its tokens."""
+        """Return float32 [n, vocabulary] for one text: the prediction after each of its tokens."""
 
 
 def serve(side: Side) -> None:
-    """Until stdin ends."""
+    """Answer requests until stdin ends."""
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     print(json.dumps({"weight_bytes": side.weight_bytes}), file=out, flush=True)

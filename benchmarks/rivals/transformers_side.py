@@ -1,5 +1,7 @@
-"""transformers: python transformers_side.py FOLDER THREADS DTYPE. Its forward with SDPA and a static cache,
-which is faster than a growing one."""
+"""transformers' side: python transformers_side.py FOLDER THREADS DTYPE.
+
+The forward uses SDPA and a static cache, which is faster than a growing one.
+"""
 
 import sys
 from collections.abc import Sequence
@@ -17,7 +19,7 @@ class Transformers:
         torch.set_num_threads(threads)
         logging.disable_progress_bar()
         self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
-        self._caches: dict[int, StaticCache] = {}  # by rows
+        self._caches: dict[int, StaticCache] = {}  # by number of rows
         self._cache: StaticCache | None = None
         self.weight_bytes = sum(value.nbytes for value in self._model.parameters())
 
@@ -26,7 +28,7 @@ class Transformers:
         if rows not in self._caches:
             self._caches[rows] = StaticCache(self._model.config, max_cache_len=MAX_TOKENS)
         self._cache = self._caches[rows]
-        with torch.inference_mode():  # its tensors were made there
+        with torch.inference_mode():  # its tensors were made in this mode
             self._cache.reset()
         self._forward(torch.tensor(prompts))
 

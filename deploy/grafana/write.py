@@ -1,7 +1,7 @@
-"""Writes the dashboards beside it: `python deploy/grafana/write.py`.
+"""Write the dashboards next to this file: `python deploy/grafana/write.py`.
 
-mmengine.json asks for our names. mmengine-vllm-names.json asks for vLLM's, which a server has too where it
-runs with --metrics-compat vllm: for a board over engines of both kinds.
+mmengine.json queries mmengine's metric names. mmengine-vllm-names.json queries vLLM's, which a server also
+has with --metrics-compat vllm; it fits boards with engines of both kinds.
 """
 
 import json
@@ -13,7 +13,7 @@ from typing import NamedTuple
 HERE = Path(__file__).parent
 RATE = "[$__rate_interval]"
 QUANTILES = (0.5, 0.9, 0.99)
-WIDTH, HEIGHT, PER_ROW = 8, 8, 3  # of a panel, in Grafana's grid of 24 columns
+WIDTH, HEIGHT, PER_ROW = 8, 8, 3  # a panel's size in Grafana's grid of 24 columns
 
 
 class Query(NamedTuple):
@@ -28,7 +28,7 @@ class Panel(NamedTuple):
 
 
 class Names(NamedTuple):
-    """How a set of names is asked for. `own`: what every selector has."""
+    """The metric names of one naming scheme. `own`: labels in every selector."""
 
     running: str
     waiting: str
@@ -128,7 +128,7 @@ def engine_panels(names: Names) -> Iterator[Panel]:
         return Panel(title, unit, tuple(quantiles(name, own)))
 
     yield Panel(
-        "Requests that run and wait",
+        "Running and waiting requests",
         "short",
         (
             Query(f"sum({names.running}{{{own}}})", "run"),
@@ -136,20 +136,20 @@ def engine_panels(names: Names) -> Iterator[Panel]:
         ),
     )
     yield Panel(
-        "Tokens a second",
+        "Tokens per second",
         "short",
         (Query(rate(names.prompt_tokens), "of prompts"), Query(rate(names.output_tokens), "of answers")),
     )
     yield Panel(
-        "Requests that ended, a second",
+        "Finished requests per second",
         "reqps",
         (Query(rate(names.finished, names.reason), f"{{{{{names.reason}}}}}"),),
     )
     yield times("Time to first token", names.first_token)
     yield times("Time between tokens", names.between)
-    yield times("Time of a whole answer", names.whole)
+    yield times("Time per answer", names.whole)
     yield Panel(
-        "Where that time goes, on average",
+        "Mean time by phase",
         "s",
         tuple(
             Query(share(rate(f"{name}_sum"), rate(f"{name}_count")), legend)
@@ -161,22 +161,22 @@ def engine_panels(names: Names) -> Iterator[Panel]:
         ),
     )
     filled = names.kv_usage % ((own,) * names.kv_usage.count("%s"))
-    yield Panel("KV blocks that are held", "percentunit", (Query(filled, "held"),))
+    yield Panel("KV blocks in use", "percentunit", (Query(filled, "in use"),))
     media = names.media_lookups % ((own, RATE) * (names.media_lookups.count("%s") // 2))
     yield Panel(
-        "Found in caches",
+        "Cache hit rates",
         "percentunit",
         (
             Query(share(rate(names.cached), rate(names.looked_up)), "prompt tokens"),
             Query(share(rate(names.media_hits), media), "images and videos"),
         ),
     )
-    yield times("Tokens of a prompt", names.prompt, "short")
-    yield times("Tokens of an answer", names.output, "short")
-    yield times("Tokens of a step", names.step, "short")
-    yield Panel("Preemptions a second", "short", (Query(rate(names.preemptions), "preemptions"),))
+    yield times("Prompt tokens", names.prompt, "short")
+    yield times("Answer tokens", names.output, "short")
+    yield times("Tokens per step", names.step, "short")
+    yield Panel("Preemptions per second", "short", (Query(rate(names.preemptions), "preemptions"),))
     yield Panel(
-        "Drafts that were kept",
+        "Accepted drafts",
         "percentunit",
         (Query(share(rate(names.accepted), rate(names.drafts)), "kept"),),
     )
@@ -189,23 +189,23 @@ def quantiles(name: str, own: str, by: str = "le") -> Iterator[Query]:
 
 
 def http_panels() -> Iterator[Panel]:
-    """Of what vLLM has no names for."""
+    """Yield the panels that have no vLLM names."""
 
     def rate(name: str, by: str = "") -> str:
         return rate_of(OWN, f"mmengine_{name}", by)
 
     yield Panel(
-        "HTTP requests a second, by status",
+        "HTTP requests per second, by status",
         "reqps",
         (Query(rate("http_requests_total", "code"), "{{code}}"),),
     )
     yield Panel(
-        "Calls that were not taken, a second",
+        "Rejected calls per second",
         "reqps",
         (Query(rate("refusals_total", "reason"), "{{reason}}"),),
     )
     yield Panel(
-        "Errors a second", "reqps", (Query(rate("http_errors_total", "type, code"), "{{type}} {{code}}"),)
+        "Errors per second", "reqps", (Query(rate("http_errors_total", "type, code"), "{{type}} {{code}}"),)
     )
     yield Panel(
         "Streams",
@@ -216,19 +216,19 @@ def http_panels() -> Iterator[Panel]:
         ),
     )
     yield Panel(
-        "Streams that ended, a second", "reqps", (Query(rate("http_streams_total", "how"), "{{how}}"),)
+        "Finished streams per second", "reqps", (Query(rate("http_streams_total", "how"), "{{how}}"),)
     )
     yield Panel(
-        "Clients that left, a second",
+        "Client disconnects per second",
         "reqps",
         (Query(rate("http_clients_left_total"), "before their answer"),),
     )
-    yield Panel("Bytes of bodies a second", "Bps", (Query(rate("http_body_bytes_total"), "bodies"),))
-    yield Panel("Events a second", "short", (Query(rate("http_frames_total"), "events"),))
-    yield Panel("Lag of the event loop", "s", tuple(quantiles("mmengine_event_loop_lag_seconds", OWN)))
-    yield Panel("Time of preparation", "s", tuple(quantiles("mmengine_request_preparation_seconds", OWN)))
+    yield Panel("Request body bytes per second", "Bps", (Query(rate("http_body_bytes_total"), "bodies"),))
+    yield Panel("Stream events per second", "short", (Query(rate("http_frames_total"), "events"),))
+    yield Panel("Event loop lag", "s", tuple(quantiles("mmengine_event_loop_lag_seconds", OWN)))
+    yield Panel("Preparation time", "s", tuple(quantiles("mmengine_request_preparation_seconds", OWN)))
     yield Panel("Ready", "short", (Query(f"min by (instance) (mmengine_ready{{{OWN}}})", "{{instance}}"),))
-    yield Panel("Bytes of the log a second", "Bps", (Query(rate("log_bytes_total"), "log"),))
+    yield Panel("Log bytes per second", "Bps", (Query(rate("log_bytes_total"), "log"),))
 
 
 def drawn(panel: Panel, number: int) -> dict[str, object]:
@@ -281,7 +281,7 @@ def dashboard(title: str, uid: str, names: Names, panels: list[Panel]) -> str:
 
 
 def dashboards() -> dict[str, str]:
-    """By file name."""
+    """Return the dashboards by file name."""
     both = [*engine_panels(OURS), *http_panels()]
     return {
         "mmengine.json": dashboard("mmengine", "mmengine", OURS, both),

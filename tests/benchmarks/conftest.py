@@ -8,5 +8,5 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 @pytest.fixture
 def module():
-    """A module of the benchmarks folder, by name."""
+    """Return a function that imports a module of the benchmarks package, by its dotted name."""
     return lambda name: importlib.import_module(f"benchmarks.{name}")

@@ -1,4 +1,4 @@
-"""benchmarks/cpu/batch_invariant.py on few rows; how long anything took is not looked at."""
+"""Test benchmarks/cpu/batch_invariant.py with few rows; times are not checked."""
 
 from tests.benchmarks.test_throughput import call
 

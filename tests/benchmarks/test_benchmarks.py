@@ -1,4 +1,15 @@
-"""What the benchmarks share."""
+"""Test the entry point and the shared modules of the benchmarks."""
+
+
+def test_the_entry_point_lists_every_program(module, capsys, monkeypatch):
+    entry = module("__main__")
+    monkeypatch.setattr(entry.sys, "argv", ["benchmarks"])
+    assert entry.main() == 0
+    for line, name in zip(capsys.readouterr().out.splitlines()[2:], entry.PROGRAMS, strict=True):
+        assert line.split(maxsplit=1)[0] == name and line.endswith("."), line
+        assert len(line) <= 140 and entry.path_of(entry.PROGRAMS[name]).is_file()
+    monkeypatch.setattr(entry.sys, "argv", ["benchmarks", "unknown"])
+    assert entry.main() == 2
 
 
 def test_rounds_take_turns_and_give_medians(module):

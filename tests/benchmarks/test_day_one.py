@@ -1,4 +1,4 @@
-"""benchmarks/cpu/day_one.py on a small model; how long anything took is not looked at."""
+"""Test benchmarks/cpu/day_one.py with a small model; times are not checked."""
 
 import json
 
@@ -10,7 +10,7 @@ from tests.benchmarks.test_throughput import call
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A function of the benchmark's modules."""
+    """Return a function that makes a small checkpoint."""
     folder = tmp_path_factory.mktemp("day_one") / "model"
 
     def make(model):

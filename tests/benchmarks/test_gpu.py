@@ -1,4 +1,4 @@
-"""gpu.sh runs, on a CPU and the smallest of sizes; what it is based on is right."""
+"""Test gpu.sh on a CPU with the smallest sizes, and the calculations behind its targets."""
 
 import os
 import shutil
@@ -70,7 +70,7 @@ def test_without_a_gpu_it_says_so_in_one_line():
 
 
 def test_what_was_brought_along_is_installed_where_the_check_finds_it(tmp_path):
-    """gpu.sh in a checkout of its own, with a wheel and a kernel that were brought."""
+    """Run gpu.sh in a separate checkout with a brought wheel and kernel."""
     benchmarks, brought = tmp_path / "benchmarks", tmp_path / ".whl"
     for folder in (benchmarks / "gpu", brought / "aot" / "page"):
         folder.mkdir(parents=True)
@@ -128,7 +128,7 @@ def test_a_checkout_gets_entry_points_where_none_are_installed(module, tmp_path,
 
 def test_what_is_missing_is_named_with_the_way_to_bring_it(module, tmp_path, monkeypatch, capsys):
     gpu_setup = module("gpu.setup")
-    there = {"zstandard": "0.22.9", "msgspec": None, "av": None}  # of which zstandard is too old
+    there = {"zstandard": "0.22.9", "msgspec": None, "av": None}  # zstandard's version is too old
 
     def version(name):
         if there.get(name, "99.0.0+cu130") is None:
@@ -194,7 +194,9 @@ def test_answers_part_where_their_tokens_do(module):
     "size, weights, kv, prefill, vision", [("2B", 3.44, 112, 30.8, 4.36), ("8B", 15.14, 144, 134, 5.80)]
 )
 def test_floors_are_those_of_the_shapes(module, size, weights, kv, prefill, vision):
-    """By hand: GB of weights, KiB of KV a token, TFLOP of 8,192 tokens and of an image."""
+    """Compare with hand calculations: GB of weights, KiB of KV per token, TFLOP for 8,192 tokens and for an
+    image.
+    """
     floors, shape = module("gpu.roofline"), module("gpu.shapes").SHAPES[size]
     assert floors.decode_bytes(shape, 0, 0) / 1e9 == pytest.approx(weights, rel=0.01)
     more = floors.decode_bytes(shape, 2, 1024) - floors.decode_bytes(shape, 0, 0)
@@ -204,7 +206,9 @@ def test_floors_are_those_of_the_shapes(module, size, weights, kv, prefill, visi
 
 
 def test_the_weights_counted_are_the_weights_there_are(module):
-    """Of a reduced shape, with what a step does not read left out: norms, and rows of the embedding."""
+    """Compare for a reduced shape, without the weights that a step does not read: norms, and embedding
+    rows.
+    """
     shapes, floors = module("gpu.shapes"), module("gpu.roofline")
     for shape in shapes.SHAPES.values():
         shape = shapes.reduced(shape)
@@ -246,7 +250,7 @@ def test_steps_that_are_captured_wrongly_are_found_out(module, monkeypatch):
     assert graphs.compare_encoder_graphs("cpu", graphs.torch.float32, 96).right
     drafts = module("gpu.drafts")
     assert drafts.compare_chains("cpu", graphs.torch.float32).right
-    monkeypatch.setattr(graphs.Again, "record", lambda self, compute: lambda: None)
+    monkeypatch.setattr(graphs.EagerRecorder, "record", lambda self, compute: lambda: None)
     assert not drafts.compare_chains("cpu", graphs.torch.float32).right
     assert not graphs.compare_graphs("cpu", graphs.torch.float32, 4).right
     assert not graphs.compare_encoder_graphs("cpu", graphs.torch.float32, 96).right

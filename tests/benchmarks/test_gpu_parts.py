@@ -1,4 +1,4 @@
-"""What the parts of the GPU check are made of, as far as a CPU can tell."""
+"""Test the GPU check's parts as far as a CPU can."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -9,7 +9,7 @@ import torch
 
 
 class Told:
-    """Keeps what a part tells."""
+    """A reporter that stores a part's results."""
 
     def __init__(self, dry=True):
         self.dry, self.device = dry, "cpu"
@@ -29,7 +29,7 @@ class Told:
 
 
 class Event:
-    """Of a GPU whose clock goes on by a millisecond with each event."""
+    """An event on a GPU whose clock advances by a millisecond per event."""
 
     now = 0
 
@@ -71,12 +71,12 @@ def test_answers_of_a_wide_model_are_right_and_wrong_ones_are_found(module):
 
 
 def test_continuous_batching_answers_what_generate_does(module):
-    """So a text is answered by the whole of Qwen3-VL there, positions and all."""
+    """Continuous batching uses the whole of Qwen3-VL for a text, positions included."""
     rival, shapes = module("gpu.transformers_rates"), module("gpu.shapes")
     shape = shapes.reduced(shapes.SHAPES["2B"])
     asks = module("common.workload").random_texts(3, 20, 6, shape.text.vocab_size)
-    model = rival.rival_model(shape, "cpu", torch.float32)
-    with torch.no_grad():  # or each token is answered with itself
+    model = rival.transformers_model(shape, "cpu", torch.float32)
+    with torch.no_grad():  # otherwise each token is answered with itself
         for weights in model.model.parameters():
             weights.copy_(torch.randn_like(weights) * (0.2 if weights.ndim > 1 else 1))
     inputs = [module("common.reference").make_inputs([ask.prepared]) for ask in asks]
@@ -163,7 +163,7 @@ def test_a_gpu_says_what_it_is(module, monkeypatch):
 
 
 def test_what_no_kernel_covers_is_measured_while_all_rows_decode(module, monkeypatch):
-    """With a profiler that saw two kernels with a gap of a fifth between them, on a stand-in for the GPU."""
+    """Use a profiler with two kernels and a gap of a fifth between them, on a stand-in for the GPU."""
     gpu_idle, parts = module("gpu.idle"), module("gpu.speed_parts")
     entered = []
 
@@ -199,6 +199,6 @@ def test_what_no_kernel_covers_is_measured_while_all_rows_decode(module, monkeyp
 
 
 def test_a_profiler_that_saw_nothing_is_no_idle_gpu(module):
-    with pytest.raises(ValueError, match="saw no kernel"):
+    with pytest.raises(ValueError, match="recorded no kernel"):
         module("gpu.idle").idle_share([])
     assert module("gpu.idle").idle_share(np.array([[3.0, 3.0]]).tolist()) == 0.0

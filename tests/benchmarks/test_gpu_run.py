@@ -1,4 +1,4 @@
-"""Parts of the GPU check run in processes of their own, and none of them can cost the others."""
+"""Test that the GPU check's parts run in separate processes and cannot affect each other."""
 
 import json
 import os
@@ -46,7 +46,7 @@ def test_a_part_that_breaks_or_dies_ends_alone(run, tmp_path):
     assert run.facts == {"before": 1, "done": "cuda"} and not run.is_right
     assert run.failed == {
         "broken": "RuntimeError: out of memory",
-        "dead": "its process ended with -9 (below 0: by that signal)",
+        "dead": "its process ended with exit code -9 (negative: a signal)",
     }
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["failed"] == run.failed and set(found["seconds"]) == {"broken", "dead", "good"}
@@ -59,12 +59,12 @@ def test_a_part_without_time_is_skipped(run):
 
 def test_a_part_that_hangs_is_cut_off_with_what_it_started(run):
     going = run.begin("stuck", hangs)
-    assert going.pipe.poll(60)  # it has told something
+    assert going.pipe.poll(60)  # the part has reported something
     assert not run.end(going, 0.0)
     assert run.failed == {"stuck": "cut off: it took too long"}
     with pytest.raises(ProcessLookupError):
         deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:  # until nothing of its group is left
+        while time.monotonic() < deadline:  # until no process of its group is left
             os.killpg(run.facts["before"], 0)
             time.sleep(0.05)
 
@@ -77,7 +77,7 @@ def test_a_part_runs_beside_others_until_it_is_waited_for(run):
 
 
 def test_modules_are_loaded_without_cuda():
-    """Or the processes forked then could not use it."""
+    """A forked process could not use CUDA otherwise."""
     code = (
         "import torch\n"
         "def touched(*_): raise SystemExit('CUDA is asked for something')\n"

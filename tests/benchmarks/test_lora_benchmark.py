@@ -1,4 +1,4 @@
-"""What benchmarks/cpu/lora.py writes and simulates; how long anything took is not looked at."""
+"""Test benchmarks/cpu/lora.py: its adapters and its simulation; times are not checked."""
 
 import pytest
 from safetensors.torch import load_file

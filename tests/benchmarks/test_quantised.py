@@ -1,4 +1,4 @@
-"""benchmarks/quantised/quantised.py on a small model; how long anything took is not looked at."""
+"""Test benchmarks/quantised/quantised.py with a small model; times are not checked."""
 
 import pytest
 import torch

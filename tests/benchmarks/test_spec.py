@@ -1,4 +1,4 @@
-"""benchmarks/drafts/spec.py runs and ends with its targets; how long anything took is not looked at."""
+"""Test that benchmarks/drafts/spec.py ends with its targets; times are not checked."""
 
 import json
 import os

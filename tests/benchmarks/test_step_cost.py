@@ -1,4 +1,4 @@
-"""The states that step_cost.py measures are what it says; how long anything took is not looked at."""
+"""Test the engine states that step_cost.py measures; times are not checked."""
 
 import json
 import sys
@@ -19,7 +19,7 @@ def engine(module):
 
 
 def events_of(folder):
-    """What the only bench in `folder` logged, without what brought it to its state."""
+    """Return the log events of the only bench in `folder`, without those before its state was reached."""
     (log,) = folder.iterdir()
     return [record.event for record in LogReader(log)]
 

@@ -1,4 +1,4 @@
-"""Many requests in a pool too small for them, and traces to their end: `benchmarks/core/stress.py`."""
+"""Test benchmarks/core/stress.py: many requests in a pool too small for them, and complete traces."""
 
 import importlib
 import sys
@@ -16,7 +16,7 @@ TRACES = {
 
 @pytest.fixture
 def stress(monkeypatch, tmp_path):
-    """Calls the script with words; gives its exit code."""
+    """Return a function that runs the program with arguments and returns its exit code."""
     module = importlib.import_module("benchmarks.core.stress")
 
     def call(*words):
@@ -32,7 +32,7 @@ def cells(line):
 
 
 def tables(text):
-    """Rows of all tables, as dicts by column."""
+    """Return the rows of all tables, as dicts by column."""
     rows, head = [], None
     for line in text.splitlines():
         if not line.startswith("|"):

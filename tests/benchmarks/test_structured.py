@@ -15,7 +15,7 @@ PATTERN = r"\p{L}+|\p{N}|[^\s\p{L}\p{N}]+|\s+"
 
 @pytest.fixture
 def vocabulary(tmp_path):
-    """A file like mistral-common's, with all bytes and a few pairs of them."""
+    """Write a file like mistral-common's, with all bytes and a few pairs of them."""
     pairs = [b'{"', b'":', b'","', b'"}', b"la", b"lab", b"label", b"me", b"name"]
     tokens = [bytes([byte]) for byte in range(256)] + pairs
     entries = [
@@ -29,7 +29,7 @@ def vocabulary(tmp_path):
 
 
 def exact(text):
-    """JSON with decimals, by which multipleOf can be checked."""
+    """Parse JSON with decimals, for exact multipleOf checks."""
     return json.loads(text, parse_float=Decimal)
 
 
@@ -82,7 +82,7 @@ def test_a_quick_run_ends_with_a_table_and_its_targets(module, vocabulary, tmp_p
     monkeypatch.setattr(sys, "argv", command)
     benchmark = module("structured.structured")
     monkeypatch.setattr(benchmark, "NUM_ROWS", 3)
-    monkeypatch.setattr(benchmark, "usable_cpus", list)  # the tests behind this one may use all CPUs
+    monkeypatch.setattr(benchmark, "usable_cpus", list)  # later tests may use all CPUs
     benchmark.main()
     *_, verdict, last = capsys.readouterr().out.splitlines()
     targets = json.loads(last)["targets"]

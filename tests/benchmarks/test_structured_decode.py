@@ -1,4 +1,4 @@
-"""benchmarks/structured/structured_decode.py runs; how long anything took is not looked at."""
+"""Test benchmarks/structured/structured_decode.py; times are not checked."""
 
 import json
 import sys
@@ -10,7 +10,7 @@ import pytest
 def benchmark(module, monkeypatch):
     monkeypatch.setattr(
         module("common.measure"), "use_threads", lambda threads: None
-    )  # for this process, that is
+    )  # it would change this process
     return module("structured.structured_decode")
 
 

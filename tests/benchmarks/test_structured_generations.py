@@ -1,4 +1,4 @@
-"""Answers by random choice from the masks of the project's own schemas are valid."""
+"""Test that random answers from the masks of the project's own schemas are valid."""
 
 import json
 import sys
@@ -19,7 +19,7 @@ def test_answers_are_valid(module, monkeypatch, capsys):
 
 
 def test_an_answer_that_is_invalid_is_found(module, monkeypatch, capsys, tmp_path):
-    """A referee that knows another schema than the grammar."""
+    """The validator uses another schema than the grammar."""
     case = {"schema": {"enum": ["a", "b"]}, "tests": []}
     (tmp_path / "Real---one.json").write_text(json.dumps(case))
     generations = module("structured.structured_generations")

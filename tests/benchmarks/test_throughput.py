@@ -1,4 +1,4 @@
-"""benchmarks/throughput.py on the smallest of settings; how long anything took is not looked at."""
+"""Test benchmarks/throughput.py with the smallest settings; times are not checked."""
 
 import json
 import os
@@ -47,7 +47,7 @@ def call(name, *words):
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory):
-    """The tables of a run as markdown, and what it printed."""
+    """Run the benchmark; return its tables as markdown, and its output."""
     out = tmp_path_factory.mktemp("throughput") / "new" / "table.md"
     sections = [word for name in ("embedded", "encoder", "share") for word in ("--section", name)]
     printed = call(
@@ -170,7 +170,7 @@ def test_the_sampler_sees_what_runs_inside(module):
     flame = module("profiling.flame")
 
     def busy(sampler):
-        while not any(len(stack) > 1 for stack in list(sampler.spent)):  # another thread adds to it
+        while not any(len(stack) > 1 for stack in list(sampler.spent)):  # another thread adds stacks
             sum(range(1000))
 
     def outermost(sampler):

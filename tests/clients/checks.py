@@ -1,6 +1,6 @@
-"""What clients in Python are asked to do; each is a program that says a JSON line for each of it.
+"""The checks that Python clients run; each client is a program that prints a JSON line per check.
 
-Only the structure of answers is looked at: the embedded model was taught to talk of shapes alone.
+Only the structure of answers is checked: the embedded model was trained on shapes only.
 """
 
 import http.client
@@ -17,19 +17,20 @@ from pydantic import BaseModel, ConfigDict, Field
 BASE, SMALL = (
     os.environ["BASE_URL"],
     os.environ["SMALL_URL"],
-)  # both end in /v1; the second has room for two calls
+)  # both end in /v1; the second accepts two calls at a time
 MODEL, IMAGE = os.environ["MODEL"], os.environ["IMAGE_URL"]
 TAKES_TOOLS = os.environ["TAKES_TOOLS"] == "1"
 QUESTION = "What is a triangle?"
-TAUGHT = "Return JSON for this image."  # the embedded model was: it answers so without a schema
-REFUSED = "unsupported_parameter"  # the code of what the server says no to by name
+# the embedded model was trained on this prompt: it answers in JSON without a schema
+TAUGHT = "Return JSON for this image."
+REFUSED = "unsupported_parameter"  # the error code for fields that the server refuses by name
 Colour = Literal["red", "blue"]
 Corners = Annotated[int, Field(ge=0, le=9)]
 _checks = []
 
 
 class Shape(BaseModel):
-    """A shape: nothing in it has room for much, as the embedded model would go on and on."""
+    """A shape. All its values are short, since the embedded model would write without end."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -40,17 +41,17 @@ class Shape(BaseModel):
 
 
 class Anything(BaseModel):
-    """Whatever JSON object comes."""
+    """Any JSON object."""
 
     model_config = ConfigDict(extra="allow")
 
 
 class Skipped(Exception):
-    """It was not tried."""
+    """The check was not run."""
 
 
 def check(capability):
-    """`capability`: a column of the table, then behind a colon which way."""
+    """Register a check. `capability`: a column of the table, then after a colon the way."""
 
     def kept(function):
         _checks.append((capability, function))
@@ -61,7 +62,7 @@ def check(capability):
 
 def needs_tools():
     if not TAKES_TOOLS:
-        raise Skipped("the server takes no tools")
+        raise Skipped("the server does not accept tools")
 
 
 def run():
@@ -88,7 +89,7 @@ def outcome_of(function):
 
 @contextmanager
 def full_queue(seconds=0.6):
-    """The small server has no room for so long, and then it has."""
+    """Fill the small server's queue for `seconds`, then free it."""
     leaving = threading.Event()
     streams = [threading.Thread(target=_occupy, args=(leaving,)) for _ in range(3)]
     for stream in streams:
@@ -110,7 +111,7 @@ def _is_full():
     connection = _asked({"max_tokens": 1}, timeout=0.3)
     try:
         return connection.getresponse().status == 429
-    except TimeoutError:  # it waits for its turn: it leaves, and another one may wait
+    except TimeoutError:  # it is waiting for its turn: it leaves, and another request may wait
         return False
     finally:
         connection.close()
@@ -124,7 +125,7 @@ def _asked(fields, timeout=30):
 
 
 def _occupy(leaving):
-    """Stream after stream, until it is time to leave; leaving ends the one that runs."""
+    """Run stream after stream until it is time to leave; leaving ends the running stream."""
     while not leaving.is_set():
         connection = _asked({"max_tokens": 3000, "ignore_eos": True, "stream": True})
         response = connection.getresponse()

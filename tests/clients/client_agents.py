@@ -1,4 +1,4 @@
-"""openai-agents, with its model of chat completions."""
+"""Checks for openai-agents with its chat completions model."""
 
 import asyncio
 
@@ -99,7 +99,7 @@ def errors():
     except openai.BadRequestError as error:
         assert error.param == "temperature"
     else:
-        raise AssertionError("it was taken")
+        raise AssertionError("the request was accepted")
 
 
 @check("retries")

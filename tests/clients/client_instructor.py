@@ -1,4 +1,4 @@
-"""instructor, in each of its modes for this API."""
+"""Checks for instructor in each of its modes for this API."""
 
 import instructor
 import openai
@@ -51,7 +51,7 @@ def by_json():
 
 
 @check("structured output: MD_JSON")
-def by_markdown():  # the model was not taught to write such a block: a form makes it do so
+def by_markdown():  # the model was not trained to write such a block: a grammar makes it do so
     form = {"structured_outputs": {"json": Shape.model_json_schema()}}
     assert isinstance(asked(Mode.MD_JSON, extra_body=form), Shape)
 
@@ -70,7 +70,7 @@ for _mode in (Mode.TOOLS, Mode.TOOLS_STRICT):
 
 
 @check("structured output: FUNCTIONS")
-def by_functions():  # OpenAI's deprecated ones; instructor makes tools of them
+def by_functions():  # OpenAI's deprecated functions, which instructor turns into tools
     needs_tools()
     assert isinstance(asked(Mode.FUNCTIONS), Shape)
 
@@ -83,7 +83,7 @@ def by_parallel_tools():
     try:
         found = list(asked(Mode.PARALLEL_TOOLS, Iterable[Shape]))
     except (InstructorRetryException, TypeError) as error:
-        # The choice is the model's here, and the embedded one calls nothing; what it said was read.
+        # The model chooses here, and the embedded model calls nothing; its text was parsed.
         assert "Error code" not in str(error), error
     else:
         assert all(isinstance(each, Shape) for each in found)
@@ -121,7 +121,7 @@ def errors():
     except InstructorRetryException as error:
         assert "temperature must be a number" in str(error)
     else:
-        raise AssertionError("it was taken")
+        raise AssertionError("the request was accepted")
 
 
 @check("retries")

@@ -1,4 +1,4 @@
-"""langchain-openai."""
+"""Checks for langchain-openai."""
 
 from checks import (
     BASE,
@@ -95,7 +95,7 @@ def errors():
     except BadRequestError as error:
         assert error.param == "temperature"
     else:
-        raise AssertionError("it was taken")
+        raise AssertionError("the request was accepted")
 
 
 @check("retries")

@@ -1,4 +1,4 @@
-"""openai, Python."""
+"""Checks for the Python package openai."""
 
 import json
 
@@ -82,7 +82,7 @@ def errors():
         except kind as error:
             assert json.loads(error.response.text)["error"]["type"]
         else:
-            raise AssertionError(f"{fields} was taken")
+            raise AssertionError(f"{fields} was accepted")
 
 
 @check("retries")

@@ -1,4 +1,4 @@
-"""pydantic-ai, with its model of OpenAI's chat completions."""
+"""Checks for pydantic-ai with its model for OpenAI's chat completions."""
 
 import asyncio
 import base64
@@ -86,7 +86,7 @@ def streamed():
 
 @check("tools in a loop")
 def tools():
-    """The last answer is a call too, so the model is made to call; what it called is not there again."""
+    """Force a call, since the last answer is a call too; a tool that was called is not offered again."""
     needs_tools()
     painted = []
     agent = Agent(model(), output_type=ToolOutput(Shape))
@@ -110,7 +110,7 @@ def errors():
     except ModelHTTPError as error:
         assert error.status_code == 400 and error.body["param"] == "temperature"
     else:
-        raise AssertionError("it was taken")
+        raise AssertionError("the request was accepted")
 
 
 @check("retries")

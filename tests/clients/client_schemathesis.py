@@ -1,4 +1,4 @@
-"""schemathesis over the OpenAPI document: no 500, each error in its shape, answers as described."""
+"""Run schemathesis on the OpenAPI document: no 500, errors in their schema, answers as described."""
 
 import os
 import re

@@ -36,14 +36,14 @@ PYTHON_CLIENTS = {
 NODE_CLIENTS = {"openai": "client_openai.mjs", "ai": "client_ai_sdk.mjs"}
 COLUMNS = ("chat", "streams", "images", "structured output", "tools in a loop", "errors", "retries")
 MODEL = "shapes"
-SMALL = ("--set", "max_num_seqs=1", "--set", "max_waiting=1")  # room for two calls: the third is 429
-TEMPLATE = ROOT / "examples" / "tool_calls.jinja"  # with tools, which the embedded model has not
-CLIENT_S = 300  # that one client may take
+SMALL = ("--set", "max_num_seqs=1", "--set", "max_waiting=1")  # accepts two calls: the third gets 429
+TEMPLATE = ROOT / "examples" / "tool_calls.jinja"  # a template with tools, which the embedded model lacks
+CLIENT_S = 300  # maximum time for one client
 
 
 @contextmanager
 def server(folder: Path, name: str, *arguments: str) -> Iterator[str]:
-    """Its address."""
+    """Run a server and yield its address."""
     command = (
         sys.executable,
         "-m",
@@ -71,7 +71,7 @@ def server(folder: Path, name: str, *arguments: str) -> Iterator[str]:
 
 
 def takes_tools(address: str) -> bool:
-    """Whether its own description says so."""
+    """Return whether the package's own description says so."""
     with urllib.request.urlopen(address.removesuffix("/v1") + "/openapi.json") as answer:
         found = json.load(answer)
     tools = found["components"]["schemas"]["ChatBody"]["properties"].get("tools", {})
@@ -79,7 +79,7 @@ def takes_tools(address: str) -> bool:
 
 
 def checks_of(command: list[str], environment: dict[str, str], folder: Path) -> list[dict]:
-    """What a client's program says of itself; that it fell over is one more failure."""
+    """Return a client program's results; a crash is one more failure."""
     ran = subprocess.run(
         command, env=environment, cwd=folder, capture_output=True, text=True, timeout=CLIENT_S
     )
@@ -90,7 +90,7 @@ def checks_of(command: list[str], environment: dict[str, str], folder: Path) -> 
 
 
 def clients_in(environment: Path) -> Iterator[tuple[str, list[str], Path]]:
-    """The name with its version, the command, and the folder that it runs in."""
+    """Yield the name with its version, the command, and the folder that it runs in."""
     python = (environment / "python" / "bin" / "python").absolute()
     site = next((environment / "python" / "lib").glob("python3*/site-packages"))
     versions = {each.name: each.version for each in importlib.metadata.distributions(path=[str(site)])}
@@ -105,7 +105,7 @@ def clients_in(environment: Path) -> Iterator[tuple[str, list[str], Path]]:
 
 
 def cell(checks: list[dict]) -> str:
-    """What a column says of a client."""
+    """Return a table cell: a client's results in one column."""
     if not checks:
         return ""
     outcomes = [each["outcome"] for each in checks]
@@ -125,7 +125,7 @@ def table(found: dict[str, list[dict]]) -> str:
 
 
 def remarks(found: dict[str, list[dict]]) -> str:
-    """Which ways a column counts, and why something was not ok."""
+    """Return the ways in each column, and the reasons for results other than ok."""
     lines = []
     for client, checks in found.items():
         ways = [each["capability"] for each in checks if ":" in each["capability"]]
@@ -142,8 +142,8 @@ def remarks(found: dict[str, list[dict]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--environment", type=Path, default=ROOT / "build" / "clients")
-    parser.add_argument("--only", default="", help="clients whose name has this in it")
-    parser.add_argument("--table", type=Path, help="a file for the table")
+    parser.add_argument("--only", default="", help="run only clients whose name contains this text")
+    parser.add_argument("--table", type=Path, help="file for the table")
     given = parser.parse_args()
     template = ("--chat-template", str(TEMPLATE)) if TEMPLATE.exists() else ()
     found: dict[str, list[dict]] = {}

@@ -1,10 +1,11 @@
-"""What Dynamo's router makes of our KV events: 16 questions about one image go where its prefix is.
+"""Test Dynamo's router with our KV events: 16 questions about one image go where its prefix is.
 
     make store
 
-Two replicas of the embedded model, each with a log and a process that publishes what that says. A replica is
-told apart by its load alone until somebody has computed something; then the index knows, for each question,
-how many blocks of it each replica holds.
+Two replicas of the embedded model each have a log and a process that publishes its events. Until a replica
+has
+computed something, the router knows only its load. Then its index knows how many blocks of each question each
+replica holds.
 """
 
 import itertools
@@ -27,11 +28,11 @@ SELECTOR = Path("build/store/bin/python")
 BLOCK, MODEL, NUM_IMAGES, NUM_QUESTIONS = 16, "mmengine-shapes", 4, 16
 REPLICAS, SIZE = (1, 2), (448, 448)
 PATIENCE_S = 30
-SUBSCRIBED_S = 2  # who subscribes hears nothing of the moment before
+SUBSCRIBED_S = 2  # a new subscriber misses the first moments
 
 
 class Selector:
-    """Dynamo's, in its process."""
+    """Dynamo's selection service, in its own process."""
 
     def __init__(self, process: subprocess.Popen):
         self._process = process
@@ -88,7 +89,7 @@ def question(number: int, image: int) -> Prompt:
 
 
 def asked(prepared) -> dict:
-    """What the router must know of a question: its tokens, and which image overlaps which block."""
+    """Return the router's view of a question: its tokens, and which image overlaps which block."""
     tokens = np.asarray(prepared.prompt_token_ids)
     infos: list[dict | None] = [None] * (len(tokens) // BLOCK)
     for item in (media.item for media in prepared.media):
@@ -101,7 +102,7 @@ def asked(prepared) -> dict:
 
 def main() -> None:
     if not SELECTOR.exists():
-        print("Dynamo's router cannot be had here: what it makes of KV events is not shown")
+        print("Dynamo's router is not available, so its use of KV events is not tested")
         return
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
@@ -116,7 +117,7 @@ def main() -> None:
 
 
 def show(selector: Selector, replicas: dict[int, Replica]) -> None:
-    """First questions stand open together: among replicas that do nothing the router chooses by chance."""
+    """First questions are open together: among idle replicas the router chooses at random."""
     landed: dict[int, list[int]] = {image: [] for image in range(NUM_IMAGES)}
 
     def ask(number: int, image: int) -> None:
@@ -157,7 +158,7 @@ def wait_for(port: int) -> None:
 
 
 def known(selector: Selector, question: dict, worker: int) -> int:
-    """Blocks of the question that the index knows of that replica, once there are any."""
+    """Return the number of the question's blocks that the index knows for this replica, once it knows any."""
     until = time.monotonic() + PATIENCE_S
     while True:
         scores = selector.ask("overlap_scores", question)

@@ -1,7 +1,4 @@
-"""Dynamo's SelectionService, asked line by line: runs in an environment of its own, build/store.
-
-Each line of stdin is a JSON array [method, argument], each of stdout its answer.
-"""
+"""Dynamo's SelectionService over stdin and stdout, line by line, in its own environment, build/store."""
 
 import asyncio
 import json
@@ -20,7 +17,7 @@ async def main() -> None:
         try:
             found = getattr(service, method)(argument)
             answer = {"ok": await found if hasattr(found, "__await__") else found}
-        except Exception as error:  # said to whoever asked
+        except Exception as error:  # reported to the caller
             answer = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(answer), flush=True)
 
