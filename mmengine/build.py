@@ -202,7 +202,7 @@ def _assemble(
     config = with_drafts(config, head) if resumed is None else resumed.config_for(config)
     head = head_for(config, head)
     if config.max_loras and not (hasattr(network, "adapter") and hasattr(plugin, "read_adapter")):
-        raise ConfigError(f"max_loras is {config.max_loras}, and this family of models takes no adapters")
+        raise ConfigError(f"max_loras is {config.max_loras}, and this model family does not support adapters")
     if resumed is None:
         config = resolve(config, network, head, placement, processor.eos_token_ids)
         config = with_encoder_pace(config, network, threads.count)
@@ -286,7 +286,7 @@ def _check_quantize(config: EngineConfig, placement: Placement) -> None:
             f"{name} {asked} holds weights as codes on one CPU in bfloat16, by compiled kernels "
             f"(mmengine env says whether there are any), and this is {where} in {name_of(placement.dtype)}"
             + (f", cut over {config.tensor_parallel}" if config.tensor_parallel > 1 else "")
-            + f"; leave {name} away"
+            + f"; leave out {name}"
         )
 
 
@@ -312,7 +312,7 @@ def _placement(device: str, dtype: str, attention: str, folder: Path) -> Placeme
     if dtype == "auto":
         dtype = opened.embedded_dtype if _is_embedded(folder) else "bfloat16"
     if dtype not in DTYPES:
-        raise ConfigError(f"{dtype!r} is no dtype; use auto, {' or '.join(DTYPES)}")
+        raise ConfigError(f"{dtype!r} is not a supported dtype; use auto, {' or '.join(DTYPES)}")
     return Placement(opened, DTYPES[dtype], attention)
 
 

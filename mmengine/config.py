@@ -40,7 +40,7 @@ class EngineConfig(EngineSettings, frozen=True, kw_only=True, forbid_unknown_fie
         except msgspec.ValidationError as error:
             found = out_of_range(error, settings, cls)
             if found is None:
-                raise ConfigError(f"the settings cannot be read: {error}") from None
+                raise ConfigError(f"invalid settings: {error}") from None
             name, low, high, value = found
             raise ConfigError(f"{name} must lie in {low} to {high}, not {shown(value)}") from None
 
@@ -68,7 +68,7 @@ class EngineConfig(EngineSettings, frozen=True, kw_only=True, forbid_unknown_fie
                 "2: one prompt token and one more, one block and the dummy"
             )
         if not self.encoder_cache_size:
-            raise ConfigError("encoder_cache_size is still open; set it to a number of embeddings")
+            raise ConfigError("encoder_cache_size is not set; set it to a number of embeddings")
         room = (self.num_blocks - 1) * self.block_size
         if self.max_model_len > room:
             raise ConfigError(
@@ -81,14 +81,14 @@ class EngineConfig(EngineSettings, frozen=True, kw_only=True, forbid_unknown_fie
         try:
             self.from_dict(self.as_dict())
         except TypeError as error:
-            raise ConfigError(f"the settings cannot be read: {error}") from None
+            raise ConfigError(f"invalid settings: {error}") from None
         if self.block_size & (self.block_size - 1):
             raise ConfigError(f"block_size must be a power of two, not {self.block_size}")
         for name in ("reasoning_start", "reasoning_end"):
             value = getattr(self, name)
             if len(value) > MAX_MARKER_CHARS or not _is_unicode(value):
                 raise ConfigError(
-                    f"{name} must have at most {MAX_MARKER_CHARS} characters of Unicode, not {shown(value)}"
+                    f"{name} must have at most {MAX_MARKER_CHARS} Unicode characters, not {shown(value)}"
                 )
         for token in self.eos_token_ids:
             if not 0 <= token < 2**31:

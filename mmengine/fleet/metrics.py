@@ -11,7 +11,7 @@ class FleetMetrics:
     def __init__(self, num_open: Callable[[], int]) -> None:
         self._registry = registry = CollectorRegistry(auto_describe=False)
         self.moves = Counter(
-            "mmengine_fleet_moves", "Times that a request went on elsewhere.", registry=registry
+            "mmengine_fleet_moves", "Requests that moved to another replica.", registry=registry
         )
         self.num_tokens = 0  # tokens of answers that have ended
         self._tokens = Counter("mmengine_fleet_tokens", "Tokens of answers that ended.", registry=registry)

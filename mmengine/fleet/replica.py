@@ -62,7 +62,7 @@ class Replica:
         request = decode_request(data)
         yield encode(ReplicaName(self.name))
         if self.name in request.avoid or self._leaving:
-            yield encode(Redirect(self._leaving or "it is not wanted here"))
+            yield encode(Redirect(self._leaving or "its ingress avoids this replica"))
             return
         if request.is_count:
             yield encode(await self._counted(request))

@@ -294,7 +294,7 @@ def encode(message: ReplicaRequest | ReplicaMessage) -> bytes:
         return _encode(message)
     except TypeError as error:
         raise InvalidRequest(
-            f"a request for another process holds a value that cannot go there: {error}"
+            f"a request for another process has a value without a wire form: {error}"
         ) from None
 
 

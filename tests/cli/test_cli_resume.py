@@ -73,14 +73,14 @@ def test_it_says_how_far_it_was(begun, capsys):
 def test_another_request_file_is_refused(begun):
     write(begun / "requests", "abcdef")
     before = (begun / "answers").read_bytes()
-    with pytest.raises(LogError, match="is not the file that the log .* was begun with: it had 5 requests"):
+    with pytest.raises(LogError, match="is not the request file of the log .*: that had 5 requests"):
         run(begun)
     assert (begun / "answers").read_bytes() == before
 
 
 def test_a_log_of_something_else_is_refused(begun):
     (begun / "log" / "batch.json").unlink()
-    with pytest.raises(LogError, match="holds a log that no batch began"):
+    with pytest.raises(LogError, match="holds a log that is not a batch"):
         run(begun)
     (begun / "log" / "batch.json").write_text("[]")
     with pytest.raises(LogError, match="cannot be read"):
@@ -94,14 +94,14 @@ def test_a_log_of_something_else_is_refused(begun):
 def test_answers_of_something_else_are_refused(begun, line):
     with (begun / "answers").open("a") as file:
         file.write(line + "\n")
-    with pytest.raises(InvalidRequest, match="is no answer of this batch"):
+    with pytest.raises(InvalidRequest, match="does not answer a request of this batch"):
         run(begun)
 
 
 def test_two_answers_to_one_request_are_refused(begun):
     text = (begun / "answers").read_text()
     (begun / "answers").write_text(text + text.splitlines()[0] + "\n")
-    with pytest.raises(InvalidRequest, match="answers a request once more"):
+    with pytest.raises(InvalidRequest, match="answers a request that is answered already"):
         run(begun)
 
 

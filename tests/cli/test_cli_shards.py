@@ -127,7 +127,7 @@ def test_answers_to_another_request_file_are_none_to_this_one(tmp_path):
 def test_answers_of_another_batch_beside_a_log_are_refused(tmp_path):
     echoed(tmp_path, "aa", "bb")
     answers_of(tmp_path / "answers.jsonl", Shard(1, 2)).write_text('{"custom_id":"s1","text":"BB"}\n')
-    with pytest.raises(InvalidRequest, match="line 1, is no answer of this batch"):
+    with pytest.raises(InvalidRequest, match="line 1, does not answer a request of this batch"):
         run(tmp_path, Shard(0, 2))
 
 

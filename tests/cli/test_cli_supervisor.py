@@ -108,7 +108,9 @@ def test_the_killer_is_found_and_the_others_go_on(folder, how, capfd):
     found = answers(folder)
     assert set(found) == set(names)
     assert all(found[name]["text"] == f"TEXT OF {name.upper()}" for name in names if name != "killer")
-    assert "hang: a step got no further" in found["killer"]["error"] or "SIGSEGV" in found["killer"]["error"]
+    assert (
+        "hang: a step made no progress" in found["killer"]["error"] or "SIGSEGV" in found["killer"]["error"]
+    )
     events = [record.event for record in LogReader(folder / "log")]
     failed, recovered = (sum(isinstance(e, kind) for e in events) for kind in (ev.Failed, ev.Recovered))
     assert failed == recovered <= 4, "five rows, two, one, and that one again"

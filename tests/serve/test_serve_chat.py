@@ -220,7 +220,7 @@ NAMED = {"type": "function", "function": {"name": "x"}}
         ([{"type": "custom"}], None, r"tools\[0\]\.type must be function, not 'custom'"),
         ("area", None, "tools must be a list"),
         (TOOLS, "always", "tool_choice must be none, auto, required"),
-        (TOOLS, NAMED, r"tool_choice\.function\.name, 'x', is none of the tools; there are area, now"),
+        (TOOLS, NAMED, r"tool_choice\.function\.name, 'x', is not among the tools area, now"),
         ([], "required", "tool_choice asks for a call"),
         (TOOLS, {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [NAMED]}}, "is none of"),
     ],

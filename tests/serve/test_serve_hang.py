@@ -190,7 +190,7 @@ def test_a_session_and_its_caller_have_the_same_answer_after_a_hang(hanging, tmp
 def test_without_a_log_all_streams_get_the_error(hanging):
     async def main():
         engine = AsyncEngine(builder=hanging)
-        with pytest.raises(ExecutorFailed, match="got no further for 1 seconds"):
+        with pytest.raises(ExecutorFailed, match="made no progress for 1 seconds"):
             await engine.generate("killer")
         assert not engine.readiness().ready
         await engine.close()

@@ -74,7 +74,7 @@ def test_a_streamer_between_two_results_of_a_generator_takes_none_of_them(pipe):
 
 
 def test_invalid_streamers_are_refused(pipe):
-    with pytest.raises(InvalidRequest, match="put and end, which a int has not"):
+    with pytest.raises(InvalidRequest, match="put and end, which int lacks"):
         pipe(chat("hi"), streamer=3)
     many = {"streamer": Streamer(), "num_return_sequences": 2, "do_sample": True}
     with pytest.raises(InvalidRequest, match="takes one answer"):

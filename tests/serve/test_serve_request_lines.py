@@ -20,10 +20,10 @@ LINES = [
     (
         r'{"messages":[{"role":"user","content":"x\uDFFF"}],"custom_id":"b"}',
         "b",
-        r"messages[0].content holds an unpaired surrogate (\udfff), which is no character; write both",
+        r"messages[0].content holds an unpaired surrogate (\udfff), which is not a character; write both",
     ),
     (r'{"custom_id":"c","stop":["\udc00"],' + ASKED, "c", "stop[0] holds an unpaired surrogate"),
-    (r'{"custom_id":"d","\ud800":1,' + ASKED, "d", "a name of a field holds an unpaired surrogate"),
+    (r'{"custom_id":"d","\ud800":1,' + ASKED, "d", "a field name holds an unpaired surrogate"),
     (r'{"custom_id":"\ud83d\ude00",' + ASKED, "😀", ""),
     (b'{"custom_id":"f","messages":"\xed\xa0\x80"}', "f", "not UTF-8"),
     (b'{"custom_id":"g","messages":"\xff\\"', "g", "not valid JSON"),
@@ -33,7 +33,7 @@ LINES = [
     (r'{"custom_id":"k\"k","messages":[', 'k"k', "not valid JSON"),
     (r'{"custom_id":"k', None, "not valid JSON"),
     ('{"custom_id":"' + "l" * 201 + '"}', None, "custom_id must be a string of 1 to 200"),
-    (r'{"custom_id":"a\ud800",' + ASKED, "a\ud800", r"the custom_id 'a\ud800' stands in an earlier line"),
+    (r'{"custom_id":"a\ud800",' + ASKED, "a\ud800", r"the custom_id 'a\ud800' occurs in an earlier line"),
 ]
 
 

@@ -20,7 +20,7 @@ from mmengine.serve.stream.request_stream import HeldAnswer
 from mmengine.serve.text.output_text import OutputText
 from mmengine.serve.text.request_output import final_outputs, split_output
 
-AGAIN = "the engine hung before it took this; send it again"
+AGAIN = "the engine hung before it queued the request: send it again"
 _SYNC_LIMIT_S = 10.0  # how long `settled` waits for an engine that may have ended
 
 
@@ -65,7 +65,9 @@ class Recovery:
     def _claim(self, request_id: str) -> RecoveredRequest:
         with self._lock:
             if request_id not in self._waiting:
-                raise InvalidRequest(f"no request {request_id!r} of the process before waits to be taken up")
+                raise InvalidRequest(
+                    f"no request {request_id!r} of the previous process waits to be attached"
+                )
             return self._waiting.pop(request_id)
 
     def release(self, answers: list[HeldAnswer]) -> None:

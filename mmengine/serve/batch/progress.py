@@ -88,15 +88,15 @@ class RequestIndex:
                 manifest = msgspec.json.decode(file.read(MAX_MANIFEST_BYTES), type=_Manifest)
         except FileNotFoundError:
             raise LogError(
-                f"{log} holds a log that no batch began; name another folder, or move that one away"
+                f"{log} holds a log that is not a batch's: name another folder, or move the log away"
             ) from None
         except (OSError, msgspec.MsgspecError) as error:
             raise LogError(f"{log / MANIFEST} cannot be read: {error}") from None
         if manifest.sha256 != self.sha256:
             raise LogError(
-                f"{self.path} is not the file that the log in {log} was begun with: it had "
+                f"{self.path} is not the request file of the log in {log}: that had "
                 f"{manifest.num_lines} requests and the SHA-256 {manifest.sha256[:12]}, this one has "
-                f"{len(self)} and {self.sha256[:12]}. Bring the old one back, or name another --log and --out"
+                f"{len(self)} and {self.sha256[:12]}. Restore that file, or name another --log and --out"
             )
         return True
 
@@ -205,7 +205,11 @@ def _read_answers(file: BinaryIO, path: Path, index: RequestIndex) -> tuple[set[
     for number, line in enumerate(_whole_lines(file), 1):
         owner = _owner(line, owners, places)
         if owner is None or owner in answered:
-            what = "is no answer of this batch" if owner is None else "answers a request once more"
+            what = (
+                "does not answer a request of this batch"
+                if owner is None
+                else "answers a request that is answered already"
+            )
             raise InvalidRequest(f"{path}, line {number}, {what}; move the file away, or name another --out")
         answered.add(owner)
         end += len(line)

@@ -95,7 +95,7 @@ class RequestFile:
     def _job(self, index: int, line: bytes | None) -> Job:
         custom_id = self.custom_ids[index]
         if custom_id in self._seen:
-            raise InvalidRequest(f"the custom_id {custom_id!r} stands in an earlier line; ids must differ")
+            raise InvalidRequest(f"the custom_id {custom_id!r} occurs in an earlier line: ids must differ")
         if custom_id is not None:
             self._seen.add(custom_id)
         fields = parse_fields(line)

@@ -232,7 +232,7 @@ class Engine(TypedAnswers):
         outputs.
         """
         if self.requests.has_streams:
-            raise InvalidRequest("submitted requests are on their way; step until has_work is False")
+            raise InvalidRequest("submitted requests are running: step until has_work is False")
 
     def _new_syncer(self) -> LogSyncer:
         in_background = self.config.log_sync == "background"
@@ -398,7 +398,7 @@ class Engine(TypedAnswers):
 
     @property
     def hang_text(self) -> str:
-        return f"a step got no further for {self.config.step_timeout_s} seconds (step_timeout_s)"
+        return f"a step made no progress for {self.config.step_timeout_s} seconds (step_timeout_s)"
 
     def abandon(self) -> bool:
         """Record in the log that the step hangs, and close the log so that another engine can continue.

@@ -252,8 +252,7 @@ def session_request(
     given.check()
     if given.sampling.n != 1 or given.request_id or given.cache_salt:
         raise InvalidRequest(
-            "a session has one answer at a time, and names its requests and its cache itself: leave out n, "
-            "request_id and cache_salt"
+            "a session sets n, request_id and cache_salt itself: leave out n, request_id and cache_salt"
         )
     prompt, place = sessions.turn(
         facts, content, closes=closes, is_anchor=is_anchor, is_film=is_film, media_options=media_options

@@ -186,8 +186,8 @@ def settle_template(options: Keywords, read: frozenset[str]) -> dict[str, object
     idle = sorted(str(name) for name in found if name not in known)
     if idle and "chat_template" not in found:
         warnings.warn(
-            f"{', '.join(idle)[:200]}: neither the pipeline nor the chat template knows such an option; "
-            "it changes nothing",
+            f"{', '.join(idle)[:200]}: neither the pipeline nor the chat template has this option;  "
+            "it has no effect",
             stacklevel=4,
         )
     return found

@@ -71,7 +71,7 @@ CHANGES_NOTHING = frozenset(
         "use_model_defaults",
     }
 )
-_FORM = "a form of the answer is asked for with response_format= or grammar="
+_FORM = "request a form of the answer with response_format= or grammar="
 _BEAMS = "for several answers give do_sample=True and num_return_sequences"
 _BIAS = "use repetition_penalty, no_repeat_ngram_size or sequence_bias"
 _DRAFTS = "drafts are a setting of the engine (docs/explanation/speculation.md)"
@@ -96,7 +96,7 @@ REFUSED: dict[str, tuple[tuple[object, ...], str]] = {
     "negative_prompt_ids": ((), "say in the prompt what is not wanted"),
     "num_beam_groups": ((1,), _BEAMS),
     "num_beams": ((1,), _BEAMS),
-    "penalty_alpha": ((0.0,), f"contrastive search is not done; {_FILTERS}"),
+    "penalty_alpha": ((0.0,), f"contrastive search is not supported; {_FILTERS}"),
     "prefix_allowed_tokens_fn": ((), _FORM),
     "stopping_criteria": (([], ()), "use stop_strings, eos_token_id, max_new_tokens or max_time"),
     "token_healing": ((False,), "end the prompt at the end of a word"),

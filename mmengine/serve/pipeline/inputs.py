@@ -70,7 +70,7 @@ class Results:
 
     def __len__(self) -> int:
         if not isinstance(self._source, _Items):
-            raise TypeError("a generator does not say how many prompts it gives")
+            raise TypeError("the number of prompts of a generator is unknown")
         return len(self._source)
 
 

@@ -94,7 +94,7 @@ class Pipeline:
         **options: Any,
     ):
         if task != TASK:
-            raise ConfigError(f"mmengine has the task {TASK!r} only, not {task!r}")
+            raise ConfigError(f"mmengine supports only the task {TASK!r}, not {task!r}")
         engine_options = {name: options.pop(name) for name in ENGINE if name in options}
         self._defaults = options
         settle_generation({}, options)
@@ -182,7 +182,7 @@ class Pipeline:
         prefill = continues(shown, call.continue_final)
         if prefill and call.generation_prompt:
             raise InvalidRequest(
-                f"{FIELD} and add_generation_prompt exclude each other: an answer goes on with "
+                f"{FIELD} and add_generation_prompt exclude each other: an answer continues "
                 "the last message, or begins a new one",
                 path=FieldPath("continue_final_message"),
             )
@@ -252,7 +252,7 @@ def _model_name(model: Any) -> str | Path | None:
     if not name:
         raise ConfigError(
             f"model must be a folder, a hub id or an mmengine.Engine, not a {type(model).__name__} "
-            "that does not know where it was loaded from"
+            "without the place that it was loaded from"
         )
     return name
 

@@ -24,7 +24,7 @@ def as_streamer(given: object, options: Options) -> Streamer | None:
         return None
     if not isinstance(given, Streamer):
         raise InvalidRequest(
-            f"a streamer has the methods put and end, which a {type(given).__name__} has not"
+            f"a streamer must have the methods put and end, which {type(given).__name__} lacks"
         )
     if options.sampling.n != 1:
         raise InvalidRequest("a streamer takes one answer; leave out num_return_sequences, or the streamer")

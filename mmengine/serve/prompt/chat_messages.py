@@ -39,7 +39,7 @@ def _message(where: FieldPath, message: Json) -> Json:
         return message
     if role != "assistant":
         raise InvalidRequest(
-            f"{FIELD} stands in a message of the role {shown(role)}", path=where / "tool_calls"
+            f"{FIELD} is not allowed in a message with the role {shown(role)}", path=where / "tool_calls"
         )
     if not isinstance(calls, (list, tuple)):
         raise InvalidRequest(f"{FIELD} must be a list, not {shown(calls)}", path=where / "tool_calls")
@@ -70,7 +70,7 @@ def _arguments(where: FieldPath, given: object) -> dict[str, object]:
             given = json.loads(given)
         except (ValueError, RecursionError):
             raise InvalidRequest(
-                f"{FIELD} is not JSON; send the arguments as they came, and no call that was cut", path=where
+                f"{FIELD} is not JSON; send the arguments unchanged, and no call that was cut", path=where
             ) from None
     if not isinstance(given, Mapping):
         raise InvalidRequest(

@@ -91,12 +91,12 @@ def _surrogate(line: bytes) -> str:
             half = next((each for each in value if "\ud800" <= each <= "\udfff"), None)
             if half is not None:
                 return (
-                    f"{where or 'the line'} holds an unpaired surrogate (\\u{ord(half):x}), which is no "
+                    f"{where or 'the line'} holds an unpaired surrogate (\\u{ord(half):x}), which is not a "
                     "character; write both halves of its pair, or leave it out"
                 )
         elif isinstance(value, list):
             waiting += ((f"{where}[{number}]", each) for number, each in enumerate(value))
         elif isinstance(value, dict):
-            waiting += (("a name of a field", name) for name in value)
+            waiting += (("a field name", name) for name in value)
             waiting += ((f"{where}.{name}" if where else name, each) for name, each in value.items())
     return ""

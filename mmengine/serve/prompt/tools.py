@@ -93,7 +93,7 @@ def parse_tools(
     for n, name in enumerate(names):
         if name in names[:n]:
             raise InvalidRequest(
-                f"{FIELD}, {shown(name)}, is that of another tool too",
+                f"{FIELD}, {shown(name)}, is the name of another tool too",
                 path=FieldPath("tools", n, "function", "name"),
             )
     if tool_choice == "none":
@@ -185,7 +185,7 @@ def _named(where: FieldPath, given: object, names: Sequence[str]) -> str:
     name = check_mapping(where / "function", tool.get("function")).get("name")
     if not isinstance(name, str) or name not in names:
         raise InvalidRequest(
-            f"{FIELD}, {shown(name)}, is none of the tools; there are {_list(names)}",
+            f"{FIELD}, {shown(name)}, is not among the tools {_list(names)}",
             path=where / "function" / "name",
         )
     return name

@@ -54,7 +54,7 @@ def as_form(options: Mapping[str, object]) -> tuple[Any, Any]:
             if form:
                 requested[name] = form
     if len(requested) > 1:
-        raise InvalidRequest(f"{' and '.join(requested)} ask for a form each; give one of them")
+        raise InvalidRequest(f"{' and '.join(requested)} each request a form: give one of them")
     form = next(iter(requested.values()), {})
     return form.get("response_format"), form.get("grammar")
 

@@ -35,7 +35,7 @@ class GrammarMemory:
                 if self.num_bytes + size > self.max_bytes and not was_accepted:
                     raise QueueFull(
                         f"the grammars of {len(self._held)} requests take {self.num_bytes:,} of "
-                        f"{self.max_bytes:,} bytes, and this one has {size:,} more; try again later"
+                        f"{self.max_bytes:,} bytes, and this one needs {size:,} more: try again later"
                     )
                 known = self._known[source] = [source, 0]
                 self.num_bytes += size

@@ -100,7 +100,7 @@ class KvPublisher:
             for seq, payload in chain(answers, [(END, b"")]):
                 left_s = _sent(router, (asker, b"", self._topic, seq, payload), left_s)
         except zmq.ZMQError as error:
-            operator_log.warning("a subscriber to KV events left, or does not read", reason=str(error))
+            operator_log.warning("a subscriber to KV events has left, or does not read", reason=str(error))
 
     def _since(self, first: int) -> Iterator[Numbered]:
         """Yield the published batches from this number on that are still available under their numbers."""

@@ -19,30 +19,30 @@ from mmengine.serve.requests.request_times import RequestTimes, Times
 REASONS = ("stop", "length", "abort", "error", "rejected")
 COUNTERS = {  # by field of Stats: name and help text
     "steps": ("steps", "Steps that the executor ran."),
-    "num_prompt_tokens": ("prompt_tokens", "Prompt tokens of requests that were taken."),
+    "num_prompt_tokens": ("prompt_tokens", "Prompt tokens of accepted requests."),
     "num_output_tokens": ("output_tokens", "Tokens sampled."),
     "num_cached_tokens": ("cached_tokens", "Tokens whose KV was found in the prefix cache at an admission."),
     "num_looked_up_tokens": ("looked_up_tokens", "Tokens that were looked up in the prefix cache."),
     "num_scheduled_tokens": ("scheduled_tokens", "Tokens that steps computed."),
     "num_preemptions": ("preemptions", "Running requests that lost their blocks."),
     "num_encoded_items": ("encoded_items", "Images and videos that were encoded."),
-    "num_fetched_blocks": ("fetched_blocks", "KV blocks that came of a store."),
-    "num_lost_fetches": ("lost_fetches", "Times that a store did not answer in time, or not whole."),
-    "num_leases_taken": ("leases_taken", "Times that sessions gave up KV blocks that others needed."),
+    "num_fetched_blocks": ("fetched_blocks", "KV blocks that were loaded from a store."),
+    "num_lost_fetches": ("lost_fetches", "Store reads that were late or incomplete."),
+    "num_leases_taken": ("leases_taken", "Times that sessions released KV blocks for other requests."),
     "num_encoder_hits": ("encoder_hits", "Images and videos found in the encoder cache."),
     "log_bytes": ("log_bytes", "Bytes written to the event log."),
 }
 GAUGES = {
     "num_running": ("requests_running", "Requests that hold a row."),
-    "num_waiting": ("requests_waiting", "Requests that wait for one."),
+    "num_waiting": ("requests_waiting", "Requests that wait for a row."),
     "kv_blocks_used": ("kv_blocks_used", "KV blocks that requests hold."),
-    "kv_blocks_total": ("kv_blocks", "KV blocks there are."),
+    "kv_blocks_total": ("kv_blocks", "Number of KV blocks."),
     "kv_blocks_leased": ("kv_blocks_leased", "KV blocks that sessions keep between their requests."),
     "sessions_open": ("sessions_open", "Sessions that are open."),
 }
 STALLS = {"num_thrashes": "thrash", "num_no_progress": "no_progress"}
 DRAFTS = {  # by field of DraftCounts
-    "runs": ("draft_runs", "Runs of drafts that rows had in steps, by drafter."),
+    "runs": ("draft_runs", "Draft runs of rows in steps, by drafter."),
     "proposed": ("draft_tokens", "Drafts that were computed, by drafter."),
     "accepted": ("accepted_draft_tokens", "Drafts that were kept, by drafter."),
 }
@@ -117,7 +117,7 @@ class Metrics(Collector):
         for reason, count in self._ends.items():
             ends.add_metric([reason], count)
         yield ends
-        stalls = CounterMetricFamily("mmengine_stalls", "Times the engine got nowhere.", labels=["kind"])
+        stalls = CounterMetricFamily("mmengine_stalls", "Times the engine made no progress.", labels=["kind"])
         for name, kind in STALLS.items():
             stalls.add_metric([kind], getattr(stats, name))
         yield stalls
@@ -140,7 +140,9 @@ def _draft_metrics(stats: Stats, drafters: list[tuple[str, int]]) -> Iterator[Me
             counter.add_metric([drafter], getattr(stats.drafts.get(number, DraftCounts()), name))
         yield counter
     failures = CounterMetricFamily(
-        "mmengine_drafter_failures", "Times a drafter raised or gave what are no drafts.", labels=["drafter"]
+        "mmengine_drafter_failures",
+        "Times a drafter raised an error or returned invalid drafts.",
+        labels=["drafter"],
     )
     for drafter, count in drafters:
         failures.add_metric([drafter], count)
@@ -148,11 +150,11 @@ def _draft_metrics(stats: Stats, drafters: list[tuple[str, int]]) -> Iterator[Me
 
 
 def _preparation_metrics(count: int, oldest_s: float, num_lost: int) -> Iterator[Metric]:
-    help_text = "Requests whose prompts are prepared, or wait for that."
+    help_text = "Requests whose prompts are being prepared or wait for it."
     yield GaugeMetricFamily("mmengine_requests_preparing", help_text, value=count)
-    help_text = "Time since the submit of the oldest of them."
+    help_text = "Age of the oldest request in preparation."
     yield GaugeMetricFamily("mmengine_oldest_preparation_seconds", help_text, value=oldest_s)
-    help_text = "Decoder processes that an image or a video ended, or that were ended with it."
+    help_text = "Decoder processes that were lost to an image or a video."
     yield CounterMetricFamily("mmengine_decoders_lost", help_text, value=num_lost)
 
 

@@ -77,21 +77,23 @@ class RequestTimes:
         self.report: Callable[[str, Times], None] | None = None  # called for each answer that has ended
         self._before = -1.0  # when the last step with outputs returned
         self._all: list[Buckets] = []
-        self._preparation = self._new("request_preparation_seconds", "From a call to its submit.")
-        self._queue = self._new("request_queue_seconds", "From submit to the first step.")
-        self._first = self._new("time_to_first_token_seconds", "From a call to its first token.")
-        self._prefill = self._new("request_prefill_seconds", "From the first step to the first token.")
-        self._decode = self._new("request_decode_seconds", "From the first token to the last.")
-        self._inference = self._new("request_inference_seconds", "From the first step to the last token.")
-        self._whole = self._new("request_seconds", "From a call to its end.")
+        self._preparation = self._new("request_preparation_seconds", "Time from a call to its submission.")
+        self._queue = self._new("request_queue_seconds", "Time from submission to the first step.")
+        self._first = self._new("time_to_first_token_seconds", "Time from a call to its first token.")
+        self._prefill = self._new("request_prefill_seconds", "Time from the first step to the first token.")
+        self._decode = self._new("request_decode_seconds", "Time from the first token to the last.")
+        self._inference = self._new(
+            "request_inference_seconds", "Time from the first step to the last token."
+        )
+        self._whole = self._new("request_seconds", "Time from a call to its end.")
         text = "Time between two steps that gave a request tokens."
         self._between = self._new("inter_token_seconds", text, TOKEN_SECONDS)
         text = "Mean time between tokens of a request."
         self._mean = self._new("time_per_output_token_seconds", text, TOKEN_SECONDS)
         self._prompt = self._new("request_prompt_tokens", "Tokens of prompts that were answered.", COUNTS)
         self._output = self._new("request_output_tokens", "Tokens of answers.", COUNTS)
-        self._most = self._new("request_max_tokens", "Tokens that answers might have had.", COUNTS)
-        self._choices = self._new("request_choices", "Answers that were asked for to a prompt.", CHOICES)
+        self._most = self._new("request_max_tokens", "Maximum tokens of answers.", COUNTS)
+        self._choices = self._new("request_choices", "Answers requested for a prompt.", CHOICES)
         self._step = self._new("step_tokens", "Tokens that a step computed.", COUNTS)
 
     def _new(self, name: str, help_text: str, bounds: Sequence[float] = SECONDS) -> Buckets:

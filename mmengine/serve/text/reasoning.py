@@ -113,7 +113,7 @@ class Reasoning:
             return options
         if not self._end:
             raise InvalidRequest(
-                f"{FIELD} needs a marker that ends reasoning and that an answer can say; set "
+                f"{FIELD} needs a marker that ends reasoning and that answers can contain; set "
                 "reasoning_end to what the model ends its reasoning with, or leave the budget out",
                 path=FieldPath("thinking_token_budget"),
             )

@@ -17,7 +17,7 @@ _ENDS: dict[ErrorCode | None, str] = {
     ErrorCode.DEADLINE_EXCEEDED: "the deadline passed before the answer was complete",
     ErrorCode.CANCELLED: "the request was cancelled",
 }
-CUT = "the answer was cut at max_tokens, or where the model's length ends: its form is not complete"
+CUT = "the answer was cut at max_tokens, or at the model's maximum length: its form is not complete"
 CUT_AT_STOP = "a stop string cut the answer: its form is not complete"
 CLOSED = "closed"  # detail of an answer that was completed because its token budget ended
 PIECE = 64  # maximum number of tokens of an output that `split_output` returns
