@@ -19,7 +19,7 @@ from mmengine.request import SamplingParams
 from mmengine.serve.prompt.options import SubmitOptions, make_options
 from mmengine.serve.prompt.prompt import Prompt
 from mmengine.serve.requests.health import Readiness
-from mmengine.serve.requests.recovered_requests import RecoveredRequest
+from mmengine.serve.requests.recovery import RecoveredRequest
 from mmengine.serve.stream.channel import Channel, put_all
 from mmengine.serve.stream.request_stream import Stream
 from mmengine.serve.text.output_text import OutputText

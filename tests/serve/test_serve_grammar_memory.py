@@ -13,7 +13,7 @@ from mmengine.serve.batch.run_batch import run_batch
 from mmengine.serve.engine.engine import Engine
 from mmengine.serve.prompt.options import Options, make_sampling
 from mmengine.serve.prompt.prompt import Prompt
-from mmengine.serve.requests.grammar_memory import GrammarMemory
+from mmengine.serve.requests.request_resources import GrammarMemory
 from mmengine.structured_output.request.spec import grammar_of
 from tests.serve.serve_fakes import builder
 

@@ -35,7 +35,7 @@ from mmengine.serve.prompt.prompt import Prompt, PromptInput
 from mmengine.serve.requests.adapters import LocalAdapter
 from mmengine.serve.requests.health import Readiness, stopped_engine
 from mmengine.serve.requests.operator_log import operator_log
-from mmengine.serve.requests.recovered_requests import RecoveredRequest
+from mmengine.serve.requests.recovery import RecoveredRequest
 from mmengine.serve.requests.request_times import Times
 from mmengine.serve.requests.sessions import IDLE_S, SessionFacts
 from mmengine.serve.stream.channel import Channel

@@ -14,7 +14,7 @@ from mmengine.serve.async_engine.engine_thread import EngineThread
 from mmengine.serve.async_engine.open_requests import OpenRequests
 from mmengine.serve.engine.engine import Engine
 from mmengine.serve.prompt.options import Options
-from mmengine.serve.requests.recovered_requests import RecoveredRequest, find_recovered
+from mmengine.serve.requests.recovery import RecoveredRequest, find_recovered
 from mmengine.serve.stream.channel import Channel
 from mmengine.serve.stream.request_stream import HeldAnswer
 from mmengine.serve.text.output_text import OutputText

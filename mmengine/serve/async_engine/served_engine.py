@@ -13,7 +13,7 @@ from mmengine.serve.prompt.options import SubmitOptions
 from mmengine.serve.prompt.prompt import PromptInput
 from mmengine.serve.requests.adapters import LocalAdapter
 from mmengine.serve.requests.health import Readiness
-from mmengine.serve.requests.recovered_requests import UnclaimedRequest
+from mmengine.serve.requests.recovery import UnclaimedRequest
 from mmengine.serve.requests.request_times import Times
 from mmengine.serve.stream.request_stream import HeldAnswer, Stream
 from mmengine.serve.text.request_output import Completion

@@ -35,7 +35,6 @@ from mmengine.serve.prompt.options import (
 from mmengine.serve.prompt.prompt import Prompt, PromptInput
 from mmengine.serve.prompt.prompt_media import PromptMedia
 from mmengine.serve.requests.adapters import Adapters, LocalAdapter
-from mmengine.serve.requests.grammar_memory import GrammarMemory
 from mmengine.serve.requests.health import (
     HANG_EXIT,
     Readiness,
@@ -49,7 +48,7 @@ from mmengine.serve.requests.media_store import MediaStore
 from mmengine.serve.requests.metrics import Metrics
 from mmengine.serve.requests.operator_log import operator_log
 from mmengine.serve.requests.recovery import open_store, recover
-from mmengine.serve.requests.request_resources import RequestResources
+from mmengine.serve.requests.request_resources import GrammarMemory, RequestResources
 from mmengine.serve.requests.running_requests import RunningRequests
 from mmengine.serve.requests.sessions import IDLE_S, SessionSettings, make_sessions
 from mmengine.serve.requests.submission import LargeMedia, Submission

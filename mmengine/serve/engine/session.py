@@ -251,9 +251,7 @@ def session_request(
     """Return a session's next request as a prompt and its options. Raises InvalidRequest."""
     given.check()
     if given.sampling.n != 1 or given.request_id or given.cache_salt:
-        raise InvalidRequest(
-            "a session sets n, request_id and cache_salt itself: leave out n, request_id and cache_salt"
-        )
+        raise InvalidRequest("a session sets these options itself: leave out n, request_id and cache_salt")
     prompt, place = sessions.turn(
         facts, content, closes=closes, is_anchor=is_anchor, is_film=is_film, media_options=media_options
     )

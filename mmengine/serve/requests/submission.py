@@ -15,10 +15,9 @@ from mmengine.serve.prompt.options import Options
 from mmengine.serve.prompt.prompt import core_requests, request_ids
 from mmengine.serve.prompt.session_turns import SessionPlace
 from mmengine.serve.requests.adapters import Adapters
-from mmengine.serve.requests.grammar_memory import GrammarMemory
 from mmengine.serve.requests.metrics import Metrics
 from mmengine.serve.requests.operator_log import operator_log
-from mmengine.serve.requests.request_resources import RequestResources
+from mmengine.serve.requests.request_resources import GrammarMemory, RequestResources
 from mmengine.serve.requests.running_requests import RunningRequests
 from mmengine.serve.requests.sessions import Sessions
 from mmengine.serve.text.reasoning import Reasoning

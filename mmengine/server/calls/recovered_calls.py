@@ -6,7 +6,7 @@ from typing import NamedTuple
 import msgspec
 
 from mmengine.request import SamplingParams
-from mmengine.serve.requests.recovered_requests import UnclaimedRequest
+from mmengine.serve.requests.recovery import UnclaimedRequest
 from mmengine.server.calls.call_identity import Caller, Key, keys_of
 from mmengine.server.chat.parsed_request import Envelope, ParsedRequest
 from mmengine.server.chat.submission import log_request_id, prompt_request_id

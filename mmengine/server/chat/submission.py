@@ -6,7 +6,7 @@ import msgspec
 
 from mmengine.serve.async_engine.served_engine import ServedEngine
 from mmengine.serve.prompt.options import SubmitOptions
-from mmengine.serve.requests.recovered_requests import UnclaimedRequest
+from mmengine.serve.requests.recovery import UnclaimedRequest
 from mmengine.serve.stream.request_stream import Stream
 from mmengine.server.chat.parsed_request import Envelope, ParsedRequest
 
