@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(100, 120))
-def test_it_holds_what_a_dict_would(tmp_path, seed):
+def test_the_store_behaves_like_a_dict(tmp_path, seed):
     asyncio.run(walk(tmp_path / "store", seed, 400))
 
 

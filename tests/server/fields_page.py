@@ -1,4 +1,4 @@
-"""The tables of docs/reference/http.md, made from the code's own.
+"""The tables in docs/reference/http.md, generated from the code.
 
 python -m tests.server.fields_page     writes them
 """

@@ -1,5 +1,6 @@
-"""`mmengine serve --log` with a little process in place of the engine's: it answers each connection with the
-number of its life, and does what it is told over one."""
+"""`mmengine serve --log` with a small process in place of the engine. The process answers each connection
+with the number of its life, and obeys commands on a connection.
+"""
 
 import os
 import re
@@ -99,15 +100,16 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 
 def as_systemd(command, given):
-    """A command that finds a listening socket as systemd hands it down, and the descriptors that it is to
-    inherit. `given`: the socket; None: there is none."""
+    """Return a command that finds a listening socket as under systemd, and the descriptors that the command
+    inherits. `given`: the socket, or None.
+    """
     if given is None:
         return command, ()
     return [sys.executable, "-c", AS_SYSTEMD, str(given.fileno()), *command], (given.fileno(),)
 
 
 class Guarded:
-    """A supervisor, in a process of its own."""
+    """A supervisor in its own process."""
 
     def __init__(self, folder, plan, options, given=None, frozen_s=600):
         self.folder = folder
@@ -125,7 +127,7 @@ class Guarded:
         return self.path.read_text()
 
     def health(self, path="/health"):
-        """Status, headers and body."""
+        """Return status, headers and body."""
         self.wait_for(lambda: "health at" in self.said)
         where = re.search(r"health at (http://[^/]+)/health", self.said)[1]
         try:
@@ -135,7 +137,7 @@ class Guarded:
             return error.code, dict(error.headers), error.read().decode()
 
     def ask(self, port, what="hello"):
-        """What comes back; "": the connection broke."""
+        """Return the answer, or "" if the connection broke."""
         self.wait_for(lambda: self.num_lives)
         with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as connection:
             connection.sendall(what.encode())
@@ -149,7 +151,7 @@ class Guarded:
         return len(list(self.folder.glob("life-*")))
 
     def life(self, number):
-        """Process id, and how the one before ended."""
+        """Return the process id, and how the previous process ended."""
         self.wait_for(lambda: (self.folder / f"life-{number}").exists())
         self.wait_for(lambda: (self.folder / f"life-{number}").read_text())
         pid, _, cause = (self.folder / f"life-{number}").read_text().partition(" ")
@@ -168,7 +170,7 @@ class Guarded:
 
 @contextmanager
 def guarded(folder, plan=("serves",), options=("--port", "0", "--health-port", "0"), **given):
-    """`given`: a socket that it has as systemd would hand it down, and frozen_s."""
+    """Run a supervisor. `given`: a socket as under systemd. `frozen_s`: see the supervisor."""
     one = Guarded(folder, plan, [str(each) for each in options], **given)
     try:
         yield one

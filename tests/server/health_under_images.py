@@ -1,7 +1,7 @@
-"""How soon /health/live answers while 64 images of 2,000 x 2,000 arrive, as data: URLs or by URL:
-`python -m tests.server.health_under_images [--by-url] [options of the server]`.
+"""Measures /health/live while 64 images with 2,000 x 2,000 pixels arrive, as data: URLs or by URL: `python -m
+tests.server.health_under_images [--by-url] [options of the server]`.
 
-The server, those who send, and the one who asks are processes of their own, as they would be.
+The server, the senders and the prober are separate processes.
 """
 
 import base64
@@ -25,14 +25,14 @@ import numpy as np
 from PIL import Image
 
 NUM_IMAGES, SIDE, EVERY_S = 64, 2000, 0.005
-AT_ONCE = 16  # connections that send
+AT_ONCE = 16  # Connections that send images.
 _SEND = "import sys; from tests.server.health_under_images import send; send(len(sys.argv) > 1)"
 _SERVE_URLS = "import sys; from tests.server.health_under_images import serve_urls; serve_urls(sys.argv[1:])"
 _HOST = "pictures.example.org"
 
 
 def photo(seed: int) -> Image.Image:
-    """Slopes and noise: it packs as photos do, PNG to a half."""
+    """Return an image with slopes and noise, which compresses like a photo: PNG to a half."""
     random = np.random.default_rng(seed)
     slopes = np.add.outer(np.linspace(0, 120, SIDE), np.linspace(0, 100, SIDE))[..., None]
     noise = random.integers(0, 16, (SIDE, SIDE, 3))
@@ -55,7 +55,7 @@ def body(url: str) -> bytes:
 
 
 def pages(images: list[tuple[str, bytes]]) -> int:
-    """A host of these images, under /0, /1, …: its port."""
+    """Serve these images under /0, /1, …, and print the port."""
 
     class Page(BaseHTTPRequestHandler):
         def do_GET(self) -> None:  # noqa: N802 (its name)
@@ -74,8 +74,8 @@ def pages(images: list[tuple[str, bytes]]) -> int:
 
 
 def send(by_url: bool) -> None:
-    """All images, as soon as a line has the server's port; then how each was answered."""
-    images = [encoded(seed) for seed in range(8)]  # others are these with other bytes behind
+    """Send all images once a line names the server's port; then print how each call was answered."""
+    images = [encoded(seed) for seed in range(8)]  # The other images have different trailing bytes.
     page_port = pages(images) if by_url else 0
     urls = [f"http://{_HOST}:{page_port}/{n}" if by_url else data_url(*each) for n, each in enumerate(images)]
     bodies = [body(url) for url in urls]
@@ -96,7 +96,7 @@ def send(by_url: bool) -> None:
 
 
 def serve_urls(arguments: list[str]) -> None:
-    """`mmengine serve`, whose only name is that of the pages on this machine, behind their port."""
+    """Run `mmengine serve` with host names that point to this machine's pages."""
     from mmengine.cli.main import main
     from mmengine.processing.fetch.fetcher import MediaFetcher
     from mmengine.processing.fetch.limits import FetchLimits
@@ -111,7 +111,7 @@ def serve_urls(arguments: list[str]) -> None:
 
 
 def started(arguments: list[str], err: Path, page_port: int = 0) -> tuple[subprocess.Popen, int]:
-    """A server, and its port."""
+    """Start a server, and return its port."""
     words = ["-c", _SERVE_URLS, str(page_port)] if page_port else ["-m", "mmengine.cli.main"]
     with open(err, "w") as written:
         server = subprocess.Popen(
@@ -124,7 +124,7 @@ def started(arguments: list[str], err: Path, page_port: int = 0) -> tuple[subpro
 
 
 def asked(connection: HTTPConnection) -> float:
-    """Seconds until /health/live answered."""
+    """Return the seconds until /health/live answered."""
     begun = time.perf_counter()
     connection.request("GET", "/health/live")
     response = connection.getresponse()
@@ -133,7 +133,7 @@ def asked(connection: HTTPConnection) -> float:
 
 
 def measured(arguments: list[str] | None = None, *, by_url: bool = False) -> dict[str, object]:
-    """Milliseconds."""
+    """Return milliseconds."""
     load_before = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:
         sender = subprocess.Popen(

@@ -1,7 +1,6 @@
-"""Answers and streams held to OpenAI's own description of them; tests/server/running.py does so with all
-that it sees.
+"""Checks answers and streams against OpenAI's API description. tests/server/running.py checks every answer.
 
-What answers here have beside it stands in DIFFERENCES; whatever else they had would fail.
+DIFFERENCES lists our additional properties; any other additional property fails.
 """
 
 import copy
@@ -19,7 +18,7 @@ _STOP_REASON = {"type": ["string", "integer", "null"]}
 
 
 class Difference(NamedTuple):
-    """A property that OpenAI's object at `place` does not have, or not so."""
+    """A property that differs from OpenAI's object at `place`, or that OpenAI's object lacks."""
 
     place: tuple[str, ...]
     name: str
@@ -98,7 +97,7 @@ DIFFERENCES = (
     Difference(("Model",), "parent", {"type": ["string", "null"]}, "vLLM's: of an adapter, the model"),
     Difference(("Model",), "max_model_len", {"type": "integer"}, "vLLM's: tokens of a prompt and its answer"),
 )
-# Of events of /v1/completions OpenAI has no description of their own: they are answers that are not complete.
+# OpenAI does not describe the events of /v1/completions: they are incomplete answers.
 _EVENT_DIFFERENCES = (
     Difference(
         _in_choices("CreateCompletionResponse"),
@@ -146,12 +145,12 @@ def _validator(name, is_event):
 
 
 def check(value, name, *, is_event=False):
-    """Raise jsonschema.ValidationError, with the place, where it is not what OpenAI's schema says."""
+    """Raise jsonschema.ValidationError, with the place, for a value that does not match OpenAI's schema."""
     _validator(name, is_event).validate(value)
 
 
 def check_answer(path, status, body):
-    """A whole answer of one of the two routes, or its error."""
+    """Check a whole answer of one of the two routes, or an error."""
     if status != 200:
         check(body, "ErrorResponse")
         return
@@ -170,7 +169,7 @@ def _check_calls(message, finish_reason):
 
 
 def events_of(text):
-    """The data of each event of a stream; comments are none."""
+    """Return the data of each event in a stream, without comments."""
     assert text.endswith("\n\n"), "a stream that ends within an event"
     found = []
     for event in text.split("\n\n")[:-1]:
@@ -182,7 +181,7 @@ def events_of(text):
 
 
 def named_events(text):
-    """The name and the data of each event of a stream of the Responses API; comments are none."""
+    """Return name and data of each event in a Responses stream, without comments."""
     assert text.endswith("\n\n"), "a stream that ends within an event"
     found = []
     for event in text.split("\n\n")[:-1]:
@@ -196,7 +195,7 @@ def named_events(text):
 
 
 def check_stream(path, text, asked):
-    """A whole stream, to its [DONE]: each event, and what holds between them."""
+    """Check a whole stream up to [DONE]: each event, and the order of events."""
     events = events_of(text)
     assert events and events[-1] == "[DONE]" and events.count("[DONE]") == 1
     found = [json.loads(each) for each in events[:-1]]
@@ -230,7 +229,7 @@ def _check_usage(chunks, options, *, is_complete):
 
 
 def _check_choices(path, chunks, *, is_complete):
-    """Each choice begins with its role, ends once, and says nothing behind its end."""
+    """Check that each choice begins with its role, ends once, and has no output after its end."""
     begun, ended, calls = set(), set(), {}
     for chunk in chunks:
         for choice in chunk["choices"]:

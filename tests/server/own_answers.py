@@ -1,4 +1,4 @@
-"""Answers held to our own OpenAPI document: routes, statuses, kinds of content, headers and shapes."""
+"""Checks answers against our OpenAPI document: routes, statuses, content types, headers and schemas."""
 
 import functools
 import json
@@ -24,7 +24,8 @@ _NAMED = (
     (re.compile("/v1/batches/[^/]+/cancel"), "/v1/batches/{batch_id}/cancel"),
 )
 
-SOMETIMES = ("x-mmengine-ignored-fields", "x-mmengine-unenforced-tools")  # headers of some answers alone
+# Headers that only some answers have.
+SOMETIMES = ("x-mmengine-ignored-fields", "x-mmengine-unenforced-tools")
 
 
 @functools.cache
@@ -39,7 +40,9 @@ def _validator(reference):
 
 
 def check_own(path, method, status, headers, body):
-    """`body`: as text for a stream, else the JSON. Routes that there are not have errors alone."""
+    """Check an answer. `body`: the text of a stream, otherwise the decoded JSON. Unknown routes may only
+    return errors.
+    """
     path = path.partition("?")[0]
     path = next((name for pattern, name in _NAMED if pattern.fullmatch(path)), path)
     found = described()["paths"].get(path, {})
@@ -69,7 +72,7 @@ def check_own(path, method, status, headers, body):
 
 
 def _check_named(item, body):
-    """Each event against the shape that its name has."""
+    """Check each event against the schema with its name."""
     shapes = dict(zip(item["event"]["enum"], item["data"]["contentSchema"]["anyOf"], strict=True))
     for name, event in named_events(body):
         _validator(shapes[name]["$ref"]).validate(event)

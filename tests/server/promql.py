@@ -1,4 +1,4 @@
-"""Which series a query asks for, and whether a text of metrics has them. No more than dashboards need."""
+"""Parses the series of a PromQL query, and looks them up in metrics. Supports only what the dashboards use."""
 
 import re
 
@@ -8,7 +8,7 @@ _SELECTOR = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)\{([^}]*)\}")
 _MATCHER = re.compile(r'\s*([a-zA-Z_]\w*)(=~|!~|!=|=)"([^"]*)"\s*')
 _BY = re.compile(r"\bby \(([^)]*)\)")
 _WORDS = {"sum", "avg", "min", "max", "rate", "by", "histogram_quantile", "le", "or", "vector", "count"}
-OF_TARGETS = ("job", "instance")  # labels that Prometheus adds
+OF_TARGETS = ("job", "instance")  # Labels that Prometheus adds.
 
 
 def samples_of(text):
@@ -16,7 +16,7 @@ def samples_of(text):
 
 
 def selectors(expr):
-    """(name, [(label, operator, value)]) of each; raises ValueError where something else is asked for."""
+    """Return (name, [(label, operator, value)]) for each selector. Raises ValueError for unsupported queries."""
     found = []
     for name, inside in _SELECTOR.findall(expr):
         matchers = [_MATCHER.fullmatch(each) for each in inside.split(",") if each]
@@ -31,7 +31,7 @@ def selectors(expr):
 
 
 def _fits(labels, label, operator, value):
-    if "$" in value:  # a variable of the dashboard: all of its values
+    if "$" in value:  # A dashboard variable: matches all values.
         return label in OF_TARGETS or label in labels
     given, is_pattern = labels.get(label, ""), "~" in operator
     same = bool(re.fullmatch(value, given)) if is_pattern else given == value
@@ -39,7 +39,7 @@ def _fits(labels, label, operator, value):
 
 
 def lacking(expr, samples):
-    """What the query asks for and `samples` do not have: series, or labels to sum by."""
+    """Return the series and labels of a query that `samples` lack."""
     found, missing = {}, []
     for name, matchers in selectors(expr):
         found[name] = [

@@ -1,5 +1,6 @@
-"""Answers and streams of the Responses API held to OpenAI's own description, and to what holds between
-events; tests/server/running.py does so with all that it sees."""
+"""Checks answers and streams of the Responses API against OpenAI's description, and the order of events.
+tests/server/running.py checks every answer.
+"""
 
 import functools
 import json
@@ -14,14 +15,14 @@ PARTS = {"output_text": "text", "reasoning_text": "text", "function_call_argumen
 
 @functools.cache
 def _schemas():
-    """Names of events' schemas, by their type."""
+    """Return the schema names of events by their type."""
     schemas = json.loads(PAGE.read_text())["schemas"]
     names = [each["$ref"].rpartition("/")[2] for each in schemas["ResponseStreamEvent"]["anyOf"]]
     return {schemas[name]["properties"]["type"]["enum"][0]: name for name in names}
 
 
 def check_response(status, body):
-    """A whole response, or an error."""
+    """Check a whole response, or an error."""
     if status != 200:
         check(body, "ErrorResponse")
         return
@@ -35,7 +36,7 @@ def check_response(status, body):
 
 
 def check_events(text):
-    """A whole stream: its events in their order, and what they add up to. Gives them."""
+    """Check a whole stream: the events in order, and their sum. Returns the events."""
     events = [event for _, event in named_events(text)]
     for event in events:
         check(event, _schemas()[event["type"]])
@@ -58,7 +59,7 @@ def check_events(text):
 
 
 def _items(events):
-    """What the events say of items, which come one behind the other; the last may be cut."""
+    """Check the events of items, which follow each other; the last item may be incomplete."""
     done, item, texts = [], None, []
     for event in events:
         kind = event["type"].removeprefix("response.")

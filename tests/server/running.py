@@ -1,4 +1,4 @@
-"""A server on a thread of its own, over a real socket."""
+"""A server on its own thread, over a real socket."""
 
 import asyncio
 import http.client
@@ -21,11 +21,11 @@ from tests.server.own_answers import check_own
 from tests.server.responses_answers import RESPONSES, check_events, check_response
 
 NAMES = ("echo", "also-echo")
-PATIENCE_S = 60  # of a caller; on a busy machine a long answer takes its time
+PATIENCE_S = 60  # Seconds that a client waits; on a busy machine a long answer takes longer.
 
 
 class SlowEcho(EchoExecutor):
-    """Takes its time for each step."""
+    """Sleeps in each step."""
 
     pause_s = 0.002
 
@@ -35,7 +35,7 @@ class SlowEcho(EchoExecutor):
 
 
 class Lasting(SlowEcho):
-    """What it says to a long prompt goes on until `may_end` is set: no caller is too late for it."""
+    """Answers long prompts without end until `may_end` is set, so that no client comes too late."""
 
     def __init__(self, *given):
         super().__init__(*given)
@@ -46,7 +46,7 @@ class Lasting(SlowEcho):
         return said if len(prompt) < 50 or self.may_end.is_set() else said * 1000
 
 
-LONG_CONTEXT = {"num_blocks": 2000, "max_model_len": 30_000}  # for Lasting: a minute and more of its steps
+LONG_CONTEXT = {"num_blocks": 2000, "max_model_len": 30_000}  # For Lasting: more than a minute of steps.
 
 
 class Served:
@@ -102,7 +102,7 @@ class Served:
         return self.engine._engine.built.executor
 
     def stop(self):
-        """As SIGTERM does."""
+        """Stop the server as SIGTERM does."""
         self.server.handle_exit(15, None)
 
     def close(self):
@@ -113,8 +113,10 @@ class Served:
         assert not self._thread.is_alive()
 
     def call(self, path, body=None, headers=None, method=None):
-        """Status, headers with lower names, and what came: as JSON where it is that. Answers of models are
-        held to OpenAI's description of them, and all to our own."""
+        """Return the status, the headers with lower-case names, and the body, decoded if JSON.
+
+        Checks every model answer against OpenAI's description, and every answer against our own document.
+        """
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
         data = json.dumps(body).encode() if isinstance(body, (dict, list)) else body
         method = method or ("GET" if body is None else "POST")
@@ -147,7 +149,7 @@ class Served:
         return self.call(RESPONSES, {"input": given, **fields})
 
     def events(self, content="hello", **fields):
-        """The data of a stream's events, [DONE] included."""
+        """Return the data of a stream's events, including [DONE]."""
         status, headers, text = self.chat(content, stream=True, **fields)
         assert status == 200, text
         assert headers["content-type"].startswith("text/event-stream")
@@ -170,7 +172,9 @@ def served(
     admin_key_file=None,
     **settings,
 ):
-    """`storage`: arguments of Storage. `tracing`: makes it of the engine. `live`: the folder of its log."""
+    """Run a server. `storage`: arguments of Storage. `tracing`: makes the tracing for an engine. `live`: the
+    log folder that /live shows.
+    """
     if engine is None:
         build = builder(executor_class=executor_class, **(config or {}))
         engine = AsyncEngine(builder=build, **(engine_options or {}))
@@ -190,8 +194,9 @@ def wait_for(true, seconds=10):
 
 
 def events_past_the_deadline(server):
-    """Events of an answer whose deadline passes when it has begun, by the core's clock: no matter how busy
-    the machine is."""
+    """Return the events of an answer whose deadline passes after its start, by the core's clock, so that the
+    machine's load does not matter.
+    """
     deadlines = server.engine._engine._core.inbox._deadlines
     begun, told = server.engine.stats().num_output_tokens, deadlines._clock
 
@@ -207,7 +212,7 @@ def events_past_the_deadline(server):
 
 
 def opened(server, **fields):
-    """A socket on which a stream was asked for."""
+    """Return a socket on which a streamed call was sent."""
     body = json.dumps(
         {"messages": [{"role": "user", "content": "a" * 300}], "stream": True, **fields}
     ).encode()
@@ -230,7 +235,7 @@ def is_empty(server):
 
 
 def leave_at_random(server, times, chosen):
-    """Ask, and leave at some moment. `chosen`: where chances come from."""
+    """Send a call, and disconnect at a random moment. `chosen`: the random generator."""
     for _ in range(times):
         connection = opened(server, n=chosen.choice([1, 1, 3]), stream=chosen.random() < 0.8)
         time.sleep(chosen.random() * 0.03)

@@ -1,4 +1,4 @@
-"""The live page in a browser (`make browser`): its lanes are the log's, it is fast, and it comes again."""
+"""The live page in a browser (`make browser`): it shows the log's requests, is fast, and reconnects."""
 
 import socket
 import threading
@@ -57,8 +57,8 @@ def save(browser, name):
     browser.screenshot(SHOTS / f"{name}-{'dark' if browser.is_dark else 'light'}.png")
 
 
-def test_lanes_are_those_of_the_log_and_keys_suffice(browser, tmp_path):
-    """The embedded model looks at images meanwhile; nobody touches a mouse."""
+def test_live_page_shows_the_log_and_works_by_keyboard(browser, tmp_path):
+    """The embedded model processes images meanwhile; the test uses only the keyboard."""
     log = tmp_path / "log"
     with served(AsyncEngine(log=log), names=("shapes",), live=log) as one:
         asked = [looking("Describe the image.", data_url(seed)) for seed in range(3)]
@@ -102,7 +102,7 @@ def test_lanes_are_those_of_the_log_and_keys_suffice(browser, tmp_path):
         assert not browser.errors
 
 
-# A drawn image, let go over the place for it.
+# Drop an image file.
 DROP = """new Promise((done) => {
   const canvas = document.createElement("canvas");
   canvas.width = canvas.height = 192;
@@ -121,7 +121,7 @@ DROP = """new Promise((done) => {
 })"""
 
 
-# 120 frames, in each of which the view moves, and in each sixth of which the data are made anew.
+# 120 frames; each frame moves the view, and each sixth frame has new data.
 FRAMES = """new Promise((done) => {
   const page = window.mmengineReport, times = [];
   let factor = 1.03;
@@ -138,7 +138,7 @@ FRAMES = """new Promise((done) => {
 })"""
 
 
-# What a frame is made of, in milliseconds.
+# The parts of a frame, in milliseconds.
 PARTS = """(() => {
   const page = window.mmengineReport, timed = (what) => {
     const begun = performance.now();
@@ -162,7 +162,7 @@ def test_a_thousand_requests_are_drawn_in_time(browser, tmp_path):
     with served(live=log) as one:
         look(browser, one)
         browser.wait(f"{DATA}.numLanes === {NUM_REQUESTS}")
-        browser.run(FRAMES)  # the browser, too, compiles what it runs often
+        browser.run(FRAMES)  # The browser compiles frequent code, too.
         frames = browser.run(FRAMES)
         parts = browser.run(PARTS)
         print("\nmilliseconds: " + ", ".join(f"{name} {value:.1f}" for name, value in parts.items()))
@@ -174,7 +174,7 @@ def test_a_thousand_requests_are_drawn_in_time(browser, tmp_path):
         assert not browser.errors
 
 
-def test_it_comes_again_behind_another_process_of_the_engine(browser, tmp_path):
+def test_live_page_reconnects_after_a_new_engine_process(browser, tmp_path):
     log = tmp_path / "log"
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

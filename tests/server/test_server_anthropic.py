@@ -1,4 +1,4 @@
-"""Anthropic's own client for Python against /v1/messages, with the embedded model."""
+"""Anthropic's Python client against /v1/messages, with the embedded model."""
 
 import asyncio
 import base64
@@ -20,7 +20,7 @@ ASKED = {
     "model": NAME,
     "max_tokens": 100,
     "messages": [{"role": "user", "content": "What is a triangle?"}],
-    "extra_body": {"temperature": 0},  # of which newer clients know no more
+    "extra_body": {"temperature": 0},  # Newer clients have no parameter for it.
 }
 TOOLS = [{"name": "area", "description": "Of a shape.", "input_schema": SHAPES, "strict": True}]
 PICTURE = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(scene(1)).decode()}
@@ -59,7 +59,7 @@ def test_a_message_and_its_stream_say_the_same(client):
     assert told == [counted.input_tokens] * 2
 
 
-def test_images_are_looked_at_and_counted(client, server):
+def test_images_are_read_and_counted(client, server):
     said = client.messages.create(**looking(PICTURE))
     chat = server.chat(
         [
@@ -76,7 +76,7 @@ def test_images_are_looked_at_and_counted(client, server):
         client.messages.create(**looking({**PICTURE, "data": "AAAA"}))
 
 
-def test_calls_go_there_and_back(client):
+def test_tool_calls_and_results_round_trip(client):
     choice = {"type": "any", "disable_parallel_tool_use": True}
     first = client.messages.create(**ASKED, tools=TOOLS, tool_choice=choice)
     (call,) = first.content
@@ -101,7 +101,7 @@ class Thing(BaseModel):
     is_large: bool
 
 
-def test_forms_and_ends(client):
+def test_structured_output_and_stop_reasons(client):
     parsed = client.messages.parse(**ASKED, output_format=Thing)
     assert isinstance(parsed.parsed_output, Thing)
     text = client.messages.create(**ASKED).content[0].text
@@ -141,7 +141,7 @@ def test_the_asynchronous_client(server):
     assert len({answer.id for answer in asyncio.run(many())}) == 4
 
 
-def test_an_error_in_the_middle_raises(monkeypatch, client):
+def test_an_error_in_a_stream_raises(monkeypatch, client):
     def broken(self, told):
         return self.error_frames(shutdown_error(5)), "error"
 

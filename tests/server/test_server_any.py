@@ -1,4 +1,4 @@
-"""The application below a server that knows of no Line: plain ASGI, as Ray Serve's proxies speak it."""
+"""The application under a plain ASGI server without a Line, as in Ray Serve's proxies."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ PATH = "/v1/chat/completions"
 
 
 class Call:
-    """One call of an ASGI application, by hand. `leaves`: set when the client is gone."""
+    """A call of an ASGI application, made by hand. `leaves`: set when the client disconnects."""
 
     def __init__(self, app, method, path, body=None):
         self.messages, self.leaves = [], asyncio.Event()
@@ -76,7 +76,7 @@ def test_answers_streams_and_refusals(go):
     go(test)
 
 
-def test_who_leaves_is_left(go):
+def test_a_disconnect_cancels_the_call(go):
     async def test(app, engine):
         calls = [Call(app, "POST", PATH, asked("a" * 300, stream=each)) for each in (False, True)]
         while engine.stats().num_running < 2 or not calls[1].messages:

@@ -1,4 +1,4 @@
-"""Whatever comes as a body: never a 500, an error always in its shape, an answer always in its own."""
+"""Random bodies: never a 500, and every error and answer matches its schema."""
 
 import json
 
@@ -44,7 +44,7 @@ GOOD = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 8}
 
 
 def bodies(table, begins):
-    """A body with some of the table's fields, one of them at most a new name."""
+    """A body with some fields of the table, of which at most a single field has an unknown name."""
     names = st.sampled_from([field.name for field in table if field.name not in begins] + ["zzz"])
     values = LEAVES | ANY | FORMS
     return st.tuples(begins_with(begins), st.dictionaries(names, values, max_size=2)).map(
@@ -101,12 +101,12 @@ ROUTES = {
 
 @pytest.fixture(scope="module")
 def server():
-    with served(AsyncEngine()) as one:  # whose processor reads messages, media and templates
+    with served(AsyncEngine()) as one:  # Its processor reads messages, media and templates.
         yield one
 
 
 def holds(server, path, body):
-    """`served` checks the shape of whatever comes."""
+    """`served` checks every answer's schema."""
     status, _, answer = server.call(path, json.dumps(body).encode())
     assert status in (200, 400, 404, 409, 504), (status, answer)
     if status != 200:

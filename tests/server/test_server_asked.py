@@ -1,4 +1,4 @@
-"""What a call asks for reaches the engine, field by field; who may call, and from where."""
+"""Each field of a call reaches the engine; who may call, and from where."""
 
 import socket
 
@@ -29,7 +29,7 @@ SAMPLING = {
     "logit_bias": {"5": 2.0},
 }
 OPTIONS = {"priority": 3, "cache_salt": "mine", "deadline_s": 30.0, "request_id": "r"}
-ELSEWHERE = {  # where else a test holds what each does
+ELSEWHERE = {  # Other tests that check these fields.
     "test_server_streams.py": {"stream", "stream_options"},
     "test_server_prompts.py": {"messages", "mm_processor_kwargs", "chat_template_kwargs"}
     | {"add_generation_prompt", "continue_final_message"},
@@ -46,7 +46,7 @@ def server():
         yield one
 
 
-def test_each_field_that_is_taken_reaches_the_engine(server, monkeypatch):
+def test_each_supported_field_reaches_the_engine(server, monkeypatch):
     taken = {field.name for field in CHAT if field.how in ("taken", "translated")}
     own = SAMPLING.keys() | OPTIONS.keys() | {"max_completion_tokens"}
     assert taken == own.union(*ELSEWHERE.values())
@@ -71,20 +71,24 @@ def test_without_a_budget_an_answer_is_as_long_as_the_context_leaves():
         assert answer["usage"]["total_tokens"] == 64 and answer["choices"][0]["finish_reason"] == "length"
 
 
-def test_other_routes_and_those_that_are_not_done(server):
+def test_service_routes_and_unsupported_routes(server):
     assert server.call("/version")[2] == {"version": __version__}
-    for path, word in (("/v1/rerank", "ranked"), ("/v1/audio/speech", "audio"), ("/v1/nowhere", "no route")):
+    for path, word in (
+        ("/v1/rerank", "not supported"),
+        ("/v1/audio/speech", "audio"),
+        ("/v1/nowhere", "no route"),
+    ):
         status, _, body = server.call(path, {})
         assert status == 404 and word in body["error"]["message"]
     status, headers, _ = server.call("/v1/models", headers={"origin": "https://a.org"}, method="OPTIONS")
     assert status == 405 and not [name for name in headers if name.startswith("access-control")]
 
 
-def test_a_body_that_does_not_come_is_408():
+def test_a_body_that_does_not_arrive_is_408():
     with served(body_timeout_s=0.1) as one:
         with socket.create_connection(("127.0.0.1", one.port)) as connection:
             connection.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 9\r\n\r\n{")
-            answer = connection.makefile("rb").read()  # it closes behind it
+            answer = connection.makefile("rb").read()  # The server then closes the connection.
         assert answer.startswith(b"HTTP/1.1 408 ") and b"within 0.1 seconds (body_timeout_s)" in answer
         assert one.app.admission.bodies.num_bytes == 0
 
@@ -103,7 +107,7 @@ def test_keys_come_in_two_headers_and_metrics_are_open_to_this_machine(tmp_path)
             assert one.call("/v1/models", headers=headers)[0] == status, headers
         assert one.call("/metrics")[0] == 200
         far = {"path": "/metrics", "headers": [], "client": ("192.0.2.1", 1)}
-        with pytest.raises(ApiError, match="no API key"):
+        with pytest.raises(ApiError, match="API key is missing"):
             one.app._check_key(far)
     with served(key_file=tmp_path / "keys", open_metrics=True) as one:
         App._check_key(one.app, far)

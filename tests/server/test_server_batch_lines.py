@@ -1,4 +1,4 @@
-"""What becomes of single lines of a batch."""
+"""Outcomes of single batch lines."""
 
 import json
 
@@ -8,7 +8,7 @@ from tests.server.batching import batching, begun, ended, lines_in
 from tests.server.running import COMPLETIONS, RESPONSES
 
 
-def test_a_line_that_nobody_knows_how_to_answer_costs_that_line_alone(tmp_path, monkeypatch, caplog):
+def test_an_unexpected_error_fails_only_its_line(tmp_path, monkeypatch, caplog):
     def asked(custom_id, prompt, **fields):
         body = {"prompt": prompt, "max_tokens": 2, **fields}
         found = {"custom_id": custom_id, "method": "POST", "url": COMPLETIONS, "body": body}
@@ -27,7 +27,7 @@ def test_a_line_that_nobody_knows_how_to_answer_costs_that_line_alone(tmp_path, 
         monkeypatch.setattr(reader, "read_line", failing(reader.read_line, "unreadable"))
         monkeypatch.setattr(reader, "frames_of", failing(reader.frames_of, "-5'"))
         lines = [asked("huge", [10**18], echo=True), asked("negative", [-5], echo=True), asked("good", "a")]
-        lines += [asked("read", "unreadable"), asked("answer", "a")]  # the request of line 5
+        lines += [asked("read", "unreadable"), asked("answer", "a")]  # The request of line 5.
         found = ended(client, begun(client, lines, COMPLETIONS))
         assert found.status == "completed" and found.request_counts.completed == 1
         errors = {each["custom_id"]: each["response"] for each in lines_in(client, found.error_file_id)}
@@ -38,7 +38,7 @@ def test_a_line_that_nobody_knows_how_to_answer_costs_that_line_alone(tmp_path, 
     assert caplog.text.count("nobody thought of it") == 2
 
 
-def test_a_response_of_a_batch_is_kept_in_its_files_alone(tmp_path):
+def test_a_batch_response_is_stored_only_in_the_output_file(tmp_path):
     def asked(number, fields):
         found = {"custom_id": str(number), "method": "POST", "url": RESPONSES}
         return json.dumps({**found, "body": {"input": "a secret", **fields}}).encode()

@@ -1,4 +1,4 @@
-"""/v1/files and /v1/batches, with OpenAI's own client."""
+"""/v1/files and /v1/batches, with OpenAI's client."""
 
 import asyncio
 import json
@@ -48,7 +48,7 @@ def test_a_batch_from_its_file_to_its_answers(tmp_path):
         assert [each.id for each in client.batches.list()] == [batch.id]
 
 
-def test_what_is_wrong_with_a_request_stands_in_the_error_file(tmp_path):
+def test_the_error_file_holds_failed_requests(tmp_path):
     with batching(tmp_path / "log") as (server, client):
         lines = [
             line("good", max_tokens=3, logprobs=True, n=2),
@@ -89,7 +89,7 @@ def test_what_is_wrong_with_a_request_stands_in_the_error_file(tmp_path):
             assert line_of in told
 
 
-def test_a_file_whose_lines_are_wrong_fails_with_all_that_is(tmp_path):
+def test_invalid_lines_fail_the_batch_with_all_errors(tmp_path):
     with batching(tmp_path / "log", max_batch_lines=150) as (_, client):
         wrong = [
             line("a"),
@@ -117,7 +117,7 @@ def test_a_file_whose_lines_are_wrong_fails_with_all_that_is(tmp_path):
             9: "unknown_parameter",
             10: "invalid_json_line",
         }
-        long = "data:image/png;base64," + "A" * 40_000  # what looks like a medium is no name
+        long = "data:image/png;base64," + "A" * 40_000  # Text that looks like a data: URL is not a name.
         (error,) = ended(client, begun(client, [line(long)])).errors.data
         assert error.code == "invalid_custom_id"
         many = ended(client, begun(client, [b"{}"] * 140))
@@ -127,7 +127,7 @@ def test_a_file_whose_lines_are_wrong_fails_with_all_that_is(tmp_path):
             assert error.code == code and error.line is None
 
 
-def test_what_cannot_be_a_batch_is_refused(tmp_path):
+def test_invalid_batches_are_refused(tmp_path):
     with batching(tmp_path / "log") as (_, client):
         images = client.files.create(file=("a.png", b"png"), purpose="vision")
         good = client.files.create(file=("a.jsonl", line("a")), purpose="batch")
@@ -147,8 +147,8 @@ def test_what_cannot_be_a_batch_is_refused(tmp_path):
         assert list(client.batches.list()) == []
 
 
-def test_the_same_call_again_is_the_same_batch(tmp_path):
-    """By its key, or where it says that an earlier try of it broke: also of the process before."""
+def test_a_repeated_call_returns_the_same_batch(tmp_path):
+    """By its key, or by the client's retry header; also for a batch from the last process."""
     with batching(tmp_path / "log") as (_, client):
         file = client.files.create(file=("a.jsonl", line("a")), purpose="batch")
         asked = {"input_file_id": file.id, "endpoint": CHAT, "completion_window": "1h"}
@@ -157,7 +157,7 @@ def test_the_same_call_again_is_the_same_batch(tmp_path):
             return client.batches.create(**asked, extra_headers=headers).id
 
         first = create()
-        assert create() != first  # no try of a call before
+        assert create() != first  # No earlier try of this call.
         keyed = create(**{"Idempotency-Key": "k"})
         assert create(**{"Idempotency-Key": "k"}) == keyed != create(**{"Idempotency-Key": "l"})
         again = create(**{"x-stainless-retry-count": "1"})
@@ -257,7 +257,7 @@ def test_an_image_by_the_id_of_its_file_is_the_same_as_its_data(shapes):
         assert shapes.call("/tokenize", {"messages": [{"role": "user", "content": [named]}]})[0] == 400
 
 
-def test_cancelled_it_ends_with_what_is_there(tmp_path):
+def test_a_cancelled_batch_keeps_its_answers(tmp_path):
     with batching(tmp_path / "log", executor_class=Lasting, config=LONG_CONTEXT) as (server, client):
         batch = begun(client, [line("short"), *(line(f"long {n}", "a" * 60) for n in range(8))])
         wait_for(lambda: client.batches.retrieve(batch.id).request_counts.completed == 1)
@@ -266,21 +266,21 @@ def test_cancelled_it_ends_with_what_is_there(tmp_path):
         found = ended(client, batch)
         assert found.status == "cancelled" and found.cancelled_at and found.error_file_id is None
         assert [each["custom_id"] for each in lines_in(client, found.output_file_id)] == ["short"]
-        assert client.batches.cancel(batch.id).status == "cancelled"  # once more is no error
+        assert client.batches.cancel(batch.id).status == "cancelled"  # Cancelling twice is no error.
         wait_for(lambda: not server.engine.stats().num_running and not server.engine._open)
         whole = ended(client, begun(client, [line("a")]))
         with pytest.raises(openai.ConflictError, match="completed"):
             client.batches.cancel(whole.id)
 
 
-def test_cancelled_while_it_begins_it_ends_all_the_same(tmp_path, monkeypatch):
+def test_a_batch_can_be_cancelled_while_it_begins(tmp_path, monkeypatch):
     options = {"executor_class": Lasting, "config": LONG_CONTEXT}
     with batching(tmp_path / "log", **options) as (server, client):
         runner, batches = server.app._runner, server.storage.batches
         begin, save = runner._begin, batches.save
 
         async def saved(batch):
-            if batch.status == "cancelling":  # while this is written
+            if batch.status == "cancelling":  # While the files are written.
                 monkeypatch.setattr(runner, "_begin", begin)
                 runner._woken.set()
                 await asyncio.sleep(0.3)
@@ -294,14 +294,14 @@ def test_cancelled_while_it_begins_it_ends_all_the_same(tmp_path, monkeypatch):
         assert found.status == "cancelled" and not found.in_progress_at
 
 
-def test_what_its_time_was_too_short_for_is_told(tmp_path):
+def test_expired_lines_are_reported(tmp_path):
     now = [1_000_000.0]
     clock = {"storage": {"clock": lambda: now[0]}}
     with batching(tmp_path / "log", executor_class=Lasting, config=LONG_CONTEXT, **clock) as (_, client):
         batch = begun(client, [line("short"), line("long", "a" * 60)], completion_window="90s")
         assert batch.expires_at == 1_000_090
         wait_for(lambda: client.batches.retrieve(batch.id).request_counts.completed == 1)
-        now[0] -= 500  # a clock that is set back
+        now[0] -= 500  # The clock is set back.
         time.sleep(0.6)
         assert client.batches.retrieve(batch.id).status == "in_progress"
         now[0] += 590
@@ -314,8 +314,8 @@ def test_what_its_time_was_too_short_for_is_told(tmp_path):
         assert [each["custom_id"] for each in lines_in(client, found.output_file_id)] == ["short"]
 
 
-def test_calls_go_before_batches(tmp_path):
-    """A batch leaves a seat free, its requests have the larger number, and they give way for blocks."""
+def test_calls_have_priority_over_batches(tmp_path):
+    """A batch leaves a seat free, has a lower priority, and its requests give up blocks."""
     config = {**LONG_CONTEXT, "max_num_seqs": 4, "policy": "priority"}
     with batching(tmp_path / "log", executor_class=Lasting, config=config) as (server, client):
         batch = begun(client, [line(f"{n}", "a" * 60) for n in range(20)])
@@ -330,7 +330,7 @@ def test_calls_go_before_batches(tmp_path):
     assert priorities == {True: 100, False: 0}
 
 
-def test_calls_take_the_blocks_of_batches(tmp_path):
+def test_calls_preempt_batches(tmp_path):
     config = {"num_blocks": 60, "max_model_len": 480, "max_num_seqs": 8, "policy": "priority"}
     with batching(tmp_path / "log", executor_class=Lasting, config=config) as (server, client):
         batch = begun(client, [line(f"{n}", "a" * 60) for n in range(30)])
@@ -346,7 +346,7 @@ def test_calls_take_the_blocks_of_batches(tmp_path):
     assert len(preempted) > 2 and all(name.startswith("batch_") for name in preempted)
 
 
-def test_nobody_sees_files_and_batches_of_others(tmp_path):
+def test_files_and_batches_are_separate_for_each_key(tmp_path):
     (tmp_path / "keys").write_text("mine\nyours\n")
     with batching(tmp_path / "log", key="mine", key_file=tmp_path / "keys") as (server, client):
         other = client_of(server, "yours")
@@ -379,8 +379,8 @@ def test_without_a_log_the_routes_say_what_is_missing():
         assert status == 400 and "--log" in body["error"]["message"]
 
 
-def test_the_page_says_what_works(shapes, tmp_path, monkeypatch, capsys):
-    """The client that it makes is one of the server of this test."""
+def test_the_batch_page_matches_the_server(shapes, tmp_path, monkeypatch, capsys):
+    """The example's client is a client of this test's server."""
     monkeypatch.chdir(tmp_path)
     (requests,) = blocks("docs/how-to/batches.md", "json")
     (tmp_path / "requests.jsonl").write_text(requests.text)

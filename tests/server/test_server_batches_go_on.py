@@ -1,4 +1,4 @@
-"""Batches go on: behind a full disk, a store that fails, and a server that ended."""
+"""Batches continue after a full disk, a failing store, and a server's end."""
 
 import json
 
@@ -18,7 +18,7 @@ from tests.server.running import SlowEcho, wait_for
 
 
 class Leaving(SlowEcho):
-    """Ends with requests that run."""
+    """Leaves running requests in the log at its end."""
 
     pause_s = 0.01
 
@@ -26,7 +26,7 @@ class Leaving(SlowEcho):
         pass
 
 
-def test_a_full_disk_holds_a_batch_up_and_breaks_nothing(tmp_path, monkeypatch):
+def test_a_full_disk_delays_a_batch(tmp_path, monkeypatch):
     monkeypatch.setattr(batch_run, "DISK_AGAIN_S", 0.05)
     real, refused = AnswerFile.write, []
 
@@ -44,8 +44,8 @@ def test_a_full_disk_holds_a_batch_up_and_breaks_nothing(tmp_path, monkeypatch):
         assert sorted(each["custom_id"] for each in answers) == list("01234")
 
 
-def test_a_store_that_fails_for_a_while_holds_a_batch_up(tmp_path, monkeypatch):
-    """Each of its commits fails once: it is told to who waits, and else tried again."""
+def test_a_failing_store_delays_a_batch(tmp_path, monkeypatch):
+    """Each commit of the store fails once: waiting calls get the error, other writes are retried."""
     monkeypatch.setattr(batch_runner, "AGAIN_S", 0.01)
     monkeypatch.setattr(batch_runner, "LOOK_S", 0.02)
     failed, commits = [], []
@@ -74,9 +74,10 @@ def test_a_store_that_fails_for_a_while_holds_a_batch_up(tmp_path, monkeypatch):
     [(CHAT, True), (CHAT, False), ("/v1/responses", True)],
     ids=["chat", "unheard", "responses"],
 )
-def test_a_batch_goes_on_where_the_server_ended(tmp_path, url, is_heard, monkeypatch):
-    """Told to end, it leaves what runs in the log; the next one takes that up, and answers each line once.
-    `is_heard`: whether the batch knew by then that the log has its requests."""
+def test_a_batch_continues_after_a_restart(tmp_path, url, is_heard, monkeypatch):
+    """At shutdown the server leaves running requests in the log. The next server continues them, and answers
+    each line once. `is_heard`: whether the batch knew that the log has its requests.
+    """
 
     def lines_of(rows):
         if url == CHAT:
@@ -105,10 +106,10 @@ def test_a_batch_goes_on_where_the_server_ended(tmp_path, url, is_heard, monkeyp
         names = [each["custom_id"] for each in lines_in(client, found.output_file_id)]
         assert sorted(names) == sorted(f"{n}" for n in range(20))
     queued = [each.event.request_id for each in CheckedLog(folder) if isinstance(each.event, ev.Queued)]
-    assert len(queued) == len(set(queued)) == 20  # none was asked again
+    assert len(queued) == len(set(queued)) == 20  # No line was submitted twice.
 
 
-def test_what_the_log_has_needs_its_image_no_more(tmp_path):
+def test_a_logged_request_needs_no_image_file(tmp_path):
     options = {"executor_class": Leaving, "drain_s": 0, "config": {"max_num_seqs": 4}}
     with batching(tmp_path / "log", **options) as (server, client):
         image = client.files.create(file=("a.png", scene()), purpose="vision")

@@ -1,4 +1,4 @@
-"""`mmengine bench serve` against a server whose times are known."""
+"""`mmengine bench serve` against a server with known times."""
 
 import json
 import math
@@ -26,7 +26,7 @@ def call(sent, *at, error=""):
     return Call(sent, at[-1] if at else sent, list(at), 10, len(at), error)
 
 
-def test_figures_are_those_of_the_calls():
+def test_the_summary_matches_the_calls():
     calls = [call(0, 0.1, 0.2, 0.3), call(1, 1.5, 1.6), call(2, error="status 429"), call(2, 2.1)]
     found = summary_of(calls, 2.0, Limits(ttft_ms=200, tpot_ms=150))
     assert (found.num_calls, found.num_failed, found.errors) == (4, 1, {"status 429": 1})
@@ -37,7 +37,7 @@ def test_figures_are_those_of_the_calls():
     assert summary_of(calls, 2.0, Limits()).goodput is None
 
 
-def test_no_two_prompts_are_alike_and_what_is_asked_is_bounded(tmp_path):
+def test_prompts_differ_and_loads_are_limited(tmp_path):
     (tmp_path / "a.png").write_bytes(scene(1))
     load = Load(20, math.inf, 4, 30, 8, images=(tmp_path / "a.png",))
     texts = [json.loads(each)["messages"][0]["content"][1]["text"] for each in bodies(load)]

@@ -1,4 +1,4 @@
-"""What one caller may take, and when one that was refused is told to come again."""
+"""Limits for a single client, and the Retry-After of refused calls."""
 
 import gc
 import hmac
@@ -52,7 +52,7 @@ class Clock:
         return self.now
 
 
-def test_the_rate_is_that_of_calls_that_end():
+def test_the_drain_rate_measures_ended_calls():
     clock = Clock()
     rate = DrainRate(clock)
     assert rate.retry_after_s() == 1
@@ -77,7 +77,7 @@ def test_the_rate_is_that_of_calls_that_end():
     assert rate.retry_after_s() == 2, "the idle hour does not count"
 
 
-def test_the_rate_is_of_the_last_calls_alone():
+def test_the_drain_rate_uses_only_the_last_calls():
     clock = Clock()
     rate = DrainRate(clock)
     rate.begin()
@@ -88,7 +88,7 @@ def test_the_rate_is_of_the_last_calls_alone():
     assert rate.retry_after_s() == 2
 
 
-def test_an_id_that_runs_is_refused():
+def test_a_running_request_id_is_refused():
     with served(executor_class=Lasting, config=LONG_CONTEXT, reattach_s=0) as one:
         streams = threading.Thread(target=one.events, args=("a" * 300,), kwargs={"request_id": "mine"})
         streams.start()
@@ -110,7 +110,7 @@ def test_an_id_that_runs_is_refused():
         {"structured_outputs": {"regex": "x" * 200}},
     ],
 )
-def test_a_form_has_a_limit(path, form):
+def test_a_schema_has_a_size_limit(path, form):
     name = next(iter(form))
     with served(max_schema_bytes=200) as server:
         asked = {"messages": [{"role": "user", "content": "x"}]} if "chat" in path else {"prompt": "x"}
@@ -139,13 +139,13 @@ MANY = b"[" + b"[]," * values.MAX_VALUES + b"[]]"
         ("/detokenize", b"tokens"),
     ],
 )
-def test_a_body_of_many_values_is_refused_before_it_becomes_objects(server, path, field):
+def test_a_body_with_too_many_values_is_refused_unparsed(server, path, field):
     status, _, answer = server.call(path, b'{"%b":%b}' % (field, MANY))
     assert status == 413, answer
     assert answer["error"]["message"].startswith(f"the body has more than {values.MAX_VALUES} values")
 
 
-def test_a_batch_reads_no_line_of_many_values(tmp_path):
+def test_a_batch_line_with_too_many_values_is_refused(tmp_path):
     ids = b"[[%b],[%b]]" % ((b",".join([b"5"] * 2**17),) * 2)
     bodies = {
         b"a": b'{"prompt":"a","max_tokens":1}',
@@ -165,7 +165,7 @@ def test_a_batch_reads_no_line_of_many_values(tmp_path):
     ]
 
 
-def test_each_key_is_compared_in_constant_time_whichever_is_given(key_file, monkeypatch):
+def test_keys_are_compared_in_constant_time(key_file, monkeypatch):
     compared, compare = [], hmac.compare_digest
     monkeypatch.setattr(hmac, "compare_digest", lambda *both: compared.append(both) or compare(*both))
     keys = ApiKeys(key_file)
@@ -185,7 +185,7 @@ def test_all_bodies_together_have_a_limit():
         assert one.chat("a")[0] == 200 and one.app.admission.bodies.num_bytes == 0
 
 
-def test_one_key_leaves_room_for_others(tmp_path):
+def test_a_key_is_limited_to_its_share_of_calls(tmp_path):
     (tmp_path / "keys").write_text("one\nother\n")
     limits = {"key_file": tmp_path / "keys", "key_share": 0.02}
     with served(executor_class=Lasting, config=LONG_CONTEXT, **limits) as one:
@@ -204,10 +204,10 @@ def test_one_key_leaves_room_for_others(tmp_path):
         assert one.call("/v1/chat/completions", short, keys["one"])[0] == 200
 
 
-def test_a_deadline_that_passes_in_the_queue_is_504_and_not_to_be_tried_again():
+def test_a_deadline_in_the_queue_is_504_without_retry():
     with served(executor_class=SlowEcho) as one:
         one.executor.pause_s = 0.02
-        busy = [opened(one) for _ in range(4)]  # all rows
+        busy = [opened(one) for _ in range(4)]  # All rows of the scheduler.
         wait_for(lambda: one.engine._engine.stats().num_running == 4)
         status, headers, found = one.chat("a", deadline_s=0.1)
         assert one.engine._engine.stats().num_running == 4, "it ran"
@@ -219,7 +219,7 @@ def test_a_deadline_that_passes_in_the_queue_is_504_and_not_to_be_tried_again():
 
 
 def opened_body(server, name, length):
-    """A socket on which the head of a body came, and all of the body but its end."""
+    """A socket that has sent a head, and all of its body except the end."""
     connection = socket.create_connection(("127.0.0.1", server.port))
     head = (
         f"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\nauthorization: Bearer {name}\r\n"
@@ -229,7 +229,7 @@ def opened_body(server, name, length):
     return connection
 
 
-def test_bodies_of_one_key_leave_room_for_those_of_others(key_file):
+def test_a_key_is_limited_to_its_share_of_body_bytes(key_file):
     with served(key_file=key_file, max_bodies_bytes=8192, key_share=0.5) as one:
         first = opened_body(one, "one", 3000)
         wait_for(lambda: one.app.admission.bodies.num_bytes == 3000)
@@ -294,8 +294,8 @@ def test_not_ready_is_503_with_the_reasons(server, monkeypatch):
     assert server.call("/health/live")[0] == 200
 
 
-def test_room_for_a_body_is_gone_with_its_call():
-    """Without the garbage collector, which would have to look at each call's otherwise."""
+def test_a_call_releases_its_body():
+    """Without the garbage collector, which would otherwise have to free each call's body."""
     rate = DrainRate()
     bodies = BodyBudget(100, 100, 1.0, rate)
     shares = FairShares(4, 0.5, bodies, rate)

@@ -1,4 +1,4 @@
-"""`mmengine serve` as people start it: a process with the embedded model."""
+"""`mmengine serve` as users start it: a process with the embedded model."""
 
 import base64
 import json
@@ -67,7 +67,7 @@ def call(address, path, body=None, key="secret-1"):
         return error.code, json.loads(error.read())
 
 
-def test_keys_guard_all_but_health(process):
+def test_all_routes_except_health_need_a_key(process):
     _, folder, address = process
     assert call(address, "/health", key=None) == (200, {"status": "ready", "reasons": []})
     status, body = call(address, "/v1/models", key=None)
@@ -84,7 +84,7 @@ def test_keys_guard_all_but_health(process):
         raise AssertionError("the keys were not read again")
 
 
-def test_the_model_answers_and_tokens_come_back(process):
+def test_answers_and_detokenization(process):
     address = process[2]
     status, answer = call(
         address,
@@ -153,8 +153,8 @@ def test_the_examples_run(process, tmp_path):
         assert json.loads(ran.stdout)["error"]["code"] == "invalid_api_key"
 
 
-def test_the_first_steps_have_run_before_anybody_may_come(process):
-    """A text, and an image with a form: what kernels and processes they need is there."""
+def test_the_first_steps_run_before_the_server_listens(process):
+    """A text, and an image with structured output: their kernels and processes are ready."""
     _, folder, _ = process
     said = [line for line in (folder / "err").read_text().splitlines() if line.startswith("mmengine: ")]
     assert [line.split()[1] for line in said[:4]] == ["loading", "loaded", "running", "serving"]
@@ -164,14 +164,14 @@ def test_the_first_steps_have_run_before_anybody_may_come(process):
     assert second.media and second.grammar is not None and not second.envelope
 
 
-def test_an_engine_that_is_killed_is_followed_by_another_on_the_same_socket(process):
-    """Who comes meanwhile waits; keys are as they were, and the first steps run beside the answer."""
+def test_a_killed_engine_is_replaced_on_the_same_socket(process):
+    """Clients that connect meanwhile wait; keys stay valid, and the first steps run during the answer."""
     started, folder, address = process
     (child,) = Path(f"/proc/{started.pid}/task/{started.pid}/children").read_text().split()
     os.kill(int(child), signal.SIGKILL)
     while Path(f"/proc/{child}").exists():
         time.sleep(0.01)
-    os.kill(started.pid, signal.SIGHUP)  # keys are read again when there is somebody to do it
+    os.kill(started.pid, signal.SIGHUP)  # The new process reads the keys again.
     asked = {"messages": [{"role": "user", "content": "What is a triangle?"}], "max_tokens": 5}
     begun = time.monotonic()
     status, answer = call(address, "/v1/chat/completions", asked)
@@ -197,7 +197,7 @@ def test_sigterm_ends_it_and_the_log_verifies(process):
     assert '"What is a triangle' not in (folder / "err").read_text()
 
 
-def test_mistakes_are_said_before_a_model_is_loaded(tmp_path):
+def test_mistakes_are_reported_before_a_model_is_loaded(tmp_path):
     (tmp_path / "a.yaml").write_text("prot: 1\n")
     (tmp_path / "first.yaml").write_text("first: a/b\n")
     (tmp_path / "empty").write_text("# nothing\n")
@@ -232,7 +232,7 @@ def test_mistakes_are_said_before_a_model_is_loaded(tmp_path):
     taken.close()
 
 
-def test_what_is_missing_is_said_with_how_to_install_it(monkeypatch):
+def test_a_missing_library_is_reported_with_its_install_command(monkeypatch):
 
     monkeypatch.setattr(serve_config, "NEEDED", ("starlette", "no_such_library"))
     result = call_cli("serve")

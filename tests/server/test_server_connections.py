@@ -1,4 +1,4 @@
-"""Connections: how long they are waited for, and how many there may be."""
+"""Connections: their timeouts, and their maximum number."""
 
 import http.client
 import resource
@@ -25,7 +25,7 @@ def connected(server, sent=b""):
 
 
 def answered(connection, status=200):
-    """Whether the call that was sent is answered so; all of the answer is read."""
+    """Whether the call gets this status. Reads the whole answer."""
     answer = http.client.HTTPResponse(connection)
     answer.begin()
     return bool(answer.read()) and answer.status == status
@@ -44,10 +44,10 @@ def test_a_connection_without_a_request_is_closed():
         refused = b"POST /v1/nothing HTTP/1.1\r\nhost: a\r\ncontent-length: 99\r\n\r\n"
         busy, silent = opened(one), [connected(one), connected(one, LOOK), connected(one, refused)]
         assert answered(silent[1]) and answered(silent[2], 404)
-        silent[2].sendall(b"a")  # of a body that nobody reads any more
+        silent[2].sendall(b"a")  # The rest of a body that the server no longer reads.
         begun = [connected(one, LOOK[:30]), connected(one, LOOK), connected(one)]
         assert answered(begun[1])
-        for _ in range(40):  # a byte now and then is no request, either
+        for _ in range(40):  # Single bytes now and then do not count as a request.
             time.sleep(0.01)
             with suppress(ConnectionError):
                 begun[1].sendall(b"G")
@@ -59,7 +59,7 @@ def test_a_connection_without_a_request_is_closed():
         assert busy.recv(4096).startswith(b"HTTP/1.1 200 ") and not busy.close()
 
 
-def test_one_connection_too_many_closes_the_one_that_has_been_idle_the_longest(monkeypatch):
+def test_too_many_connections_close_the_longest_idle(monkeypatch):
     monkeypatch.setattr(protocol, "most_connections", lambda: 3)
     with served(executor_class=Lasting, config=LONG_CONTEXT) as one:
         connections, running = one.server.server_state.connections, one.engine._open.running
@@ -87,7 +87,7 @@ def test_one_connection_too_many_closes_the_one_that_has_been_idle_the_longest(m
 
 @pytest.fixture
 def limit():
-    """The lower half of the open files that this process may have."""
+    """Limit this process to the lower half of its open files."""
     before, interval = resource.getrlimit(resource.RLIMIT_NOFILE), sys.getswitchinterval()
     resource.setrlimit(resource.RLIMIT_NOFILE, (before[0] // 2, before[1]))
     yield before[1]
@@ -95,7 +95,7 @@ def limit():
     sys.setswitchinterval(interval)
 
 
-def test_a_server_takes_all_open_files_that_it_may_have(limit):
+def test_a_server_raises_its_limit_of_open_files(limit):
     async def look():
         found.append(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
         found.append(most_connections())

@@ -1,4 +1,4 @@
-"""What a stream says is a function of the tokens alone: however they come, frames are the same."""
+"""A stream depends on the tokens alone: frames are the same however the tokens arrive."""
 
 import json
 
@@ -63,7 +63,7 @@ def text_of(data, name="content"):
     st.lists(st.integers(0, 200), max_size=8),
     st.sampled_from([NO_REASONING, END, EITHER]),
 )
-def test_frames_do_not_depend_on_how_tokens_came(text, cuts, reasoning):
+def test_frames_do_not_depend_on_token_batches(text, cuts, reasoning):
     data = text.encode()
     assert told(data, cuts, reasoning=reasoning)[0] == told(data, reasoning=reasoning)[0]
 
@@ -88,7 +88,7 @@ def test_a_delta_for_each_token_that_yields_text_with_the_bytes_of_all():
     assert [len(each["content"]) if each else None for each in said] == [None, 2, 3, 1, None]
     first = said[1]["content"][0]
     assert first["bytes"] == ["é".encode()[0]] and first["token"] == "�" and first["logprob"] == -1.5
-    assert first["top_logprobs"][1]["logprob"] == -9999.0  # JSON has no infinity
+    assert first["top_logprobs"][1]["logprob"] == -9999.0  # JSON has no infinity.
     assert found[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
     assert found[-1]["choices"][0]["finish_reason"] == "stop"
     assert {each["created"] for each in found} == {7} and {each["id"] for each in found} == {"chatcmpl-r"}
@@ -107,8 +107,8 @@ def test_a_stop_string_beside_a_form_cuts_it_and_says_so(cuts):
 
 
 @given(st.lists(st.integers(0, 60), max_size=6))
-def test_what_completes_a_form_stands_behind_what_a_stop_string_cut(cuts):
-    """In one token with the stop string, which may end within a character, comes what is dropped."""
+def test_a_completion_follows_text_cut_by_a_stop_string(cuts):
+    """The token with the stop string may also begin a character; its rest is dropped."""
     form = GrammarRequest("json_schema", "{}", on_truncation="close")
     for cut in ('{"a": "STOP', '{"a": "STO', '{"a": "x'):
         found, choice = told(cut.encode() + b'"}', cuts, stop=("STOP",), grammar=form, detail="closed")
@@ -127,7 +127,7 @@ def test_a_stop_string_is_named_and_never_shown():
     assert events(told(b"ab", detail="token")[0])[-1]["choices"][0]["stop_reason"] == ord("b")
 
 
-def test_stop_strings_beside_a_form_do_not_look_at_reasoning():
+def test_stop_strings_ignore_reasoning():
     found, _ = told(b"a STOP b</t>{} STOP", reasoning=END, stop=("STOP",), grammar=FORM)
     assert text_of(found, "reasoning_content") == "a STOP b" and text_of(found) == "{} "
 

@@ -1,4 +1,4 @@
-"""docs/reference/http.md says what the server does."""
+"""docs/reference/http.md matches the server."""
 
 import json
 from dataclasses import fields
@@ -18,11 +18,11 @@ from tests.server.fields_page import PAGE, filled
 from tests.server.running import served
 
 
-def test_the_tables_of_fields_are_the_codes():
+def test_field_tables_match_the_code():
     assert PAGE.read_text() == filled(PAGE.read_text()), "python -m tests.server.fields_page"
 
 
-def test_no_field_stands_twice_and_each_struct_field_is_in_its_table():
+def test_field_tables_are_complete_without_duplicates():
     for table, body in (
         (CHAT, ChatBody),
         (COMPLETION, CompletionBody),

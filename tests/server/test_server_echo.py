@@ -1,4 +1,4 @@
-"""Echo with logprobs, and usage in streams: on the embedded checkpoint, over a socket."""
+"""Echo with logprobs, and usage in streams: with the embedded checkpoint, over a socket."""
 
 import json
 import threading
@@ -46,7 +46,7 @@ def close_to(one, two):
 
 @pytest.mark.parametrize("max_tokens", [0, 3])
 def test_each_of_several_answers_echoes_the_prompt_with_its_logprobs(server, scored, max_tokens):
-    """Whole and in a stream: of each prompt its n answers behind one another; what they say differs."""
+    """Whole and streamed: each prompt has n consecutive answers, which differ."""
     asked = {"prompt": TEXTS, "echo": True, "logprobs": 2, "max_tokens": max_tokens, "n": 3, "seed": 5}
     asked |= {"temperature": 1.5, "ignore_eos": True}
     status, _, body = server.call("/v1/completions", asked)
@@ -149,7 +149,7 @@ def test_echo_of_the_prompt_alone_needs_echo(server):
 
 @pytest.mark.parametrize("echo", [True, False])
 @pytest.mark.parametrize("prompt", [[10**18], [-5], [[1], [10**6]], [10**30], [2**31, 1]])
-def test_what_is_no_token_is_told_before_it_is_decoded(server, prompt, echo):
+def test_invalid_token_ids_are_refused_before_decoding(server, prompt, echo):
     status, _, body = server.call("/v1/completions", {"prompt": prompt, "echo": echo})
     assert (status, body["error"]["param"][:6]) == (400, "prompt"), body
 
@@ -165,7 +165,7 @@ def test_usage_of_a_stream_is_that_of_the_whole_answer(server):
         {"type": "image_url", "image_url": {"url": IMAGE}},
     ]
     form = {"structured_outputs": {"regex": "(a red star ){5}"}, "max_tokens": 64}
-    chat(server, content)  # from here on its prefix is cached
+    chat(server, content)  # From now on, the prefix cache has its prefix.
     whole = chat(server, content, **form)[2]["usage"]
     found = chunks(chat(server, content, stream=True, stream_options={"include_usage": True}, **form)[2])
     told = found[-1]["usage"]

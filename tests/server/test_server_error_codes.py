@@ -1,6 +1,6 @@
-"""Statuses, codes and params of refused calls follow from error codes and paths, and never from a text.
+"""Statuses, codes and params of refused calls follow from error codes and paths, never from texts.
 
-`bad_calls.json` holds status, code and param of each of CALLS, as recorded when they hung on texts.
+`bad_calls.json` holds status, code and param for each of CALLS, recorded when they still depended on texts.
 """
 
 import json
@@ -15,7 +15,7 @@ from tests.server.bad_calls import CALLS
 from tests.server.running import AsyncEngine, served
 
 RECORDED = Path(__file__).with_name("bad_calls.json")
-# A text that matches what statuses and params were once found by.
+# A text that once determined statuses and params.
 GARBAGE = "the prompt has 9 tokens: message 7, part 3; schema, the grammar, no session, a request with the id"
 
 

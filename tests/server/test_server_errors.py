@@ -1,4 +1,4 @@
-"""What callers are told, to the letter; over a real socket, with an engine that echoes."""
+"""Error messages, word for word, over a real socket, with an engine that echoes."""
 
 import json
 import socket
@@ -95,7 +95,7 @@ def test_a_field_is_refused_by_its_name(server, fields, status, message, param, 
     assert headers["content-type"] == "application/json"
 
 
-def test_an_unknown_model_is_told_with_the_list(server):
+def test_an_unknown_model_error_lists_the_models(server):
     status, _, body = server.chat(model="gpt-5")
     text = "the model 'gpt-5' is not served; use one of echo, also-echo"
     assert (status, body) == (404, error("not_found_error", text, "model", "model_not_found"))
@@ -139,7 +139,7 @@ def test_null_is_absence_for_every_field(server):
     assert status == 200 and body["choices"][0]["message"]["content"] == "ABC"
 
 
-def test_what_asks_for_nothing_is_taken(server):
+def test_neutral_values_are_accepted(server):
     from mmengine.server.chat.field_tables import CHAT
 
     neutral = {field.name: field.neutral[0] for field in CHAT if field.neutral}
@@ -151,7 +151,7 @@ def test_unknown_fields_may_be_ignored_and_are_named():
     with served(unknown_fields="ignore", max_messages=2) as one:
         status, headers, _ = one.chat(zzz=1, frobnicate=True, temperature=0)
         assert status == 200 and headers["x-mmengine-ignored-fields"] == "zzz, frobnicate"
-        # A field that is known, and not done, is refused all the same.
+        # A known, unsupported field is refused all the same.
         assert one.chat(guided_json={})[0] == 400
         for path, fields in (("/tokenize", {"prompt": "a"}), ("/detokenize", {"tokens": [97]})):
             status, headers, _ = one.call(path, {**fields, "zzz": 1})
@@ -173,11 +173,11 @@ def test_unknown_fields_may_be_ignored_and_are_named():
         (b'{"messages": []}', "messages: expected array of length >= 1"),
         (b"\xff", "the body is not valid JSON"),
         (b'{"messages": ' + b"[" * 3000, "the body is not valid JSON"),
-        (GOOD[:-1] + b', "best_of": 1e999}', "Number out of range"),  # of a field that is not read, too
+        (GOOD[:-1] + b', "best_of": 1e999}', "Number out of range"),  # Also in a field that is not read.
         (GOOD[:-1] + b', "service_tier": "\xff"}', "the body is not valid JSON"),
     ],
 )
-def test_a_body_that_is_none(server, body, message):
+def test_invalid_bodies(server, body, message):
     status, _, found = server.call("/v1/chat/completions", body)
     assert status == 400 and message in found["error"]["message"]
     assert found["error"]["type"] == BAD
@@ -194,14 +194,14 @@ def test_bodies_and_heads_have_limits(server):
     assert server.app.admission.bodies.num_bytes == 0
 
 
-def test_a_compressed_body_is_the_callers_mistake(server):
+def test_a_compressed_body_is_415(server):
     headers = {"content-encoding": "gzip"}
     status, _, body = server.call("/v1/chat/completions", {"messages": []}, headers)
     text = "compressed bodies are not supported; send the body uncompressed"
     assert (status, body) == (415, error(BAD, text))
 
 
-def test_what_is_no_http_is_told_so_in_json(server):
+def test_invalid_http_gets_a_json_error(server):
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.sendall(b"hello\r\n\r\n")
         head, _, body = connection.recv(4096).partition(b"\r\n\r\n")
@@ -216,8 +216,8 @@ ASKING = (
 
 
 @pytest.mark.parametrize("size", [1, 7, 100, 10**6])
-def test_whoever_asks_for_another_protocol_is_answered_in_this_one(server, size):
-    """In one packet, and in several; and what stands behind it on the connection is read, too."""
+def test_protocol_upgrades_are_ignored(server, size):
+    """In a single packet and in several packets; the next requests on the connection are read, too."""
     sent = b"".join(ASKING % (way, len(GOOD)) + GOOD for way in (b"", b"", b"close, "))
     if size > len(sent):
         sent += b"what comes behind the last one"
@@ -231,7 +231,7 @@ def test_whoever_asks_for_another_protocol_is_answered_in_this_one(server, size)
     assert server.app.admission.bodies.num_bytes == 0
 
 
-def test_routes_that_are_not_there(server):
+def test_unknown_routes_and_methods(server):
     status, _, body = server.call("/v1/embeddings", {})
     text = "embeddings are not supported"
     assert (status, body) == (404, error("not_found_error", text, None, "unknown_url"))
@@ -253,7 +253,7 @@ def test_a_field_that_is_missing_is_named(server):
     assert found["param"] == "tools[0].function.name", found
 
 
-def test_media_that_name_places_are_refused(server):
+def test_media_urls_and_paths_are_refused(server):
     def told(part):
         return server.chat([{"type": "text", "text": "a"}, part])[2]["error"]
 
@@ -271,17 +271,17 @@ def test_media_that_name_places_are_refused(server):
     assert found["param"] == "messages[0].content[1].image_url.detail"
 
 
-def test_a_deadline_that_passes_is_504_and_not_to_be_tried_again(server, monkeypatch):
+def test_a_deadline_is_504_without_retry(server, monkeypatch):
     told = []
     monkeypatch.setattr(server.app.metrics, "count_error", told.append)
     status, headers, body = server.chat("a" * 300, deadline_s=1e-6)
     assert status == 504 and headers["x-should-retry"] == "false"
     assert body["error"]["code"] == "deadline_exceeded"
     (error,) = told
-    assert error.__cause__ is not error  # else nothing frees it but a collection of cycles
+    assert error.__cause__ is not error  # Otherwise only the garbage collector frees the error.
 
 
-def test_a_bug_is_500_and_shows_nothing(server, monkeypatch):
+def test_an_unexpected_error_is_500_without_details(server, monkeypatch):
     def broken(*args, **options):
         raise ValueError("a bug")
 

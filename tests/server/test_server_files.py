@@ -1,4 +1,4 @@
-"""/v1/files: uploads of all kinds, bounded, and nobody else's."""
+"""/v1/files: uploads of all kinds, with limits, and separate for each key."""
 
 import asyncio
 import http.client
@@ -34,7 +34,7 @@ def sent(server, body, kind=f"multipart/form-data; boundary={BOUNDARY}"):
 
 
 def uploads(server):
-    """How many are on their way."""
+    """Return the number of running uploads."""
     return server.app._endpoints["POST", "/v1/files"].__self__._uploads.total()
 
 
@@ -42,11 +42,11 @@ def folder_of(server):
     return sorted(path.name for path in server.storage.files.folder.iterdir())
 
 
-def test_what_is_uploaded_comes_back(tmp_path):
+def test_uploads_round_trip(tmp_path):
     chosen = random.Random(0)
     with batching(tmp_path / "log") as (server, client):
         for number, size in enumerate((0, 1, 70_000, 3_000_000)):
-            data = chosen.randbytes(size) + b"\r\n--xyz\r\n--\r"  # what looks like a boundary
+            data = chosen.randbytes(size) + b"\r\n--xyz\r\n--\r"  # Looks like a boundary.
             file = client.files.create(file=(f"file {number}.bin", data), purpose="user_data")
             assert (
                 file.bytes == len(data)
@@ -67,12 +67,12 @@ def test_what_is_uploaded_comes_back(tmp_path):
         assert len(folder_of(server)) == 3
 
 
-def test_lists_turn_their_pages(tmp_path):
+def test_lists_have_pages(tmp_path):
     with batching(tmp_path / "log") as (server, client):
         purposes = ["batch", "vision", "batch", "user_data", "batch"]
         ids = [client.files.create(file=("a", b"{}"), purpose=each).id for each in purposes]
         assert [each.id for each in client.files.list()] == ids[::-1]
-        assert [each.id for each in client.files.list(limit=2, order="asc")] == ids  # page by page
+        assert [each.id for each in client.files.list(limit=2, order="asc")] == ids  # Page by page.
         assert [each.id for each in client.files.list(purpose="batch", limit=1)] == [ids[4], ids[2], ids[0]]
         page = client.files.list(limit=2, after=ids[3])
         assert [each.id for each in page.data] == [ids[2], ids[1]] and page.has_more
@@ -82,7 +82,7 @@ def test_lists_turn_their_pages(tmp_path):
 
 
 @pytest.mark.parametrize("order", ["asc", "desc"])
-def test_a_page_begins_behind_what_was_deleted_meanwhile(tmp_path, monkeypatch, order):
+def test_a_page_continues_after_a_deleted_file(tmp_path, monkeypatch, order):
     (tmp_path / "keys").write_text("one\nother\n")
     monkeypatch.setattr(places, "MAX_GONE", 3)
     with batching(tmp_path / "log", key="one", key_file=tmp_path / "keys") as (server, client):
@@ -100,7 +100,7 @@ def test_a_page_begins_behind_what_was_deleted_meanwhile(tmp_path, monkeypatch, 
         assert server.call(f"/v1/files?after={ids[4]}", headers={"authorization": "Bearer other"})[0] == 400
 
 
-def test_a_page_of_batches_begins_behind_one_that_is_gone(tmp_path, monkeypatch):
+def test_a_page_continues_after_a_deleted_batch(tmp_path, monkeypatch):
     with batching(tmp_path / "log") as (_, client):
         first = ended(client, begun(client, [line("a", max_tokens=1)]))
         monkeypatch.setattr(batches, "MAX_BATCHES", 1)
@@ -109,14 +109,14 @@ def test_a_page_of_batches_begins_behind_one_that_is_gone(tmp_path, monkeypatch)
         assert not client.batches.list(after=first.id).data
 
 
-def test_wrong_uploads_are_told_and_leave_nothing(tmp_path):
+def test_invalid_uploads_leave_no_file(tmp_path):
     good = part("purpose", b"batch"), part("file", b"{}", "a.jsonl")
     with batching(tmp_path / "log", max_file_bytes=1024, files_bytes=2500) as (server, _):
         for body, text in (
             (form(good[0]), "file is missing"),
             (form(good[1]), "purpose must be"),
             (form(part("purpose", b"fine-tune"), good[1]), "purpose must be"),
-            (form(*good, good[1]), "there twice"),
+            (form(*good, good[1]), "appears twice"),
             (form(*good, part("more", b"a")), "not known"),
             (form(part("purpose", b"a" * 1025), good[1]), "more than 1024 bytes"),
             (form(*good)[:-10], "ends before its last boundary"),
@@ -145,7 +145,7 @@ def test_wrong_uploads_are_told_and_leave_nothing(tmp_path):
         assert len(folder_of(server)) == 2
 
 
-def test_a_client_that_leaves_or_dawdles_leaves_nothing(tmp_path):
+def test_an_interrupted_upload_leaves_no_file(tmp_path):
     with batching(tmp_path / "log", body_timeout_s=0.3) as (server, _):
         head = part("purpose", b"batch") + part("file", b"x" * 100_000, "a")
         for leaves in (True, False):
@@ -167,7 +167,7 @@ def test_a_client_that_leaves_or_dawdles_leaves_nothing(tmp_path):
         assert not server.storage.files._taken.total()
 
 
-def test_a_file_of_a_batch_stays_until_that_ends_and_others_go_in_time(tmp_path):
+def test_expired_files_are_deleted_unless_a_batch_uses_them(tmp_path):
     now = [1_000_000.0]
     with batching(tmp_path / "log", storage={"clock": lambda: now[0]}) as (server, client):
         expires = {"anchor": "created_at", "seconds": 3600}
@@ -182,7 +182,7 @@ def test_a_file_of_a_batch_stays_until_that_ends_and_others_go_in_time(tmp_path)
         assert folder_of(server) == [kept.id]
 
 
-def test_what_an_end_left_is_removed_at_the_next_start(tmp_path):
+def test_incomplete_uploads_are_removed_at_startup(tmp_path):
     with batching(tmp_path / "log") as (server, client):
         kept = client.files.create(file=("a", b"x"), purpose="vision")
         lost = client.files.create(file=("b", b"x"), purpose="vision")
@@ -195,7 +195,7 @@ def test_what_an_end_left_is_removed_at_the_next_start(tmp_path):
         assert [each.id for each in client.files.list()] == [kept.id]
 
 
-def test_a_full_disk_is_told(tmp_path, monkeypatch):
+def test_a_full_disk_is_reported(tmp_path, monkeypatch):
     with batching(tmp_path / "log") as (server, client):
         real = os.fdopen
 
@@ -222,7 +222,7 @@ def test_a_key_has_its_share(tmp_path):
         assert client_of(server, "yours").files.create(file=("a", b"x" * 2000), purpose="vision")
 
 
-def test_uploads_leave_room_for_those_of_others(tmp_path):
+def test_running_uploads_count_in_a_keys_share(tmp_path):
     (tmp_path / "keys").write_text("mine\nyours\n")
     waiting = []
 

@@ -1,5 +1,5 @@
-"""Parameters of real functions (a sample of bfcl-eval's data, which is under the Apache License 2.0): each is
-taken or refused with its place, and what a model is made to call parses and is valid.
+"""Parameters of real functions (a sample of bfcl-eval's data, Apache License 2.0). Each is enforced, or
+refused with its place. Calls that the model is forced to make parse and are valid.
 """
 
 import json
@@ -16,7 +16,8 @@ from tests.server.running import served
 
 ROOT = Path(__file__).parents[2]
 WHOLE = [
-    *ROOT.glob("build/clients/python/lib/python3*/site-packages/bfcl_eval/data"),  # as make clients leaves it
+    # The virtual environment from make clients.
+    *ROOT.glob("build/clients/python/lib/python3*/site-packages/bfcl_eval/data"),
 ]
 TEMPLATE = ROOT / "examples" / "tool_calls.jinja"
 
@@ -28,7 +29,7 @@ def server():
 
 
 def closed(schema):
-    """As OpenAI's strict mode wants objects: with the properties that they name, and no others."""
+    """Return the schema in OpenAI's strict form: objects with exactly their named properties."""
     if isinstance(schema, list):
         return [closed(each) for each in schema]
     if not isinstance(schema, dict):
@@ -40,7 +41,7 @@ def closed(schema):
 
 
 def ends(server):
-    """The model was not taught to end: what may end a string or a value is likelier."""
+    """Make tokens that end a string or a value more likely, because the model has not learned to end."""
     bias = {}
     for text, value in (('"', 100), ("]", 50), ("}", 50)):
         (token,) = server.call("/tokenize", {"prompt": text})[2]["tokens"]
@@ -49,7 +50,7 @@ def ends(server):
 
 
 def called(server, function):
-    """The arguments that a model is made to call it with: by a forced call, which is closed in time."""
+    """Return the arguments of a forced call, which ends in time."""
     asked = {"max_tokens": 300, "seed": 3, "logit_bias": ends(server)}
     asked["response_format"] = {"type": "text", "on_truncation": "close"}
     named = {"type": "function", "function": {"name": function["name"]}}
@@ -62,7 +63,7 @@ def called(server, function):
 
 
 def holds(server, function):
-    """Whether it was taken."""
+    """Return whether the tool was accepted."""
     report = checked(function)
     assert not isinstance(report, str), report
     status, found = called(server, function)

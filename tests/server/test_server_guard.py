@@ -1,4 +1,4 @@
-"""The supervisor of a server: it outlives what answers, starts that again, and says how things stand."""
+"""The server's supervisor: it survives the engine's process, starts it again, and reports its health."""
 
 import json
 import os
@@ -29,8 +29,8 @@ def is_alive(pid):
         return False
 
 
-def test_the_socket_outlives_what_answers_and_nothing_heavy_is_there(tmp_path):
-    """A kill, and a crash: who comes meanwhile waits and is answered by the next. SIGTERM ends both."""
+def test_the_supervisor_keeps_the_socket_and_imports_little(tmp_path):
+    """After a kill and a crash: clients wait, and the next process answers them. SIGTERM ends both processes."""
     port = free_port()
     with guarded(tmp_path, options=("--port", port, "--health-port", "0")) as one:
         one.wait_for(lambda: one.num_lives == 1)
@@ -60,7 +60,7 @@ def test_the_socket_outlives_what_answers_and_nothing_heavy_is_there(tmp_path):
         assert rss_mb < 60
 
 
-def test_health_while_there_is_no_engine_that_answers(tmp_path):
+def test_health_without_an_engine(tmp_path):
     with guarded(tmp_path, ["loads", "serves"]) as one:
         one.wait_for(lambda: one.num_lives == 1)
         status, headers, body = one.health("/health/ready")
@@ -78,7 +78,7 @@ def test_health_while_there_is_no_engine_that_answers(tmp_path):
         one.wait_for(lambda: one.health()[0] == 200)
 
 
-def test_an_engine_that_is_frozen_does_not_look_healthy(tmp_path):
+def test_a_frozen_engine_is_unhealthy(tmp_path):
     port = free_port()
     with guarded(tmp_path, options=("--port", port, "--health-port", "0")) as one:
         assert one.ask(port, "freeze") == "life 0"
@@ -87,11 +87,11 @@ def test_an_engine_that_is_frozen_does_not_look_healthy(tmp_path):
         assert one.health("/health/live")[0] == 503
         for _ in range(2):
             one.process.send_signal(signal.SIGTERM)
-            time.sleep(0.1)  # two of the same at once would be one
+            time.sleep(0.1)  # Two pending signals of the same number count as one.
         assert one.ends() == 128 + signal.SIGKILL, "it did not end by itself, and was killed"
 
 
-def test_an_engine_that_stays_frozen_is_followed_by_another(tmp_path):
+def test_a_frozen_engine_is_replaced(tmp_path):
     port = free_port()
     with guarded(tmp_path, options=("--port", port), frozen_s=0.8) as one:
         assert one.ask(port, "freeze") == "life 0"
@@ -99,7 +99,7 @@ def test_an_engine_that_stays_frozen_is_followed_by_another(tmp_path):
         assert "the engine has not responded for 0.8 s and is killed" in one.said
 
 
-def test_a_first_signal_lets_it_drain_and_nobody_new_waits_for_nothing(tmp_path):
+def test_the_first_signal_drains_and_refuses_new_clients(tmp_path):
     port = free_port()
     with guarded(tmp_path, ["lingers"], options=("--port", port)) as one:
         assert one.ask(port) == "life 0"
@@ -126,15 +126,15 @@ def test_a_first_signal_lets_it_drain_and_nobody_new_waits_for_nothing(tmp_path)
     ],
     ids=lambda value: ", ".join(value) if isinstance(value, list) else "",
 )
-def test_which_ends_are_passed_on(tmp_path, plan, code, lives):
-    """A refusal at the start and a clean end are; where it has served, a refusal may be of the moment."""
+def test_exit_codes_that_end_the_supervisor(tmp_path, plan, code, lives):
+    """A refusal at the start and a clean end pass on; a refusal after successful service may be temporary."""
     with guarded(tmp_path, plan, options=("--port", "0")) as one:
         assert one.ends() == code, one.said
         assert one.num_lives == lives and "Traceback" not in one.said
 
 
-def test_a_process_that_cannot_be_started_is_tried_again(monkeypatch, capfd):
-    """As behind a kill for memory, where there is no room for another one yet; not at the beginning."""
+def test_a_failed_start_is_retried(monkeypatch, capfd):
+    """As after a kill for memory, when there is no memory for another process yet; not at the first start."""
     monkeypatch.setattr(supervisor, "COMMAND", ("/no/such/program",))
     monkeypatch.setattr(restarts, "MAX_PAUSE_S", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as bound:
@@ -154,8 +154,8 @@ def test_a_process_that_cannot_be_started_is_tried_again(monkeypatch, capfd):
     assert capfd.readouterr().err.count("No such file or directory; starting again") == 3
 
 
-def test_a_log_that_a_process_still_holds_is_waited_for(tmp_path, monkeypatch):
-    """As one does that was killed and has much memory to give back; another server holds it for longer."""
+def test_a_locked_log_is_awaited(tmp_path, monkeypatch):
+    """As a killed process that still frees much memory; another server would hold the log for longer."""
     (tmp_path / "log").mkdir()
     held = lock(tmp_path / "log")
     with guarded(tmp_path) as one:
@@ -173,7 +173,7 @@ def test_a_log_that_a_process_still_holds_is_waited_for(tmp_path, monkeypatch):
     )
 
 
-def test_both_killed_leave_nothing_behind(tmp_path):
+def test_killing_both_processes_leaves_no_process(tmp_path):
     port = free_port()
     with guarded(tmp_path, options=("--port", port)) as one:
         assert one.ask(port) == "life 0"
@@ -192,7 +192,7 @@ def lived(code, *, is_built=True, num_tokens=0, served_s=0.0, by_memory=False, t
     return Life(Ended(code, trace, 0), is_built, num_tokens, served_s, reasons, by_memory)
 
 
-def test_pauses_grow_and_end_when_something_was_gained():
+def test_restart_pauses_grow_until_progress():
     one = Restarts()
     pauses = [one.pause_s(lived(-signal.SIGSEGV)) for _ in range(12)]
     assert pauses[:4] == [0.0, 0.1, 0.2, 0.4] and pauses[-1] == 10.0
@@ -201,7 +201,7 @@ def test_pauses_grow_and_end_when_something_was_gained():
     assert one.pause_s(lived(-signal.SIGSEGV, served_s=100.0)) == 0.0
 
 
-def test_it_gives_up_with_a_sentence():
+def test_the_supervisor_gives_up_with_a_message():
     one = Restarts()
     for _ in range(MAX_RESTARTS):
         one.pause_s(lived(70, reasons=("the engine stopped: a bug",)))
@@ -214,9 +214,10 @@ def test_it_gives_up_with_a_sentence():
     )
 
 
-def test_who_has_the_blame():
-    """A step of the process that broke down; not for a kill by nobody knows whom, unless it comes again and
-    again, and not where no step can have run. A blame that nobody took up is not forgotten."""
+def test_which_requests_are_blamed_for_a_crash():
+    """The blame falls on a step of the process that crashed. It does not fall on a step for a kill from
+    outside, unless the kill repeats, nor if no step can have run. Unclaimed blame is kept.
+    """
     one = Restarts()
     one.pause_s(lived(-signal.SIGSEGV, num_tokens=5))
     assert one.cause == "the process died from SIGSEGV"

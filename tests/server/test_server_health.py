@@ -1,4 +1,4 @@
-"""Health says what is so: over a real socket, with an engine that hangs, cannot write, or died."""
+"""Health routes over a real socket, with an engine that hangs, cannot write, or died."""
 
 import errno
 import logging
@@ -17,9 +17,9 @@ def full(self, data):
 
 
 def told(server):
-    """The status of all health routes but live, which must answer 200, and the reasons."""
+    """Return the status of all health routes except live, which must answer 200, and the reasons."""
     assert server.call("/health/live")[0] == 200
-    while True:  # what it is may change between two calls
+    while True:  # The state may change between two calls.
         status, headers, found = server.call("/health/ready")
         other, again = server.call("/health")[0], server.call("/health/ready")[0]
         if status == again:
@@ -30,7 +30,7 @@ def told(server):
 
 
 def refused(server, reason):
-    """Calls are refused with the reason, and the metrics say that nothing should be sent here."""
+    """Check that calls are refused with the reason, and that the metrics show that the server is not ready."""
     status, headers, found = server.chat("more")
     assert (status, found["error"]["code"]) == (503, "not_ready") and reason in found["error"]["message"]
     assert int(headers["retry-after"]) >= 5
@@ -43,7 +43,7 @@ def in_background(server):
     return asking
 
 
-def test_a_step_that_hangs(monkeypatch):
+def test_a_hanging_step_is_unhealthy(monkeypatch):
     clock = SimpleNamespace(now=100.0, monotonic=lambda: clock.now)
     monkeypatch.setattr(health, "time", clock)
     hangs, goes_on = threading.Event(), threading.Event()
@@ -69,7 +69,7 @@ def test_a_step_that_hangs(monkeypatch):
         assert "mmengine_ready 1.0" in one.call("/metrics")[2]
 
 
-def test_a_full_disk(tmp_path, monkeypatch):
+def test_a_full_disk_is_unhealthy(tmp_path, monkeypatch):
     with served(executor_class=SlowEcho, engine_options={"log": tmp_path / "log"}) as one:
         with monkeypatch.context() as broken:
             broken.setattr(LogWriter, "_write", full)
@@ -81,7 +81,7 @@ def test_a_full_disk(tmp_path, monkeypatch):
         wait_for(lambda: told(one) == (200, []))
 
 
-def test_a_thread_that_died(monkeypatch):
+def test_a_dead_engine_thread_is_unhealthy(monkeypatch):
     with served() as one:
         assert told(one) == (200, [])
         monkeypatch.setattr("mmengine.core.decide.scheduler.Scheduler.schedule", lambda self, view: None)
@@ -91,7 +91,7 @@ def test_a_thread_that_died(monkeypatch):
         refused(one, "the engine stopped")
 
 
-def test_what_a_library_said_of_its_failure_is_not_shown():
+def test_library_messages_are_not_shown():
     class Lost(SlowEcho):
         def collect(self):
             raise ExecutorLost("step 3 failed: RuntimeError: no device at 0x7f31, see /srv/secret")

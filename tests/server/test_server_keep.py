@@ -1,4 +1,4 @@
-"""The store of answers beside the log: what was acknowledged is there, what was deleted is nowhere."""
+"""The answer store beside the log: acknowledged answers exist, and deleted answers leave no bytes."""
 
 import asyncio
 import hashlib
@@ -22,12 +22,12 @@ from tests.server.keep_model import LARGE, killed_in_puts, walk
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_it_holds_what_a_dict_would(tmp_path, seed):
+def test_the_store_behaves_like_a_dict(tmp_path, seed):
     asyncio.run(walk(tmp_path / "store", seed, 60))
 
 
-def test_what_was_deleted_is_in_no_file(tmp_path):
-    """Neither the text nor a medium, also where an answer was put twice; what another answer holds stays."""
+def test_deleted_answers_leave_no_bytes(tmp_path):
+    """Neither the text nor a medium, also after an answer was written twice. Media of other answers stay."""
     word, image, shared = b"a secret word " * 9, b"\x89pixels of one" * 999, b"\x89pixels of both" * 999
     names = [hashlib.sha256(data).hexdigest() for data in (image, shared)]
 
@@ -50,7 +50,7 @@ def test_what_was_deleted_is_in_no_file(tmp_path):
     asyncio.run(go())
 
 
-def test_its_files_are_its_owners_alone(tmp_path):
+def test_store_files_are_private(tmp_path):
     folder = tmp_path / "store"
     database = Database(folder)
     modes = {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()}
@@ -59,7 +59,7 @@ def test_its_files_are_its_owners_alone(tmp_path):
     database.close()
 
 
-def test_the_oldest_finished_go_for_room(tmp_path):
+def test_the_oldest_finished_answers_are_evicted(tmp_path):
     async def go():
         database, now = Database(tmp_path), [0.0]
         store = AnswerStore(database, 1e6, 1000, lambda: now[0])
@@ -73,7 +73,7 @@ def test_the_oldest_finished_go_for_room(tmp_path):
         with pytest.raises(QueueFull, match="store-bytes"):
             await store.begin("live3", "a", 1, b"x" * 200, {})
         assert await store.ids() == ["live", "live2"]
-        await store.put("live", "a", 1, b"x" * 300, b"x" * 400)  # accepted: it is kept
+        await store.put("live", "a", 1, b"x" * 300, b"x" * 400)  # Accepted answers are kept.
         assert (await store.get("live", "a")).answer == b"x" * 400
         database.close()
 
@@ -87,7 +87,7 @@ def test_writes_that_wait_share_a_commit(tmp_path):
         database = Database(tmp_path, lambda place: (commits.append(place), time.sleep(0.02)))
         store = AnswerStore(database, 1e6, LARGE)
         puts = [store.put(f"r{number}", "a", 1, b"", b"x") for number in range(50)]
-        wrong = store.put("r0", "other", 1, b"", b"x")  # spoils nothing for those beside it
+        wrong = store.put("r0", "other", 1, b"", b"x")  # Does not affect the other writes in the same commit.
         found = await asyncio.gather(*puts, wrong, return_exceptions=True)
         assert found[:-1] == [None] * 50 and isinstance(found[-1], InvalidRequest)
         assert len(await store.ids()) == 50
@@ -97,7 +97,7 @@ def test_writes_that_wait_share_a_commit(tmp_path):
     assert commits[:2] == ["before commit", "after commit"] and len(commits) <= 6
 
 
-def test_a_full_disk_is_told_and_costs_nothing_that_is_there(tmp_path):
+def test_a_full_disk_keeps_stored_answers(tmp_path):
     async def go():
         database = Database(tmp_path)
         store = AnswerStore(database, 1e6, LARGE)
@@ -115,7 +115,7 @@ def test_a_full_disk_is_told_and_costs_nothing_that_is_there(tmp_path):
     asyncio.run(go())
 
 
-def test_a_disk_that_fails_at_a_commit_fails_those_who_wait(tmp_path):
+def test_a_failed_commit_fails_its_writers(tmp_path):
     failing = []
 
     def fault(place):
@@ -138,7 +138,7 @@ def test_a_disk_that_fails_at_a_commit_fails_those_who_wait(tmp_path):
     asyncio.run(go())
 
 
-def test_one_process_alone(tmp_path):
+def test_a_second_process_cannot_open_the_store(tmp_path):
     database = Database(tmp_path)
     code = "import sys, pathlib; from mmengine.server.storage import database as it; "
     code += "it.Database(pathlib.Path(sys.argv[1]))"
@@ -148,7 +148,7 @@ def test_one_process_alone(tmp_path):
     Database(tmp_path).close()
 
 
-def test_what_is_damaged_or_newer_is_refused_in_a_sentence(tmp_path):
+def test_damaged_or_newer_stores_are_refused(tmp_path):
     Database(tmp_path).close()
     path = tmp_path / NAME
     good = path.read_bytes()
@@ -165,11 +165,11 @@ def test_what_is_damaged_or_newer_is_refused_in_a_sentence(tmp_path):
     with pytest.raises(ConfigError, match="newer mmengine"):
         Database(tmp_path)
     path.write_bytes(good)
-    Database(tmp_path).close()  # none of them kept the lock
+    Database(tmp_path).close()  # No failed open kept the lock.
 
 
-def test_tables_without_keys_get_them(tmp_path):
-    """As the program before wrote them."""
+def test_old_tables_get_a_key_column(tmp_path):
+    """As the last version wrote them."""
     Database(tmp_path).close()
     with sqlite3.connect(tmp_path / NAME) as connection:
         connection.execute("DROP INDEX responses_by_key")
@@ -195,12 +195,12 @@ def test_tables_without_keys_get_them(tmp_path):
     database.close()
 
 
-def test_what_was_acknowledged_outlives_a_kill(tmp_path):
+def test_acknowledged_answers_survive_a_kill(tmp_path):
     killed_in_puts(tmp_path, random.Random(1), 2)
 
 
-def test_bytes_of_a_file_go_beside_the_event_loop(tmp_path, monkeypatch):
-    """Those of a large one take a tenth of a second."""
+def test_file_writes_run_beside_the_event_loop(tmp_path, monkeypatch):
+    """The write of a large file takes a tenth of a second."""
     threads, unlink = [], Path.unlink
     monkeypatch.setattr(
         Path, "unlink", lambda self, **how: threads.append(threading.get_ident()) or unlink(self, **how)
@@ -234,8 +234,8 @@ def a_batch(number, status="validating"):
     )
 
 
-def test_batches_are_bounded_however_many_come_at_once(tmp_path, monkeypatch):
-    """Live ones are refused, and those that ended go, the oldest first."""
+def test_the_number_of_batches_is_limited(tmp_path, monkeypatch):
+    """New batches are refused; the oldest finished batches are deleted."""
     monkeypatch.setattr(batches_module, "MAX_LIVE_BATCHES", 5)
     monkeypatch.setattr(batches_module, "MAX_BATCHES", 8)
 

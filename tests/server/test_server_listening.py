@@ -1,4 +1,4 @@
-"""The socket that a server answers on, as it is handed down; and the port for health, whoever comes there."""
+"""The listening socket that a server inherits, and the health port under bad clients."""
 
 import configparser
 import json
@@ -29,7 +29,7 @@ def environment(**changed):
 
 @pytest.fixture
 def third(monkeypatch):
-    """What stands in for descriptor 3."""
+    """A replacement for descriptor 3."""
 
     def use(fd):
         monkeypatch.setattr(listening, "FIRST_FD", fd)
@@ -37,7 +37,7 @@ def third(monkeypatch):
     return use
 
 
-def test_a_socket_of_systemd_is_taken_and_not_handed_on(third):
+def test_a_systemd_socket_is_used_and_not_inherited(third):
     with socket.create_server(("127.0.0.1", 0)) as bound:
         where = bound.getsockname()
         fd = os.dup(bound.fileno())
@@ -54,12 +54,12 @@ def test_a_socket_of_systemd_is_taken_and_not_handed_on(third):
 @pytest.mark.parametrize(
     "changed", [{"LISTEN_PID": "1"}, {"LISTEN_PID": ""}, {"LISTEN_FDS": "0"}, {"LISTEN_FDS": "-1"}]
 )
-def test_sockets_that_are_meant_for_another_are_left(changed):
+def test_sockets_for_another_process_are_ignored(changed):
     given = environment(**changed)
     assert listening.given(given) is None and given == {"A": "b"}
 
 
-def test_what_is_no_socket_that_listens_is_refused_with_a_sentence(third, tmp_path):
+def test_a_descriptor_that_does_not_listen_is_refused(third, tmp_path):
     with pytest.raises(ConfigError, match="systemd passed 2 sockets; the server uses one"):
         listening.given(environment(LISTEN_FDS="2"))
     for made in (
@@ -80,7 +80,7 @@ def test_what_is_no_socket_that_listens_is_refused_with_a_sentence(third, tmp_pa
         listening.given(environment())
 
 
-def test_who_connects_while_the_whole_server_is_started_again_is_answered(tmp_path):
+def test_clients_are_answered_across_a_full_restart(tmp_path):
     """As under systemd, which holds the socket meanwhile."""
     with socket.create_server(("127.0.0.1", 0)) as bound:
         port = bound.getsockname()[1]
@@ -102,7 +102,7 @@ def test_who_connects_while_the_whole_server_is_started_again_is_answered(tmp_pa
 
 
 class Asked:
-    """A port for health that runs as long as somebody waits for it."""
+    """A health port that runs while a client waits."""
 
     def __init__(self):
         self.selector = selectors.DefaultSelector()
@@ -124,7 +124,7 @@ class Asked:
             self.port.tidy()
 
     def answer(self, connection):
-        """All that came; None: nothing yet."""
+        """Return everything that arrived, or None."""
         data = b""
         try:
             while piece := connection.recv(65536):
@@ -144,7 +144,7 @@ def asked():
     assert not one.selector.get_map()
 
 
-def test_many_who_say_nothing_keep_nobody_from_asking(asked, monkeypatch):
+def test_silent_connections_do_not_block_the_health_port(asked, monkeypatch):
     monkeypatch.setattr(health_port, "ASKING_S", 0.4)
     silent = [asked.connect(b"GET /he") for _ in range(MAX_PROBES + 20)]
     asked.turn()
@@ -157,7 +157,7 @@ def test_many_who_say_nothing_keep_nobody_from_asking(asked, monkeypatch):
     assert not asked.port._asking and asked.answer(silent[-1]) == b"", "their time is over"
 
 
-def test_heads_are_bounded_and_nobody_brings_it_down(asked):
+def test_the_health_port_survives_bad_heads(asked):
     long = asked.connect(b"GET /health HTTP/1.1\r\n" + b"a: b\r\n" * MAX_HEAD_BYTES)
     asked.turn()
     answer = asked.answer(long)
@@ -180,7 +180,7 @@ def said(line, health):
     return first.split(" ", 2)[1], dict(each.split(": ") for each in headers), body
 
 
-def test_what_is_answered_follows_who_knows_it():
+def test_health_answers_by_state():
     loading, told = Health(("it loads",), 9, False), Health(("no room",), 3, True)
     status, headers, body = said("GET /health/ready?a=b HTTP/1.1", loading)
     assert (status, headers["retry-after"]) == ("503", "9") and json.loads(body)["error"][
@@ -196,12 +196,12 @@ def test_what_is_answered_follows_who_knows_it():
     assert said("POST /health HTTP/1.1", told)[0] == "405" and said("GET /v1 HTTP/1.1", told)[0] == "404"
 
 
-def test_beats_arrive_and_wait_for_nobody():
+def test_heartbeats_never_block():
     heard = HeartbeatReceiver.pair()
     beats = HeartbeatSender(os.dup(heard.sending_end.fileno()))
     assert heard.newest() is None
     beats.report_built()
-    for number in range(10_000):  # nobody reads: they are dropped
+    for number in range(10_000):  # The supervisor does not read: heartbeats are dropped.
         beats.send(Beat(True, True, True, ("a" * 10_000,), 3, number))
     found = heard.newest()
     assert found.is_serving and found.reasons == ("a" * MAX_REASON_CHARS,) and found.num_tokens < 10_000
@@ -210,7 +210,7 @@ def test_beats_arrive_and_wait_for_nobody():
     heard.close()
 
 
-def test_the_units_of_systemd_hold_what_the_page_and_the_command_have():
+def test_systemd_units_match_the_page_and_the_command():
     units = {}
     for name in ("socket", "service"):
         units[name] = configparser.ConfigParser(interpolation=None)

@@ -1,4 +1,4 @@
-"""/live: its page, what it is told, and what it asks of the log."""
+"""/live: the page, its events, and its questions about the log."""
 
 import hashlib
 import http.client
@@ -15,7 +15,7 @@ from tests.server.openai_answers import named_events
 from tests.server.running import SlowEcho, served, wait_for
 
 KEY = {"authorization": "Bearer secret"}
-OWNER = hashlib.sha256(b"secret").hexdigest()[:16]  # stands before the ids of this key's calls in the log
+OWNER = hashlib.sha256(b"secret").hexdigest()[:16]  # Prefix of this key's request ids in the log.
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def chat(server, name, text="a" * 40):
     return server.call("/v1/chat/completions", body, KEY)
 
 
-def test_the_page_is_everybodys_and_what_it_shows_is_not(one):
+def test_the_page_is_public_and_its_data_are_not(one):
     server, _ = one
     page = ask(server, "/live", {})
     text, policy = page.read().decode(), page.headers["content-security-policy"]
@@ -52,7 +52,7 @@ def test_the_page_is_everybodys_and_what_it_shows_is_not(one):
         assert ask(other, "/live", {}).status == 404
 
 
-def test_a_page_is_told_what_there_is_and_then_what_is_new(one, monkeypatch):
+def test_a_page_gets_past_and_new_events(one, monkeypatch):
     server, log = one
     monkeypatch.setattr(feed, "LINGER_S", 0.1)
     chat(server, "before")
@@ -65,7 +65,7 @@ def test_a_page_is_told_what_there_is_and_then_what_is_new(one, monkeypatch):
         if "before" in text and "while" not in text and not ids:
             chat(server, "while")
         if text.endswith("\n\n"):
-            found = named_events(text)  # pings are none
+            found = named_events(text)  # Pings are no events.
             assert not found or (found[0][0] == "begin" and found[0][1]["config"]["max_num_seqs"])
             ids = [name for kind, event in found if kind == "more" for name in event["lanes"]["ids"]]
     assert ids.index(f"{OWNER}:before") < ids.index(f"{OWNER}:while")
@@ -90,7 +90,7 @@ def test_the_head_of_a_stream_has_no_body(one, path):
     wait_for(lambda: "mmengine_http_streams_open 0.0" in server.call("/metrics", headers=KEY)[2])
 
 
-def test_a_server_that_ends_waits_for_no_page(tmp_path):
+def test_shutdown_does_not_wait_for_live_pages(tmp_path):
     log = tmp_path / "log"
     with served(executor_class=SlowEcho, engine_options={"log": log}, live=log, drain_s=60) as server:
         events = ask(server, "/live/events")
@@ -100,7 +100,7 @@ def test_a_server_that_ends_waits_for_no_page(tmp_path):
         assert time.monotonic() - begun < 20 and events.status == 200
 
 
-def test_the_log_is_asked_about_a_request(one):
+def test_questions_about_a_request(one):
     server, log = one
     chat(server, "asked")
     told = json.loads(ask(server, f"/live/ask/why?request={OWNER}:asked").read())

@@ -1,4 +1,4 @@
-"""What takes long runs beside the event loop: told by the threads that it runs on, and not by any clock."""
+"""Long work runs on threads beside the event loop. The tests check the threads, not the time."""
 
 import asyncio
 import base64
@@ -39,7 +39,7 @@ RAW = os.urandom(3 * payloads.MIN_CHARS)
 URL = "data:image/png;base64," + base64.b64encode(RAW).decode()
 
 
-def test_what_takes_long_runs_beside_the_event_loop(monkeypatch):
+def test_long_work_runs_beside_the_event_loop(monkeypatch):
     found = {}
 
     def watch(owner, name, key):
@@ -53,14 +53,15 @@ def test_what_takes_long_runs_beside_the_event_loop(monkeypatch):
 
     watch(token_texts.TokenTexts, "__init__", "vocabulary")
     with served(config=LONG_CONTEXT) as one:
-        assert len(found.pop("vocabulary")) == 1  # before it listens, and once
+        assert len(found.pop("vocabulary")) == 1  # Before the server listens, and once.
         watch(chat_request.ChatReader, "read", "read")
         watch(payloads, "take_out", "payloads")
         watch(openapi, "document", "openapi")
         watch(ChatFrames, "whole", "whole")
         watch(CompletionReader, "_text_of", "echo")
         assert one.chat("short")[0] == 200
-        assert found.pop("read") == found.pop("whole") == [one._thread]  # a thread takes longer than these
+        # Small bodies take less time than a switch of threads.
+        assert found.pop("read") == found.pop("whole") == [one._thread]
         assert one.chat("a", logprobs=True, top_logprobs=2)[0] == 200
         assert found.pop("read") == [one._thread]
         assert one.chat(LONG)[2]["error"]["code"] == "context_length_exceeded"
@@ -80,7 +81,7 @@ def image(url):
 
 
 @pytest.mark.parametrize("space", ["", " ", "\n"])
-def test_media_are_taken_out_of_a_body(space):
+def test_media_are_removed_from_a_body(space):
     given = body(image(URL), image(URL), {"type": "image", "image": URL}, image("data:image/png;base64,AAAA"))
     small, found = take_out(given.replace(b": ", b":" + space.encode()))
     assert len(small) < 2000
@@ -94,7 +95,7 @@ def test_media_are_taken_out_of_a_body(space):
 @pytest.mark.parametrize(
     "text",
     [
-        f'say "{URL}"',  # in a text, between escaped quotes
+        f'say "{URL}"',  # In a text, between escaped quotes.
         f'\\\\"{URL}"',
         URL[:60000] + "\\" + URL[60000:],
         URL[:60000] + " " + URL[60000:],
@@ -105,15 +106,15 @@ def test_media_are_taken_out_of_a_body(space):
         "data:image/png;base64," + "é" * payloads.MIN_CHARS,
     ],
 )
-def test_what_is_no_plain_base64_stays(text):
+def test_invalid_base64_stays_in_the_body(text):
     given = body(image(text), image("nothing"))
     assert take_out(given)[0] == given
-    assert take_out(given[: len(given) // 2])[0] == given[: len(given) // 2]  # no string ends
+    assert take_out(given[: len(given) // 2])[0] == given[: len(given) // 2]  # The string does not end.
 
 
 @pytest.mark.parametrize("count", range(6))
 def test_backslashes_before_a_quote_are_counted(count, monkeypatch):
-    monkeypatch.setattr(payloads, "_LOOKED_THROUGH", 7)  # found across pieces, too
+    monkeypatch.setattr(payloads, "_LOOKED_THROUGH", 7)  # Also found across pieces.
     given = b'["' + b"\\" * count + b'"' + URL.encode() + b'"]'
     assert (take_out(given)[0] == given) == (count % 2 == 1)
 
@@ -159,7 +160,7 @@ def test_a_body_of_many_values_is_never_parsed(signs):
 
 
 @pytest.mark.parametrize("piece", [2, 3, 5, token_ids.MIN_BYTES])
-def test_token_ids_are_taken_out_of_a_body(piece, monkeypatch):
+def test_token_ids_are_removed_from_a_body(piece, monkeypatch):
     monkeypatch.setattr(token_ids, "_PIECE", piece)
     monkeypatch.setattr(token_ids, "MIN_BYTES", 1)
 
@@ -178,7 +179,7 @@ def test_token_ids_are_taken_out_of_a_body(piece, monkeypatch):
         assert not taken(other), other
 
 
-def test_prompts_of_more_ids_than_a_body_may_have_values_are_taken():
+def test_prompts_may_have_more_ids_than_the_value_limit():
     reader = CompletionReader(DEFAULTS, EchoProcessor.tokenizer, 4, 10**6, False, max_prompt_tokens=2**18)
     ids = [each % 250 for each in range(2**18)]
 
@@ -198,7 +199,7 @@ def test_prompts_of_more_ids_than_a_body_may_have_values_are_taken():
 
 
 def filled(sampling):
-    """Of an engine that has said so much before anybody looks, and failed behind it."""
+    """Return the answer source of an engine that has sent this much before the first read, and then failed."""
     channel = stream.Channel(Options(sampling), OutputText(EchoProcessor.tokenizer, sampling))
     channel.accepted.set()
     channel.items.extend(RequestOutput("r", 0, "", [97]) for _ in range(3 * stream.TAKEN_AT_ONCE - 1))
@@ -206,7 +207,7 @@ def filled(sampling):
     return stream.Stream(channel, lambda channel: None, lambda channel: None)
 
 
-def test_what_has_piled_up_is_told_in_pieces_and_an_error_behind_it():
+def test_a_backlog_is_sent_in_parts_before_its_error():
     asked = ParsedRequest([Prompt(text="a")], SamplingParams(max_tokens=999), "r", Envelope("chat", 1, "m"))
 
     async def told():

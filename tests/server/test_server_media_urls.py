@@ -1,4 +1,4 @@
-"""Messages that name pictures by URLs and files, over HTTP: the embedded model, and hosts on the loopback."""
+"""Messages with image URLs and files, over HTTP: the embedded model, and hosts on the loopback interface."""
 
 import base64
 
@@ -57,7 +57,7 @@ def said(answer):
     return body["choices"][0]["message"]["content"], body["usage"]["prompt_tokens"]
 
 
-def test_a_picture_by_url_is_answered_like_its_bytes(server, net, picture, log):
+def test_an_image_url_is_answered_like_its_bytes(server, net, picture, log):
     sent = said(ask(server, image("data:image/png;base64," + base64.b64encode(picture).decode())))
     assert said(ask(server, image(net.url("/a.png?token=secret")))) == sent
     for name in (f"file://{server.media_fetcher.limits.root}/below/a.png", "file://below/a.png"):
@@ -71,7 +71,7 @@ def test_a_picture_by_url_is_answered_like_its_bytes(server, net, picture, log):
     assert "mmengine_media_fetch_held_bytes 0.0" in text and "mmengine_media_fetch_running 0.0" in text
 
 
-def test_a_refusal_names_the_part_and_no_address(server, net):
+def test_fetch_errors_name_the_part_and_no_address(server, net):
     status, _, body = ask(server, image(net.url("/moved")))
     assert status == 400 and body["error"]["code"] == "media_not_fetched"
     assert body["error"]["param"] == "messages[0].content[0]"
@@ -94,7 +94,7 @@ def test_other_schemes_and_other_files_are_refused(server, url):
     assert status == 400 and "passwd" not in body["error"]["message"]
 
 
-def test_a_call_cannot_open_the_door_by_itself(net):
+def test_a_call_cannot_enable_local_files(net):
     with served() as one:
         for url in (net.url("/a.png"), "file://below/a.png"):
             status, _, body = ask(one, image(url))

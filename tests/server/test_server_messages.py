@@ -1,4 +1,4 @@
-"""Anthropic's messages over the wire: what is read, what is said, and that a stream is told again."""
+"""Anthropic's messages over HTTP: requests, answers, and repeated streams."""
 
 import base64
 import json
@@ -37,7 +37,7 @@ def echo():
 
 
 def summed(text):
-    """The message that a stream adds up to, its events checked for what holds between them."""
+    """Return the message that a stream adds up to, after checks of the order of its events."""
     events = named_events(text)
     names = [name for name, _ in events]
     assert names[0] == "message_start" and names[-2:] == ["message_delta", "message_stop"]
@@ -104,7 +104,7 @@ def test_a_stream_adds_up_to_the_whole_message(echo, text, fields, kinds, reason
     assert streamed == whole
 
 
-def test_a_call_that_is_cut_is_a_call_without_its_input(echo):
+def test_an_incomplete_call_has_an_empty_input(echo):
     whole = echo.call(MESSAGES, asked(CALLS, tools=TOOLS, max_tokens=60))[2]
     assert whole["stop_reason"] == "max_tokens" and whole["content"][0]["input"] == {}
 
@@ -210,14 +210,14 @@ def block(**fields):
         ({"messages": []}, "messages"),
     ],
 )
-def test_what_is_wrong_is_said_in_the_words_of_the_body(echo, body, says):
+def test_errors_use_the_bodys_field_names(echo, body, says):
     status, _, found = echo.call(MESSAGES, body)
     assert (status, found["error"]["type"]) == (400, "invalid_request_error")
     assert says in found["error"]["message"]
     assert "function" not in found["error"]["message"] and "image_url" not in found["error"]["message"]
 
 
-def test_errors_are_anthropics(echo, tmp_path):
+def test_errors_have_anthropics_format(echo, tmp_path):
     assert echo.call(MESSAGES, asked(), {"anthropic-version": "newest"})[0] == 400
     assert echo.call(MESSAGES, asked(), {"anthropic-version": "2023-06-01"})[0] == 200
     assert echo.call(MESSAGES, asked(model="x"))[2]["error"]["type"] == "not_found_error"
@@ -264,8 +264,8 @@ def test_base64_of_data_fields_leaves_the_body():
     assert {"cache_control"} <= {name for _, ignored in BLOCKS.values() for name in ignored}
 
 
-def test_a_stream_that_broke_comes_again_byte_for_byte(tmp_path):
-    """From the log, to a client that asks the same again, and to one that names its call."""
+def test_a_broken_stream_is_repeated_byte_for_byte(tmp_path):
+    """From the log, for a client that repeats the call, and for a client that names its call."""
     log, headers = tmp_path / "log", {"x-request-id": "mine"}
     body = asked("x" * 150, stream=True, thinking={"type": "adaptive"})
     with served(executor_class=Leaving, drain_s=0, engine_options={"log": log}) as server:

@@ -1,4 +1,4 @@
-"""What /metrics tells: ours, vLLM's names, and all that the dashboards ask for."""
+"""/metrics: our names, vLLM's names, and all series that the dashboards query."""
 
 import importlib.util
 import json
@@ -25,7 +25,7 @@ class Drafting(SlowEcho):
 
 @pytest.fixture(scope="module")
 def told():
-    """What /metrics says after traffic of all kinds."""
+    """Return /metrics after calls of all kinds."""
     with served(executor_class=Drafting, metrics_compat="vllm", ping_s=0.05) as one:
         for text in ("hello there" * 4, "hello there" * 4, "another one"):
             assert one.chat(text)[0] == 200
@@ -43,7 +43,7 @@ def told():
 
 
 def value(text, name, **labels):
-    """Of the one series that has these labels."""
+    """Return the value of the only series with these labels."""
     (found,) = [
         each.value for each in samples_of(text) if each.name == name and labels.items() <= each.labels.items()
     ]
@@ -60,7 +60,7 @@ def test_each_query_of_a_dashboard_has_data(told, name):
             assert lacking(target["expr"], samples) == [], panel["title"]
     asked = {series for expr in exprs for series, _ in selectors(expr)}
     has_values = {each.name for each in samples if each.value > 0}
-    now = {"running", "waiting", "preparing", "streams_open", "kv_"}  # nothing runs any more
+    now = {"running", "waiting", "preparing", "streams_open", "kv_"}  # Nothing runs now.
     unused = {"media", "mm_cache", "draft", "spec_decode", "preemptions", "log_bytes"}
     assert not {each for each in asked - has_values if not any(word in each for word in now | unused)}
     for each in board["templating"]["list"]:
@@ -69,7 +69,7 @@ def test_each_query_of_a_dashboard_has_data(told, name):
             assert any(sample.name == series for sample in samples)
 
 
-def test_a_query_without_data_is_noticed(told):
+def test_a_query_without_data_is_detected(told):
     samples = samples_of(told)
     assert lacking('sum(rate(mmengine_stepz_total{job=~"$job"}[5m]))', samples) == ["mmengine_stepz_total"]
     assert lacking('sum(mmengine_requests_finished_total{reason="bored"})', samples) != []
@@ -80,7 +80,7 @@ def test_a_query_without_data_is_noticed(told):
             lacking(wrong, samples)
 
 
-def test_the_dashboards_are_those_that_are_written():
+def test_the_dashboards_are_current():
     spec = importlib.util.spec_from_file_location("write_dashboards", GRAFANA / "write.py")
     write = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(write)
@@ -88,7 +88,7 @@ def test_the_dashboards_are_those_that_are_written():
         assert (GRAFANA / name).read_text() == text, "run: python deploy/grafana/write.py"
 
 
-def test_what_vllms_own_boards_ask_for_is_there(told):
+def test_vllms_dashboards_have_data(told):
     samples = samples_of(told)
     names = {each.name for each in samples}
     assert set(VLLM_BOARDS) - names == set()
@@ -109,7 +109,7 @@ def test_what_vllms_own_boards_ask_for_is_there(told):
     assert value(told, "http_requests_total", handler="/v1/chat/completions", status="5xx") == 1
 
 
-def test_without_the_setting_there_are_our_names_alone():
+def test_without_the_setting_vllms_names_are_absent():
     with served() as one:
         text = one.call("/metrics")[2]
     assert "vllm" not in text and "\nhttp_" not in text
@@ -119,7 +119,7 @@ def test_without_the_setting_there_are_our_names_alone():
         assert f'mmengine_http_streams_total{{how="{how}"}} 0.0' in text
 
 
-def test_what_the_http_layer_counts(told):
+def test_http_metrics(told):
     assert value(told, "mmengine_http_requests_total", route="/v1/chat/completions", code="200") == 7
     assert value(told, "mmengine_http_errors_total", code="unknown_parameter") == 1
     assert value(told, "mmengine_http_streams_total", how="whole") == 3
@@ -130,7 +130,7 @@ def test_what_the_http_layer_counts(told):
     assert value(told, "mmengine_http_streams_open") == 0
 
 
-def test_refusals_are_counted_by_why(tmp_path, monkeypatch):
+def test_refusals_are_counted_by_reason(tmp_path, monkeypatch):
     with served(max_bodies_bytes=2048) as one:
         assert one.chat("a" * 3000)[0] == 429
         one.app.admission.is_draining = True
@@ -150,7 +150,7 @@ def test_an_error_in_a_stream_is_counted():
 
 
 class Clock:
-    """What request_times sees as time."""
+    """The time as request_times sees it."""
 
     def __init__(self):
         self.now = 100.0
@@ -159,7 +159,7 @@ class Clock:
         return self.now
 
 
-def test_times_are_those_of_each_request(monkeypatch):
+def test_request_times(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(request_times, "time", clock)
     times = request_times.RequestTimes()
@@ -179,10 +179,10 @@ def test_times_are_those_of_each_request(monkeypatch):
         times.saw_step(news, admitted, 5)
 
     step(1, ["a"])
-    step(4, ["b"], a=1)  # its first token
+    step(4, ["b"], a=1)  # Its first token.
     step(0.5, a=1, b=1)
     step(0.5, a=1, b=1)
-    step(0.25, b=1)  # a was preempted
+    step(0.25, b=1)  # a was preempted.
     step(0.25, a=1, b=1)
     step(8, ["a"], ended="a", a=2, b=1)
     found = {

@@ -1,4 +1,4 @@
-"""OpenAI's own client for Python against the server, with the embedded model."""
+"""OpenAI's Python client against the server, with the embedded model."""
 
 import asyncio
 import base64
@@ -63,7 +63,7 @@ def test_chat_and_its_stream_say_the_same(client):
     said = client.chat.completions.create(
         model=NAME, messages=[*ASKS, choice.message, {"role": "user", "content": "And a star?"}]
     )
-    assert said.usage.prompt_tokens > whole.usage.total_tokens  # the client sends its message objects back
+    assert said.usage.prompt_tokens > whole.usage.total_tokens  # The client sends its message objects back.
 
 
 def test_the_stream_helper_tells_of_events(client):

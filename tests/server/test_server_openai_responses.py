@@ -1,4 +1,4 @@
-"""OpenAI's own client for Python against /v1/responses, with the embedded model."""
+"""OpenAI's Python client against /v1/responses, with the embedded model."""
 
 import asyncio
 import json
@@ -105,7 +105,7 @@ def test_an_uploaded_image_is_that_of_a_data_url(tmp_path):
         assert found.value.param == "input[0].content[0].file_id"
 
 
-def test_calls_go_there_and_back(client):
+def test_tool_calls_and_results_round_trip(client):
     asked = {"tools": FLAT, "tool_choice": "required", "parallel_tool_calls": False, "temperature": 0}
     asked |= {"text": {"format": {"type": "text", "on_truncation": "close"}}, "max_output_tokens": 96}
     first = client.responses.create(**ASKED, **asked)
@@ -161,8 +161,8 @@ def test_the_asynchronous_client_and_ids(server):
     assert len({answer.id for answer in asyncio.run(many())}) == 4
 
 
-def test_an_error_in_the_middle_raises(monkeypatch, client):
-    """A client that only reads events must not take a stream that breaks off for a whole one."""
+def test_an_error_in_a_stream_raises(monkeypatch, client):
+    """A client that only reads events must not take an interrupted stream for a complete stream."""
 
     def broken(self, told):
         return self.error_frames(shutdown_error(5)), "error"

@@ -1,4 +1,4 @@
-"""What OpenAI's client does with the server's refusals: by itself, for as long as the server says."""
+"""The retries of OpenAI's client after refusals: they wait as long as the server says."""
 
 import json
 import threading
@@ -15,7 +15,7 @@ from tests.server.running import LONG_CONTEXT, Lasting, SlowEcho, served, wait_f
 
 
 class Client(openai.OpenAI):
-    """Notes how long it would wait, and waits less."""
+    """Records its waiting times, and waits less."""
 
     def when_refused(self):
         pass
@@ -48,19 +48,20 @@ def ask(client, text="hi", **options):
 
 
 def holds(server, num_waiting):
-    """Whether one request runs, and so many wait."""
+    """Return whether a single request runs and this number waits."""
     stats = server.engine.stats()
     return (stats.num_running, stats.num_waiting) == (1, num_waiting)
 
 
-def test_a_full_queue_is_tried_again_until_there_is_room(client):
+def test_a_full_queue_is_retried(client):
     small = builder(executor_class=Lasting, max_num_seqs=1, max_waiting=1, **LONG_CONTEXT)
     with served(AsyncEngine(builder=small)) as one:
         streams = [
             threading.Thread(target=one.events, args=("a" * length,), kwargs={"request_id": f"{length}"})
             for length in (60, 61)
         ]
-        for number, stream in enumerate(streams):  # the first runs before the second comes, and that waits
+        # The first request runs before the second arrives and waits.
+        for number, stream in enumerate(streams):
             stream.start()
             wait_for(partial(holds, one, number))
         with pytest.raises(openai.RateLimitError) as found:
@@ -74,7 +75,7 @@ def test_a_full_queue_is_tried_again_until_there_is_room(client):
             stream.join()
 
 
-def test_not_ready_is_tried_again_after_what_the_server_says(client, monkeypatch):
+def test_not_ready_is_retried_after_the_servers_time(client, monkeypatch):
     answers = [Readiness(("the disk is full",)), Readiness(("the disk is full",)), Readiness(())]
     with served() as one:
         monkeypatch.setattr(one.engine, "readiness", lambda: answers.pop(0) if answers else Readiness(()))
@@ -87,7 +88,7 @@ def test_not_ready_is_tried_again_after_what_the_server_says(client, monkeypatch
         assert found.value.status_code == 503 and found.value.code == "not_ready"
 
 
-def test_what_would_fail_again_is_not_tried_again(client, monkeypatch):
+def test_permanent_errors_are_not_retried(client, monkeypatch):
     with served() as one:
         asking = client(one)
         with pytest.raises(openai.InternalServerError) as found:

@@ -1,4 +1,4 @@
-"""Every answer and every event is what OpenAI's own API description says: `served` holds each to it."""
+"""Every answer and event matches OpenAI's API description: `served` checks each of them."""
 
 import json
 
@@ -66,7 +66,7 @@ def test_each_of_openais_fields_is_in_our_tables():
         assert set(fields[name]) <= {field.name for field in table}
 
 
-def test_what_no_table_names_is_found(server):
+def test_an_unlisted_field_is_detected(server):
     whole = server.chat("hello")[2]
     with pytest.raises(jsonschema.ValidationError, match="surprise"):
         check({**whole, "surprise": 1}, "CreateChatCompletionResponse")
@@ -78,13 +78,13 @@ def test_what_no_table_names_is_found(server):
 @pytest.mark.parametrize(
     "spoilt",
     [
-        lambda events: events[:-1],  # no [DONE]
-        lambda events: [*events[:-2], *events[-1:]],  # a choice that does not end
-        lambda events: [*events[:-1], events[-2], events[-1]],  # or ends twice
-        lambda events: events[1:],  # without its role
+        lambda events: events[:-1],  # Without [DONE].
+        lambda events: [*events[:-2], *events[-1:]],  # A choice that does not end.
+        lambda events: [*events[:-1], events[-2], events[-1]],  # Or that ends twice.
+        lambda events: events[1:],  # Without its role.
     ],
 )
-def test_a_stream_that_breaks_clients_is_found(server, spoilt):
+def test_an_invalid_stream_is_detected(server, spoilt):
     events = server.events("hello")
     text = "".join(f"data: {each}\n\n" for each in spoilt(events))
     with pytest.raises(AssertionError):

@@ -1,4 +1,4 @@
-"""What becomes of a body, up to the prompt: with the embedded model's own processor, and no engine."""
+"""From a body to its prompt: with the embedded model's processor, and without an engine."""
 
 import json
 
@@ -42,7 +42,7 @@ def embeds(processor, part, max_pixels=10**6, **fields):
     return prompt.prepare(processor).media[0].item.num_embeds
 
 
-def test_pixels_are_those_that_were_asked_for_and_clamped(processor, picture):
+def test_pixel_options_are_clamped(processor, picture):
     def part(where, **more):
         return {"type": "image_url", "image_url": {"url": picture, **where}, **more}
 
@@ -70,8 +70,8 @@ def test_no_option_asks_for_more_pixels_than_the_server_allows(processor, pictur
     assert few == embeds(processor, part(), max_pixels=9216, mm_processor_kwargs=asked)
     assert embeds(processor, part(resized_height=96, resized_width=96), max_pixels=9216) == few
     for asked, said in (
-        ({"resized_height": 96, "resized_width": 97}, "more than the 9216 pixels"),
-        ({"resized_height": 30000.0, "resized_width": 30000}, "more than the 9216 pixels"),
+        ({"resized_height": 96, "resized_width": 97}, "exceeds the limit of 9216 pixels"),
+        ({"resized_height": 30000.0, "resized_width": 30000}, "exceeds the limit of 9216 pixels"),
         ({"resized_height": 30000}, "belong together"),
         ({"do_resize": False}, "do_resize=false is not supported"),
     ):
@@ -84,7 +84,7 @@ def test_no_option_asks_for_more_pixels_than_the_server_allows(processor, pictur
     assert prompt.media_options == {"total_pixels": 10**6, "total_min_pixels": 10**6, "local_files": False}
 
 
-def test_no_path_is_read(processor, tmp_path):
+def test_paths_are_refused(processor, tmp_path):
     file = tmp_path / "a.png"
     file.write_bytes(scene())
     for part in (
@@ -100,7 +100,7 @@ def test_no_path_is_read(processor, tmp_path):
         read(mm_processor_kwargs={"local_files": True})
 
 
-def test_templates_are_the_servers(processor):
+def test_chat_templates_come_from_the_server(processor):
     template = "{% for m in messages %}[{{ m.content }}{{ mood }}]{% endfor %}"
     (prompt,) = read(template, chat_template_kwargs={"mood": "!"}).prompts
     assert prompt.prepare(processor).text == "[hi!]"
@@ -112,7 +112,7 @@ def test_templates_are_the_servers(processor):
     assert found.value.body.param == "chat_template_kwargs.chat_template"
 
 
-def test_a_developer_is_a_system_and_messages_go_on(processor):
+def test_developer_role_and_continued_messages(processor):
     said = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "hi", "name": None}]
     (prompt,) = read(messages=said).prompts
     assert prompt.messages[0]["role"] == "system" and "name" not in prompt.messages[1]
@@ -135,7 +135,7 @@ def test_sampling_is_the_checkpoints_or_openais():
     assert asked.sampling.top_k == 0 and asked.sampling.stop == () and asked.sampling.logit_bias == {3: 1.0}
 
 
-def test_completions_have_many_shapes():
+def test_completion_prompts_have_several_forms():
     reader = CompletionReader(DEFAULTS, EchoProcessor.tokenizer, 4, 10**6, False)
 
     def prompts(given):

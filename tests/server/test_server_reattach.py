@@ -1,5 +1,4 @@
-"""Calls whose client, or whose server, went away: the same call has its answer again, from the
-beginning."""
+"""Calls whose client or server went away: the repeated call gets the answer from its beginning."""
 
 import http.client
 import json
@@ -31,7 +30,7 @@ def asked(text=TEXT, **fields):
 
 
 class Leaving(SlowEcho):
-    """Ends with requests that run."""
+    """Leaves running requests in the log at its end."""
 
     pause_s = 0.004
 
@@ -40,8 +39,8 @@ class Leaving(SlowEcho):
 
 
 def begin(one, body, headers=None, path=CHAT):
-    """A connection on which an answer was asked for, and, of a stream, has begun."""
-    before = set(one.engine._open.running)  # one that was answered may be among them still
+    """Return a connection on which an answer was requested and, for a stream, has begun."""
+    before = set(one.engine._open.running)  # A request that was just answered may still be in this set.
     connection = http.client.HTTPConnection("127.0.0.1", one.port, timeout=20)
     connection.request("POST", path, json.dumps(body), headers or {})
     if body.get("stream"):
@@ -72,7 +71,7 @@ def one():
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_call_with_an_id_of_its_own_runs_on_when_its_client_leaves(one, stream):
+def test_a_named_call_continues_after_a_disconnect(one, stream):
     body = asked(stream=stream, request_id=f"mine-{stream}")
     begin(one, body).close()
     wait_for(lambda: is_unattended(one))
@@ -84,12 +83,12 @@ def test_a_call_with_an_id_of_its_own_runs_on_when_its_client_leaves(one, stream
     assert found == TEXT.upper()
 
 
-def test_others_are_cancelled_when_their_client_leaves(one):
+def test_unnamed_calls_are_cancelled_at_disconnect(one):
     begin(one, asked(stream=True)).close()
     wait_for(lambda: not one.engine._open.running)
 
 
-def test_a_key_is_of_one_body(one):
+def test_a_key_belongs_to_a_single_body(one):
     key = {"Idempotency-Key": "an order"}
     first = one.call(CHAT, asked("hello"), key)[2]
     assert one.call(CHAT, asked("hello"), key)[2] == first
@@ -108,13 +107,13 @@ def test_a_key_that_is_being_answered_is_409(one):
     connection.close()
 
 
-def test_what_was_refused_is_not_kept(one):
+def test_refused_calls_are_not_kept(one):
     key = {"Idempotency-Key": "refused"}
     assert one.call(CHAT, asked("bad"), key)[2]["error"]["code"] == "invalid_media"
     assert one.call(CHAT, asked("good"), key)[0] == 200
 
 
-def test_an_answer_is_kept_for_a_time_and_a_number_of_them(monkeypatch):
+def test_kept_answers_are_limited_by_time_and_number(monkeypatch):
     with served(reattach_s=0.3) as server:
         first = server.chat("hello", request_id="a")[2]
         wait_for(lambda: not server.app.calls.detached_calls())
@@ -127,14 +126,14 @@ def test_an_answer_is_kept_for_a_time_and_a_number_of_them(monkeypatch):
         assert [call.request_id for call in server.app.calls.detached_calls()] == ["7", "8"]
 
 
-def test_nobody_comes_again_and_the_request_is_cancelled():
+def test_an_unclaimed_request_is_cancelled():
     with served(executor_class=Lasting, config=LONG_CONTEXT, reattach_s=0.2) as server:
         begin(server, asked(stream=True, request_id="gone")).close()
         wait_for(lambda: not server.engine._open.running)
         assert not server.app.calls.detached_calls()
 
 
-# The process dies
+# The process dies.
 
 
 def going_on(log, **settings):
@@ -144,7 +143,7 @@ def going_on(log, **settings):
 
 @pytest.fixture
 def left(tmp_path):
-    """A log that a server left which was answering these bodies."""
+    """Return the log of a server that ended while it answered these bodies."""
 
     def leave(*bodies, headers=None):
         log = tmp_path / "log"
@@ -157,10 +156,10 @@ def left(tmp_path):
     return leave
 
 
-def test_a_client_that_tries_again_has_what_the_process_before_began(left):
+def test_a_retry_continues_the_last_processs_call(left):
     log = left(asked("x" * 150), asked("y" * 150))
     with going_on(log) as server:
-        assert server.call(CHAT, asked("x" * 150))[0] == 200  # a first try is another call
+        assert server.call(CHAT, asked("x" * 150))[0] == 200  # A first try is a different call.
         first = server.call(CHAT, asked("x" * 150), RETRY)[2]
         assert server.call(CHAT, asked("x" * 150), RETRY)[2]["id"] != first["id"], "each once"
         assert message(server.call(CHAT, asked("y" * 150), RETRY)[2]) == "Y" * 150
@@ -170,7 +169,7 @@ def test_a_client_that_tries_again_has_what_the_process_before_began(left):
     assert names[0].removeprefix("chatcmpl-") in list(found)[:2]
 
 
-def test_a_stream_that_broke_comes_again_from_its_start(left):
+def test_a_broken_stream_is_repeated_from_its_start(left):
     body = asked("x" * 150, stream=True, seed=3)
     log = left(body)
     with going_on(log) as server:
@@ -181,7 +180,7 @@ def test_a_stream_that_broke_comes_again_from_its_start(left):
     assert again.count("data: ") == events.count("data: ") > 150
 
 
-def test_a_key_finds_what_the_process_before_began(left):
+def test_a_key_finds_the_last_processs_call(left):
     headers = {"Idempotency-Key": "order", "x-request-id": "mine"}
     log = left(asked("x" * 150), headers=headers)
     with going_on(log) as server:
@@ -195,7 +194,7 @@ def test_a_key_finds_what_the_process_before_began(left):
     assert ends(log) == {"mine": "stop"}
 
 
-def test_another_death_and_the_answer_comes_from_the_third_process(left):
+def test_an_answer_survives_two_deaths(left):
     headers = {"x-request-id": "mine"}
     log = left(asked("x" * 150), headers=headers)
     with going_on(log, drain_s=0) as server:
@@ -205,7 +204,7 @@ def test_another_death_and_the_answer_comes_from_the_third_process(left):
     assert ends(log) == {"mine": "stop"}
 
 
-def test_calls_of_the_process_before_are_given_up_when_nobody_asks(left):
+def test_unclaimed_recovered_calls_are_cancelled(left):
     log = left(asked("x" * 190))
     with going_on(log, reattach_s=0.3) as server:
         wait_for(lambda: not server.engine._engine.has_work)
@@ -213,7 +212,7 @@ def test_calls_of_the_process_before_are_given_up_when_nobody_asks(left):
     assert sorted(ends(log).values()) == ["abort", "stop"]
 
 
-def test_prompts_of_a_call_come_together_or_not_at_all(left, tmp_path):
+def test_a_calls_prompts_are_recovered_together(left, tmp_path):
     body = {"prompt": ["x" * 100, "y" * 100], "max_tokens": 300}
     with served(executor_class=Leaving, drain_s=0, engine_options={"log": tmp_path / "log"}) as server:
         asking = threading.Thread(target=server.call, args=("/v1/completions", body))
@@ -227,13 +226,13 @@ def test_prompts_of_a_call_come_together_or_not_at_all(left, tmp_path):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_engine_that_stops_is_told_to_who_has_read_all_there_is(stream, monkeypatch):
+def test_a_stopped_engine_is_reported_after_all_output(stream, monkeypatch):
     with served(executor_class=SlowEcho) as one:
         step, steps = one.engine._engine.step, iter(range(100))
 
         def stops(**options):
             if next(steps) >= 5:
-                time.sleep(0.2)  # what came before is read by then
+                time.sleep(0.2)  # Earlier output is read by then.
                 raise RuntimeError("a bug")
             return step(**options)
 
@@ -247,8 +246,8 @@ def test_an_engine_that_stops_is_told_to_who_has_read_all_there_is(stream, monke
     assert '"code":"engine_failed"' in (events_of(text)[-2] if stream else text)
 
 
-def test_a_call_of_which_the_log_has_one_prompt_is_asked_for_the_other(tmp_path, monkeypatch):
-    """The process died between the two: what it wrote goes on, under the ids that the call has again."""
+def test_a_partly_logged_call_is_completed(tmp_path, monkeypatch):
+    """The process died between two requests. The logged request continues with its id in the new call."""
     body, headers = {"prompt": ["x" * 100, "y" * 100], "max_tokens": 300}, {"x-request-id": "mine"}
     submit, died = Admission._submit, tmp_path / "died"
 
@@ -273,7 +272,7 @@ def test_a_call_of_which_the_log_has_one_prompt_is_asked_for_the_other(tmp_path,
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/responses"])
 @pytest.mark.parametrize("headers", [{"Idempotency-Key": "k"}, {"X-Request-Id": "mine"}])
-def test_a_call_comes_again_though_the_image_that_it_names_is_gone(tmp_path, headers, path):
+def test_a_call_is_repeated_without_its_deleted_image(tmp_path, headers, path):
     log = tmp_path / "log"
     with served(executor_class=Leaving, engine_options={"log": log}, storage={"log": log}) as one:
         with OpenAI(base_url=f"http://127.0.0.1:{one.port}/v1", api_key="none", max_retries=0) as client:

@@ -1,4 +1,4 @@
-"""/v1/responses over a real socket: `served` holds each answer and event to OpenAI's and our descriptions."""
+"""/v1/responses over a real socket: `served` checks answers and events against OpenAI's description and ours."""
 
 import json
 import socket
@@ -67,7 +67,7 @@ def test_a_stream_ends_with_what_the_whole_answer_is(echo, given, fields):
     assert usage["input_tokens"] + usage["output_tokens"] == usage["total_tokens"]
 
 
-def test_what_was_said_stands_in_its_items(echo):
+def test_output_items(echo):
     body = echo.respond("<think>so é</think>Hm. " + CALLS, tools=FLAT)[2]
     reasoning, text, *calls = body["output"]
     assert reasoning["content"][0]["text"] == "so é" and text["content"][0]["text"] == "Hm."
@@ -78,8 +78,8 @@ def test_what_was_said_stands_in_its_items(echo):
     assert (cut["status"], cut["output"][0]["content"][0]["text"]) == ("incomplete", "he")
 
 
-def test_the_log_has_all_that_events_need(tmp_path):
-    """Whoever has its envelope and its tokens tells the same bytes."""
+def test_events_can_be_rebuilt_from_the_log(tmp_path):
+    """A process with the envelope and the tokens sends the same bytes."""
     options = {"engine_options": {"log": tmp_path / "log"}, "storage": {"log": tmp_path / "log"}}
     with served(**options) as one:
         asked = {"input": "hello", "stream": True, "request_id": "mine", "metadata": {"a": "b"}}
@@ -97,7 +97,7 @@ def test_the_log_has_all_that_events_need(tmp_path):
     assert json.loads(bytes(envelope.responses.input))[0]["content"][0]["text"] == "hello"
 
 
-def test_calls_that_are_not_held_to_their_schema_are_looked_at(echo):
+def test_unenforced_calls_are_validated(echo):
     loose = {
         "type": "function",
         "name": "area",
@@ -130,14 +130,14 @@ def form(schema):
         ("a", {"background": True}, "background"),
     ],
 )
-def test_what_the_engine_refuses_is_told_in_the_bodys_words(echo, given, fields, param):
+def test_engine_errors_use_the_bodys_field_names(echo, given, fields, param):
     status, _, body = echo.respond(given, **fields)
     assert (status, body["error"]["param"]) == (400, param), body
     for word in ("response_format", ".function", "messages"):
         assert word not in body["error"]["message"]
 
 
-def test_a_model_that_is_not_served_and_a_request_that_runs(echo):
+def test_unknown_model_and_running_request_id(echo):
     assert echo.respond("a", model="x")[0] == 404
     assert echo.respond("a", request_id="a b")[2]["error"]["param"] == "request_id"
 
@@ -150,7 +150,7 @@ class Broken(SlowEcho):
         return found
 
 
-def test_a_request_that_fails_in_the_middle_is_a_response_that_failed():
+def test_a_failing_request_is_a_failed_response():
     with served(executor_class=Broken) as one:
         *told, last = events(one, "hello there", request_id="mine")
         assert one.respond("hello there")[0] == 500
@@ -160,7 +160,7 @@ def test_a_request_that_fails_in_the_middle_is_a_response_that_failed():
     assert error["message"] == "request mine failed; the server's log says why"
 
 
-def test_a_server_that_ends_says_so_and_not_that_the_response_did(tmp_path):
+def test_shutdown_does_not_end_a_response(tmp_path):
     body = json.dumps({"input": "a" * 300, "stream": True, "request_id": "mine"}).encode()
     head = b"POST /v1/responses HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
     with served(executor_class=Leaving, drain_s=0, engine_options={"log": tmp_path / "log"}) as one:
@@ -171,13 +171,13 @@ def test_a_server_that_ends_says_so_and_not_that_the_response_did(tmp_path):
         one.stop()
         text = (begun + all_of(connection)).partition(b"\r\n\r\n")[2]
     told = unchunked(text).decode()
-    last = check_events(told)[-1]  # its number is that of the event before
+    last = check_events(told)[-1]  # Repeats the previous event's number.
     assert last["type"] != "error" and named_events(told)[-1][1]["error"]["code"] == "shutting_down"
     assert "[DONE]" not in told and "response.failed" not in told
 
 
 def unchunked(data):
-    """The body of an answer with the transfer encoding chunked."""
+    """Return the body of an answer with chunked transfer encoding."""
     found = b""
     while data:
         size, _, data = data.partition(b"\r\n")

@@ -1,4 +1,4 @@
-"""What becomes of a body of /v1/responses, up to the prompt: without an engine."""
+"""From a body of /v1/responses to its prompt, without an engine."""
 
 import base64
 import hashlib
@@ -120,8 +120,9 @@ def test_a_text_is_one_message_and_items_are_repeated_with_ids():
     assert items(read("hi", request_id="q"))[0]["id"] == "msg_q_in0"
 
 
-@pytest.mark.parametrize("size", [100, MIN_CHARS])  # in the body, and taken out of it before it is parsed
-def test_media_stand_as_what_they_hash_to(size):
+# Parsed with the body, and removed before the body is parsed.
+@pytest.mark.parametrize("size", [100, MIN_CHARS])
+def test_media_are_repeated_as_hashes(size):
     data = bytes(range(256)) * (size // 256 + 1)
     name = hashlib.sha256(data).hexdigest()
     asked = read(of_user(image(data, detail="low", max_pixels=5000)))
@@ -153,7 +154,7 @@ def test_uploaded_images_are_named_by_their_ids():
     assert told == {"type": "input_image", "detail": "low", "file_id": name} and not asked.media
 
 
-def test_the_response_before_stands_before_the_input():
+def test_previous_items_precede_the_input():
     data, first = b"picture", read(of_user(image(b"picture"), {"type": "input_text", "text": "what?"}))
     said = {
         "id": "msg_r_0",
@@ -173,10 +174,10 @@ def test_the_response_before_stands_before_the_input():
     found = asked.prompts[0].messages
     assert [message["role"] for message in found] == ["system", "user", "assistant", "user"]
     assert found[1]["content"][0]["image_url"] == {"url": data}
-    assert [item["role"] for item in items(asked)] == ["user"]  # its own alone
+    assert [item["role"] for item in items(asked)] == ["user"]  # Only its own input.
     assert echo(asked).previous_response_id == "resp_r"
     (part,) = [each for each in items(first)[0]["content"] if each["type"] == "input_image"]
-    with pytest.raises(ApiError, match="not stored"):  # what a caller names by its hash may be another's
+    with pytest.raises(ApiError, match="not stored"):  # The hash may belong to another client's data.
         read(of_user(part), before, lambda name: data, previous_response_id="resp_r")
     with pytest.raises(ApiError, match="not stored") as found:
         read("and?", before, previous_response_id="resp_r")
@@ -185,7 +186,7 @@ def test_the_response_before_stands_before_the_input():
     assert previous_of(b"{}") is None
 
 
-def test_each_field_that_is_taken_reaches_the_engine():
+def test_each_supported_field_reaches_the_engine():
     asked = read(
         "hi",
         **{**SAMPLING, "n": 1},
@@ -210,7 +211,7 @@ def test_each_field_that_is_taken_reaches_the_engine():
     assert read("hi").sampling == SamplingParams(max_tokens=4096, temperature=1.0)
 
 
-def test_what_is_repeated_is_what_was_asked():
+def test_a_response_repeats_its_parameters():
     told = echo(
         read(
             "hi",
@@ -258,7 +259,7 @@ def test_what_is_repeated_is_what_was_asked():
     assert not read("hi", text={"format": {"type": "text"}}).answer_format
 
 
-def test_tools_are_asked_for_as_by_chat():
+def test_tools_are_converted_to_chat():
     calls = read("hi", tools=[AREA, NOW]).answer_format.calls.asked
     assert [tool.name for tool in calls.tools] == ["area", "now"] and calls.choice == "auto"
     assert calls.shown[0] == {"type": "function", "function": {k: AREA[k] for k in AREA if k != "type"}}
@@ -342,7 +343,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("fields", "param"), REFUSED, ids=lambda each: str(each)[:40])
-def test_what_is_not_done_is_refused_by_its_name(fields, param):
+def test_unsupported_fields_are_refused(fields, param):
     with pytest.raises(ApiError) as found:
         read(
             stores_responses=False,
@@ -358,8 +359,8 @@ def test_null_is_absence():
     assert asked.envelope.responses.temperature == 1.0 and not asked.stream
 
 
-def test_what_a_call_leaves_open_takes_no_room_in_the_log():
-    """Said as it is by default it takes none either, and each answer repeats it all the same."""
+def test_default_parameters_are_not_logged():
+    """An explicit default takes no space either, and each answer repeats the default all the same."""
     said = {"tool_choice": "auto", "tools": [], "text": {"format": {"type": "text"}}, "reasoning": {}}
     for asked in (read(), read(**said)):
         kept = json.loads(msgspec.json.encode(echo(asked)))

@@ -1,5 +1,6 @@
-"""Events of a response are a function of its tokens, its id and its envelope: however tokens come, and
-whoever tells them from wherever, they are the same bytes, and they add up to the whole answer."""
+"""The events of a response depend only on tokens, id and envelope. However the tokens arrive, and whichever
+process sends the events, the bytes are the same and add up to the whole answer.
+"""
 
 import json
 
@@ -43,7 +44,7 @@ quick = settings(max_examples=60, deadline=None)
 
 @st.composite
 def answers(draw):
-    """What a model says, perhaps cut somewhere, and the form that its calls have; None: it makes none."""
+    """A model's output, perhaps cut, and the grammar of its calls; None: no calls."""
     form = draw(st.sampled_from([None, "json", "xml"]))
     thought = draw(thoughts)
     text = "" if thought is None else f"<think>{thought}</think>"
@@ -57,7 +58,7 @@ def answers(draw):
 
 
 def news(data, form, cuts, logprobs, *, is_cut=False):
-    """A choice's deltas, in the pieces that `cuts` makes, and its end."""
+    """Return a choice's deltas, split at `cuts`, and its end."""
     places = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
     grammar = FORMS[form] if form else None
     choice = ChoiceDeltas(TOKENIZER, SamplingParams(), EITHER, grammar)
@@ -69,7 +70,7 @@ def news(data, form, cuts, logprobs, *, is_cut=False):
 
 
 def told(found, logprobs=False, after=-1, envelope=ENVELOPE):
-    """The stream that tells of these news, and the whole answer."""
+    """Return the stream for these deltas, and the whole answer."""
     texts = TEXTS if logprobs else None
     frames = ResponsesFrames("r", envelope, texts, after=after)
     whole, made = AccumulatedChoice(0), [frames.first(0)]
@@ -85,7 +86,7 @@ cuts_of = st.lists(st.integers(0, 300), max_size=8)
 
 @quick
 @given(answers(), cuts_of, st.booleans(), st.booleans())
-def test_events_do_not_depend_on_how_tokens_came(answer, cuts, logprobs, is_cut):
+def test_events_do_not_depend_on_token_batches(answer, cuts, logprobs, is_cut):
     data, form = answer
     at_once, whole = told(news(data, form, (), logprobs, is_cut=is_cut), logprobs)
     for pieces in (cuts, range(len(data))):
@@ -104,8 +105,8 @@ def test_events_add_up_and_are_openais(answer, logprobs, is_cut):
 
 @quick
 @given(answers(), st.booleans(), st.data())
-def test_a_reader_goes_on_behind_any_event(answer, logprobs, data):
-    """Also by another process, which has the envelope as the log has it."""
+def test_a_client_may_continue_after_any_event(answer, logprobs, data):
+    """Also from another process, which has the envelope from the log."""
     kept = msgspec.json.decode(msgspec.json.encode(ENVELOPE), type=Envelope)
     stream, _ = told(news(*answer, (), logprobs), logprobs)
     events = stream.split(b"\n\n")[:-1]
@@ -145,14 +146,14 @@ def test_each_token_that_yields_text_has_its_event_with_the_bytes_of_all():
     assert [each["logprob"] for each in first["top_logprobs"]] == [-1.5, -9999.0]
 
 
-def test_an_answer_without_a_word_is_an_empty_text():
+def test_an_empty_answer_has_an_empty_text():
     stream, whole = told(news(b"", None, (), False))
     (item,) = json.loads(whole)["output"]
     assert item["status"] == "completed" and item["content"][0]["text"] == ""
     check_events(stream.decode())
 
 
-def test_what_was_cut_says_so():
+def test_a_cut_answer_is_incomplete():
     for data, form, kind in (
         (b"<think>h", None, "reasoning"),
         (b"hel", None, "message"),
@@ -165,7 +166,7 @@ def test_what_was_cut_says_so():
         check_events(stream.decode())
 
 
-def test_in_the_background_it_is_queued_first():
+def test_a_background_response_is_queued_first():
     asked = msgspec.structs.replace(ASKED, background=True)
     stream, _ = told(news(b"a", None, (), False), envelope=msgspec.structs.replace(ENVELOPE, responses=asked))
     events = check_events(stream.decode())
@@ -175,7 +176,7 @@ def test_in_the_background_it_is_queued_first():
     assert [event["response"]["status"] for event in events[:3]] == ["queued", "queued", "in_progress"]
 
 
-def test_a_request_that_came_to_nothing_failed():
+def test_a_failed_request_ends_as_failed():
     frames = ResponsesFrames("r", ENVELOPE, None)
     stream = frames.first(0) + b"".join(
         frames.delta(0, delta) for delta, reason, _ in news(b"ab", None, (), False) if reason is None
@@ -186,14 +187,14 @@ def test_a_request_that_came_to_nothing_failed():
     assert "deadline" in last["response"]["error"]["message"] and last["response"]["output"] == []
 
 
-def test_a_request_that_was_cancelled_says_so():
+def test_a_cancelled_request_ends_as_failed():
     frames = ResponsesFrames("r", ENVELOPE, None)
     last = check_events((frames.first(0) + frames.error(cancelled_error())).decode())[-1]
     assert (last["type"], last["response"]["status"]) == ("response.failed", "cancelled")
 
 
-def test_where_the_server_ends_the_number_is_the_last_ones():
-    """So a reader that goes on behind it misses nothing."""
+def test_a_shutdown_error_repeats_the_last_number():
+    """So a client that continues after the event misses nothing."""
     stream, _ = told(news(b"abc", None, (), False))
     frames = ResponsesFrames("r", ENVELOPE, None)
     deltas = [delta for delta, _, _ in news(b"abc", None, (), False)]
@@ -204,7 +205,7 @@ def test_where_the_server_ends_the_number_is_the_last_ones():
     assert begun + rest == stream
 
 
-def test_a_response_without_tokens_is_of_its_status():
+def test_a_response_without_tokens_has_its_status():
     response = ResponseObject("r", ENVELOPE)
     for status in ("queued", "in_progress", "cancelled"):
         body = json.loads(response.of(status))

@@ -1,5 +1,4 @@
-"""Responses that are stored: looked at, streamed from any event on, cancelled, deleted, gone on with; behind
-the server's death too."""
+"""Stored responses: get, stream from any event, cancel, delete and continue, also after a server's death."""
 
 import http.client
 import json
@@ -36,7 +35,7 @@ def going_on(log, **options):
 
 
 def begun(server, **fields):
-    """A response on its way, by its id."""
+    """Begin a response, and return its id."""
     status, _, body = server.call(PATH, {"input": TEXT, "background": True, **fields})
     assert (status, body["status"], body["output"]) == (200, "queued", [])
     return body["id"]
@@ -68,16 +67,17 @@ def numbers(text):
     return [json.loads(event)["sequence_number"] for event in told]
 
 
-def test_a_response_in_the_background_is_looked_at_until_it_ends(one):
+def test_a_background_response_is_polled_to_its_end(one):
     name = begun(one, metadata={"a": "b"})
     assert look(one, name)[2]["status"] in ("queued", "in_progress")
     body = ended(one, name)
     assert (body["status"], body["metadata"], text_of(body)) == ("completed", {"a": "b"}, TEXT.upper())
-    wait_for(lambda: one.app.calls.response("", name.removeprefix("resp_")) is None)  # the store has it
+    # The store has the response.
+    wait_for(lambda: one.app.calls.response("", name.removeprefix("resp_")) is None)
     assert look(one, name)[2] == body
 
 
-def test_events_come_again_from_any_of_them_on(one):
+def test_events_are_repeated_from_any_event_on(one):
     name = begun(one)
     live = events(one, name)
     wait_for(lambda: one.app.calls.response("", name.removeprefix("resp_")) is None)
@@ -92,14 +92,14 @@ def test_events_come_again_from_any_of_them_on(one):
     connection.close()
 
 
-def test_a_stream_comes_again_byte_for_byte(one):
+def test_a_stream_is_repeated_byte_for_byte(one):
     first = one.call(PATH, {"input": TEXT, "stream": True, "request_id": "again"})[2]
     assert events(one, "resp_again") == first
     wait_for(lambda: one.app.calls.response("", "again") is None)
     assert events(one, "resp_again") == first
 
 
-def test_a_stream_that_is_left_runs_on_and_is_stored(one):
+def test_an_abandoned_stream_is_stored(one):
     connection = http.client.HTTPConnection("127.0.0.1", one.port, timeout=20)
     connection.request("POST", PATH, json.dumps({"input": TEXT, "stream": True, "request_id": "left"}))
     response = connection.getresponse()
@@ -120,7 +120,7 @@ def test_cancelling_is_idempotent(one):
     assert one.call(f"{PATH}/{whole['id']}/cancel", {}, method="POST")[2] == whole
 
 
-def test_what_is_deleted_is_gone(one):
+def test_deleted_responses_are_gone(one):
     whole = one.call(PATH, {"input": "hi"})[2]
     running = begun(one)
     for name in (whole["id"], running):
@@ -132,7 +132,7 @@ def test_what_is_deleted_is_gone(one):
     wait_for(lambda: not one.engine._open.running)
 
 
-def test_a_response_goes_on_with_another(one):
+def test_a_response_continues_another_response(one):
     first = one.call(PATH, {"input": "one", "instructions": "be brief"})[2]
     second = one.call(PATH, {"input": "two", "previous_response_id": first["id"]})[2]
     assert second["previous_response_id"] == first["id"] and text_of(second) == "TWO"
@@ -155,19 +155,19 @@ def test_a_response_goes_on_with_another(one):
         ("?stream=true&starting_after=a", "starting_after"),
         ("/input_items?limit=0", "limit"),
         ("/input_items?limit=101", "limit"),
-        ("/input_items?limit=0000000201009999", "limit"),  # of which the first digits would do
+        ("/input_items?limit=0000000201009999", "limit"),  # The first digits would be valid.
         (f"/input_items?limit=000000001{'0' * 5000}", "limit"),
         ("/input_items?order=up", "order"),
         ("/input_items?after=msg_none", "after"),
     ],
 )
-def test_what_a_look_asks_for_is_checked(one, query, param):
+def test_query_parameters_are_checked(one, query, param):
     name = one.call(PATH, {"input": "hi"})[2]["id"]
     status, _, body = look(one, name, query)
     assert (status, body["error"]["param"]) == (400, param)
 
 
-def test_input_items_turn_their_pages(one):
+def test_input_items_have_pages(one):
     given = [{"role": "user", "content": text} for text in "abc"]
     name = one.call(PATH, {"input": given})[2]["id"]
     pages = [look(one, name, f"/input_items?{query}")[2] for query in ("limit=2", "order=asc&limit=2")]
@@ -181,8 +181,8 @@ def long_input(num_chars):
     return [{"role": "user", "content": text} for text in ("x" * num_chars, "a")]
 
 
-def test_what_a_response_goes_on_with_is_read_beside_the_event_loop(one, monkeypatch):
-    """However short the call is that names it."""
+def test_previous_items_are_read_beside_the_event_loop(one, monkeypatch):
+    """However short the call is."""
     threads = []
     for owner, name in (
         (ContinuationReader, "read"),
@@ -204,7 +204,7 @@ def test_what_a_response_goes_on_with_is_read_beside_the_event_loop(one, monkeyp
         threads.clear()
 
 
-def test_what_a_response_goes_on_with_takes_room_of_bodies(tmp_path):
+def test_previous_items_count_as_body_bytes(tmp_path):
     log, room = tmp_path / "log", {"max_body_bytes": 12_000, "max_bodies_bytes": 25_000}
     with served(engine_options={"log": log}, storage={"log": log}, **room) as server:
         name = server.call(PATH, {"input": long_input(10_000)})[2]["id"]
@@ -216,7 +216,7 @@ def test_what_a_response_goes_on_with_takes_room_of_bodies(tmp_path):
         wait_for(lambda: is_empty(server))
 
 
-def test_store_false_keeps_nothing(one):
+def test_store_false_stores_nothing(one):
     body = one.call(PATH, {"input": "hi", "store": False})[2]
     assert not body["store"] and look(one, body["id"])[0] == 404
 
@@ -230,7 +230,7 @@ def test_without_a_log_nothing_is_stored():
             assert (status, found["error"]["param"]) == (400, field) and "--log" in found["error"]["message"]
 
 
-def test_what_the_process_before_began_is_finished_and_stored(tmp_path):
+def test_recovered_responses_are_finished_and_stored(tmp_path):
     log = tmp_path / "log"
     with served(
         executor_class=Leaving, drain_s=0, engine_options={"log": log}, storage={"log": log}
@@ -254,7 +254,7 @@ def test_what_the_process_before_began_is_finished_and_stored(tmp_path):
     assert set(ends(log).values()) == {"stop"}
 
 
-def test_a_stored_response_that_nobody_asks_for_is_cancelled_in_time(tmp_path):
+def test_unclaimed_stored_responses_are_cancelled(tmp_path):
     log = tmp_path / "log"
     options = {"engine_options": {"log": log}, "storage": {"log": log}}
     with served(executor_class=Leaving, reattach_s=0.1, **options) as server:
@@ -268,8 +268,8 @@ def test_a_stored_response_that_nobody_asks_for_is_cancelled_in_time(tmp_path):
         assert ended(server, name)["status"] == "completed", "who runs in the background is finished"
 
 
-def test_the_same_request_id_finds_what_the_store_has_behind_a_death(tmp_path):
-    """Its client did not hear that it ended, and the process before had no other need of it."""
+def test_a_request_id_finds_a_stored_answer_after_a_death(tmp_path):
+    """The client did not learn about the end, and the last process did not need the answer any more."""
     log, headers, body = tmp_path / "log", {"X-Request-Id": "mine"}, {"input": TEXT}
     with served(executor_class=Leaving, engine_options={"log": log}, storage={"log": log}) as server:
         first = server.call(PATH, body, headers)[2]
@@ -282,7 +282,7 @@ def test_the_same_request_id_finds_what_the_store_has_behind_a_death(tmp_path):
     assert len(ends(log)) == 2
 
 
-def test_its_key_does_so_too(tmp_path):
+def test_a_key_finds_a_stored_answer_after_a_death(tmp_path):
     log, headers, body = tmp_path / "log", {"Idempotency-Key": "order 7"}, {"input": TEXT}
     with served(executor_class=Leaving, engine_options={"log": log}, storage={"log": log}) as server:
         server.call(PATH, {"input": "another"}, {"Idempotency-Key": "order 6"})
@@ -301,8 +301,8 @@ def test_its_key_does_so_too(tmp_path):
     assert len(ends(log)) == 3
 
 
-def test_a_client_that_tries_again_has_the_response_that_was_begun(tmp_path):
-    """Without a key, and though the server went on with it by itself."""
+def test_a_retry_continues_a_begun_response(tmp_path):
+    """Without a key, and although the server continued the response by itself."""
     log, body = tmp_path / "log", {"input": TEXT, "background": True}
     with served(
         executor_class=Leaving, drain_s=0, engine_options={"log": log}, storage={"log": log}

@@ -1,4 +1,4 @@
-"""/v1/sessions over a socket: opened, grown, asked, closed; whose they are, what is refused, and again."""
+"""/v1/sessions over a socket: open, append, ask, close; owners, refusals, and repeated calls."""
 
 import base64
 import io
@@ -28,7 +28,7 @@ def url(colour="red"):
 
 
 class Looking(TurnEcho):
-    """Sees whether frames are images, and whether uploaded ones are there."""
+    """Checks that frames are images, and that uploaded images exist."""
 
     def prepare_turn(self, content, **options):
         for part in content:
@@ -56,7 +56,7 @@ def server():
 
 
 class Sessions:
-    """The routes of one session."""
+    """The routes of a session."""
 
     def __init__(self, server, body=None, headers=None):
         self.server, self.headers = server, headers
@@ -72,12 +72,12 @@ class Sessions:
 
 
 def said_in(text):
-    """Of a stream."""
+    """Return the text of a stream."""
     events = [json.loads(event) for event in events_of(text)[:-1]]
     return "".join(e["choices"][0]["delta"].get("content") or "" for e in events if e["choices"])
 
 
-def test_a_session_grows_and_is_asked(server):
+def test_a_session_appends_and_answers(server):
     one = Sessions(server, {"system": "s", "anchor": "ab"})
     assert one.opened["tokens"] == 4 and one.opened["requests"] == 1 and one.opened["model"] == "echo"
     status, _, told = one("append", {"content": [{"type": "text", "text": "cd"}]})
@@ -97,7 +97,7 @@ def test_a_session_grows_and_is_asked(server):
     assert one.ask("s")[2]["error"]["code"] == "session_not_found"
 
 
-def test_what_comes_again_is_not_done_again(server):
+def test_repeated_calls_change_nothing(server):
     one = Sessions(server)
     assert one("append", {"content": "ab", "index": 0})[2]["tokens"] == 3
     assert one("append", {"content": "ab", "index": 0})[2]["tokens"] == 3
@@ -110,7 +110,7 @@ def test_what_comes_again_is_not_done_again(server):
     assert one()[2]["requests"] == 2
 
 
-def test_a_question_that_comes_again_has_the_same_answer():
+def test_a_repeated_question_has_the_same_answer():
     with served(echo(reasoning_start="<", reasoning_end="Q")) as server:
         one = Sessions(server)
         one("append", {"content": "ab"})
@@ -134,7 +134,7 @@ def test_a_question_that_comes_again_has_the_same_answer():
         assert one.ask("q", index=6)[0] == 200 and one()[2]["requests"] == 7
 
 
-def test_a_question_that_comes_again_behind_a_crash_has_the_same_answer(tmp_path):
+def test_a_repeated_question_has_the_same_answer_after_a_crash(tmp_path):
     folder = tmp_path / "log"
     marks = {"reasoning_start": "<", "reasoning_end": "Q"}
     asked = {"stop": ["R"]}, {"max_tokens": 4}, {}, {"response_format": {"type": "json_object"}}
@@ -154,7 +154,7 @@ def test_a_question_that_comes_again_behind_a_crash_has_the_same_answer(tmp_path
         assert status == 409 and "the server restarted" in told["error"]["message"]
 
 
-def test_what_belongs_to_the_session_is_no_field_of_a_question(server):
+def test_session_fields_are_refused_in_questions(server):
     one, function = Sessions(server), {"type": "function", "function": {"name": "f"}}
     for name, value, nothing in (
         ("messages", [], None),
@@ -198,7 +198,7 @@ def test_an_invalid_frame_is_refused_at_once(server):
     assert one.ask("q")[2]["choices"][0]["message"]["content"] == "<FFQ>"
 
 
-def test_a_question_that_comes_to_nothing_keeps_the_frame():
+def test_a_failed_question_keeps_the_frame():
     with served(echo(executor_class=Slower)) as server:
         one = Sessions(server)
         one("frame", {"image": url(), "seconds": 0})
@@ -216,7 +216,7 @@ def test_a_question_that_comes_to_nothing_keeps_the_frame():
         assert one.ask("q", max_tokens=4)[2]["choices"][0]["message"]["content"] == "<FXQ"
 
 
-def test_a_frame_that_waits_and_comes_again_is_not_its_own_partner(server):
+def test_a_repeated_waiting_frame_is_not_paired_with_itself(server):
     one, frame = Sessions(server), {"image": url(), "seconds": 1.0, "index": 0}
     for _ in range(3):
         told = one("frame", frame)[2]
@@ -230,7 +230,7 @@ def test_a_frame_that_waits_and_comes_again_is_not_its_own_partner(server):
     assert one("frame", {"image": url(), "seconds": 3.0})[2]["frames_held"] == 0, "nobody counts these"
 
 
-def test_what_is_refused(server):
+def test_invalid_session_calls_are_refused(server):
     one = Sessions(server)
     for way, body, param in (
         ("append", {"content": "a", "zzz": 1}, None),
@@ -256,7 +256,7 @@ def test_what_is_refused(server):
     assert one("append", None, "PUT")[0] == 405
 
 
-def test_too_many_that_wait_are_refused(server):
+def test_too_many_waiting_calls_are_refused(server):
     one, found = Sessions(server), []
     threads = [
         threading.Thread(target=lambda: found.append(one.ask("q" * 20, max_tokens=5)[0])) for _ in range(24)
@@ -268,7 +268,7 @@ def test_too_many_that_wait_are_refused(server):
     assert set(found) == {200, 409}
 
 
-def test_a_session_is_its_keys(tmp_path):
+def test_a_session_belongs_to_its_key(tmp_path):
     keys = tmp_path / "keys"
     keys.write_text("one\ntwo\n")
     with served(echo(max_sessions=4), key_file=keys) as server:
@@ -283,7 +283,7 @@ def test_a_session_is_its_keys(tmp_path):
 
 
 def test_a_keys_share_holds_for_calls_at_once(tmp_path):
-    """None of which the engine has seen when the last of them comes."""
+    """The engine has seen none of the calls when the last call arrives."""
     keys = tmp_path / "keys"
     keys.write_text("one\ntwo\n")
     with served(echo(max_sessions=8, executor_class=Slower), key_file=keys) as server:
@@ -309,7 +309,7 @@ def test_the_number_of_sessions_is_bounded():
         assert server.call("/v1/sessions", {})[2]["error"]["code"] == "queue_full"
 
 
-def test_what_a_session_held_goes_with_it(monkeypatch):
+def test_closing_a_session_releases_its_memory(monkeypatch):
     monkeypatch.setattr(open_sessions, "FORGET_EVERY_S", 0.02)
     with served(echo()) as server:
         known = server.app._sessions._open
@@ -338,7 +338,7 @@ def test_frames_that_wait_have_a_limit():
         assert one("frame", waiting())[0] == 200
 
 
-def test_frames_that_wait_leave_room_for_other_keys(tmp_path):
+def test_waiting_frames_are_limited_by_key(tmp_path):
     keys = tmp_path / "keys"
     keys.write_text("one\ntwo\n")
     with served(echo(session_media_bytes=0), key_file=keys, max_body_bytes=1024) as server:
@@ -362,9 +362,9 @@ def test_sessions_outlive_a_server(tmp_path):
         assert one.ask("r")[2]["choices"][0]["message"]["content"].endswith("><R>")
 
 
-def test_sessions_are_not_kept_where_requests_go_elsewhere(server):
+def test_sessions_are_refused_with_several_replicas(server):
     class Elsewhere:
-        """An engine whose replicas are elsewhere."""
+        """An engine with replicas in other processes."""
 
         def __init__(self, engine):
             self._inner = engine

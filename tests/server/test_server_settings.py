@@ -1,4 +1,4 @@
-"""Settings as users of vLLM and llama.cpp try them first: flags, files, the environment; and TLS."""
+"""Settings that users of vLLM and llama.cpp try first: flags, files, the environment; and TLS."""
 
 import http.client
 import json
@@ -24,14 +24,14 @@ from tests.cli.cli_process import call_cli
 from tests.server.running import served
 
 COMMANDS = typer.main.get_command(app).commands
-# --ray serves in another way, which refuses some of the rest (tests/fleet).
+# --ray serves in another way, which refuses some other options (tests/fleet).
 ELSEWHERE = ("help", "config", "first", *(field.name for field in fields(Fleet)))
 OPTIONS = {each.opts[0]: each for each in COMMANDS["serve"].params if each.name not in ELSEWHERE}
 
 
 @pytest.fixture
 def started(monkeypatch):
-    """Runs the command up to its engine: what it would serve with."""
+    """Run the command up to its engine, and return its arguments."""
     from mmengine.cli import serve
 
     kept = SimpleNamespace()
@@ -54,7 +54,7 @@ def started(monkeypatch):
 
     monkeypatch.setattr(serve, "_told", told)
     monkeypatch.setattr(serve, "_engine", engine)
-    monkeypatch.setattr(serve, "check_tracing", lambda settings: None)  # the extra may not be there
+    monkeypatch.setattr(serve, "check_tracing", lambda settings: None)  # The extra may be missing.
     monkeypatch.setattr(serve, "server_settings", groups)
     monkeypatch.setattr(lifecycle, "serve", serving)
     monkeypatch.setattr(lifecycle, "run", lambda found: None)
@@ -72,16 +72,16 @@ def started(monkeypatch):
     return start
 
 
-def test_each_engine_option_of_run_is_one_of_serve():
+def test_serve_has_all_engine_options_of_run():
     run = {each.name: each for each in COMMANDS["run"].params}
     panel = [each.name for each in run.values() if getattr(each, "rich_help_panel", "") == "Model"]
     assert {"model", "device", "dtype", "setting", "spec", "tensor_parallel"} <= set(panel)
     assert set(panel) <= {each.name for each in OPTIONS.values()}
 
 
-def test_each_flag_is_a_variable_and_a_line_of_a_file_too(started, tmp_path, monkeypatch):
-    """All of them at once, each with another value than its own, in three ways."""
-    somewhere = partial(msgspec.structs.replace, port=0)  # whoever has 8001
+def test_each_flag_has_a_variable_and_a_file_option(started, tmp_path, monkeypatch):
+    """All options at once, each with a value other than its default, in three ways."""
+    somewhere = partial(msgspec.structs.replace, port=0)  # Port 8001 may be in use.
     monkeypatch.setattr(
         "mmengine.server.lifecycle.listening_socket.listen", lambda settings: listen(somewhere(settings))
     )
@@ -123,7 +123,7 @@ def test_each_flag_is_a_variable_and_a_line_of_a_file_too(started, tmp_path, mon
         if isinstance(option.default, bool):
             given[flag] = not option.default
         elif flag not in given:
-            given[flag] = (option.default or 0) + 1  # a number
+            given[flag] = (option.default or 0) + 1  # A number.
 
     def words(value):
         return [str(each) for each in (value if isinstance(value, list) else [value])]
@@ -149,11 +149,11 @@ def test_each_flag_is_a_variable_and_a_line_of_a_file_too(started, tmp_path, mon
     }
     assert found(started(**variables)) == flags
     lines = {flag.removeprefix("--"): value for flag, value in given.items()}
-    (tmp_path / "serve.yaml").write_text(json.dumps(lines, default=str))  # JSON is YAML
+    (tmp_path / "serve.yaml").write_text(json.dumps(lines, default=str))  # JSON is YAML.
     assert found(started("--config", tmp_path / "serve.yaml", MMENGINE_PORT=None)) == flags
 
 
-def test_a_file_says_what_is_served(started, tmp_path):
+def test_a_config_file_sets_options(started, tmp_path):
     template = tmp_path / "a.jinja"
     template.write_text("{{ messages[0].content }}")
     (tmp_path / "serve.yaml").write_text(
@@ -170,7 +170,7 @@ def test_a_file_says_what_is_served(started, tmp_path):
     assert found.model.dtype == "bfloat16"
 
 
-def test_one_name_in_a_file_is_one_name_and_settings_may_be_a_list(started, tmp_path):
+def test_names_and_settings_in_a_file(started, tmp_path):
     (tmp_path / "serve.yaml").write_text("served-model-name: shapes\nset: [max_num_seqs=3]\n")
     found = started("--config", tmp_path / "serve.yaml")
     assert found.names == ("shapes",) and found.config.max_num_seqs == 3
@@ -179,7 +179,7 @@ def test_one_name_in_a_file_is_one_name_and_settings_may_be_a_list(started, tmp_
     assert found.names == ("7",) and found.config.enable_prefix_caching is False
 
 
-def test_the_command_line_wins_then_the_environment_then_the_file(started, tmp_path):
+def test_precedence_of_option_sources(started, tmp_path):
     (tmp_path / "serve.yaml").write_text("drain-s: 1\nping-s: 1\nkey-share: 0.25\n")
     arguments = ("--config", tmp_path / "serve.yaml", "--drain-s", "3")
     settings = started(*arguments, MMENGINE_DRAIN_S="2", MMENGINE_PING_S="2").settings
@@ -187,7 +187,7 @@ def test_the_command_line_wins_then_the_environment_then_the_file(started, tmp_p
     assert started(MMENGINE_CONFIG=str(tmp_path / "serve.yaml")).settings.drain_s == 1
 
 
-def test_the_model_is_called_by_its_own_name_unless_it_has_another(started):
+def test_the_default_served_name(started):
     assert started().names == ("mmengine-shapes",)
     for words in (["--model", "a/b"], ["a/b"], ["a/b", "--model", "a/b"]):
         found = started(*words)
@@ -217,7 +217,7 @@ def test_null_is_absence_in_all_routes_and_in_what_they_hold():
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory):
-    """Of a server that is called localhost, and of a client, both signed by themselves."""
+    """Self-signed certificates for a server with the name localhost, and for a client."""
     if shutil.which("openssl") is None:
         pytest.skip("there is no openssl to make certificates with")
     folder = tmp_path_factory.mktemp("tls")
@@ -258,7 +258,7 @@ def test_tls_and_certificates_of_clients(certificates):
             over_tls(one.port, folder)
 
 
-def test_tls_files_are_looked_at_before_a_model_is_loaded(certificates, started):
+def test_tls_files_are_checked_before_a_model_is_loaded(certificates, started):
     folder = certificates
     locked = ("--ssl-certfile", folder / "locked.pem", "--ssl-keyfile", folder / "locked.key")
     assert started(*locked, MMENGINE_SSL_KEYFILE_PASSWORD="secret").settings.ssl_keyfile_password == "secret"
@@ -275,7 +275,7 @@ def test_tls_files_are_looked_at_before_a_model_is_loaded(certificates, started)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="as tests of the command are")
-def test_a_wrong_value_of_a_file_is_told(tmp_path):
+def test_invalid_values_in_a_file_are_reported(tmp_path):
     for text, says in (
         ("port: many\n", "port"),
         ("unknown-fields: maybe\n", "unknown-fields"),
@@ -292,8 +292,8 @@ def test_a_wrong_value_of_a_file_is_told(tmp_path):
         )
 
 
-def test_a_new_log_has_calls_before_batches(started, tmp_path):
-    """Unless somebody chose, or the log is there: it goes on as it was begun."""
+def test_a_new_log_uses_priority_scheduling(started, tmp_path):
+    """Unless the user chose otherwise, or the log exists: then it continues with its own setting."""
     log = tmp_path / "log"
     begun = ("--no-supervise", "--log", log)
     assert started().config.policy == "fcfs" and started(*begun).config.policy == "priority"

@@ -1,4 +1,4 @@
-"""A server that is told to end: streams finish, and whoever goes on with its log finishes what does not."""
+"""Shutdown: streams finish, and the next server with the log finishes the rest."""
 
 import http.client
 import json
@@ -21,7 +21,7 @@ ASKED = {"messages": [{"role": "user", "content": "a" * 300}]}
 
 
 class Leaving(SlowEcho):
-    """Ends with requests that run."""
+    """Leaves running requests in the log at its end."""
 
     pause_s = 0.02
 
@@ -30,7 +30,7 @@ class Leaving(SlowEcho):
 
 
 def ends(folder):
-    """How the requests of a log ended, by id; None: not yet."""
+    """Return how the requests in a log ended, by id; None: still running."""
     found = {}
     for record in CheckedLog(folder):
         if isinstance(record.event, ev.Queued):
@@ -47,7 +47,7 @@ def all_of(connection):
     return data
 
 
-def test_streams_finish_when_the_server_is_told_to_end():
+def test_streams_finish_at_shutdown():
     with served(executor_class=SlowEcho) as one:
         connection = opened(one)
         assert b"200 OK" in connection.recv(4096)
@@ -61,7 +61,7 @@ def test_streams_finish_when_the_server_is_told_to_end():
 
 
 @pytest.mark.parametrize("signals", [1, 2], ids=["the time is over", "a second signal"])
-def test_what_does_not_finish_stays_in_the_log_and_is_finished_by_the_next(tmp_path, signals):
+def test_unfinished_requests_are_finished_by_the_next_server(tmp_path, signals):
     log, answers = tmp_path / "log", []
     with served(
         executor_class=Leaving, drain_s=0 if signals == 1 else 60, engine_options={"log": log}
@@ -78,7 +78,7 @@ def test_what_does_not_finish_stays_in_the_log_and_is_finished_by_the_next(tmp_p
         rest = all_of(connection)
         whole.join()
         one._thread.join(20)
-        assert time.monotonic() - begun < 20  # of 60, with a second signal
+        assert time.monotonic() - begun < 20  # drain_s is 60; a second signal ends the wait.
     fate = "stays in its log, and the next server with this log finishes it"
     assert json.loads(rest.split(b"data: ")[-2])["error"] == {
         "message": f"the server is shutting down; request stream {fate}",
@@ -99,7 +99,7 @@ def test_what_does_not_finish_stays_in_the_log_and_is_finished_by_the_next(tmp_p
     assert ends(log) == {"stream": "length", "whole/0": "length", "whole/1": "length"}
 
 
-def test_without_a_log_the_caller_hears_that_it_is_given_up():
+def test_without_a_log_shutdown_cancels_requests():
     with served(executor_class=Leaving, drain_s=0) as one:
         connection = opened(one, request_id="mine")
         assert b"200 OK" in connection.recv(4096)
@@ -109,7 +109,7 @@ def test_without_a_log_the_caller_hears_that_it_is_given_up():
     assert json.loads(rest.split(b"data: ")[-2])["error"]["message"] == text
 
 
-def test_a_client_that_leaves_while_the_server_ends_is_cancelled(tmp_path):
+def test_a_disconnect_during_shutdown_cancels_the_request(tmp_path):
     log = {"engine_options": {"log": tmp_path / "log"}}
     with served(executor_class=Leaving, drain_s=20, reattach_s=0, **log) as one:
         connection = opened(one, request_id="mine")
@@ -120,7 +120,7 @@ def test_a_client_that_leaves_while_the_server_ends_is_cancelled(tmp_path):
     assert ends(tmp_path / "log") == {"mine": "abort"}
 
 
-def test_a_body_that_comes_while_the_server_ends_is_sent_away():
+def test_a_body_during_shutdown_is_refused():
     with served(drain_s=0) as one:
         connection = socket.create_connection(("127.0.0.1", one.port))
         connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 9\r\n\r\n{")
@@ -130,8 +130,8 @@ def test_a_body_that_comes_while_the_server_ends_is_sent_away():
     assert rest.startswith(b"HTTP/1.1 503 ") and b'"code":"shutting_down"' in rest
 
 
-def test_who_connects_while_it_ends_is_answered_by_the_next_on_the_same_socket(monkeypatch):
-    """Where another process has the socket too: nobody is sent away, and no connection breaks."""
+def test_clients_during_shutdown_are_answered_by_the_next_server(monkeypatch):
+    """Another process has the socket too: no client is refused, and no connection breaks."""
     answers = []
 
     def ask():
@@ -157,7 +157,7 @@ def test_who_connects_while_it_ends_is_answered_by_the_next_on_the_same_socket(m
     assert answers == [200, 200, 200]
 
 
-def test_who_comes_while_it_ends_is_sent_away():
+def test_new_calls_during_shutdown_are_refused():
     with served(executor_class=Leaving) as one:
         connections = opened(one), socket.create_connection(("127.0.0.1", one.port))
         assert b"200 OK" in connections[0].recv(4096)

@@ -1,4 +1,4 @@
-"""Responses on their way into the store: what comes twice, is refused, deleted or cut off meanwhile."""
+"""Responses on their way into the store: repeated, refused, deleted, or interrupted meanwhile."""
 
 import asyncio
 import base64
@@ -47,7 +47,7 @@ def one(log):
 
 
 def in_store(server, what="SELECT id FROM responses"):
-    """Rows of what is on the disk now."""
+    """Return the rows that are on the disk now."""
     return asyncio.run(server.storage._database.read(lambda connection: connection.execute(what).fetchall()))
 
 
@@ -56,7 +56,7 @@ def unfinished(server):
 
 
 class Store:
-    """The store of a server, which fails or waits as it is told."""
+    """A server's store that fails or waits on command."""
 
     def __init__(self, server, monkeypatch):
         self.fails, self.tries, self.may_begin = False, 0, threading.Event()
@@ -95,7 +95,7 @@ def test_a_stored_response_is_not_kept_in_memory(one, monkeypatch):
         made.append(weakref.ref(self))
 
     monkeypatch.setattr(DetachedCall, "__init__", init)
-    gc.disable()  # nothing waits for it: no cycle holds them
+    gc.disable()  # Nothing needs the collector: no reference cycle holds them.
     try:
         for number in range(5):
             one.call(PATH, {"input": f"a{number}", "stream": number % 2 == 0})
@@ -105,7 +105,7 @@ def test_a_stored_response_is_not_kept_in_memory(one, monkeypatch):
     assert not one.app.calls._unread and not one.app.calls._num_unread
 
 
-def test_what_a_call_brings_takes_room_of_what_is_kept(one):
+def test_a_calls_input_counts_in_the_stores_limit(one):
     for number in range(3):
         call = {"input": [{"role": "user", "content": "x" * 100_000}, {"role": "user", "content": "a"}]}
         assert one.call(PATH, {**call, "request_id": f"large{number}"})[0] == 200
@@ -138,7 +138,7 @@ def test_one_id_with_two_keys_is_refused(one):
 
 
 @pytest.mark.parametrize("headers", [{"Idempotency-Key": "k"}, {"X-Request-Id": "x"}])
-def test_of_a_call_that_comes_twice_at_once_one_is_kept(one, monkeypatch, headers):
+def test_a_concurrent_repeated_call_is_stored_once(one, monkeypatch, headers):
     store = Store(one, monkeypatch)
     store.may_begin.clear()
     found = []
@@ -158,13 +158,13 @@ def test_of_a_call_that_comes_twice_at_once_one_is_kept(one, monkeypatch, header
     assert len(in_store(one)) == 1 and len(in_store(one, "SELECT sha FROM media")) == 1
 
 
-def test_a_response_that_is_refused_leaves_nothing(one):
+def test_a_refused_response_leaves_no_row(one):
     for fields in ({"input": with_picture("bad")}, {"input": with_picture("a" * 9000)}):
         assert one.call(PATH, fields)[0] == 400
     wait_for(lambda: not in_store(one) and not in_store(one, "SELECT sha FROM media"))
 
 
-def test_what_was_begun_and_never_accepted_is_gone_with_the_next_server(log, one):
+def test_begun_but_unaccepted_responses_are_removed_at_startup(log, one):
     held = {"aa": b"bytes"}
     asyncio.run(one.storage.answers.begin("left", "", 1, b"{}", held))
     name = begun(one, input=with_picture(TEXT)).removeprefix("resp_")
@@ -189,7 +189,7 @@ def test_a_large_input_outlives_a_server_that_ends(log):
         assert found[0]["content"][0]["text"] == text
 
 
-def test_a_store_that_fails_is_tried_again(one, monkeypatch):
+def test_a_failing_store_is_retried(one, monkeypatch):
     monkeypatch.setattr(storing, "AGAIN_S", 0.05)
     monkeypatch.setattr(storing, "MAX_WAITING", 2)
     store = Store(one, monkeypatch)
@@ -210,7 +210,7 @@ def test_a_store_that_fails_is_tried_again(one, monkeypatch):
 
 
 def test_cancelled_and_deleted_responses_stay_so_after_a_kill(one, log, tmp_path):
-    """A copy of log and store, made when the server said so, is what a kill then would leave."""
+    """A copy of log and store, made at the server's confirmation, is the state after a kill."""
     cancelled, deleted = begun(one), begun(one)
     assert one.call(f"{PATH}/{cancelled}/cancel", {})[2]["status"] == "cancelled"
     assert one.call(f"{PATH}/{deleted}", method="DELETE")[0] == 200
@@ -222,7 +222,7 @@ def test_cancelled_and_deleted_responses_stay_so_after_a_kill(one, log, tmp_path
         assert look(server, deleted)[0] == 404
 
 
-def test_what_was_deleted_before_it_was_stored_stays_so_behind_a_kill(one, log, tmp_path):
+def test_deletion_before_storage_survives_a_kill(one, log, tmp_path):
     for number in range(5):
         name = one.call(PATH, {"input": "hi"})[2]["id"]
         assert one.call(f"{PATH}/{name}", method="DELETE")[0] == 200
@@ -234,7 +234,7 @@ def test_what_was_deleted_before_it_was_stored_stays_so_behind_a_kill(one, log, 
 
 
 @pytest.mark.parametrize("headers", [{"Idempotency-Key": "k"}, {"X-Request-Id": "x"}])
-def test_what_runs_in_the_background_is_known_by_its_key_as_long_as_it_runs(one, headers):
+def test_a_key_finds_a_running_background_response(one, headers):
     one.app.calls._reattach_s, one.executor.pause_s = 0.05, 0.02
     body = {"input": TEXT, "background": True}
     first = one.call(PATH, body, headers)[2]
@@ -244,8 +244,8 @@ def test_what_runs_in_the_background_is_known_by_its_key_as_long_as_it_runs(one,
 
 
 @pytest.mark.parametrize("goes_on", [False, True])
-def test_who_reads_a_response_again_has_it_to_its_end(one, log, goes_on):
-    """However long it takes behind the time for which one waits that nobody reads."""
+def test_a_repeated_read_gets_the_whole_response(one, log, goes_on):
+    """However long this takes beyond the time that an unread answer waits."""
     connection = http.client.HTTPConnection("127.0.0.1", one.port, timeout=20)
     connection.request("POST", PATH, json.dumps({"input": TEXT, "stream": True, "request_id": "slow"}))
     connection.getresponse().readline()
@@ -260,8 +260,8 @@ def test_who_reads_a_response_again_has_it_to_its_end(one, log, goes_on):
 
 
 @pytest.mark.parametrize("scores", [False, True])
-def test_a_long_answer_is_read_a_little_at_a_time(scores):
-    """Or whoever looks at one would keep all others waiting."""
+def test_a_long_answer_is_read_in_parts(scores):
+    """Otherwise a single reader would keep all other clients waiting."""
     tokens = list(range(5000))
     logprobs = [((token, -1.0),) for token in tokens] if scores else None
     sampling, asked = SamplingParams(max_tokens=5000), ("a", NO_REASONING, None, {}, 3)
@@ -281,7 +281,7 @@ def test_a_long_answer_is_read_a_little_at_a_time(scores):
         assert [entry for output in first for entry in output.logprobs] == logprobs
 
 
-def test_images_of_a_response_go_with_it(one, log):
+def test_deleting_a_response_deletes_its_images(one, log):
     client = openai.OpenAI(base_url=f"http://127.0.0.1:{one.port}/v1", api_key="none", max_retries=0)
     file = client.files.create(file=("a.png", b"of an upload"), purpose="vision")
     parts = [PICTURE, {"type": "input_image", "file_id": file.id}, {"type": "input_text", "text": "a"}]

@@ -1,4 +1,4 @@
-"""Streams over a real socket: they equal whole answers, end when their reader does, and leak nothing."""
+"""Streams over a real socket: they equal whole answers, end with their reader, and leak nothing."""
 
 import base64
 import json
@@ -37,7 +37,7 @@ def chunks(events):
 
 
 @pytest.mark.parametrize("n", [1, 3])
-def test_a_stream_says_what_the_whole_answer_says(slow, n):
+def test_a_stream_equals_the_whole_answer(slow, n):
     whole = slow.chat("hello there", n=n, request_id="a")[2]
     found = chunks(slow.events("hello there", n=n, request_id="a", stream_options={"include_usage": True}))
     for index in range(n):
@@ -54,7 +54,7 @@ def test_a_stream_says_what_the_whole_answer_says(slow, n):
     assert {each["id"] for each in found} == {whole["id"]} == {"chatcmpl-a"}
 
 
-def test_created_and_ids_are_those_of_the_log(tmp_path):
+def test_created_and_ids_come_from_the_log(tmp_path):
     import msgspec
 
     from mmengine.events import vocabulary as ev
@@ -69,7 +69,7 @@ def test_created_and_ids_are_those_of_the_log(tmp_path):
     assert kept == {"api": "chat", "created": answer["created"], "model": "echo"}
 
 
-def test_usage_is_in_a_stream_only_where_it_was_asked_for(slow):
+def test_stream_usage_is_optional(slow):
     assert all("usage" not in each for each in chunks(slow.events("hi")))
     assert all("usage" not in each for each in chunks(slow.events("hi", stream_options={})))
 
@@ -119,7 +119,7 @@ def test_disconnects_at_random_leak_nothing(slow):
 
 @contextmanager
 def paused(server, pause_s):
-    """Steps that take so long."""
+    """Steps with this duration."""
     before, server.executor.pause_s = server.executor.pause_s, pause_s
     try:
         yield
@@ -148,7 +148,7 @@ def test_a_slow_reader_is_cut(slow, monkeypatch):
 
 
 class Large:
-    """In place of a route. `paces`: whether the server waits for the reader before all was written."""
+    """Replaces a route. `paces`: whether the server waits for the reader before everything is written."""
 
     BODY = bytes(8_000_000)
 
@@ -175,15 +175,15 @@ def asked_for(server, large, monkeypatch, headers=b""):
 
 
 @pytest.mark.parametrize("what", ["a file", "an answer", "one that was closed behind", "one closed, unpaced"])
-def test_who_does_not_read_a_large_answer_is_cut(slow, what, monkeypatch, tmp_path):
+def test_a_reader_that_stops_is_disconnected(slow, what, monkeypatch, tmp_path):
     large = Large(tmp_path / "file" if what == "a file" else None, "unpaced" not in what)
     headers = b"connection: close\r\n" if "closed" in what else b""
     with asked_for(slow, large, monkeypatch, headers):
         wait_for(lambda: large.was_asked and not slow.server.server_state.connections)
 
 
-def test_who_reads_a_large_answer_slowly_has_all_of_it(monkeypatch):
-    """Though it takes longer than one write may wait."""
+def test_a_slow_but_steady_reader_gets_everything(monkeypatch):
+    """Although this takes longer than a single write may wait."""
     with served(slow_reader_s=0.3) as one, asked_for(one, Large(None, True), monkeypatch) as connection:
         came = connection.makefile("rb")
         while came.readline() != b"\r\n":
@@ -195,7 +195,7 @@ def test_who_reads_a_large_answer_slowly_has_all_of_it(monkeypatch):
         assert time.monotonic() - begun > 2 * one.settings.slow_reader_s
 
 
-def test_an_error_in_the_middle_is_an_event_and_its_details_are_the_operators(caplog):
+def test_a_stream_error_is_an_event_without_details(caplog):
     class Broken(SlowEcho):
         def collect(self):
             found = super().collect()
@@ -217,7 +217,7 @@ def test_an_error_in_the_middle_is_an_event_and_its_details_are_the_operators(ca
     assert len(told) == 2 and all("RuntimeError: the device fell over" in each for each in told)
 
 
-def test_a_deadline_in_the_middle_is_an_event(slow):
+def test_a_deadline_in_a_stream_is_an_event(slow):
     events = events_past_the_deadline(slow)
     assert len(events) > 2, "it had begun"
     assert json.loads(events[-2])["error"]["code"] == "deadline_exceeded" and events[-1] == "[DONE]"

@@ -1,4 +1,4 @@
-"""Tools over HTTP: streams and whole answers say the same, and what `chat` of the engine says."""
+"""Tools over HTTP: streams, whole answers and the engine's `chat` give the same results."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ CALLS = (
 
 
 class Saying(EchoExecutor):
-    """Answers with the prompt as it is."""
+    """Answers with the unchanged prompt."""
 
     def answer_to(self, prompt):
         return prompt
@@ -46,7 +46,9 @@ def embedded():
 
 
 def summed(events):
-    """The messages that a stream's frames add up to, their finish reasons, and how often each was said."""
+    """Return the messages that a stream's frames add up to, their finish reasons, and how often each
+    occurred.
+    """
     found = {}
     for event in map(json.loads, events[:-1]):
         for choice in event["choices"]:
@@ -98,7 +100,7 @@ UNIQUE_CALL = '<tool_call>\n{"name": "area", "arguments": {"all": [1, 1]}}\n</to
     ],
 )
 def test_events_are_the_chunks_of_the_engine_byte_for_byte(echo, content, fields):
-    """But for what only HTTP adds: the id's prefix, the time and the model's name."""
+    """Except for the parts that only HTTP adds: the id's prefix, the time and the model's name."""
     fields = {"max_tokens": 300, "request_id": "r", **fields}
 
     async def chunks():
@@ -159,7 +161,7 @@ def test_reasoning_is_hidden_and_counted(echo):
     assert not any("reasoning_content" in event for event in events)
 
 
-def test_reasoning_has_its_other_name_too_where_that_is_set():
+def test_reasoning_fields_both():
     with served(executor_class=Saying, reasoning_fields="both") as one:
         text = "<think>so so</think>yes"
         message = one.chat(text)[2]["choices"][0]["message"]
@@ -169,7 +171,7 @@ def test_reasoning_has_its_other_name_too_where_that_is_set():
         assert said[0] == said[1] and "".join(said[0]) == "so so"
 
 
-def test_what_is_not_enforced_is_said(echo):
+def test_unenforced_tools_are_named_in_a_header(echo):
     loose, text = LOOSE["function"]["parameters"], UNIQUE_CALL
     said = [{"call": 0, "message": "uniqueItems is violated at #/all"}]
     _, headers, body = echo.chat(text, tools=[tool(loose)])
@@ -182,12 +184,12 @@ def test_what_is_not_enforced_is_said(echo):
     assert "uniqueItems at #/properties/all/uniqueItems" in body["error"]["message"]
 
 
-def test_arguments_are_looked_at_beside_the_event_loop(echo, monkeypatch):
+def test_arguments_are_validated_beside_the_event_loop(echo, monkeypatch):
     threads = []
 
     def look(schema, text):
         threads.append(threading.current_thread())
-        time.sleep(0.05)  # while it lasts the other answer has ended, too
+        time.sleep(0.05)  # Meanwhile, the other answer has ended, too.
         return find_violation(schema, text)
 
     monkeypatch.setattr(deltas, "find_violation", look)
@@ -199,7 +201,7 @@ def test_arguments_are_looked_at_beside_the_event_loop(echo, monkeypatch):
     assert len(threads) == 4 and echo._thread not in threads
 
 
-def test_strict_tools_refuses_what_cannot_be_enforced():
+def test_strict_tools_refuses_unenforceable_schemas():
     with served(strict_tools=True) as one:
         status, _, body = one.chat("x", tools=[tool({"properties": {"all": UNIQUE}})])
         assert (status, body["error"]["param"]) == (400, "tools[0].function.parameters")
@@ -225,12 +227,12 @@ def test_strict_tools_refuses_what_cannot_be_enforced():
         ),
     ],
 )
-def test_what_is_wrong_is_refused_by_its_field(echo, fields, param):
+def test_invalid_tools_are_refused_by_field(echo, fields, param):
     status, _, body = echo.chat(**fields)
     assert (status, body["error"]["param"]) == (400, param), body
 
 
-def test_the_engine_and_the_server_say_the_same(embedded):
+def test_the_engine_and_the_server_answer_alike(embedded):
     prompt = Prompt(messages=[QUESTION], template_options={"chat_template": JSON_TEMPLATE})
     answer = asyncio.run(embedded.engine.chat(prompt, tools=TOOLS, request_id="same", **ONE))
     _, _, body = embedded.call(
@@ -272,8 +274,8 @@ def test_the_example_loops(embedded):
     assert called.startswith("count_corners({'shape': '") and said.strip()
 
 
-def test_calls_and_forms_are_closed_in_streams_too(embedded):
-    """Which is all that the text that a stop string cut, and what completes it, add up to."""
+def test_calls_and_structured_outputs_are_completed_in_streams(embedded):
+    """The text up to the stop string, and its completion, are all the content."""
     text = {"type": "text", "on_truncation": "close"}
     schema = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
     of = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
@@ -304,7 +306,7 @@ def test_calls_and_forms_are_closed_in_streams_too(embedded):
 
 
 def test_reasoning_is_ended_over_http_too(embedded):
-    """By vLLM's name and Qwen's, and by OpenAI's effort none; the answer follows, with its form."""
+    """By vLLM's name, Qwen's name, and OpenAI's effort none; the structured answer follows."""
     number = {"type": "integer", "minimum": 0, "maximum": 99}
     schema = {"type": "object", "properties": {"a": number}, "required": ["a"]}
     form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}, "reasoning": True}
@@ -323,5 +325,5 @@ def test_reasoning_is_ended_over_http_too(embedded):
         assert streamed["content"] == message["content"]
         assert streamed["reasoning_content"] == message.get("reasoning_content", "")
         counted = body["usage"]["completion_tokens_details"]["reasoning_tokens"]
-        assert counted >= most and counted < most + 12  # the end has several tokens in this vocabulary
+        assert counted >= most and counted < most + 12  # The end has several tokens in this vocabulary.
     assert embedded.chat(thinking_token_budget=-3)[2]["error"]["param"] == "thinking_token_budget"

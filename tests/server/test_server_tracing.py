@@ -1,4 +1,4 @@
-"""Spans of calls, as OpenTelemetry's own exporter in memory has them; and none without it."""
+"""Spans of calls, read from OpenTelemetry's in-memory exporter; and no spans without the extra."""
 
 import subprocess
 import sys
@@ -33,7 +33,7 @@ def one(exporter):
 
 @pytest.fixture(autouse=True)
 def spans(exporter):
-    """Of the calls of a test: that of the server, and those below it, in the order of their beginnings."""
+    """Return the spans of a test's calls: the server's span and its children, in the order of their starts."""
     exporter.clear()
 
     def found(num_children=4):
@@ -48,7 +48,7 @@ def spans(exporter):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_call_is_a_span_with_its_stretches_below(one, spans, stream):
+def test_a_call_is_a_span_with_child_spans(one, spans, stream):
     headers = {"traceparent": f"00-{TRACE}-{PARENT}-01", "x-request-id": f"r{stream}"}
     body = {"messages": [{"role": "user", "content": "a" * 30}], "stream": stream, "temperature": 0.5}
     status, told, _ = one.call("/v1/chat/completions", {**body, "seed": 7, "stop": ["x"]}, headers)
@@ -77,7 +77,7 @@ def test_answers_of_one_call_are_children_of_its_span(one, spans):
     assert len({each.attributes["mmengine.request_id"] for each in children}) == 4
 
 
-def test_what_fails_and_who_leaves_say_so(one, spans, exporter):
+def test_spans_of_failed_and_abandoned_calls(one, spans, exporter):
     assert one.chat("bad")[0] == 400
     span, _ = spans(0)
     assert span.attributes["error.type"] == "invalid_media" and span.status.status_code is StatusCode.UNSET
@@ -87,7 +87,7 @@ def test_what_fails_and_who_leaves_say_so(one, spans, exporter):
     assert span.attributes["error.type"] == "left" and [each.name for each in children] == CHILDREN
 
 
-def test_a_caller_that_is_not_sampled_has_no_spans(one, exporter):
+def test_unsampled_callers_have_no_spans(one, exporter):
     headers = {"traceparent": f"00-{TRACE}-{PARENT}-00"}
     body = {"messages": [{"role": "user", "content": "hello"}]}
     told = one.call("/v1/chat/completions", body, headers)[1]["traceparent"]
@@ -95,7 +95,7 @@ def test_a_caller_that_is_not_sampled_has_no_spans(one, exporter):
     assert not exporter.get_finished_spans()
 
 
-def test_nothing_is_loaded_where_nobody_asks_for_spans():
+def test_opentelemetry_is_not_imported_without_tracing():
     program = (
         "import sys; sys.modules['opentelemetry'] = None; import mmengine.server.lifecycle.lifecycle; "
         "from mmengine.cli.serve import check_tracing; from mmengine.server.settings import ServerSettings; "
