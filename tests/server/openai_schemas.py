@@ -56,7 +56,8 @@ def made(document):
 
 
 def _kept(found, name):
-    """Return a schema with only the union members that our answers use, and with combined parts as an object."""
+    """Return a schema with only the union members that our answers use, and with combined parts as an
+    object."""
     schema = found[name]
     if name in LEFT_OUT:
         return {"not": {}}

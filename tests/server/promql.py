@@ -1,4 +1,5 @@
-"""Parses the series of a PromQL query, and looks them up in metrics. Supports only what the dashboards use."""
+"""Parses the series of a PromQL query, and looks them up in metrics. Supports only what the dashboards
+use."""
 
 import re
 
@@ -16,7 +17,8 @@ def samples_of(text):
 
 
 def selectors(expr):
-    """Return (name, [(label, operator, value)]) for each selector. Raises ValueError for unsupported queries."""
+    """Return (name, [(label, operator, value)]) for each selector. Raises ValueError for unsupported
+    queries."""
     found = []
     for name, inside in _SELECTOR.findall(expr):
         matchers = [_MATCHER.fullmatch(each) for each in inside.split(",") if each]

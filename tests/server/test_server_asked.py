@@ -76,7 +76,7 @@ def test_service_routes_and_unsupported_routes(server):
     for path, word in (
         ("/v1/rerank", "not supported"),
         ("/v1/audio/speech", "audio"),
-        ("/v1/nowhere", "no route"),
+        ("/v1/nowhere", "does not exist"),
     ):
         status, _, body = server.call(path, {})
         assert status == 404 and word in body["error"]["message"]

@@ -30,7 +30,8 @@ def is_alive(pid):
 
 
 def test_the_supervisor_keeps_the_socket_and_imports_little(tmp_path):
-    """After a kill and a crash: clients wait, and the next process answers them. SIGTERM ends both processes."""
+    """After a kill and a crash: clients wait, and the next process answers them. SIGTERM ends both
+    processes."""
     port = free_port()
     with guarded(tmp_path, options=("--port", port, "--health-port", "0")) as one:
         one.wait_for(lambda: one.num_lives == 1)

@@ -30,7 +30,8 @@ def told(server):
 
 
 def refused(server, reason):
-    """Check that calls are refused with the reason, and that the metrics show that the server is not ready."""
+    """Check that calls are refused with the reason, and that the metrics show that the server is not
+    ready."""
     status, headers, found = server.chat("more")
     assert (status, found["error"]["code"]) == (503, "not_ready") and reason in found["error"]["message"]
     assert int(headers["retry-after"]) >= 5

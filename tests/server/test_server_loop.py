@@ -199,7 +199,8 @@ def test_prompts_may_have_more_ids_than_the_value_limit():
 
 
 def filled(sampling):
-    """Return the answer source of an engine that has sent this much before the first read, and then failed."""
+    """Return the answer source of an engine that has sent this much before the first read, and then
+    failed."""
     channel = stream.Channel(Options(sampling), OutputText(EchoProcessor.tokenizer, sampling))
     channel.accepted.set()
     channel.items.extend(RequestOutput("r", 0, "", [97]) for _ in range(3 * stream.TAKEN_AT_ONCE - 1))

@@ -1,4 +1,5 @@
-"""/v1/responses over a real socket: `served` checks answers and events against OpenAI's description and ours."""
+"""/v1/responses over a real socket: `served` checks answers and events against OpenAI's description and
+ours."""
 
 import json
 import socket

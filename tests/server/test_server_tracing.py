@@ -33,7 +33,8 @@ def one(exporter):
 
 @pytest.fixture(autouse=True)
 def spans(exporter):
-    """Return the spans of a test's calls: the server's span and its children, in the order of their starts."""
+    """Return the spans of a test's calls: the server's span and its children, in the order of their
+    starts."""
     exporter.clear()
 
     def found(num_children=4):
