@@ -34,7 +34,7 @@ def find_broken(state: State, name: str = "") -> BrokenInvariant | None:
 
 
 def _references(state: State) -> Iterator[str]:
-    """Check that reference counts equal those of the block tables."""
+    """Check that the reference counts follow from the block tables."""
     held = _held_blocks(state)
     wrong = np.flatnonzero(held != state.blocks.references)
     if len(wrong):
@@ -180,7 +180,7 @@ def _flights(state: State) -> Iterator[str]:
 
 
 def _media(state: State) -> Iterator[str]:
-    """Check that a row holds the encoder outputs that its step reads, and those that the row is inside."""
+    """Check that a row holds the encoder outputs that its step reads, and the one that the row is in."""
     for row in state.running[state.ended[state.running] == RUNS_ON].tolist():
         req_state, computed = state.requests_by_row[row], int(state.num_computed[row])
         before = computed - int(state.scheduled[row])

@@ -267,7 +267,7 @@ def verify(
     """Fold a log and derive its decisions again.
 
     `progress` is called with each record. `after` begins at the newest snapshot before that record, see
-    CheckedLog. `invariants` also checks those in replay/invariants.py after each record; a violation is a
+    CheckedLog. `invariants` also checks replay/invariants.py's invariants after each record; a violation is a
     divergence whose field is INVARIANT and its name.
 
     Raises LogError when there is no log, CorruptLog for a damaged file or another format.

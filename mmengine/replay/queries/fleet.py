@@ -20,7 +20,7 @@ MAX_LOGS = 100_000  # Most logs in a folder.
 class Stop(msgspec.Struct, frozen=True):
     """A request, or one of its choices, in one log.
 
-    `num_given` counts its answer's tokens from earlier replicas, `num_said` those computed by this replica.
+    `num_given` counts its answer's tokens from earlier replicas, `num_said` the tokens from this replica.
     `end` is "" if the log has no end for the request.
     """
 

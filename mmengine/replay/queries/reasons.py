@@ -193,7 +193,7 @@ class Reasons:
             self._note(self._try(req_state, places))
 
     def _check_waiting(self) -> None:
-        """Record the requests that were considered, and those after them, when no further request started."""
+        """Record the considered and the later requests, when no further request started."""
         view, ahead, places = self._view, "", self._places()
         for req_state in view.waiting[view.scan_from :]:
             name = req_state.request.request_id
