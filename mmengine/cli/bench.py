@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -72,18 +73,12 @@ def serve(
 
     from rich.console import Console
     from rich.progress import Progress
-    from rich.table import Table
 
-    from mmengine.cli.pictures import check_picture
     from mmengine.server.bench.load import Load, run
     from mmengine.server.bench.streamed_call import Target
     from mmengine.server.bench.summary import Limits, draw, markdown, rows_of, summary_of
 
-    if picture is not None:
-        check_picture(picture, "--picture")
-    for path in image or ():
-        if not path.is_file():
-            raise ConfigError(f"--image {path} is not a file")
+    _check_files(image or (), picture)
     target, limits = Target.of(url, api_key), Limits(ttft_ms, tpot_ms)
     load = Load(
         requests,
@@ -103,10 +98,7 @@ def serve(
         calls, seconds = asyncio.run(run(target, load, lambda: progress.advance(task)))
     summary = summary_of(calls, seconds, limits)
     title = f"{url}: {requests} calls of {prompt_words} words and {max_tokens} tokens"
-    table = Table(title=title, title_justify="left", show_header=False)
-    for row in rows_of(summary):
-        table.add_row(*row)
-    Console(highlight=False, soft_wrap=True).print(table)
+    _print_table(title, rows_of(summary))
     if out is not None:
         out.write_text(markdown(title, summary), encoding="utf-8")
     if as_json is not None:
@@ -115,3 +107,23 @@ def serve(
         draw(title, calls, limits, picture)
     if summary.num_failed == summary.num_calls:
         raise ConfigError(f"no call was answered: {next(iter(summary.errors))}")
+
+
+def _check_files(images: Iterable[Path], picture: Path | None) -> None:
+    from mmengine.cli.pictures import check_picture  # lazy, as above
+
+    if picture is not None:
+        check_picture(picture, "--picture")
+    for path in images:
+        if not path.is_file():
+            raise ConfigError(f"--image {path} is not a file")
+
+
+def _print_table(title: str, rows: Iterable[tuple[str, str]]) -> None:
+    from rich.console import Console  # lazy, as above
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", show_header=False)
+    for row in rows:
+        table.add_row(*row)
+    Console(highlight=False, soft_wrap=True).print(table)

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from socket import socket
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import typer
@@ -210,17 +211,10 @@ def _answer(
     engine_config: "EngineConfig",
 ) -> None:
     """Load and serve the model until a signal."""
-    from mmengine.cli.guard import BEATS, HASTE, SOCKET  # Lazy: help needs no server
-    from mmengine.server.lifecycle.heartbeat import HeartbeatSender
-    from mmengine.server.lifecycle.listening_socket import address_of, listen, taken
+    from mmengine.cli.guard import HASTE  # Lazy: help needs no server
+    from mmengine.server.lifecycle.listening_socket import address_of
 
-    heartbeats = None
-    if supervisor.is_supervised():
-        bound, heartbeats = taken(int(os.environ.pop(SOCKET))), HeartbeatSender(int(os.environ.pop(BEATS)))
-    else:
-        if log.log is not None:
-            _wait_for_log(log.log)
-        bound = listen(settings)
+    bound, heartbeats = _listen(log, settings)
     with bound:
         names = settings.served_model_names or (model.model or EMBEDDED_NAME,)
         with loading(model.model or "the embedded checkpoint") as progress:
@@ -271,6 +265,21 @@ def _answer(
             say(str(error))
             heartbeats.report_end(str(error))
             os._exit(code_of(error))  # A thread stuck in a device call would keep the process alive.
+
+
+def _listen(log: Log, settings: "ServerSettings") -> tuple[socket, "HeartbeatSender | None"]:
+    """Return the listening socket, which is the supervisor's if there is a supervisor, and the sender of
+    heartbeats to the supervisor.
+    """
+    from mmengine.cli.guard import BEATS, SOCKET  # Lazy: help needs no server
+    from mmengine.server.lifecycle.heartbeat import HeartbeatSender
+    from mmengine.server.lifecycle.listening_socket import listen, taken
+
+    if supervisor.is_supervised():
+        return taken(int(os.environ.pop(SOCKET))), HeartbeatSender(int(os.environ.pop(BEATS)))
+    if log.log is not None:
+        _wait_for_log(log.log)
+    return listen(settings), None
 
 
 def _loras(model: Model, settings: "ServerSettings") -> dict[str, str] | None:

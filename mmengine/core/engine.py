@@ -14,8 +14,6 @@ and tokens leave the process only after the write that records them.
 
 import time
 from collections.abc import Callable
-from contextlib import suppress
-from functools import partial
 
 from mmengine.config import EngineConfig
 from mmengine.core.batch import BlockTables, batch
@@ -34,7 +32,7 @@ from mmengine.core.outputs import OutputCollector, Outputs, Stats, StatsCounter
 from mmengine.core.remote_blocks import RemoteBlocks
 from mmengine.core.session_manager import SessionManager
 from mmengine.core.snapshot import snapshot
-from mmengine.core.snapshot.saving import body_of
+from mmengine.core.snapshot_writer import SnapshotWriter
 from mmengine.core.state import overlap
 from mmengine.core.state.digest import checkpoint
 from mmengine.core.state.draft_counts import add_drafts, count_drafts
@@ -102,16 +100,17 @@ class EngineCore:
         self.last_stall: tuple[int, ev.Stalled] | None = None
         self.sessions = SessionManager(config, self.state, self.inbox, self._acceptable)
         self._store = None if remote is None else StoreFetches(remote, self.state, self.inbox)
-        self._snapshots = snapshots
         if state is None and snapshots is not None:
             undelivered = UndeliveredAnswers(self.state)
-        self._undelivered = undelivered
         if undelivered is not None:
             undelivered.sequence = self.sink.next_sequence - 1
         optional = [one for one in (self._store, undelivered) if one is not None]
         counter = StatsCounter(self.state, self._stats)
         self._observers = Observers([self.sessions, *optional, self._collector, counter, self.inbox])
         self._started = started or started_of(config, fingerprints or {})
+        self._snapshots: SnapshotWriter | None = None
+        if snapshots is not None:
+            self._snapshots = SnapshotWriter(snapshots, self.state, self._started, self.sink, undelivered)
         num_steps = 0
         if state is None:
             self._emit(self._started)
@@ -231,7 +230,7 @@ class EngineCore:
                     self.record_delivered(observation)
             self.checkpoint()
             if self._snapshots is not None and not self.stalled:
-                self._flush(self._snapshots)
+                self._snapshots.flush()
             self.sink.close()
         finally:
             self.executor.close()
@@ -353,38 +352,16 @@ class EngineCore:
         if self._is_decided:
             plan, self._is_decided, self._plan = self._plan, False, NO_PLAN
             self._dispatched.dispatch(plan)
-        snapshots = self._snapshots
-        # On a full disk the remaining space is for running requests.
-        if snapshots is not None and snapshots.is_due(*self._written) and not self.stalled:
-            self._save(snapshots)
+        if self._snapshots is not None:
+            self._snapshots.save_if_due()
         return self._collector.take()
-
-    @property
-    def _written(self) -> tuple[int, int]:
-        """The bytes and the records written so far."""
-        return self.sink.num_bytes, self.sink.next_sequence
-
-    def _save(self, snapshots: SnapshotFolder) -> None:
-        """Take the state's snapshot; the log holds all of its events."""
-        sequence = self.sink.next_sequence - 1
-        body = body_of(self.state, self._started, sequence)
-        undelivered = None if self._undelivered is None else self._undelivered.saved()
-        snapshots.put(sequence, partial(snapshot.packed, body, undelivered), self.sink.num_bytes)
-        if not snapshots.in_background:
-            self._flush(snapshots)
-
-    def _flush(self, snapshots: SnapshotFolder) -> None:
-        if snapshots.waits:
-            with suppress(OSError):  # the next sync reports the error
-                self.sink.sync()  # after a power cut no snapshot may be ahead of the log
-            snapshots.flush()
 
     def tidy(self) -> None:
         """Write the waiting snapshot, and do the log's postponed work. Another thread may call it, one at a
         time.
         """
         if self._snapshots is not None:
-            self._flush(self._snapshots)
+            self._snapshots.flush()
         self.sink.tidy()
 
     def snapshot(self, sequence: int) -> bytes:

@@ -32,7 +32,7 @@ class Side(msgspec.Struct, frozen=True):
     sequence: int
     step: int
     event: str
-    value: Any
+    value: Any  # JSON
     running: int
     waiting: int
     free_blocks: int
@@ -47,7 +47,7 @@ class LogDifference(msgspec.Struct, frozen=True):
     """
 
     kind: str
-    settings: dict[str, tuple[Any, Any]]
+    settings: dict[str, tuple[object, object]]
     events: int
     last_common_step: int
     field: str = ""
@@ -80,7 +80,7 @@ def diff(first: Path, second: Path, match: Match = "id", *, shapes: bool = False
         count, step = count + 1, one[1].step
 
 
-_Fact = tuple[State, Record, str, dict[str, Any]]
+_Fact = tuple[State, Record, str, dict[str, object]]
 
 
 def _facts(log: CheckedLog, match: Match, shapes: bool) -> Iterator[_Fact]:
@@ -103,7 +103,7 @@ _CONTENT = {
 }
 
 
-def _shape(name: str, value: Any) -> Any:
+def _shape(name: str, value: Any) -> object:
     """Return the size of a value in place of the value, if the value is user content."""
     if name not in _CONTENT or isinstance(value, int):
         return value
@@ -118,7 +118,7 @@ class _Fields:
     def __init__(self, state: State, match: Match):
         self._state, self._by_arrival = state, match == "arrival"
 
-    def of(self, record: Record) -> dict[str, Any]:
+    def of(self, record: Record) -> dict[str, object]:
         event = record.event
         match event:
             case ev.Scheduled():
@@ -160,7 +160,7 @@ class _Fields:
         rows = ((own or self._holder(row), index) for _, row, index in event.encode)
         return [(name, index) for name, index in rows]
 
-    def _scheduled(self, event: ev.Scheduled) -> dict[str, Any]:
+    def _scheduled(self, event: ev.Scheduled) -> dict[str, object]:
         rows = self._state.last_rows if event.rows is None else np.frombuffer(event.rows, np.int32)
         names = [self._holder(row) for row in rows.tolist()]
         return {
@@ -171,7 +171,7 @@ class _Fields:
             "evict": [key[:8].hex() for key in event.evict],
         }
 
-    def _admitted(self, event: ev.Admitted) -> dict[str, Any]:
+    def _admitted(self, event: ev.Admitted) -> dict[str, object]:
         name = self._name(event.request_id)
         return {
             "tokens": event.num_tokens,
@@ -184,7 +184,7 @@ class _Fields:
             "swap_in": event.swap_in,
         }
 
-    def _executed(self, event: ev.Executed) -> dict[str, Any]:
+    def _executed(self, event: ev.Executed) -> dict[str, object]:
         sampled = self._state.sampled_rows().tolist()
         drafts, counts = np.frombuffer(event.drafts, np.int32), _ints(event.num_drafts, len(sampled), 0)
         ends = np.cumsum(counts, dtype=np.int64).tolist()
@@ -206,7 +206,7 @@ def _ints(column: bytes | None, count: int, each: int) -> list[int]:
     return [each] * count if column is None else np.frombuffer(column, np.int32).tolist()
 
 
-def _settings(one: ev.Started, two: ev.Started) -> dict[str, tuple[Any, Any]]:
+def _settings(one: ev.Started, two: ev.Started) -> dict[str, tuple[object, object]]:
     sides = []
     for started in (one, two):
         prints = {f"fingerprint of {name}": value for name, value in started.fingerprints.items()}
@@ -220,7 +220,7 @@ def _difference(
     logs: tuple[CheckedLog, CheckedLog],
     one: _Fact | None,
     two: _Fact | None,
-    settings: dict[str, tuple[Any, Any]],
+    settings: dict[str, tuple[object, object]],
     count: int,
     step: int,
 ) -> LogDifference:
@@ -250,7 +250,7 @@ def _is_input(one: ev.Event, two: ev.Event) -> bool:
     return all(seen) or any(seen) and not any(results)
 
 
-def _side(fact: _Fact | None, value: Any) -> Side:
+def _side(fact: _Fact | None, value: object) -> Side:
     if fact is None:
         return Side(-1, -1, "", None, 0, 0, 0)
     state, record, kind, _ = fact

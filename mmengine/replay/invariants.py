@@ -7,13 +7,12 @@ They are counted again from rows, requests and steps, and compared with the pool
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import pairwise
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 
 from mmengine.core.state.adapters import digest_of
 from mmengine.core.state.columns import NEVER, RUNS_ON
-from mmengine.core.state.read_only import RequestView
 from mmengine.core.state.state import State
 
 
@@ -115,7 +114,7 @@ def _sessions(state: State) -> Iterator[str]:
 
 def _queue(state: State) -> Iterator[str]:
     """Check that waiting requests are in the policy's order, and rows in the order of their admission."""
-    ranks = [state.policy.rank(cast(RequestView, req_state)) for req_state in state.waiting]
+    ranks = [state.policy.rank(req_state) for req_state in state.waiting]
     for place, (first, second) in enumerate(pairwise(ranks)):
         if second < first:
             name, other = (state.waiting[place + n].request.request_id for n in (0, 1))

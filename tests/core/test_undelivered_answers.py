@@ -242,14 +242,14 @@ def test_answers_in_a_snapshot_that_contradict_it_are_not_believed(tmp_path, cha
     folder = tmp_path / "log"
     core = long_run(folder, every_bytes=10**9)
     state, sequence = core.state, core.sink.next_sequence - 1
-    saved = core._undelivered.saved()
+    saved = core._snapshots.undelivered.saved()
     if change == "other requests":
         saved = UndeliveredAnswers(state).saved()
     body = body_of(state, core._started, sequence)
     data = snapshot.packed(body, saved)
     if change == "digest":
-        core._undelivered.fingerprints = {"weights": "of nobody"}
-        body.answers = msgspec.msgpack.encode(core._undelivered.saved())
+        core._snapshots.undelivered.fingerprints = {"weights": "of nobody"}
+        body.answers = msgspec.msgpack.encode(core._snapshots.undelivered.saved())
         data = snapshot.packed(body)
     if change == "no msgpack":
         body.answers = body.answers[:-1]
@@ -325,7 +325,7 @@ def test_wanted_answers_are_forgotten_once_delivered_again(tmp_path):
     for name in [*names, "new"]:
         core.delivered(name)
     core.step()
-    saved = core._undelivered.saved()
+    saved = core._snapshots.undelivered.saved()
     writer.close()
     assert not saved.begins and not saved.answers
 

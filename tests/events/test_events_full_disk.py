@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from mmengine.core.engine import EngineCore
+from mmengine.core.snapshot_writer import SnapshotWriter
 from mmengine.errors import LogError, MMEngineError
 from mmengine.events import vocabulary as ev
 from mmengine.events.log import LogReader, LogWriter
@@ -133,7 +134,10 @@ def test_on_the_reserve_no_other_file_takes_space(tmp_path, monkeypatch):
     """No segment is packed and no snapshot is written; retention, which frees space, continues."""
     disk, folder = SmallDisk(monkeypatch, 300_000), tmp_path / "log"
     users = Users(folder, reserve_bytes=60_000, segment_bytes=20_000)
-    users.core._snapshots = SnapshotFolder(folder, 20_000)
+    core = users.core
+    core._snapshots = SnapshotWriter(
+        SnapshotFolder(folder, 20_000), core.state, core._started, core.sink, None
+    )
     users.run_until_refused()
     before = set(folder.glob("snapshot-*"))
     assert before

@@ -79,14 +79,8 @@ def test_serve_has_all_engine_options_of_run():
     assert set(panel) <= {each.name for each in OPTIONS.values()}
 
 
-def test_each_flag_has_a_variable_and_a_file_option(started, tmp_path, monkeypatch):
-    """All options at once, each with a value other than its default, in three ways."""
-    somewhere = partial(msgspec.structs.replace, port=0)  # Port 8001 may be in use.
-    monkeypatch.setattr(
-        "mmengine.server.lifecycle.listening_socket.listen", lambda settings: listen(somewhere(settings))
-    )
-    for name in ("server.lifecycle.tls.check_tls", "cli.serve.check_template", "cli.serve.check_supervised"):
-        monkeypatch.setattr(f"mmengine.{name}", lambda *given: None)
+def other_values(tmp_path):
+    """Return a value for each flag that differs from its default."""
     for name in ("keys", "template"):
         (tmp_path / name).write_text("a")
     given = {
@@ -124,6 +118,18 @@ def test_each_flag_has_a_variable_and_a_file_option(started, tmp_path, monkeypat
             given[flag] = not option.default
         elif flag not in given:
             given[flag] = (option.default or 0) + 1  # A number.
+    return given
+
+
+def test_each_flag_has_a_variable_and_a_file_option(started, tmp_path, monkeypatch):
+    """All options at once, each with a value other than its default, in three ways."""
+    somewhere = partial(msgspec.structs.replace, port=0)  # Port 8001 may be in use.
+    monkeypatch.setattr(
+        "mmengine.server.lifecycle.listening_socket.listen", lambda settings: listen(somewhere(settings))
+    )
+    for name in ("server.lifecycle.tls.check_tls", "cli.serve.check_template", "cli.serve.check_supervised"):
+        monkeypatch.setattr(f"mmengine.{name}", lambda *given: None)
+    given = other_values(tmp_path)
 
     def words(value):
         return [str(each) for each in (value if isinstance(value, list) else [value])]

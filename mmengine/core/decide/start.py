@@ -1,7 +1,7 @@
 """Finds where a waiting request can start: prefix hits, a shared prompt, or blocks that come back from the
 host."""
 
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 
@@ -56,7 +56,7 @@ def num_found(view: View, request: Request) -> int:
     """Return how many tokens of a request have KV in the prefix cache now. The request is not in the
     engine yet."""
     req_state = RequestState(request, 0, request.prompt_token_ids, ())
-    start = start_of(view, cast(RequestView, req_state))
+    start = start_of(view, RequestView.of(req_state))
     return 0 if start is None else start.num_computed
 
 

@@ -9,18 +9,19 @@ from typing import NamedTuple
 
 from mmengine.config import EngineConfig
 from mmengine.core.state.read_only import RequestView, RunningView
+from mmengine.core.state.request_state import RequestState
 from mmengine.registry import Registry
 
 
 class Policy(NamedTuple):
     """A scheduling policy. `prefill_first`: while a step computes prompts, decoding rows wait."""
 
-    rank: Callable[[RequestView], tuple[int, ...]]
+    rank: Callable[[RequestState | RequestView], tuple[int, ...]]
     victim: Callable[[RunningView], int]
     prefill_first: bool = False
 
 
-def _by_arrival(request: RequestView) -> tuple[int, ...]:
+def _by_arrival(request: RequestState | RequestView) -> tuple[int, ...]:
     return (request.arrival,)
 
 
@@ -28,7 +29,7 @@ def _last_admitted(view: RunningView) -> int:
     return int(view.running[-1])
 
 
-def _by_priority(request: RequestView) -> tuple[int, ...]:
+def _by_priority(request: RequestState | RequestView) -> tuple[int, ...]:
     return (request.request.priority, request.arrival)
 
 
@@ -59,7 +60,7 @@ register_policy = POLICIES.register
 policy_named = POLICIES.load  # raises ConfigError with the known names
 
 
-def _preempted_first(request: RequestView) -> tuple[int, ...]:
+def _preempted_first(request: RequestState | RequestView) -> tuple[int, ...]:
     return (-request.preempted, request.arrival)
 
 

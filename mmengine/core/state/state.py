@@ -6,7 +6,6 @@ place in the running batch. A waiting request has no row and keeps its tokens in
 
 from bisect import insort
 from collections import deque
-from typing import cast
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -20,7 +19,6 @@ from mmengine.core.state.goodput import Goodput
 from mmengine.core.state.grammar_slots import GrammarSlots
 from mmengine.core.state.history import History
 from mmengine.core.state.policy import Policy, policy_of
-from mmengine.core.state.read_only import RequestView
 from mmengine.core.state.request_state import NO_ROW, RequestState, media_keys_of
 from mmengine.core.state.sessions import Sessions
 from mmengine.core.state.state_slots import StateSlots
@@ -115,7 +113,7 @@ class State(Columns[np.ndarray]):
 
     def enqueue(self, request: RequestState) -> None:
         """Insert a request without a row into the waiting queue, by its rank."""
-        request.rank = self.policy.rank(cast(RequestView, request))
+        request.rank = self.policy.rank(request)
         insort(self.waiting, request, key=lambda waiting: waiting.rank)
 
     def clear_suspicion(self, req_state: RequestState) -> None:

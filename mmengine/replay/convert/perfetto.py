@@ -5,10 +5,10 @@ counters. Times are the log's own, in us since its first record. Format: "Trace 
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
 from mmengine.core.state.state import State
 from mmengine.events import vocabulary as ev
@@ -17,6 +17,7 @@ from mmengine.replay.checked_log import CheckedLog
 from mmengine.replay.timeline import fold, taken_tokens
 
 QUEUED, PREFILL, DECODE, PREEMPTED = "QUEUED", "PREFILL", "DECODE", "PREEMPTED"
+TraceEvent: TypeAlias = dict[str, object]
 _PID, _STEPS, _FIRST_ROW = 1, 1, 2  # Thread ids.
 
 
@@ -56,7 +57,7 @@ class _Trace:
         self._counters: dict[str, dict[str, int]] = {}
         self._dispatched: dict[int, tuple[int, dict[str, int]]] = {}  # Steps in flight: dispatch time, facts.
 
-    def of(self, state: State, record: Record) -> Iterator[dict[str, Any]]:
+    def of(self, state: State, record: Record) -> Iterator[TraceEvent]:
         """Yield the trace events for a record, given the preceding state."""
         now, event = record.mono_ns, record.event
         self._last = now
@@ -77,7 +78,7 @@ class _Trace:
         if isinstance(event, (ev.Dispatched, ev.Executed, ev.Failed)) and state.is_open:
             yield from self._decided(state, record)
 
-    def begins(self, state: State) -> Iterator[dict[str, Any]]:
+    def begins(self, state: State) -> Iterator[TraceEvent]:
         """Yield the tracks' names, and the requests that are older than the log's first record."""
         yield _meta("thread_name", "steps", _STEPS)
         for row in range(min(state.config.max_num_seqs, 4096)):
@@ -89,13 +90,13 @@ class _Trace:
             yield from self._arrived(name, phase, self._began, {"prompt_tokens": req_state.num_prompt})
             self._lives[name].row, self._lives[name].row_since = req_state.row, self._began
 
-    def _arrived(self, name: str, phase: str, now: int, args: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def _arrived(self, name: str, phase: str, now: int, args: Mapping[str, object]) -> Iterator[TraceEvent]:
         self._num_requests += 1
         self._lives[name] = _Life(self._num_requests, phase)
         yield self._async(name, "b", name, now, args)
         yield self._async(name, "b", phase, now)
 
-    def at_end(self) -> Iterator[dict[str, Any]]:
+    def at_end(self) -> Iterator[TraceEvent]:
         """Close the slices that the log leaves open."""
         for name in list(self._lives):
             yield from self._ended(name, self._last, {"finish_reason": "", "detail": "the log ends"})
@@ -106,19 +107,19 @@ class _Trace:
     # Requests
 
     def _async(
-        self, request: str, phase: str, name: str, now: int, args: dict[str, Any] | None = None
-    ) -> dict[str, Any]:
+        self, request: str, phase: str, name: str, now: int, args: Mapping[str, object] | None = None
+    ) -> TraceEvent:
         number = self._lives[request].number
         head = {"ph": phase, "cat": "request", "id": number, "name": name, "pid": _PID, "tid": _STEPS}
         return {**head, "ts": self._us(now), "args": args or {}}
 
-    def _turn(self, name: str, phase: str, now: int) -> Iterator[dict[str, Any]]:
+    def _turn(self, name: str, phase: str, now: int) -> Iterator[TraceEvent]:
         life = self._lives[name]
         yield self._async(name, "e", life.phase, now)
         life.phase = phase
         yield self._async(name, "b", phase, now)
 
-    def _admitted(self, name: str, row: int, now: int) -> Iterator[dict[str, Any]]:
+    def _admitted(self, name: str, row: int, now: int) -> Iterator[TraceEvent]:
         life = self._lives[name]
         again = life.phase == PREEMPTED
         yield from self._turn(name, PREFILL, now)
@@ -127,13 +128,13 @@ class _Trace:
             life.resumed += 1
             yield self._flow("f", life, now) | {"bp": "e"}
 
-    def _flow(self, phase: str, life: _Life, now: int) -> dict[str, Any]:
+    def _flow(self, phase: str, life: _Life, now: int) -> TraceEvent:
         """Return a flow event from a preemption to the row in which the request resumes."""
         number = life.number * 4096 + life.resumed % 4096
         head = {"ph": phase, "cat": "preemption", "name": "resume", "id": number}
         return {**head, "pid": _PID, "tid": _FIRST_ROW + life.row, "ts": self._us(now)}
 
-    def _preempted(self, name: str, now: int, args: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def _preempted(self, name: str, now: int, args: Mapping[str, object]) -> Iterator[TraceEvent]:
         life = self._lives[name]
         yield from self._leave_row(name, now, args)
         life.resumed += 1
@@ -142,15 +143,15 @@ class _Trace:
         life.row = -1
         yield from self._turn(name, PREEMPTED, now)
 
-    def _leave_row(self, name: str, now: int, args: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def _leave_row(self, name: str, now: int, args: Mapping[str, object]) -> Iterator[TraceEvent]:
         life = self._lives[name]
         yield self._slice(name, _FIRST_ROW + life.row, life.row_since, now, {"request": life.number, **args})
 
-    def _slice(self, name: str, tid: int, start: int, end: int, args: dict[str, Any]) -> dict[str, Any]:
+    def _slice(self, name: str, tid: int, start: int, end: int, args: Mapping[str, object]) -> TraceEvent:
         span = {"ts": self._us(start), "dur": (end - start) / 1000}
         return {"ph": "X", "pid": _PID, "tid": tid, "name": name, **span, "args": args}
 
-    def _ended(self, name: str, now: int, args: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def _ended(self, name: str, now: int, args: Mapping[str, object]) -> Iterator[TraceEvent]:
         life = self._lives[name]
         if life.row >= 0:
             yield from self._leave_row(name, now, args)
@@ -160,7 +161,7 @@ class _Trace:
 
     # Steps
 
-    def _executed(self, state: State, record: Record, event: ev.Executed) -> Iterator[dict[str, Any]]:
+    def _executed(self, state: State, record: Record, event: ev.Executed) -> Iterator[TraceEvent]:
         for row, _ in taken_tokens(state, event):
             name = state.requests_by_row[row].request.request_id
             if self._lives[name].phase == PREFILL:
@@ -169,17 +170,17 @@ class _Trace:
             return  # `_decided` draws this step, because the log has no earlier event for its decision.
         yield from self._ran(record.step, record.mono_ns, event.device_ns)
 
-    def _ran(self, step: int, now: int, device_ns: int) -> Iterator[dict[str, Any]]:
+    def _ran(self, step: int, now: int, device_ns: int) -> Iterator[TraceEvent]:
         since, facts = self._dispatched.pop(step, (now, {}))
         start = max(since, now - device_ns) if device_ns else since
         yield self._slice(f"step {step}", _STEPS, start, now, facts)
 
-    def _failed(self, now: int, error: str) -> Iterator[dict[str, Any]]:
+    def _failed(self, now: int, error: str) -> Iterator[TraceEvent]:
         head = {"ph": "i", "s": "p", "pid": _PID, "tid": _STEPS, "name": "step failed"}
         yield {**head, "ts": self._us(now), "args": {"error": error, "steps": sorted(self._dispatched)}}
         self._dispatched.clear()
 
-    def _decided(self, state: State, record: Record) -> Iterator[dict[str, Any]]:
+    def _decided(self, state: State, record: Record) -> Iterator[TraceEvent]:
         """Yield the counters for the complete open step, and its slice if no earlier event has yielded the
         slice.
         """
@@ -201,5 +202,5 @@ class _Trace:
                 yield {"ph": "C", "pid": _PID, "name": name, "ts": self._us(now), "args": values}
 
 
-def _meta(kind: str, name: str, tid: int) -> dict[str, Any]:
+def _meta(kind: str, name: str, tid: int) -> TraceEvent:
     return {"ph": "M", "pid": _PID, "tid": tid, "name": kind, "args": {"name": name}}

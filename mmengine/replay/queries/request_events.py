@@ -53,7 +53,7 @@ def request_events(log: CheckedLog, request_id: str) -> Iterator[RequestEvent]:
                 yield RequestEvent(record.sequence, record.step, since, kind, text, changed)
 
 
-def _change(state: State, record: Record, name: str) -> tuple[str, dict[str, Any]] | None:
+def _change(state: State, record: Record, name: str) -> tuple[str, dict[str, object]] | None:
     event = record.event
     if getattr(event, "request_id", None) == name:
         return _own(state, event)
@@ -77,7 +77,7 @@ def _change(state: State, record: Record, name: str) -> tuple[str, dict[str, Any
     return None
 
 
-def _own(state: State, event: ev.Event) -> tuple[str, dict[str, Any]]:
+def _own(state: State, event: ev.Event) -> tuple[str, dict[str, object]]:
     """Describe an event that names the request."""
     match event:
         case ev.Queued():
@@ -91,7 +91,7 @@ def _own(state: State, event: ev.Event) -> tuple[str, dict[str, Any]]:
         case ev.Preempted():
             tokens, blocks = int(state.num_tokens[event.row]), int(state.num_blocks[event.row])
             where = "KV copied to the host" if event.mode == "swap" else "KV dropped"
-            changed: dict[str, Any] = {"mode": event.mode, "reason": event.reason, "blocks": blocks}
+            changed: dict[str, object] = {"mode": event.mode, "reason": event.reason, "blocks": blocks}
             text = f"preempted ({event.reason}) at {tokens} tokens: {blocks} blocks freed, {where}"
             if event.for_row >= 0 and state.requests_by_row[event.for_row] is not None:
                 changed["for"] = state.requests_by_row[event.for_row].request.request_id
@@ -131,8 +131,8 @@ def _own(state: State, event: ev.Event) -> tuple[str, dict[str, Any]]:
     return type(event).__name__, {}
 
 
-def _queued(state: State, event: ev.Queued) -> tuple[str, dict[str, Any]]:
-    changed: dict[str, Any] = {
+def _queued(state: State, event: ev.Queued) -> tuple[str, dict[str, object]]:
+    changed: dict[str, object] = {
         "prompt_tokens": len(event.prompt) // 4,
         "media": [{"modality": item.modality, "embeddings": item.num_embeds} for item in event.media],
         "max_tokens": event.sampling.max_tokens,
@@ -183,16 +183,17 @@ def _grammar_text(grammar: GrammarRequest) -> str:
     return f"with a grammar ({', '.join(parts)})"
 
 
-def _admitted(state: State, event: ev.Admitted) -> tuple[str, dict[str, Any]]:
+def _admitted(state: State, event: ev.Admitted) -> tuple[str, dict[str, object]]:
     req_state = state.requests[event.request_id]
     cached = len(event.cached_blocks) // 4 * state.block_size
     first = cached if event.num_computed < 0 else event.num_computed
-    changed: dict[str, Any] = {
+    encode = [index for _, _, index in event.encode]
+    changed: dict[str, object] = {
         "row": event.row,
         "tokens": [first, first + event.num_tokens],
         "cached_tokens": cached,
         "new_blocks": len(event.new_blocks) // 4,
-        "encode": [index for _, _, index in event.encode],
+        "encode": encode,
         "swap_in": event.swap_in,
     }
     text = f"got row {event.row}: computes {_span(first, event.num_tokens, len(req_state.tokens))}"
@@ -201,10 +202,10 @@ def _admitted(state: State, event: ev.Admitted) -> tuple[str, dict[str, Any]]:
         text += f", {req_state.num_swapped} tokens swapped in from the host"
     if event.copy is not None:
         text += ", last prompt block copied"
-    return text + _encoding(changed["encode"]), changed
+    return text + _encoding(encode), changed
 
 
-def _scheduled(state: State, event: ev.Scheduled, row: int) -> tuple[str, dict[str, Any]] | None:
+def _scheduled(state: State, event: ev.Scheduled, row: int) -> tuple[str, dict[str, object]] | None:
     rows = state.last_rows if event.rows is None else np.frombuffer(event.rows, np.int32)
     places = np.flatnonzero(rows == row)
     if not len(places):
@@ -214,21 +215,21 @@ def _scheduled(state: State, event: ev.Scheduled, row: int) -> tuple[str, dict[s
     drafts = 0 if event.num_drafts is None else int(np.frombuffer(event.num_drafts, np.int32)[place])
     first = int(state.num_computed[row])
     encode = [index for _, owner, index in event.encode if owner == row]
-    changed: dict[str, Any] = {"tokens": [first, first + count], "drafts": drafts, "encode": encode}
+    changed: dict[str, object] = {"tokens": [first, first + count], "drafts": drafts, "encode": encode}
     text = f"computes {_span(first, count, int(state.num_tokens[row] + state.num_pending[row]))}"
     if drafts:
         text += f", {drafts} of them drafts"
     return text + _encoding(encode), changed
 
 
-def _executed(state: State, event: ev.Executed, row: int) -> tuple[str, dict[str, Any]] | None:
+def _executed(state: State, event: ev.Executed, row: int) -> tuple[str, dict[str, object]] | None:
     sampled = state.sampled_rows().tolist()
     if row not in sampled:
         return None
     index = sampled.index(row)
     stops, errors = dict(event.stops), dict(event.errors)
     tokens = next((list(map(int, tokens)) for each, tokens in taken_tokens(state, event) if each == row), [])
-    changed: dict[str, Any] = {"token_ids": tokens, "num_tokens": int(state.num_tokens[row]) + len(tokens)}
+    changed: dict[str, object] = {"token_ids": tokens, "num_tokens": int(state.num_tokens[row]) + len(tokens)}
     text = f"token {tokens[0]}" if len(tokens) == 1 else f"tokens {', '.join(map(str, tokens))}"
     if index in stops:
         changed["stop"] = stops[index]

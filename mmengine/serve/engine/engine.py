@@ -15,50 +15,28 @@ from typing import TYPE_CHECKING, Unpack
 from mmengine.config import EngineConfig
 from mmengine.core.outputs import Output, Stats
 from mmengine.core.resume import Resume
-from mmengine.core.undelivered_answers import ResumedAnswer
-from mmengine.errors import ErrorCode, InvalidRequest, MMEngineError
-from mmengine.models.media_cache import MediaCache
+from mmengine.errors import InvalidRequest
 from mmengine.models.plugin import Prepared
 from mmengine.request import SamplingParams
 from mmengine.serve.batch.run_batch import Job, Result, outputs_of, run_batch
 from mmengine.serve.engine.session import Session
 from mmengine.serve.engine.typed_answers import TypedAnswers
 from mmengine.serve.prompt.media_memory import MediaMemory, decoders_of
-from mmengine.serve.prompt.options import (
-    GENERATE,
-    GenerateOptions,
-    Options,
-    SessionOptions,
-    SubmitOptions,
-    make_options,
-)
+from mmengine.serve.prompt.options import Options, SessionOptions, SubmitOptions, make_options
 from mmengine.serve.prompt.prompt import Prompt, PromptInput
 from mmengine.serve.prompt.prompt_media import PromptMedia
-from mmengine.serve.requests.adapters import Adapters, LocalAdapter
-from mmengine.serve.requests.health import (
-    HANG_EXIT,
-    Readiness,
-    StallWatch,
-    Watchdog,
-    core_reasons,
-    stopped_engine,
-)
+from mmengine.serve.requests.adapters import Adapters
+from mmengine.serve.requests.health import HANG_EXIT, EngineHealth, Readiness, Watchdog
 from mmengine.serve.requests.log_sync import LogSyncer
-from mmengine.serve.requests.media_store import MediaStore
-from mmengine.serve.requests.metrics import Metrics
+from mmengine.serve.requests.metrics import engine_metrics
 from mmengine.serve.requests.operator_log import operator_log
-from mmengine.serve.requests.recovery import open_store, recover
+from mmengine.serve.requests.recovery import open_log
 from mmengine.serve.requests.request_resources import GrammarMemory, RequestResources
 from mmengine.serve.requests.running_requests import RunningRequests
 from mmengine.serve.requests.sessions import IDLE_S, SessionSettings, make_sessions
 from mmengine.serve.requests.submission import LargeMedia, Submission
 from mmengine.serve.text.reasoning import Reasoning
-from mmengine.serve.text.request_output import (
-    Completion,
-    RequestOutput,
-    answer_to_prompt,
-    engine_failed,
-)
+from mmengine.serve.text.request_output import Completion, RequestOutput
 from mmengine.serve.text.response_format import response_format_of
 from mmengine.serve.text.stop_strings import StopStrings
 
@@ -118,8 +96,6 @@ class Engine(TypedAnswers):
         self.config = self.built.config
         self._core, self._grammars = self.built.core, self.built.grammars
         self.batch_done: dict[str, Completion] = {}  # answers that no batch has taken yet
-        self._stall_watch = StallWatch(self._core)
-        self._failure: MMEngineError | None = None  # the error of the last step
         self._closed = False
         self._received = True  # whether the next step marks the answers of the last one as received
         self.media_memory = MediaMemory(self.config.media_ahead_bytes)
@@ -128,17 +104,18 @@ class Engine(TypedAnswers):
         if media_cache is not None:
             media_cache.max_bytes = self.config.media_cache_bytes
         self.processor.max_prompt_tokens = self.config.max_model_len - 1
-        self.decoders = decoders_of(self.processor, self.config, untrusted)
-        if (decoders := self.decoders) is not None:
+        self.decoders = decoders = decoders_of(self.processor, self.config, untrusted)
+        if decoders is not None:
             self.processor.media_decoder = decoders
-        self.metrics = self._new_metrics(media_cache)
+        self._health = EngineHealth(self._core, self._grammars, decoders)
+        self.metrics = engine_metrics(self.built, self.readiness, media_cache, decoders)
         self.adapters = Adapters(self.built)
         with self._log_closed_on_error():
             initial = [self.adapters.read(name, source) for name, source in (loras or {}).items()]
-            store, resumed = self._open_store(log, resume, initial)
+            store, resumed = open_log(self.built, log, resume, self.grammar_memory, self.adapters, initial)
             for known in initial:
                 self.adapters.load(known)
-        self._syncer = self._new_syncer() if log is not None else None
+        self._syncer = None if log is None else LogSyncer.of(self._core, self.config)
         self._resources = RequestResources(
             self.built, self.media_memory, self.grammar_memory, self.metrics, store
         )
@@ -158,18 +135,6 @@ class Engine(TypedAnswers):
         built = self.built
         operator_log.info("engine ready", model=str(built.folder), device=built.device, dtype=built.dtype)
 
-    def _new_metrics(self, media_cache: MediaCache[object] | None) -> Metrics:
-        metrics = Metrics(
-            self._core.stats,
-            lambda: self.readiness().ready,
-            media_cache,
-            lambda: self.drafters,
-            lambda: self.built.executor.graph_counts,
-        )
-        if (decoders := self.decoders) is not None:
-            metrics.decoders_lost = lambda: decoders.num_lost
-        return metrics
-
     @contextmanager
     def _log_closed_on_error(self) -> Iterator[None]:
         """Close the log without a last event if the constructor fails, since nothing was begun."""
@@ -178,17 +143,6 @@ class Engine(TypedAnswers):
         except BaseException:
             self._core.sink.close()
             raise
-
-    def _open_store(
-        self, log: str | Path | None, resume: Resume | None, initial: Iterable[LocalAdapter]
-    ) -> tuple[MediaStore | None, dict[str, ResumedAnswer]]:
-        """Return the media store beside a log, and the previous process's answers by core id."""
-        found = self.built.resumed
-        store = open_store(log, self.config, found) if log is not None else None
-        if found is None:
-            return store, {}
-        cause = resume.cause if resume is not None else ""
-        return store, recover(self.built, found, store, self.grammar_memory, self.adapters, initial, cause)
 
     def submit(
         self,
@@ -233,10 +187,6 @@ class Engine(TypedAnswers):
         if self.requests.has_streams:
             raise InvalidRequest("submitted requests are running: step until has_work is False")
 
-    def _new_syncer(self) -> LogSyncer:
-        in_background = self.config.log_sync == "background"
-        return LogSyncer(self._core.sync if in_background else None, self._core.tidy)
-
     @property
     def stalled(self) -> bool:
         """Whether the log's disk is full.
@@ -251,7 +201,7 @@ class Engine(TypedAnswers):
 
         A server may wait for room on the disk; a batch, or an engine that closes, should not wait for ever.
         """
-        self._stall_watch.check(limit_s)
+        self._health.check_stall(limit_s)
 
     def is_on_disk(self, request_id: str) -> bool:
         """Return whether the log has all the request's choices, after a step.
@@ -287,10 +237,9 @@ class Engine(TypedAnswers):
             if self._syncer is not None:
                 self._syncer.notify()
         except Exception as error:
-            self._failure = engine_failed(error)
+            self._health.failed(error)
             raise
-        self._failure = None
-        self._stall_watch.stepped(moved=bool(outputs))
+        self._health.stepped(moved=bool(outputs))
         if not outputs and self._core.awaits_grammars:
             awaited = self.built.store or self._grammars
             awaited.wait(GRAMMAR_PAUSE_S)
@@ -308,22 +257,6 @@ class Engine(TypedAnswers):
         if output.finish_reason is not None:
             self._resources.release(output.request_id)
         return self.requests.take(output)
-
-    def generate(
-        self,
-        prompts: Iterable[PromptInput],
-        sampling: SamplingParams | None = None,
-        **options: Unpack[GenerateOptions],
-    ) -> list[Completion]:
-        """Return the answers to all prompts, in their order. They are computed in batches.
-
-        Options as for `submit`, without `request_id` and `deadline_s`. Raises the first refused or failed
-        prompt's error, after the others have ended.
-        """
-        form = response_format_of(options)
-        request_options = form.added_to(make_options(sampling, options, GENERATE))
-        answers = dict(self.run_batch((Prompt.of(prompt), request_options) for prompt in prompts))
-        return [answer_to_prompt(answers[index], index, len(answers) > 1) for index in sorted(answers)]
 
     def run_batch(self, jobs: Iterable[Job]) -> Iterator[Result]:
         """Yield (index, completion or error) for each job when that ends, not in order; see
@@ -377,23 +310,8 @@ class Engine(TypedAnswers):
         return self.metrics.text()
 
     def readiness(self) -> Readiness:
-        """Return whether work should be sent here, and if not, why.
-
-        Reasons are: the log cannot be written, a request is preempted again and again, the last step failed
-        (for example without progress), grammars hang their compiler, no decoder process starts, or the engine
-        is closed.
-        """
-        if self._closed:
-            reasons = ["the engine is closed"]
-        else:
-            decoders = self.decoders.reasons if self.decoders is not None else ()
-            reasons = [*core_reasons(self._core), *self._grammars.reasons, *decoders]
-        if self._failure is None:
-            return Readiness(tuple(reasons))
-        if self._failure.code is not ErrorCode.EXECUTOR_FAILED:  # a later step may succeed
-            return Readiness((str(self._failure), *reasons))
-        found = stopped_engine(self._failure)
-        return Readiness((*found.reasons, *reasons), public=(*found.public_reasons, *reasons))
+        """Return whether work should be sent here, and if not, why; see EngineHealth.readiness."""
+        return self._health.readiness(is_closed=self._closed)
 
     @property
     def hang_text(self) -> str:

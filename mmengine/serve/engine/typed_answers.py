@@ -1,13 +1,14 @@
-"""An Engine's answers as values of schemas and as messages."""
+"""An Engine's answers: as completions, as values of schemas, and as messages."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Unpack
 
 from mmengine.config import EngineConfig
 from mmengine.models.plugin import Prepared, Processor
 from mmengine.request import SamplingParams
+from mmengine.serve.batch.run_batch import Job, Result
 from mmengine.serve.chat.chunks import ChatChunk
 from mmengine.serve.chat.completion import (
     ChatAnswer,
@@ -17,10 +18,10 @@ from mmengine.serve.chat.completion import (
     final_completion,
 )
 from mmengine.serve.chat.json_stream import JsonStream
-from mmengine.serve.prompt.options import GenerateOptions, Options, SubmitOptions, make_options
-from mmengine.serve.prompt.prompt import PromptInput
+from mmengine.serve.prompt.options import GENERATE, GenerateOptions, Options, SubmitOptions, make_options
+from mmengine.serve.prompt.prompt import Prompt, PromptInput
 from mmengine.serve.text.reasoning import Reasoning
-from mmengine.serve.text.request_output import Completion, RequestOutput
+from mmengine.serve.text.request_output import Completion, RequestOutput, answer_to_prompt
 from mmengine.serve.text.response_format import decode_answer, json_format, response_format_of
 from mmengine.structured_output.partial_json import JsonValue
 
@@ -66,7 +67,7 @@ class ChatStream:
 
 
 class TypedAnswers(ABC):
-    """Engine methods that submit a prompt, step until its answer is complete, and convert that."""
+    """Engine methods that submit prompts, step until the answers are complete, and return or convert them."""
 
     config: EngineConfig
     processor: Processor
@@ -92,12 +93,23 @@ class TypedAnswers(ABC):
     def outputs_of(self, request_id: str) -> AbstractContextManager[Iterator[RequestOutput]]: ...
 
     @abstractmethod
+    def run_batch(self, jobs: Iterable[Job]) -> Iterator[Result]: ...
+
     def generate(
         self,
-        prompts: Sequence[PromptInput],
+        prompts: Iterable[PromptInput],
         sampling: SamplingParams | None = None,
         **options: Unpack[GenerateOptions],
-    ) -> list[Completion]: ...
+    ) -> list[Completion]:
+        """Return the answers to all prompts, in their order. They are computed in batches.
+
+        Options as for `submit`, without `request_id` and `deadline_s`. Raises the first refused or failed
+        prompt's error, after the others have ended.
+        """
+        form = response_format_of(options)
+        request_options = form.added_to(make_options(sampling, options, GENERATE))
+        answers = dict(self.run_batch((Prompt.of(prompt), request_options) for prompt in prompts))
+        return [answer_to_prompt(answers[index], index, len(answers) > 1) for index in sorted(answers)]
 
     def chat(
         self, messages: PromptInput, *, sampling: SamplingParams | None = None, **options: Unpack[ChatOptions]

@@ -10,7 +10,10 @@ from mmengine.core.decide.stalls import THRASH
 from mmengine.core.engine import EngineCore
 from mmengine.errors import ErrorCode, LogError, MMEngineError
 from mmengine.models.progress import steps_reported_to
+from mmengine.processing.workers.decoders import Decoders
 from mmengine.serve.requests.operator_log import operator_log
+from mmengine.serve.text.request_output import engine_failed
+from mmengine.structured_output.rows.grammars import Grammars
 
 THRASH_STEPS = 256  # steps for which a thrash keeps a busy engine from being ready
 STALL_PAUSE_S = 0.05
@@ -112,6 +115,50 @@ class StallWatch:
         limit_s = STALL_LIMIT_S if limit_s is None else limit_s
         if self._since and time.monotonic() - self._since > limit_s:
             raise LogError(f"no progress for {limit_s:g} seconds: {self._core.stalled}")
+
+
+class EngineHealth:
+    """An engine's readiness: follows its steps, and asks its core, grammars and decoders.
+
+    Any thread may call `readiness`.
+    """
+
+    def __init__(self, core: EngineCore, grammars: Grammars, decoders: Decoders | None):
+        self._core, self._grammars, self._decoders = core, grammars, decoders
+        self._stall_watch = StallWatch(core)
+        self._failure: MMEngineError | None = None  # the last step's error
+
+    def stepped(self, *, moved: bool) -> None:
+        """Record a step that did not fail, and whether it gave outputs; see StallWatch.stepped."""
+        self._failure = None
+        self._stall_watch.stepped(moved=moved)
+
+    def failed(self, error: Exception) -> None:
+        """Record that the last step raised `error`."""
+        self._failure = engine_failed(error)
+
+    def check_stall(self, limit_s: float | None) -> None:
+        """Raise LogError as StallWatch.check does."""
+        self._stall_watch.check(limit_s)
+
+    def readiness(self, *, is_closed: bool) -> Readiness:
+        """Return whether work should be sent to the engine, and if not, why.
+
+        Reasons are: the log cannot be written, a request is preempted again and again, the last step failed
+        (for example without progress), grammars hang their compiler, no decoder process starts, or the engine
+        is closed.
+        """
+        if is_closed:
+            reasons = ["the engine is closed"]
+        else:
+            decoders = self._decoders.reasons if self._decoders is not None else ()
+            reasons = [*core_reasons(self._core), *self._grammars.reasons, *decoders]
+        if self._failure is None:
+            return Readiness(tuple(reasons))
+        if self._failure.code is not ErrorCode.EXECUTOR_FAILED:  # a later step may succeed
+            return Readiness((str(self._failure), *reasons))
+        found = stopped_engine(self._failure)
+        return Readiness((*found.reasons, *reasons), public=(*found.public_reasons, *reasons))
 
 
 class Watchdog:

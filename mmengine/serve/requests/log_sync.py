@@ -4,6 +4,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from mmengine.config import EngineConfig
+from mmengine.core.engine import EngineCore
 from mmengine.errors import LogError
 
 SYNC_INTERVAL_S = 0.01
@@ -24,6 +26,11 @@ class LogSyncer:
         self._error: OSError | None = None
         self._thread = threading.Thread(target=self._run, name="mmengine-log-sync", daemon=True)
         self._thread.start()
+
+    @classmethod
+    def of(cls, core: EngineCore, config: EngineConfig) -> "LogSyncer":
+        """Return a syncer for the core's log. It syncs only if `log_sync` is "background"."""
+        return cls(core.sync if config.log_sync == "background" else None, core.tidy)
 
     def notify(self) -> None:
         """Record that something was committed. Raises LogError if an earlier sync failed."""

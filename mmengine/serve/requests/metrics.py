@@ -5,6 +5,7 @@ prometheus_client.REGISTRY.register(engine.metrics)      # or beside a program's
 """
 
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -13,8 +14,13 @@ from prometheus_client.registry import Collector
 from mmengine.core.outputs import Output, Outputs, Stats
 from mmengine.core.state.draft_counts import DraftCounts
 from mmengine.models.media_cache import MediaCache
+from mmengine.processing.workers.decoders import Decoders
 from mmengine.request import Request
+from mmengine.serve.requests.health import Readiness
 from mmengine.serve.requests.request_times import RequestTimes, Times
+
+if TYPE_CHECKING:  # importing mmengine.build imports torch
+    from mmengine.build import Built
 
 REASONS = ("stop", "length", "abort", "error", "rejected")
 COUNTERS = {  # by field of Stats: name and help text
@@ -173,3 +179,23 @@ def _media_metrics(cache: MediaCache | None) -> Iterator[Metric]:
     yield CounterMetricFamily("mmengine_media_cache_misses", misses, value=cache.misses)
     held = "Bytes of prepared images and videos kept."
     yield GaugeMetricFamily("mmengine_media_cache_bytes", held, value=cache.num_bytes)
+
+
+def engine_metrics(
+    built: "Built",
+    readiness: Callable[[], Readiness],
+    media: MediaCache[object] | None,
+    decoders: Decoders | None,
+) -> Metrics:
+    """Return the metrics of an engine with these parts."""
+    core, executor = built.core, built.executor
+    metrics = Metrics(
+        core.stats,
+        lambda: readiness().ready,
+        media,
+        lambda: executor.drafters,
+        lambda: executor.graph_counts,
+    )
+    if decoders is not None:
+        metrics.decoders_lost = lambda: decoders.num_lost
+    return metrics

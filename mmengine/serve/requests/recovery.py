@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from mmengine.config import EngineConfig
-from mmengine.core.resume import ResumeState
+from mmengine.core.resume import Resume, ResumeState
 from mmengine.core.undelivered_answers import ResumedAnswer
 from mmengine.errors import InvalidMedia, MMEngineError
 from mmengine.events.vocabulary import Queued
@@ -85,7 +85,28 @@ _NOT_KEPT = (
 )
 
 
-def open_store(log: str | Path, config: EngineConfig, resumed: ResumeState | None) -> MediaStore | None:
+def open_log(
+    built: "Built",
+    log: str | Path | None,
+    resume: Resume | None,
+    memory: GrammarMemory,
+    adapters: Adapters,
+    coming: Iterable[LocalAdapter],
+) -> tuple[MediaStore | None, dict[str, ResumedAnswer]]:
+    """Return the media store beside `log`, and the previous process's answers by core id.
+
+    The core continues if `built` resumes a log. `coming` are adapters that are loaded next.
+    """
+    found = built.resumed
+    store = None if log is None else _open_store(log, built.config, found)
+    if found is None:
+        return store, {}
+    cause = "" if resume is None else resume.cause
+    _recover(built, found, store, memory, adapters, coming, cause)
+    return store, found.answers
+
+
+def _open_store(log: str | Path, config: EngineConfig, resumed: ResumeState | None) -> MediaStore | None:
     """Return the media store beside a log, with the media that `resumed` needs; None if settings disable the
     store.
     """
@@ -101,7 +122,7 @@ def open_store(log: str | Path, config: EngineConfig, resumed: ResumeState | Non
     return store
 
 
-def recover(
+def _recover(
     built: "Built",
     resumed: ResumeState,
     store: MediaStore | None,
@@ -109,12 +130,8 @@ def recover(
     adapters: Adapters,
     coming: Iterable[LocalAdapter],
     cause: str,
-) -> dict[str, ResumedAnswer]:
-    """Let the core continue, and return unfinished and undelivered answers by core id.
-
-    A request whose media, grammar or adapter is missing ends with an error. `coming` are adapters that are
-    loaded next. `cause` belongs to Resume.
-    """
+) -> None:
+    """Let the core continue. A request whose media, grammar or adapter is missing ends with an error."""
     loaded: dict[bytes, MediaInput] = {}
     lost = []
     for name, req_state in resumed.state.requests.items():
@@ -132,7 +149,6 @@ def recover(
     operator_log.info(
         "log continued", steps_lost=len(resumed.steps), requests=running, requests_lost=len(lost)
     )
-    return resumed.answers
 
 
 def _compile_again(built: "Built", resumed: ResumeState, memory: GrammarMemory) -> list[tuple[str, str]]:

@@ -2,7 +2,6 @@
 
 from copy import copy
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -97,14 +96,14 @@ class Completion:
         return self.choices[0].finish_reason
 
     @property
-    def usage(self) -> dict[str, Any]:
+    def usage(self) -> dict[str, object]:
         """Token counts by OpenAI's names; cached tokens are part of the prompt's.
 
         Includes the reasoning token count if a form begins after reasoning, and accepted and rejected draft
         counts if there were drafts.
         """
         prompt, completion = len(self.prompt_token_ids), sum(len(choice.token_ids) for choice in self.choices)
-        found: dict[str, Any] = {
+        found: dict[str, object] = {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
@@ -130,7 +129,7 @@ class Completion:
                 return RequestFailed(text, code=choice.code)
         return None
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         """Return the answer's fields for a batch file's line, without its custom_id."""
         if len(self.choices) == 1:
             fields = _choice_json(self.choices[0])
@@ -143,8 +142,8 @@ class Completion:
         return {**fields, "usage": self.usage}
 
 
-def _choice_json(choice: Choice) -> dict[str, Any]:
-    fields: dict[str, Any] = {
+def _choice_json(choice: Choice) -> dict[str, object]:
+    fields: dict[str, object] = {
         "text": choice.text,
         "token_ids": choice.token_ids,
         "finish_reason": choice.finish_reason,
