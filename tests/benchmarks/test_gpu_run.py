@@ -61,7 +61,7 @@ def test_a_part_that_hangs_is_cut_off_with_what_it_started(run):
     going = run.begin("stuck", hangs)
     assert going.pipe.poll(60)  # the part has reported something
     assert not run.end(going, 0.0)
-    assert run.failed == {"stuck": "cut off: it took too long"}
+    assert run.failed == {"stuck": "cut off: time limit reached"}
     with pytest.raises(ProcessLookupError):
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:  # until no process of its group is left
@@ -131,7 +131,7 @@ def test_ours_are_held_against_the_best_of_theirs(module, run):
 
 
 def test_without_rates_there_are_no_floors(module):
-    with pytest.raises(Exception, match="no floors"):
+    with pytest.raises(Exception, match="no lower bounds"):
         module("gpu.speed_parts").decode("2B", {}, None)
 
 
@@ -184,7 +184,7 @@ def test_what_was_found_before_a_signal_is_written(module, tmp_path, monkeypatch
     assert gpu_check.main() == 1
     found = json.loads((tmp_path / "found" / "gpu.json").read_text())
     assert found["targets"]["2B decode x1"]["met"]
-    assert found["failed"]["what was still to come"] == "cut off by a signal"
+    assert found["failed"]["the remaining parts"] == "cut off by a signal"
     said = (tmp_path / "found" / "gpu.md").read_text()
     assert "| 2B decode x1 | 1 ms | 0.8 | 0.800 | 0.7 | yes |" in said and "[/usr/lib/x.so]" in said
     assert "FAILED: tokens: RuntimeError: see [/usr/lib/x.so]" in capsys.readouterr().out

@@ -98,7 +98,7 @@ def test_a_storm_preempts(engine, tmp_path, mode):
 
 def test_a_storm_that_preempts_nobody_is_no_result(engine, tmp_path, monkeypatch):
     monkeypatch.setattr(engine.Bench, "ask", lambda *_, **__: None)
-    with pytest.raises(SystemExit, match="preempted nobody"):
+    with pytest.raises(SystemExit, match="no request was preempted"):
         engine.storm(4, "recompute", tmp_path, 2)
 
 
