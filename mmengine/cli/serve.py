@@ -130,9 +130,9 @@ def serve(
 def check_loras(model: Model, settings: "ServerSettings", admin_keys: "ApiKeys") -> None:
     """Raise ConfigError for adapters that cannot be requested, and for calls that no key allows."""
     own = settings.served_model_names or (model.model or EMBEDDED_NAME,)
-    if taken := sorted(set(own) & model.loras().keys()):
+    if adopt_socket := sorted(set(own) & model.loras().keys()):
         raise ConfigError(
-            f"--lora uses the model's name {taken[0]!r:.80} for an adapter; choose another name"
+            f"--lora uses the model's name {adopt_socket[0]!r:.80} for an adapter; choose another name"
         )
     if settings.lora_root and not admin_keys.any:
         raise ConfigError("--lora-root needs an admin key; give --admin-key-file")
@@ -273,10 +273,10 @@ def _listen(log: Log, settings: "ServerSettings") -> tuple[socket, "HeartbeatSen
     """
     from mmengine.cli.guard import BEATS, SOCKET  # Lazy: help needs no server
     from mmengine.server.lifecycle.heartbeat import HeartbeatSender
-    from mmengine.server.lifecycle.listening_socket import listen, taken
+    from mmengine.server.lifecycle.listening_socket import adopt_socket, listen
 
     if supervisor.is_supervised():
-        return taken(int(os.environ.pop(SOCKET))), HeartbeatSender(int(os.environ.pop(BEATS)))
+        return adopt_socket(int(os.environ.pop(SOCKET))), HeartbeatSender(int(os.environ.pop(BEATS)))
     if log.log is not None:
         _wait_for_log(log.log)
     return listen(settings), None

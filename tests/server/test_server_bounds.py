@@ -12,7 +12,7 @@ import pytest
 from mmengine.errors import QueueFull
 from mmengine.events import vocabulary as ev
 from mmengine.replay.checked_log import CheckedLog
-from mmengine.server.batches.lines import checked
+from mmengine.server.batches.lines import check_lines
 from mmengine.server.http import json_values as values
 from mmengine.server.http.admission import FairShares
 from mmengine.server.http.auth import ApiKeys
@@ -155,11 +155,11 @@ def test_a_batch_line_with_too_many_values_is_refused(tmp_path):
     row = b'{"custom_id":"%b","method":"POST","url":"/v1/completions","body":%b}'
     path = tmp_path / "lines"
     path.write_bytes(b"\n".join(row % each for each in bodies.items()))
-    found = checked(path, "/v1/completions", 10)
+    found = check_lines(path, "/v1/completions", 10)
     assert found.requests.custom_ids == ["a", "b", "c"] and not found.errors
     with path.open("ab") as file:
         file.write(b'\n{"custom_id":%b}\n' % MANY + row % (b"e", MANY))
-    assert [(each.line, each.code) for each in checked(path, "/v1/completions", 10).errors] == [
+    assert [(each.line, each.code) for each in check_lines(path, "/v1/completions", 10).errors] == [
         (4, "invalid_json_line"),
         (5, "invalid_body"),
     ]

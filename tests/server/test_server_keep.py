@@ -254,7 +254,7 @@ def test_the_number_of_batches_is_limited(tmp_path, monkeypatch):
             await batches.create(a_batch(30))
         batches.count("batch_22", Counts(3, 2, 1))
         for those in (batches, Batches(database)):
-            assert [each.created for each in those.listed("a")] == [2, 3, 4, *range(20, 25)]
+            assert [each.created for each in those.of_owner("a")] == [2, 3, 4, *range(20, 25)]
             assert [each.created for each in those.live()] == [*range(20, 25)]
         assert batches.live()[2].counts == Counts(3, 2, 1)
         database.close()

@@ -44,7 +44,7 @@ def test_a_systemd_socket_is_used_and_not_inherited(third):
     os.set_inheritable(fd, True)
     third(fd)
     given = environment()
-    with listening.given(given) as found:
+    with listening.find_inherited_socket(given) as found:
         assert found.getsockname() == where and not found.get_inheritable() and not found.getblocking()
         assert given == {"A": "b"}
         with socket.create_connection(where):
@@ -56,12 +56,12 @@ def test_a_systemd_socket_is_used_and_not_inherited(third):
 )
 def test_sockets_for_another_process_are_ignored(changed):
     given = environment(**changed)
-    assert listening.given(given) is None and given == {"A": "b"}
+    assert listening.find_inherited_socket(given) is None and given == {"A": "b"}
 
 
 def test_a_descriptor_that_does_not_listen_is_refused(third, tmp_path):
     with pytest.raises(ConfigError, match="systemd passed 2 sockets; the server uses one"):
-        listening.given(environment(LISTEN_FDS="2"))
+        listening.find_inherited_socket(environment(LISTEN_FDS="2"))
     for made in (
         socket.socket(),
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM),
@@ -69,15 +69,15 @@ def test_a_descriptor_that_does_not_listen_is_refused(third, tmp_path):
     ):
         third(made.detach())
         with pytest.raises(ConfigError, match="is not a listening TCP socket"):
-            listening.given(environment())
+            listening.find_inherited_socket(environment())
         os.close(listening.FIRST_FD)
     with (tmp_path / "file").open("w") as file:
         third(file.fileno())
         with pytest.raises(ConfigError, match="is not a socket .Socket operation on non-socket"):
-            listening.given(environment())
+            listening.find_inherited_socket(environment())
     third(10_000)
     with pytest.raises(ConfigError, match="is not a socket .Bad file descriptor"):
-        listening.given(environment())
+        listening.find_inherited_socket(environment())
 
 
 def test_clients_are_answered_across_a_full_restart(tmp_path):

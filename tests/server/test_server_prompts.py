@@ -72,7 +72,7 @@ def test_no_option_asks_for_more_pixels_than_the_server_allows(processor, pictur
     for asked, said in (
         ({"resized_height": 96, "resized_width": 97}, "exceeds the limit of 9216 pixels"),
         ({"resized_height": 30000.0, "resized_width": 30000}, "exceeds the limit of 9216 pixels"),
-        ({"resized_height": 30000}, "belong together"),
+        ({"resized_height": 30000}, "set both resized_height"),
         ({"do_resize": False}, "do_resize=false is not supported"),
     ):
         with pytest.raises(ApiError, match=f"^messages.0..content.0..*{said}"):

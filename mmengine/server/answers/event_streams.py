@@ -31,7 +31,7 @@ class EventStreams:
         def ended(how: str) -> None:
             self._admission.give(owner)
             if span is not None:
-                span.answered(builder, how)
+                span.record_answer(builder, how)
             self._metrics.stream_ended(how)
 
         return self._make(builder, parsed_request, ended, span)

@@ -16,7 +16,7 @@ from mmengine.serve.prompt.prompt import request_ids
 from mmengine.server.answers.event_streams import EventStreams
 from mmengine.server.answers.headers import ID_HEADER, REQUEST_ID, answer_headers, is_request_id
 from mmengine.server.answers.request_readers import Reader, RequestReaders
-from mmengine.server.calls.call_identity import Caller, identified, tries_again
+from mmengine.server.calls.call_identity import Caller, tries_again, with_identity
 from mmengine.server.calls.call_registry import CallRegistry
 from mmengine.server.calls.stored_responses import StoredResponses
 from mmengine.server.chat.parsed_request import ParsedRequest
@@ -124,7 +124,7 @@ class AnswerRoutes:
             return answer
         except BaseException as error:
             if (span := request.scope.get(_SPAN)) is not None:
-                span.failed(error)
+                span.record_error(error)
             raise
         finally:
             if not streams:  # The end of a stream ends the call.
@@ -180,7 +180,7 @@ class AnswerRoutes:
             builder.close()
         headers = answer_headers(parsed_request, builder.unenforced, span)
         if span is not None:
-            span.answered(builder, "whole")
+            span.record_answer(builder, "whole")
         return Response(body, media_type="application/json", headers=headers)
 
     def _begin_span(self, request: Request, parsed_request: ParsedRequest) -> "CallSpan | None":
@@ -193,7 +193,7 @@ class AnswerRoutes:
         """Read a body. `name`: the request's id, unless the body has a request_id. Thread-safe."""
         body = b"".join(data)
         parsed_request = self.readers.read(reader, body, name, request.scope[OWNER])
-        envelope = identified(parsed_request.envelope, request, body)
+        envelope = with_identity(parsed_request.envelope, request, body)
         return msgspec.structs.replace(parsed_request, envelope=envelope)
 
     def _interrupt(self, builder: ResponseBuilder, parsed_request: ParsedRequest) -> ApiError:

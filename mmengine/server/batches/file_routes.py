@@ -91,12 +91,12 @@ class FileRoutes:
             if not message.get("more_body", False):
                 return
 
-    async def listed(self, request: Request) -> ASGIApp:
+    async def list_files(self, request: Request) -> ASGIApp:
         purpose = request.query_params.get("purpose")
         owner = request.scope[OWNER]
 
         def made() -> bytes:
-            found = [file for file in self._files.listed(owner) if purpose in (None, "", file.purpose)]
+            found = [file for file in self._files.of_owner(owner) if purpose in (None, "", file.purpose)]
             return msgspec.json.encode(
                 page(
                     request,

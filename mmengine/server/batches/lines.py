@@ -36,21 +36,21 @@ class Line(NamedTuple):
     body: bytes
 
 
-class Checked(NamedTuple):
+class CheckedLines(NamedTuple):
     """A file's requests, and the errors in the file."""
 
     requests: RequestIndex
     errors: list[LineError]
 
 
-def checked(path: Path, endpoint: str, max_lines: int) -> Checked:
+def check_lines(path: Path, endpoint: str, max_lines: int) -> CheckedLines:
     """Check every line of a file. Blocks. Raises OSError."""
     requests = index_of(path)
     if not len(requests):
-        return Checked(requests, [LineError("empty_file", "the file has no requests")])
+        return CheckedLines(requests, [LineError("empty_file", "the file has no requests")])
     if len(requests) > max_lines:
         text = f"the file has {len(requests)} requests; the limit is {max_lines} (max_batch_lines)"
-        return Checked(requests, [LineError("too_many_requests", text)])
+        return CheckedLines(requests, [LineError("too_many_requests", text)])
     errors: list[LineError] = []
     seen: set[str] = set()
     with path.open("rb") as file:
@@ -60,7 +60,7 @@ def checked(path: Path, endpoint: str, max_lines: int) -> Checked:
                 errors.append(error)
                 if len(errors) == MAX_ERRORS:
                     break
-    return Checked(requests, errors)
+    return CheckedLines(requests, errors)
 
 
 def index_of(path: Path) -> RequestIndex:

@@ -30,7 +30,7 @@ FILE_ROUTES = (
     RouteRecord(
         "GET",
         "/v1/files",
-        FileRoutes.listed,
+        FileRoutes.list_files,
         Operation("The caller's files", FileObjects, "A page", (400, *NO_BODY), query=("purpose", *PAGES)),
     ),
     RouteRecord("GET", _FILE, FileRoutes.get, Operation("One of them", FileObject, "The file", NO_BODY)),
@@ -61,7 +61,7 @@ BATCH_ROUTES = (
     RouteRecord(
         "GET",
         "/v1/batches",
-        BatchRoutes.listed,
+        BatchRoutes.list_batches,
         Operation("The caller's batches", BatchObjects, "A page", (400, *NO_BODY), query=PAGES),
     ),
     RouteRecord("GET", _BATCH, BatchRoutes.get, Operation("One", BatchObject, "The batch", NO_BODY)),

@@ -134,12 +134,12 @@ class BatchRoutes:
             digest=digest,
         )
 
-    async def listed(self, request: Request) -> ASGIApp:
+    async def list_batches(self, request: Request) -> ASGIApp:
         owner, batches = request.scope[OWNER], self._storage.batches
         return _json(
             page(
                 request,
-                batches.listed(owner),
+                batches.of_owner(owner),
                 lambda it: it.batch_id,
                 shown_batch,
                 max_limit=MAX_PAGE,

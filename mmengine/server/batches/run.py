@@ -12,7 +12,7 @@ from mmengine.errors import ErrorCode, FieldPath, InvalidRequest, KeepFailed
 from mmengine.serve.batch.progress import RequestIndex
 from mmengine.serve.requests.operator_log import operator_log
 from mmengine.server.batches.line_answers import LineAnswers, LineOutcome, failed
-from mmengine.server.batches.lines import Line, answer_line, checked, index_of, lines_of
+from mmengine.server.batches.lines import Line, answer_line, check_lines, index_of, lines_of
 from mmengine.server.batches.output_files import OUTPUT, Answer, BatchFiles
 from mmengine.server.batches.weighted_semaphore import WeightedSemaphore
 from mmengine.server.http.errors import ApiError
@@ -116,7 +116,9 @@ class BatchRun:
         path = files.path(batch.input_file_id)
         if batch.status != "validating":
             return await self._disk(lambda: index_of(path))
-        requests, errors = await self._disk(lambda: checked(path, batch.endpoint, self._resources.max_lines))
+        requests, errors = await self._disk(
+            lambda: check_lines(path, batch.endpoint, self._resources.max_lines)
+        )
         if errors:
             await self._fail(errors)
             return None

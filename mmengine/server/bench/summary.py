@@ -107,8 +107,8 @@ def rows_of(summary: Summary) -> list[tuple[str, str]]:
         "whole call": summary.e2e_ms,
     }
     for name, spread in times.items():
-        said = ", ".join(f"{rank} {value:.1f}" for rank, value in spread.items())
-        rows.append((f"{name}, ms", said or "none"))
+        values = ", ".join(f"{rank} {value:.1f}" for rank, value in spread.items())
+        rows.append((f"{name}, ms", values or "none"))
     return rows
 
 

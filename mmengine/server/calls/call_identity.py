@@ -54,7 +54,7 @@ def digest_of(request: Request, body: bytes) -> bytes:
     return hashlib.sha256(b"%b\0%b" % (route, body)).digest()[:_DIGEST_BYTES]
 
 
-def identified(envelope: Envelope, request: Request, body: bytes) -> Envelope:
+def with_identity(envelope: Envelope, request: Request, body: bytes) -> Envelope:
     """Return the envelope with the call's key, digest and trace context. Raises ApiError."""
     key, digest = key_of(request), digest_of(request, body)
     trace = request.headers.get("traceparent", "")  # as W3C defines it

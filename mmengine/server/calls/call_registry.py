@@ -240,7 +240,7 @@ class CallRegistry:
         """Remove from the store a response that was refused after all."""
         assert self._kept_responses is not None
         if self.response(envelope.owner, request_id) is None:
-            self._aside(partial(self._kept_responses.refused, envelope, request_id))
+            self._aside(partial(self._kept_responses.delete_refused, envelope, request_id))
 
     def _aside(self, work: Callable[[], Awaitable[None]]) -> None:
         task = asyncio.get_running_loop().create_task(_unless_it_fails(work))

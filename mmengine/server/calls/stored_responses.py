@@ -69,7 +69,7 @@ class StoredResponses:
         logged_envelope = msgspec.structs.replace(envelope.responses, input=msgspec.Raw(b"[]"), is_begun=True)
         return msgspec.structs.replace(envelope, responses=logged_envelope)
 
-    async def refused(self, envelope: Envelope, request_id: str) -> None:
+    async def delete_refused(self, envelope: Envelope, request_id: str) -> None:
         """Delete the input of a response that was refused."""
         await self._store.delete(prompt_request_id(envelope, request_id, 0), envelope.owner)
 

@@ -125,7 +125,7 @@ class CallSpan:
         trace_id, span_id = format_trace_id(context.trace_id), format_span_id(context.span_id)
         return {"traceparent": f"00-{trace_id}-{span_id}-{int(context.trace_flags):02x}"}
 
-    def failed(self, error: BaseException) -> None:
+    def record_error(self, error: BaseException) -> None:
         """End the span of a call that failed before its answer or its stream began."""
         if self._span.is_recording():
             left = isinstance(error, (ClientLeft, asyncio.CancelledError))
@@ -135,7 +135,7 @@ class CallSpan:
                 self._span.set_status(Status(StatusCode.ERROR, found.body.message))
         self._span.end()
 
-    def answered(self, builder: ResponseBuilder, how: str) -> None:
+    def record_answer(self, builder: ResponseBuilder, how: str) -> None:
         """End the span. `how`: how the stream ended; "whole" for a complete answer."""
         if self._span.is_recording():
             if how != "whole":

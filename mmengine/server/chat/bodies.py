@@ -9,16 +9,16 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from mmengine.server.http.body_fields import taken, translated
+from mmengine.server.http.body_fields import supported, translated_field
 from mmengine.server.http.errors import Json
 
 MAX_ITEM_KWARGS = 32  # Most names in mm_processor_kwargs.
 Messages = Annotated[list[Json], Meta(min_length=1)]
 Seconds = Annotated[float, Meta(gt=0)]
 ItemOptions = Annotated[Json, Meta(max_length=MAX_ITEM_KWARGS)]
-_OPENAI, _VLLM = taken("as in OpenAI's API"), taken("as in vLLM's API")
-_CHAT = taken("as in /v1/chat/completions")
-_MODEL = taken("a served name; default: the first served name")
+_OPENAI, _VLLM = supported("as in OpenAI's API"), supported("as in vLLM's API")
+_CHAT = supported("as in /v1/chat/completions")
+_MODEL = supported("a served name; default: the first served name")
 
 
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -41,34 +41,38 @@ class SharedBody(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_ids: Annotated[list[int] | None, _VLLM] = None
     min_tokens: Annotated[int | None, _VLLM] = None
     ignore_eos: Annotated[bool | None, _VLLM] = None
-    top_k: Annotated[int | None, translated("0 and -1 turn the filter off")] = None
+    top_k: Annotated[int | None, translated_field("0 and -1 turn the filter off")] = None
     seed: Annotated[
-        int | None, translated("63 bits; a negative seed is mapped to another number; default: random")
+        int | None, translated_field("63 bits; a negative seed is mapped to another number; default: random")
     ] = None
     stop: Annotated[
         str | list[str] | None,
-        translated(
+        translated_field(
             "a string or a list; with structured output, the finish reason is length when the text is not "
             "complete before the stop string, or the text is closed"
         ),
     ] = None
-    logit_bias: Annotated[dict[str, float] | None, translated("keys are token ids")] = None
+    logit_bias: Annotated[dict[str, float] | None, translated_field("keys are token ids")] = None
     structured_outputs: Annotated[
         dict[str, msgspec.Raw] | None,
-        translated("json, regex, choice, grammar (Lark, GBNF), json_object, structural_tag"),
+        translated_field("json, regex, choice, grammar (Lark, GBNF), json_object, structural_tag"),
     ] = None
     thinking_token_budget: Annotated[
-        int | None, taken("maximum number of reasoning tokens; -1 for no limit")
+        int | None, supported("maximum number of reasoning tokens; -1 for no limit")
     ] = None
-    priority: Annotated[int | None, taken("smaller values are scheduled first")] = None
+    priority: Annotated[int | None, supported("smaller values are scheduled first")] = None
     request_id: Annotated[
-        str | None, taken("the answer's id is derived from this id; also the header X-Request-Id")
+        str | None, supported("the answer's id is derived from this id; also the header X-Request-Id")
     ] = None
-    cache_salt: Annotated[str | None, taken("requests with different salts share no cache entries")] = None
-    deadline_s: Annotated[Seconds | None, taken("seconds after which the request is aborted with 504")] = None
+    cache_salt: Annotated[str | None, supported("requests with different salts share no cache entries")] = (
+        None
+    )
+    deadline_s: Annotated[
+        Seconds | None, supported("seconds after which the request is aborted with 504")
+    ] = None
     mm_processor_kwargs: Annotated[
         ItemOptions | None,
-        translated(
+        translated_field(
             "min_pixels, max_pixels, fps and other options of one item, clamped to the server's limits"
         ),
     ] = None
@@ -78,56 +82,61 @@ class Body(SharedBody, frozen=True, kw_only=True):
     """Fields that chat and completions share."""
 
     n: Annotated[int | None, _OPENAI] = None
-    stream_options: Annotated[StreamOptions | None, taken("include_usage, continuous_usage_stats")] = None
+    stream_options: Annotated[StreamOptions | None, supported("include_usage, continuous_usage_stats")] = None
     response_format: Annotated[
         dict[str, msgspec.Raw] | None,
-        taken("text, json_object, json_schema, structural_tag; bounds, on_truncation"),
+        supported("text, json_object, json_schema, structural_tag; bounds, on_truncation"),
     ] = None
 
 
 class ChatBody(Body, frozen=True, kw_only=True):
     messages: Annotated[
         Messages,
-        taken(
+        supported(
             "text, image_url (data: URLs, or fetched; detail, min_pixels, max_pixels), video_url; tool calls "
             "and tool results"
         ),
     ]
     max_completion_tokens: Annotated[
-        int | None, taken("default: the rest of the context; takes precedence over max_tokens")
+        int | None, supported("default: the rest of the context; takes precedence over max_tokens")
     ] = None
-    max_tokens: Annotated[int | None, taken("OpenAI's older name of max_completion_tokens")] = None
+    max_tokens: Annotated[int | None, supported("OpenAI's older name of max_completion_tokens")] = None
     logprobs: Annotated[bool | None, _OPENAI] = None
-    top_logprobs: Annotated[int | None, taken("0 to 20; requires logprobs")] = None
-    continue_final_message: Annotated[bool | None, taken("the answer continues the last message")] = None
+    top_logprobs: Annotated[int | None, supported("0 to 20; requires logprobs")] = None
+    continue_final_message: Annotated[bool | None, supported("the answer continues the last message")] = None
     add_generation_prompt: Annotated[bool | None, _VLLM] = None
     chat_template_kwargs: Annotated[
-        Json | None, taken("variables of the chat template, such as enable_thinking")
+        Json | None, supported("variables of the chat template, such as enable_thinking")
     ] = None
-    tools: Annotated[list[Json] | None, taken("functions; requires a chat template that supports tools")] = (
-        None
-    )
+    tools: Annotated[
+        list[Json] | None, supported("functions; requires a chat template that supports tools")
+    ] = None
     tool_choice: Annotated[
         str | Json | None,
-        taken("none (the prompt shows no tool), auto, required, a named function, allowed_tools"),
+        supported("none (the prompt shows no tool), auto, required, a named function, allowed_tools"),
     ] = None
-    parallel_tool_calls: Annotated[bool | None, taken("false: the answer ends after its first call")] = None
-    include_reasoning: Annotated[bool | None, taken("false: reasoning is counted but not returned")] = None
-    thinking_budget: Annotated[int | None, translated("another name of thinking_token_budget")] = None
+    parallel_tool_calls: Annotated[bool | None, supported("false: the answer ends after its first call")] = (
+        None
+    )
+    include_reasoning: Annotated[bool | None, supported("false: reasoning is counted but not returned")] = (
+        None
+    )
+    thinking_budget: Annotated[int | None, translated_field("another name of thinking_token_budget")] = None
     reasoning_effort: Annotated[
-        str | None, translated("none: a thinking_token_budget of 0; otherwise the model decides")
+        str | None, translated_field("none: a thinking_token_budget of 0; otherwise the model decides")
     ] = None
 
 
 class CompletionBody(Body, frozen=True, kw_only=True):
     prompt: Annotated[
         str | list[str | int | list[int]],
-        taken("a text, a list of texts, token ids, or a list of token id lists"),
+        supported("a text, a list of texts, token ids, or a list of token id lists"),
     ]
-    max_tokens: Annotated[int | None, taken("default: 16, as in OpenAI's API; 0 with echo")] = None
-    logprobs: Annotated[int | None, taken("a number, 0 to 20")] = None
+    max_tokens: Annotated[int | None, supported("default: 16, as in OpenAI's API; 0 with echo")] = None
+    logprobs: Annotated[int | None, supported("a number, 0 to 20")] = None
     echo: Annotated[
-        bool | None, taken("with logprobs: the prompt's logprobs too; with max_tokens 0: the prompt alone")
+        bool | None,
+        supported("with logprobs: the prompt's logprobs too; with max_tokens 0: the prompt alone"),
     ] = None
 
 
@@ -135,9 +144,9 @@ class TokenizeBody(msgspec.Struct, frozen=True):
     """The body of /tokenize. Exactly one of `prompt` and `messages` is required."""
 
     model: Annotated[str | None, _MODEL] = None
-    prompt: Annotated[str | None, taken("a text")] = None
+    prompt: Annotated[str | None, supported("a text")] = None
     messages: Annotated[
-        Messages | None, taken("instead of a prompt; as in chat, without images and videos")
+        Messages | None, supported("instead of a prompt; as in chat, without images and videos")
     ] = None
     add_generation_prompt: Annotated[bool | None, _CHAT] = None
     continue_final_message: Annotated[bool | None, _CHAT] = None
@@ -147,5 +156,5 @@ class TokenizeBody(msgspec.Struct, frozen=True):
 
 
 class DetokenizeBody(msgspec.Struct, frozen=True):
-    tokens: Annotated[list[int], taken("a list of token ids")]
+    tokens: Annotated[list[int], supported("a list of token ids")]
     model: Annotated[str | None, _MODEL] = None

@@ -126,10 +126,10 @@ class ChatFrames(OpenAiFrames):
             tail = self.tails.plain or self.tails.of(index, delta.num_tokens)
             return b'%b%b},"logprobs":null,"finish_reason":null%b' % (head, _encode(delta.content), tail)
         message = message_delta(self._request_id, index, delta)
-        said = _encode(message)
+        encoded = _encode(message)
         if message.reasoning_content and self._names_reasoning_twice:
-            said = b'%b,"reasoning":%b}' % (said[:-1], _encode(message.reasoning_content))
-        return self._frame(index, said, self._logprobs(delta.logprobs), b"null", delta.num_tokens)
+            encoded = b'%b,"reasoning":%b}' % (encoded[:-1], _encode(message.reasoning_content))
+        return self._frame(index, encoded, self._logprobs(delta.logprobs), b"null", delta.num_tokens)
 
     def finish(self, index: int, rest: Delta, finish_reason: str, stop_reason: str | int | None) -> bytes:
         *before, last = end_of(rest)
@@ -154,14 +154,14 @@ class ChatFrames(OpenAiFrames):
         )
 
     def _choice(self, choice: AccumulatedChoice) -> dict[str, object]:
-        said = choice.message(self._request_id)
-        message: dict[str, object] = {"role": "assistant", "content": said.content, "refusal": None}
-        if said.reasoning_content is not None:
-            message["reasoning_content"] = said.reasoning_content
+        answer = choice.message(self._request_id)
+        message: dict[str, object] = {"role": "assistant", "content": answer.content, "refusal": None}
+        if answer.reasoning_content is not None:
+            message["reasoning_content"] = answer.reasoning_content
             if self._names_reasoning_twice:
-                message["reasoning"] = said.reasoning_content
-        if said.tool_calls is not None:
-            message["tool_calls"] = said.tool_calls
+                message["reasoning"] = answer.reasoning_content
+        if answer.tool_calls is not None:
+            message["tool_calls"] = answer.tool_calls
         return {
             "index": choice.index,
             "message": message,

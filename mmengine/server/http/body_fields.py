@@ -33,18 +33,19 @@ class Field(NamedTuple):
     neutral: tuple[object, ...] = ()
 
 
-def taken(says: str) -> Meta:
+def supported(says: str) -> Meta:
     """Annotate a struct's field that the server reads as its API defines it."""
     return Meta(description=says, extra={"how": "taken"})
 
 
-def translated(says: str) -> Meta:
+def translated_field(says: str) -> Meta:
     """Annotate a struct's field that means something else here, as `says` explains."""
     return Meta(description=says, extra={"how": "translated"})
 
 
 def fields_of(body: type[msgspec.Struct]) -> tuple[Field, ...]:
-    """Return the fields of `body` in their order. Each must be annotated by `taken` or `translated`."""
+    """Return the fields of `body` in their order. Each must be annotated by `supported` or
+    `translated_field`."""
     hints = get_type_hints(body, include_extras=True)
     found = []
     for name in body.__struct_fields__:

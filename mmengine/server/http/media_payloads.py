@@ -113,8 +113,8 @@ def read_without_payloads(
     If `read` did not use all media, return its result for the whole body. `places`: finds the media.
     """
     small, payloads = take_out(body, places) if len(body) > MIN_CHARS else (body, NO_PAYLOADS)
-    made = read(small, payloads)
-    return made if payloads.are_all_used else read(body, NO_PAYLOADS)
+    result = read(small, payloads)
+    return result if payloads.are_all_used else read(body, NO_PAYLOADS)
 
 
 def take_out(body: bytes, places: _Places = in_urls) -> tuple[bytes, MediaPayloads]:

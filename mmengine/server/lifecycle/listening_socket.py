@@ -17,7 +17,7 @@ def listen(settings: ServerSettings) -> socket.socket:
     """Return the socket that systemd passed, or a socket bound to the address. Raises ConfigError if neither
     works.
     """
-    return given(os.environ) or bind(settings.host, settings.port, settings.max_connections)
+    return find_inherited_socket(os.environ) or bind(settings.host, settings.port, settings.max_connections)
 
 
 def bind(host: str, port: int, backlog: int, options: str = "--host or --port") -> socket.socket:
@@ -35,7 +35,7 @@ def bind(host: str, port: int, backlog: int, options: str = "--host or --port") 
     return bound
 
 
-def given(environment: MutableMapping[str, str]) -> socket.socket | None:
+def find_inherited_socket(environment: MutableMapping[str, str]) -> socket.socket | None:
     """Return the socket of a systemd unit, or None, following sd_listen_fds(3).
 
     systemd passes LISTEN_FDS descriptors, starting at 3, to the process LISTEN_PID. The variables are removed
@@ -48,10 +48,10 @@ def given(environment: MutableMapping[str, str]) -> socket.socket | None:
         return None
     if count != "1":
         raise ConfigError(f"systemd passed {count} sockets; the server uses one: name one in the unit")
-    return taken(FIRST_FD)
+    return adopt_socket(FIRST_FD)
 
 
-def taken(fd: int) -> socket.socket:
+def adopt_socket(fd: int) -> socket.socket:
     """Return the listening socket of an inherited descriptor. Raises ConfigError."""
     try:
         found = socket.socket(fileno=fd)

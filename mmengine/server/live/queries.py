@@ -47,9 +47,9 @@ class LogQueries:
             try:
                 async with asyncio.timeout(MAX_ASKED_S):
                     assert process.stdout is not None and process.stderr is not None
-                    said = await _all_of(process.stdout, MAX_ANSWER_BYTES)
+                    answer = await _all_of(process.stdout, MAX_ANSWER_BYTES)
                     wrong = await process.stderr.read(_PIECE)
-                    code = await process.wait() if len(said) <= MAX_ANSWER_BYTES else -1
+                    code = await process.wait() if len(answer) <= MAX_ANSWER_BYTES else -1
             except TimeoutError:
                 code, wrong = -1, b""
             finally:
@@ -61,7 +61,7 @@ class LogQueries:
             raise ApiError(ErrorCode.LOG_TOO_LARGE, text)
         if code:
             raise ApiError(ErrorCode.NOT_FOUND, wrong.decode(errors="replace").strip(), FieldPath("request"))
-        return said
+        return answer
 
 
 async def _all_of(reader: asyncio.StreamReader, most: int) -> bytes:

@@ -69,11 +69,11 @@ class LiveRoutes:
                 ErrorCode.NOT_FOUND, f"ask {', '.join(QUESTIONS)} of a request", FieldPath("request")
             )
         with unless_gone(request.scope):
-            said = await self._asking.answer(question, name)
+            answer = await self._asking.answer(question, name)
         headers = {}
         if question == "trace":
             headers["content-disposition"] = 'attachment; filename="trace.json"'
-        return Response(said, 200, headers, "application/json")
+        return Response(answer, 200, headers, "application/json")
 
     def close(self) -> None:
         self._feed.close()

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from mmengine.server.chat.bodies import SharedBody
-from mmengine.server.http.body_fields import taken, translated
+from mmengine.server.http.body_fields import supported, translated_field
 from mmengine.server.http.errors import Json
 
 Turns = Annotated[list[Json], Meta(min_length=1)]
@@ -27,20 +27,20 @@ class OutputConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
 
 
-_TURNS = taken(
+_TURNS = supported(
     "turns of user, assistant and system; blocks text, image, tool_use, tool_result, thinking; consecutive "
     "turns of one role are joined, and the answer continues a last turn of the assistant"
 )
-_SYSTEM = taken("a text, or blocks of text")
-_TOOLS = taken("tools of type custom; requires a chat template that supports tools")
-_CHOICE = taken("auto, any, tool, none; disable_parallel_tool_use: one call at most")
-_THINKING = translated(
+_SYSTEM = supported("a text, or blocks of text")
+_TOOLS = supported("tools of type custom; requires a chat template that supports tools")
+_CHOICE = supported("auto, any, tool, none; disable_parallel_tool_use: one call at most")
+_THINKING = translated_field(
     "enabled: budget_tokens becomes thinking_token_budget; adaptive: the model decides; disabled or absent: "
     "a budget of 0, for a model that reasons; display omitted: counted but not returned"
 )
-_OUTPUT = taken("format: json_schema, with bounds and on_truncation; effort is ignored")
-_TEMPLATE = taken("variables of the chat template, such as enable_thinking")
-_ITEMS = translated(
+_OUTPUT = supported("format: json_schema, with bounds and on_truncation; effort is ignored")
+_TEMPLATE = supported("variables of the chat template, such as enable_thinking")
+_ITEMS = translated_field(
     "min_pixels, max_pixels, fps and other options of one item, clamped to the server's limits"
 )
 
@@ -50,9 +50,9 @@ class MessagesBody(SharedBody, frozen=True, kw_only=True):
 
     messages: Annotated[Turns, _TURNS]
     system: Annotated[str | list[Json] | None, _SYSTEM] = None
-    max_tokens: Annotated[int | None, taken("includes thinking; default: the rest of the context")] = None
-    stop: Annotated[str | list[str] | None, translated("chat's name of stop_sequences")] = None
-    stop_sequences: Annotated[list[str] | None, taken("a match sets stop_reason to stop_sequence")] = None
+    max_tokens: Annotated[int | None, supported("includes thinking; default: the rest of the context")] = None
+    stop: Annotated[str | list[str] | None, translated_field("chat's name of stop_sequences")] = None
+    stop_sequences: Annotated[list[str] | None, supported("a match sets stop_reason to stop_sequence")] = None
     tools: Annotated[list[Json] | None, _TOOLS] = None
     tool_choice: Annotated[Json | None, _CHOICE] = None
     thinking: Annotated[Thinking | None, _THINKING] = None
@@ -64,7 +64,7 @@ class CountBody(msgspec.Struct, frozen=True, kw_only=True):
     """The body of /v1/messages/count_tokens: the fields that determine the prompt token count."""
 
     messages: Annotated[Turns, _TURNS]
-    model: Annotated[str | None, taken("a served name; default: the first served name")] = None
+    model: Annotated[str | None, supported("a served name; default: the first served name")] = None
     system: Annotated[str | list[Json] | None, _SYSTEM] = None
     tools: Annotated[list[Json] | None, _TOOLS] = None
     tool_choice: Annotated[Json | None, _CHOICE] = None

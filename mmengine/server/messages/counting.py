@@ -57,8 +57,8 @@ class MessageCounts:
                     raise readers.to_api_error(error, parsed_request) from error
         finally:
             self._admission.give(owner)
-        said = msgspec.json.encode({"input_tokens": count})
-        return Response(said, 200, ignored_header(parsed_request.ignored), "application/json")
+        body = msgspec.json.encode({"input_tokens": count})
+        return Response(body, 200, ignored_header(parsed_request.ignored), "application/json")
 
     def _read(self, data: list[bytes], owner: str) -> ParsedRequest:
         """Read the body. Thread-safe. Raises ApiError."""

@@ -37,5 +37,5 @@ def error_json(error: ApiError, request_id: str | None) -> bytes:
     message, param = error.message, error.param
     if param is not None and not error.names_field:
         message = f"{param}: {message}"
-    told = {"type": kind_of(error)[1], "message": message}
-    return msgspec.json.encode({"type": "error", "error": told, "request_id": request_id})
+    details = {"type": kind_of(error)[1], "message": message}
+    return msgspec.json.encode({"type": "error", "error": details, "request_id": request_id})

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from mmengine.server.chat.bodies import SharedBody
-from mmengine.server.http.body_fields import taken, translated
+from mmengine.server.http.body_fields import supported, translated_field
 from mmengine.server.http.errors import Json
 
 MAX_METADATA = 16  # Most pairs in metadata.
@@ -45,73 +45,79 @@ class ResponsesBody(SharedBody, frozen=True, kw_only=True):
 
     input: Annotated[
         str | Annotated[list[Json], Meta(min_length=1)],
-        taken(
+        supported(
             "a text, or items: messages of input_text, input_image (image_url or file_id, detail, "
             "min_pixels, max_pixels), input_video, output_text and refusal; function_call, "
             "function_call_output, reasoning"
         ),
     ]
     instructions: Annotated[
-        str | None, taken("a system message before all others; the next response does not inherit it")
+        str | None, supported("a system message before all others; the next response does not inherit it")
     ] = None
     previous_response_id: Annotated[
-        _Named | None, taken("the input and output of that response stand before this input")
+        _Named | None, supported("the input and output of that response stand before this input")
     ] = None
-    tools: Annotated[list[Json] | None, taken("functions; requires a chat template that supports tools")] = (
-        None
-    )
+    tools: Annotated[
+        list[Json] | None, supported("functions; requires a chat template that supports tools")
+    ] = None
     tool_choice: Annotated[
         str | Json | None,
-        taken("none (the prompt shows no tool), auto, required, a function, allowed_tools"),
+        supported("none (the prompt shows no tool), auto, required, a function, allowed_tools"),
     ] = None
-    parallel_tool_calls: Annotated[bool | None, taken("false: the answer ends after its first call")] = None
+    parallel_tool_calls: Annotated[bool | None, supported("false: the answer ends after its first call")] = (
+        None
+    )
     max_output_tokens: Annotated[
-        int | None, taken("includes reasoning; default: the rest of the context")
+        int | None, supported("includes reasoning; default: the rest of the context")
     ] = None
     max_tool_calls: Annotated[
-        int | None, taken("returned as sent; limits calls of built-in tools, and the server has none")
+        int | None, supported("returned as sent; limits calls of built-in tools, and the server has none")
     ] = None
     text: Annotated[
         TextOptions | None,
-        taken(
+        supported(
             "format: text, json_object, json_schema, structural_tag, with bounds and on_truncation; "
             "verbosity is returned as sent"
         ),
     ] = None
     reasoning: Annotated[
         ReasoningOptions | None,
-        translated(
+        translated_field(
             "effort none: a thinking_token_budget of 0, otherwise the model decides; reasoning items hold "
             "the full reasoning, never a summary"
         ),
     ] = None
-    top_logprobs: Annotated[int | None, taken("0 to 20; requires include message.output_text.logprobs")] = (
-        None
-    )
+    top_logprobs: Annotated[
+        int | None, supported("0 to 20; requires include message.output_text.logprobs")
+    ] = None
     include: Annotated[
         Annotated[list[str], Meta(max_length=MAX_INCLUDE)] | None,
-        taken("message.output_text.logprobs; reasoning.encrypted_content adds nothing, as reasoning is open"),
+        supported(
+            "message.output_text.logprobs; reasoning.encrypted_content adds nothing, as reasoning is open"
+        ),
     ] = None
     metadata: Annotated[
         Annotated[Metadata, Meta(max_length=MAX_METADATA)] | None,
-        taken("up to 16 names of 64 characters, each with a text of 512"),
+        supported("up to 16 names of 64 characters, each with a text of 512"),
     ] = None
-    stream_options: Annotated[ResponsesStreamOptions | None, taken("include_obfuscation false")] = None
-    background: Annotated[bool | None, taken("the answer continues when the client disconnects")] = None
-    store: Annotated[bool | None, taken("default: true; false with background is refused")] = None
-    user: Annotated[_Named | None, taken("returned as sent, up to 256 characters")] = None
+    stream_options: Annotated[ResponsesStreamOptions | None, supported("include_obfuscation false")] = None
+    background: Annotated[bool | None, supported("the answer continues when the client disconnects")] = None
+    store: Annotated[bool | None, supported("default: true; false with background is refused")] = None
+    user: Annotated[_Named | None, supported("returned as sent, up to 256 characters")] = None
     safety_identifier: Annotated[
         Annotated[str, Meta(max_length=MAX_SAFETY_CHARS)] | None,
-        taken("returned as sent, up to 128 characters"),
+        supported("returned as sent, up to 128 characters"),
     ] = None
     prompt_cache_key: Annotated[
         _Named | None,
-        taken("returned as sent, up to 256 characters; prefixes are matched by content"),
+        supported("returned as sent, up to 256 characters; prefixes are matched by content"),
     ] = None
     chat_template_kwargs: Annotated[
-        Json | None, taken("variables of the chat template, such as enable_thinking")
+        Json | None, supported("variables of the chat template, such as enable_thinking")
     ] = None
-    include_reasoning: Annotated[bool | None, taken("false: reasoning is counted but not returned")] = None
+    include_reasoning: Annotated[bool | None, supported("false: reasoning is counted but not returned")] = (
+        None
+    )
 
 
 AS_CHAT = (  # Fields that chat has too, with the same meaning.

@@ -77,7 +77,7 @@ def chat_form(text: TextOptions | None) -> dict[str, msgspec.Raw] | None:
 
 def echo_text(text: TextOptions | None) -> msgspec.Raw:
     verbosity = text.verbosity if text is not None else None
-    said: Json = {"format": {"type": "text"}, "verbosity": verbosity or "medium"}
+    text_echo: Json = {"format": {"type": "text"}, "verbosity": verbosity or "medium"}
     if text is not None and text.format:
-        said["format"] = text.format
-    return echo_json(said, PLAIN_TEXT)
+        text_echo["format"] = text.format
+    return echo_json(text_echo, PLAIN_TEXT)

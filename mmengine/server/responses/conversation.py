@@ -104,8 +104,8 @@ class Conversation:
             text = f"{FIELD} must be user, system, developer or assistant, not {shown(role)}"
             raise ApiError(ErrorCode.INVALID_VALUE, text, where / "role")
         if role == "assistant":
-            said, repeated = self._parts.assistant_text(where / "content", item.get("content"))
-            self._growing(where, ("content", "tool_calls"))["content"] = said
+            text, repeated = self._parts.assistant_text(where / "content", item.get("content"))
+            self._growing(where, ("content", "tool_calls"))["content"] = text
         else:
             content, repeated = self._parts.read(where / "content", item.get("content"))
             self._add(where, {"role": "system" if role == "developer" else role, "content": content})

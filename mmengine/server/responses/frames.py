@@ -115,10 +115,10 @@ class ResponsesFrames:
 
     def finish(self, index: int, rest: Delta, finish_reason: str, stop_reason: str | int | None) -> bytes:
         self._end_reason, self._errors = finish_reason, rest.argument_errors
-        said = self.delta(index, rest)
+        events = self.delta(index, rest)
         if self._open is None and not self._closed:  # An empty answer.
-            said += self._all(self._begin(self._message()))
-        return said + self._all(self._close(self._status))
+            events += self._all(self._begin(self._message()))
+        return events + self._all(self._close(self._status))
 
     @property
     def _status(self) -> str:
@@ -156,7 +156,7 @@ class ResponsesFrames:
             return self._of_response(b"failed", self.response.of("cancelled"))
         if error.status != 503 and error.code is not ErrorCode.INTERNAL_ERROR:
             return self._of_response(b"failed", self.response.failed(error))
-        said = {
+        properties = {
             "type": "error",
             "code": error.body.code,
             "message": error.body.message,
@@ -164,7 +164,7 @@ class ResponsesFrames:
             "error": error.body,
             "sequence_number": max(0, self._number - 1),
         }
-        return b"event: error\ndata: " + _encode(said) + b"\n\n"
+        return b"event: error\ndata: " + _encode(properties) + b"\n\n"
 
 
 def _deltas(choice: AccumulatedChoice) -> Iterator[Delta]:

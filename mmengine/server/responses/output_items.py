@@ -14,9 +14,10 @@ _encode = msgspec.json.encode
 _ADDED, _DONE = b"added", b"done"
 
 
-def event(kind: bytes, said: bytes) -> bytes:
-    """Return an event without its end, which holds its number. `said`: the event's properties as JSON."""
-    return b'event: response.%b\ndata: {"type":"response.%b",%b' % (kind, kind, said)
+def event(kind: bytes, text_json: bytes) -> bytes:
+    """Return an event without its end, which holds its number. `text_json`: the event's properties as
+    JSON."""
+    return b'event: response.%b\ndata: {"type":"response.%b",%b' % (kind, kind, text_json)
 
 
 class OutputItem:
@@ -41,24 +42,24 @@ class OutputItem:
         return self._delta_head + _encode(text)
 
     def ended(self, status: str) -> Iterator[bytes]:
-        said = _encode("".join(self._texts))
-        yield event(self.kind + b".done", b"%b,%b" % (self._where, self._said(said)))
-        yield from self._ended(said)
-        self.whole = self._item(status, said)
+        text_json = _encode("".join(self._texts))
+        yield event(self.kind + b".done", b"%b,%b" % (self._where, self._said(text_json)))
+        yield from self._ended(text_json)
+        self.whole = self._item(status, text_json)
         yield self._event(_DONE, self.whole)
 
     def _event(self, what: bytes, item: bytes) -> bytes:
         return event(b"output_item." + what, b'"output_index":%d,"item":%b' % (self._place, item))
 
-    def _said(self, said: bytes) -> bytes:
-        """Return the content for the event that holds the whole text. `said`: the text as JSON."""
+    def _said(self, text_json: bytes) -> bytes:
+        """Return the content for the event that holds the whole text. `text_json`: the text as JSON."""
         raise NotImplementedError
 
-    def _item(self, status: str, said: bytes) -> bytes:
-        """Return the item as JSON. `said`: its text as JSON, empty at the beginning."""
+    def _item(self, status: str, text_json: bytes) -> bytes:
+        """Return the item as JSON. `text_json`: its text as JSON, empty at the beginning."""
         raise NotImplementedError
 
-    def _ended(self, said: bytes) -> Iterator[bytes]:
+    def _ended(self, text_json: bytes) -> Iterator[bytes]:
         """Yield the events after the whole text."""
         yield from ()
 
@@ -72,16 +73,16 @@ class Call(OutputItem):
         super().__init__(f"fc_{request_id}_{place}", place)
         self._call, self._function = _encode(call), _encode(function)
 
-    def _said(self, said: bytes) -> bytes:
-        return b'"name":%b,"arguments":%b' % (self._function, said)
+    def _said(self, text_json: bytes) -> bytes:
+        return b'"name":%b,"arguments":%b' % (self._function, text_json)
 
-    def _item(self, status: str, said: bytes) -> bytes:
+    def _item(self, status: str, text_json: bytes) -> bytes:
         return b'{"id":%b,"type":"function_call","status":"%b","call_id":%b,"name":%b,"arguments":%b}' % (
             self._id,
             status.encode(),
             self._call,
             self._function,
-            said or b'""',
+            text_json or b'""',
         )
 
 
@@ -96,17 +97,17 @@ class _Parted(OutputItem):
         yield from super().begun()
         yield self._part_event(_ADDED, b'""')
 
-    def _ended(self, said: bytes) -> Iterator[bytes]:
-        yield self._part_event(_DONE, said)
+    def _ended(self, text_json: bytes) -> Iterator[bytes]:
+        yield self._part_event(_DONE, text_json)
 
-    def _part_event(self, what: bytes, said: bytes) -> bytes:
-        return event(b"content_part." + what, b'%b,"part":%b' % (self._where, self._part(said)))
+    def _part_event(self, what: bytes, text_json: bytes) -> bytes:
+        return event(b"content_part." + what, b'%b,"part":%b' % (self._where, self._part(text_json)))
 
-    def _part(self, said: bytes) -> bytes:
+    def _part(self, text_json: bytes) -> bytes:
         raise NotImplementedError
 
-    def _content(self, said: bytes) -> bytes:
-        return b"[%b]" % (self._part(said) if said else b"")
+    def _content(self, text_json: bytes) -> bytes:
+        return b"[%b]" % (self._part(text_json) if text_json else b"")
 
 
 class Reasoning(_Parted):
@@ -115,17 +116,17 @@ class Reasoning(_Parted):
     def __init__(self, request_id: str, place: int):
         super().__init__(f"rs_{request_id}_{place}", place)
 
-    def _said(self, said: bytes) -> bytes:
-        return b'"text":' + said
+    def _said(self, text_json: bytes) -> bytes:
+        return b'"text":' + text_json
 
-    def _part(self, said: bytes) -> bytes:
-        return b'{"type":"reasoning_text","text":%b}' % said
+    def _part(self, text_json: bytes) -> bytes:
+        return b'{"type":"reasoning_text","text":%b}' % text_json
 
-    def _item(self, status: str, said: bytes) -> bytes:
+    def _item(self, status: str, text_json: bytes) -> bytes:
         return b'{"id":%b,"type":"reasoning","status":"%b","summary":[],"content":%b}' % (
             self._id,
             status.encode(),
-            self._content(said),
+            self._content(text_json),
         )
 
 
@@ -147,17 +148,17 @@ class Message(_Parted):
         self._tokens += tokens
         return b'%b,"logprobs":[%b]' % (super().grown(text, entries), b",".join(tokens))
 
-    def _said(self, said: bytes) -> bytes:
-        return b'"text":%b,"logprobs":[%b]' % (said, b",".join(self._tokens))
+    def _said(self, text_json: bytes) -> bytes:
+        return b'"text":%b,"logprobs":[%b]' % (text_json, b",".join(self._tokens))
 
-    def _part(self, said: bytes) -> bytes:
-        return b'{"type":"output_text","annotations":[],' + self._said(said) + b"}"
+    def _part(self, text_json: bytes) -> bytes:
+        return b'{"type":"output_text","annotations":[],' + self._said(text_json) + b"}"
 
-    def _item(self, status: str, said: bytes) -> bytes:
+    def _item(self, status: str, text_json: bytes) -> bytes:
         return b'{"id":%b,"type":"message","role":"assistant","status":"%b","content":%b}' % (
             self._id,
             status.encode(),
-            self._content(said),
+            self._content(text_json),
         )
 
     def _token(self, entry: Entry) -> bytes:

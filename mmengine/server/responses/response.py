@@ -18,7 +18,7 @@ class ResponseObject:
 
     def __init__(self, request_id: str, envelope: Envelope):
         echo = envelope.responses or ResponseEcho()
-        said = {
+        properties = {
             "id": f"{ID_PREFIX}{request_id}",
             "object": "response",
             "created_at": envelope.created,
@@ -44,7 +44,7 @@ class ResponseObject:
             "truncation": "disabled",
             **({"user": echo.user} if echo.user is not None else {}),
         }
-        self._head = _encode(said)[:-1]
+        self._head = _encode(properties)[:-1]
 
     def of(
         self,

@@ -110,8 +110,8 @@ class ResponseRoutes:
         if not await self._stored.delete(owner, request_id) and call is None:
             raise _none(request_id)
         await self._calls.settled()
-        said = {"id": f"{ID_PREFIX}{request_id}", "object": "response", "deleted": True}
-        return _json(msgspec.json.encode(said))
+        deletion = {"id": f"{ID_PREFIX}{request_id}", "object": "response", "deleted": True}
+        return _json(msgspec.json.encode(deletion))
 
     async def input_items(self, request: Request) -> ASGIApp:
         """Return a page with input items. Media that were sent as data appear as their hash."""
@@ -224,7 +224,7 @@ def _items(given: msgspec.Raw, body: bytes) -> list[Json]:
 def _page(request: Request, given: msgspec.Raw) -> bytes:
     """Return a page with items as JSON. Raises ApiError."""
     items = _decode_items(given)
-    said = page(
+    items_page = page(
         request,
         items,
         lambda item: str(item["id"]),
@@ -232,7 +232,7 @@ def _page(request: Request, given: msgspec.Raw) -> bytes:
         max_limit=MAX_LISTED,
         default_limit=_LISTED,
     )
-    return msgspec.json.encode(said)
+    return msgspec.json.encode(items_page)
 
 
 def _request_id(request: Request) -> str:

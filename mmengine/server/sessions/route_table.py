@@ -32,7 +32,7 @@ SESSION_ROUTES = (
     RouteRecord(
         "GET",
         "/v1/sessions",
-        SessionRoutes.listed,
+        SessionRoutes.list_sessions,
         Operation("The caller's sessions", SessionObjects, "All of them", (503, *NO_BODY)),
     ),
     RouteRecord(

@@ -104,7 +104,7 @@ class SessionRoutes:
                     raise
             return await self._told_of(session, name, None)
 
-    async def listed(self, request: Request) -> ASGIApp:
+    async def list_sessions(self, request: Request) -> ASGIApp:
         owner = request.scope[OWNER]
         found = await self._sessions.of(owner)
         return _json(SessionObjects([object_of(each, _name(each, owner)) for each in found]))

@@ -105,16 +105,16 @@ class Batches:
 
     def created_by(self, owner: str, key: str) -> Batch | None:
         """Return the batch that a call with this Idempotency-Key created, or None."""
-        return next((each for each in self.listed(owner) if each.key == key), None)
+        return next((each for each in self.of_owner(owner) if each.key == key), None)
 
     def created_alike(self, owner: str, digest: bytes, since: float) -> Batch | None:
         """Return the latest batch of a call without a key and with this digest, created at `since` or later,
         or None.
         """
-        found = (each for each in reversed(self.listed(owner)) if not each.key and each.digest == digest)
+        found = (each for each in reversed(self.of_owner(owner)) if not each.key and each.digest == digest)
         return next((each for each in found if each.created >= since), None)
 
-    def listed(self, owner: str) -> list[Batch]:
+    def of_owner(self, owner: str) -> list[Batch]:
         """Return the owner's batches, oldest first."""
         return [batch for batch in list(self._batches.values()) if batch.owner == owner]
 

@@ -99,7 +99,7 @@ class Files:
     def path(self, file_id: str) -> Path:
         return self.folder / file_id
 
-    def listed(self, owner: str) -> list[StoredFile]:
+    def of_owner(self, owner: str) -> list[StoredFile]:
         """Return the owner's files, oldest first."""
         now = self.clock()
         found = list(self._owners.get(owner, {}).values())
