@@ -59,7 +59,8 @@ class EngineConfig(EngineSettings, frozen=True, kw_only=True, forbid_unknown_fie
     def check_foldable(self) -> None:
         """Raise ConfigError if a size is out of range or not set yet, or if the pool cannot hold one request.
 
-        A log must pass this check alone: settings that exclude each other today ran when it was written.
+        A log must pass this check alone: settings that contradict each other today were valid when the log
+        was written.
         """
         self._check_fields()
         if self.max_model_len < 2 or self.num_blocks < 2:

@@ -132,7 +132,7 @@ def _joined(session: SessionState, num_kept: int, pieces: Sequence[_Piece], film
 
 
 def _end_of_anchor(session: SessionState) -> int:
-    """Return the anchor's end; without an anchor, the first turn's opening's end."""
+    """Return the anchor's end; without an anchor, the end of the first turn's opening."""
     end = session.chunks[0].num_opening if session.chunks else 0
     for _, last, chunk in _chunks_from(session, 0):
         if not chunk.is_anchor:
