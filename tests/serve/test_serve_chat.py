@@ -213,16 +213,20 @@ NAMED = {"type": "function", "function": {"name": "x"}}
     [
         (TOOLS * 65, None, "tools has 130 entries; at most 128"),
         ([tool({"description": "a" * 300_000})], None, "bytes as JSON; at most"),
-        ([TOOLS[0], TOOLS[0]], None, r"tools\[1\]\.function\.name, 'area', is that of another"),
+        ([TOOLS[0], TOOLS[0]], None, r"tools\[1\]\.function\.name, 'area', is the name of another"),
         ([tool({}, "no spaces")], None, r"tools\[0\]\.function\.name must have 1 to 64"),
         ([tool({}, strict=1)], None, r"tools\[0\]\.function\.strict must be true or false"),
         ([tool({}, other=1)], None, r"tools\[0\]\.function has the unknown field 'other'"),
         ([{"type": "custom"}], None, r"tools\[0\]\.type must be function, not 'custom'"),
         ("area", None, "tools must be a list"),
         (TOOLS, "always", "tool_choice must be none, auto, required"),
-        (TOOLS, NAMED, r"tool_choice\.function\.name, 'x', is not among the tools area, now"),
+        (TOOLS, NAMED, r"tool_choice\.function\.name, 'x', is not among the tools: area, now"),
         ([], "required", "tool_choice asks for a call"),
-        (TOOLS, {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [NAMED]}}, "is none of"),
+        (
+            TOOLS,
+            {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [NAMED]}},
+            "is not among the tools",
+        ),
     ],
 )
 def test_tools_are_checked(tools, choice, words):

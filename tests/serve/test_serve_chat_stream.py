@@ -85,7 +85,7 @@ def test_closing_a_chat_stream_cancels_its_request(engine):
     with engine.stream_chat(SAYS, **OPTIONS) as stream:
         for _ in range(6):
             next(stream)
-        with pytest.raises(InvalidRequest, match="on their way"):
+        with pytest.raises(InvalidRequest, match="are running"):
             engine.generate(["What?"])
     assert engine.is_idle and list(stream) == []
     with pytest.raises(RequestFailed, match="closed before"):

@@ -147,7 +147,7 @@ def test_a_deadline_that_passes_is_told(engine):
 
 def test_generate_refuses_to_swallow_the_outputs_of_submitted_requests(engine):
     engine.submit("hello", max_tokens=3)
-    with pytest.raises(InvalidRequest, match="on their way"):
+    with pytest.raises(InvalidRequest, match="are running"):
         engine.generate(["hello"])
     drive(engine)
 

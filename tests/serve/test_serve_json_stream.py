@@ -127,7 +127,7 @@ def test_a_json_stream_is_cut_like_a_value_and_can_be_left() -> None:
             list(stream)
         stream = engine.stream_json("What?", RECORD)
         assert next(stream) == {} and not engine.is_idle
-        with pytest.raises(InvalidRequest, match="are on their way"):
+        with pytest.raises(InvalidRequest, match="are running"):
             engine.generate(["What?"])
         stream.close()
         assert engine.is_idle and engine.generate(["What?"], max_tokens=2)[0].finish_reason == "length"

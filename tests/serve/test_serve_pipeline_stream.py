@@ -111,7 +111,7 @@ def test_datasets_say_how_many_results_there_are(pipe):
     results = pipe(Dataset())
     assert len(results) == 3
     assert [records[0]["generated_text"] for records in results] == ["HI 0", "HI 1", "HI 2"]
-    with pytest.raises(TypeError, match="does not say how many"):
+    with pytest.raises(TypeError, match="prompts of a generator is unknown"):
         len(pipe(iter([chat("hi")])))
 
 
@@ -153,7 +153,7 @@ def test_calls_that_ask_for_what_happens_anyway_are_silent(pipe):
         ({"text_kwargs": {"truncation": True}}, "text_kwargs: 'truncation'"),
         ({"generate_kwargs": {"watermarking_config": {}}}, "watermarking_config={} is not supported; mark"),
         ({"generate_kwargs": {"assistant_model": "x"}}, "drafts are a setting of the engine"),
-        ({"generate_kwargs": {"penalty_alpha": 0.6}}, "contrastive search is not done"),
+        ({"generate_kwargs": {"penalty_alpha": 0.6}}, "contrastive search is not supported"),
         ({"generate_kwargs": {"logits_processor": [len]}}, "logits_processor=.* use repetition_penalty"),
         ({"generate_kwargs": {"bad_words_ids": [[]]}}, "bad_words_ids must be a list of lists"),
         ({"generate_kwargs": {"bad_words_ids": [[1] * 17]}}, "1 to 16 tokens, not 17"),

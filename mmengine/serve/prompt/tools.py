@@ -185,7 +185,7 @@ def _named(where: FieldPath, given: object, names: Sequence[str]) -> str:
     name = check_mapping(where / "function", tool.get("function")).get("name")
     if not isinstance(name, str) or name not in names:
         raise InvalidRequest(
-            f"{FIELD}, {shown(name)}, is not among the tools {_list(names)}",
+            f"{FIELD}, {shown(name)}, is not among the tools: {_list(names)}",
             path=where / "function" / "name",
         )
     return name
