@@ -10,8 +10,6 @@ from typing import TypeAlias
 import msgspec
 
 from mmengine.errors import ErrorCode
-from mmengine.events.adapter_events import AdapterLoaded as AdapterLoaded
-from mmengine.events.adapter_events import AdapterUnloaded as AdapterUnloaded
 from mmengine.events.event_base import EventBase
 from mmengine.events.session_events import Appended as Appended
 from mmengine.events.session_events import Leased as Leased
@@ -57,6 +55,19 @@ class FoldConstants(msgspec.Struct, array_like=True, frozen=True):
     frees_at_once: bool = False
     fills_in_row_order: bool = False
     media_ahead: int = 0
+
+
+class AdapterLoaded(EventBase, frozen=True):
+    """Observation: the adapter's name refers to this LoRA adapter from now on. `source`: its folder."""
+
+    adapter: Adapter
+    source: str = ""
+
+
+class AdapterUnloaded(EventBase, frozen=True):
+    """Observation: no new request can name this adapter. Requests that have the adapter continue with it."""
+
+    name: str
 
 
 class Started(EventBase, frozen=True):

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from mmengine.errors import CorruptLog, ErrorCode
 from mmengine.events import codec
-from mmengine.events import value_count as values
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import (
     MAX_BODY,
@@ -359,7 +358,7 @@ def test_quotes_from_a_log_cannot_control_the_terminal():
 
 @pytest.mark.parametrize("field", ["stops", "runs"])
 def test_a_body_of_very_many_tiny_values_is_refused_without_memory(field, monkeypatch):
-    monkeypatch.setattr(values, "MAX_VALUES", 10**5)
+    monkeypatch.setattr(codec, "MAX_VALUES", 10**5)
     many = b"\xdd" + struct.pack(">I", 10**6) + b"\x92\x00\xa0" * 10**6
     if field == "runs":
         item = b"\x91\x94\xc4\0\xa5image" + many + b"\x93\1\1\1"
@@ -377,7 +376,7 @@ def test_a_body_of_very_many_tiny_values_is_refused_without_memory(field, monkey
 
 
 def test_values_are_counted_as_msgpack_lays_them_out(monkeypatch):
-    monkeypatch.setattr(values, "LARGE", 0)
+    monkeypatch.setattr(codec, "LARGE", 0)
     shapes = [None, True, 5, -3, 300, 2**40, -(2**40), 1.5, "short", "x" * 40, "x" * 300, "x" * 70_000]
     shapes += [b"a", b"a" * 300, b"a" * 70_000, [1] * 20, list(range(70_000)), {"a": [1, {"b": 2.0}]}]
     shapes += [{str(n): n for n in range(20)}, [[], {}, [[]]]]
@@ -389,7 +388,7 @@ def test_values_are_counted_as_msgpack_lays_them_out(monkeypatch):
 
     for shape in shapes:
         body = msgspec.msgpack.encode(shape)
-        monkeypatch.setattr(values, "MAX_VALUES", count(shape))
-        assert not values.has_too_many_values(body), shape
-        monkeypatch.setattr(values, "MAX_VALUES", count(shape) - 1)
-        assert values.has_too_many_values(body), shape
+        monkeypatch.setattr(codec, "MAX_VALUES", count(shape))
+        assert not codec.has_too_many_values(body), shape
+        monkeypatch.setattr(codec, "MAX_VALUES", count(shape) - 1)
+        assert codec.has_too_many_values(body), shape

@@ -10,7 +10,7 @@ import pytest
 
 from mmengine.replay.queries.why import why
 from mmengine.server.live import feed
-from mmengine.server.live.page import live_page
+from mmengine.server.live.routes import live_page
 from tests.server.openai_answers import named_events
 from tests.server.running import SlowEcho, served, wait_for
 

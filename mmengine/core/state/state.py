@@ -4,6 +4,7 @@ Only `evolve` writes the state. Decisions read it through a `View`, which has no
 place in the running batch. A waiting request has no row and keeps its tokens in its RequestState.
 """
 
+import hashlib
 from bisect import insort
 from collections import deque
 
@@ -17,7 +18,6 @@ from mmengine.core.state.columns import NEVER, Columns, frozen, make_columns
 from mmengine.core.state.flight import Flight, Part
 from mmengine.core.state.goodput import Goodput
 from mmengine.core.state.grammar_slots import GrammarSlots
-from mmengine.core.state.history import History
 from mmengine.core.state.policy import Policy, policy_of
 from mmengine.core.state.request_state import NO_ROW, RequestState, media_keys_of
 from mmengine.core.state.sessions import Sessions
@@ -28,6 +28,26 @@ from mmengine.events import vocabulary as ev
 from mmengine.request import Request
 
 _NO_ROWS = frozen(np.zeros(0, np.intp))
+
+
+class History:
+    """A chained 16-byte BLAKE2b digest: each piece is hashed together with the digest before it, so
+    that a snapshot can hold it."""
+
+    def __init__(self) -> None:
+        self._digest = bytes(16)
+
+    def update(self, piece: bytes) -> None:
+        """Add a piece, such as the bytes of token ids."""
+        self._digest = hashlib.blake2b(self._digest + piece, digest_size=16).digest()
+
+    def digest(self) -> bytes:
+        """Return the digest over all pieces so far."""
+        return self._digest
+
+    def restore(self, digest: bytes) -> None:
+        """Continue from the digest in a snapshot."""
+        self._digest = digest
 
 
 class State(Columns[np.ndarray]):

@@ -3,6 +3,7 @@ API key, as other clients' requests do.
 """
 
 from collections.abc import Awaitable, Callable
+from importlib.resources import files
 from pathlib import Path
 
 from starlette.requests import Request
@@ -10,18 +11,38 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from mmengine.errors import ErrorCode, FieldPath
+from mmengine.replay.report.page import hash_of
 from mmengine.server.chat.submission import log_request_id
 from mmengine.server.http.admission import OWNER
 from mmengine.server.http.errors import ApiError, api_error
 from mmengine.server.http.metrics import HttpMetrics
 from mmengine.server.live.feed import Feed
-from mmengine.server.live.page import live_page
 from mmengine.server.live.queries import QUESTIONS, LogQueries
 from mmengine.server.settings import ServerSettings
 from mmengine.server.transport.sse import EventStream, FrameSource, unless_gone
 
 LIVE = "/live"
 MAX_BACKLOG = 1024  # messages that wait for a slow page
+# Scripts that the report's page has, too.
+SHARED = ("data.js", "view.js", "lanes.js", "tracks.js", "panel.js", "input.js")
+OWN = ("columns.js", "stream.js", "playground.js", "live.js")
+
+
+def live_page() -> tuple[str, str]:
+    """Return the live page's HTML, a single file with the report's drawing code, and its content security
+    policy: its own script and style, and connections to this server.
+    """
+    report, here = files("mmengine.replay.report"), files("mmengine.server.live")
+    style = (report / "page.css").read_text("utf-8") + (here / "live.css").read_text("utf-8")
+    parts = [(report / name).read_text("utf-8") for name in SHARED]
+    parts += [(here / name).read_text("utf-8") for name in OWN]
+    script = '(() => {\n"use strict";\n' + "\n".join(parts) + "\n})();\n"
+    policy = (
+        f"default-src 'none'; script-src {hash_of(script)}; style-src {hash_of(style)}; connect-src 'self'; "
+        "img-src data: blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+    html = (here / "live.html").read_text("utf-8")
+    return html.replace("<!--STYLE-->", style).replace("<!--SCRIPT-->", script), policy
 
 
 class LiveRoutes:

@@ -5,12 +5,117 @@ SCHEDULED for the rest. EVICTED records a chunk's encoder evictions that does no
 rules are those of vLLM 0.33.
 """
 
+import numpy as np
+from msgspec.structs import replace
+
+from mmengine.core.decide.adapter_places import AdapterPlaces
+from mmengine.core.decide.admission import Admission, MayStart
+from mmengine.core.decide.encoder_draft import EncoderDraft
+from mmengine.core.decide.running import RunningRows, Wanted, preempt, with_drafts
 from mmengine.core.decide.scheduler import Scheduler
-from mmengine.core.decide.vllm.admission import VllmAdmission
-from mmengine.core.decide.vllm.running import VllmRunningRows
 from mmengine.core.state.columns import ReadOnlyArray
+from mmengine.core.state.read_only import RequestView
 from mmengine.core.state.view import View
 from mmengine.events import vocabulary as ev
+
+
+class VllmEncoderDraft(EncoderDraft):
+    """Encoder work of one decision under vLLM's rules. `is_patient`: a row waits for the item that its
+    drafter would read next, if other rows run."""
+
+    def __init__(self, view: View, *, is_patient: bool = True):
+        super().__init__(view)
+        self._waits = is_patient and len(view.running) > 1
+
+    def cut_before(self, distance: int) -> int:
+        """Cut right before the item: vLLM drafts for the last token without the token that comes next."""
+        if distance > self._ahead:
+            return distance
+        return 0 if self._waits else max(0, distance)
+
+    def left_behind(self, given_up: bool) -> ev.Evicted | None:
+        """Return EVICTED for evictions that stay. The items that a `given_up` request looked up count as
+        used."""
+        used = [key for key in self._looked_up if key in self._cache.idle] if given_up else []
+        idle = [key for key in self._cache.idle if key not in self.evict]
+        if used == idle[len(idle) - len(used) :]:
+            used = []
+        return ev.Evicted(tuple(self.evict), tuple(used)) if self.evict or used else None
+
+
+class UnreservedPlaces(AdapterPlaces):
+    """Places for adapters without reservations."""
+
+    def pass_over(self, req_state: RequestView) -> None:
+        """Do nothing: vLLM reserves no place for a request that it passes over."""
+
+
+class VllmAdmission(Admission):
+    """Admits waiting requests by vLLM's rules."""
+
+    def draft(self, view: View) -> VllmEncoderDraft:
+        return VllmEncoderDraft(view)
+
+    def places(self, view: View, may_start: MayStart | None = None) -> AdapterPlaces | None:
+        return UnreservedPlaces(view, may_start) if view.config.max_loras else None
+
+    def padding(self, view: View, num_computed: int) -> int:
+        """Return how many placeholders make the request as long as its step's decodes.
+
+        vLLM wants equal lengths in a step of decodes, which is a step without a running row in its prompt. A
+        prompt of one token that runs alone is no decode.
+        """
+        num_drafts = view.config.num_draft_tokens
+        if not num_drafts or num_computed + num_drafts + 2 > view.config.max_model_len:
+            return 0
+        ran = [view.requests_by_row[row] for row in view.step_rows.tolist()]
+        ran = [req_state for req_state in ran if req_state.admitted_step < view.step]
+        decodes = all(len(req_state.tokens) < view.num_tokens[req_state.row] for req_state in ran)
+        return num_drafts if (ran or num_computed) and decodes else 0
+
+    def prompt_reserve(self, view: View, req_state: RequestView) -> int:
+        """Return how many blocks the prompt needs, without slots for the drafter."""
+        return -(-len(req_state.tokens) // view.block_size)
+
+
+class VllmRunningRows(RunningRows):
+    """Schedules running rows by vLLM's rules, one row after the other. `is_patient`: see VllmEncoderDraft."""
+
+    def __init__(self, *, is_patient: bool = True):
+        self._is_patient = is_patient
+
+    def draft(self, view: View) -> VllmEncoderDraft:
+        return VllmEncoderDraft(view, is_patient=self._is_patient)
+
+    def tokens_left(self, view: View, rows: ReadOnlyArray) -> np.ndarray:
+        wanted = view.num_tokens[rows] - view.num_computed[rows]
+        if view.config.num_draft_tokens:
+            wanted = with_drafts(view, rows, wanted)
+        if view.made_room_for[0] == rows[0]:  # its chunk stays as it was cut before another row was preempted
+            wanted[0] = min(wanted[0], view.made_room_for[1])
+        return wanted
+
+    def scheduled(self, view: View, wanted: Wanted, num_new: int) -> ev.Scheduled:
+        last = int(np.argmax(np.asarray(view.running == wanted.rows[-1])))
+        return replace(super().scheduled(view, wanted, num_new), num_decided=last + 1)
+
+    def relieve(
+        self, view: View, wanted: Wanted, short: np.ndarray, further: np.ndarray
+    ) -> ev.Preempted | ev.Scheduled | ev.Evicted:
+        """Schedule the rows before the first row whose blocks are not free, or preempt for that row.
+
+        The rows before it keep their tokens. The chunk of that row stays as it was cut while all rows were
+        there.
+        """
+        lacking = int(np.argmax(np.cumsum(further) > view.blocks.num_free))
+        row = int(wanted.rows[short[lacking]])
+        undecided = view.running[view.num_decided :]
+        place = undecided.tolist().index(row)
+        if short[lacking]:
+            return self.scheduled(view, self.wanted_by(view, undecided[:place]), int(further[:lacking].sum()))
+        draft, victim = self.wanted_by(view, undecided[: place + 1]).draft, view.policy.victim(view)
+        left_behind = draft.left_behind(given_up=victim == row) if draft else None
+        return left_behind or preempt(view, row, int(wanted.tokens[0]))
 
 
 class VllmScheduler(Scheduler):
