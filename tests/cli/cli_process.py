@@ -1,4 +1,4 @@
-"""Running the command: in this process, or in one of its own where that is what a test is about."""
+"""Run the command in this process, or in a separate process when the test depends on process boundaries."""
 
 import json
 import logging
@@ -18,11 +18,13 @@ HEAVY = ("torch", "transformers", "PIL", "av", "tokenizers", "llguidance", "xgra
 
 
 def call_cli(*arguments, env=None, cwd=None) -> subprocess.CompletedProcess:
-    """Run the command in this process: its exit code, and what a process would have written, which is what
-    native code writes too. `env`: all of its environment. Arguments, environment, folder, threads and the
-    settings of logging are then as they were."""
+    """Run the command in this process and return its exit code and its output, including output from native
+    code. `env` is the command's complete environment. Afterwards the arguments, environment, folder, thread
+    count and logging settings are restored.
+    """
     torch, structlog = (sys.modules.get(name) for name in ("torch", "structlog"))
-    handlers, logging.root.handlers = logging.root.handlers, []  # pytest's, which a process does not have
+    # Removes pytest's handlers, which a process does not have.
+    handlers, logging.root.handlers = logging.root.handlers, []
     before = sys.argv, dict(os.environ), os.getcwd(), torch and torch.get_num_threads()
     sys.argv = ["mmengine", *map(str, arguments)]
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
@@ -65,7 +67,7 @@ def _set_environment(values) -> None:
 
 @contextmanager
 def _streams(*files) -> Iterator[None]:
-    """Descriptors 1 and 2, and Python's streams over them, go to these files."""
+    """Redirect the file descriptors 1 and 2, and Python's streams over them, to these files."""
     kept = sys.stdout, sys.stderr
     for stream in kept:
         stream.flush()
@@ -86,7 +88,7 @@ def _streams(*files) -> Iterator[None]:
 
 
 def run_cli(*arguments, blocked=(), env=None, cwd=None):
-    """Run the command in a process of its own and say which heavy modules it loaded."""
+    """Run the command in a separate process and report which heavy modules it imported."""
     code = (
         "import sys\n"
         f"for name in {list(blocked)!r}: sys.modules[name] = None\n"
@@ -114,8 +116,9 @@ for words in json.loads(sys.argv[1]):
 
 
 def run_clis(commands, cwd) -> list[subprocess.CompletedProcess]:
-    """Run commands one after the other in one process of their own, in this folder; `loaded` says which heavy
-    modules there were behind each."""
+    """Run commands one after the other in one separate process in this folder; `loaded` reports the heavy
+    modules imported after each command.
+    """
     path = os.pathsep.join([str(ROOT), str(ROOT / "plugins")])
     done = subprocess.run(
         [sys.executable, "-c", _MANY, json.dumps(commands)],

@@ -1,9 +1,10 @@
-"""Documents that show a console: the commands in them are run, and what they print is what stands there.
+"""Run the commands in documents that show a console, and compare their output with the document.
 
-    python -m tests.cli.console_docs docs/reference/log.md    writes what the commands print into it
+    python -m tests.cli.console_docs docs/reference/log.md    writes the commands' output into the document
 
-In a block marked `console` a line "$ command" is followed by its output. A line "…" stands for any
-lines. `mmengine` and `python` are this checkout's, other commands the shell's; all blocks share one folder.
+In a block marked `console` a line "$ command" is followed by its output. A line "…" stands for any number of
+lines. `mmengine` and `python` come from this checkout, other commands from the shell; all blocks share one
+folder.
 """
 
 import os
@@ -22,7 +23,7 @@ _BLOCK = re.compile(r"^```console\n(.*?)^```$", re.M | re.S)
 
 
 def commands(text: str) -> list[tuple[str, list[str]]]:
-    """Each command with the lines that the document shows behind it."""
+    """Return each command with the output lines that the document shows after the command."""
     found: list[tuple[str, list[str]]] = []
     for block in _BLOCK.findall(text):
         for line in block.splitlines():
@@ -34,7 +35,7 @@ def commands(text: str) -> list[tuple[str, list[str]]]:
 
 
 def run(command: str, folder: Path) -> list[str]:
-    """What a command prints; `mmengine` runs in this process where it needs no shell."""
+    """Return the lines that a command prints; `mmengine` runs in this process if the command needs no shell."""
     if not (folder / "examples").exists():
         (folder / "examples").symlink_to(ROOT / "examples")
     if (words := shlex.split(command))[0] == "mmengine" and not set(command) & set("|<>;&$*~"):
@@ -61,7 +62,7 @@ def agrees(shown: list[str], printed: list[str]) -> bool:
 
 
 def rewrite(path: Path) -> None:
-    """Put in what the commands print; where the document elides lines, its own stay."""
+    """Write the commands' output into the document; an output with elided lines stays unchanged."""
     text = path.read_text()
     with tempfile.TemporaryDirectory() as folder:
         for command, shown in commands(text):

@@ -1,4 +1,4 @@
-"""One process of a batch in shards, over an engine without a model: FOLDER SHARD COUNT PAUSE."""
+"""Run one process of a sharded batch over an engine without a model. Arguments: FOLDER SHARD COUNT PAUSE."""
 
 import sys
 from functools import partial

@@ -1,4 +1,4 @@
-"""Request files in, answer files out, with an engine without a model."""
+"""Test batch runs from request file to answer file, with an engine without a model."""
 
 import json
 import signal
@@ -73,20 +73,20 @@ def test_the_exit_code_says_whether_lines_have_errors(tmp_path, capfd):
     assert answer(tmp_path, [line("a", "hello", max_tokens=0)])[0] == 1
     requests, out, log = (tmp_path / name for name in ("requests.jsonl", "answers.jsonl", "log"))
     requests.write_text("\n".join([line("a", "hello"), line("b", "bad image")]))
-    for _ in range(2):  # the second finds all answered
+    for _ in range(2):  # The second run finds all lines answered.
         make = lambda resume: Engine(builder=builder(), log=log, resume=resume)  # noqa: E731
         assert run_batch_file(requests, out, log, make) == 1
     assert capfd.readouterr().err.endswith("\n1 of them are errors\n")
 
 
-def test_a_line_of_openais_form_is_told_where_that_goes(tmp_path):
+def test_an_openai_batch_line_is_refused_with_a_hint(tmp_path):
     body = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
     openais = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": body}
     code, (said,) = answer(tmp_path, [json.dumps(openais)])
     assert code == 1 and "/v1/batches" in said["error"] and "the fields of body" in said["error"]
 
 
-def test_a_line_may_ask_for_a_form(tmp_path):
+def test_a_line_may_request_a_grammar(tmp_path):
     lines = [
         line("a", "hello", max_tokens=20, response_format={"type": "json_object"}),
         line("b", "hello", max_tokens=3, grammar={"regex": "[A-Z]+"}),
@@ -119,7 +119,7 @@ def test_more_lines_than_the_queue_holds(tmp_path):
     assert {one["custom_id"]: one["text"] for one in answers} == {f"{k}": f"TEXT {k}" for k in range(60)}
 
 
-def test_the_request_file_is_not_written_over(tmp_path):
+def test_the_request_file_is_not_overwritten(tmp_path):
     path = tmp_path / "requests.jsonl"
     path.write_text(line("a", "hello"))
     with pytest.raises(InvalidRequest, match="request file itself"):
@@ -146,7 +146,7 @@ sys.exit(run_batch_file(folder / "r", folder / "a", folder / "log",
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_ctrl_c_once_finishes_what_runs_and_twice_stops(tmp_path, times):
+def test_ctrl_c_once_finishes_running_requests_and_twice_stops(tmp_path, times):
     (tmp_path / "r").write_text(
         "\n".join(line(f"{k}", "w" * (5 + k % 60), max_tokens=300) for k in range(400))
     )
@@ -170,8 +170,10 @@ def test_ctrl_c_once_finishes_what_runs_and_twice_stops(tmp_path, times):
     assert report.requests >= len(written) and (times == 2 or report.requests == len(written))
 
 
-def test_a_line_that_a_full_disk_tears_off_is_taken_back(tmp_path):
-    """The same line can be written again, and the file reads as if nothing had been."""
+def test_a_line_torn_by_a_full_disk_is_removed(tmp_path):
+    """After a write torn by a full disk, the file ends at the previous line and the same line can be written
+    again.
+    """
     requests, out = tmp_path / "requests.jsonl", tmp_path / "answers.jsonl"
     requests.write_text("\n".join(line(name, "hello") for name in "ab"))
     index = RequestIndex(requests)

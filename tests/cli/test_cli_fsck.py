@@ -1,4 +1,4 @@
-"""`mmengine log fsck`: a line for each finding, an exit code for each kind, no traceback."""
+"""Test `mmengine log fsck`: a line for each finding, an exit code for each kind, and no traceback."""
 
 import json
 
@@ -15,7 +15,7 @@ def log(tmp_path):
     return write_log(tmp_path / "log", one_of_each() * 3, segment_bytes=700)
 
 
-def test_a_whole_log_and_what_is_in_it(log):
+def test_a_whole_log_and_its_contents(log):
     done = run_cli("log", "fsck", str(log), blocked=("torch", "transformers", "llguidance"))
     assert done.returncode == 0 and f"whole: {COUNT} records; closed by its writer" in done.stdout
     assert "torch" not in loaded(done)

@@ -1,4 +1,6 @@
-"""What starts at once: help and log commands import no torch, and say what to type."""
+"""Test the commands that start at once: help and log commands import no torch, and usage errors say how to
+call the command.
+"""
 
 import os
 import sys
@@ -54,7 +56,7 @@ MISTAKES = (
 )
 
 
-def test_help_teaches_and_imports_nothing_heavy(tmp_path):
+def test_help_shows_examples_and_imports_nothing_heavy(tmp_path):
     for result, (arguments, says) in zip(run_clis([each[0] for each in HELP], tmp_path), HELP, strict=True):
         assert result.returncode == 0
         assert all(word in result.stdout for word in says), (arguments, result.stdout)
@@ -67,7 +69,7 @@ def _pages(command, *words):
         yield from _pages(each, *words, name)
 
 
-def test_flags_show_no_type_and_lists_what_is_repeated():
+def test_flags_show_no_type_and_lists_show_the_repeated_type():
     for words, command in _pages(typer.main.get_command(app)):
         shown = call_cli(*words, env={**os.environ, "COLUMNS": "200"}).stdout
         assert "Usage" in shown and not [word for word in ("<bool>", "<list[") if word in shown], shown

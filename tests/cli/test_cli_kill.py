@@ -1,5 +1,6 @@
-"""A batch with the embedded checkpoint, killed with kill -9 at random instants and started again with the
-same command: each request once in the answers, tokens as in a run that nobody disturbed."""
+"""Test a batch with the embedded checkpoint that is killed with kill -9 at random instants and restarted with
+the same command. Each request is once in the answers, with the tokens of an undisturbed run.
+"""
 
 import json
 import random
@@ -19,7 +20,7 @@ from mmengine.replay.verify import verify
 from tests.cli.cli_process import call_cli
 
 COMMAND = (sys.executable, "-m", "mmengine.cli.main", "run", "--batch", "requests.jsonl")
-# Few rows and small steps, so that there is something to kill.
+# Few rows and small steps make the run long enough to be killed.
 SETTINGS = ("--set", "max_num_seqs=3", "--set", "token_budget=64", "--set", "snapshot_bytes=4000")
 DRAFTED = ("--set", "spec=eagle3", "--set", "draft_policy=goodput")
 START_S = 60
@@ -32,7 +33,9 @@ FORM = {"type": "json_schema", "json_schema": {"schema": SCHEMA}}
 
 
 def write_requests(folder, num_requests):
-    """Texts and images, greedy and seeded, several answers, logprobs, stop strings, forms, and nonsense."""
+    """Write requests with texts and images, greedy and seeded sampling, several answers, logprobs, stop
+    strings, grammars, and invalid lines.
+    """
     for number in range(3):
         pixels = np.random.default_rng(number).integers(0, 255, (64, 96, 3), np.uint8)
         Image.fromarray(pixels).save(folder / f"{number}.png")
@@ -46,7 +49,7 @@ def write_requests(folder, num_requests):
         if number % 3:
             line |= {"temperature": 0.9, "seed": number}
         line |= [{}, {"n": 2}, {"logprobs": 2}, {"stop": ["e"]}][number % 4]
-        if number % 5 == 1:  # in a form, so with drafts
+        if number % 5 == 1:  # Grammar requests run with drafts.
             line |= {"response_format": FORM, "max_tokens": 40, "ignore_eos": False, "stop": None}
         lines.append(json.dumps(line))
     lines[3:3] = ["", '{"custom_id": "no messages"}', "not json"]
@@ -55,11 +58,11 @@ def write_requests(folder, num_requests):
 
 def run(folder, *arguments):
     result = subprocess.run([*COMMAND, *arguments], cwd=folder, capture_output=True, timeout=START_S)
-    assert result.returncode == HAS_ERRORS, result.stderr  # the nonsense has
+    assert result.returncode == HAS_ERRORS, result.stderr  # The invalid lines have errors.
 
 
 def answers(path):
-    """Answers by custom_id (or by error where that is null), without what a crash may change."""
+    """Return answers by custom_id (by error if the id is null), without the fields that a crash may change."""
     found = {}
     for line in path.read_text().splitlines():
         answer = json.loads(line)
@@ -90,7 +93,9 @@ def log_size(log):
 
 
 def kill_at_random(command, folder, log, rng):
-    """Start, wait until something is new in the log, and kill after that. Gives how it ended."""
+    """Start the command, wait until the log grows, kill the process after a random delay, and return the
+    process's exit code.
+    """
     before, deadline = log_size(log), time.monotonic() + START_S
     process = subprocess.Popen(command, cwd=folder, stderr=subprocess.DEVNULL)
     while process.poll() is None and log_size(log) == before and time.monotonic() < deadline:
@@ -108,7 +113,7 @@ def check_killed(undisturbed, seed, kills, how=()):
     killed = 0
     for _ in range(kills):
         killed += kill_at_random([*COMMAND, *arguments], folder, log, rng) == -signal.SIGKILL
-        if rng.random() < 0.3 and out.exists():  # a line torn by a power cut
+        if rng.random() < 0.3 and out.exists():  # Simulates a line torn by a power cut.
             with out.open("r+b") as file:
                 file.truncate(max(0, out.stat().st_size - rng.randrange(3)))
     run(folder, *arguments)
@@ -129,7 +134,9 @@ def check_killed(undisturbed, seed, kills, how=()):
     "seed, kills, how", [pytest.param(1, 4, (), marks=pytest.mark.soak), (2, 3, DRAFTED)]
 )
 def test_a_batch_survives_kills(undisturbed, seed, kills, how):
-    """Also with a head, where the engine chooses how much it drafts: the answers are those without it."""
+    """Check random kills, also with a draft head and automatic draft length: the answers equal a run without
+    the head.
+    """
     check_killed(undisturbed, seed, kills, how)
 
 

@@ -1,7 +1,7 @@
-"""A laptop with the base dependencies alone: logs are made, checked and read there.
+"""Test a laptop that has only the base dependencies: the commands write, check and read logs there.
 
-The same commands run here, where everything is installed, and must print the same. `SYSTEM` takes away what
-Windows does not have and stands in for its locks.
+The same commands run here, where everything is installed, and must print the same. `SYSTEM` removes the
+modules that Windows lacks and replaces its file locks.
 """
 
 import json
@@ -59,7 +59,7 @@ for arguments in commands:
 heavy = ("torch", "transformers", "tokenizers", "av", "PIL")
 print(json.dumps([name for name in heavy if name in sys.modules]))
 """
-# flock by another name: as on Windows, a lock of its one holder, over a file, gone when that is closed.
+# This lock replaces flock as on Windows: one holder locks a file, and closing the file releases the lock.
 SYSTEM = """
 import fcntl, os, types
 import getpass, random, shutil, subprocess, tempfile, uuid  # they look at what this system has
@@ -122,7 +122,7 @@ except LogError as error:
 
 
 def requirements(names):
-    """Distributions that `pip install` brings with these."""
+    """Return the distributions that `pip install` installs with these names."""
     found = {}
     for name in names:
         for text in metadata.requires(name) or []:
@@ -163,14 +163,14 @@ def run_there(laptop, code, *arguments, timeout=120):
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory):
-    """What the commands print where everything is installed."""
+    """Return the output of the commands in an environment with all dependencies installed."""
     folder = tmp_path_factory.mktemp("here")
     said = [call_cli(*words, env={"COLUMNS": "110"}) for words in words_of(COMMANDS, folder)]
     return folder, said
 
 
 @pytest.mark.parametrize("system", ["", SYSTEM], ids=["no torch", "as on Windows"])
-def test_the_verbs_say_the_same_there(laptop, here, tmp_path, system):
+def test_commands_print_the_same_there(laptop, here, tmp_path, system):
     commands = list(words_of(COMMANDS, tmp_path))
     done = run_there(laptop, PROGRAM, json.dumps([str(laptop), commands, system]))
     *said, loaded = map(json.loads, done.stdout.splitlines())
@@ -185,7 +185,7 @@ def test_the_verbs_say_the_same_there(laptop, here, tmp_path, system):
     assert segment.read_bytes() == (here[0] / "log" / segment.name).read_bytes()
 
 
-def test_commands_without_the_engine_tell_how_to_install_it(laptop, tmp_path):
+def test_commands_without_the_engine_say_how_to_install_the_engine(laptop, tmp_path):
     program = PROGRAM.replace("contextlib.redirect_stdout(out)", "contextlib.redirect_stderr(out)")
     schema = str(ROOT / "examples" / "shapes.schema.json")
     commands = (["run", "hello"], ["demo", "--folder", str(tmp_path)], ["env"], ["schema", "check", schema])
@@ -201,7 +201,7 @@ def test_commands_without_the_engine_tell_how_to_install_it(laptop, tmp_path):
     assert failed.stdout.startswith("mmengine.Engine cannot be imported: ") and "'.[engine]'" in failed.stdout
 
 
-def test_the_engine_extra_is_what_hints_name():
+def test_hints_name_the_engine_extra():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     brought = {
         module
@@ -216,7 +216,7 @@ def top_level_modules(name):
     return {module for module, owners in names.items() if name.lower() in {each.lower() for each in owners}}
 
 
-def test_a_lock_of_windows_keeps_out_the_same(laptop, tmp_path):
+def test_a_windows_lock_excludes_the_same_processes(laptop, tmp_path):
     held = LogWriter(tmp_path / "held")
     LogWriter(tmp_path / "free").close()
     begin = f"import json, sys\nsys.path.insert(0, {str(laptop)!r})\n"

@@ -1,4 +1,4 @@
-"""How loading gets on is said: by lines, or by a bar in a terminal."""
+"""Test progress reports during loading: lines, or a progress bar in a terminal."""
 
 import io
 from types import SimpleNamespace
@@ -17,7 +17,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_lines_come_now_and_then(monkeypatch, capsys):
+def test_lines_are_printed_at_intervals(monkeypatch, capsys):
     now = [100.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     with loading.loading("a model") as progress:
@@ -33,7 +33,7 @@ def test_lines_come_now_and_then(monkeypatch, capsys):
     ]
 
 
-def test_the_last_line_says_what_was_chosen_for_the_machine(tmp_path, capsys):
+def test_the_last_line_names_the_choices_for_the_machine(tmp_path, capsys):
     built = SimpleNamespace(
         folder=tmp_path,
         device="cpu",
@@ -46,7 +46,7 @@ def test_the_last_line_says_what_was_chosen_for_the_machine(tmp_path, capsys):
     )
     with loading.loading("a model") as progress:
         progress(4_255_140_000, 4_255_140_000)
-        progress(20_000_000, 20_000_000)  # a draft head
+        progress(20_000_000, 20_000_000)  # Reports a draft head.
         progress.loaded(built)
     last = capsys.readouterr().err.splitlines()[1]
     assert last.endswith(
@@ -55,7 +55,7 @@ def test_the_last_line_says_what_was_chosen_for_the_machine(tmp_path, capsys):
     )
 
 
-def test_what_is_quick_may_be_quiet(monkeypatch, capsys):
+def test_quick_loading_prints_nothing(monkeypatch, capsys):
     now = [100.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     for seconds, said in ((LINE_EVERY_S - 1, 0), (LINE_EVERY_S, 2)):
@@ -66,7 +66,7 @@ def test_what_is_quick_may_be_quiet(monkeypatch, capsys):
         assert len(capsys.readouterr().err.splitlines()) == said
 
 
-def test_an_engine_says_its_sizes_and_what_is_computed_of_a_prompt():
+def test_an_engine_reports_sizes_and_prompt_progress():
     with Engine(config=EngineConfig(token_budget=16, max_num_seqs=4, spec="none")) as engine:
         assert engine.built.kv_bytes == engine.built.executor._runner._kv.blocks.nbytes
         assert engine.built.free_bytes > 0
@@ -96,7 +96,7 @@ def test_a_terminal_has_a_bar_that_goes_away(monkeypatch):
     assert bar.tasks[0].completed == 2 * 10**9 and "GB" in terminal.getvalue()
 
 
-def test_a_bar_of_a_prompt_is_of_a_large_image_meanwhile(monkeypatch):
+def test_a_prompt_bar_shows_a_large_image(monkeypatch):
     terminal = Terminal()
     monkeypatch.setattr("sys.stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
@@ -110,13 +110,13 @@ def test_a_bar_of_a_prompt_is_of_a_large_image_meanwhile(monkeypatch):
     assert seen == [("prompt", 4, 900), ("image, %", 30, 100), ("image, %", 60, 100), ("prompt", 500, 900)]
 
 
-def test_an_engine_tells_of_its_weights():
+def test_an_engine_reports_weight_loading():
     told = []
     with weights_reported_to(lambda *some: told.append(some)), Engine():
         pass
-    whole = max(whole for _, whole in told)  # of the model; its draft head comes behind
+    whole = max(whole for _, whole in told)  # The model's size; its draft head is loaded after the model.
     read = [num_bytes for num_bytes, of in told if of == whole]
     assert len(read) > 10 and read == sorted(read) and 0.9 < read[-1] / whole <= 1
     count = len(told)
-    report_weights(1, 2)  # nobody hears it any more
+    report_weights(1, 2)  # No listener is registered any more.
     assert len(told) == count

@@ -1,4 +1,4 @@
-"""`mmengine log` on logs that an engine without a model wrote."""
+"""Test `mmengine log` on logs from an engine without a model."""
 
 import json
 import os
@@ -45,7 +45,7 @@ def test_verify_needs_no_torch(log):
 
 
 def forge(log, folder, change):
-    """The log, well written, with other events where `change` gives any."""
+    """Write a valid log with the events that `change` returns in place of the original events."""
     writer = LogWriter(folder)
     for record in LogReader(log):
         writer.append(change(record.event) or record.event, record.step, record.mono_ns)
@@ -54,7 +54,7 @@ def forge(log, folder, change):
 
 
 def other_end(event):
-    """Another end for one request."""
+    """Change the finish reason for one request."""
     if isinstance(event, Finished) and event.request_id.endswith("-3"):
         return Finished(event.request_id, "length")
     return None
@@ -80,7 +80,7 @@ def test_a_forged_decision_is_found_and_named(log, tmp_path, monkeypatch, capsys
     assert found["divergence"]["inputs"][-1]["event"] == "Executed"
 
 
-def test_a_torn_tail_is_told_and_damage_is_refused(log, monkeypatch, capsys):
+def test_a_torn_tail_is_reported_and_damage_is_refused(log, monkeypatch, capsys):
     path = next(log.glob("*.mmlog"))
     data = path.read_bytes()
     path.write_bytes(data[:-3])
@@ -129,7 +129,7 @@ def half_a_frame(paths):
         (half_a_frame, 6, "cut short"),
     ],
 )
-def test_three_verbs_agree_on_an_end_that_is_missing(log, tmp_path, monkeypatch, capsys, cut, expected, said):
+def test_three_commands_agree_on_a_missing_end(log, tmp_path, monkeypatch, capsys, cut, expected, said):
     writer = LogWriter(tmp_path / "cut", segment_bytes=4000, pack_full=False)
     for record in LogReader(log):
         writer.append(record.event, record.step, record.mono_ns)
@@ -143,7 +143,7 @@ def test_three_verbs_agree_on_an_end_that_is_missing(log, tmp_path, monkeypatch,
         text = printed.out + printed.err
         assert code == expected and (said in text or verb == "verify" and "torn tail" in text), (verb, text)
     holder = lock(tmp_path / "cut")
-    try:  # a writer is at work, and may be about to write the rest
+    try:  # A writer is running and may still write the missing bytes.
         for verb in ("verify", "show", "fsck") if cut is not only_an_empty_one else ("fsck",):
             code, printed = call(monkeypatch, capsys, "log", verb, tmp_path / "cut")
             assert code == 0 and ("missing" not in printed.out or verb == "show")
@@ -196,7 +196,7 @@ def test_show_one_request_one_step_and_the_state(tmp_path, monkeypatch, capsys):
     assert json.loads(printed.out.splitlines()[0])["kind"] == "arrival"
 
 
-def test_show_says_what_it_cannot_show(log, monkeypatch, capsys):
+def test_show_reports_missing_requests_and_steps(log, monkeypatch, capsys):
     for arguments, said, expected in (
         (["--step", "9999"], "step 9999 has no decisions", 1),
         (["--request", "nobody"], "has this id", 1),
@@ -207,8 +207,8 @@ def test_show_says_what_it_cannot_show(log, monkeypatch, capsys):
         assert code == expected and said in printed.err and len(printed.err.splitlines()) == 1
 
 
-def test_follow_goes_on_until_it_is_interrupted(tmp_path):
-    """The log is written while another process reads it."""
+def test_follow_continues_until_interrupted(tmp_path):
+    """One process follows the log while another process writes records."""
     folder = tmp_path / "log"
     folder.mkdir()
     program = "from mmengine.cli.main import main; main()"
@@ -226,7 +226,7 @@ def test_follow_goes_on_until_it_is_interrupted(tmp_path):
     assert ended == {"stop"} and (reader.returncode, out, err) == (0, "", "")
 
 
-def test_text_of_a_log_cannot_steer_the_terminal(tmp_path, monkeypatch, capsys):
+def test_log_text_cannot_control_the_terminal(tmp_path, monkeypatch, capsys):
     name = "[red]name[/red]\x1b[31m"
     bench = Bench(sink=LogWriter(tmp_path / "log"))
     bench.submit(request(name, 5))

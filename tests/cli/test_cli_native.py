@@ -1,4 +1,4 @@
-"""The command where the kernels cannot be compiled: one line says so, and the answer is the same."""
+"""Test the command on machines that cannot compile the kernels: one line says so, and the answer is the same."""
 
 import os
 
@@ -12,7 +12,9 @@ QUESTION = ("run", "What is 3 plus 4?")
 
 @pytest.fixture
 def call_anew():
-    """Call the command in a process that has loaded no kernels yet, with a changed environment."""
+    """Return a function that calls the command in a process without loaded kernels, with a changed
+    environment.
+    """
 
     def call(*words, **change):
         library.forget()
@@ -39,7 +41,7 @@ def test_one_line_and_the_same_answer(call_anew, tmp_path, change, said):
     assert line.startswith("CPU kernels are off, torch computes instead, slower: ") and said in line
 
 
-def test_env_says_what_computes(call_anew, tmp_path):
+def test_env_names_the_compute_backend(call_anew, tmp_path):
     result = call_anew("env", MMENGINE_CACHE=str(tmp_path), CXX="no-such-compiler")
     (line,) = (line for line in result.stdout.splitlines() if line.startswith("CPU kernels"))
     (held,) = (line for line in result.stdout.splitlines() if line.startswith("quantised weights"))

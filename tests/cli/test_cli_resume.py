@@ -1,4 +1,4 @@
-"""What a batch refuses to go on with, and what it says; with an engine without a model."""
+"""Test which batches the command refuses to resume and the messages for them, with an engine without a model."""
 
 import json
 import os
@@ -27,7 +27,7 @@ def write(path, names, text="hello"):
 
 
 def run_and_die(folder, steps, **settings):
-    """A process of its own that is gone after so many steps."""
+    """Run the batch in a separate process that exits after `steps` steps."""
     assert exit_code_of(partial(run, folder, steps=steps, **settings)) == 9
 
 
@@ -53,14 +53,14 @@ def answers(folder):
 
 @pytest.fixture
 def begun(tmp_path):
-    """A batch of five that ended early."""
+    """Return a folder with a batch of five requests that ended early."""
     write(tmp_path / "requests", "abcde")
     run_and_die(tmp_path, 9, max_num_seqs=2)
     assert 0 < len(answers(tmp_path)) < 5
     return tmp_path
 
 
-def test_it_says_how_far_it_was(begun, capsys):
+def test_resume_reports_the_progress(begun, capsys):
     done = len(answers(begun))
     assert run(begun, max_num_seqs=2) == 0
     printed = capsys.readouterr().err
@@ -78,7 +78,7 @@ def test_another_request_file_is_refused(begun):
     assert (begun / "answers").read_bytes() == before
 
 
-def test_a_log_of_something_else_is_refused(begun):
+def test_a_log_of_another_kind_is_refused(begun):
     (begun / "log" / "batch.json").unlink()
     with pytest.raises(LogError, match="holds a log that is not a batch"):
         run(begun)
@@ -91,7 +91,7 @@ def test_a_log_of_something_else_is_refused(begun):
     "line",
     ['{"custom_id": "x"}', "nonsense", '{"custom_id": null, "error": "line 99: no"}', "[]"],
 )
-def test_answers_of_something_else_are_refused(begun, line):
+def test_answers_of_another_batch_are_refused(begun, line):
     with (begun / "answers").open("a") as file:
         file.write(line + "\n")
     with pytest.raises(InvalidRequest, match="does not answer a request of this batch"):
@@ -105,7 +105,7 @@ def test_two_answers_to_one_request_are_refused(begun):
         run(begun)
 
 
-def test_lines_without_an_id_are_known_by_their_number(tmp_path):
+def test_lines_without_an_id_are_identified_by_number(tmp_path):
     (tmp_path / "requests").write_text('{"custom_id": "a"}\n\nno json\n{"custom_id": "a"}\nno json\n')
     index = RequestIndex(tmp_path / "requests")
     assert index.numbers == [1, 3, 4, 5] and index.custom_ids == ["a", None, "a", None]
@@ -152,8 +152,8 @@ def test_rules_of_another_build_are_refused(begun, tmp_path):
         open_log(tmp_path / "other", Resume(), EngineConfig())
 
 
-def test_a_log_that_never_began_is_begun(tmp_path):
-    """Killed after the folder was made, and before the first record was whole."""
+def test_a_log_without_records_is_started(tmp_path):
+    """Resume a log whose process was killed after creating the folder and before completing the first record."""
     write(tmp_path / "requests", "ab")
     run_and_die(tmp_path, 0)
     (tmp_path / "log" / f"{0:020d}.mmlog").write_bytes(b"MM")
@@ -161,6 +161,6 @@ def test_a_log_that_never_began_is_begun(tmp_path):
     assert isinstance(next(iter(LogReader(tmp_path / "log"))).event, ev.Started)
 
 
-def test_a_log_is_not_continued_unasked(begun):
+def test_a_log_is_not_resumed_without_request(begun):
     with pytest.raises(LogError, match="has a log already"):
         Engine(builder=builder(), log=begun / "log")

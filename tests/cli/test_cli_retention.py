@@ -1,4 +1,4 @@
-"""How much of a log the commands keep."""
+"""Test how many log bytes the commands keep."""
 
 import pytest
 
@@ -13,7 +13,7 @@ from mmengine.replay import verify
 from mmengine.simulation.simulated_executor import SimulatedExecutor
 from tests.core.small_engine import request
 
-DEFAULT = (f"log_retain_bytes={DEFAULT_LOG_BYTES}",)  # of mmengine serve
+DEFAULT = (f"log_retain_bytes={DEFAULT_LOG_BYTES}",)  # The default for mmengine serve.
 
 
 def test_options_are_settings(tmp_path):
@@ -29,19 +29,19 @@ def test_options_are_settings(tmp_path):
 
 
 @pytest.mark.parametrize("days", [float("nan"), float("inf"), -1.0])
-def test_days_that_mean_nothing(tmp_path, days):
+def test_invalid_days(tmp_path, days):
     with pytest.raises(ConfigError, match="--log-days is .*; it must be from 0 to 36500"):
         kept_of_log(tmp_path, None, days)
 
 
 @pytest.mark.parametrize("words", [{"log_bytes": 5, "log_days": None}, {"log_bytes": None, "log_days": 1.0}])
-def test_without_a_log_there_is_nothing_to_keep(words):
+def test_retention_needs_a_log(words):
     with pytest.raises(ConfigError, match="limits the log; give --log"):
         kept_of_log(None, **words)
 
 
-def test_a_log_of_which_little_is_kept_has_small_segments(tmp_path):
-    """They go while it is written, and none that somebody needs."""
+def test_a_low_retention_gives_small_segments(tmp_path):
+    """The writer deletes segments during the run, and no segment that a request still needs."""
     values = {"max_num_seqs": 4, "max_model_len": 8192, "num_blocks": 2100, "encoder_cache_size": 64}
     config = EngineConfig(**values, token_budget=8192, log_retain_bytes=4 * 2**20)
     opened = open_log(tmp_path / "log", None, config, pack_full=False)

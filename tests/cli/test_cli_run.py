@@ -1,4 +1,4 @@
-"""The command with the embedded checkpoint, from a picture file to an answer."""
+"""Test the command with the embedded checkpoint, from an image file to an answer."""
 
 import io
 import json
@@ -39,7 +39,7 @@ def test_a_question_gets_an_answer(call, picture):
     assert call(*ask)[1].out == printed.out
 
 
-def test_a_picture_is_made_smaller_or_larger(call, picture):
+def test_an_image_is_resized(call, picture):
     def prompt_tokens(*options):
         code, printed = call("run", "How many?", "--image", picture, "--json", "--max-tokens", 1, *options)
         assert code == 0
@@ -49,7 +49,7 @@ def test_a_picture_is_made_smaller_or_larger(call, picture):
     assert prompt_tokens("--max-pixels", 4096) < plain < prompt_tokens("--min-pixels", 400_000)
 
 
-def test_a_terminal_is_told_of_model_and_prompt(call, monkeypatch):
+def test_a_terminal_shows_model_and_prompt_progress(call, monkeypatch):
     class Terminal(io.StringIO):
         def isatty(self):
             return True
@@ -114,7 +114,7 @@ def test_json_holds_tokens_and_usage_and_a_seed_repeats(call, picture):
         (["--set", "num_blocks=1"], 2, "num_blocks"),
     ],
 )
-def test_what_cannot_work_is_one_line(call, arguments, code, says):
+def test_an_error_is_one_line(call, arguments, code, says):
     got, printed = call("run", "What is this?", *arguments)
     assert got == code and printed.out == "" and len(printed.err.splitlines()) == 1
     assert says in printed.err
@@ -173,7 +173,7 @@ def test_a_schema_makes_the_answer_json(call, picture):
     assert "--schema and --batch exclude" in call("run", "--batch", path, "--schema", path)[1].err
 
 
-def test_what_would_ask_for_nothing_is_refused_before_a_model_is_loaded(call, tmp_path, monkeypatch):
+def test_an_empty_run_is_refused_before_loading_a_model(call, tmp_path, monkeypatch):
     monkeypatch.setattr("mmengine.serve.engine.engine.Engine", None)
     for name, *value in (
         ("--schema", tmp_path),
@@ -233,7 +233,7 @@ def test_the_demo_answers_and_verifies(call, tmp_path):
     assert (tmp_path / "demo" / "log-2").is_dir()
 
 
-def test_env_tells_what_is_here(call):
+def test_env_describes_this_machine(call):
     code, printed = call("env", "--json")
     facts = json.loads(printed.out)
     assert code == 0 and "Qwen3VLForConditionalGeneration" in facts["model plugins"]

@@ -1,4 +1,6 @@
-"""`mmengine schema check`: a file, a folder, standard input; a table or JSON; no model, no traceback."""
+"""Test `mmengine schema check` with a file, a folder and standard input: it prints a table or JSON, loads no
+model and shows no traceback.
+"""
 
 import io
 import json
@@ -76,7 +78,7 @@ def test_standard_input_and_no_traceback(
     assert (found.returncode, "Traceback" in out, "\x1b" in out) == (code, False, False) and says in out
 
 
-def test_what_cannot_be_read(tmp_path: Path) -> None:
+def test_an_unreadable_path(tmp_path: Path) -> None:
     found = call_cli("schema", "check", str(tmp_path / "nowhere.json"))
     assert found.returncode == 2 and "No such file" in found.stdout
     assert "contains no .json files" in call_cli("schema", "check", str(tmp_path)).stderr
@@ -90,7 +92,7 @@ def test_masks_are_timed_for_a_tokenizer(folder: Path) -> None:
     assert found.returncode == 0 and "a mask" in found.stdout
 
 
-def test_another_grammar_backend_is_asked(tmp_path: Path) -> None:
+def test_another_grammar_backend_is_used(tmp_path: Path) -> None:
     pytest.importorskip("xgrammar")
     path = tmp_path / "a.json"
     path.write_text(json.dumps({"type": "object", "properties": dict.fromkeys("abcde", {"const": 1})}))

@@ -1,4 +1,4 @@
-"""Batches in shards: who is killed is taken up by the others, half answers included."""
+"""Test sharded batches: the other processes resume a killed process's shard, including partial answers."""
 
 import json
 import subprocess
@@ -29,7 +29,7 @@ def requests_in(folder, number=30):
         }
         for n in range(number)
     ]
-    lines[7]["custom_id"] = "r3"  # stands in another shard already
+    lines[7]["custom_id"] = "r3"  # This id is already in another shard.
     lines[8].pop("custom_id")
     text = "\n\n".join(map(json.dumps, lines))
     (folder / "requests.jsonl").write_text(text)
@@ -41,7 +41,7 @@ def answers_in(folder):
 
 
 @pytest.mark.parametrize("victim", [1])
-def test_a_killed_process_costs_only_what_was_not_computed(tmp_path, victim):
+def test_a_killed_process_loses_no_computed_answers(tmp_path, victim):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     for folder in (whole, killed):
         folder.mkdir()
@@ -68,16 +68,17 @@ def test_a_killed_process_costs_only_what_was_not_computed(tmp_path, victim):
 
 
 def test_an_error_in_any_shard_is_in_the_exit_code(tmp_path, monkeypatch):
-    monkeypatch.setattr(supervisor, "is_supervised", lambda: True)  # as the process that answers
+    # Runs as the supervised process, which computes the answers.
+    monkeypatch.setattr(supervisor, "is_supervised", lambda: True)
     monkeypatch.setattr(supervisor, "obey_supervisor", lambda: None)
     (tmp_path / "requests.jsonl").write_text('{"custom_id": "a"}\n{"custom_id": "b"}\n')
     words = ("run", "--batch", "requests.jsonl", "--out", "answers.jsonl", "--log", "logs", "--shards", "2")
-    for shard in "01":  # the second process finds all answered
+    for shard in "01":  # The second process finds all lines answered.
         done = call_cli(*words, "--shard", shard, cwd=tmp_path)
         assert done.returncode == 1 and done.stderr.endswith("2 of them are errors\n"), done.stderr
 
 
-def test_shards_share_the_lines_and_know_of_one_another(tmp_path):
+def test_shards_split_the_lines_and_share_ids(tmp_path):
     requests_in(tmp_path, 10)
     seen = []
     for index in range(COUNT):
@@ -92,7 +93,7 @@ def test_shards_share_the_lines_and_know_of_one_another(tmp_path):
 
 
 def echoed(folder, *texts):
-    """One process of two shards answers a file of these texts, in their order."""
+    """Answer a file with these texts by one process for two shards, and return the answers in order."""
     requests_of(folder, texts)
     assert run(folder, Shard(0, 2)) == 0
     answers = {json.loads(line)["custom_id"]: json.loads(line)["text"] for line in lines_of(folder)}
@@ -110,7 +111,7 @@ def lines_of(folder):
     return (folder / "answers.jsonl").read_text().splitlines()
 
 
-def test_answers_to_another_request_file_are_none_to_this_one(tmp_path):
+def test_answers_to_another_request_file_are_not_reused(tmp_path):
     assert echoed(tmp_path, "aa", "bb", "cc", "dd") == ["AA", "BB", "CC", "DD"]
     whole = lines_of(tmp_path)
     requests_of(tmp_path, ["ww", "xx", "yy", "zz"])
@@ -131,8 +132,8 @@ def test_answers_of_another_batch_beside_a_log_are_refused(tmp_path):
         run(tmp_path, Shard(0, 2))
 
 
-def test_a_shard_whose_log_was_begun_meanwhile_is_waited_for(tmp_path, monkeypatch):
-    """Its manifest is not there yet, and its answers are of before."""
+def test_a_shard_with_a_new_log_is_not_answered(tmp_path, monkeypatch):
+    """The other shard's manifest does not exist yet, and its answers come from an earlier batch."""
     requests_of(tmp_path, ["aa", "bb"])
     shards = Shards(tmp_path / "requests.jsonl", tmp_path / "answers.jsonl", tmp_path / "logs", Shard(0, 2))
     log, held = shards.log_of(Shard(0, 2)), []
@@ -140,7 +141,7 @@ def test_a_shard_whose_log_was_begun_meanwhile_is_waited_for(tmp_path, monkeypat
     begin_log(log)
 
     def asked(folder):
-        """Nobody has it when this is asked first."""
+        """Return False on the first call, as if no process held the lock."""
         found = bool(held)
         held.append(folder)
         return found
@@ -150,7 +151,7 @@ def test_a_shard_whose_log_was_begun_meanwhile_is_waited_for(tmp_path, monkeypat
 
 
 @pytest.mark.parametrize("texts", [(), ("aa",), ("aa", "bb")])
-def test_a_shard_without_a_line_is_nobodys_work(tmp_path, texts):
+def test_a_shard_without_a_line_needs_no_process(tmp_path, texts):
     requests_of(tmp_path, texts)
     for own in (2, 0):
         assert run(tmp_path, Shard(own, 3)) == 0
@@ -160,7 +161,7 @@ def test_a_shard_without_a_line_is_nobodys_work(tmp_path, texts):
     assert len(list((tmp_path / "logs").glob("shard-*"))) == len(texts)
 
 
-def test_answers_never_take_the_place_of_the_requests(tmp_path):
+def test_answers_never_overwrite_the_requests(tmp_path):
     requests = tmp_path / "requests.jsonl"
     requests.write_text("{}\n")
     with pytest.raises(InvalidRequest, match="request file itself"):

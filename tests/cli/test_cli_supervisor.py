@@ -1,5 +1,6 @@
-"""A step that hangs, and native code that crashes: the process is started again, the request to blame ends
-with an error, and the others have the answers that they would have had."""
+"""Test the supervisor with a step that hangs and with native code that crashes. The process is restarted, the
+request that caused the failure ends with an error, and the other requests get their normal answers.
+"""
 
 import json
 import os
@@ -100,7 +101,7 @@ def answers(folder):
 
 
 @pytest.mark.parametrize("how", ["hang", "crash"])
-def test_the_killer_is_found_and_the_others_go_on(folder, how, capfd):
+def test_the_failing_request_is_found_and_the_others_continue(folder, how, capfd):
     names = ["a", "b", "killer", "c", "d"]
     write(folder, names)
     size = lambda: (folder / "a").stat().st_size if (folder / "a").exists() else 0  # noqa: E731
@@ -119,8 +120,8 @@ def test_the_killer_is_found_and_the_others_go_on(folder, how, capfd):
     assert "starting again" in capfd.readouterr().err
 
 
-def test_a_file_that_crashes_its_decoder_is_no_fault_of_a_step(folder, monkeypatch):
-    """Requests that run beside it are not blamed; the batch ends after a few tries."""
+def test_a_media_decoder_crash_blames_no_step(folder, monkeypatch):
+    """Requests that run at the same time are not blamed; the batch ends after a few restarts."""
     monkeypatch.setattr(supervisor, "COMMAND", (sys.executable, "-c", DECODER, str(folder)))
     write(folder, ["a", "b", "crash", "d"])
     with pytest.raises(MMEngineError, match="after 2 restarts .* SIGSEGV while it read an image or a video"):
@@ -129,7 +130,7 @@ def test_a_file_that_crashes_its_decoder_is_no_fault_of_a_step(folder, monkeypat
     assert not any(isinstance(event, ev.Failed) for event in events)
 
 
-def test_it_gives_up_when_nothing_is_gained(folder, monkeypatch):
+def test_restarts_stop_without_progress(folder, monkeypatch):
     code = "import os, signal; os.kill(os.getpid(), signal.SIGABRT)"
     monkeypatch.setattr(supervisor, "COMMAND", (sys.executable, "-c", code))
     monkeypatch.setattr(supervisor, "MAX_RESTARTS", 3)
@@ -138,7 +139,7 @@ def test_it_gives_up_when_nothing_is_gained(folder, monkeypatch):
 
 
 @pytest.mark.parametrize("code, seen", [(0, 0), (2, 2), (130, 130), (-signal.SIGKILL, 137)])
-def test_other_ends_are_passed_on(monkeypatch, code, seen):
+def test_other_exit_codes_are_returned(monkeypatch, code, seen):
     end = f"import os, sys; os.kill(os.getpid(), {-code}) if {code} < 0 else sys.exit({code})"
     monkeypatch.setattr(supervisor, "COMMAND", (sys.executable, "-c", end))
     assert supervisor.supervise([], lambda: 0) == seen
@@ -155,8 +156,8 @@ HOLDS = "held = bytearray(200 * 2**20); held[::4096] = b'x' * len(held[::4096]);
         (0, "killed (SIGKILL), not by the kernel for memory"),
     ],
 )
-def test_what_was_killed_for_memory_is_told(monkeypatch, capfd, kills, said):
-    """`kills`: by how much the kernel's count rises, None where there is none."""
+def test_an_out_of_memory_kill_is_reported(monkeypatch, capfd, kills, said):
+    """`kills` is the increase in the kernel's count; None if the kernel has no count."""
     counts = iter([3, 3 + kills] if kills is not None else [None, None])
     monkeypatch.setattr(supervisor, "num_memory_kills", lambda: next(counts))
     end = f"import os, signal; {HOLDS} os.kill(os.getpid(), signal.SIGKILL)"
@@ -165,12 +166,12 @@ def test_what_was_killed_for_memory_is_told(monkeypatch, capfd, kills, said):
     printed = capfd.readouterr().err
     assert said in printed and "the same command continues" in printed
     held = float(re.search(r"its peak memory was ([0-9.]+) GiB", printed)[1])
-    # A child counts the memory of the process that it was forked from, which here is the tests' own.
+    # A child's peak memory includes the process that it was forked from, which here is the test process.
     own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     assert 0.19 < held < max(0.5, own + 0.2)
 
 
-def test_a_batch_that_was_killed_goes_on_with_the_same_command(folder, capfd, monkeypatch):
+def test_a_killed_batch_resumes_with_the_same_command(folder, capfd, monkeypatch):
     names = ["a", "b", "killer", "c"]
     write(folder, names)
     assert supervisor.supervise(["kill"], lambda: 0) == 137
@@ -226,7 +227,7 @@ def test_the_child_does_not_outlive_its_supervisor(folder):
     process.send_signal(signal.SIGKILL)
     process.wait()
     sizes = [-1, log_size(folder / "log")]
-    while sizes[-1] != sizes[-2]:  # a busy machine takes its time to end the child
+    while sizes[-1] != sizes[-2]:  # A busy machine may end the child late.
         time.sleep(0.3)
         sizes.append(log_size(folder / "log"))
     assert (folder / "a").read_text().count("\n") < 200, "it ended in the middle"

@@ -1,4 +1,4 @@
-"""A headless Chromium, driven over its debugging pipe: JSON messages that end with a zero byte."""
+"""Drive a headless Chromium over its debugging pipe, with JSON messages that end with a zero byte."""
 
 import base64
 import json
@@ -20,14 +20,15 @@ def chromium() -> str | None:
 
 
 class Browser:
-    """One page of `width` x `height`. `errors`: what the page logged as an error or a violation."""
+    """A page of `width` x `height` pixels. `errors` lists the errors and violations that the page logged."""
 
     def __init__(self, *, width: int = 1440, height: int = 900, dark: bool = False, timeout: float = 60):
         self.errors: list[str] = []
         self._timeout, self._number, self._buffer = timeout, 0, b""
-        # The browser's own children may write there for a moment after it is gone.
+        # The browser's child processes may write there for a moment after the browser has ended.
         self._home = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-        ours, its = os.pipe(), os.pipe()  # ours: we write, it reads as 3; its: it writes as 4
+        # The browser reads `ours` as descriptor 3 and writes to `its` as descriptor 4.
+        ours, its = os.pipe(), os.pipe()
         self._out, self._in = ours[1], its[0]
         command = [
             chromium(),
@@ -38,7 +39,7 @@ class Browser:
             "--remote-debugging-pipe",
             "about:blank",
         ]
-        # The shell puts the two ends where the browser expects them.
+        # The shell moves both pipe ends to the descriptors that the browser expects.
         script = f'exec "$@" 3<&{ours[0]} 4>&{its[1]}'
         self._process = subprocess.Popen(
             ["bash", "-c", script, "browser", *command],
@@ -96,13 +97,13 @@ class Browser:
         self.wait("Boolean(window.mmengineReport)")
 
     def run(self, script: str):
-        """The value of an expression in the page; a promise is waited for."""
+        """Evaluate an expression in the page, await the promise if there is one, and return the value."""
         done = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in done, done
         return done["result"].get("value")
 
     def wait(self, condition: str) -> None:
-        """Until an expression in the page is true; input reaches a busy page late."""
+        """Wait until an expression in the page is true; a busy page handles input late."""
         end = time.monotonic() + self._timeout
         while not self.run(condition):
             assert time.monotonic() < end, f"it never came true: {condition}"
@@ -126,7 +127,7 @@ class Browser:
         os.close(self._out)
         self._process.terminate()
         self._process.wait(10)
-        with suppress(ProcessLookupError):  # none of its children is left
+        with suppress(ProcessLookupError):  # No child process is left.
             os.killpg(self._process.pid, signal.SIGKILL)
         os.close(self._in)
         self._home.cleanup()

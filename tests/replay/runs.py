@@ -1,4 +1,4 @@
-"""Simulated runs with a log, and what was seen of them while they were live."""
+"""Simulated runs that write a log, and the figures observed while they ran."""
 
 import random
 from dataclasses import dataclass, field, replace
@@ -23,23 +23,26 @@ SENDS_THE_FIRST_AWAY = Policy(lambda req_state: (-req_state.arrival,), lambda vi
 
 @dataclass
 class Live:
-    """`steps`: rows, tokens, admitted, encoded, running, waiting, free blocks, encoder use, error."""
+    """The figures observed during a run. `steps` holds rows, tokens, admitted, encoded, running, waiting,
+    free blocks, encoder use and error.
+    """
 
     core: EngineCore | None = None
     tokens: dict[str, list[int]] = field(default_factory=dict)
-    given: dict[str, int] = field(default_factory=dict)  # tokens of its answer that a request came with
+    # Number of output tokens that each request arrived with.
+    given: dict[str, int] = field(default_factory=dict)
     ends: dict[str, tuple[str, str, int]] = field(default_factory=dict)
     prompts: dict[str, tuple[int, int]] = field(default_factory=dict)
     steps: list[tuple] = field(default_factory=list)
 
     @property
     def queued(self) -> list[str]:
-        """Requests that were accepted, in order of arrival."""
+        """Return the ids of the accepted requests in their arrival order."""
         return [name for name in self.prompts if self.ends[name][0] != "rejected"]
 
 
 class Watched(SimulatedExecutor):
-    """Notes each batch, and the state at the moment in which it was given out."""
+    """A simulated executor that records each batch and the state at the moment of its dispatch."""
 
     def __init__(self, live: Live, config, fail_at):
         super().__init__(config, eos_in=EOS_IN, fault=lambda step: "planted" if step in fail_at else None)
@@ -57,9 +60,10 @@ class Watched(SimulatedExecutor):
 def busy_run(
     folder: Path, seed: int = 0, *, num_requests: int = 30, fail_at=(9, 10), mixed: bool = False, **settings
 ) -> Live:
-    """Requests of all kinds in a pool that is too small: media, tenants, priorities, cancels, failed
-    steps, grammars, a reset of the cache, preemptions. `mixed`: also further answers to a prompt, answers
-    that begin elsewhere, and grammars that take a while."""
+    """Run requests of all kinds in a pool that is too small: media, tenants, priorities, cancels, failed
+    steps, grammars, a prefix cache reset, preemptions. With `mixed`, also run further answers to the same
+    prompt, requests that arrive with output tokens, and grammars that take several steps to compile.
+    """
     rng = random.Random(seed)
     values = {
         "max_num_seqs": 5,
@@ -110,7 +114,9 @@ def busy_run(
 
 
 def thrashing_core(folder: Path) -> EngineCore:
-    """Two requests of which who came first is always sent away, just before it would have been done."""
+    """Return an engine with two requests where the policy always preempts the first request just before its
+    end.
+    """
     register_policy("sends the first away", SENDS_THE_FIRST_AWAY)
     config = EngineConfig(
         encoder_cache_size=64,
@@ -142,8 +148,9 @@ def _step(live: Live, count: int) -> None:
 
 
 def session_run(folder: Path) -> EngineCore:
-    """Two sessions that take each other's blocks, and others' requests that need them: pieces, questions, a
-    new chain, one that is closed."""
+    """Run two sessions that take each other's blocks, and other requests that need the same blocks. The run
+    has appended chunks, questions, a new chain and a closed session.
+    """
     config = settings_of(num_blocks=25, session_blocks=12, checkpoint_interval=8)
     core = EngineCore(config, SimulatedExecutor(config), sink=LogWriter(folder))
     core.sessions.open(ev.SessionOpened("one", envelope=b"kept", idle_ns=10**18))

@@ -1,12 +1,13 @@
-"""The reasons of one step of a log, as the tests ask for them."""
+"""Compute the wait reasons for one step, as the tests need them."""
 
 from mmengine.replay import Step
 from mmengine.replay.queries.reasons import Reason, Reasons
 
 
 def reasons_of(step: Step) -> list[Reason]:
-    """Why each request that is not in the step got nothing in it. The step moves on to its end, as the log
-    has it; none are given for one that the log cuts short. Raises CorruptLog for a step that cannot be."""
+    """Return why each request without tokens in this step got none. The step advances to its logged end; a
+    step that the log cuts short has no reasons. Raises CorruptLog for an impossible step.
+    """
     reasons = Reasons(step.view)
     for event in step.follow():
         reasons.before(event)

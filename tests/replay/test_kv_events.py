@@ -1,4 +1,4 @@
-"""KV events of a log, decoded by vLLM's schema."""
+"""Test the KV events exported from a log by decoding them with vLLM's schema."""
 
 import msgspec
 import numpy as np
@@ -15,7 +15,7 @@ from mmengine.simulation.simulated_executor import SimulatedExecutor
 from tests.core.small_engine import Bench, image, request, video
 from tests.log_copies import copied
 
-# vLLM 0.33, vllm/distributed/kv_events.py, written down anew.
+# These classes repeat the schema of vLLM 0.33, vllm/distributed/kv_events.py.
 Hash = int | bytes
 
 
@@ -52,7 +52,7 @@ decoder = msgspec.msgpack.Decoder(KVEventBatch)
 
 
 class Router:
-    """What a router knows of an engine: for each hash the tokens up to the end of its block."""
+    """A router's view of an engine: maps each block hash to the tokens up to the block's end."""
 
     def __init__(self):
         self.texts: dict[int, tuple[int, ...]] = {}
@@ -65,7 +65,9 @@ class Router:
                     self.texts.clear()
                 case BlockRemoved(block_hashes=hashes):
                     for each in hashes:
-                        del self.texts[each]  # else it was told twice, or never
+                        # A KeyError here means that the removal was published twice or the block was never
+                        # stored.
+                        del self.texts[each]
                 case BlockStored():
                     self._store(event)
 
@@ -90,7 +92,7 @@ def heard(folder) -> Router:
 
 def ran(folder, *requests, **settings) -> Bench:
     bench = Bench(sink=LogWriter(folder), **settings)
-    bench.new_events = list  # they are on disk
+    bench.new_events = list  # The events are on disk already.
     for one in requests:
         bench.submit(one)
         bench.run()
@@ -102,7 +104,7 @@ def prompt(*numbers: int) -> list[int]:
     return [1000 + number for number in numbers for _ in range(4)]
 
 
-def test_a_router_knows_the_blocks_that_the_cache_holds(tmp_path):
+def test_router_blocks_equal_cached_blocks(tmp_path):
     rng = np.random.default_rng(5)
     requests = [
         request(f"r{n}", prompt(*rng.integers(0, 3, rng.integers(1, 9))), max_tokens=int(rng.integers(1, 9)))
@@ -117,7 +119,7 @@ def test_a_router_knows_the_blocks_that_the_cache_holds(tmp_path):
     )
 
 
-def test_equal_contents_have_equal_hashes_on_all_replicas_and_media_and_salts_tell_others_apart(tmp_path):
+def test_block_hashes_depend_on_content_media_and_salt_only(tmp_path):
     media = [image(7, 4, 8)]
     same = request("a", prompt(*range(6)), media=media)
     one, other = tmp_path / "one", tmp_path / "other"
@@ -134,7 +136,7 @@ def test_equal_contents_have_equal_hashes_on_all_replicas_and_media_and_salts_te
     assert len(names) == 8 and not names & both
 
 
-def test_what_tokens_do_not_say_stands_in_extra_keys(tmp_path):
+def test_extra_keys_hold_media_and_salt(tmp_path):
     media = [image(7, 2, 4), image(8, 10, 3)]
     ran(tmp_path, request("a", prompt(*range(4)), media=media, cache_salt="tenant"), request("b", 12))
     (first, *_, last) = [event for event in heard(tmp_path).stored if len(event.block_hashes) > 2]
@@ -143,7 +145,7 @@ def test_what_tokens_do_not_say_stands_in_extra_keys(tmp_path):
     assert last.extra_keys == [None] * len(last.block_hashes)
 
 
-def test_blocks_are_told_of_when_their_step_is_back_and_taken_back_when_it_failed(tmp_path):
+def test_blocks_are_stored_after_their_step_and_removed_after_a_failed_step(tmp_path):
     bench = Bench(sink=LogWriter(tmp_path), fault=lambda step: "broke" if step == 0 else None)
     bench.new_events = list
     bench.submit(request("a", 12, max_tokens=3))
@@ -152,11 +154,11 @@ def test_blocks_are_told_of_when_their_step_is_back_and_taken_back_when_it_faile
         bench.step()
         told.append(len(heard(tmp_path).texts))
     bench.core.close()
-    # Scheduled, failed and scheduled again, there; the fourth block is never full.
+    # Here the step is scheduled, fails and is scheduled again; the fourth block is never full.
     assert told[:3] == [0, 0, 3] and set(told[2:]) == {3}
 
 
-def test_a_log_that_goes_on_counts_on_and_clears_what_a_process_took_with_it(tmp_path):
+def test_a_resumed_log_continues_the_count_and_clears_lost_blocks(tmp_path):
     log = tmp_path / "log"
     bench = Bench(sink=LogWriter(log))
     bench.new_events = list
@@ -192,7 +194,7 @@ def test_a_reset_clears_all(tmp_path):
 
 
 @pytest.mark.parametrize("first", [0, 2])
-def test_a_part_of_the_batches_is_the_same_as_of_all(tmp_path, first):
+def test_later_batches_equal_the_full_export(tmp_path, first):
     ran(tmp_path, request("a", 12), request("b", 20))
     whole = list(batches(tmp_path))
     assert [batch for batch in batches(tmp_path, until=4) if batch.seq >= first] == whole[first:4]

@@ -1,5 +1,6 @@
-"""rerun, minimize's playback and the page on logs of more than one process, and on logs without their
-beginning."""
+"""Test rerun, minimize's playback and the report on logs written by several processes and on logs without
+their first segments.
+"""
 
 import pytest
 
@@ -21,7 +22,9 @@ from tests.replay.test_replay_report import unpack
 
 
 def write_crashed(folder, in_flight):
-    """A process that dies at step 12; another one, whose clock begins anew, goes on with what it left."""
+    """Write a log in which the process dies at step 12 and a second process, whose clock starts at zero,
+    continues its requests.
+    """
     config = settings_of(max_num_seqs=3, num_blocks=17, max_in_flight=in_flight)
     executor = SimulatedExecutor(config)
     log = LogWriter(folder)
@@ -75,17 +78,21 @@ def test_a_log_without_its_beginning(tmp_path, in_flight):
     assert {name: int(n) for name, n in zip(data["ids"], data["lane_answer"], strict=True)} == {
         name: whole[name] for name in data["ids"]
     }
-    shown = [line for line in steps if line.step >= data["first_step"]]  # some may be in flight at first
+    # Some steps may be in flight at the first record.
+    shown = [line for line in steps if line.step >= data["first_step"]]
     assert len(shown) >= len(steps) - (in_flight if in_flight > 1 else 0)
-    assert len(shown) <= len(data["step_tokens"]) <= len(shown) + 1  # one was decided before, and runs
+    # One more step may run that was decided earlier.
+    assert len(shown) <= len(data["step_tokens"]) <= len(shown) + 1
     assert data["step_tokens"].tolist()[-len(shown) :] == [line.num_tokens for line in shown]
     times = data["step_device_ms"].tolist()[-len(shown) :]
     assert times == pytest.approx([line.device_ms for line in shown])
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])
-def test_the_blame_of_a_step_stands_wherever_the_process_died(tmp_path, in_flight):
-    """A digest may have been due, or the next step decided, when it did."""
+def test_a_crashed_step_verifies_at_each_crash_point(tmp_path, in_flight):
+    """A step that failed by a signal verifies at each crash point, also when a digest was due or the next
+    step was already decided.
+    """
     config = settings_of(max_in_flight=in_flight, checkpoint_interval=3)
     core = EngineCore(config, SimulatedExecutor(config), sink=LogWriter(tmp_path / "log", reserve_bytes=0))
     for number in range(6):

@@ -1,4 +1,4 @@
-"""Where two logs part."""
+"""Test where `diff` finds the first difference between two logs."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def folder(tmp_path_factory):
 
 
 def changed(log, folder, change):
-    """The log with other events where `change` gives any; [] drops one."""
+    """Return the log with the events that `change` returns in place of the original; [] drops an event."""
     writer = LogWriter(folder)
     for record in LogReader(log):
         event = change(record.event, record.step)
@@ -32,7 +32,7 @@ def changed(log, folder, change):
     return folder
 
 
-def test_times_and_digests_are_no_difference(folder, tmp_path):
+def test_times_and_digests_are_ignored(folder, tmp_path):
     def slower(event, step):
         if isinstance(event, ev.Executed):
             return replace(event, device_ns=event.device_ns + 9)
@@ -44,7 +44,7 @@ def test_times_and_digests_are_no_difference(folder, tmp_path):
 
 
 @pytest.mark.parametrize("settings", [{"token_budget": 16}, {"num_blocks": 17}, {"max_in_flight": 2}])
-def test_other_settings_part_at_a_decision(folder, tmp_path, settings):
+def test_different_settings_diverge_at_a_decision(folder, tmp_path, settings):
     busy_run(tmp_path / "other", **settings)
     found = diff(folder, tmp_path / "other")
     ((name, value),) = settings.items()
@@ -55,7 +55,7 @@ def test_other_settings_part_at_a_decision(folder, tmp_path, settings):
         assert records[side.sequence].step == side.step
 
 
-def test_another_token_is_an_input(folder, tmp_path):
+def test_a_different_token_is_an_input_difference(folder, tmp_path):
     seen = []
 
     def other(event, step):
@@ -71,7 +71,7 @@ def test_another_token_is_an_input(folder, tmp_path):
 
 
 def test_shapes_are_compared_without_content(folder, tmp_path):
-    """Another token is no difference of shape; one that ends a text is a decision."""
+    """A different token does not change the shape; a token that ends the text is a different decision."""
 
     def other(event, step):
         if isinstance(event, ev.Executed) and event.token_ids:
@@ -84,7 +84,7 @@ def test_shapes_are_compared_without_content(folder, tmp_path):
     assert diff(folder, tmp_path / "other", shapes=True).kind == "decisions"
 
 
-def test_another_end_is_a_decision(folder, tmp_path):
+def test_a_different_finish_is_a_decision_difference(folder, tmp_path):
     def other(event, step):
         if isinstance(event, ev.Finished) and event.reason == "length":
             return replace(event, reason="stop")
@@ -107,7 +107,7 @@ def test_a_log_that_ends_before_the_other(folder, tmp_path):
 
 
 def test_requests_may_be_matched_in_order(tmp_path):
-    """Other ids, other words, the same decisions."""
+    """`diff` can match requests in order when ids and prompts differ and the decisions are the same."""
     for seed in (1, 2):
         busy_run(tmp_path / f"{seed}", seed, mixed=True)
         redact(tmp_path / f"{seed}", tmp_path / f"{seed}-public", bytes(16))
@@ -119,8 +119,8 @@ def test_requests_may_be_matched_in_order(tmp_path):
         assert by_shape.kind == "" and by_shape.events > 200
 
 
-def test_rows_and_blocks_are_no_difference(tmp_path):
-    """The second log had another request before, so others rows and blocks are free."""
+def test_rows_and_blocks_are_ignored(tmp_path):
+    """The second log served another request earlier, so different rows and blocks are free."""
     config = settings_of(num_blocks=33, enable_prefix_caching=False)
     for name, order in {"one": ("x", "y"), "two": ("y", "x")}.items():
         core = EngineCore(config, SimulatedExecutor(config), sink=LogWriter(tmp_path / name))

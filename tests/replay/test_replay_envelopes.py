@@ -1,4 +1,4 @@
-"""Through what a request was asked: its server's envelope names it."""
+"""Test that `show` names the endpoint through which a request was submitted, from the server's envelope."""
 
 import pytest
 
@@ -22,7 +22,7 @@ from tests.core.small_engine import request, settings_of
         (b'{"api": "' + b"x" * 5000 + b'"}', "x" * 32),
     ],
 )
-def test_show_says_through_what_a_request_was_asked(tmp_path, envelope, said):
+def test_show_names_the_endpoint(tmp_path, envelope, said):
     folder, config = tmp_path / "log", settings_of(num_blocks=33)
     core = EngineCore(config, SimulatedExecutor(config), sink=LogWriter(folder))
     core.submit(request("a", 5, max_tokens=2, envelope=envelope))

@@ -1,4 +1,4 @@
-"""A log for other programs: what they need to be true of it is."""
+"""Test the exports for other programs: each exported file has the properties that its reader requires."""
 
 import csv
 import io
@@ -35,7 +35,7 @@ def by_phase(events, phase):
 
 
 def test_slices_of_requests_nest(log):
-    """Each request's outer slice holds its states, one after the other without a gap."""
+    """Each request's outer slice contains its states one after the other without a gap."""
     folder, live = log
     tracks = defaultdict(list)
     for event in trace(folder):
@@ -56,7 +56,7 @@ def test_slices_of_requests_nest(log):
         assert all(two in after[one] for one, two in zip(states, states[1:]))
 
 
-def test_rows_hold_one_request_at_a_time_and_arrows_join_preemptions(log):
+def test_rows_hold_one_request_at_a_time_and_flows_join_preemptions(log):
     folder, _ = log
     events, rows = trace(folder), defaultdict(list)
     for event in by_phase(events, "X"):
@@ -102,8 +102,8 @@ def test_a_log_that_ends_early_is_closed(tmp_path):
     assert {event["name"] for event in by_phase(events, "b")} >= {"runs", '"]}\n'}
 
 
-def test_a_mooncake_trace_comes_back(tmp_path):
-    """Out of a simulated trace comes the trace: lengths, times, and which beginnings are equal."""
+def test_a_mooncake_trace_round_trips(tmp_path):
+    """Exporting a simulated trace's log returns the same trace: lengths, times and shared prefixes."""
     rows = [
         {"timestamp": 0, "input_length": 1500, "output_length": 3, "hash_ids": [5, 6, 7]},
         {"timestamp": 250, "input_length": 1500, "output_length": 9, "hash_ids": [5, 6, 7]},
@@ -122,7 +122,7 @@ def test_a_mooncake_trace_comes_back(tmp_path):
         return [json.loads(line) for line in mooncake_lines(folder)]
 
     def shape(lines):
-        """Lengths, and the ids by the order in which they first came."""
+        """Return the lengths, with ids numbered by first occurrence."""
         first = {}
         ids = [[first.setdefault(each, len(first)) for each in line["hash_ids"]] for line in lines]
         return [(line["input_length"], line["output_length"], own) for line, own in zip(lines, ids)]
@@ -136,7 +136,7 @@ def test_a_mooncake_trace_comes_back(tmp_path):
     assert shape(simulated(again, tmp_path / "log2")) == shape(rows)
 
 
-def test_media_and_salts_are_other_beginnings(tmp_path):
+def test_media_and_salts_change_the_prefix(tmp_path):
     busy_run(tmp_path / "log", 1)
     ids = [json.loads(line)["hash_ids"] for line in mooncake_lines(tmp_path / "log")]
     prompts = defaultdict(set)

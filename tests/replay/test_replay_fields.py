@@ -1,6 +1,6 @@
-"""The table in docs/reference/log.md says of each field what verify makes of a changed one:
-each is changed here, with
-a valid checksum, and verify does as the table says."""
+"""Test the table in docs/reference/log.md, which says how verify treats a change to each field. Each test
+changes one field, keeps the checksum valid, and compares verify's verdict with the table.
+"""
 
 import random
 import re
@@ -26,7 +26,7 @@ TABLE = Path(__file__).parents[2] / "docs" / "reference" / "log.md"
 CLAIMS = dict(re.findall(r"^\| `(\w+\.\w+)` \| (compared|followed|observed) \|", TABLE.read_text(), re.M))
 TRIES = 5
 replace = msgspec.structs.replace
-# Other values of fields for which the next value that fits the type says too little.
+# Replacement values for fields where the next value that fits the type would prove too little.
 OTHERS = {
     "Started.schema": lambda old: [ev.SCHEMA_VERSION + 1],
     "Started.decision_version": lambda old: [99],
@@ -56,12 +56,12 @@ OTHERS = {
     "Recovered.cuts": lambda old: [(*old, ("1.mmlog", 5, 5))],
     "Recovered.fingerprints": lambda old: [{**old, "weights": "others"}],
 }
-# Of these no record in the logs has another value than its default, and a tuple of keys does for it.
+# In the logs these fields always have their default, and a tuple of keys is a valid replacement.
 KEYS = {f"{name}.encode" for name in ("Scheduled", "Admitted", "AdmittedWithState", "AdmittedWithAdapter")}
 
 
 def other_values(name, old):
-    """Values of the same type, each another one than `old`."""
+    """Return replacement values that have the type of `old` and differ from it."""
     if name in OTHERS:
         return OTHERS[name](old)
     match old:
@@ -92,7 +92,9 @@ def thrashing_run(folder):
 
 
 def fetched_run(folder):
-    """What another engine has put into a store, but for a block that was torn there."""
+    """Run two engines over one store: the second fetches the blocks that the first stored, except a torn
+    block.
+    """
     store, config = ShakyStore(random.Random(1), chance=0), plain_config()
     first, second = (Engine(config, store, path) for path in (folder.with_name("first"), folder))
     for engine in (first, second):
@@ -122,7 +124,7 @@ RUNS = {
 
 @pytest.fixture(scope="module")
 def logs(tmp_path_factory):
-    """Records of each run, made when they are asked for."""
+    """Return a function that creates the records for a named run on first use."""
 
     @cache
     def made(name):
@@ -134,7 +136,9 @@ def logs(tmp_path_factory):
 
 
 def instances(logs, kind, field, most):
-    """(records, place) of records of a type, so many of each run, those first whose field holds something."""
+    """Yield (records, place) for up to `most` records of type `kind` per run, and first the records whose
+    `field` is not empty.
+    """
     for name in RUNS:
         records = logs(name)
         places = [place for place, record in enumerate(records) if is_fit(record.event, kind)]
@@ -143,16 +147,18 @@ def instances(logs, kind, field, most):
 
 
 def is_fit(event, kind):
-    """Whether an event is one of those to change: a step that gave tokens, an end that was decided."""
+    """Return whether the event may be changed: a step that returned tokens, or an end that the scheduler
+    decided.
+    """
     if isinstance(event, ev.Executed) and not event.token_ids:
         return False
     if isinstance(event, ev.Finished) and event.reason == "rejected":
-        return False  # the table says so
+        return False  # The table states this exception.
     return type(event).__name__ == kind
 
 
 def outcome(records, place, folder):
-    """What verify says of records of which one, at `place`, was changed."""
+    """Return verify's verdict on records in which the record at `place` was changed."""
     try:
         report = verify(rewrite(records, folder))
     except CorruptLog:
@@ -172,7 +178,7 @@ def test_the_table_has_every_field_once():
 
 
 @pytest.mark.parametrize("name", [name for name in CLAIMS if not name.startswith("record.")])
-def test_a_changed_field_is_what_the_table_says(logs, tmp_path, name):
+def test_verify_treats_a_changed_field_as_the_table_says(logs, tmp_path, name):
     kind, field = name.split(".")
     claim, seen = CLAIMS[name], []
     for records, place in instances(logs, kind, field, TRIES if claim == "followed" else 1):
@@ -192,8 +198,10 @@ def test_a_changed_field_is_what_the_table_says(logs, tmp_path, name):
         assert seen and seen[-1] != "agrees", seen
 
 
-def test_a_changed_record_is_what_the_table_says(logs, tmp_path):
-    """Sequences are numbered anew by a writer, so that one that is missing is two files' affair."""
+def test_verify_treats_a_changed_record_as_the_table_says(logs, tmp_path):
+    """A changed record step diverges, a changed time does not, and a missing sequence number is a gap. The
+    writer numbers records again, so the gap is built from two files.
+    """
     records = logs("busy")
     place = len(records) // 2
     later = list(records)

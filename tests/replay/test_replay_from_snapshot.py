@@ -1,4 +1,6 @@
-"""Replay from any snapshot equals replay from record 0, also where the beginning of the log is gone."""
+"""Test that replay from any snapshot equals replay from record 0, also when the log's first segments are
+missing.
+"""
 
 import random
 import shutil
@@ -20,7 +22,7 @@ from mmengine.simulation.simulated_executor import SimulatedExecutor
 from tests.core.small_engine import image, request, settings_of
 from tests.events.logs import drop_first
 
-ALL = Resume(wanted=lambda name: False)  # asked like this, the whole log is read
+ALL = Resume(wanted=lambda name: False)  # With this filter the whole log is read.
 
 
 def write_run(folder, **settings):
@@ -66,7 +68,7 @@ def test_verify_from_each_snapshot(run):
     assert verify(folder, after=0).begins_after == -1
 
 
-def test_a_snapshot_is_the_state_there(run):
+def test_a_snapshot_equals_the_folded_state(run):
     folder, _ = run
     digests = {record.sequence: state for state, record in walk(folder)}
     for sequence in snapshot_sequences(folder):
@@ -100,7 +102,7 @@ def test_a_log_without_its_beginning(run, tmp_path):
         verify(old)
 
 
-def test_a_damaged_snapshot_is_passed_over(run, tmp_path):
+def test_a_damaged_snapshot_is_skipped(run, tmp_path):
     folder, _ = run
     copy = tmp_path / "copy"
     copy.mkdir()
@@ -121,9 +123,11 @@ def damage(folder, number):
     path.write_bytes(data)
 
 
-def test_what_stands_behind_damage_and_a_snapshot_can_be_used(run, tmp_path):
-    """With `salvage`, when nobody needs an answer from before it. Which damage hides that an answer was
-    received depends on how long records are; some of them do not."""
+def test_salvage_uses_records_after_damage_and_a_snapshot(run, tmp_path):
+    """`salvage` can use the records after damage and a snapshot when no request needs an answer from before
+    the snapshot. Record lengths decide which damage hides that a client received its answer; at least one
+    segment's damage does not.
+    """
     whole = read_resume_state(run[0], ALL)
     for number in range(1, 8):
         folder = shutil.copytree(run[0], tmp_path / f"log-{number}")
@@ -146,8 +150,10 @@ def test_what_stands_behind_damage_and_a_snapshot_can_be_used(run, tmp_path):
     pytest.fail("no damage could be salvaged")
 
 
-def test_a_gap_in_what_must_be_known_is_refused(run, tmp_path):
-    """An answer is wanted that began before the damage: what the lost records did nobody knows."""
+def test_a_gap_in_a_wanted_answer_is_refused(run, tmp_path):
+    """Salvage refuses a request whose answer began before the damage, since the effect of the lost records is
+    unknown.
+    """
     folder = shutil.copytree(run[0], tmp_path / "log")
     damage(folder, 1)
     with pytest.raises(CorruptLog, match="are lost"):

@@ -1,4 +1,4 @@
-"""Logs that someone wrote to do harm: one sentence, no traceback, no memory."""
+"""Test that hostile logs cause a one-sentence error, without a traceback or a large allocation."""
 
 import random
 import subprocess
@@ -62,7 +62,7 @@ HOSTILE_SETTINGS = [
 
 @pytest.mark.parametrize("settings", HOSTILE_SETTINGS, ids=str)
 @pytest.mark.parametrize("look", LOOKS)
-def test_settings_that_no_engine_could_have(tmp_path, settings, look):
+def test_impossible_settings_are_refused(tmp_path, settings, look):
     event = started()
     event = replace(event, config=event.config | settings)
     log = write_log(tmp_path / "log", [event])
@@ -76,7 +76,7 @@ BIG = {"max_num_seqs": 65536, "token_budget": 65536, "num_blocks": 2**22}
 
 @pytest.mark.parametrize("max_model_len, refused, mib", [(2**16, True, 10), (2**15, False, 200)])
 def test_settings_take_little_memory(tmp_path, max_model_len, refused, mib):
-    """Over the limit nothing is allocated; the largest that are taken leave most pages untouched."""
+    """Settings over the limit allocate nothing; the largest valid settings leave most memory pages untouched."""
     write_log(tmp_path / "log", [started(**BIG, max_model_len=max_model_len)])
     program = (
         "import pathlib, resource, sys\n"
@@ -105,8 +105,8 @@ def placed(*runs):
 
 ADMITTED = ev.Admitted("a", 0, 3, b"", column(1))
 RAN = ev.Executed(column(5))
-# What stands behind STARTED; the last event is the lie. Those that only decisions tell are
-# divergences to `verify`, and found by the fold where nothing is derived.
+# Events to append after STARTED; the last event is the false one. `verify` reports false decisions as
+# divergences; where decisions are not derived, the fold finds them.
 OBSERVED = {
     "a prompt longer than any": [queued(prompt=range(64))],
     "an empty prompt": [queued(prompt=())],
@@ -162,19 +162,19 @@ DECIDED = {
 
 
 def write_steps(folder, events):
-    """A log of the events, each with the step that it is of."""
+    """Write a log with these (event, step) pairs."""
     steps = accumulate(isinstance(event, (ev.Executed, ev.Failed)) for event in [None, *events])
     return rewrite([Record(0, step, 0, event) for step, event in zip(steps, events)], folder)
 
 
 def named(events):
-    """What is said of the last event."""
+    """Return how the error names the last event."""
     return rf"^record {len(events) - 1} \(step \d+, {type(events[-1]).__name__}\) contradicts"
 
 
 @pytest.mark.parametrize("name", OBSERVED)
 @pytest.mark.parametrize("decision_version", [DECISION_VERSION, 99])
-def test_a_lie_that_is_observed_is_refused_by_all(tmp_path, name, decision_version):
+def test_a_false_observation_is_refused_by_all_commands(tmp_path, name, decision_version):
     events = [started(decision_version), *OBSERVED[name]]
     log = write_steps(tmp_path / "log", events)
     for look in LOOKS.values():
@@ -183,7 +183,7 @@ def test_a_lie_that_is_observed_is_refused_by_all(tmp_path, name, decision_versi
 
 
 @pytest.mark.parametrize("name", DECIDED)
-def test_a_lie_about_a_decision(tmp_path, name):
+def test_a_false_decision(tmp_path, name):
     lie = DECIDED[name]
     at = len(lie)
     report = verify(write_steps(tmp_path / "log", [started(), *lie]))
@@ -196,7 +196,7 @@ def test_a_lie_about_a_decision(tmp_path, name):
 
 
 def spoiled(event, rng):
-    """The event with one field changed to something that fits its type."""
+    """Return the event with one field changed to a value that fits its type."""
     fields = event.__struct_fields__
     if not fields:
         return ev.Delivered("x")
@@ -225,8 +225,10 @@ def spoiled(event, rng):
 
 
 @pytest.mark.parametrize("decision_version", [DECISION_VERSION, 99])
-def test_whatever_is_changed_is_an_answer_or_a_log_error(records, tmp_path, decision_version):
-    """Many logs with one or two records spoiled, dropped, doubled or swapped."""
+def test_any_change_gives_a_result_or_a_log_error(records, tmp_path, decision_version):
+    """Spoil, drop, double or swap one or two records in many logs; each command returns a result or a log
+    error.
+    """
     rng = random.Random(decision_version)
     beginning = replace(records[0].event, decision_version=decision_version)
     outcomes = {"ok": 0, "parted": 0, "refused": 0}

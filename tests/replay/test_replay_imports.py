@@ -1,4 +1,4 @@
-"""Replay needs neither a model nor a device, nor anything that could make it differ between runs."""
+"""Test that replay imports no model, no device and no source of nondeterminism."""
 
 import subprocess
 import sys
@@ -42,7 +42,7 @@ print(report.ok, len(lines), len(steps))
 """
 
 
-def test_replay_with_everything_heavy_blocked(tmp_path):
+def test_replay_with_heavy_modules_blocked(tmp_path):
     live = busy_run(tmp_path / "log", num_requests=8)
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(tmp_path / "log")],

@@ -1,4 +1,4 @@
-"""Each invariant sees the damage that it is there for, and nothing else is broken by accident."""
+"""Test that each invariant detects the damage it is meant for and that the damage breaks no other invariant."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ from tests.core.small_engine import Bench, image, request, settings_of
 
 
 def busy() -> State:
-    """Two rows whose step runs, one inside of its image, and two that wait."""
+    """Return a state with two scheduled rows, one of them inside an image, and two waiting requests."""
     bench = Bench(swap_blocks=4, max_num_seqs=2, long_prefill_token_threshold=6)
     bench.submit(request("a", 20, media=[image(1, 2, 6)]), request("b", 9), request("c", 3), request("d", 3))
     bench.step()
@@ -63,7 +63,7 @@ def forget_an_encoder_entry(state):
 
 
 def drop_an_encoder_reference_early(state):
-    """As if the row were done with its image: cache and holder agree on it."""
+    """Drop the encoder reference as if the row had finished its image; cache and holder agree on this."""
     req_state = state.requests["a"]
     req_state.held_media.clear()
     state.release_at[req_state.row] = NEVER
@@ -126,7 +126,7 @@ def turn_the_queue_around(state):
         (turn_the_queue_around, "queue"),
     ],
 )
-def test_damage_is_seen(damage, name):
+def test_damage_is_detected(damage, name):
     state = busy()
     assert find_broken(state) is None
     damage(state)
@@ -172,8 +172,8 @@ def overrun_the_budget(patch):
         (overrun_the_budget, "budgets", "Scheduled"),
     ],
 )
-def test_a_bug_that_derives_itself_again_is_named_by_its_invariant(tmp_path, plant, name, event):
-    """The log agrees with the build that has the bug; counting anew does not."""
+def test_a_bug_that_verify_repeats_is_named_by_its_invariant(tmp_path, plant, name, event):
+    """The log agrees with the build that has the bug, so only the recount in the invariant finds the bug."""
     with pytest.MonkeyPatch.context() as patch:
         plant(patch)
         config = settings_of(token_budget=8, max_num_seqs=2)

@@ -1,4 +1,4 @@
-"""What a live page is told adds up to the columns of the report, however it is cut."""
+"""Test that the messages for a live page add up to the report's columns, however they are split."""
 
 import random
 
@@ -16,7 +16,7 @@ CHANGING = ("end", "cached", "answer", "preemptions")
 
 
 class Shown:
-    """A page: what it was told, put together as its script does."""
+    """A live page that merges its messages as the page's script does."""
 
     def __init__(self):
         self.head, self.steps, self.lanes, self.ids, self.ends = None, {}, {}, [], []
@@ -47,7 +47,7 @@ class Shown:
 
 
 def told(folder, seed, each=0.2):
-    """The page at the end, and how often it began."""
+    """Return the page after the last message and the number of "begin" messages."""
     report, shown, chance, begun = None, Shown(), random.Random(seed), 0
     log = CheckedLog(folder)
     report = LiveReport(log, "log")
@@ -62,7 +62,7 @@ def told(folder, seed, each=0.2):
 
 
 @pytest.mark.parametrize("settings", [{}, {"max_in_flight": 2}])
-def test_pieces_add_up_to_the_report(tmp_path, settings):
+def test_messages_add_up_to_the_report(tmp_path, settings):
     busy_run(tmp_path / "log", 5, **settings)
     shown, begun = told(tmp_path / "log", 3)
     collected = collect(tmp_path / "log")
@@ -84,7 +84,7 @@ def test_pieces_add_up_to_the_report(tmp_path, settings):
     assert [place for place, one in enumerate(whole["step_failed"]) if one] == sorted(shown.failed)
 
 
-def test_a_long_log_begins_anew_with_those_that_are_there(tmp_path, monkeypatch):
+def test_a_long_log_restarts_the_page_with_present_requests(tmp_path, monkeypatch):
     monkeypatch.setattr(live, "MAX_STEPS", 25)
     busy_run(tmp_path / "log", 5)
     shown, begun = told(tmp_path / "log", 3, each=1)

@@ -1,4 +1,4 @@
-"""Failing logs get small and keep failing in the same way; bugs are planted for the test only."""
+"""Test that failing logs become small and keep failing in the same way. The tests plant the bugs."""
 
 import json
 import secrets
@@ -35,7 +35,7 @@ LEAKY |= {"admission_reserve": "none", "encoder_cache_size": 24}
 
 @pytest.fixture
 def leak(monkeypatch):
-    """A preempted request keeps a reference to its last item."""
+    """Plant a leak: a preempted request keeps the reference to its last media item."""
     real = evolve.leave_row
 
     def leave_row(state, req_state, *rest):
@@ -47,7 +47,7 @@ def leak(monkeypatch):
     return real
 
 
-def test_fewest_keeps_what_is_needed():
+def test_fewest_keeps_the_needed_items():
     tried = []
 
     def fails(some):
@@ -114,7 +114,7 @@ def test_the_command_leaves_a_log_and_a_test(tmp_path, leak, monkeypatch, capsys
 
 
 def test_a_command_that_fails(tmp_path, monkeypatch, capsys):
-    """The command looks for two requests of one log; the rest goes."""
+    """The command searches a log for two requests; all other requests are dropped."""
     live = busy_run(tmp_path / "log", 1, fail_at=())
     wanted = [name for name, (reason, *_) in live.ends.items() if reason == "length" and len(name) == 3][:2]
     found = " && ".join(f'grep -aq {name} "$1"/*' for name in wanted)
@@ -134,7 +134,7 @@ def test_a_command_that_fails(tmp_path, monkeypatch, capsys):
     assert done.returncode == 1 and "both are there" in done.stdout
 
 
-def test_what_cannot_be_minimized_is_said(tmp_path, monkeypatch, capsys):
+def test_a_log_that_cannot_be_minimized_is_reported(tmp_path, monkeypatch, capsys):
     busy_run(tmp_path / "log", 1, num_requests=6)
     arguments = ("minimize", tmp_path / "log", "-o", tmp_path / "small", "--failing")
     code, said = run(capsys, monkeypatch, *arguments, "blocks")
@@ -151,15 +151,15 @@ def test_a_sound_engine_does_not_fail(tmp_path, kind):
     assert replay_failure(tmp_path / "log", kind) is None
 
 
-def test_wrong_kv_is_seen_as_wrong_tokens(tmp_path, monkeypatch):
-    """Hits whose content is another request's: no invariant of the state notices."""
+def test_wrong_kv_is_detected_as_wrong_tokens(tmp_path, monkeypatch):
+    """Prefix cache hits return another request's KV, which no invariant of the state detects."""
     busy_run(tmp_path / "log", 2, fail_at=())
     from mmengine.core.state.prefix_index import PrefixIndex
 
     real = PrefixIndex.find
 
     def find(self, parent, part, tokens, extra):
-        return real(self, parent, part, tokens, b"")  # media and tenants are not looked at
+        return real(self, parent, part, tokens, b"")  # Ignores media and tenants.
 
     monkeypatch.setattr(PrefixIndex, "find", find)
     monkeypatch.setattr(PrefixIndex, "insert", _without_extra(PrefixIndex.insert))
@@ -171,14 +171,14 @@ def _without_extra(real):
     return lambda self, block, parent, part, tokens, extra: real(self, block, parent, part, tokens, b"")
 
 
-def test_a_decision_that_remembers_diverges(tmp_path, monkeypatch):
+def test_a_stateful_scheduler_diverges(tmp_path, monkeypatch):
     busy_run(tmp_path / "log", 2, fail_at=())
     plant_a_memory(monkeypatch)
     assert replay_failure(tmp_path / "log", "divergence").kind == "divergence"
 
 
 def plant_a_memory(monkeypatch):
-    """A scheduler with a memory of its own decides otherwise when it is asked again."""
+    """Plant state in the scheduler, so that deriving the same step again gives a different decision."""
     real, asked = Scheduler.schedule, []
 
     def schedule(self, view):
@@ -199,7 +199,7 @@ def _without_admission(event):
     return None if type(event).__name__ == "Admitted" else event
 
 
-def test_scripts_shrink_as_they_say(tmp_path):
+def test_scripts_shrink_as_requested(tmp_path):
     busy_run(tmp_path / "log", 4, fail_at=())
     script = read_script(tmp_path / "log")
     event = next(event for event in script.requests if event.media and len(event.prompt) > 80)
@@ -224,8 +224,8 @@ def test_scripts_shrink_as_they_say(tmp_path):
     assert [each.request_id for each in both.requests].count(other) == 0
 
 
-def test_another_failure_that_comes_first_is_told_apart(tmp_path, monkeypatch, capsys):
-    """The run ends by a crash before anybody can say whether its log would verify; nothing is left behind."""
+def test_an_earlier_failure_of_another_kind_is_reported(tmp_path, monkeypatch, capsys):
+    """The run crashes before its log can be verified; minimize reports the other failure and leaves no files."""
     busy_run(tmp_path / "log", 1, num_requests=6)
     real = Playback.step
 
@@ -244,7 +244,7 @@ def test_another_failure_that_comes_first_is_told_apart(tmp_path, monkeypatch, c
     assert not code and [path.name for path in out.parent.iterdir()] == ["small"]
 
 
-def test_what_fails_while_it_is_written_leaves_nothing(tmp_path, leak, monkeypatch, capsys):
+def test_a_failed_write_leaves_no_files(tmp_path, leak, monkeypatch, capsys):
     busy_run(tmp_path / "log", 8, **LEAKY)
     monkeypatch.setattr("mmengine.replay.minimize.reproduction._table", lambda script: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -254,7 +254,9 @@ def test_what_fails_while_it_is_written_leaves_nothing(tmp_path, leak, monkeypat
 
 @pytest.fixture
 def on_path(tmp_path, monkeypatch):
-    """`mmengine` is found, and is the program that runs here; as a process it would be a failure."""
+    """Put a `mmengine` on the path that stands for this process's program and fails when started as a
+    process.
+    """
     program = tmp_path / "bin" / "mmengine"
     program.parent.mkdir()
     program.write_text("#!/bin/sh\nexit 99\n")
@@ -262,8 +264,8 @@ def on_path(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(program.parent), prepend=":")
 
 
-def test_commands_of_our_own_run_here(tmp_path, on_path, monkeypatch, capsys):
-    """Digests that are never the same twice: each candidate's log is verified in this process."""
+def test_mmengine_commands_run_in_this_process(tmp_path, on_path, monkeypatch, capsys):
+    """Digests differ on each computation, so verify fails; each candidate's log is verified in this process."""
     busy_run(tmp_path / "log", 2, fail_at=(), num_requests=40)
     monkeypatch.setattr("mmengine.core.state.digest._hash", lambda data: secrets.token_bytes(16))
     arguments = (
@@ -281,7 +283,7 @@ def test_commands_of_our_own_run_here(tmp_path, on_path, monkeypatch, capsys):
     assert report["what"].startswith("DIVERGED at step")
 
 
-def test_other_commands_are_processes(on_path, monkeypatch):
+def test_other_commands_run_as_processes(on_path, monkeypatch):
     monkeypatch.setattr("sys.argv", ["mmengine"])
     monkeypatch.setattr(command, "write_log", lambda *arguments: None)
     for text in ("mmengine log fsck --repair {}", "mmengine log redact {} x", "sh -c 'exit 99' {}"):
@@ -310,7 +312,7 @@ def test_seconds_bound_the_first_replay(tmp_path, monkeypatch, capsys):
     assert not (tmp_path / "small").exists()
 
 
-def test_what_there_is_when_the_time_is_over(tmp_path, monkeypatch):
+def test_the_deadline_returns_the_smallest_script_so_far(tmp_path, monkeypatch):
     busy_run(tmp_path / "log", 1, fail_at=())
     script, clock = read_script(tmp_path / "log"), SimpleNamespace(now=0.0)
     monkeypatch.setattr(deadline, "monotonic", lambda: clock.now)
@@ -327,7 +329,7 @@ def test_what_there_is_when_the_time_is_over(tmp_path, monkeypatch):
 
 @pytest.fixture
 def other_victim(monkeypatch):
-    """This build preempts who was admitted first."""
+    """Make this build preempt the request that was admitted first."""
     changed = policy.FCFS._replace(victim=lambda view: int(view.running[0]))
     monkeypatch.setattr(policy, "policy_of", lambda config: changed)
     monkeypatch.setattr("mmengine.core.state.state.policy_of", lambda config: changed)
@@ -349,7 +351,7 @@ def test_a_policy_against_another_build(tmp_path, other_victim, monkeypatch, cap
     names["test_parted"]()
 
 
-def test_a_policy_of_vllms_against_another_build(tmp_path, other_victim, monkeypatch, capsys):
+def test_a_vllm_policy_against_another_build(tmp_path, other_victim, monkeypatch, capsys):
     busy_run(tmp_path / "log", 8, **LEAKY, compat="vllm")
     out = tmp_path / "small"
     arguments = ("minimize", tmp_path / "log", "--against", ROOT, "-o", out, "--json", "--seconds", 60)
@@ -358,7 +360,7 @@ def test_a_policy_of_vllms_against_another_build(tmp_path, other_victim, monkeyp
     assert json.loads(said.out)["what"].startswith("Preempted, field request_id")
 
 
-def test_builds_that_agree_or_cannot_be_asked(tmp_path, monkeypatch, capsys):
+def test_builds_that_agree_or_cannot_be_probed(tmp_path, monkeypatch, capsys):
     busy_run(tmp_path / "log", 8, **LEAKY)
     arguments = ("minimize", tmp_path / "log", "-o", tmp_path / "small")
     code, said = run(capsys, monkeypatch, *arguments, "--against", ROOT)

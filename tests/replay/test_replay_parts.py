@@ -1,4 +1,4 @@
-"""What the tools say of an image that was encoded in pieces."""
+"""Test how the log tools report an image that was encoded in several parts."""
 
 import pytest
 
@@ -28,14 +28,14 @@ def log(tmp_path_factory):
     return folder
 
 
-def test_why_tells_of_the_wait_and_of_the_pieces(log):
+def test_why_reports_the_wait_and_the_parts(log):
     texts = [claim.text for claim in why(log, "a")]
     (waited,) = [text for text in texts if "Not scheduled" in text]
     assert "encoded in parts (32 units of encoder work, 5 per step)" in waited
     assert any("(image, 4 embeddings) was encoded in parts: 32 units" in text for text in texts)
 
 
-def test_a_step_shows_its_part_and_who_waits_for_it(log):
+def test_a_step_shows_its_part_and_the_waiting_request(log):
     report = step_report(log, 2)
     assert report.part == ("a", 0, 10, 15, 32)
     assert report.budgets["encoder work"].total == 5
@@ -44,7 +44,7 @@ def test_a_step_shows_its_part_and_who_waits_for_it(log):
     assert "encodes a part of item 0 of a: 10 to 15 of 32 of its work" in lines
 
 
-def test_a_life_and_the_steps_count_it_once(log):
+def test_life_and_steps_count_the_image_once(log):
     parts = [
         line.changed["until"] for line in request_events(CheckedLog(log), "a") if line.event == "Encoded"
     ]
@@ -52,12 +52,12 @@ def test_a_life_and_the_steps_count_it_once(log):
     assert [line.step for line in step_lines(log) if line.num_encoded] == [6]
 
 
-def test_redacted_it_verifies(log, tmp_path):
+def test_the_redacted_log_verifies(log, tmp_path):
     redact(log, tmp_path / "red", b"k" * 16)
     assert verify(tmp_path / "red").ok
 
 
-def test_its_embeddings_count_once_over_all_parts(log):
+def test_embeddings_count_once_over_all_parts(log):
     assert 9 + sum(share_of(9, *part, 32) for part in ((0, 10), (10, 20), (20, 32))) == 9
     checked = CheckedLog(log)
     watch = Watch(checked.config, 2)

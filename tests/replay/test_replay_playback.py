@@ -1,4 +1,4 @@
-"""A log's script, played again under the log's own settings, gives the log's own decisions."""
+"""Test that playing a log's script under the log's settings repeats the log's decisions."""
 
 import pytest
 
@@ -17,8 +17,10 @@ NOT_PLAYED = (ev.Started, ev.Delivered, ev.Checkpoint)
 
 
 def decided(records, in_flight):
-    """What a playback repeats: all of it with one step in flight. With two, what a row got may be for a
-    request that left while the step ran, and an end may stand before or behind an arrival."""
+    """Return the events that a playback repeats, which are all of them with one step in flight. With two
+    steps in flight, a row's tokens may belong to a request that left while the step ran, and an end may be
+    logged before or after an arrival.
+    """
     events = [record.event for record in records if not isinstance(record.event, NOT_PLAYED)]
     if in_flight > 1:
         return [each for each in events if isinstance(each, SCHEDULING)]
@@ -43,7 +45,7 @@ def test_the_same_decisions(tmp_path, seed, settings):
     assert decided(again.records, in_flight) == decided(LogReader(tmp_path / "log"), in_flight)
 
 
-def test_an_id_that_comes_again_has_its_own_answer(tmp_path):
+def test_a_reused_id_has_a_separate_answer(tmp_path):
     config = settings_of()
     core = EngineCore(config, SimulatedExecutor(config), sink=LogWriter(tmp_path / "log"))
     got = []

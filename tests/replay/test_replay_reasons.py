@@ -1,5 +1,6 @@
-"""Reasons agree with the decisions: who got nothing has one, its figures hold, and with as much more of
-what was short the request would not have waited for it."""
+"""Test that the wait reasons agree with the decisions. Each request without tokens has a reason and its
+figures hold. With the missing amount added, the request would not have waited for that resource.
+"""
 
 import random
 from collections import Counter
@@ -46,7 +47,7 @@ def random_log(folder, seed):
     return open_log(folder)
 
 
-def test_exactly_those_without_tokens_have_one(tmp_path):
+def test_exactly_the_requests_without_tokens_have_a_reason(tmp_path):
     kinds = Counter()
     for seed in range(30):
         for step in random_log(tmp_path / f"{seed}", seed).steps():
@@ -102,7 +103,9 @@ ENLARGED = {
 
 
 def refold(log, number, setting="", more=0):
-    """The reasons of a step, had there been `more` of something all along and nobody had used it."""
+    """Return a step's reasons as if `setting` had been larger by `more` all along and no request had used the
+    surplus.
+    """
     config = msgspec.structs.replace(
         log.config, **{setting: getattr(log.config, setting) + more} if more else {}
     )
@@ -119,7 +122,7 @@ def refold(log, number, setting="", more=0):
 
 
 @pytest.mark.parametrize("seed", range(100, 106))
-def test_with_as_much_more_it_would_not_have_waited_for_that(tmp_path, seed):
+def test_the_missing_amount_removes_the_reason(tmp_path, seed):
     log = random_log(tmp_path / "log", seed)
     rng = random.Random(seed)
     short = [
@@ -130,7 +133,7 @@ def test_with_as_much_more_it_would_not_have_waited_for_that(tmp_path, seed):
     ]
     for number, reason in rng.sample(short, min(12, len(short))):
         setting = ENLARGED[reason.kind]
-        # Those before it may want tokens too, so one more need not reach it.
+        # Requests with a better rank may want tokens too, so the missing amount alone need not suffice.
         more = reason.short if reason.kind != TOKENS else 1000
         enough = refold(log, number, setting, more).get(reason.request_id)
         assert enough is None or enough.kind != reason.kind, (reason, enough)

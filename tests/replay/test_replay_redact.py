@@ -1,4 +1,4 @@
-"""A redacted log: the same decisions and nothing of what was said."""
+"""Test that a redacted log has the same decisions and none of the original content."""
 
 import random
 from dataclasses import replace as with_fields
@@ -23,7 +23,7 @@ KEY = bytes(range(32))
 
 
 def random_run(folder, seed):
-    """Also swaps, host blocks and other sizes than the other tests use."""
+    """Run random requests with swaps, host blocks and sizes that the other tests do not use."""
     config = small_config(random.Random(seed))
     names = (*SETTINGS, "swap_blocks", "preempt_mode", "max_retries", "block_size")
     settings = {name: getattr(config, name) for name in names}
@@ -33,7 +33,7 @@ def random_run(folder, seed):
 
 
 def texts_removed(event):
-    """The event without what redaction may change: what is left are the decisions."""
+    """Return the event without the content that redaction may change; the remaining fields are the decisions."""
     changes = {}
     for name in event.__struct_fields__:
         if name in _CHANGED:
@@ -82,7 +82,9 @@ def test_the_decisions_are_the_same(tmp_path, seed):
 
 
 def secret_log(folder, name="alice", salt="the-tenant", start=1_000_000):
-    """One request whose every part could be somebody's, and its answer with logprobs and an error."""
+    """Write a log with one request in which every part is identifying, and an answer with logprobs and an
+    error.
+    """
     config = settings_of(max_model_len=48, eos_token_ids=(424242,))
     executor = SimulatedExecutor(config, fault=lambda step: "no memory at /home/alice" if step == 1 else None)
     fingerprints = {"weights": "fingerprint-of-our-model", "processor": "p"}
@@ -113,7 +115,7 @@ def secret_log(folder, name="alice", salt="the-tenant", start=1_000_000):
     return tokens
 
 
-def test_nothing_of_the_original_is_in_the_result(tmp_path):
+def test_the_redacted_log_has_no_original_content(tmp_path):
     tokens = secret_log(tmp_path / "log")
     redact(tmp_path / "log", tmp_path / "public", KEY)
     assert verify(tmp_path / "public").ok
@@ -148,7 +150,7 @@ def prompts(folder):
     return found
 
 
-def test_only_equal_beginnings_stay_equal(tmp_path):
+def test_only_equal_prefixes_stay_equal(tmp_path):
     config = settings_of()
     core = EngineCore(config, SimulatedExecutor(config), sink=LogWriter(tmp_path / "log"))
     picture = [MediaItem(bytes(32), "image", ((3, 4),), (1, 2, 2))]
@@ -193,8 +195,8 @@ def test_names_depend_on_the_key_alone(tmp_path):
         redact(tmp_path / "one", tmp_path / "d", b"short")
 
 
-def test_a_divergence_stays_one(tmp_path):
-    """Of a field, and of a digest alone."""
+def test_a_divergence_is_preserved(tmp_path):
+    """Redaction preserves a divergence in a field and a divergence in a digest alone."""
     busy_run(tmp_path / "log")
     for number, kind in enumerate((ev.Finished, ev.Checkpoint)):
         writer, is_changed = LogWriter(tmp_path / f"{number}"), False

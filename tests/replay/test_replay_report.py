@@ -1,4 +1,6 @@
-"""The page of a log: its numbers are those of the log, it lets nothing in, and a browser shows it."""
+"""Test the log's HTML report: its numbers equal the log's, hostile text stays text, and a browser shows the
+page.
+"""
 
 import base64
 import gzip
@@ -31,7 +33,7 @@ HOSTILE = "</script><img src=x onerror=document.title='owned'>\u202e\x1b[31m<!--
 
 
 def unpack(page):
-    """What the scripts will see: the head, with columns as arrays."""
+    """Return the report's data as its scripts see it: the head, with columns as arrays."""
     text = re.search(r'<script id="data" type="text/plain">([A-Za-z0-9+/=]*)</script>', page)[1]
     raw = gzip.decompress(base64.b64decode(text))
     length = int.from_bytes(raw[:4], "little")
@@ -56,7 +58,7 @@ def shown(request, tmp_path_factory):
     return folder / "log", unpack((folder / "page.html").read_text())
 
 
-def test_steps_are_those_of_the_log(shown):
+def test_steps_equal_the_log(shown):
     log, data = shown
     lines = list(step_lines(log))
     for name, field in (
@@ -73,7 +75,7 @@ def test_steps_are_those_of_the_log(shown):
     assert data["step_failed"].tolist() == [bool(line.failed) for line in lines]
 
 
-def test_requests_are_those_of_the_log(shown):
+def test_requests_equal_the_log(shown):
     log, data = shown
     lines = request_lines(log)
     assert data["ids"] == [line.request_id for line in lines]
@@ -84,7 +86,7 @@ def test_requests_are_those_of_the_log(shown):
     assert data["ends"] == ends
 
 
-def test_batches_and_reasons_are_those_of_the_log(shown):
+def test_batches_and_reasons_equal_the_log(shown):
     log, data = shown
     chunks = {}
     for step, lane, tokens in zip(data["chunk_step"], data["chunk_lane"], data["chunk_tokens"], strict=True):
@@ -130,7 +132,7 @@ def hostile_log(folder):
     core.close()
 
 
-def test_nothing_of_a_log_is_html(tmp_path):
+def test_log_text_is_never_html(tmp_path):
     hostile_log(tmp_path / "log")
     write_report(tmp_path / "log", tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
@@ -225,7 +227,7 @@ def test_a_browser_can_scrub_zoom_and_search(tmp_path, dark):
         browser.close()
 
 
-def test_a_wheel_holds_the_page():
+def test_a_wheel_contains_the_page():
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
     patterns = project["tool"]["setuptools"]["package-data"]["mmengine.replay.report"]
     folder = Path(report.__file__).parent

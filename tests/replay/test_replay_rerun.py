@@ -1,4 +1,6 @@
-"""What if: a simulated log is simulated again to the step, and its cost model is found from its times."""
+"""Test what-if reruns: rerunning a simulated log repeats each step, and the fit finds the cost model from the
+logged times.
+"""
 
 import json
 import random
@@ -23,7 +25,7 @@ COST = CostModel(step_ns=3_000_000, token_ns=40_000, context_ns=900, embed_ns=60
 
 
 def simulated_log(folder, *, count=60, cost=COST, **settings):
-    """Requests with images over a simulated minute; the pool is now and then too small."""
+    """Write a log with image requests over one simulated minute, in a pool that is at times too small."""
     rng, requests, now = random.Random(5), [], 0
     for number in range(count):
         now += int(rng.expovariate(1 / 60e6))
@@ -56,12 +58,13 @@ def log(tmp_path_factory):
     "settings",
     [{}, {"num_draft_tokens": 3}, {"swap_blocks": 30, "preempt_mode": "swap"}, {"policy": "priority"}],
 )
-def test_the_logged_settings_are_simulated_as_they_were(tmp_path, settings):
+def test_the_logged_settings_repeat_the_logged_times(tmp_path, settings):
     report = simulated_log(tmp_path / "log", **settings)
     result = rerun(tmp_path / "log", {})
     logged, again = result.logged.numbers, result.again.numbers
     assert logged["steps"] == report.num_steps and logged["preemptions"] == report.meter.num_preemptions
-    lines = request_lines(tmp_path / "log")  # they count from when the scheduler saw a request
+    # Times count from the moment at which the scheduler saw the request.
+    lines = request_lines(tmp_path / "log")
     assert logged["ttft_ms_p90"] == spread_of([line.first_token_ns for line in lines]).p90 / 1e6
     assert logged["end_to_end_ms_p50"] == spread_of([line.end_ns for line in lines]).p50 / 1e6
     assert logged["inter_token_ms_p99"] == report.meter.inter_token().p99 / 1e6
@@ -73,7 +76,7 @@ def test_the_logged_settings_are_simulated_as_they_were(tmp_path, settings):
     assert again == result.what_if.numbers, "nothing was changed"
 
 
-def test_the_prices_are_found(log):
+def test_the_fit_finds_the_costs(log):
     result = rerun(log[0], {})
     step, token, row, attended, pair, embedding = result.prices.prices
     assert result.fit_error.median < 0.01 and abs(result.fit_error.total) < 0.01
@@ -82,7 +85,7 @@ def test_the_prices_are_found(log):
     assert step + 4 * row == pytest.approx(COST.step_ns, rel=0.1)
 
 
-def test_more_memory_is_seen_as_it_would_be(log, tmp_path):
+def test_more_memory_is_predicted_correctly(log, tmp_path):
     changes = {"num_blocks": 400, "max_num_seqs": 16}
     report = simulated_log(tmp_path / "other", **changes)
     result = rerun(log[0], changes)
@@ -90,7 +93,7 @@ def test_more_memory_is_seen_as_it_would_be(log, tmp_path):
     assert report.num_steps != log[1].num_steps
     assert result.changed == {"num_blocks": (90, 400), "max_num_seqs": (8, 16)}
     for name, value in truth.items():
-        step_ms = 5 if name.startswith(("ttft", "end")) else 0.5  # what an arrival may be off
+        step_ms = 5 if name.startswith(("ttft", "end")) else 0.5  # Error allowed for an arrival, in ms.
         assert estimate[name] == pytest.approx(value, rel=0.03, abs=step_ms), name
 
 
@@ -100,7 +103,7 @@ def test_requests_that_the_other_settings_refuse_are_named(log):
     assert result.what_if.numbers["output_tokens"] < result.logged.numbers["output_tokens"]
 
 
-def test_a_log_with_everything_in_it(tmp_path):
+def test_a_log_with_all_event_kinds(tmp_path):
     busy_run(tmp_path / "log", 2, num_requests=60)
     result = rerun(tmp_path / "log", {"policy": "fcfs", "max_in_flight": 2})
     assert any("steps failed in the log" in note for note in result.notes)
@@ -108,7 +111,7 @@ def test_a_log_with_everything_in_it(tmp_path):
 
 
 def test_two_steps_in_flight_hide_the_host(tmp_path):
-    """The engine's own time passes while the device works."""
+    """With two steps in flight, the engine's host time is hidden while the device works."""
     from mmengine.replay.rerun import rerun as module
 
     simulated_log(tmp_path / "log", count=30, cost=CostModel(step_ns=5_000_000))
@@ -127,7 +130,7 @@ def test_two_steps_in_flight_hide_the_host(tmp_path):
     assert saved == pytest.approx(2.0, abs=0.3)
 
 
-def test_what_cannot_be_estimated_is_refused(log, tmp_path):
+def test_a_change_that_cannot_be_estimated_is_refused(log, tmp_path):
     with pytest.raises(ConfigError, match="no drafts"):
         rerun(log[0], {"num_draft_tokens": 2})
     with pytest.raises(ConfigError, match="num_blocks"):
@@ -151,7 +154,7 @@ def test_changes_are_read_as_json_or_words():
         read_changes(["num_blocks"])
 
 
-def test_least_squares_without_negative_prices():
+def test_least_squares_without_negative_costs():
     rng = np.random.default_rng(2)
     for _ in range(50):
         matrix, target = rng.normal(size=(30, 5)), rng.normal(size=30)
@@ -161,7 +164,7 @@ def test_least_squares_without_negative_prices():
         assert np.abs(gradient[x > 0]).max(initial=0) < 1e-6, "and none that is used could change"
 
 
-def test_steps_that_took_unusually_long_do_not_count():
+def test_outlier_steps_are_ignored():
     rng = np.random.default_rng(3)
     work = np.stack((np.ones(400), rng.integers(1, 300, 400)), axis=1).astype(float)
     time_ns = work @ [1e6, 3e4] * rng.normal(1, 0.02, 400)

@@ -1,4 +1,4 @@
-"""Logs with sessions in them: verified, asked, redacted, played again and made small."""
+"""Test logs with sessions: verify, why, redact, playback and minimize."""
 
 import sys
 
@@ -34,7 +34,7 @@ def of_kind(folder, kind):
     return [record.event for record in LogReader(folder) if isinstance(record.event, kind)]
 
 
-def test_the_run_has_all_of_it_and_is_derived_again(folder):
+def test_the_run_has_all_session_events_and_verifies(folder):
     for kind in (ev.SessionOpened, ev.Appended, ev.Leased, ev.LeaseTaken, ev.SessionClosed):
         assert of_kind(folder, kind), kind
     assert {event.reason for event in of_kind(folder, ev.LeaseTaken)} == {"no free blocks", "session_blocks"}
@@ -42,7 +42,7 @@ def test_the_run_has_all_of_it_and_is_derived_again(folder):
     assert report.ok and report.rederived and not report.unfinished, report.divergence
 
 
-def test_lines_tell_of_the_whole_prompt(folder):
+def test_request_lines_count_the_whole_prompt(folder):
     lines = {line.request_id: line for line in request_lines(folder)}
     assert lines["one.0"].num_output_tokens == 0 and lines["one.0"].num_prompt_tokens == 14
     assert lines["one.1"].num_prompt_tokens == 22 and lines["one.1"].num_cached_tokens == 12
@@ -61,7 +61,7 @@ def test_a_life_and_its_reasons(folder):
     assert "max_tokens is 0" in claims["end"].text
 
 
-def test_the_state_tells_of_sessions(folder):
+def test_the_state_shows_sessions(folder):
     report = state_report(folder, -1)
     (session,) = report.sessions
     assert session.session_id == "one" and session.num_requests == 4
@@ -88,13 +88,13 @@ def test_a_redacted_log_folds_to_the_same_decisions(folder, tmp_path):
     ]
 
 
-def test_a_script_plays_sessions_again(folder):
+def test_playback_repeats_sessions(folder):
     script = read_script(folder)
     kinds = [type(each.event).__name__ for each in script.observations]
     assert kinds.count("Appended") == len(of_kind(folder, ev.Appended)) and "SessionClosed" in kinds
 
 
-def test_the_log_folds_to_the_same_state_from_any_place(folder):
+def test_the_log_folds_to_the_same_state_from_any_snapshot(folder):
     records = list(LogReader(folder))
     state = State(CheckedLog(folder).config)
     for record in records:
@@ -103,8 +103,8 @@ def test_the_log_folds_to_the_same_state_from_any_place(folder):
 
 
 @pytest.mark.soak
-def test_a_log_with_leases_is_made_small(folder, tmp_path):
-    """Of eight requests few are left, and a session still gives up blocks."""
+def test_a_log_with_leases_is_minimized(folder, tmp_path):
+    """Minimize keeps few of the eight requests, and a session still gives up blocks."""
     check = tmp_path / "check.py"
     check.write_text(
         "import sys; from pathlib import Path; from mmengine.events.log import LogReader\n"

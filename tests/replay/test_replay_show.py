@@ -1,4 +1,4 @@
-"""A log as tables: the figures are those that were seen while it was written."""
+"""Test a log's tables: their figures equal the figures observed while the log was written."""
 
 import pytest
 
@@ -58,7 +58,7 @@ def test_steps(run):
     assert sum(line.device_ms for line in lines) == pytest.approx(stats.device_ns / 1e6)
 
 
-def test_an_id_that_comes_again_is_another_request(tmp_path):
+def test_a_reused_id_is_a_new_request(tmp_path):
     config = settings_of()
     core = EngineCore(config, SimulatedExecutor(config), sink=LogWriter(tmp_path / "log"))
     for length in (3, 9):

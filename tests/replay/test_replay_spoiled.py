@@ -1,4 +1,6 @@
-"""rerun, minimize's playback and the page on logs that someone spoiled: an answer or one sentence."""
+"""Test rerun, minimize's playback and the report on spoiled logs: each returns a result or a one-sentence
+error.
+"""
 
 import random
 

@@ -1,4 +1,4 @@
-"""`open_log`: stop at a step, hold its state, run the real scheduler there."""
+"""Test `open_log`: stop at a step, hold its state, and run the real scheduler there."""
 
 import random
 
@@ -34,7 +34,7 @@ def test_every_event_comes_with_the_state_before_it(folder):
 
 @pytest.mark.parametrize("decide", ["all", "one", "none"])
 def test_the_scheduler_decides_each_step_as_logged(folder, decide):
-    """Walking on works whether the step was decided here, begun, or left to the log."""
+    """Iteration continues after a step that was decided here, partly iterated, or left to the log."""
     numbers = []
     for step in open_log(folder).steps():
         numbers.append(step.number)
@@ -48,7 +48,7 @@ def test_the_scheduler_decides_each_step_as_logged(folder, decide):
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_random_runs_are_decided_again(tmp_path, seed):
+def test_random_runs_repeat_their_decisions(tmp_path, seed):
     config = small_config(random.Random(seed))
     names = ("policy", "compat", "num_draft_tokens", "lookahead_tokens", "admission_reserve", "split_media")
     settings = {name: getattr(config, name) for name in names}
@@ -57,7 +57,7 @@ def test_random_runs_are_decided_again(tmp_path, seed):
         assert step.decide() == step.logged
 
 
-def test_a_step_stays_good(folder):
+def test_a_step_stays_valid(folder):
     log = open_log(folder)
     step = log.at(11)
     before = state_digest(step.state)
@@ -70,7 +70,7 @@ def test_a_step_stays_good(folder):
     assert step.decide() == step.logged
 
 
-def test_what_if_on_a_state_is_no_part_of_the_log(folder):
+def test_changing_a_state_does_not_change_the_log(folder):
     steps = open_log(folder).steps()
     step = next(step for step in steps if len(step.logged) > 1)
     step.state.tokens_left = 1
@@ -79,7 +79,7 @@ def test_what_if_on_a_state_is_no_part_of_the_log(folder):
         next(steps)
 
 
-def test_a_step_that_is_not_there(folder):
+def test_a_missing_step(folder):
     last = [step.number for step in open_log(folder).steps()][-1]
     for number in (-1, last + 1):
         with pytest.raises(LogError, match=f"it has steps 0 to {last}" if number > 0 else "has no decisions"):
@@ -97,7 +97,7 @@ def test_a_log_cut_within_its_last_step(folder, tmp_path):
 
 
 def test_a_step_that_never_ends_is_refused(folder, tmp_path):
-    """A log may hold any number of decisions before the first that cannot follow."""
+    """Opening refuses a log in which any number of decisions precedes the first impossible one."""
     records = list(LogReader(folder))
     index = next(n for n, r in enumerate(records) if isinstance(r.event, ev.Admitted))
     writer = LogWriter(tmp_path / "log")
@@ -108,8 +108,8 @@ def test_a_step_that_never_ends_is_refused(folder, tmp_path):
         list(open_log(tmp_path / "log").steps())
 
 
-def test_other_rules_decide_what_they_decide(folder, tmp_path):
-    """A step of a log written under other rules is decided under those of this build."""
+def test_steps_under_other_rules_use_this_builds_rules(folder, tmp_path):
+    """A step logged under other decision rules is decided under this build's rules."""
     records = list(LogReader(folder))
     writer = LogWriter(tmp_path / "log")
     for record in records:

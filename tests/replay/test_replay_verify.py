@@ -1,4 +1,4 @@
-"""Verify: agrees with what was run, and names what was changed afterwards."""
+"""Test that verify agrees with an unchanged run and names the record changed afterwards."""
 
 import msgspec
 import numpy as np
@@ -20,7 +20,7 @@ replace = msgspec.structs.replace
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A busy run: its folder, its records, what was seen live."""
+    """Run a busy workload and return its folder, its records and its live figures."""
     folder = tmp_path_factory.mktemp("run") / "log"
     live = busy_run(folder, 5)
     return folder, list(LogReader(folder)), live
@@ -41,14 +41,15 @@ def find(records, kind, test=lambda event: True, nth=0):
     return [n for n in of_kind if test(records[n].event)][nth]
 
 
-def test_the_run_has_everything_in_it(run):
+def test_the_run_has_all_event_types(run):
     _, records, live = run
     kinds = {type(record.event) for record in records}
     assert kinds == set(ev.TYPES.values()) - {
         ev.Stalled, ev.Evicted, ev.Dispatched, ev.Recovered, ev.Encoded, ev.AdmittedWithState, ev.StatesKept,
         ev.AdapterLoaded, ev.AdapterUnloaded, ev.AdmittedWithAdapter,
-        ev.Offered, ev.Fetched, ev.Arrived, ev.Lost,  # tests/core/test_store_chaos.py has them
-        ev.SessionOpened, ev.Appended, ev.Leased, ev.LeaseTaken, ev.SessionClosed,  # test_replay_sessions.py
+        ev.Offered, ev.Fetched, ev.Arrived, ev.Lost,  # tests/core/test_store_chaos.py covers these events.
+        # test_replay_sessions.py covers these events.
+        ev.SessionOpened, ev.Appended, ev.Leased, ev.LeaseTaken, ev.SessionClosed,
     }  # fmt: skip
     events = [record.event for record in records]
     ends = {event.reason for event in events if isinstance(event, ev.Finished)}
@@ -60,8 +61,8 @@ def test_the_run_has_everything_in_it(run):
     assert any(event.cached_blocks for event in events if isinstance(event, ev.Admitted))
 
 
-def test_parts_of_an_item_are_derived_again(tmp_path):
-    """Videos go in pieces: one part that says another place, and one that is not there."""
+def test_item_parts_are_verified(tmp_path):
+    """Videos are encoded in parts; verify finds a part with a wrong position and a missing part."""
     busy_run(tmp_path / "run", 5, encoder_piece=4)
     records = list(LogReader(tmp_path / "run"))
     assert verify(tmp_path / "run").ok
@@ -75,7 +76,7 @@ def test_parts_of_an_item_are_derived_again(tmp_path):
 
 
 @pytest.mark.parametrize("seed", range(1, 7))
-def test_what_was_run_is_derived_again(tmp_path, seed):
+def test_an_unchanged_run_verifies(tmp_path, seed):
     settings = [{}, {"policy": "fcfs"}, {"enable_prefix_caching": False}, {"block_size": 1, "num_blocks": 60}]
     live = busy_run(tmp_path / "log", seed, fail_at=(seed, 20), **settings[seed % 4])
     report = verify(tmp_path / "log")
@@ -89,7 +90,7 @@ def test_what_was_run_is_derived_again(tmp_path, seed):
     assert state_digest(state) == state_digest(live.core.state)
 
 
-def test_progress_is_told_record_by_record(run):
+def test_progress_is_reported_per_record(run):
     folder, records, _ = run
     seen = []
     assert verify(folder, progress=seen.append).ok
@@ -103,7 +104,7 @@ def change_token(event):
 
 
 def test_the_step_of_a_record_is_compared(run, tmp_path):
-    """Each record with a step of its own, and its frame's checksum made anew."""
+    """Change each record's step in turn and compute its frame's checksum again."""
     _, records, _ = run
     for index in range(1, len(records), 7):
         changed = list(records)
@@ -123,7 +124,7 @@ def test_all_steps_moved_by_one_are_found_under_other_rules_too(run, tmp_path):
 
 
 @pytest.mark.parametrize("version", [None, 99])
-def test_time_does_not_go_back_but_for_another_process(run, tmp_path, version):
+def test_time_goes_back_only_for_another_process(run, tmp_path, version):
     _, records, _ = run
     if version is not None:
         records = with_event(records, 0, replace(records[0].event, decision_version=version))
@@ -164,7 +165,7 @@ PLANTED = {
 
 
 @pytest.mark.parametrize("name", PLANTED)
-def test_a_changed_decision_is_named_where_it_stands(run, tmp_path, name):
+def test_a_changed_decision_is_named_at_its_record(run, tmp_path, name):
     _, records, _ = run
     kind, test, change, field = PLANTED[name]
     index = find(records, kind, test, nth=1 if name == "who" else 0)
@@ -197,7 +198,7 @@ def test_a_changed_token_of_a_finished_run_is_found_by_the_next_digest(run, tmp_
         assert (report.divergence.event, report.divergence.field) == ("Checkpoint", "digest")
 
 
-def test_a_digest_that_differs_names_column_request_row_and_the_last_that_agreed(run, tmp_path):
+def test_a_digest_mismatch_names_column_request_row_and_last_match(run, tmp_path):
     _, records, _ = run
     checkpoints = [n for n, record in enumerate(records) if isinstance(record.event, ev.Checkpoint)]
     found = None
@@ -241,7 +242,7 @@ def test_a_dropped_record_is_missed(run, tmp_path, kind):
     assert (found.logged, found.derived) == (type(records[index + 1].event).__name__, expected)
 
 
-def test_an_added_record_is_one_too_many(run, tmp_path):
+def test_an_added_record_is_found(run, tmp_path):
     _, records, _ = run
     index = find(records, ev.Finished)
     doubled = records[: index + 1] + records[index:]
@@ -252,7 +253,7 @@ def test_an_added_record_is_one_too_many(run, tmp_path):
 @pytest.mark.parametrize(
     "name, value", [("token_budget", 11), ("num_blocks", 17), ("policy", "fcfs"), ("encoder_budget", 64)]
 )
-def test_other_settings_lead_elsewhere(run, tmp_path, name, value):
+def test_other_settings_diverge(run, tmp_path, name, value):
     _, records, _ = run
     started = records[0].event
     config = {**started.config, name: value}
@@ -262,7 +263,9 @@ def test_other_settings_lead_elsewhere(run, tmp_path, name, value):
 
 
 def test_a_log_cut_between_any_two_records_agrees_up_to_there(run, tmp_path):
-    """What a killed process leaves. Every 17th place, and all around the first failure."""
+    """A prefix, as a killed process leaves it, verifies. The test tries every 17th cut and all cuts around
+    the first failure.
+    """
     _, records, _ = run
     near = find(records, ev.Failed)
     cuts = {*range(1, len(records), 17), *range(near - 3, near + 8)}
@@ -284,7 +287,7 @@ def test_a_torn_tail_is_reported(run, tmp_path):
     assert report.ok and report.torn.offset == last and report.events == whole < len(records)
 
 
-def test_rules_of_another_version_are_folded_only(run, tmp_path):
+def test_another_rule_version_is_folded_only(run, tmp_path):
     folder, records, _ = run
     started = replace(records[0].event, decision_version=99)
     report = verify(rewrite(with_event(records, 0, started), tmp_path / "log"))
@@ -316,7 +319,7 @@ def test_damage_in_the_middle_is_no_divergence(run, tmp_path, place):
             look(tmp_path)
 
 
-def test_what_does_not_begin_with_started_is_no_log(run, tmp_path):
+def test_a_log_must_begin_with_started(run, tmp_path):
     _, records, _ = run
     log = rewrite(records[1:], tmp_path / "log")
     for look in (verify, request_lines, lambda folder: list(step_lines(folder))):

@@ -1,4 +1,4 @@
-"""One request's story: its life, its step, and why it went as it did."""
+"""Test the explanation for one request: its life, its steps and the causes for its delays."""
 
 import random
 from collections import defaultdict
@@ -25,7 +25,7 @@ from tests.replay.test_replay_reasons import random_log
 
 
 def run(folder, *rounds, **settings):
-    """Each round's requests together, one round after the other."""
+    """Run rounds of requests; each round is submitted together after the previous round has ended."""
     config = settings_of(**settings)
     core = EngineCore(config, SimulatedExecutor(config), sink=LogWriter(folder))
     for requests in rounds:
@@ -42,11 +42,11 @@ def claim(folder, name, kind):
     return found
 
 
-# Lives and steps
+# Lives and steps.
 
 
 @pytest.mark.parametrize("seed, settings", [(0, {}), (5, {"num_draft_tokens": 3}), (2, {"max_in_flight": 2})])
-def test_a_life_holds_every_token(tmp_path, seed, settings):
+def test_a_life_has_every_token(tmp_path, seed, settings):
     live = busy_run(tmp_path / "log", seed, **settings)
     for line in request_lines(tmp_path / "log"):
         life = list(request_events(CheckedLog(tmp_path / "log"), line.request_id))
@@ -60,7 +60,7 @@ def test_a_life_holds_every_token(tmp_path, seed, settings):
 
 
 @pytest.mark.parametrize("settings", [{}, {"max_in_flight": 2}])
-def test_steps_are_those_that_ran(tmp_path, settings):
+def test_steps_equal_the_steps_that_ran(tmp_path, settings):
     live = busy_run(tmp_path / "log", 1, **settings)
     numbers = [step.number for step in open_log(tmp_path / "log").steps()]
     for number in numbers[::5]:
@@ -88,11 +88,11 @@ def test_the_state_at_the_end(tmp_path):
     assert report.digest == state_digest(live.core.state).hex()
 
 
-# Why
+# Claims about causes.
 
 
-def test_waits_are_those_of_the_steps(tmp_path):
-    """Every step in which a request was there and got nothing is in one of its claims."""
+def test_claims_cover_all_waiting_steps(tmp_path):
+    """Each step in which a present request got no tokens is part of one of its claims."""
     log = random_log(tmp_path / "log", 3)
     waited = defaultdict(list)
     for step in log.steps():
@@ -134,7 +134,7 @@ def test_claims_agree_with_the_log(tmp_path, seed):
 
 
 def check_loss(records, each):
-    """A block that was taken, was taken by an event of that step, for that request."""
+    """Check that a lost block was taken by an event in the claimed step for the claimed request."""
     loss = each.facts.get("loss")
     if loss is None or loss["why"] != "taken":
         return
@@ -145,7 +145,7 @@ def check_loss(records, each):
     assert loss["taken_by"] in names or any(isinstance(event, ev.Scheduled) for event in takers)
 
 
-def test_a_prefix_that_was_taken(tmp_path):
+def test_an_evicted_prefix(tmp_path):
     old, prompt = [7] * 40, [9] * 16
     folder = run(
         tmp_path / "log",
@@ -168,7 +168,7 @@ def test_a_prefix_that_differs(tmp_path):
     assert (found.facts["cached_tokens"], found.facts["miss"], found.facts["at"]) == (4, "tokens", 6)
 
 
-def test_a_prefix_of_another_tenant_and_one_that_never_was(tmp_path):
+def test_another_tenants_prefix_and_an_unknown_prefix(tmp_path):
     prompt = [9] * 16
     folder = run(
         tmp_path / "log",
@@ -207,7 +207,7 @@ def test_an_image_that_was_evicted(tmp_path):
     assert (found["miss"], found["for"]) == ("lost", "q1")
 
 
-def test_a_preemption_says_what_was_short(tmp_path):
+def test_a_preemption_names_the_missing_resource(tmp_path):
     requests = [request("a", 20, max_tokens=30), request("b", 20, max_tokens=30)]
     folder = run(tmp_path / "log", requests, num_blocks=17, max_model_len=60)
     found = claim(folder, "b", "preemption")

@@ -1,4 +1,6 @@
-"""Ways to look at a log whose beginning is gone: what is left is told, what cannot be is said."""
+"""Test the log tools on a log whose first segments are missing: they show the remaining records and report
+the rest as unknown.
+"""
 
 import json
 import shutil
@@ -31,7 +33,7 @@ def logs(tmp_path_factory):
     return whole, rest
 
 
-def test_what_is_left_is_as_in_the_whole_log(logs):
+def test_remaining_records_read_as_in_the_whole_log(logs):
     whole, rest = logs
     log = CheckedLog(rest)
     left = {line.request_id for line in request_lines(rest)}
@@ -51,7 +53,7 @@ def test_what_is_left_is_as_in_the_whole_log(logs):
     assert rows and rows == all_rows[-len(rows) :]
 
 
-def test_exports_of_what_is_left(logs):
+def test_exports_of_the_remaining_records(logs):
     _, rest = logs
     events = json.loads("\n".join(perfetto_lines(rest)))["traceEvents"]
     begun, ended = ([e["id"] for e in events if e["ph"] == phase] for phase in "be")
@@ -61,7 +63,7 @@ def test_exports_of_what_is_left(logs):
     assert len(list(mooncake_lines(rest))) == len(queued)
 
 
-def test_what_cannot_be_told(logs, tmp_path):
+def test_unknown_records_are_reported(logs, tmp_path):
     whole, rest = logs
     name = next(iter(CheckedLog(rest).first_state().requests))
     for look, said in (
