@@ -35,7 +35,8 @@ def commands(text: str) -> list[tuple[str, list[str]]]:
 
 
 def run(command: str, folder: Path) -> list[str]:
-    """Return the lines that a command prints; `mmengine` runs in this process if the command needs no shell."""
+    """Return the lines that a command prints; `mmengine` runs in this process if the command needs no
+    shell."""
     if not (folder / "examples").exists():
         (folder / "examples").symlink_to(ROOT / "examples")
     if (words := shlex.split(command))[0] == "mmengine" and not set(command) & set("|<>;&$*~"):
@@ -62,7 +63,7 @@ def agrees(shown: list[str], printed: list[str]) -> bool:
 
 
 def rewrite(path: Path) -> None:
-    """Write the commands' output into the document; an output with elided lines stays unchanged."""
+    """Write a command's output into the document where the two differ; elided lines agree with any lines."""
     text = path.read_text()
     with tempfile.TemporaryDirectory() as folder:
         for command, shown in commands(text):

@@ -62,7 +62,8 @@ def run(folder, *arguments):
 
 
 def answers(path):
-    """Return answers by custom_id (by error if the id is null), without the fields that a crash may change."""
+    """Return answers by custom_id (by error if the id is null), without the fields that a crash may
+    change."""
     found = {}
     for line in path.read_text().splitlines():
         answer = json.loads(line)

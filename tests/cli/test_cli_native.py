@@ -1,4 +1,5 @@
-"""Test the command on machines that cannot compile the kernels: one line says so, and the answer is the same."""
+"""Test the command on machines that cannot compile the kernels: one line says so, and the answer is the
+same."""
 
 import os
 

@@ -1,4 +1,5 @@
-"""Test which batches the command refuses to resume and the messages for them, with an engine without a model."""
+"""Test which batches the command refuses to resume and the messages for them, with an engine without a
+model."""
 
 import json
 import os
@@ -153,7 +154,8 @@ def test_rules_of_another_build_are_refused(begun, tmp_path):
 
 
 def test_a_log_without_records_is_started(tmp_path):
-    """Resume a log whose process was killed after creating the folder and before completing the first record."""
+    """Resume a log whose process was killed after creating the folder and before completing the first
+    record."""
     write(tmp_path / "requests", "ab")
     run_and_die(tmp_path, 0)
     (tmp_path / "log" / f"{0:020d}.mmlog").write_bytes(b"MM")

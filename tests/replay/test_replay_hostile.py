@@ -76,7 +76,8 @@ BIG = {"max_num_seqs": 65536, "token_budget": 65536, "num_blocks": 2**22}
 
 @pytest.mark.parametrize("max_model_len, refused, mib", [(2**16, True, 10), (2**15, False, 200)])
 def test_settings_take_little_memory(tmp_path, max_model_len, refused, mib):
-    """Settings over the limit allocate nothing; the largest valid settings leave most memory pages untouched."""
+    """Settings over the limit allocate nothing; the largest valid settings leave most memory pages
+    untouched."""
     write_log(tmp_path / "log", [started(**BIG, max_model_len=max_model_len)])
     program = (
         "import pathlib, resource, sys\n"

@@ -1,4 +1,5 @@
-"""Test that each invariant detects the damage it is meant for and that the damage breaks no other invariant."""
+"""Test that each invariant detects the damage it is meant for and that the damage breaks no other
+invariant."""
 
 import numpy as np
 import pytest

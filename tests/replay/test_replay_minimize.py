@@ -225,7 +225,8 @@ def test_scripts_shrink_as_requested(tmp_path):
 
 
 def test_an_earlier_failure_of_another_kind_is_reported(tmp_path, monkeypatch, capsys):
-    """The run crashes before its log can be verified; minimize reports the other failure and leaves no files."""
+    """The run crashes before its log can be verified; minimize reports the other failure and leaves no
+    files."""
     busy_run(tmp_path / "log", 1, num_requests=6)
     real = Playback.step
 
@@ -265,7 +266,8 @@ def on_path(tmp_path, monkeypatch):
 
 
 def test_mmengine_commands_run_in_this_process(tmp_path, on_path, monkeypatch, capsys):
-    """Digests differ on each computation, so verify fails; each candidate's log is verified in this process."""
+    """Digests differ on each computation, so verify fails; each candidate's log is verified in this
+    process."""
     busy_run(tmp_path / "log", 2, fail_at=(), num_requests=40)
     monkeypatch.setattr("mmengine.core.state.digest._hash", lambda data: secrets.token_bytes(16))
     arguments = (

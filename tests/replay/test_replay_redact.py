@@ -33,7 +33,8 @@ def random_run(folder, seed):
 
 
 def texts_removed(event):
-    """Return the event without the content that redaction may change; the remaining fields are the decisions."""
+    """Return the event without the content that redaction may change; the remaining fields are the
+    decisions."""
     changes = {}
     for name in event.__struct_fields__:
         if name in _CHANGED:
