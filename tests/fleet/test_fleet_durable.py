@@ -228,7 +228,7 @@ def test_without_a_folder_background_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("tests.fleet.durable_fleets.open_durable_requests", lambda *given: None)
     with fleet(tmp_path / "logs", "a") as one:
         status, _, found = one.call(PATH, {"input": "hi", "background": True})
-        assert status == 400 and "background needs a log" in found["error"]["message"]
+        assert status == 400 and "need a log" in found["error"]["message"]
         assert one.call("/v1/batches")[0] == one.call("/v1/files")[0] == 404
         assert one.call(PATH, {"input": "hi"})[0] == 200
 

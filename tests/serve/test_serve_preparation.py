@@ -291,7 +291,7 @@ def test_processes_give_the_pixels_that_threads_give():
         for one, other in zip(threads.media, processes.media, strict=True):
             assert one.item == other.item and np.array_equal(one.patches, other.patches)
     processor.media_decoder = decoders
-    with pytest.raises(InvalidMedia, match=r"image 0 \(message 0, part 0\) is no image"):
+    with pytest.raises(InvalidMedia, match=r"image 0 \(message 0, part 0\) is not a supported image"):
         processor.prepare([{"role": "user", "content": [{"type": "image", "image": b"no image"}]}])
     pid = decoders._idle[0].pid
     assert alive(pid)

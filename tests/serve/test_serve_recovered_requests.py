@@ -77,7 +77,7 @@ def test_recovered_requests_stream_from_the_first_token_on(tmp_path, steps):
                 assert texts == dict.fromkeys(choices, text) and ends == dict.fromkeys(choices, "stop")
                 assert [choice.text for choice in stream.completion.choices] == [text for _ in choices]
                 assert count <= len(choices) * (len(text) + 1)
-                with pytest.raises(InvalidRequest, match="waits to be taken up"):
+                with pytest.raises(InvalidRequest, match="waits to be attached"):
                     engine.attach(name)
             assert {each.request_id for each in engine.recovered_requests()} <= {"gone"}
             assert (await engine.generate("and new ones", max_tokens=50)).text == "AND NEW ONES"
@@ -165,7 +165,7 @@ def test_nothing_is_left_without_a_log():
     async def main():
         async with AsyncEngine(builder=builder()) as engine:
             assert engine.recovered_requests() == []
-            with pytest.raises(InvalidRequest, match="'x' of the process before"):
+            with pytest.raises(InvalidRequest, match="'x' of the previous process"):
                 engine.attach("x")
 
     run(main)
