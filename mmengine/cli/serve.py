@@ -130,9 +130,9 @@ def serve(
 def check_loras(model: Model, settings: "ServerSettings", admin_keys: "ApiKeys") -> None:
     """Raise ConfigError for adapters that cannot be requested, and for calls that no key allows."""
     own = settings.served_model_names or (model.model or EMBEDDED_NAME,)
-    if adopt_socket := sorted(set(own) & model.loras().keys()):
+    if conflicts := sorted(set(own) & model.loras().keys()):
         raise ConfigError(
-            f"--lora uses the model's name {adopt_socket[0]!r:.80} for an adapter; choose another name"
+            f"--lora uses the model's name {conflicts[0]!r:.80} for an adapter; choose another name"
         )
     if settings.lora_root and not admin_keys.any:
         raise ConfigError("--lora-root needs an admin key; give --admin-key-file")
