@@ -7,7 +7,7 @@ from functools import partial
 import openai
 import pytest
 
-from mmengine.errors import InvalidRequest
+from mmengine.errors import ErrorCode, InvalidRequest
 from mmengine.serve.async_engine.async_engine import AsyncEngine
 from mmengine.serve.requests.health import Readiness
 from tests.serve.serve_fakes import builder
@@ -96,7 +96,7 @@ def test_permanent_errors_are_not_retried(client, monkeypatch):
         assert found.value.status_code == 504 and found.value.code == "deadline_exceeded"
 
         def taken(*arguments, **options):
-            raise InvalidRequest("the request id 'mine' is in use")
+            raise InvalidRequest("the request id 'mine' is in use", code=ErrorCode.REQUEST_ID_IN_USE)
 
         monkeypatch.setattr(one.engine, "stream", taken)
         with pytest.raises(openai.ConflictError) as found:

@@ -7,8 +7,9 @@ import pytest
 from mmengine.models.loader import resolve_folder
 from mmengine.models.registry import plugin_for
 from mmengine.serve.prompt.tools import ToolLimits
-from mmengine.server.chat.chat_reader import ChatReader, PixelLimits, ToolSupport
+from mmengine.server.chat.chat_reader import ChatReader, ToolSupport
 from mmengine.server.chat.completion_reader import CompletionReader
+from mmengine.server.chat.message_media import PixelLimits
 from mmengine.server.chat.parsed_request import SamplingDefaults
 from mmengine.server.http.errors import ApiError
 from tests.pictures import data_url, scene

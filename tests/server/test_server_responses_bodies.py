@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from mmengine.request import SamplingParams
-from mmengine.server.chat.chat_reader import ChatReader, PixelLimits
+from mmengine.server.chat.chat_reader import ChatReader
+from mmengine.server.chat.message_media import PixelLimits
 from mmengine.server.http.errors import ApiError
 from mmengine.server.http.media_payloads import MIN_CHARS
 from mmengine.server.responses.field_table import RESPONSES
@@ -260,17 +261,17 @@ def test_a_response_repeats_its_parameters():
 
 
 def test_tools_are_converted_to_chat():
-    calls = read("hi", tools=[AREA, NOW]).answer_format.calls.asked
+    calls = read("hi", tools=[AREA, NOW]).answer_format.calls.selection
     assert [tool.name for tool in calls.tools] == ["area", "now"] and calls.choice == "auto"
     assert calls.shown[0] == {"type": "function", "function": {k: AREA[k] for k in AREA if k != "type"}}
     named = read(
         "hi", tools=[AREA, NOW], tool_choice={"type": "function", "name": "now"}
-    ).answer_format.calls.asked
+    ).answer_format.calls.selection
     assert [tool.name for tool in named.tools] == ["now"] and named.choice == "named"
     allowed = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "area"}]}
     asked = read(
         "hi", tools=[AREA, NOW], tool_choice=allowed, parallel_tool_calls=False
-    ).answer_format.calls.asked
+    ).answer_format.calls.selection
     assert (
         [tool.name for tool in asked.tools] == ["area"] and asked.choice == "required" and not asked.parallel
     )

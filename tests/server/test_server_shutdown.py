@@ -105,7 +105,7 @@ def test_without_a_log_shutdown_cancels_requests():
         assert b"200 OK" in connection.recv(4096)
         one.stop()
         rest = all_of(connection)
-    text = "the server is shutting down; request mine is given up, for there is no log; send it again"
+    text = "the server is shutting down; request mine is cancelled, because there is no log: send it again"
     assert json.loads(rest.split(b"data: ")[-2])["error"]["message"] == text
 
 

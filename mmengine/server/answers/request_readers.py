@@ -9,12 +9,12 @@ from mmengine.processing.fetch.fetcher import MediaFetcher
 from mmengine.serve.async_engine.served_engine import ServedEngine
 from mmengine.serve.prompt.tools import ToolLimits
 from mmengine.server.answers.headers import MAX_ID_CHARS, is_request_id
-from mmengine.server.calls.call_identity import ITS_ID
-from mmengine.server.calls.call_registry import key_in_use
+from mmengine.server.calls.call_identity import ITS_ID, key_in_use
 from mmengine.server.chat.chat_frames import ChatFrames, Frames
-from mmengine.server.chat.chat_reader import ChatReader, PixelLimits, ToolSupport
+from mmengine.server.chat.chat_reader import ChatReader, ToolSupport
 from mmengine.server.chat.completion_frames import CompletionFrames
 from mmengine.server.chat.completion_reader import CompletionReader
+from mmengine.server.chat.message_media import PixelLimits
 from mmengine.server.chat.parsed_request import AnswerFormat, ParsedRequest, SamplingDefaults
 from mmengine.server.chat.token_texts import TokenTexts
 from mmengine.server.chat.uploaded_images import UploadedImages

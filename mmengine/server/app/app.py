@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, Router
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from mmengine.errors import ErrorCode, in_one_line
 from mmengine.processing.fetch.fetcher import MediaFetcher
@@ -20,6 +20,12 @@ from mmengine.server.answers.headers import ID_HEADER, MESSAGE_ID_HEADER, REQUES
 from mmengine.server.answers.route_table import ANSWER_ROUTES, MESSAGES
 from mmengine.server.answers.routes import AnswerRoutes
 from mmengine.server.app.adapter_routes import LOAD, UNLOAD, AdapterRoutes
+from mmengine.server.app.endpoints import (
+    refuse_unknown_route,
+    refuse_without_log,
+    session_endpoints,
+    storage_endpoints,
+)
 from mmengine.server.app.openapi import serve_document
 from mmengine.server.app.route_table import (
     ADAPTER_ROUTES,
@@ -29,10 +35,7 @@ from mmengine.server.app.route_table import (
     STORED_ROUTES,
 )
 from mmengine.server.app.service_routes import ServiceRoutes
-from mmengine.server.batches.file_routes import FileRoutes
 from mmengine.server.batches.recovered_rows import RecoveredRows
-from mmengine.server.batches.route_table import BATCH_ROUTES, FILE_ROUTES
-from mmengine.server.batches.routes import BatchRoutes
 from mmengine.server.batches.runner import BatchRunner
 from mmengine.server.chat.media_fetch import FetchMetrics
 from mmengine.server.chat.token_texts import TokenTexts
@@ -47,8 +50,6 @@ from mmengine.server.messages.counting import MessageCounts
 from mmengine.server.messages.errors import error_json, kind_of
 from mmengine.server.responses.route_table import RESPONSE_ROUTES
 from mmengine.server.sessions.registry import SessionRegistry
-from mmengine.server.sessions.route_table import SESSION_ROUTES
-from mmengine.server.sessions.routes import SessionRoutes
 from mmengine.server.settings import ServerSettings, is_loopback
 from mmengine.server.storage.storage import Storage
 
@@ -58,18 +59,6 @@ if TYPE_CHECKING:  # OpenTelemetry is an extra.
 LAG_EVERY_S = 0.5
 # nginx's status, in logs and metrics, for a client that disconnected before its answer began.
 LEFT_STATUS = 499
-_ELSEWHERE = {
-    "/v1/embeddings": "embeddings are not supported",
-    "/v1/rerank": "reranking is not supported",
-    "/rerank": "reranking is not supported",
-    "/v1/score": "scoring is not supported",
-    "/v1/audio/transcriptions": "audio input is not supported",
-    "/v1/audio/translations": "audio input is not supported",
-    "/v1/audio/speech": "audio output is not supported",
-    "/v1/images/generations": "image generation is not supported",
-    "/v1/moderations": "moderation is not supported",
-    "/v1/messages/batches": "batches of messages are not supported; use /v1/files and /v1/batches",
-}
 # Methods with their own metrics label.
 _METHODS = ("GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH")
 _OPEN = {record.path for record in HEALTH_ROUTES}
@@ -117,7 +106,7 @@ class App:
         self._sessions = SessionRegistry.of_engine(
             engine, settings, self.admission, answers.readers.chat.media_options
         )
-        endpoints |= _session_endpoints(self._sessions, settings, served, self.admission, answers)
+        endpoints |= session_endpoints(self._sessions, settings, served, self.admission, answers)
         self._storage, self._runner = storage, None
         if storage is not None and recovered_rows is not None:
             self._runner = BatchRunner(
@@ -130,9 +119,9 @@ class App:
                 self.metrics.line_answered,
             )
             self._show_kept(storage)
-            endpoints |= _kept_endpoints(storage, self._runner, self.admission, settings)
+            endpoints |= storage_endpoints(storage, self._runner, self.admission, settings)
         else:
-            endpoints |= answer_all(STORED_ROUTES, _nothing_kept)
+            endpoints |= answer_all(STORED_ROUTES, refuse_without_log)
         self._open, self._live = set(_OPEN), None
         if live is not None:
             self._live = LiveRoutes(live, settings, self.metrics)
@@ -147,7 +136,7 @@ class App:
         self._endpoints = {key: each for key, each in endpoints.items() if "{" not in key[1]}
         # Cached, because creating labels takes time.
         self._counted: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
-        self._router = Router(routes, redirect_slashes=False, default=_no_route)
+        self._router = Router(routes, redirect_slashes=False, default=refuse_unknown_route)
 
     def _show_kept(self, storage: Storage) -> None:
         self.metrics.batches.set_function(lambda: len(storage.batches.live()))
@@ -271,40 +260,3 @@ class App:
             due = loop.time() + LAG_EVERY_S
             await asyncio.sleep(LAG_EVERY_S)
             self.metrics.lag.observe(max(0.0, loop.time() - due))
-
-
-def _session_endpoints(
-    sessions: SessionRegistry | None,
-    settings: ServerSettings,
-    names: ModelNames,
-    admission: Admission,
-    answers: AnswerRoutes,
-) -> Endpoints:
-    if sessions is None:
-        return answer_all(SESSION_ROUTES, _no_sessions)
-    routes = SessionRoutes(sessions, settings, names, admission, answers)
-    return bind(SESSION_ROUTES, routes)
-
-
-def _kept_endpoints(
-    storage: Storage, runner: BatchRunner, admission: Admission, settings: ServerSettings
-) -> Endpoints:
-    files = FileRoutes(storage, admission, settings.body_timeout_s)
-    batches = BatchRoutes(storage, runner, admission, settings.reattach_s)
-    return {**bind(FILE_ROUTES, files), **bind(BATCH_ROUTES, batches)}
-
-
-async def _nothing_kept(request: Request) -> ASGIApp:
-    text = "responses, files and batches require a log: start the server with --log"
-    raise ApiError(ErrorCode.NO_LOG, text)
-
-
-async def _no_sessions(request: Request) -> ASGIApp:
-    text = "sessions belong to one engine, and this server has several; send the call to one engine's server"
-    raise ApiError(ErrorCode.NO_SESSIONS, text)
-
-
-async def _no_route(scope: Scope, receive: Receive, send: Send) -> None:
-    path = scope["path"]
-    why = _ELSEWHERE.get(path, f"the route {path[:200]} does not exist; see /openapi.json for all routes")
-    raise ApiError(ErrorCode.UNKNOWN_URL, why)

@@ -15,8 +15,15 @@ from mmengine.errors import ErrorCode, FieldPath, MMEngineError
 from mmengine.server.answers.request_readers import LINE_ENDPOINTS
 from mmengine.server.batches.file_routes import expires_after
 from mmengine.server.batches.runner import BatchRunner
-from mmengine.server.calls.call_identity import IDEMPOTENCY_KEY, Key, digest_of, key_of, tries_again
-from mmengine.server.calls.call_registry import key_in_use, key_reused
+from mmengine.server.calls.call_identity import (
+    IDEMPOTENCY_KEY,
+    Key,
+    digest_of,
+    key_in_use,
+    key_of,
+    key_reused,
+    tries_again,
+)
 from mmengine.server.chat.parsed_request import Json
 from mmengine.server.chat.uploaded_images import no_file
 from mmengine.server.http.admission import OWNER, Admission

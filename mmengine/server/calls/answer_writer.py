@@ -1,10 +1,10 @@
 """Writes finished answers to the store. Answers that end at about the same time share a write."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from itertools import islice
 
-from mmengine.errors import KeepFailed
+from mmengine.errors import KeepFailed, MMEngineError
 from mmengine.serve.requests.operator_log import operator_log
 from mmengine.server.calls.detached_call import DetachedCall
 from mmengine.server.calls.stored_responses import StoredResponses
@@ -63,3 +63,10 @@ class AnswerWriter:
             await asyncio.sleep(TOGETHER_S if self._error is None else AGAIN_S)
             await self.flush()
         self._task = self._error = None
+
+
+async def log_store_errors(work: Callable[[], Awaitable[None]]) -> None:
+    try:
+        await work()
+    except MMEngineError as error:  # a later process tries again
+        operator_log.warning("the store keeps data of a refused response", reason=str(error))

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import msgspec
 from starlette.requests import Request
 
-from mmengine.errors import ErrorCode
-from mmengine.server.chat.parsed_request import Envelope
+from mmengine.errors import ErrorCode, FieldPath
+from mmengine.server.chat.parsed_request import Envelope, ParsedRequest
 from mmengine.server.http.errors import ApiError
 
 IDEMPOTENCY_KEY, ITS_ID = "Idempotency-Key", "request_id"
@@ -60,3 +60,31 @@ def with_identity(envelope: Envelope, request: Request, body: bytes) -> Envelope
     trace = request.headers.get("traceparent", "")  # as W3C defines it
     trace = trace if _TRACEPARENT.fullmatch(trace) else ""
     return msgspec.structs.replace(envelope, key=key, digest=digest, traceparent=trace)
+
+
+def key_reused(key: Key) -> ApiError:
+    """Return the error for a key that came with another body before."""
+    what = "another body, or another Idempotency-Key," if key[1] == ITS_ID else "another body"
+    text = f"{what} came with this {key[1]} before; use a new one, or repeat the same call"
+    return ApiError(ErrorCode.KEY_REUSED, text, key[1])
+
+
+def key_in_use(key: Key) -> ApiError:
+    """Return the error for a key whose call is still being answered."""
+    if key[1] == ITS_ID:
+        text = f"a request with the id {key[2]!r} is running; ids must differ"
+        return ApiError(ErrorCode.REQUEST_ID_IN_USE, text, FieldPath("request_id"))
+    text = "a call with this Idempotency-Key is being answered on another connection"
+    return ApiError(ErrorCode.KEY_IN_USE, text, key[1])
+
+
+def with_first_identity(parsed_request: ParsedRequest, request_id: str, envelope: Envelope) -> ParsedRequest:
+    """Return a repeated call with the id, time and model name of the first call."""
+    parsed_request.prompts.clear()
+    return msgspec.structs.replace(parsed_request, request_id=request_id, envelope=envelope)
+
+
+def check_same(key: Key, mine: Envelope, theirs: Envelope) -> None:
+    """Raise ApiError if this key belongs to another call."""
+    if mine.digest != theirs.digest or (key[1] == ITS_ID and theirs.key not in ("", mine.key)):
+        raise key_reused(key)

@@ -12,13 +12,22 @@ from functools import partial
 
 import msgspec
 
-from mmengine.errors import ErrorCode, FieldPath, MMEngineError
+from mmengine.errors import MMEngineError
 from mmengine.serve.async_engine.served_engine import ServedEngine
 from mmengine.serve.requests.operator_log import operator_log
 from mmengine.serve.stream.answer_record import AnswerRecord, AnswerSource, RecordReader
 from mmengine.serve.stream.request_stream import Stream
-from mmengine.server.calls.answer_writer import AnswerWriter
-from mmengine.server.calls.call_identity import ITS_ID, Caller, Key, keys_of
+from mmengine.server.calls.answer_writer import AnswerWriter, log_store_errors
+from mmengine.server.calls.call_identity import (
+    ITS_ID,
+    Caller,
+    Key,
+    check_same,
+    key_in_use,
+    key_reused,
+    keys_of,
+    with_first_identity,
+)
 from mmengine.server.calls.detached_call import RESPONSE, DetachedCall
 from mmengine.server.calls.recovered_calls import RecoveredCall, group_recovered_calls, rebuild_request
 from mmengine.server.calls.stored_responses import StoredResponses
@@ -63,45 +72,41 @@ class CallRegistry:
             asyncio.get_running_loop().call_later(reattach_s, self._drop_unclaimed)
 
     async def sources(
-        self, parsed_request: ParsedRequest, caller: Caller, fill: _Fill
+        self, request: ParsedRequest, caller: Caller, fill: _Fill
     ) -> tuple[ParsedRequest, Sequence[AnswerSource]]:
         """Return the sources of a call's answers, and the call as it was first accepted.
 
         `fill` completes the prompts; it is not called when an earlier answer is found. Raises ApiError when
         the key is in use, whatever `fill` raises, and InvalidRequest, QueueFull, KeepFailed.
         """
-        keys = keys_of(parsed_request.envelope, parsed_request.request_id, names_itself=caller.names_itself)
-        if (again := self._repeated(parsed_request, keys, caller)) is not None:
+        keys = keys_of(request.envelope, request.request_id, names_itself=caller.names_itself)
+        if (again := self._repeated(request, keys, caller)) is not None:
             return again
-        if not self._stores(parsed_request.envelope):
-            if parsed_request.uploads:
-                await fill(parsed_request)
-                if (again := self._repeated(parsed_request, keys, caller)) is not None:
+        if not self._stores(request.envelope):
+            if request.uploads:
+                await fill(request)
+                if (again := self._repeated(request, keys, caller)) is not None:
                     return again
-            streams = submit(self._engine, parsed_request, hold=bool(keys))
-            return parsed_request, self._keep(
-                parsed_request, streams, keys, False
-            ).readers() if keys else streams
+            streams = submit(self._engine, request, hold=bool(keys))
+            return request, self._keep(request, streams, keys, False).readers() if keys else streams
         assert self._kept_responses is not None and self._storing is not None
         self._storing.check_room()
-        if not (keys or parsed_request.uploads) and self._kept_responses.fits_log(
-            parsed_request.envelope, parsed_request.media
-        ):
-            return parsed_request, self._keep(
-                parsed_request, submit(self._engine, parsed_request, hold=True), keys, True
+        if not (keys or request.uploads) and self._kept_responses.fits_log(request.envelope, request.media):
+            return request, self._keep(
+                request, submit(self._engine, request, hold=True), keys, True
             ).readers()
-        name = parsed_request.envelope.owner, parsed_request.request_id
+        name = request.envelope.owner, request.request_id
         if name in self._beginning:  # the same call arrived twice at once
-            raise key_in_use((parsed_request.envelope.owner, ITS_ID, parsed_request.request_id))
+            raise key_in_use((request.envelope.owner, ITS_ID, request.request_id))
         self._beginning.add(name)
         try:
-            return await self._stored_sources(parsed_request, caller, keys, self._kept_responses, fill)
+            return await self._stored_sources(request, caller, keys, self._kept_responses, fill)
         finally:
             self._beginning.discard(name)
 
     async def _stored_sources(
         self,
-        parsed_request: ParsedRequest,
+        request: ParsedRequest,
         caller: Caller,
         keys: list[Key],
         stored_responses: StoredResponses,
@@ -110,58 +115,56 @@ class CallRegistry:
         for key in keys:
             before = await stored_responses.of(key)
             if before is not None and before.answer is not None:
-                _check_same(key, before.envelope, parsed_request.envelope)
+                check_same(key, before.envelope, request.envelope)
                 found = RecordReader(AnswerRecord(before.answer))
-                return _as_accepted(parsed_request, before.request_id, before.envelope), [found]
-        await fill(parsed_request)
-        envelope = await stored_responses.begin(
-            parsed_request.envelope, parsed_request.request_id, parsed_request.media
-        )
+                return with_first_identity(request, before.request_id, before.envelope), [found]
+        await fill(request)
+        envelope = await stored_responses.begin(request.envelope, request.request_id, request.media)
         try:
-            if (again := self._repeated(parsed_request, keys, caller)) is not None:
-                self._refused(parsed_request.envelope, parsed_request.request_id)
+            if (again := self._repeated(request, keys, caller)) is not None:
+                self._refused(request.envelope, request.request_id)
                 return again
-            parsed_request = msgspec.structs.replace(parsed_request, envelope=envelope)
-            streams = submit(self._engine, parsed_request, hold=True)
+            request = msgspec.structs.replace(request, envelope=envelope)
+            streams = submit(self._engine, request, hold=True)
         except (MMEngineError, ApiError):
-            self._refused(parsed_request.envelope, parsed_request.request_id)
+            self._refused(request.envelope, request.request_id)
             raise
-        return parsed_request, self._keep(parsed_request, streams, keys, True).readers()
+        return request, self._keep(request, streams, keys, True).readers()
 
     def _repeated(
-        self, parsed_request: ParsedRequest, keys: list[Key], caller: Caller
+        self, request: ParsedRequest, keys: list[Key], caller: Caller
     ) -> tuple[ParsedRequest, Sequence[AnswerSource]] | None:
         """Return the sources of a call that was accepted before, or None."""
         for key in keys:
             if (call := self._calls.get(key)) is not None:
                 if call.is_live:
                     raise key_in_use(key)
-                _check_same(key, call.envelope, parsed_request.envelope)
-                return _as_accepted(parsed_request, call.request_id, call.envelope), call.readers()
+                check_same(key, call.envelope, request.envelope)
+                return with_first_identity(request, call.request_id, call.envelope), call.readers()
         if not (self._recovered or self._continued):
             return None
         recovered_call = next(
-            (one for one in self._recovered if one.is_of(parsed_request.envelope, keys, caller)), None
+            (one for one in self._recovered if one.is_of(request.envelope, keys, caller)), None
         )
         if recovered_call is None:
-            return self._retried(parsed_request, keys, caller)
-        if recovered_call.envelope.digest != parsed_request.envelope.digest:
+            return self._retried(request, keys, caller)
+        if recovered_call.envelope.digest != request.envelope.digest:
             raise key_reused(keys[0])
         self._recovered.remove(recovered_call)
-        parsed_request = msgspec.structs.replace(
-            parsed_request, request_id=recovered_call.request_id, envelope=recovered_call.envelope
+        request = msgspec.structs.replace(
+            request, request_id=recovered_call.request_id, envelope=recovered_call.envelope
         )
-        streams = submit(self._engine, parsed_request, hold=bool(keys), recovered=recovered_call.left)
-        return parsed_request, self._keep(parsed_request, streams, keys, False).readers() if keys else streams
+        streams = submit(self._engine, request, hold=bool(keys), recovered=recovered_call.left)
+        return request, self._keep(request, streams, keys, False).readers() if keys else streams
 
     def _retried(
-        self, parsed_request: ParsedRequest, keys: list[Key], caller: Caller
+        self, request: ParsedRequest, keys: list[Key], caller: Caller
     ) -> tuple[ParsedRequest, Sequence[AnswerSource]] | None:
         """Return the sources of a recovered response to a client that retries, once, or None."""
         for recovered_call, call in self._continued if caller.tries_again else ():
-            if call.keys and not call.is_live and recovered_call.is_of(parsed_request.envelope, keys, caller):
+            if call.keys and not call.is_live and recovered_call.is_of(request.envelope, keys, caller):
                 self._continued.remove((recovered_call, call))
-                return _as_accepted(parsed_request, recovered_call.request_id, call.envelope), call.readers()
+                return with_first_identity(request, recovered_call.request_id, call.envelope), call.readers()
         return None
 
     def response(self, owner: str, request_id: str) -> DetachedCall | None:
@@ -178,9 +181,9 @@ class CallRegistry:
         )
 
     def _keep(
-        self, parsed_request: ParsedRequest, streams: Sequence[Stream], keys: list[Key], is_stored: bool
+        self, request: ParsedRequest, streams: Sequence[Stream], keys: list[Key], is_stored: bool
     ) -> DetachedCall:
-        call = DetachedCall(parsed_request, streams, self, keys, is_stored)
+        call = DetachedCall(request, streams, self, keys, is_stored)
         for key in keys:
             self._calls[key] = call
         if is_stored:
@@ -190,10 +193,8 @@ class CallRegistry:
     def _continue(self, recovered_call: RecoveredCall) -> None:
         """Continue a recovered response whose answer goes to the store."""
         streams = [self._engine.attach(one.request_id, hold=True) for one in recovered_call.left.values()]
-        parsed_request = rebuild_request(
-            recovered_call.request_id, recovered_call.envelope, streams[0].sampling
-        )
-        call = self._keep(parsed_request, streams, recovered_call.keys(), True)
+        request = rebuild_request(recovered_call.request_id, recovered_call.envelope, streams[0].sampling)
+        call = self._keep(request, streams, recovered_call.keys(), True)
         self._continued.append((recovered_call, call))
         call.go_on()
         self.unattended(call)
@@ -243,7 +244,7 @@ class CallRegistry:
             self._aside(partial(self._kept_responses.delete_refused, envelope, request_id))
 
     def _aside(self, work: Callable[[], Awaitable[None]]) -> None:
-        task = asyncio.get_running_loop().create_task(_unless_it_fails(work))
+        task = asyncio.get_running_loop().create_task(log_store_errors(work))
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
@@ -295,38 +296,3 @@ class CallRegistry:
             self._engine.give_up(one.request_id)
         if recovered:
             operator_log.info("recovered calls dropped: no client returned for them", calls=len(recovered))
-
-
-async def _unless_it_fails(work: Callable[[], Awaitable[None]]) -> None:
-    try:
-        await work()
-    except MMEngineError as error:  # a later process tries again
-        operator_log.warning("the store keeps data of a refused response", reason=str(error))
-
-
-def _as_accepted(parsed_request: ParsedRequest, request_id: str, envelope: Envelope) -> ParsedRequest:
-    """Return a repeated call with the id, time and model name of the first call."""
-    parsed_request.prompts.clear()
-    return msgspec.structs.replace(parsed_request, request_id=request_id, envelope=envelope)
-
-
-def _check_same(key: Key, mine: Envelope, theirs: Envelope) -> None:
-    """Raise ApiError if this key belongs to another call."""
-    if mine.digest != theirs.digest or (key[1] == ITS_ID and theirs.key not in ("", mine.key)):
-        raise key_reused(key)
-
-
-def key_reused(key: Key) -> ApiError:
-    """Return the error for a key that came with another body before."""
-    what = "another body, or another Idempotency-Key," if key[1] == ITS_ID else "another body"
-    text = f"{what} came with this {key[1]} before; use a new one, or repeat the same call"
-    return ApiError(ErrorCode.KEY_REUSED, text, key[1])
-
-
-def key_in_use(key: Key) -> ApiError:
-    """Return the error for a key whose call is still being answered."""
-    if key[1] == ITS_ID:
-        text = f"a request with the id {key[2]!r} is running; ids must differ"
-        return ApiError(ErrorCode.REQUEST_ID_IN_USE, text, FieldPath("request_id"))
-    text = "a call with this Idempotency-Key is being answered on another connection"
-    return ApiError(ErrorCode.KEY_IN_USE, text, key[1])

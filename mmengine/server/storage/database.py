@@ -19,6 +19,7 @@ from mmengine.errors import ConfigError, KeepFailed, LogError, MMEngineError, in
 from mmengine.events.file_system import open_file
 from mmengine.events.lock import lock
 from mmengine.serve.requests.operator_log import operator_log
+from mmengine.server.storage.tables import TABLES, UPGRADE_FROM_1
 
 NAME = "answers.db"
 VERSION = 2  # of the tables; version 1 had no keys, and a trigger for each new row
@@ -29,47 +30,6 @@ BUSY_S = 5.0  # seconds that a checkpoint waits for readers
 _FULL = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)  # primary result codes: the low byte of an error's code
 
 
-def _counted(table: str, size: str) -> tuple[str, ...]:
-    """Return triggers that keep the byte sum of a table's rows in `totals`. New rows are added by the
-    writer."""
-    new, old = size.format(row="NEW"), size.format(row="OLD")
-    change = "BEGIN UPDATE totals SET num_bytes = num_bytes {change}; END"
-    return (
-        f"CREATE TRIGGER {table}_go AFTER DELETE ON {table} {change.format(change=f'- ({old})')}",
-        f"CREATE TRIGGER {table}_change AFTER UPDATE ON {table} {change.format(change=f'+ {new} - ({old})')}",
-    )
-
-
-_SINCE_1 = (  # statements that turn version 1's tables into version 2's
-    "DROP TRIGGER IF EXISTS responses_come",
-    "DROP TRIGGER IF EXISTS media_come",
-    "ALTER TABLE responses ADD COLUMN key TEXT NOT NULL DEFAULT ''",
-    "CREATE INDEX responses_by_key ON responses(key, owner) WHERE key != ''",
-)
-_TABLES = (
-    """CREATE TABLE responses(
-        id TEXT PRIMARY KEY, owner TEXT NOT NULL, created INTEGER NOT NULL, kept REAL NOT NULL,
-        envelope BLOB NOT NULL, answer BLOB)""",
-    "CREATE INDEX responses_by_age ON responses(kept) WHERE answer IS NOT NULL",
-    "CREATE INDEX responses_unfinished ON responses(id) WHERE answer IS NULL",
-    "CREATE TABLE media(sha TEXT PRIMARY KEY, data BLOB NOT NULL)",
-    """CREATE TABLE holders(
-        response TEXT NOT NULL REFERENCES responses(id) ON DELETE CASCADE,
-        sha TEXT NOT NULL REFERENCES media(sha), PRIMARY KEY(response, sha)) WITHOUT ROWID""",
-    "CREATE INDEX holders_by_media ON holders(sha)",
-    """CREATE TRIGGER medium_goes AFTER DELETE ON holders
-        WHEN NOT EXISTS (SELECT 1 FROM holders WHERE sha = OLD.sha)
-        BEGIN DELETE FROM media WHERE sha = OLD.sha; END""",
-    "CREATE TABLE totals(num_bytes INTEGER NOT NULL)",
-    "INSERT INTO totals VALUES (0)",
-    *_counted("responses", "length({row}.envelope) + coalesce(length({row}.answer), 0)"),
-    *_counted("media", "length({row}.data)"),
-    *(
-        f"CREATE TABLE {table}(number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE NOT NULL, state BLOB)"
-        for table in ("files", "batches")
-    ),
-    *_SINCE_1,
-)
 _R = TypeVar("_R")
 Job = Callable[[sqlite3.Connection], _R]
 Fault = Callable[[str], None]
@@ -318,6 +278,6 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
             raise sqlite3.DatabaseError(said)
     if version < VERSION:
         with _transaction(connection):
-            for statement in _SINCE_1 if version else _TABLES:
+            for statement in UPGRADE_FROM_1 if version else TABLES:
                 connection.execute(statement)
             connection.execute(f"PRAGMA user_version={VERSION}")

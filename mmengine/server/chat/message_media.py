@@ -1,0 +1,137 @@
+"""Media in chat messages: checks the URLs, files and pixel limits of content parts."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from mmengine.errors import FIELD, ErrorCode, FieldPath, shown
+from mmengine.processing.fetch.fetcher import MediaFetcher
+from mmengine.server.chat.media_fetch import check_url
+from mmengine.server.chat.parsed_request import (
+    Json,
+    clamp_pixels,
+    without_nulls,
+)
+from mmengine.server.http.errors import ApiError
+from mmengine.server.http.media_payloads import (
+    FILE_ID,
+    MediaPayloads,
+    UploadReference,
+)
+
+LOW_DETAIL_PIXELS = 512 * 512  # Most pixels for OpenAI's detail "low".
+LOW_SHARE = 4  # Detail "low" also has at most this part of the model's default pixels.
+_TAKEN_PARTS = ("text", "image_url", "image", "video_url", "video", "file")
+_MEDIA = (("image_url", "image"), ("video_url", "video"))
+
+
+class PixelLimits(NamedTuple):
+    """Pixel limits for an image: the most that a call may set, and the value for detail "low"."""
+
+    most: int
+    low: int
+
+    @classmethod
+    def of(cls, most: int, default: int) -> "PixelLimits":
+        """Return the limits. `default`: the model's default pixel count."""
+        return cls(most, min(LOW_DETAIL_PIXELS, default // LOW_SHARE))
+
+
+class MediaContext(NamedTuple):
+    """The parameters for reading media in messages."""
+
+    pixels: PixelLimits
+    media_fetcher: MediaFetcher | None
+    payloads: MediaPayloads
+    uploads: list[UploadReference] | None
+
+
+def read_message(index: int, message: Json, media: MediaContext) -> Json:
+    """Return a message in the processor's format. The processor checks everything else."""
+    read = without_nulls(message)
+    if read.get("role") == "developer":  # OpenAI's newer name, which chat templates do not know.
+        read["role"] = "system"
+    content = read.get("content")
+    if isinstance(content, list):
+        where = FieldPath("messages", index, "content")
+        read["content"] = [_part(where / n, part, media) for n, part in enumerate(content)]
+    return read
+
+
+def _part(where: FieldPath, part: object, media: MediaContext) -> object:
+    if not isinstance(part, dict):
+        return part
+    kind = part.get("type")
+    if kind is not None and kind not in _TAKEN_PARTS:
+        raise ApiError(
+            ErrorCode.UNSUPPORTED_CONTENT,
+            f"{FIELD} has the unsupported type {shown(kind)}; use {', '.join(_TAKEN_PARTS)}",
+            where,
+        )
+    if kind == "file":
+        return _medium(where, _image_of_file(where, part), ("image_url", "image"), media)
+    for names in _MEDIA:
+        if kind in names or (kind is None and any(name in part for name in names)):
+            return _medium(where, without_nulls(part), names, media)
+    return part
+
+
+def _medium(where: FieldPath, part: Json, names: tuple[str, str], media: MediaContext) -> Json:
+    options: Json = {}
+    pixels, media_fetcher, payloads, uploads = media
+    for name in (*names, "url"):
+        given = part.get(name)
+        in_mapping = isinstance(given, Mapping)
+        if isinstance(given, Mapping):
+            options = _detail(where, name, without_nulls(given), pixels)
+            given = options.pop("url", None)
+        if isinstance(given, str):
+            check_url(where / name, given, media_fetcher)
+            if FILE_ID.fullmatch(given):
+                part = {**part, name: _uploaded(where / name, given, uploads)}
+                continue
+            given = payloads.of(given) or given
+        if given is not None or in_mapping:
+            part = {**part, name: {"url": given} if in_mapping else given}
+    if "path" in part and not (media_fetcher is not None and media_fetcher.reads_files):
+        raise ApiError(
+            ErrorCode.INVALID_VALUE, f"{FIELD} is not supported; send the file as a data: URL", where / "path"
+        )
+    return clamp_pixels(where, {**options, **part}, pixels.most)
+
+
+def _image_of_file(where: FieldPath, part: Mapping[str, object]) -> Json:
+    """Return OpenAI's file part as an image part. Raises ApiError."""
+    file = part.get("file")
+    found = without_nulls(file) if isinstance(file, Mapping) else {}
+    file_id = found.get("file_id")
+    if set(found) != {"file_id"} or not isinstance(file_id, str) or not FILE_ID.fullmatch(file_id):
+        text = f"{FIELD} must have the file_id of an uploaded image, and no other field"
+        raise ApiError(ErrorCode.UNSUPPORTED_CONTENT, text, where / "file")
+    return {"type": "image_url", "image_url": {"url": file_id}}
+
+
+def _uploaded(where: FieldPath, file_id: str, uploads: list[UploadReference] | None) -> Json:
+    """Return the part that will hold an uploaded file's bytes, and note the reference. Raises ApiError."""
+    if uploads is None:
+        raise ApiError(
+            ErrorCode.INVALID_VALUE,
+            f"{FIELD} names an uploaded file, which this route does not support",
+            where,
+        )
+    held: Json = {"url": file_id}
+    uploads.append(UploadReference(held, file_id, where))
+    return held
+
+
+def _detail(where: FieldPath, name: str, given: Json, pixels: PixelLimits) -> Json:
+    detail = given.pop("detail", "auto")
+    if detail not in ("auto", "low", "high", "original"):
+        place = where / name / "detail"
+        raise ApiError(
+            ErrorCode.INVALID_VALUE, f"{FIELD} must be auto, low or high, not {shown(detail)}", place
+        )
+    for key in given:
+        if key not in ("url", "min_pixels", "max_pixels"):
+            place = where / name / key[:64]
+            raise ApiError(ErrorCode.UNKNOWN_FIELD, f"{FIELD} is unknown; leave it out", place)
+    return {**({"max_pixels": pixels.low} if detail == "low" else {}), **given}
