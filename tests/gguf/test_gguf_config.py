@@ -54,7 +54,7 @@ def opened(tmp_path):
     return put
 
 
-def test_sizes_and_all_else(opened):
+def test_sizes_and_other_fields(opened):
     assert opened().file("config.json") == SMALL
 
 

@@ -253,7 +253,7 @@ def test_a_header_full_of_strings_takes_little_memory(opened):
     assert found.metadata["k"].count == count and peak < 2**19
 
 
-def test_tensors_are_as_many_as_may_be(opened, monkeypatch):
+def test_the_tensor_count_is_limited(opened, monkeypatch):
     monkeypatch.setattr(container, "MAX_TENSORS", 20)
     names = [tensor(f"t{i}", "F16", (1,), i) for i in range(21)]
     assert len(opened([], names[:20]).tensors) == 20
@@ -261,6 +261,6 @@ def test_tensors_are_as_many_as_may_be(opened, monkeypatch):
         opened([], names)
 
 
-def test_an_array_says_what_numpy_would(opened):
+def test_integer_arrays_equal_numpys(opened):
     values = np.arange(-5, 5)
     assert (opened([("k", ARRAY, (INT32, values.tolist()))]).metadata["k"].as_integers() == values).all()

@@ -216,7 +216,7 @@ def test_a_file_that_is_cut_off_before_its_tensors_are_read(opened):
         whole(entry)
 
 
-def test_names_are_those_of_transformers():
+def test_names_equal_transformers():
     assert plain_name("blk.11.attn_q.bias") == "model.layers.11.self_attn.q_proj.bias"
     assert plain_name("output.weight") == "lm_head.weight"
     for name in ("blk.0.ffn_gate_inp.weight", "rope_freqs.weight", "output_extra", "blk.x.attn_q.weight"):

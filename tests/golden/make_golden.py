@@ -1,10 +1,10 @@
-"""Record a golden log, one for each feature of the engine:
+"""Record a golden log; there is a log for each engine feature.
 
     python -m tests.golden.make_golden NAME...
 
 Each folder holds the log, a snapshot from its middle, and the digest, counts and lines that a build must find
-in it. Until 0.1.0 is released a golden log is recorded again when its bytes or its decisions change; from
-0.1.0 on a recorded log stays.
+in the log. Until 0.1.0 is released a golden log is recorded again when its bytes or its decisions change;
+from 0.1.0 on a recorded log stays.
 """
 
 import json
@@ -50,22 +50,23 @@ def expected(folder: Path, digest: bytes) -> dict:
     }
 
 
-# Two steps are in flight, except behind a step with drafts.
+# Two steps are in flight, except after a step with drafts.
 MIXED = {"seed": 42, "max_in_flight": 2, "draft_policy": "goodput"}
 SETTINGS = {
     "mixed": MIXED,
-    # A drafter that keeps KV, and a run in which each of vLLM's rules changes a decision.
+    # A drafter that keeps KV, and a run in which each vLLM rule changes a decision.
     "compat": {"seed": 49, "compat": "vllm", "lookahead_tokens": 2},
-    # State slots for the rows and for a few kept states, which evict one another.
+    # State slots for the rows and for a few kept states, which evict each other.
     "recurrent_states": MIXED | {"num_state_slots": 9, "snapshot_every": 8},
-    # Two adapters and a place for one.
+    # Two adapters with a slot for only one adapter.
     "adapters": MIXED | {"max_loras": 1},
 }
 
 
 def crashed_run(folder: Path, num_requests: int, settings: dict = MIXED) -> EngineCore:
-    """Record a process that ends in the middle of its run, and the process that continues its log. The second
-    process receives more requests than its queue takes."""
+    """Record a process that ends during its run, and the process that continues its log. The second process
+    receives more requests than its queue takes.
+    """
     drafts = {"num_draft_tokens": 2, "drafts_for": "forms"}
     with TemporaryDirectory() as before:
         busy_run(Path(before), num_requests=num_requests, mixed=True, **settings, **drafts)
@@ -103,7 +104,9 @@ def _run(core: EngineCore) -> None:
 
 
 def stored_run(folder: Path) -> EngineCore:
-    """Record one of two engines that share a faulty block store and reset their prefix caches at times."""
+    """Record an engine that shares a faulty block store with a second engine; both reset their prefix caches
+    at times.
+    """
     rng = random.Random(7)
     with TemporaryDirectory() as beside:
         store, config = ShakyStore(rng, chance=0.08), plain_config()
@@ -124,7 +127,7 @@ def stored_run(folder: Path) -> EngineCore:
 
 
 def save_state(folder: Path) -> None:
-    """Write a snapshot of the middle of the log, taken between two steps, beside the log."""
+    """Write a snapshot from the log's middle, taken between two steps, beside the log."""
     records = list(LogReader(folder))
     state = State(EngineConfig.from_dict(records[0].event.config))
     for place, record in enumerate(records):

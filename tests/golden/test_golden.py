@@ -1,4 +1,4 @@
-"""Golden logs: a build reads them, folds them to their digests, and derives their decisions."""
+"""Test golden logs: a build reads them, folds them to their digests, and derives their decisions."""
 
 import json
 from dataclasses import asdict
@@ -42,7 +42,7 @@ def config_of(folder):
     return EngineConfig.from_dict(next(iter(LogReader(folder))).event.config)
 
 
-# Events of logs that are recorded by a run of their own.
+# Event types for logs that a separate run records.
 EVENTS_OF = {
     "sessions": {ev.SessionOpened, ev.Appended, ev.Leased, ev.LeaseTaken, ev.SessionClosed},
     "store": {ev.Offered, ev.Fetched, ev.Arrived, ev.Lost},

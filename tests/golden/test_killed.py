@@ -1,4 +1,4 @@
-"""This build finishes the log of a process that was killed with 50 live requests."""
+"""Test that this build finishes the log left by a process that was killed with 50 live requests."""
 
 import json
 import shutil

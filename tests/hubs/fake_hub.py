@@ -1,5 +1,5 @@
-"""A model hub on the loopback interface: the parts of Hugging Face's HTTP API and ModelScope's that their
-clients use for a model.
+"""A model hub on the loopback interface: the HTTP API calls that Hugging Face's and ModelScope's clients use
+for a model.
 """
 
 import hashlib
@@ -18,11 +18,13 @@ CHANGED = 1_600_000_000  # Each file's modification time.
 
 @dataclass
 class FakeHub:
-    """The hub's files and scripted failures. `asked`: received requests, "GET /path" with the range."""
+    """The hub's files and scripted failures. `asked` lists the received requests as "GET /path" with the
+    range.
+    """
 
     revisions: dict[str, dict[str, bytes]]
     gated: bool = False
-    cut_after: dict[str, int] = field(default_factory=dict)  # Bytes of a file, once.
+    cut_after: dict[str, int] = field(default_factory=dict)  # Cut the response after this many bytes, once.
     always_cut: bool = False
     sent: dict[str, bytes] = field(default_factory=dict)  # Sent in place of the listed bytes.
     gone: set[str] = field(default_factory=set)  # Listed but missing.
@@ -35,7 +37,7 @@ class FakeHub:
         return hashlib.sha1(content.encode()).hexdigest()
 
     def files(self, revision: str) -> dict[str, bytes] | None:
-        """Return the files of a branch or a commit."""
+        """Return the files for a branch or a commit."""
         for name, files in self.revisions.items():
             if revision in (name, self.commit(name)):
                 return files

@@ -1,6 +1,4 @@
-"""Tests hub models with the real clients against a hub on the loopback interface; both hubs must behave
-alike.
-"""
+"""Test hub models with the real clients against a loopback hub; both hubs must behave alike."""
 
 import json
 import os
@@ -83,8 +81,8 @@ def test_only_files_that_the_engine_reads_are_fetched(name, hub):
     assert not hub.fetched()  # Cached already.
 
 
-def test_a_single_file_comes_before_what_an_index_names(name, hub):
-    """The choice of files equals `weight_files` for the folder."""
+def test_a_single_file_is_preferred_to_an_index(name, hub):
+    """The chosen files equal `weight_files` for the folder."""
     hub.revisions["main"]["model.safetensors"] = WEIGHTS[:1000]
     folder = fetch_model(name)
     assert [path.name for path in weight_files(folder)] == ["model.safetensors"]
@@ -98,7 +96,7 @@ def test_a_revision_is_another_folder(name, hub):
     refused(name._replace(revision="v2"), f"{REPO} has no revision v2 at ")
 
 
-def test_after_a_cut_it_goes_on_where_it_stopped(name, hub):
+def test_a_cut_download_continues_where_it_stopped(name, hub):
     hub.cut_after["model-1.safetensors"] = 1000
     folder = fetch_model(name)
     assert (folder / "model-1.safetensors").read_bytes() == WEIGHTS
@@ -113,7 +111,7 @@ def test_an_interrupted_download_keeps_complete_files(name, hub):
     assert hub.asked.count("GET config.json") == 1
 
 
-def test_other_bytes_than_listed_are_thrown_away(name, hub):
+def test_bytes_that_differ_from_the_list_are_discarded(name, hub):
     hub.sent["model-1.safetensors"] = bytes(len(WEIGHTS))
     refused(name, r"model-1.safetensors of .* does not match the SHA-256")
     assert not [path for path in large_files() if path.read_bytes() == hub.sent["model-1.safetensors"]]

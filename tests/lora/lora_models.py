@@ -16,7 +16,7 @@ CHATS = [
     asked("Two cats sat on a mat, and one of them slept."),
     asked(noise(1, (64, 64)), "Of which colour is it?"),
 ]
-# Eight adapters: ranks, scales and modules of every kind, two of them on the vision tower.
+# Eight adapters with ranks, scales and modules of every kind; two adapters cover the vision tower.
 KINDS = {
     "attention": {"r": 8, "target_modules": LANGUAGE + "(q|k|v|o)_proj"},
     "queries": {"r": 3, "lora_alpha": 9, "target_modules": LANGUAGE + "q_proj"},
@@ -40,7 +40,7 @@ def make_model(folder):
 
 
 def make_adapter(model, folder, seed=0, **kind):
-    """Write the adapter to `folder` and return PEFT's model. `model` is restored when that is unloaded."""
+    """Write the adapter to `folder` and return PEFT's model. Unloading that model restores `model`."""
     config = LoraConfig(**{"lora_alpha": 16, "lora_dropout": 0.0, **kind})
     adapted = get_peft_model(model, config).eval()
     generator = torch.Generator().manual_seed(seed)

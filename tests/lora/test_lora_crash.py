@@ -1,5 +1,5 @@
-"""Check that requests with adapters survive a crash: adapters are found again from the log, and only
-unchanged ones.
+"""Check that requests with adapters survive a crash: the engine finds the adapters through the log, and only
+if they are unchanged.
 """
 
 import shutil
@@ -20,7 +20,7 @@ NAMES = ("attention", "tower")
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """Return a model's folder, two adapters' folders, and the tokens of each."""
+    """Return a model's folder, two adapters' folders, and each adapter's tokens."""
     folder = tmp_path_factory.mktemp("crash")
     (folder / "model").mkdir()
     model, wanted = make_model(folder / "model"), {}
@@ -37,7 +37,7 @@ def engine_of(made, log, loras, **options):
 
 
 def begun(made, log, loras, steps=4):
-    """Return a log whose process ended in the middle of answers."""
+    """Return a log whose process ended while answers were running."""
     engine = engine_of(made, log.with_name("live"), {})
     for name, folder in loras.items():
         engine.adapters.load(engine.adapters.read(name, folder))
@@ -47,7 +47,7 @@ def begun(made, log, loras, steps=4):
             engine.submit(CHATS[place], request_id=f"{name} {place}", **asked)
     for _ in range(steps):
         engine.step()
-    copied(log.with_name("live"), log)  # as kill -9 leaves it
+    copied(log.with_name("live"), log)  # This is the log that kill -9 leaves.
     for name in loras:
         engine.adapters.unload(name)
     while engine.has_work:
@@ -88,7 +88,7 @@ def test_a_resumed_request_keeps_its_adapter(made, tmp_path, again):
 
 
 @pytest.mark.parametrize("how", ["gone", "changed"])
-def test_an_adapter_that_is_not_what_it_was_ends_its_requests(made, tmp_path, how):
+def test_a_changed_adapter_ends_its_requests(made, tmp_path, how):
     _, adapters, wanted = made
     shutil.copytree(adapters["attention"], tmp_path / "mine")
     log = begun(made, tmp_path / "log", {"attention": tmp_path / "mine", "tower": adapters["tower"]})
@@ -106,7 +106,7 @@ def test_an_adapter_that_is_not_what_it_was_ends_its_requests(made, tmp_path, ho
     assert verify(log).ok
 
 
-def test_files_that_change_under_an_engine_end_the_request_alone(made, tmp_path):
+def test_files_that_change_during_a_run_end_only_their_request(made, tmp_path):
     _, adapters, wanted = made
     shutil.copytree(adapters["attention"], tmp_path / "mine")
     with engine_of(made, None, {"mine": tmp_path / "mine", "tower": adapters["tower"]}) as engine:

@@ -1,5 +1,5 @@
-"""Check which parts of an adapter folder are read, and that each refusal is one sentence that names the field
-or tensor.
+"""Check which parts of an adapter folder are read, and that each refusal is a sentence naming the field or
+tensor.
 """
 
 import json
@@ -28,7 +28,7 @@ Q = "base_model.model.model.language_model.layers.0.self_attn.q_proj"
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """Return a model's folder, and an adapter's."""
+    """Return a model's folder and an adapter's folder."""
     folder = tmp_path_factory.mktemp("files")
     (folder / "model").mkdir()
     model = make_model(folder / "model")
@@ -65,7 +65,7 @@ def refused(made, folder, *words, room=ROOM):
     assert text.isprintable() and len(text) < 500
 
 
-def test_ranks_and_scales_are_pefts(made):
+def test_ranks_and_scales_equal_peft(made):
     files = read(made, made[1])
     assert not files.is_visual and len(files.digest) == 32
     scales = {name: (pair.rank, pair.scale) for name, pair in files.pairs.items()}
@@ -129,7 +129,7 @@ def change_of(name):
     def of_b(weights):
         weights[f"{Q}.lora_B.weight"] = torch.zeros(7, 4)
 
-    def twice(weights):  # text models' name for the same module
+    def twice(weights):  # Text models use this name for the same module.
         weights[Q.replace(".language_model", "") + ".lora_A.weight"] = weights[f"{Q}.lora_A.weight"].clone()
 
     def other(key):
@@ -174,7 +174,7 @@ def test_an_adapter_that_matches_no_module_is_refused(made, copy):
     refused(made, copy, "c_attn", "changes no module")
 
 
-def test_no_more_is_read_than_there_is_room_for(made, copy):
+def test_an_adapter_over_the_byte_limit_is_refused(made, copy):
     size = read(made, copy).num_bytes(4)
     assert read(made, copy, size)
     refused(made, copy, "lora_bytes", str(size), room=size - 1)
@@ -187,7 +187,7 @@ def test_no_more_is_read_than_there_is_room_for(made, copy):
     [(1000, 0, "raise lora_bytes"), (ROOM, 2**24, "belong to no tensor"), (1000, -1, "cut short")],
 )
 def test_a_large_file_is_refused_by_its_header(copy, room, behind, words):
-    """Use one matrix of 16 MiB, and one of few bytes."""
+    """Use a matrix with 16 MiB and a matrix with few bytes."""
     with_config(copy, r=4, rank_pattern={})
     header, at = {}, 0
     for which, shape in (("A", (4, 8)), ("B", (2**20, 4))):
@@ -207,7 +207,8 @@ def test_a_large_file_is_refused_by_its_header(copy, room, behind, words):
 
 def test_a_file_that_changes_while_it_is_read_is_refused(made, copy, monkeypatch):
     pair, weights = peft._pair, load_file(copy / WEIGHTS_FILE)
-    save_file(weights, copy / WEIGHTS_FILE, {"note": "a" * 2**17})  # more than is read ahead
+    # This is more than the reader reads ahead.
+    save_file(weights, copy / WEIGHTS_FILE, {"note": "a" * 2**17})
 
     def changed(*given):
         with open(copy / WEIGHTS_FILE, "r+b") as file:
@@ -278,7 +279,7 @@ class OneHub:
         return self.cache
 
 
-def test_of_a_hub_two_files_are_fetched(made, tmp_path):
+def test_two_files_are_fetched_from_a_hub(made, tmp_path):
     files = {path.name: path.read_bytes() for path in made[1].iterdir() if path.is_file()}
     hub = OneHub(tmp_path / "hub", {**files, PICKLED_FILE: b"pickle", "config.json": b"{}"})
     folder = adapter_from(hub, parse_name("owner/adapter"))

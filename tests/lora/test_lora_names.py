@@ -1,4 +1,4 @@
-"""Check adapter names: the adapter that each stands for, and the folder that its content is read from."""
+"""Check adapter names: the adapter that each name refers to, and the folder that holds its content."""
 
 import asyncio
 import shutil
@@ -31,7 +31,7 @@ def read_again(engine, name):
 
 
 @pytest.mark.parametrize("gone", ["older", "newer"])
-def test_a_content_with_two_names_is_read_from_the_folder_of_the_one_that_stays(engine, tmp_path, gone):
+def test_content_with_two_names_is_read_from_the_remaining_names_folder(engine, tmp_path, gone):
     folders = {name: made(tmp_path, name, "same") for name in ("older", "newer")}
     for name, folder in folders.items():
         load(engine, name, folder)
@@ -43,7 +43,7 @@ def test_a_content_with_two_names_is_read_from_the_folder_of_the_one_that_stays(
     assert not engine.built.executor.known
 
 
-def test_another_content_under_a_name_leaves_the_first_to_its_other_name(engine, tmp_path):
+def test_new_content_under_a_name_keeps_the_old_content_for_its_other_name(engine, tmp_path):
     load(engine, "other", made(tmp_path, "other", "same"))
     load(engine, "mine", made(tmp_path, "mine", "same"))
     load(engine, "mine", made(tmp_path, "new"))
@@ -52,7 +52,7 @@ def test_another_content_under_a_name_leaves_the_first_to_its_other_name(engine,
     assert read_again(engine, "mine") == b"new".ljust(32)
 
 
-def test_loading_what_a_name_stands_for_reads_it_from_there_again(engine, tmp_path):
+def test_reloading_the_same_content_changes_its_folder(engine, tmp_path):
     mine, other = (made(tmp_path, name, "same") for name in ("mine", "other"))
     load(engine, "mine", mine)
     load(engine, "other", other)
@@ -63,8 +63,8 @@ def test_loading_what_a_name_stands_for_reads_it_from_there_again(engine, tmp_pa
 
 @contextmanager
 def gone_on(folder, after, loras=None, place="old"):
-    """Resume an engine that ended in the middle of an answer with the adapter `mine`, after `after` tokens.
-    `place`: where the adapter's folder is then.
+    """Resume an engine that ended during an answer with the adapter `mine`, after `after` tokens. `place` is
+    the adapter folder's location after the restart.
     """
     old = made(folder, "old")
     with Engine(builder=adapted_builder(), log=folder / "live", loras={"mine": old}) as one:
@@ -72,7 +72,7 @@ def gone_on(folder, after, loras=None, place="old"):
         one.step()
         after(one)
         one.step()
-        copied(folder / "live", folder / "log")  # as kill -9 leaves it
+        copied(folder / "live", folder / "log")  # This is the log that kill -9 leaves.
         while one.has_work:
             one.step()
     old.rename(folder / place)
@@ -81,7 +81,7 @@ def gone_on(folder, after, loras=None, place="old"):
 
 
 def answer_of(engine):
-    """Finish the resumed request, and check that nothing of it remains."""
+    """Finish the resumed request, and check that the engine keeps no trace of the request."""
     engine.requests.resume("asked")
     (done,) = [out.completion for _ in range(30) for out in engine.step() if out.completion]
     assert not engine.built.core.state.adapters.nameless
@@ -121,7 +121,7 @@ def test_a_request_whose_adapter_is_gone_names_its_folder(tmp_path):
     assert answer.finish_reason == "error" and str(tmp_path / "old") in answer.detail
 
 
-def test_several_that_are_loaded_at_once_are_read_one_after_the_other(tmp_path):
+def test_concurrent_loads_are_read_in_sequence(tmp_path):
     """The answer of a disconnected client stays in memory until it is read."""
     reading = []
 

@@ -1,5 +1,5 @@
-"""Check that answers with adapters equal PEFT on transformers, however they are batched, cut, preempted or
-drafted.
+"""Check that answers with adapters equal PEFT on transformers, also when requests are batched, chunked,
+preempted or drafted.
 """
 
 import pytest
@@ -54,7 +54,7 @@ def run(engine, wanted, rounds=1):
 
 
 def seldom(name):
-    """Other requests have rows with all adapters in a step, too."""
+    """Mark the slow setup as soak; the other setups have steps with rows for all adapters, too."""
     return pytest.param(name, marks=pytest.mark.soak if name == "all at once" else ())
 
 
@@ -76,8 +76,8 @@ def test_tokens_equal_peft(made, tmp_path, name):
 
 @pytest.mark.soak
 @pytest.mark.skipif(library.load() is None, reason="needs the compiled kernels")
-def test_an_image_that_is_encoded_in_parts_reads_its_adapter_once_for_them(made, tmp_path, monkeypatch):
-    """Load the adapter again for its rows. Its image comes first after the cached prefix, so no row holds the
+def test_an_image_encoded_in_parts_reads_its_adapter_once(made, tmp_path, monkeypatch):
+    """Load the adapter again for its rows. The image comes first after the cached prefix, so no row holds the
     adapter.
     """
     folder, adapters, wanted = made

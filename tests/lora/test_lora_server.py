@@ -1,5 +1,5 @@
-"""Check adapters over HTTP: a call's model chooses one, and an admin key loads and unloads adapters below one
-folder.
+"""Check adapters over HTTP: a call's model chooses the adapter, and an admin key loads and unloads adapters
+below a root folder.
 """
 
 import json
@@ -113,7 +113,7 @@ def test_load_errors_are_reported(server, root):
         assert call(server, "/v1/load_lora_adapter", {"lora_name": name, "lora_path": "two"})[0] == 400
 
 
-def test_a_folder_that_no_log_can_name_ends_nobody(server, root):
+def test_a_folder_name_that_no_log_can_hold_is_refused(server, root):
     odd = root / os.fsdecode(b"odd\xff")
     made(root, "three").rename(odd)
     (root / "link").symlink_to(odd)
@@ -131,13 +131,13 @@ def test_an_admin_key_is_needed(server, headers):
     assert ask(server, "first") == "first: HI"
 
 
-def test_without_a_root_none_is_loaded(root):
+def test_without_a_root_no_adapter_is_loaded(root):
     with served(admin_key_file=root.parent / "admin") as one:
         status, answer = call(one, "/v1/load_lora_adapter", {"lora_name": "a", "lora_path": "two"})
         assert (status, answer["error"]["code"]) == (403, "no_lora_root")
 
 
-def test_an_engine_without_places_takes_none(root):
+def test_an_engine_without_adapter_slots_refuses_adapters(root):
     with pytest.raises(ConfigError, match="max_loras"):
         AsyncEngine(
             builder=lambda *given, takes_adapters, **options: builder()(*given, **options),
@@ -155,7 +155,7 @@ def test_an_engine_without_places_takes_none(root):
         (["--ray", "--lora", "a=b"], "--ray"),
     ],
 )
-def test_options_that_cannot_be_are_refused(arguments, words):
+def test_impossible_options_are_refused(arguments, words):
     ran = call_cli("serve", *arguments)
     assert ran.returncode == 2 and words in ran.stderr
     assert len(json.dumps(ran.stderr)) < 400

@@ -1,4 +1,4 @@
-"""Check sessions with an adapter: their answers equal one request with that adapter."""
+"""Check sessions with an adapter: their answers equal a single request with that adapter."""
 
 import numpy as np
 import pytest
@@ -38,7 +38,7 @@ def tokens(completion):
     return completion.choices[0].token_ids
 
 
-def test_a_session_says_what_one_request_with_its_adapter_says(made, tmp_path):
+def test_a_session_answers_like_one_request_with_its_adapter(made, tmp_path):
     content = [{"type": "text", "text": SHOWN[0]}, SHOWN[1], {"type": "text", "text": QUESTION}]
     answers = set()
     with engine_of(made, tmp_path / "log", made[1]) as engine:
@@ -56,8 +56,10 @@ def test_a_session_says_what_one_request_with_its_adapter_says(made, tmp_path):
     assert report.ok and report.rederived
 
 
-def test_it_has_its_adapter_behind_a_kill(made, tmp_path):
-    """The log names the adapter, and no client names it again. Its blocks are gone, its image is not."""
+def test_a_session_keeps_its_adapter_after_a_kill(made, tmp_path):
+    """The log names the adapter, and no client repeats the name. The session's blocks are lost and its image
+    is not.
+    """
     with engine_of(made, tmp_path / "live", made[1]) as engine:
         session = engine.session("s", adapter="tower")
         session.append(SHOWN)

@@ -298,7 +298,7 @@ def test_two_processes_at_once_compile_once(native):
     assert len(counter.read_text().split()) == 3, "two sources and a link"
 
 
-def test_openmp_is_asked_for_threads_in_one_place():
+def test_openmp_threads_are_set_in_one_place():
     """All other sources must compile without OpenMP too."""
     files = native_compile.source_files() + native_compile.header_files()
     asking = [path.name for path in files if re.search(r"\bomp_|<omp\.h>", path.read_text())]

@@ -36,7 +36,7 @@ def dequantised(codes, scales, group):
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("shared", (False, True))
 @pytest.mark.parametrize("gate_up", (False, True))
-def test_bits_are_those_of_the_dequantised_layer(library, group, shared, gate_up):
+def test_bits_equal_the_dequantised_layer(library, group, shared, gate_up):
     for n, k in SHAPES:
         codes, scales = drawn(n, k, group, shared)
         cuts = (0, n // 3, n) if n > 2 else (0, n)

@@ -78,7 +78,7 @@ def entry(matrix):
 
 
 @DTYPE
-def test_each_row_has_its_adapter_and_bits_of_its_own(library, dtype):
+def test_each_row_has_its_adapter_and_batch_independent_bits(library, dtype):
     k, m = 96, 23
     adapters = [parts_of(10 * each, k, (16, 40), (5, 24), dtype=dtype) for each in range(3)]
     x, y = drawn(4, m, k, dtype=dtype), drawn(5, m, 64, dtype=dtype)

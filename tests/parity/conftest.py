@@ -6,7 +6,7 @@ from mmengine.native import library
 BACKENDS = {"kernels": "auto", "torch attention": "torch", "no compiler": "auto"}
 
 
-@pytest.fixture(scope="module", params=BACKENDS)  # later tests must find their compiler again
+@pytest.fixture(scope="module", params=BACKENDS)  # Later tests must find their compiler again.
 def backend(request, hidden_compiler, tmp_path_factory):
     """Return the value for `attention`, in an environment with or without a compiler."""
     if request.param == "no compiler":

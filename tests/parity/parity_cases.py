@@ -1,5 +1,5 @@
-"""Requests for the embedded checkpoint, transformers' tokens for them, and a way to run them through the
-whole engine with other settings.
+"""Requests for the embedded checkpoint, transformers' tokens for them, and a runner for the whole engine with
+other settings.
 """
 
 import random
@@ -43,8 +43,8 @@ class Case:
 
 
 def make_cases(processor, seed: int = 11) -> list[Case]:
-    """Return 124 requests: 20 text, 56 one image, 24 one image shared by all, 14 two or three images, 10
-    videos; in random order.
+    """Return 124 requests in random order: 20 with text only, 56 with one image, 24 with the same image, 14
+    with two or three images, 10 with a video.
     """
     rng = random.Random(seed)
     asked = [([], [], rng.choice(TEXTS)) for _ in range(20)]
@@ -108,7 +108,7 @@ def reference_inputs(prepared: Prepared, dtype=torch.float32) -> dict[str, torch
 
 
 def reference_tokens(model, case: Case) -> list[int]:
-    """Return greedy tokens of `generate` for one request, including the end of sequence."""
+    """Return the greedy tokens from `generate` for one request, including the end-of-sequence token."""
     inputs = reference_inputs(case.prepared, model.dtype)
     with torch.inference_mode():
         out = model.generate(**inputs, max_new_tokens=case.max_tokens, do_sample=False)

@@ -1,6 +1,6 @@
 """Check promise 3: the tokens equal transformers' `generate`, whatever the engine does to a request.
 
-fp32, greedy, embedded checkpoint. Every run writes a log, and the log verifies.
+The runs use fp32, greedy sampling and the embedded checkpoint. Every run writes a log, and the log verifies.
 """
 
 import random
@@ -27,14 +27,14 @@ SETTINGS = {
 }
 
 
-def test_there_are_enough_of_every_kind(cases):
+def test_every_request_kind_is_frequent(cases):
     kinds = [tuple(one.item.modality for one in case.prepared.media) for case in cases]
     assert len(cases) >= 120
     assert kinds.count(()) >= 20 and kinds.count(("image",)) >= 60 and kinds.count(("video",)) >= 10
     assert sum(len(kind) >= 2 for kind in kinds) >= 14
 
 
-def test_the_answers_are_lively(wanted):
+def test_the_answers_are_varied(wanted):
     assert len({tuple(tokens) for tokens in wanted}) > 60
     assert np.mean([len(set(tokens)) for tokens in wanted]) > 5
 
@@ -92,7 +92,7 @@ def test_four_answers_to_a_prompt_share_its_prefill(runner, cases, wanted, tmp_p
     assert_verifies(tmp_path / "log")
 
 
-def test_four_sampled_answers_are_those_of_four_runs(runner, cases):
+def test_four_sampled_answers_equal_four_runs(runner, cases):
     sampling = SamplingParams(temperature=2.5, seed=7)
     some = [case for case in cases[:12] for _ in range(4)]
     together = runner.run(runner.engine(runner.config()), some, copies=4, sampling=sampling)
@@ -123,7 +123,7 @@ def test_sixteen_questions_on_one_image_cost_one_vision_pass(runner, cases):
     assert core.stats().num_encoded_items == 1
 
 
-def test_a_video_cut_at_every_place(runner):
+def test_a_video_cut_at_every_position(runner):
     frames = [np.asarray(frame) for frame in random_clip(random.Random(2), frames=6).frames()]
     content = [{"type": "video"}, {"type": "text", "text": "What happens in the video?"}]
     case = Case(runner.processor.prepare([{"role": "user", "content": content}], videos=[frames]), 24)
@@ -137,8 +137,8 @@ def test_a_video_cut_at_every_place(runner):
 
 
 def test_bfloat16_differs_only_where_the_top_two_are_within_rounding(backend, cases, capsys):
-    """bf16 keeps 8 bits: logits of size 2^k differ by at least 2^(k-7); sums of a few roundings differ by
-    some of those steps. Prints each margin where the tokens part.
+    """bf16 keeps 8 bits: logits near 2^k differ by at least 2^(k-7), and sums with a few roundings differ by
+    some such steps. The test prints each margin at which the tokens diverge.
     """
     runner, model = Runner("bfloat16", backend), load_reference(torch.bfloat16)
     some = cases[:48]

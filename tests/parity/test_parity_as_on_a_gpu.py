@@ -1,6 +1,6 @@
 """Run a GPU's code path on a CPU: fused decoder operations, packed images, tokens drawn by bounds.
 
-Its tokens equal those of `generate`, and with the Triton kernels those of the CPU's sampler.
+The tokens equal `generate`, and with the Triton kernels they equal the CPU sampler's tokens.
 """
 
 from dataclasses import replace
@@ -38,7 +38,7 @@ def test_tokens_equal_generate_as_on_a_gpu(cases, wanted, monkeypatch):
     core.close()
 
 
-def test_tokens_by_the_triton_kernels_equal_the_cpus(cases, monkeypatch, kernel_device):
+def test_triton_tokens_equal_cpu_tokens(cases, monkeypatch, kernel_device):
     if kernel_device.type != "cpu":
         pytest.skip("the engine computes on a CPU here")
     from mmengine.gpu import sampling_kernels

@@ -1,10 +1,10 @@
-"""Limits on the length of files and functions and on type escapes, and the present exceptions.
+"""Limits on file lengths, function lengths and type escapes, and the present exceptions.
 
     python -m tests.project.code_size     writes the present numbers into code_size.toml if they went down
 
-A file has at most 400 lines and a function at most 70. Longer ones are listed in code_size.toml with their
-length: an entry may shrink or disappear, and no entry may be added or grow. The same holds for the number of
-escapes from the type checker in the installed packages.
+A file has at most 400 lines and a function at most 70. Longer files and functions are listed in
+code_size.toml with their length: an entry may shrink or disappear, and no entry may be added or grow. The
+same rule limits the number of type checker escapes in the installed packages.
 """
 
 import ast
@@ -52,13 +52,13 @@ def functions(tree: ast.AST, within: str = "") -> list[tuple[str, int]]:
             if not isinstance(node, ast.ClassDef):
                 found.append((name, node.end_lineno - node.lineno + 1))
             found += functions(node, f"{name}.")
-        elif not isinstance(node, ast.expr):  # in which none is defined
+        elif not isinstance(node, ast.expr):  # Expressions define no functions.
             found += functions(node, within)
     return found
 
 
 def escapes(text: str) -> Counter:
-    """Count the type escapes of a source; imports of the names do not count."""
+    """Count the type escapes in a source; imports of the names do not count."""
     found = Counter()
     if not any(word in text for word in ESCAPES):
         return found
@@ -79,7 +79,7 @@ def escapes(text: str) -> Counter:
 
 @uncollected()
 def measured() -> Limits:
-    """Return the present exceptions and numbers of escapes."""
+    """Return the present exceptions and escape counts."""
     files, long_functions, count = {}, {}, Counter(dict.fromkeys(ESCAPES, 0))
     for path in sources(FOLDERS):
         name, text = path.relative_to(ROOT).as_posix(), path.read_text()

@@ -1,4 +1,4 @@
-"""Find the code blocks of all documents: fenced blocks, and blocks indented by four spaces."""
+"""Find the code blocks in all documents: fenced blocks, and blocks indented by four spaces."""
 
 import re
 from dataclasses import dataclass
@@ -6,14 +6,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("", "docs/**", "benchmarks/results", "plugins/*", "examples/**")
-GENERATED = "docs/reference/cli.md"  # from the commands' help: tests/project/reference_pages.py
+GENERATED = "docs/reference/cli.md"  # Generated from the commands' help by tests/project/reference_pages.py.
 _COMMAND = re.compile(r"(?:[A-Z_]+=\S+ )*(mmengine|python|make|pip|git|bash) ")
 _FENCE = re.compile(r"(\s*)(```+|~~~+)\s*(\S*)\s*$")
 
 
 @dataclass(frozen=True)
 class Block:
-    """A code block. `language` is the fence's, "" for a fence without one, "indented" without a fence."""
+    """A code block. `language` is the fence's language, "" for a fence without a language, "indented" without
+    a fence.
+    """
 
     document: str
     line: int
@@ -31,13 +33,13 @@ def documents() -> list[str]:
 
 
 def blocks(document: str, language: str | None = None) -> list[Block]:
-    """Return the blocks of a document in order, or only those in one language."""
+    """Return a document's blocks in order, or only the blocks in one language."""
     found = parse(document, (ROOT / document).read_text())
     return [block for block in found if language is None or block.language == language]
 
 
 def commands(block: Block) -> list[str]:
-    """Return the commands of a block without comments, or [] for a block without commands."""
+    """Return a block's commands without comments, or [] for a block without commands."""
     lines = block.text.replace("\\\n", "").splitlines()
     return [line.partition("  #")[0].strip() for line in lines] if _COMMAND.match(block.text) else []
 
@@ -51,7 +53,7 @@ def parse(document: str, text: str) -> list[Block]:
         fence = _FENCE.match(lines[place])
         if fence is not None:
             place += 1
-            while not lines[place].strip().startswith(fence[2]):  # an unclosed fence raises IndexError
+            while not lines[place].strip().startswith(fence[2]):  # An unclosed fence raises IndexError.
                 place += 1
             body = [line.removeprefix(fence[1]) for line in lines[begin + 1 : place]]
             found.append(Block(document, begin + 1, fence[3], "".join(f"{line}\n" for line in body)))

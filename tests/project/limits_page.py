@@ -57,7 +57,7 @@ def page() -> str:
 
 
 def ranges(kind: type[msgspec.Struct]) -> dict[str, msgspec.Meta]:
-    """Return the range of each field of a struct that has one."""
+    """Return the range for each struct field that has a range."""
     found = {}
     for name, hint in get_type_hints(kind, include_extras=True).items():
         metas = [each for each in get_args(hint) if isinstance(each, msgspec.Meta)]
@@ -107,7 +107,7 @@ def _fixed(texts: dict[str, str]) -> Iterator[str]:
 
 
 def constants(keys: Iterable[str]) -> Iterator[tuple[str, str, str, Number, str]]:
-    """Yield key, path, name, value and description of each fixed limit that a key names or contains."""
+    """Yield key, path, name, value and description for each fixed limit that a key names or contains."""
     for file in sorted([*ROOT.glob("mmengine/**/*.py"), *ROOT.glob("plugins/*/**/*.py")]):
         path = file.relative_to(ROOT).as_posix()
         near = [key for key in keys if f"{path}/".startswith(f"{key.partition(':')[0]}/")]
@@ -126,7 +126,7 @@ def constants(keys: Iterable[str]) -> Iterator[tuple[str, str, str, Number, str]
 
 
 def number(node: ast.AST, names: dict[str, Number | None]) -> Number | None:
-    """Return the value of an arithmetic expression; None for anything else."""
+    """Return an arithmetic expression's value; None for anything else."""
     match node:
         case ast.Constant(value=int() | float() as value):
             return value
@@ -152,7 +152,7 @@ def comment(lines: list[str], line: int) -> str:
 
 
 def _description(name: str, text: str) -> str:
-    """Return a sentence from a comment, which may go on from the words of the constant's name."""
+    """Return a sentence from a comment, which may continue the words in the constant's name."""
     words = name.removeprefix("MAX_").lower().replace("chars", "characters").split("_")
     said = f"Maximum {'number of ' if words[-1].endswith('s') else ''}{' '.join(words)}"
     if not text or text.startswith(("of ", "in ", "that ", "from ", "for ", "before ", "between ")):

@@ -1,8 +1,9 @@
-"""Word rates of docstrings and documents, and the bars that hold them.
+"""Word rates in docstrings and documents, and their upper limits.
 
-python -m tests.project.prose     prints the rates and fails when one is over its bar; `make check` runs it
+python -m tests.project.prose     prints the rates and fails if a rate is over its limit; `make check` runs
+this
 
-The bars are a ratchet: they may only be lowered (`FEWEST_WORDS_PER_FUNCTION`: raised). Code, tables, quoted
+The limits are a ratchet: they may only be lowered (`FEWEST_WORDS_PER_FUNCTION`: raised). Code, tables, quoted
 terms and link targets do not count.
 """
 
@@ -31,7 +32,7 @@ _WORD = re.compile(r"[a-z][a-z'-]*")
 
 @dataclass(frozen=True)
 class Prose:
-    """The words of one set of sources, and the number of their public functions."""
+    """The words in a set of sources, and the sources' number of public functions."""
 
     words: Counter[str]
     public_functions: int = 0
@@ -41,12 +42,12 @@ class Prose:
         return self.words.total()
 
     def rate(self, names: str) -> float:
-        """Return how often the words of `names` ("a/b") occur per 1,000 words."""
+        """Return how often the words in `names` ("a/b") occur per 1,000 words."""
         return 1000 * sum(self.words[name] for name in names.split("/")) / max(1, self.total)
 
 
 def words_of(text: str) -> list[str]:
-    """Return the words of a text without code, tables, quoted terms and link targets."""
+    """Return a text's words without code, tables, quoted terms and link targets."""
     text = re.sub(r"```.*?```|<!--.*?-->", " ", text, flags=re.DOTALL)
     lines = [line for line in text.splitlines() if not re.match(r"\s{4,}\S|\s*\|", line)]
     text = re.sub(r"`[^`]*`", " ", "\n".join(lines))
@@ -87,7 +88,7 @@ def measured() -> dict[str, Prose]:
 
 
 def problems(found: dict[str, Prose]) -> list[str]:
-    """Return one line for each rate that is over its bar."""
+    """Return a line for each rate that is over its limit."""
     lines = [
         f"{kind}: {name} {prose.rate(name):.1f} per 1,000 words; the bar is {bar}"
         for kind, prose in found.items()

@@ -1,8 +1,8 @@
-"""docs/reference/cli.md, settings.md and events.md, generated from the code.
+"""Generate docs/reference/cli.md, settings.md and events.md from the code.
 
 python -m tests.project.reference_pages     writes the pages (`make limits`)
 
-The texts are the commands' help, the settings' descriptions, and the docstrings of the events.
+The texts are the commands' help, the settings' descriptions, and the event docstrings.
 """
 
 import inspect

@@ -1,4 +1,6 @@
-"""Files, functions and type escapes stay within their limits, and the list of exceptions only shrinks."""
+"""Test that files, functions and type escapes stay within their limits, and that the list with exceptions
+only shrinks.
+"""
 
 import ast
 
@@ -33,7 +35,7 @@ def test_nothing_grows_beyond_its_limit(today):
     assert limits.grown(today, limits.listed()) == []
 
 
-def test_what_shrank_is_listed_with_what_it_has(today):
+def test_shrunk_entries_are_listed_with_their_present_size(today):
     assert limits.shrunk(today, limits.listed()) == [], (
         "shorten code_size.toml: python -m tests.project.code_size"
     )

@@ -1,4 +1,6 @@
-"""Each commit since the one that added this file has a subject of the form `area: imperative summary`."""
+"""Test that each commit after the commit that added this file has a subject in the form `area: imperative
+summary`.
+"""
 
 import re
 import subprocess
@@ -11,12 +13,12 @@ from tests.project.doc_blocks import blocks
 ROOT = Path(__file__).parents[2]
 MOST_CHARS = 72
 SUBJECT = re.compile(r"[a-z][a-z0-9_./, -]*: \S.*")
-# First words of a summary that end like a participle and are imperatives.
+# Summaries may begin with these imperatives, which end like a participle.
 IMPERATIVES = {"bring", "embed", "exceed", "feed", "need", "proceed", "seed", "shed", "speed", "string"}
 
 
 def problem(subject: str) -> str:
-    """Return why a subject is refused, or "" for a good one."""
+    """Return why a subject is refused, or "" for a good subject."""
     if len(subject) > MOST_CHARS:
         return f"it has {len(subject)} characters; the limit is {MOST_CHARS}"
     if not SUBJECT.fullmatch(subject):

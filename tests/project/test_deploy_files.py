@@ -1,4 +1,6 @@
-"""The files in deploy/ name options, paths and limits that exist, and docs/how-to/deploy.md shows them."""
+"""Test that the files in deploy/ name existing options, paths and limits, and that docs/how-to/deploy.md
+shows them.
+"""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Every command and code block of the documents runs in a test, or is listed here with a reason.
+"""Test that every command and code block in the documents runs in a test, or is listed here with a reason.
 
 RUN maps blocks to the test that runs them.
 """
@@ -14,7 +14,7 @@ from mmengine.cli.main import app
 from tests.project.doc_blocks import ROOT, blocks, commands, documents, parse
 
 HERE = "tests/project/test_docs_run.py"
-# (document, language) of blocks, and the test that runs them. "" is a fence without a language.
+# Maps a block's (document, language) to the test that runs the block. "" is a fence without a language.
 RUN = {
     ("README.md", "python"): "tests/test_readme.py",
     ("README.md", "sh"): "tests/test_readme.py",
@@ -43,7 +43,7 @@ RUN = {
     ("docs/how-to/simulation.md", "json"): HERE,
     ("plugins/mmengine_shapes/README.md", "python"): HERE,
 }
-# Tests that read these blocks in their own way.
+# These tests read the blocks by their own parsers.
 RUN_ELSEWHERE = {
     ("README.md", "console"): "tests/test_readme.py",
     ("docs/how-to/deploy.md", "yaml"): "tests/project/test_deploy_files.py",
@@ -57,7 +57,7 @@ SERVES = "it runs until it is stopped; tests/server/test_server_command.py start
 KILLS = "it takes half a minute; tests/durable/test_durable_example.py runs it"
 A_GPU = "it needs a GPU"
 RAY = "it needs Ray; `make ray` runs a similar command"
-# Other blocks by their beginning: a command by its line, a block without commands by its first line.
+# Other blocks by their first words: a command by its line, a block without commands by its first line.
 NOT_RUN = {
     ("CONTRIBUTING.md", "git clone …"): "the checkout exists already",
     ("CONTRIBUTING.md", "make check"): ITSELF,
@@ -142,7 +142,7 @@ NOT_RUN = {
     ("plugins/mmengine_shapes/README.md", "OMP_NUM_THREADS=1 python -m"): TRAINING,
     ("plugins/mmengine_shapes/README.md", "python -m"): TRAINING,
 }
-# Examples that no document's block shows.
+# No document block shows these examples.
 EXAMPLES = {
     "stream.py": "tests/test_readme.py",
     "receipts.py": "tests/test_readme.py",
@@ -216,7 +216,7 @@ def targets():
 
 @functools.cache
 def command_line():
-    """Return the click command of `mmengine`, built once."""
+    """Return the click command for `mmengine`, built once."""
     from typer.main import get_command
 
     return get_command(app)
@@ -224,7 +224,7 @@ def command_line():
 
 def exists(command):
     """Return whether a command's names exist: subcommand and options, target, module, or file."""
-    if "…" in command:  # as in `mmengine log …`
+    if "…" in command:  # Matches text such as `mmengine log …`.
         command = command.partition("…")[0]
     words = shlex.split(re.sub(r"^(?:[A-Z_]+=\S+ )+", "", command), comments=True)
     if words[0] == "make":
@@ -237,7 +237,7 @@ def exists(command):
     while hasattr(found, "commands"):
         found, rest = (found.commands[rest[0]], rest[1:]) if rest else (None, [])
         if found is None:
-            return True  # `mmengine` or `mmengine log` alone
+            return True  # Matches `mmengine` or `mmengine log` alone.
     known = {name for each in found.params for name in each.opts} | {"--help"}
     return all(word.partition("=")[0] in known for word in rest if word.startswith("--"))
 

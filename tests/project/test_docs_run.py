@@ -1,4 +1,4 @@
-"""Run the code of the documents in a folder with a small log; test_doc_blocks.py lists other tests."""
+"""Run the documents' code in a folder with a small log; test_doc_blocks.py lists other tests."""
 
 import io
 import json
@@ -52,7 +52,7 @@ def test_the_simulator_runs_as_shown(folder):
         assert "1: 1 length" in run(folder, "mmengine simulate one.jsonl")
 
 
-def test_a_session_is_asked_as_shown(capsys):
+def test_a_session_answers_as_shown(capsys):
     (code,) = blocks("docs/how-to/sessions.md", "python")
     exec(compile(code.text, code.name, "exec"), {})
     assert "tokens were there" in capsys.readouterr().out
@@ -131,7 +131,7 @@ def test_messages_are_as_shown():
     assert str(refusal.value) == said.text.strip()
 
 
-def test_the_embedded_checkpoint_is_asked_as_shown(monkeypatch):
+def test_the_embedded_checkpoint_answers_as_shown(monkeypatch):
     monkeypatch.chdir(ROOT)
     for (code,) in (
         blocks("plugins/mmengine_shapes/README.md", "python"),

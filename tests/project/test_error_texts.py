@@ -1,4 +1,4 @@
-"""No code decides anything by the text of an error: errors have codes and paths (mmengine/errors.py)."""
+"""Test that no code decides by an error's text: errors have codes and paths (mmengine/errors.py)."""
 
 import ast
 from pathlib import Path
@@ -6,12 +6,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-# Methods and functions that test or take apart a text. Cutting a text to its first line for display is none.
+# Methods and functions that test or split a text. Cutting a text to its first line for display is allowed.
 TESTS = ("startswith", "endswith", "find", "rfind", "index", "removeprefix", "removesuffix", "replace")
 MATCHES = ("match", "search", "fullmatch", "findall", "finditer", "sub", "split")
-TEXTS = ("args", "text", "message", "detail", "reason", "why")  # attributes of errors and of outputs
-NAMES = ("error", "exception", "failure", "refusal", "detail", "why")  # of variables that hold either
-# Adapters that read what a library reports by a sentence alone, and what they read.
+# Attributes that hold text in errors and outputs.
+TEXTS = ("args", "text", "message", "detail", "reason", "why")
+# Variables that hold an error or its text.
+NAMES = ("error", "exception", "failure", "refusal", "detail", "why")
+# Adapters for libraries that report a condition by a sentence alone, and the sentences that the adapters
+# read.
 ADAPTERS = {
     "mmengine/decode_errors.py": "msgspec",
     "mmengine/structured_output/engines/llguidance/compile_errors.py": "llguidance",
@@ -30,13 +33,13 @@ def caught_names(tree):
 
 
 class Finder:
-    """Finds expressions of a module that test the text of an error."""
+    """Finds expressions in a module that test an error's text."""
 
     def __init__(self, tree):
         self.tree, self.names = tree, {*NAMES, *caught_names(tree)}
 
     def is_text(self, node):
-        """Whether an expression is an error's text, or a variable that may hold one."""
+        """Return whether an expression is an error's text, or a variable that may hold an error's text."""
         match node:
             case ast.Name(id=name):
                 return name in self.names

@@ -1,4 +1,6 @@
-"""Files named in the glossary, the architecture and CONTRIBUTING exist and contain the names in brackets."""
+"""Test that the files named in the glossary, the architecture and CONTRIBUTING exist and contain the names in
+brackets.
+"""
 
 import re
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""docs/reference/limits.md shows the limits in the code, and tests/project/limits.toml describes each."""
+"""Test that docs/reference/limits.md shows the limits in the code, and that tests/project/limits.toml
+describes each limit.
+"""
 
 import ast
 import re

@@ -1,4 +1,4 @@
-"""Links, paths, libraries and folders in the documents exist."""
+"""Test that links, paths, libraries and folders in the documents exist."""
 
 import re
 import tomllib
@@ -11,26 +11,26 @@ PAGES = sorted(
     page
     for pattern in ("*.md", "docs/**/*.md", "benchmarks/**/*.md", "plugins/**/*.md", ".github/**/*.md")
     for page in ROOT.glob(pattern)
-    if "renames" not in str(page.relative_to(ROOT))  # those name files that are gone
+    if "renames" not in str(page.relative_to(ROOT))  # The rename lists name files that are gone.
 )
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 PATH = re.compile(r"`([\w./*-]+\.(?:py|cpp|h|js|md|sh|toml))`")
-TREES = ("", "mmengine", "plugins", "docs", "tests")  # folders that a document's paths may be relative to
+TREES = ("", "mmengine", "plugins", "docs", "tests")  # A document's paths may be relative to these folders.
 FOLDERS = (*TREES[1:], "benchmarks", "examples")
 FILES = {path.name for folder in FOLDERS for path in (ROOT / folder).rglob("*.*")} | {
     path.name for path in ROOT.glob("*.*")
 }
-# A file of FlashAttention, and one that `minimize` writes.
+# One file belongs to FlashAttention, and `minimize` writes the other.
 FOREIGN_FILES = {"flash_fwd_kernel.h", "small/test_minimized_encoder.py"}
 
 
 def prose(page):
-    """Return a page without its code blocks, whose brackets are no links."""
+    """Return a page without its code blocks, whose brackets are not links."""
     return re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
 
 
 def anchors(page):
-    """Return the anchors of a page: those of its headings, and explicit ones."""
+    """Return a page's anchors: heading anchors and explicit anchors."""
     text = prose(page)
     headings = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
     names = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
@@ -50,7 +50,7 @@ def problems(page):
 
 
 def is_file(path):
-    """Return whether a path names a file: from the root, from one of the trees, or by its name alone."""
+    """Return whether a path names a file: from the root, from one of TREES, or by its name alone."""
     if "/" not in path and "*" not in path:
         return path in FILES
     return any(next((ROOT / tree).glob(path), None) for tree in TREES)

@@ -1,4 +1,6 @@
-"""The README, SECURITY and the docstrings warn that paths in messages of strangers are read."""
+"""Test that the README, SECURITY and the docstrings warn that the engine reads file paths in untrusted
+messages.
+"""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Shared code names no model family; family code is in plugins."""
+"""Test that shared code names no model family; family code is in plugins."""
 
 import re
 from pathlib import Path
@@ -12,7 +12,8 @@ FAMILIES = re.compile(
     r"|moondream|paligemma|phi-?\d|pixtral|qwen|smollm|smolvlm",
     re.IGNORECASE,
 )
-OTHERS = re.compile(r"\bllama3\b|llama\.cpp", re.IGNORECASE)  # a rotary scaling type, and a program
+# The names of a rotary scaling type and a program.
+OTHERS = re.compile(r"\bllama3\b|llama\.cpp", re.IGNORECASE)
 
 
 def named(text):

@@ -1,4 +1,4 @@
-"""docs/images/architecture.svg shows the packages and imports of today."""
+"""Test that docs/images/architecture.svg shows today's packages and imports."""
 
 import runpy
 from pathlib import Path
@@ -22,7 +22,7 @@ def test_each_package_has_a_purpose(picture):
     assert picture["PURPOSES"].keys() == packages | {"plugins"}
 
 
-def test_an_edge_that_follows_from_others_is_left_out(picture):
+def test_a_transitive_edge_is_omitted(picture):
     graph = {"a": {"b", "c"}, "b": {"c"}, "c": set()}
     assert picture["reduced"](graph) == {"a": {"b"}, "b": {"c"}, "c": set()}
     assert picture["levels"](graph) == [["a"], ["b"], ["c"]]

@@ -1,4 +1,4 @@
-"""The word rates that `make check` prints are counted as tests/project/prose.py describes."""
+"""Test that the word rates that `make check` prints are counted as tests/project/prose.py describes."""
 
 from collections import Counter
 

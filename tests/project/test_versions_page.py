@@ -1,4 +1,4 @@
-"""docs/reference/versions.md says the numbers of this build."""
+"""Test that docs/reference/versions.md shows this build's version numbers."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from mmengine.version import __version__
 TEXT = (Path(__file__).parents[2] / "docs" / "reference" / "versions.md").read_text()
 
 
-def test_the_page_says_the_numbers_of_this_build():
+def test_the_page_shows_this_builds_versions():
     rows = [
         [cell.strip() for cell in line.strip("|").split("|")] for line in TEXT.splitlines() if "|" in line
     ]

@@ -63,7 +63,7 @@ def alone(folder):
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_bits_equal_those_of_a_row_alone(folder, alone, tmp_path, name):
+def test_bits_equal_a_single_row(folder, alone, tmp_path, name):
     with engine_of(folder, tmp_path / "log", **SETTINGS[name]) as engine:
         for _ in range(2):
             for (tokens, scores), (wanted, exact) in zip(answers(engine), alone, strict=True):

@@ -74,7 +74,7 @@ def engine_of(folder, adapters=None, log=None, **settings):
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_tokens_are_those_of_the_added_weights(made, tmp_path, name):
+def test_tokens_equal_the_merged_weights(made, tmp_path, name):
     folder, adapter, wanted = made
     with engine_of(folder, {"adapted": adapter}, tmp_path / "log", **SETTINGS[name]) as engine:
         for _ in range(2):

@@ -104,7 +104,7 @@ class Steered:
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_bits_equal_those_of_a_row_alone(made, alone, tmp_path, name):
+def test_bits_with_drafts_equal_a_single_row(made, alone, tmp_path, name):
     with drafting(made, tmp_path / "log", **SETTINGS[name]) as engine:
         prompts = [
             engine.processor.prepare([{"role": "user", "content": prompt}]).prompt_token_ids.tolist()

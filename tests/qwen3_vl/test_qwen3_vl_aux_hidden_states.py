@@ -122,7 +122,7 @@ def test_taps_are_the_inputs_of_transformers_layers(checkpoint, library, layers,
             assert ((ours - theirs).abs() / scale).max() < 1e-5
 
 
-def test_deepstack_features_are_in_what_is_tapped(checkpoint):
+def test_taps_include_deepstack_features(checkpoint):
     """Without deepstack features the test above would fail."""
     folder, prompts, _ = checkpoint
     model = load(folder, None)
@@ -153,7 +153,7 @@ def test_tapping_changes_no_bit(checkpoint, library, dtype):
             assert all(map(torch.equal, logits, run_rows(model, prompts, steps)))
 
 
-def test_kernels_write_only_to_what_holds_it(checkpoint, library):
+def test_kernels_refuse_unsuitable_tap_buffers(checkpoint, library):
     folder, prompts, _ = checkpoint
     model = load(folder, library)
     embeds, positions = torch.randn(3, HIDDEN), torch.zeros(3, 3, dtype=torch.int64)

@@ -75,7 +75,7 @@ def check(folder, ops):
 
 
 @pytest.mark.parametrize("name", DECODER_KINDS)
-def test_logits_are_those_of_the_plain_decoder(folders, name):
+def test_logits_equal_the_plain_decoder(folders, name):
     check(folders[name], text_ops.torch_ops())
 
 
@@ -95,7 +95,7 @@ def test_our_kernel_changes_no_logits(folders, kernel_device):
     check(folders["odd sizes, one key-value head"], replace(text_ops.torch_ops(), **functions))
 
 
-def test_taps_hold_what_the_plain_decoder_leaves(folders):
+def test_taps_equal_the_plain_decoder(folders):
     rows = []
     for make in (
         TextDecoder,

@@ -77,7 +77,7 @@ def logits_of(model, prompts, steps, attention):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", DECODER_KINDS)
-def test_logits_are_those_of_the_torch_decoder(folders, library, name, dtype):
+def test_logits_equal_the_torch_decoder(folders, library, name, dtype):
     reference, model = load(folders[name], dtype, None), load(folders[name], dtype, library)
     prompts = prompts_of()
     steps = ragged_steps(prompts, np.random.default_rng(6), 7)
@@ -92,7 +92,7 @@ def test_logits_are_those_of_the_torch_decoder(folders, library, name, dtype):
         assert differences.max() < largest and differences.mean() < mean
 
 
-def test_greedy_tokens_are_those_of_the_torch_decoder(folders, library):
+def test_greedy_tokens_equal_the_torch_decoder(folders, library):
     reference, model = load(folders[LIVELY], "float32", None), load(folders[LIVELY], "float32", library)
     starts = torch.arange(12)
     wanted = greedy(reference, starts, PagedRows(TorchPagedAttention, model.spec, model.dtype, 12))
@@ -115,7 +115,7 @@ def greedy(model, tokens, attention, length=40):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_one_call_computes_what_the_halves_compute(folders, library, dtype):
+def test_one_call_equals_the_two_halves(folders, library, dtype):
     model, prompts = load(folders["tied"], dtype, library), prompts_of()
     halves = paged(model, library, len(prompts), hide=("step_address",))
     assert not hasattr(halves, "step_address")
@@ -175,7 +175,7 @@ def test_inputs_are_not_modified(folders, library):
     assert torch.equal(embeds, before[0]) and torch.equal(deepstack, before[1])
 
 
-def test_torch_computes_what_the_kernels_do_not_know(folders, library):
+def test_torch_computes_unsupported_configs(folders, library):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("mmengine.models.network.native.load", lambda: library)
         model = plugin.load_model(folders["tied"], device="cpu", dtype="float16")
@@ -183,7 +183,7 @@ def test_torch_computes_what_the_kernels_do_not_know(folders, library):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_table_of_angles_grows_and_gives_the_very_numbers(folders, library, dtype):
+def test_the_angle_table_grows_and_returns_equal_values(folders, library, dtype):
     rotary = load(folders["tied"], "float32", None)._text._rotary
     table = RotaryTable(library, rotary.axis, rotary.halves, dtype)
     for positions in (torch.randint(0, 900, (3, 7)), torch.randint(0, 5000, (5, 3)).t()[:, ::2]):

@@ -138,7 +138,7 @@ def unsaid(plain):
 MIXED = {"a": FREE, "b": {**FREE, "temperature": 1.0, "seed": 3}, "c": {**FREE, "logprobs": 1}}
 
 
-def test_a_draft_whose_logits_are_not_finite_costs_itself_only():
+def test_a_draft_with_nonfinite_logits_is_rejected_alone():
     model = LateNan()
     plain, slow = run(model, MIXED)
     model.broken = unsaid(plain)
@@ -192,7 +192,7 @@ def test_an_end_of_sequence_that_was_proposed_ends_the_text_there():
 
 
 @pytest.mark.parametrize("attention", ["torch", "auto"])
-def test_penalties_and_noise_see_what_a_run_has_said(attention):
+def test_penalties_and_noise_count_a_runs_earlier_tokens(attention):
     model = ToyModel()
     wanted = {
         f"{number}": {

@@ -195,7 +195,7 @@ def test_encoders_without_capture_are_launched(model, monkeypatch):
     assert model.capturable_encoder(SIZES[-1]) is None
 
 
-def test_a_capture_that_waits_is_told_once_and_images_are_launched(model, monkeypatch):
+def test_a_waiting_capture_is_reported_once_and_images_are_launched(model, monkeypatch):
     told = []
     monkeypatch.setattr(capture_module.log, "warning", lambda what, **facts: told.append((what, facts)))
 

@@ -319,7 +319,7 @@ def test_a_step_that_samples_nothing(model):
     assert result.device_ns > 0
 
 
-def test_failures_of_a_whole_step_are_one_sentence_and_leave_the_executor_usable(model):
+def test_a_failed_step_is_one_sentence_and_leaves_the_executor_usable(model):
     driver = make(model)
     driver.add(toy_request("r", 5, media_runs=[[(2, 4)]])[0])
     with pytest.raises(ExecutorFailed, match="media item 0 of request r .* not attached"):

@@ -58,7 +58,7 @@ def test_a_long_life_of_puts_and_drops(seed):
         assert torch.equal(embeds, expected)
 
 
-def test_memory_follows_what_is_held_up_to_the_capacity():
+def test_memory_follows_the_held_features_up_to_the_capacity():
     store, generator = FeatureStore(HIDDEN, DEEP, 40), torch.Generator()
     for n in range(100):  # items reuse the same place in turn
         store.put([b"%d" % n], [8], features_of(8, generator))

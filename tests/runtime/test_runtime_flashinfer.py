@@ -150,7 +150,7 @@ def partial_bytes(bucket, spec, multiprocessors):
 
 
 @pytest.mark.parametrize("heads", [(16, 8, 128), (32, 8, 128), (64, 8, 128), (32, 4, 256), (16, 1, 128)])
-def test_the_workspace_holds_what_captured_steps_share(heads):
+def test_the_workspace_fits_all_captured_steps(heads):
     """Try any row count with up to 16 drafts; an H100 shares one of 264 blocks per head."""
     spec, log = spec_of(*heads), []
     flash = backend(log)(spec, KVPool(spec, 4, 16, torch.bfloat16, CpuDevice()))
@@ -197,13 +197,13 @@ def test_an_fp8_pool_holds_rounded_keys_and_values(make):
     assert got.isfinite().all()
 
 
-def test_the_record_is_of_a_version_that_is_asked_for():
+def test_the_recorded_version_is_a_required_version():
     version = json.loads(RECORD.read_text())["version"]
     assert version.startswith("0.7.2") and len(signatures()) == 11
 
 
 @pytest.mark.skipif(importlib.util.find_spec("flashinfer") is None, reason="no FlashInfer: see `make test`")
-def test_the_record_is_what_is_installed():
+def test_the_record_equals_the_installed_package():
     module = flashinfer_capability.load()
     assert recorded(module) == json.loads(RECORD.read_text())["calls"]
 
@@ -230,7 +230,7 @@ def test_missing_parts_are_reported_with_advice(monkeypatch, version, capability
     assert found is None if told is None else told in found
 
 
-def test_a_model_that_does_not_fit_is_told(monkeypatch):
+def test_an_unsupported_model_is_reported(monkeypatch):
     monkeypatch.setattr(flashinfer_capability, "installed", lambda: "0.7.2")
     spec = spec_of(4, 2, 32)
     assert "heads of 64, 128, 256 values, not of 32" in flashinfer_capability.unfit(spec, pool_of(spec))
@@ -245,7 +245,7 @@ def on_a_gpu():
     return SimpleNamespace(device=CudaDevice())
 
 
-def test_kernels_that_do_not_compile_are_told_of_at_once_and_auto_goes_on(monkeypatch):
+def test_kernels_that_do_not_compile_are_reported_and_auto_continues(monkeypatch):
     spec = spec_of(4, 2, 64)
 
     def broken(spec, kv):

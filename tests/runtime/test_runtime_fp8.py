@@ -27,7 +27,7 @@ class Rounding(ToyModel):
         return super().forward(embeds, deepstack, positions, Port())
 
 
-def test_tokens_are_those_of_rounded_keys_and_values():
+def test_tokens_equal_rounded_keys_and_values():
     sizes = {"max_num_seqs": 4, "num_blocks": 64, "block_size": 4, "encoder_cache_size": 64}
     config = EngineConfig(eos_token_ids=(EOS,), kv_dtype="fp8", **sizes)
     driver = Driver(TorchExecutor(ToyModel(), positions_of, config), config)

@@ -47,7 +47,7 @@ def test_a_gpu_that_is_there_is_no_problem(monkeypatch):
 
 
 @pytest.mark.parametrize("device, number", [("cuda:1", 1), ("cuda", None), ("cpu", None)])
-def test_the_gpu_that_is_asked_for_is_the_current_one(monkeypatch, device, number):
+def test_the_requested_gpu_is_current(monkeypatch, device, number):
     """Pretend that there are two GPUs."""
     machine(monkeypatch, "13.0", 2)
     monkeypatch.setattr(torch.cuda, "device", lambda number: f"GPU {number}")

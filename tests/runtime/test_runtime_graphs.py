@@ -183,7 +183,7 @@ def test_a_backend_that_cannot_be_captured_is_not():
     assert run(recorder).executor.graph_counts == {} and recorder.recorded == 0
 
 
-def test_a_capture_that_fails_is_told_once_and_steps_are_launched_anew(capturable, monkeypatch):
+def test_a_failed_capture_is_reported_once_and_steps_are_launched(capturable, monkeypatch):
     told = []
     monkeypatch.setattr(capture.log, "warning", lambda what, **facts: told.append((what, facts)))
 

@@ -91,7 +91,7 @@ def sides(tmp_path_factory):
     st.booleans(),
     st.integers(0, 99),
 )
-def test_drafts_are_those_of_passes_that_are_launched(sides, family, shapes, is_alike, seed):
+def test_drafts_equal_launched_passes(sides, family, shapes, is_alike, seed):
     """Draft after given tokens too, chain after chain over the same buffers."""
     lengths, most, before = (np.array(each, np.int32) for each in zip(*shapes, strict=True))
     most[:] = most[0] if is_alike else most

@@ -52,7 +52,7 @@ def recorder(monkeypatch):
     ],
     ids=lambda settings: "-".join(map(str, settings.values())),
 )
-def test_answers_are_those_of_steps_launched_anew(asked, anew, recorder, settings):
+def test_answers_equal_launched_steps(asked, anew, recorder, settings):
     found = answers(asked, **{**SMALL, **settings})
     assert_same(found, anew)
     assert recorder.replayed > 50
@@ -128,7 +128,7 @@ def test_answers_by_way_of_triton(recorder, monkeypatch, kernel_device, settings
     assert found == generate("torch")[0]
 
 
-def test_a_head_drafts_what_it_drafted(asked, recorder, monkeypatch):
+def test_a_head_repeats_its_drafts(asked, recorder, monkeypatch):
     """Let a head read the states of replayed steps, now or later, and replay its own passes."""
     found = answers(asked, spec="eagle3", **SMALL)
     chains = found.drafting.head.graphs.num_chains

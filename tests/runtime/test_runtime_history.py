@@ -125,7 +125,7 @@ def test_drafts_count_as_earlier_tokens_until_rejected():
             table.admit(int(random.integers(0, ROWS)))
 
 
-def test_typical_p_keeps_what_transformers_keeps():
+def test_typical_p_equals_transformers():
     transformers = pytest.importorskip("transformers")
     logits = torch.randn(20, 40, generator=torch.Generator().manual_seed(3)) * 3
     logits[:, 7] = float("-inf")
@@ -135,7 +135,7 @@ def test_typical_p_keeps_what_transformers_keeps():
         assert torch.equal(kept, want)
 
 
-def test_a_form_with_typical_p_is_masked_first():
+def test_a_grammar_with_typical_p_is_masked_first():
     """The typical tokens depend on the allowed ones, as with the other filters."""
     options = np.array([GRAMMAR | RANDOM, GRAMMAR | RANDOM | TYPICAL, GRAMMAR | RANDOM | HISTORY])
     assert uses_lazy_mask(options).tolist() == [True, False, True]

@@ -209,7 +209,7 @@ def test_no_step_waits_that_draws_by_kernels(drawing_kernels):
     assert len(drawing_kernels) == 5 and min(drawing_kernels.values()) > 3
 
 
-def test_counting_what_was_said_with_drafts_does_not_wait():
+def test_counting_output_with_drafts_does_not_wait():
     config = config_of()
     executor = Launching(toy_on_gpu(), positions_of, config)
     driver = Driver(executor, config)

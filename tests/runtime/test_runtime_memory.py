@@ -83,7 +83,7 @@ def test_a_share_of_a_gpu():
     assert cached_embeds(GIB, embed, GIB, least=16_384, wanted=32_768) == 16_384
 
 
-def test_a_refusal_shows_the_sum_and_what_to_lower():
+def test_a_refusal_shows_the_sum_and_the_setting_to_lower():
     memory = Memory(80 * GIB, 62 * GIB, layers=3 * GIB, encoder=5 * GIB, features=GIB, reserve=8 * GIB)
     with pytest.raises(ConfigError) as refused:
         memory.blocks(2 * 2**20, 4097)
@@ -262,7 +262,7 @@ def test_a_gpu_is_never_given_more_than_it_has(free, peak, length, cached, budge
     assert cached or resolved.encoder_cache_size >= min(budget, (length or SPEC.max_model_len) - 1)
 
 
-def test_on_a_cpu_the_encoder_cache_has_a_size_of_its_own():
+def test_on_a_cpu_the_encoder_cache_has_a_separate_size():
     resolve = partial(sizing.resolve, model=Counting(), head=None, placement=ON_CPU)
     for asked, cached in (({}, 32_768), ({"encoder_cache_size": 7}, 7)):
         assert resolve(EngineConfig(**asked), eos_token_ids=(1,)).encoder_cache_size == cached

@@ -184,7 +184,7 @@ def spoil(engine, masks_of):
 
 
 @pytest.mark.parametrize("by", ["masks"], indirect=True)
-def test_a_row_whose_grammar_fails_while_the_step_behind_runs_ends_alone(by):
+def test_a_row_whose_grammar_fails_during_the_next_step_ends_alone(by):
     def broken(bits, errors, call):
         return bits, {0: "planted"} if call > 5 else errors
 
@@ -279,7 +279,7 @@ def failing(error, at):
         (RuntimeError("something else\nand more"), "RuntimeError: something else"),
     ],
 )
-def test_a_step_that_fails_is_told_of_and_its_requests_go_on(error, told):
+def test_a_failed_step_is_reported_and_its_requests_continue(error, told):
     tokens = []
     for at in (0, 3):
         config = config_of(max_in_flight=1, eos_token_ids=(59,))
@@ -308,7 +308,7 @@ def test_a_step_that_fails_is_told_of_and_its_requests_go_on(error, told):
     ],
     ids=["torch", "flashinfer", "triton"],
 )
-def test_a_gpu_that_is_gone_ends_the_engine_and_the_log_goes_on(monkeypatch, tmp_path, error):
+def test_a_lost_gpu_ends_the_engine_and_the_log_resumes(monkeypatch, tmp_path, error):
     asked = {"max_tokens": 24, "ignore_eos": True}
     with Engine() as engine:
         whole = engine.generate(["Who are you?"], **asked)[0].choices[0].token_ids

@@ -19,7 +19,7 @@ SIZE = 4
 
 
 @pytest.mark.parametrize("size", [1, 2, 8, 16, 256])
-def test_the_longest_rows_have_room_for_what_fills_up_their_drafts(size):
+def test_the_longest_rows_have_space_for_padded_drafts(size):
     config = EngineConfig(num_draft_tokens=MAX_DRAFT_TOKENS)
     config.check()
     with pytest.raises(ConfigError, match="num_draft_tokens"):

@@ -58,7 +58,7 @@ benches = st.tuples(
 
 @settings(max_examples=100, deadline=None)
 @given(benches)
-def test_penalties_in_runs_are_those_of_tokens_said_one_by_one(case):
+def test_penalties_in_runs_equal_single_tokens(case):
     known, is_penalised, drafts, source = case
     rows = np.array(source.sample(range(ROWS), len(drafts)))
     runs = runs_of(drafts)

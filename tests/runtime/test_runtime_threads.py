@@ -37,7 +37,7 @@ def test_siblings_are_one_core(machine):
     assert usable_cores(machine(16)).count == 8
 
 
-def test_a_machine_that_says_nothing_of_its_cores(tmp_path, monkeypatch):
+def test_a_machine_without_core_information(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {1, 5, 6}, raising=False)
     assert usable_cores(tmp_path).count == 3
 

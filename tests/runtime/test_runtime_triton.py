@@ -44,7 +44,7 @@ def test_unsupported_shapes_are_reported(monkeypatch, head_dim, dtype, installed
         registry.make_backend("triton", spec, kv)
 
 
-def test_an_old_gpu_is_told(monkeypatch):
+def test_an_old_gpu_is_reported(monkeypatch):
     monkeypatch.setattr(triton_capability, "find_spec", lambda name: object())
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     assert "compute capability 7.5, and 8.0 is needed" in triton_capability.missing(CudaDevice())
@@ -56,7 +56,7 @@ def pretend(monkeypatch, attend):
     monkeypatch.setattr(triton_paged, "load", lambda: SimpleNamespace(attend=attend))
 
 
-def test_kernels_that_do_not_run_are_told_of_at_once(monkeypatch):
+def test_kernels_that_do_not_run_are_reported_at_once(monkeypatch):
     def attend(q, blocks, work):
         raise RuntimeError("ptxas died\nwith pages of reasons")
 
@@ -69,14 +69,14 @@ def test_kernels_that_do_not_run_are_told_of_at_once(monkeypatch):
 
 
 @pytest.mark.parametrize("wrong", [0.0, float("nan")])
-def test_kernels_with_other_numbers_are_told_of_at_once(monkeypatch, wrong):
+def test_kernels_with_wrong_results_are_reported_at_once(monkeypatch, wrong):
     pretend(monkeypatch, lambda q, blocks, work: torch.full_like(q, wrong))
     spec = spec_of(4, 2, 32)
     with pytest.raises(ConfigError, match=r"differ from torch by \S+ on this machine, more than 1.0e-04"):
         registry.make_backend("triton", spec, pool_of(spec))
 
 
-def test_triton_that_cannot_be_imported_is_told_of(monkeypatch):
+def test_an_unimportable_triton_is_reported(monkeypatch):
     def breaks(name):
         raise ImportError("libcuda.so.1: cannot open shared object file")
 

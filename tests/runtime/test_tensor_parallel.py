@@ -134,7 +134,7 @@ def test_a_capture_that_fails_on_one_rank_fails_on_all(captured, monkeypatch):
     assert [facts["reason"] for facts in told] == ["another rank failed or is out of step"]
 
 
-def test_a_rank_that_dies_ends_the_engine_and_the_log_goes_on(tmp_path):
+def test_a_dead_rank_ends_the_engine_and_the_log_resumes(tmp_path):
     asked = {"request_id": "a", "max_tokens": 24, "ignore_eos": True}
     with Engine() as engine:
         whole = engine.generate(["Who are you?"], max_tokens=24, ignore_eos=True)[0].choices[0].token_ids
@@ -226,7 +226,7 @@ def test_a_rank_that_cannot_start_says_why(tmp_path):
 # Weights
 
 
-def test_ranks_read_parts_that_make_up_the_whole():
+def test_the_ranks_parts_make_up_the_whole():
     config = read_config(checkpoint_path())
     device = torch.device("cpu")
 
@@ -248,7 +248,7 @@ def test_ranks_read_parts_that_make_up_the_whole():
             assert torch.equal(first.read(name), whole.read(name))
 
 
-def test_a_rank_holds_its_part_and_no_more():
+def test_a_rank_holds_only_its_part():
     def part_of(rank, size):
         shard = Shard(rank, size, lambda x: x)
         return plugin.load_model(checkpoint_path(), device="cpu", dtype="float32", shard=shard)

@@ -76,7 +76,7 @@ def test_a_rank_that_fails_leaves_the_others_in_step(tmp_path, fail_at):
     assert torch.equal(first, second) and [str(error) for error in said] == ["on purpose"]
 
 
-def test_rank_0_raises_what_failed_it_and_goes_on(tmp_path):
+def test_rank_0_raises_its_failure_and_continues(tmp_path):
     def failing(group):
         with pytest.raises(ExecutorFailed, match="on purpose"):
             layers(group, fail_at=1)

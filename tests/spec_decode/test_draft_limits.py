@@ -80,11 +80,11 @@ def test_drafters_and_draft_counts_of_each_row(room, want):
         ({"max_tokens": 300, "prompt": LONGEST - 2}, 0),
     ],
 )
-def test_a_row_has_no_more_than_its_answer_has_room_for(settings, count):
+def test_drafts_fit_the_remaining_answer(settings, count):
     assert drafted(None, **settings) == [(0, count) if count else None] * ROWS
 
 
-def test_a_row_has_no_more_than_its_grammar_allows():
+def test_drafts_fit_the_grammar():
     """The log's drafts are already cut. Row 2 has no grammar."""
     matchers = SimpleNamespace(num_allowed=lambda row, drafts: min(row, len(drafts)))
     found = drafted(None, bound=(0, 1, 3), matchers=matchers)

@@ -52,7 +52,7 @@ def test_answers_are_the_same(spec, pool, wanted, tmp_path):
 
 @pytest.mark.parametrize("pool", [SWAP, RECOMPUTE], ids=["swap", "recompute"])
 @pytest.mark.parametrize("by_masks", [True, False], ids=["masks", "following"])
-def test_forms_do_not_keep_steps_apart(by_masks, pool, wanted, tmp_path, monkeypatch):
+def test_grammars_do_not_prevent_overlap(by_masks, pool, wanted, tmp_path, monkeypatch):
     """Use masks for all grammars, as on a GPU, and lazy masks, as on a CPU; except for answers completed
     within their budgets.
     """

@@ -111,7 +111,7 @@ def test_rows_may_have_different_room_and_none(rows):
     check(rows, [0, 2], [0, 0])
 
 
-def test_the_same_is_proposed_again(rows):
+def test_proposals_repeat(rows):
     rows.say(range(ROWS), [11] * ROWS)
     first = rows.propose(range(ROWS), [5] * ROWS)
     assert rows.propose(range(ROWS), [5] * ROWS) == first
@@ -140,14 +140,14 @@ def test_equal_histories_give_equal_proposals(rows, request):
                 bench.admit(asked[0])
 
 
-def test_rows_that_were_not_asked_about_for_some_steps_are_caught_up_with(rows):
+def test_rows_without_proposals_for_some_steps_catch_up(rows):
     for _ in range(9):
         rows.say([0, 4], [3, 2])
         rows.propose([4], [2])
     check(rows, [0], [4])
 
 
-def test_a_row_that_another_request_has_now_knows_nothing_of_the_one_before(rows):
+def test_a_reused_row_forgets_the_previous_request(rows):
     rows.say([2], [30])
     rows.drafter.leave(2, rows.texts)
     prompt = np.array([4, 2, 0, 1, 2], np.int32)  # its end occurred earlier in the text
@@ -158,7 +158,7 @@ def test_a_row_that_another_request_has_now_knows_nothing_of_the_one_before(rows
     assert rows.propose([2], [8]) == [[]]
 
 
-def test_a_row_is_left_twice_or_before_anybody_had_it():
+def test_a_row_may_leave_twice_or_before_its_first_request():
     for make in MAKERS.values():
         bench = Rows(make)
         for _ in range(2):
@@ -169,7 +169,7 @@ def test_a_row_is_left_twice_or_before_anybody_had_it():
             bench.drafter.leave(3, bench.texts)
 
 
-def test_a_request_that_comes_back_with_what_it_said_goes_on(rows):
+def test_a_preempted_request_continues_with_its_output(rows):
     rows.admit(5, num_said=23)
     check(rows, [5], [6])
 

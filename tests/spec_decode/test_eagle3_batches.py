@@ -192,18 +192,18 @@ HERE = {"deadline": None, "suppress_health_check": [HealthCheck.function_scoped_
 
 @settings(max_examples=6, **HERE)
 @given(pool=POOLS, most=MOST, seed=st.integers(0, 99))
-def test_any_schedule_and_any_k_give_the_same(wanted, pool, most, seed, tmp_path):
+def test_any_schedule_and_any_k_give_the_same_answers(wanted, pool, most, seed, tmp_path):
     check(wanted, pool, most, seed, tmp_path)
 
 
 @pytest.mark.soak
 @settings(max_examples=300, **HERE)
 @given(pool=POOLS, most=MOST, seed=st.integers(0, 99))
-def test_many_schedules_and_ks_give_the_same(wanted, pool, most, seed, tmp_path):
+def test_many_schedules_and_ks_give_the_same_answers(wanted, pool, most, seed, tmp_path):
     check(wanted, pool, most, seed, tmp_path)
 
 
-def test_rows_without_a_seed_leave_those_beside_them_alone():
+def test_rows_without_a_seed_do_not_change_other_rows():
     """Give each request different noise in each run."""
     seeds = [0, None, 1, None, 2**62, None]
 

@@ -72,7 +72,7 @@ def test_drafts_equal_the_formulas(family, most_of, compute, tmp_path):
 
 @pytest.mark.parametrize("most_of", [MOST, np.full(5, 4, np.int32)], ids=["each its own", "all alike"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_chain_goes_on_behind_tokens_that_are_given(family, most_of, compute, tmp_path):
+def test_a_chain_continues_after_given_tokens(family, most_of, compute, tmp_path):
     """Give all, some or no drafts of a row: other drafters' tokens pass the head like its own."""
     written = FAMILIES[family]()
     head, rows, attention, z, carry = prefilled(written, tmp_path, compute)

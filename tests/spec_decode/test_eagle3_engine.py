@@ -76,7 +76,7 @@ def test_a_head_changes_no_token(sampling):
             assert stats.num_preemptions or "stop" in sampling
 
 
-def test_the_prefix_cache_finds_as_much_as_without():
+def test_the_prefix_cache_hits_equal_a_run_without_a_head():
     hits = [answers(16, {}, spec=spec)[1].num_cached_tokens for spec in ("none", "eagle3")]
     assert hits[0] > 0 and hits[0] - hits[1] <= 16 * hits[0] // 100
 
@@ -235,7 +235,7 @@ def attentive_head(tmp_path):
 
 
 @pytest.mark.parametrize("spec", ["eagle3", "auto"])
-def test_drafts_are_those_of_passes_over_the_whole_text(spec, attentive_head, monkeypatch):
+def test_drafts_equal_passes_over_the_whole_text(spec, attentive_head, monkeypatch):
     """Run seven rows each after an image, a video and neither; with `auto` also after forced tokens."""
     _skip_without_a_head(spec)
     point = SimpleNamespace(load=lambda: lambda: attentive_head)

@@ -55,7 +55,7 @@ def test_the_next_pass_gets_the_configured_output(tmp_path):
         assert torch.equal(z, carry) == normed
 
 
-def test_the_embedding_stands_before_the_state(tmp_path):
+def test_the_embedding_precedes_the_state(tmp_path):
     """With one input's columns set to zero, only the other input affects q, k and v."""
     for half, embeds_matter in ((slice(0, 48), False), (slice(48, 96), True)):
         written = FAMILIES["specforge"]()
@@ -121,7 +121,7 @@ def test_positions_follow_their_axes(tmp_path):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_tokens_and_scattered_logits_are_the_targets(family, compute, tmp_path):
+def test_tokens_and_scattered_logits_use_target_ids(family, compute, tmp_path):
     written = FAMILIES[family]()
     target = FakeTarget()
     head = load(written, tmp_path, target=target)

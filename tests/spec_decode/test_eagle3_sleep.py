@@ -48,7 +48,7 @@ class Watched(Heard):
 
 @pytest.mark.parametrize("at_once", [64, 1024])
 @pytest.mark.parametrize("caching", [False, True])
-def test_behind_a_pause_there_are_the_drafts_that_there_are_without(at_once, caching):
+def test_drafts_after_a_pause_equal_drafts_without(at_once, caching):
     """Requests share images in pairs, so that one waits for states that the other must read."""
     asked, through, paused = asked_about(8), Watched(lambda step: 7), Watched(lambda step: 7 * (step > 12))
     config = {**SEVEN, "enable_prefix_caching": caching}

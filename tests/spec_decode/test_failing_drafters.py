@@ -88,7 +88,7 @@ class Failing(Scripted):
 
 
 @pytest.mark.parametrize("touch", [False, True])
-def test_answers_are_the_same_whatever_a_drafter_does(touch):
+def test_failing_drafters_change_no_answer(touch):
     asked = mixed(16, seed=5)
     want = answers(asked, spec="none")
     drafter = Failing(want.truth, touch)
@@ -143,7 +143,7 @@ def test_a_drafter_cannot_write_to_the_texts():
     assert found.drafting.failures == [0]
 
 
-def test_a_drafter_without_a_name_is_told_of_by_its_class():
+def test_a_drafter_without_a_name_is_reported_by_its_class():
     class Nameless(Scripted):
         name = property()  # raises AttributeError
 
@@ -169,7 +169,7 @@ def test_an_unloadable_drafter_is_refused_by_name(monkeypatch):
 
 
 @pytest.mark.parametrize("method", ["catch_up", "propose"])
-def test_a_head_that_fails_now_and_then_costs_those_drafts(method, monkeypatch):
+def test_a_head_with_occasional_failures_loses_only_its_drafts(method, monkeypatch):
     """The drafter's own record of steps has gaps then; answers have none."""
     asked = mixed(10, seed=6)
     want = answers(asked, spec="none")

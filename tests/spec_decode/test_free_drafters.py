@@ -140,7 +140,7 @@ def test_drafts_equal_a_loop_over_the_text(kind):
 
 
 @given(st.lists(st.lists(TOKENS, min_size=3, max_size=3), max_size=30), st.integers(0, 2**64 - 1))
-def test_an_index_gives_what_was_put_last(grams, salt):
+def test_an_index_returns_the_latest_entry(grams, salt):
     index = GramIndex(3, 16, num_tables=2)
     hashes = index.hashes(np.array(grams, np.int32).reshape(-1, 3), salt)
     assert all(0 <= each < 1 << 16 for each in hashes.tolist())
@@ -168,7 +168,7 @@ def said_and_left(drafter, texts, row, tokens, salt):
 
 
 @pytest.mark.parametrize("asker", ["mine", "yours", ""])
-def test_answers_are_kept_from_those_with_another_salt(asker):
+def test_answers_are_hidden_from_requests_with_another_salt(asker):
     texts, drafter = Texts(2, WIDTH), SuffixDrafter(2)
     answer = list(range(40, 60))
     said_and_left(drafter, texts, 0, answer, "mine")

@@ -83,7 +83,7 @@ def test_forced_tokens_are_proposed_except_the_last(backend):
     assert b'b","more":'.startswith(bench.proposes()) and bench.proposes()
 
 
-def test_a_row_that_departs_from_a_sketch_has_the_next_one(backend):
+def test_a_row_that_departs_from_a_draft_grammar_gets_the_next(backend):
     bench = Bench(backend)
     bench.settled()
     bench.say(b'{"name": ')
@@ -92,7 +92,7 @@ def test_a_row_that_departs_from_a_sketch_has_the_next_one(backend):
     assert b'"more": '.startswith(bench.proposes()) and len(bench.proposes()) > 5
 
 
-def test_a_row_that_departs_from_all_sketches_has_its_own_grammar(backend):
+def test_a_row_that_departs_from_all_draft_grammars_gets_its_grammar(backend):
     bench = Bench(backend)
     bench.settled()
     bench.say(b'{  "na')
@@ -101,7 +101,7 @@ def test_a_row_that_departs_from_all_sketches_has_its_own_grammar(backend):
     assert bench.proposes() in (b'd"', b"d", b"")
 
 
-def test_a_row_that_comes_back_follows_all_it_said(backend):
+def test_a_preempted_row_follows_its_output(backend):
     bench = Bench(backend)
     bench.settled()
     bench.admit(b'{"name": "ab", "m')

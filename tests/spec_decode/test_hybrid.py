@@ -44,7 +44,7 @@ class Point:
         return lambda: self._folder
 
 
-def test_the_checkpoints_own_head_drafts_behind_the_grammar(monkeypatch):
+def test_the_checkpoints_head_drafts_after_the_grammar(monkeypatch):
     if library.load() is None:
         pytest.skip(library.describe())
     names, lookahead = found()
@@ -74,7 +74,7 @@ def test_a_head_that_is_damaged_is_left_out(tmp_path, monkeypatch):
     assert any("draft head is not used" in line["event"] for line in lines)
 
 
-def test_a_run_has_what_is_forced_and_then_the_heads(monkeypatch):
+def test_a_run_has_forced_tokens_and_then_the_heads_drafts(monkeypatch):
     """Mix rows with and without grammars; each run counts for the drafter of its last draft."""
     if library.load() is None:
         pytest.skip(library.describe())

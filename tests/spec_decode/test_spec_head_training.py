@@ -75,7 +75,7 @@ def test_scenes_of_the_other_split_are_drawn_for_held_out_items_alone(monkeypatc
     assert layouts and all(in_split(scene.layout(), "train") for scene in layouts)
 
 
-def test_a_step_is_asked_for_what_the_target_says_that_much_later(target, samples):
+def test_labels_are_the_targets_later_tokens(target, samples):
     """The target's most likely token after each position of a greedy answer is the answer's next token."""
     vocabulary = draft_vocabulary(samples, target.config.text.vocab_size, 512)
     batch = collate(samples[:8])
@@ -87,7 +87,7 @@ def test_a_step_is_asked_for_what_the_target_says_that_much_later(target, sample
     assert (said & inside)[batch.valid].float().mean() > 0.9  # some answers were sampled
 
 
-def test_the_loss_of_the_trained_head_is_far_below_where_it_began(target, samples):
+def test_the_trained_heads_loss_is_far_below_its_start(target, samples):
     trained, vocabulary = read_hub(draft_head_path())
     begun = start_head(target, trained.shape, vocabulary)
     teacher, batch = Teacher(target, vocabulary), collate(samples)

@@ -43,12 +43,12 @@ def samples(target):
     return {task: [one for one in drawn if one.task == task] for task in ("json", "describe", "direction")}
 
 
-def test_four_drafts_a_pass_are_worth_their_while(trained, samples):
+def test_four_drafts_a_pass_pay_off(trained, samples):
     assert acceptance(*trained, samples["json"], 4) > 4.5
     assert acceptance(*trained, samples["describe"], 4) > 4.2
 
 
-def test_taps_of_other_layers_are_worth_little(trained, samples):
+def test_swapped_layers_lower_acceptance(trained, samples):
     """Drafts know about a picture from the target's states, not from the tokens alone."""
     swapped = [
         type(one)(one.task, one.ids, one.num_prompt, one.positions, one.aux_hidden_states.flip(1))
@@ -109,7 +109,7 @@ def test_drafting_from_all_rows_at_once_is_the_engines_head_drafting_from_each(
             assert holds[number][index] == same.index(False)
 
 
-def test_the_engine_reads_the_head_as_it_was_trained(trained, served):
+def test_the_engine_loads_the_trained_head(trained, served):
     shape, config = trained[0].shape, served.config
     assert config.aux_layers == shape.levels and config.draft_vocab_size == shape.draft_vocab_size
     assert (config.fc_norm, config.norm_output) == (shape.fc_norm, shape.norm_output)
@@ -164,7 +164,7 @@ def test_a_target_reads_the_same_alone_and_beside_others(target, samples):
             assert after.argmax(-1).tolist() == sample.ids[sample.num_prompt :].tolist()
 
 
-def test_rows_of_a_batch_are_those_that_a_draft_can_begin_at(samples):
+def test_batch_rows_are_valid_draft_starts(samples):
     batch = collate(samples["json"][:2] + samples["direction"][:2])
     for number, sample in enumerate(samples["json"][:2] + samples["direction"][:2]):
         rows = batch.rows[number][batch.valid[number]].tolist()
