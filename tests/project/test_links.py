@@ -78,7 +78,6 @@ def test_every_page_is_in_the_navigation_of_the_site():
     settings = (ROOT / "docs" / "site" / "mkdocs.yml").read_text()
     navigation = re.findall(r"^ +- (?:[\w ]+: )?([\w/.-]+\.md)$", settings, flags=re.MULTILINE)
     pages = {str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md")}
-    pages = {page for page in pages if not page.startswith("docs/renames")}
     source = (ROOT / "mmengine" / "__init__.py").read_text()
     names = re.findall(r'"(\w+)": "mmengine', source.partition("_HOMES")[2].partition("}")[0])
     assert names and not (pages | {f"api/{name}.md" for name in names}) - set(navigation)
