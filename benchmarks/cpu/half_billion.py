@@ -23,8 +23,8 @@ BURST = 6  # steps in one turn; the first one does not count
 WANTED = {1: (1.6, 1.8), 16: (1.7, 2.0)}  # by rows: the wanted speedup, and the stretch goal
 FLOOR_SHARE = 0.8
 QUICK_S = 25.0  # maximum time for transformers with --quick
-QUICK_TOKENS = 6_800  # tokens that transformers computes with --quick
-QUICK_CONTEXT, QUICK_PROMPT = 64, 128  # where transformers would take longer
+QUICK_TOKENS, QUICK_STEPS = 6_800, 60  # prompt tokens and steps that transformers computes with --quick
+QUICK_CONTEXT, QUICK_PROMPT = 32, 64  # tokens, where transformers would take longer
 PROMPT = 512  # tokens in the prefill
 TOKENS = 1500  # exclusive bound of the prompts' ids: none of them is special
 SALT = "decode"  # shared by all runs: prompts are computed once, since only decoding counts
@@ -91,7 +91,7 @@ def measure(threads: int, quick: bool, compiled: bool, folder: Path | None) -> P
             f"--quick allows {QUICK_S:.0f} s. Prompts are shorter for the same reason."
         )
     pair = Pair(ours, reference, Reader(text_bytes(folder)))
-    num_steps = 3 * BURST if quick else 6 * BURST
+    num_steps = (2 if reference is None else 3 if quick else 6) * BURST
     found = {}
     for rows in WANTED:
         kinds = [GROWING] if quick else [GROWING, STATIC]
@@ -112,10 +112,14 @@ def _expected_seconds(reference) -> float:
     from benchmarks.common.reference import make_inputs
     from benchmarks.common.workload import random_texts
 
-    (ask,) = random_texts(1, 32, 1, TOKENS, seed=10)
-    inputs = make_inputs([ask.prepared])
-    reference.generate(inputs, 1)
-    return clocked(lambda: reference.generate(inputs, 1))[0].wall / 32 * QUICK_TOKENS
+    seconds = {}
+    for length in (1, 32):
+        (ask,) = random_texts(1, length, 1, TOKENS, seed=10)
+        inputs = make_inputs([ask.prepared])
+        reference.generate(inputs, 1)
+        seconds[length] = clocked(lambda inputs=inputs: reference.generate(inputs, 1))[0].wall
+    token = max(0.0, seconds[32] - seconds[1]) / 31
+    return token * QUICK_TOKENS + seconds[1] * QUICK_STEPS
 
 
 class Pair:
@@ -132,13 +136,13 @@ class Pair:
     def decode(self, rows: int, num_steps: int, kinds: list[str]) -> Steps:
         from benchmarks.common.reference import describe_mismatches, make_inputs
         from benchmarks.common.workload import random_texts
+        from benchmarks.cpu.share import clocked_steps, share
 
+        if self._reference is None:
+            return self._alone(rows, num_steps)
         num_new = num_steps + max(WANTED)  # the first rows are some tokens ahead of the last
         asks = random_texts(rows, self.context - num_steps // 2, num_new, TOKENS)
         steps, wanted, got = Steps(), [], []
-        if self._reference is None:
-            self._alone(asks, num_steps, steps)
-            return self._with_share(steps, asks, num_steps)
         inputs = make_inputs([ask.prepared for ask in asks])
         for kind in kinds:
             answers, theirs = self._in_turn(asks, inputs, num_steps, kind, steps)
@@ -151,24 +155,23 @@ class Pair:
             f"{rows} row(s): {sum(map(_equal, got, wanted))} of {rows} answers are equal; an answer with "
             f"{num_steps + 1} tokens has {distinct} different ones."
         )
-        return self._with_share(steps, asks, num_steps)
-
-    def _with_share(self, steps: Steps, asks, num_steps: int) -> Steps:
-        """Add a note on the part of a step outside the model's forward, and return `steps`."""
-        from benchmarks.cpu.share import clocked_steps, share
-
         rest = share(clocked_steps(self._ours, asks, num_steps, SALT))
-        steps.notes.append(f"{len(asks)} row(s): {rest:.1%} of a step is outside the model's forward.")
+        steps.notes.append(f"{rows} row(s): {rest:.1%} of a step is outside the model's forward.")
         return steps
 
-    def _alone(self, asks, num_steps: int, steps: Steps) -> None:
+    def _alone(self, rows: int, num_steps: int) -> Steps:
         """Time mmengine's steps and the reader in turns, without transformers."""
-        running = self._ours.begin(asks, SALT)
+        from benchmarks.common.workload import random_texts
+
+        # The short prompts are computed in one step, so that all rows decode from the next step on.
+        asks = random_texts(rows, self.context - num_steps // 2, num_steps + 4, TOKENS)
+        steps, running = Steps(), self._ours.begin(asks, SALT)
         running.start()
         for _ in range(num_steps // BURST):
             steps.ours += running.steps(BURST)[1:]
             steps.reads.append(self._reader.read())
         running.finish()
+        return steps
 
     def _in_turn(self, asks, inputs, num_steps: int, kind: str, steps: Steps):
         """Return both sides' answers and add the times of their steps to `steps`."""

@@ -115,7 +115,7 @@ def test_a_profile_shows_phases_and_writes_a_flame_graph(tmp_path):
     assert (
         "{{title}}" not in page
         and "{{trees}}" not in page
-        and "Engine.step (serve/engine/engine.py)" in page
+        and "Engine.step (engine/engine.py)" in page
         and "https://" not in page
     )
 
