@@ -144,7 +144,7 @@ class ResponseBuilder:
     @property
     def _is_over(self) -> bool:
         """Whether all outputs have arrived and were taken."""
-        # Every step asks this of each stream, and most calls have one prompt.
+        # Every step checks each stream, and most calls have a single prompt.
         first = self._prompt_streams[0]
         if not first.stream.is_over or self._background is not None:
             return False

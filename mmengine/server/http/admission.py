@@ -127,7 +127,7 @@ class FairShares:
             del self._held[owner]
 
     def _refused(self, owner: str, text: str) -> ApiError:
-        # Calls that end for each call of this key that ends.
+        # Ended calls, over all keys, for each ended call with this key.
         num_others = self._rate.num_open / max(1, self._open[owner])
         return ApiError(
             ErrorCode.KEY_SHARE_FULL,
