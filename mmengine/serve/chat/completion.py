@@ -226,10 +226,9 @@ class ChatAnswer:
         )
         reasoning = sum(each.num_reasoning_tokens for each in self._deltas)
         usage = answer.usage
-        usage["completion_tokens_details"] = {
-            **usage.get("completion_tokens_details", {}),
-            "reasoning_tokens": reasoning,
-        }
+        details = usage.get("completion_tokens_details", {})
+        assert isinstance(details, dict)
+        usage["completion_tokens_details"] = {**details, "reasoning_tokens": reasoning}
         return ChatCompletion(self._request_id, choices, usage, answer.notes)
 
 
