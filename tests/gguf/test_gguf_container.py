@@ -100,7 +100,7 @@ SOUND = [tensor("a", "F32", (4, 8), 1), tensor("b", "Q8_0", (2, 32), 2)]
 
 
 def changed(span: str, form: str, *values, keys=(("k", UINT32, 1),), tensors=SOUND) -> bytes:
-    """Return a valid file with one header field overwritten."""
+    """Return a valid file in which a header field is overwritten."""
     out = write(list(keys), tensors)
     (start,) = [start for name, start, _ in out.spans if name == span]
     struct.pack_into(f"<{form}", out.data, start, *values)

@@ -1,6 +1,6 @@
-"""Tests damaged files: truncated anywhere, any header field overwritten, bytes changed at random. Each is
-refused in one sentence, or is valid: all its data lie within the file. No other exception is raised, and
-memory use stays small.
+"""Test damaged files: truncated anywhere, any header field overwritten, bytes changed at random. The reader
+refuses each file in one sentence, or the file is valid and all its data lie within the file. The reader
+raises no other exception and uses little memory.
 """
 
 import random
@@ -15,7 +15,8 @@ from mmengine.errors import ModelError
 from tests.gguf.writing import ARRAY, STRING, UINT32, Written, model, vocabulary, weights, write
 
 FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
-MEMORY = 4 * 2**20  # For a file of 0.1 MB, whose vocabulary and tensors are read completely if valid.
+# For a file of 0.1 MB. The reader reads the vocabulary and tensors completely if they are valid.
+MEMORY = 4 * 2**20
 WILD = {
     1: (0, 1, 7, 127, 128, 255),
     4: (0, 1, 3, 8, 9, 31, 33, 255, 2**16, 2**31 - 1, 2**31, 2**32 - 1),
@@ -50,7 +51,9 @@ def refused(path, measures: bool = True) -> bool:
 
 
 def read(path) -> bool:
-    """Read everything in the file; return whether it was refused. Otherwise it must be valid."""
+    """Read everything in the file and return whether the reader refused the file. Otherwise the file must be
+    valid.
+    """
     try:
         opened = GGUFModel(path)
         for name in FILES:

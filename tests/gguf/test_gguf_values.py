@@ -1,4 +1,4 @@
-"""Tests a GGUF file's tensors: values to the bit, rows in transformers' order, with little memory."""
+"""Test a GGUF file's tensors: exact values, rows in transformers' order, and small memory use."""
 
 import tracemalloc
 
@@ -255,7 +255,7 @@ def test_a_reader_cuts_for_ranks(small, name, axis):
 
 
 def test_llama_rows_are_reordered_and_qwen_rows_are_not(tmp_path):
-    """The same bytes under two architectures: only q and k of one are permuted."""
+    """Read the same bytes under two architectures: only llama's q and k are permuted."""
     found = {}
     for architecture in ("llama", "qwen3"):
         path = tmp_path / f"{architecture}.gguf"

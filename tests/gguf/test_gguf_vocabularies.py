@@ -1,5 +1,5 @@
-"""Tests the real vocabularies of Qwen, Llama 3, StarCoder and GPT-2: llama.cpp's own cases, made by the
-models' tokenizers, and random texts compared with transformers' reading of the same file.
+"""Test the real vocabularies from Qwen, Llama 3, StarCoder and GPT-2. The tests use llama.cpp's cases, made
+by the models' tokenizers, and random texts compared with transformers' reading of the same file.
 """
 
 import json
@@ -42,8 +42,8 @@ def test_llama_cpps_own_cases(name):
 
 
 def theirs(name) -> tokenizers.Tokenizer:
-    """Return the tokenizer from AutoTokenizer.from_pretrained(gguf_file=), corrected: without the corrections
-    two of llama.cpp's cases fail, because it does not split digits first and merges pieces that are tokens.
+    """Return the tokenizer from AutoTokenizer.from_pretrained(gguf_file=), corrected. Without the corrections
+    two llama.cpp cases fail: that tokenizer does not split digits first, and merges pieces that are tokens.
     """
     integration = pytest.importorskip("transformers.integrations.gguf")
     architecture, found, _ = integration.get_gguf_tokenizer(str(path_of(name)))

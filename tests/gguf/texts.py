@@ -29,7 +29,7 @@ RANGES = (
 
 
 def texts(count: int, seed: int, highest: int = 0x110000) -> Iterator[str]:
-    """Return random texts. `highest`: upper bound of code points."""
+    """Yield random texts. `highest` is the upper bound for code points."""
     rng = random.Random(f"texts {seed}")
     for _ in range(count):
         yield "".join(_piece(rng, highest) for _ in range(rng.randrange(50)))

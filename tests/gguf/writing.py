@@ -1,4 +1,4 @@
-"""Writes GGUF files for tests by the format's description, and records the place of each header field."""
+"""Write GGUF files for tests by the format's description, and record each header field's place."""
 
 import struct
 from dataclasses import dataclass, field
@@ -30,7 +30,7 @@ class Tensor:
 
 @dataclass
 class Written:
-    """A written file. `spans`: name, start and bytes of each header field."""
+    """A written file. `spans` holds each header field's name, start and length in bytes."""
 
     data: bytearray = field(default_factory=bytearray)
     spans: list[tuple[str, int, int]] = field(default_factory=list)
@@ -71,8 +71,8 @@ def write(
     alignment: int = 32,
     counts: tuple[int, int] | None = None,
 ) -> Written:
-    """Write a file. `metadata`: keys, types and values; an array is (type, entries). `counts`: numbers of
-    tensors and keys in the header, if they should be wrong.
+    """Write a file. `metadata` holds keys, types and values; an array is (type, entries). `counts` replaces
+    the header's numbers of tensors and keys with wrong numbers.
     """
     out = Written(bytearray(b"GGUF"), [("magic", 0, 4)])
     num_tensors, num_keys = counts or (len(tensors), len(metadata))
@@ -126,15 +126,15 @@ def tensor(name: str, kind: str, shape: tuple[int, ...], seed: int = 0) -> Tenso
 
 
 def byte_characters() -> list[str]:
-    """Return byte-level BPE's spelling of the bytes 0 to 255."""
+    """Return byte-level BPE's spelling for the bytes 0 to 255."""
     printing = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = iter(range(256, 512))
     return [chr(byte if byte in printing else next(others)) for byte in range(256)]
 
 
 def vocabulary(cut: str = "smollm", **more: tuple[int, Any]) -> list[tuple[str, int, Any]]:
-    """Return the keys of a small vocabulary: two special tokens, bytes, three merges, an added token and a
-    padding token. `more`: additional or replaced keys, without the prefix `tokenizer.ggml.`.
+    """Return the keys for a small vocabulary: two special tokens, bytes, three merges, an added token and a
+    padding token. `more` holds additional or replaced keys, without the prefix `tokenizer.ggml.`.
     """
     tokens = ["<|start|>", "<|end|>", *byte_characters(), "he", "ll", "hell", "<think>", "[PAD262]"]
     types = [3, 3, *[1] * 259, 4, 5]
@@ -151,8 +151,8 @@ def vocabulary(cut: str = "smollm", **more: tuple[int, Any]) -> list[tuple[str, 
 
 
 def model(architecture: str = "llama", **more: tuple[int, Any]) -> list[tuple[str, int, Any]]:
-    """Return the keys of a small model: 2 layers, hidden 64, 4 heads and 2 KV heads of 16, intermediate 96,
-    263 tokens.
+    """Return the keys for a small model: 2 layers, hidden 64, 4 heads and 2 KV heads with 16 values,
+    intermediate 96, 263 tokens.
     """
     keys: dict[str, tuple[int, Any]] = {
         "block_count": (UINT32, 2),
@@ -169,8 +169,8 @@ def model(architecture: str = "llama", **more: tuple[int, Any]) -> list[tuple[st
 
 
 def weights(kind: str = "Q4_1", *, head: bool = False, hidden: int = 64, ends: str = "") -> list[Tensor]:
-    """Return the tensors of `model`: matrices of one type and float32 norms. `hidden`: its embedding_length.
-    `ends`: another type for the embedding and the head.
+    """Return the tensors for `model`: matrices with the same type and float32 norms. `hidden` is the model's
+    embedding_length. `ends` is another type for the embedding and the head.
     """
     shapes = {"token_embd.weight": (263, hidden), "output_norm.weight": (hidden,)}
     square, half, up = (hidden, hidden), (hidden // 2, hidden), (96, hidden)

@@ -1,4 +1,4 @@
-"""Rows of random KV for attention backends, and the dense attention that they must match."""
+"""Random KV rows for attention backends, and the dense attention that the backends must match."""
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ def spec_of(heads: int, kv_heads: int, head_dim: int, layers: int = 2) -> ModelS
 
 
 def dense(q, k, v):
-    """Return fp32 attention for the last len(q) tokens of one row; q [s, Hq, D], k and v [n, Hkv, D]."""
+    """Return fp32 attention for a row's last len(q) tokens; q [s, Hq, D], k and v [n, Hkv, D]."""
     q, k, v = (x.float().transpose(0, 1) for x in (q, k, v))
     repeat = q.shape[0] // k.shape[0]
     k, v = k.repeat_interleave(repeat, 0), v.repeat_interleave(repeat, 0)
@@ -27,7 +27,7 @@ def dense(q, k, v):
 
 
 class Rows:
-    """Rows of random KV in random blocks, fed to a backend in steps with given lengths."""
+    """Rows with random KV in random blocks, fed to a backend in steps with given lengths."""
 
     def __init__(self, make, spec: ModelSpec, dtype, block_size=4, num_blocks=96, seed=0, device="cpu"):
         self.device = torch.device(device)

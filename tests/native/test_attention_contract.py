@@ -1,4 +1,4 @@
-"""Check attention backends against dense attention: torch, and the native kernels for each instruction set of
+"""Check attention backends against dense attention: torch, and the native kernels for each instruction set on
 this CPU.
 """
 
@@ -35,7 +35,7 @@ SHAPES = [
 
 
 def native(isa):
-    """Return a factory for backends over the kernels of one instruction set."""
+    """Return a factory for backends over the kernels for an instruction set."""
     return partial(NativePagedAttention, library=opened(isa))
 
 
@@ -49,7 +49,7 @@ def backend(request):
 
 
 def interpreted(spec, kv):
-    """Run the Triton kernels in the interpreter, which needs no GPU, only patience."""
+    """Run the Triton kernels in the interpreter, which is slow and needs no GPU."""
     if kv.dtype == torch.bfloat16:
         pytest.skip("Triton's interpreter multiplies bfloat16 wrongly")
     return TritonPagedAttention(spec, kv)
@@ -69,7 +69,7 @@ def test_random_ragged_batches(backend, dtype, heads, kv_heads, head_dim, block_
     spec = spec_of(heads, kv_heads, head_dim, layers=1)
     rows = Rows(backend, spec, dtype, block_size, num_blocks=2 + 8 * (700 // block_size + 1))
     names = [f"r{i}" for i in range(7)]
-    rows.step(("long", 530), ("r0", 61))  # across the end of a block of keys, and up to the end of a span
+    rows.step(("long", 530), ("r0", 61))  # The steps cross a key block's end and reach a span's end.
     for _ in range(8):
         some = random.permutation(names)[: random.integers(1, 8)]
         rows.step(*[(str(name), int(random.choice([1, 1, 2, 7, 13, 40]))) for name in ["long", *some]])
@@ -106,7 +106,7 @@ def test_a_prefix_filled_in_the_same_step(backend):
 
 
 def test_blocks_written_by_another_row_of_the_step_are_read(backend):
-    """Compute cached tokens of one row in another row's step: all rows are appended before any row runs."""
+    """Compute a row's cached tokens in another row's step: all rows are appended before any row runs."""
     spec, size = spec_of(2, 1, 8, layers=1), 4
     pool = KVPool(spec, 8, size, torch.float32, CpuDevice())
     attention = backend(spec, pool)
@@ -180,9 +180,7 @@ def test_fused_projections_need_not_be_contiguous(backend):
 
 
 def filled(kernels, dtype, seed=5):
-    """Return a pool of random KV, and a function that attends rows (queries, KV tokens, table row;
-    drafts).
-    """
+    """Return a random KV pool, and a function that attends rows (queries, KV tokens, table row; drafts)."""
     spec = spec_of(8, 2, 72, layers=1)
     pool = KVPool(spec, 200, 16, dtype, CpuDevice())
     pool.blocks.normal_(generator=torch.Generator().manual_seed(seed))
@@ -200,7 +198,7 @@ def filled(kernels, dtype, seed=5):
 
 @BOTH
 def test_a_row_depends_neither_on_threads_nor_on_the_others(kernels, dtype):
-    """Compare bits in a batch, alone, in another order, with one thread and with two."""
+    """Compare bits in a batch, alone, in another order, and with 1 and 2 threads."""
     spec, attend = filled(kernels, dtype)
     random = np.random.default_rng(1)
     rows = [
@@ -234,7 +232,7 @@ def test_a_query_does_not_depend_on_where_its_chunk_was_cut(kernels, dtype):
 @BOTH
 @pytest.mark.parametrize("length", [16, 63, 70, 700])
 def test_drafts_have_the_bits_of_single_tokens(kernels, dtype, length):
-    """Cross the end of a span of 64 keys, which only the later queries see, next to a prompt."""
+    """Cross the end of a 64-key span, which only the later queries see, next to a prompt."""
     spec, attend = filled(kernels, dtype)
     blocks = np.random.default_rng(3).integers(1, 200, 50)
     q = torch.randn(16, spec.num_heads, spec.head_dim).to(dtype)

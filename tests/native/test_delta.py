@@ -1,5 +1,5 @@
-"""Check the gated delta net's kernels for each instruction set on this CPU: close to torch, with bits that
-are independent of chunks, drafts, kept states and other rows.
+"""Check the gated delta net's kernels for each instruction set on this CPU. Results are close to torch, and
+their bits do not depend on chunks, drafts, kept states and other rows.
 """
 
 import random
@@ -32,7 +32,7 @@ def streams(sizes, dtype):
 
 
 def one_by_one(net, rows):
-    """Return each row's outputs when computed alone, one token per step."""
+    """Return each row's outputs when the row is computed alone with a token per step."""
     found = []
     for row, (projected, numbers) in enumerate(rows):
         net.begin(row)
@@ -44,8 +44,8 @@ def one_by_one(net, rows):
 def spread(net, rows, seed):
     """Yield (row, first token, outputs) for rows computed side by side in chunks of any length.
 
-    Some drafts are accepted. States that are kept on the way must equal those of a row that continues from
-    them.
+    Some drafts are accepted. Each kept state must equal the state of a row that continues from the kept
+    state.
     """
     choose = random.Random(seed)
     sure, drafted, kept_at = [0] * len(rows), [0] * len(rows), 0

@@ -13,11 +13,11 @@ from mmengine.native.linear import ChunkedCodes, ChunkedWeight, Codes, Form, Pac
 COUNT, TOP_K, HIDDEN, WIDE, SHARED = 10, 3, 72, 40, 24
 DTYPES = (torch.float32, torch.bfloat16)
 FORMS = {"int8": Form.INT8, "fp8": Form.FP8, "int4": Form.INT4}
-OFF = {torch.float32: 5e-5, torch.bfloat16: 0.03}  # tolerance for values of about +-1
+OFF = {torch.float32: 5e-5, torch.bfloat16: 0.03}  # The tolerance for values near +-1.
 
 
 def drawn(dtype, shared=True, top_k=TOP_K, seed=0):
-    """A mixture's weights as tensors."""
+    """The weight tensors for a mixture of experts."""
     random = torch.Generator().manual_seed(seed)
 
     def weight(*shape):
@@ -67,7 +67,7 @@ def rows(count, dtype, seed=1):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shared", (False, True))
 def test_rows_equal_torch(library, dtype, shared):
-    """Allow a few exceptions in bfloat16, where the last chosen expert and the next one nearly tie."""
+    """Allow a few exceptions in bfloat16, where the last chosen expert and the next expert nearly tie."""
     weights = drawn(dtype, shared)
     x, residual = rows(300, dtype), rows(300, dtype, seed=2)
     experts = in_kernels(library, weights)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from mmengine.native.linear import PackedLinear
 
 DTYPES = (torch.float32, torch.bfloat16)
-# n and k around the edges of panels (32), tiles (16) and pieces of k (192); m around the edges of blocks.
+# n and k lie near the edges of panels (32), tiles (16) and k pieces (192); m lies near the edges of blocks.
 SHAPES = (
     (1, 1),
     (7, 5),
@@ -125,7 +125,7 @@ def test_a_row_has_the_same_bits_in_any_batch(library, dtype, n, k, gate_up):
 @pytest.mark.parametrize("m", (1, 6, 64, 400))
 def test_threads_do_not_change_a_bit(library, dtype, m):
     _, _, packed = layer(library, 700, 320, dtype)
-    _, _, narrow = layer(library, 20, 640, dtype)  # one panel, so threads can share only rows
+    _, _, narrow = layer(library, 20, 640, dtype)  # The layer has one panel, so threads can share only rows.
     before, results = torch.get_num_threads(), []
     try:
         for threads in (1, 2, 3, 5):
@@ -176,7 +176,7 @@ def test_wrong_arguments_name_the_expected_shape(library):
 
 
 def address_space():
-    """Return the size of this process's address space in bytes."""
+    """Return this process's address space in bytes."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     return pages * resource.getpagesize()
 

@@ -12,7 +12,7 @@ ROWS = (1, 2, 3, 7, 12, 13, 24, 25, 40, 200)
 
 
 def drawn(n, k, group, shared):
-    """Return codes [n, k] with every code except NaN, subnormals from a third of k on, and scales of either
+    """Return codes [n, k] with every code except NaN, subnormals from a third of k on, and scales with either
     sign.
 
     With `shared` the scales are per block, otherwise per row in either half of the weight.

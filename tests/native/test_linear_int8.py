@@ -9,7 +9,7 @@ from tests.instruction_sets import isas, opened
 from tests.native.test_linear_ints import MOST, SHAPES, drawn, exact
 
 ROWS = (1, 2, 3, 4, 5, 6, 7, 13, 600)
-BLOCK = 32  # values of x that share a scale
+BLOCK = 32  # The number of x values that share a scale.
 
 
 def layer_of(library, codes, form, group, **how):

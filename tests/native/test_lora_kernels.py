@@ -1,4 +1,4 @@
-"""Check the sums of low-rank additions, and that a row's bits depend only on the row."""
+"""Check the low-rank additions' sums, and that a row's bits depend only on the row."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +22,7 @@ def drawn(seed, *shape, dtype):
 
 
 def parts_of(seed, k, *sizes, dtype):
-    """Return (rank, n) of each part."""
+    """Return each part's (rank, n)."""
     found, offset = [], 0
     for number, (rank, n) in enumerate(sizes):
         a = drawn(seed + number, rank, k, dtype=dtype) / k**0.5
@@ -56,7 +56,7 @@ def test_sums(library, dtype, m, k, sizes):
 
 @DTYPE
 def test_queries_with_gates_take_the_memory_that_is_counted(library, dtype):
-    """Add one part to two places of y, with its a stored once."""
+    """Add a part to two places in y, with its matrix a stored once."""
     config = SimpleNamespace(num_heads=2, head_dim=16, num_kv_heads=1)
     both, keys, values = parts_of(1, 96, (20, 64), (6, 16), (6, 16), dtype=dtype)
     packed = PackedAdapter([tuple(_gates_behind(config, (both, keys, values)))])

@@ -18,7 +18,7 @@ def kernels_of(library, heads, head_dim, dtype):
 
 
 def pack_of(lengths, heads, head_dim, dtype, seed=0):
-    """Return q, k, v of frames whose content depends only on the frame's index in the list."""
+    """Return q, k, v for frames whose content depends only on the frame's index in the list."""
     parts, angles = [], []
     for n, length in enumerate(lengths):
         random = torch.Generator().manual_seed(100 * seed + n)
@@ -45,7 +45,7 @@ def test_attention_equals_torch_on_ragged_packs(library, heads, head_dim, dtype)
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_frame_does_not_see_its_neighbours_nor_the_threads(library, dtype):
-    """Compare bits alone, in a pack, at another position, with one thread and with two."""
+    """Compare bits alone, in a pack, at another position, and with 1 and 2 threads."""
     kernels = kernels_of(library, 4, 24, dtype)
     lengths = [16, 600, 1, 40, 1030, 64]
     qkv, pack = pack_of(lengths, 4, 24, dtype)

@@ -1,5 +1,5 @@
-"""Tests that a row's state depends on no other row and is always computed alike: log-probabilities have the
-same bits however rows are mixed, cut, cached, preempted and drafted for, with a log that verifies.
+"""Test that a row's state depends on no other row and is always computed alike. Log-probabilities have the
+same bits however rows are mixed, chunked, cached, preempted and drafted for, and each log verifies.
 """
 
 import numpy as np
@@ -49,7 +49,7 @@ def engine_of(folder, log=None, **settings):
 
 
 def answers(engine):
-    """Return tokens and the bits of their log-probabilities."""
+    """Return tokens and their log-probabilities' bits."""
     found = engine.generate(PROMPTS, max_tokens=24, ignore_eos=True, logprobs=2)
     return [
         (each.token_ids, [[score for _, score in one] for one in each.choices[0].logprobs]) for each in found

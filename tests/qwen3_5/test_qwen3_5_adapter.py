@@ -1,6 +1,5 @@
-"""Tests a LoRA adapter on a hybrid model, for gated attention and delta nets. Tokens equal those of
-transformers' model with the adapter added to its weights, and cached states are hit only with the same
-adapter.
+"""Test a LoRA adapter on a hybrid model, for gated attention and delta nets. Tokens equal transformers' model
+with the adapter added to the weights, and only requests with the same adapter hit cached states.
 """
 
 import json
@@ -26,7 +25,9 @@ SETTINGS = {
 
 
 def write_adapter(model, folder):
-    """Make a random adapter, write it in PEFT's format, and add it to the weights of `model`."""
+    """Make a random adapter, write the adapter in PEFT's format, and add the adapter to the weights in
+    `model`.
+    """
     random, stored = torch.Generator().manual_seed(5), {}
     with torch.no_grad():
         for name, module in model.named_modules():
@@ -51,7 +52,9 @@ def greedy(model, ids):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """Return the folders of a model and an adapter, and each prompt's tokens without it ("") and with it."""
+    """Return a model's folder, an adapter's folder, and each prompt's tokens without the adapter ("") and
+    with the adapter.
+    """
     folder, adapter = tmp_path_factory.mktemp("hybrid"), tmp_path_factory.mktemp("adapter")
     model = make_text(folder)
     with engine_of(folder) as engine:

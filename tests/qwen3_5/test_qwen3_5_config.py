@@ -1,4 +1,6 @@
-"""Tests config.json of the hybrid family: no field is ignored, missing fields have defaults, and refusals."""
+"""Test the hybrid family's config.json: no field is ignored, missing fields have defaults, and unsupported
+configs are refused.
+"""
 
 import json
 

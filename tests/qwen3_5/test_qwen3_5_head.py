@@ -1,5 +1,5 @@
-"""Tests an EAGLE-3 head that drafts for a hybrid model: it reads the layers' inputs, and its proposals, right
-or wrong, change no bit.
+"""Test an EAGLE-3 head that drafts for a hybrid model. The head reads the layers' inputs, and its proposals,
+right or wrong, change no bit.
 """
 
 import random

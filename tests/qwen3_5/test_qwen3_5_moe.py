@@ -1,5 +1,5 @@
-"""Tests the hybrid family's experts in files: separate or stacked, in FP8 with a tensor for each, or
-quantised to int8 at loading.
+"""Test the hybrid family's experts in files: separate or stacked, in FP8 with a tensor for each, or quantised
+to int8 at loading.
 """
 
 import shutil
@@ -37,7 +37,7 @@ def rewritten(folder, out, change):
 
 
 def scores(folder, **settings):
-    """Return tokens and the bits of their log-probabilities, in bfloat16."""
+    """Return tokens and their log-probabilities' bits, in bfloat16."""
     sizes = {"num_blocks": 257, "max_model_len": 256, "num_threads": 1, "spec": "none"}
     config = EngineConfig.from_dict(sizes | settings)
     with Engine(folder, device="cpu", dtype="bfloat16", config=config) as engine:
@@ -68,7 +68,7 @@ def test_stacked_experts_equal_separate_ones(made, tmp_path, turned):
 
 
 def test_fp8_experts_equal_the_dequantised_model(made, tmp_path):
-    """Includes the delta nets' projections, except those for beta and the decay."""
+    """The FP8 tensors include the delta nets' projections, except the projections for beta and the decay."""
     folder = tmp_path / "fp8"
     shutil.copytree(made, folder)
     meant = to_fp8(folder, block=(48, 64))

@@ -1,4 +1,4 @@
-"""Tiny random checkpoints of the hybrid family, with their transformers models."""
+"""Create tiny random checkpoints for the hybrid family, with their transformers models."""
 
 import json
 import shutil
@@ -67,7 +67,7 @@ def make_text(folder, *, mixture=False, **fields):
 
 
 def make_whole(folder, *, mixture=False, **fields):
-    """Return a checkpoint. `fields`: of the text model."""
+    """Return a checkpoint. `fields` are the text model's config fields."""
     import transformers
 
     kind, sizes = ("Qwen3_5Moe", MIXTURE) if mixture else ("Qwen3_5", TEXT)

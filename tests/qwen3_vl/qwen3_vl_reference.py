@@ -106,8 +106,8 @@ def make_reference(folder, seed=0, *, tied=True, text=None, vision=None):
 
 @dataclass
 class Prompt:
-    """A prompt's token ids with media, for both sides. Parts: an int (that many text tokens), ("image", (h,
-    w)) or ("video", (t, h, w)).
+    """A prompt's token ids with media, for both sides. A part is an int (that many text tokens), ("image",
+    (h, w)) or ("video", (t, h, w)).
     """
 
     ids: np.ndarray
@@ -146,7 +146,7 @@ def make_prompt(parts, rng, *, merge=2, patch_width=96, tokens=FIRST_SPECIAL):
 
 
 def reference_inputs(prompt):
-    """Return the keyword arguments for transformers' forward with one prompt."""
+    """Return the keyword arguments for transformers' forward with a single prompt."""
     inputs = {
         "input_ids": torch.from_numpy(prompt.ids).long()[None],
         "mm_token_type_ids": torch.from_numpy(prompt.types).int()[None],
@@ -205,7 +205,7 @@ class DenseAttention:
 
 
 def encode(model, prompt):
-    """Return the features of all media in a prompt, [n, (1 + deepstack) * hidden]."""
+    """Return the features for all media in a prompt, [n, (1 + deepstack) * hidden]."""
     patches = torch.from_numpy(np.concatenate(prompt.patches))
     return model.encode(patches, [item.grid for item in prompt.media])
 
@@ -283,7 +283,7 @@ def run_rows(model, prompts, steps, attention=None):
 
 
 def whole_steps(prompts):
-    """Return all prompts in one step."""
+    """Return a step list in which a single step has all prompts."""
     return [[(row, len(prompt.ids)) for row, prompt in enumerate(prompts)]]
 
 

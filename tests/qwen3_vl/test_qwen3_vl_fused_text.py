@@ -1,4 +1,4 @@
-"""Tests that the fused decoder gives the plain decoder's logits, with torch and with our kernels."""
+"""Test that the fused decoder gives the plain decoder's logits, with torch and with our kernels."""
 
 from dataclasses import replace
 from functools import partial
@@ -54,8 +54,8 @@ def logits_of(model, prompts, attention):
 
 
 def runs_of(folder, dtype, ops):
-    """Return logits of the plain decoder, and of the fused decoder over a cache that the operations write to
-    and one that they do not, for ragged steps of the same prompts.
+    """Return three sets of logits for ragged steps with the same prompts: the plain decoder's, and the fused
+    decoder's over a cache that the operations write to and over a cache that they do not.
     """
     rng = np.random.default_rng(5)
     prompts = [make_prompt(parts, rng) for parts in PARTS]
@@ -81,7 +81,7 @@ def test_logits_equal_the_plain_decoder(folders, name):
 
 @pytest.mark.parametrize("name", DECODER_KINDS)
 def test_bfloat16_is_as_near_to_float32(folders, name):
-    """The two round in different places, so they are not compared with each other."""
+    """Both decoders round in different places, so they are not compared with each other."""
     exact = next(runs_of(folders[name], "float32", text_ops.torch_ops()))
     plain, *got = ((each - exact).abs() for each in runs_of(folders[name], "bfloat16", text_ops.torch_ops()))
     for gaps in got:

@@ -1,4 +1,4 @@
-"""Compares the CPU kernels' text decoder with torch's, for each instruction set of this CPU."""
+"""Compare the CPU kernels' text decoder with torch's decoder, for each instruction set on this CPU."""
 
 import numpy as np
 import pytest
@@ -102,7 +102,7 @@ def test_greedy_tokens_equal_the_torch_decoder(folders, library):
 
 
 def greedy(model, tokens, attention, length=40):
-    """Return int64 [rows, length]: the further tokens of each one-token row."""
+    """Return int64 [rows, length]: the further tokens for each row, which starts with a single token."""
     chosen = []
     with torch.inference_mode():
         for position in range(length):

@@ -1,4 +1,4 @@
-"""Tests folders that cannot be served: each gives one clear ModelError before anything large is allocated."""
+"""Test folders that cannot be served: each gives a clear ModelError before any large allocation."""
 
 import json
 import shutil
@@ -195,7 +195,7 @@ FUZZ = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCh
 @FUZZ
 @given(data=st.data())
 def test_any_bytes_changed_in_a_header(folder, pristine, data):
-    """For any header, the model loads or a ModelError of bounded length explains why not."""
+    """For any header, the model loads or a short ModelError explains the refusal."""
     stored = bytearray((pristine / "model.safetensors").read_bytes())
     header_end = 8 + struct.unpack("<Q", stored[:8])[0]
     places = st.integers(0, 7) | st.integers(8, header_end - 1)

@@ -33,7 +33,8 @@ def _signature(parameters: list[list]) -> inspect.Signature:
 def recorded(module) -> dict[str, list[list]]:
     """Return an installed package's signatures in the record's format.
 
-    The parameters of a decode plan are those of the method behind it, because `plan` itself passes names on.
+    A decode plan's parameters come from the method that `plan` calls, because `plan` itself only passes names
+    on.
     """
     calls = {}
     for wrapper in WRAPPERS:
@@ -52,7 +53,7 @@ def _recorded(function) -> list[list]:
 
 
 class FakeWrapper:
-    """A fake for one of WRAPPERS. `log` records plans and runs."""
+    """A fake for a wrapper in WRAPPERS. `log` records plans and runs."""
 
     def __init__(self, name, log, calls, *arguments, **options):
         self._name, self._log, self._calls = name, log, calls

@@ -1,4 +1,4 @@
-"""A fake for CUDA graphs of pure torch work: operations are recorded with their tensors, and repeated over
+"""A fake for CUDA graphs with pure torch work: operations are recorded with their tensors, and repeated over
 the same memory.
 
 Decisions that Python made during the recording stay fixed.

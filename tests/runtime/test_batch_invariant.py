@@ -28,7 +28,7 @@ from mmengine.serve.engine.engine import Engine
 from tests.spec_decode.equality import Asked, drawn_alike, mixed
 
 ALONE = {"max_num_seqs": 1, "enable_prefix_caching": False, "spec": "none"}
-# Chunks of one token and of everything, a pool that preempts, drafts, other block sizes.
+# Single-token and whole-prompt chunks, a pool that preempts, drafts, other block sizes.
 COMPANIES = (
     {"token_budget": 23, "block_size": 4, "num_blocks": 65, "admission_reserve": "none", "max_num_seqs": 20},
     {"long_prefill_token_threshold": 1, "spec": "none", "max_in_flight": 2},

@@ -53,7 +53,7 @@ class Drafts:
 
 
 def run(model, wanted, ahead_of=None, attention="auto"):
-    """Return (tokens, reason, detail, logprobs) of each request in `wanted`, by name, and the step count."""
+    """Return each request's (tokens, reason, detail, logprobs) by name, for `wanted`, and the step count."""
     drafters = [Drafts(ahead_of)] if ahead_of else []
     placement = Placement(CpuDevice(), torch.float32, attention)
     executor = TorchExecutor(model, positions_of, CONFIG, placement, drafters=drafters)

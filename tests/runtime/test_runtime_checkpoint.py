@@ -29,7 +29,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def prompts():
-    """Return nine prompts with no, one or two images, or a clip; two share an image."""
+    """Return nine prompts with up to two images or a clip; two prompts share an image."""
     rng = random.Random(5)
     scenes = [random_scene(rng).draw() for _ in range(6)]
     clip = [np.asarray(frame) for frame in random_clip(rng).frames()]
@@ -55,7 +55,7 @@ def prompts():
 
 @pytest.fixture(scope="module")
 def wanted(prompts):
-    """Return transformers' greedy tokens, each prompt alone, including the end of sequence."""
+    """Return transformers' greedy tokens, each prompt alone, including the end-of-sequence token."""
     reference = load_reference()
     return [reference_tokens(reference, Case(one, MAX_TOKENS)) for one in prompts[0]]
 
@@ -95,7 +95,7 @@ def everything(driver, alive, step):
 
 
 def chunks_of_eleven(driver, alive, step):
-    """Start prompts one after the other in pieces, so that images and clips are cut."""
+    """Start prompts in turn and in chunks, so that images and clips are cut."""
     work = []
     for name in alive[: 1 + step // 3]:
         left = len(driver.known[name]) - driver.computed.get(name, 0)

@@ -216,7 +216,7 @@ def test_a_waiting_capture_is_reported_once_and_images_are_launched(model, monke
 
 
 def asked(grids):
-    """Return items of one request each, and their pixels."""
+    """Return single-item requests, and their pixels."""
     items, payloads = [], {}
     for number, (grid, patches) in enumerate(zip(grids, pixels(grids, 7), strict=True)):
         name, count = f"r{number}", len(patches) // 4

@@ -76,7 +76,7 @@ def test_memory_follows_the_held_features_up_to_the_capacity():
 
 
 def test_all_places_can_be_allocated_at_once():
-    """As on a GPU: the tensor never moves, and holds the same features as one that grows."""
+    """As on a GPU, the tensor never moves; it holds the same features as a tensor that grows."""
     grown, whole = (FeatureStore(HIDDEN, DEEP, 24) for _ in range(2))
     whole.hold_all(torch.float32, torch.device("cpu"))
     at_first, generator = whole._cache, torch.Generator().manual_seed(0)

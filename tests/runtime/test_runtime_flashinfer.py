@@ -1,5 +1,5 @@
-"""Check the FlashInfer backend on a CPU: its calls against the recorded signatures, its metadata by a fake
-that attends by nothing else.
+"""Check the FlashInfer backend on a CPU: its calls against the recorded signatures, and its metadata by a
+fake that attends by the metadata alone.
 
 The kernels themselves have not run here.
 """
@@ -143,7 +143,7 @@ def partial_bytes(bucket, spec, multiprocessors):
     packed = bucket.query_len * group
     tile = 128 if packed > 64 and spec.head_dim < 256 else 64 if packed > 16 else 16
     tiles = bucket.num_rows * -(-packed // tile)
-    if bucket.query_len == 1:  # decoding promises no length, so each row except one may begin a tile
+    if bucket.query_len == 1:  # Decoding promises no length, so every row but the first may begin a tile.
         tiles = -(-bucket.num_rows * group // tile) + bucket.num_rows - 1
     padded = max(2 * multiprocessors // spec.num_kv_heads, tiles)
     return spec.num_heads * -(-padded * tile // group) * (spec.head_dim + 1) * 4
@@ -151,7 +151,7 @@ def partial_bytes(bucket, spec, multiprocessors):
 
 @pytest.mark.parametrize("heads", [(16, 8, 128), (32, 8, 128), (64, 8, 128), (32, 4, 256), (16, 1, 128)])
 def test_the_workspace_fits_all_captured_steps(heads):
-    """Try any row count with up to 16 drafts; an H100 shares one of 264 blocks per head."""
+    """Try any row count with up to 16 drafts; an H100 has 264 thread blocks, shared per head."""
     spec, log = spec_of(*heads), []
     flash = backend(log)(spec, KVPool(spec, 4, 16, torch.bfloat16, CpuDevice()))
     for rows in (1, 16, 64, 128, 512, 2048):
@@ -169,7 +169,7 @@ def test_the_workspace_fits_all_captured_steps(heads):
 
 
 def meta_of(bucket, size):
-    """Return a step of dummy rows."""
+    """Return a step with dummy rows."""
     counts = np.full(bucket.num_rows, bucket.query_len, np.int32)
     slots = np.arange(bucket.num_tokens, dtype=np.int64) % size
     return AttentionMeta(counts, counts, slots, np.zeros((bucket.num_rows, 4), np.int32))

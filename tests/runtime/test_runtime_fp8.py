@@ -1,6 +1,4 @@
-"""Run the whole engine on a CPU with K and V in fp8: tokens equal those of a model whose K and V are
-rounded.
-"""
+"""Run the whole engine on a CPU with K and V in fp8: tokens equal a model with rounded K and V."""
 
 import pytest
 import torch

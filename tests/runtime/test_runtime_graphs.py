@@ -206,7 +206,7 @@ def test_a_failed_capture_is_reported_once_and_steps_are_launched(capturable, mo
 
 
 def test_a_row_that_breaks_leaves_the_dummy_block_to_the_others(capturable):
-    """Put NaN into one row of a bucket, and replay that bucket with dummy rows in the next step."""
+    """Put NaN into a bucket's row, and replay that bucket with dummy rows in the next step."""
     driver = make(Repeater())
     requests = [toy_request(f"r{i}", i, num_text=5 + i) for i in range(3)]
     for request, media in requests:

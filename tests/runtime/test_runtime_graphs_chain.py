@@ -1,7 +1,6 @@
-"""Check draft chains by replayed passes: the drafts, and the cache behind them, equal those of launched
-passes.
+"""Check draft chains by replayed passes: the drafts, and the cache afterwards, equal launched passes.
 
-No GPU is used: the captured work is a Python function over the buffers of a CUDA graph.
+No GPU is used: the captured work is a Python function over a CUDA graph's buffers.
 """
 
 import numpy as np
@@ -49,7 +48,7 @@ class Side:
 
     @torch.inference_mode()
     def read(self, rows):
-        """Return z and carry of the last token of each row."""
+        """Return z and carry for each row's last token."""
         counts = np.array([len(tokens) for _, tokens, _ in rows], np.int32)
         index = [np.arange(count) for count in counts]
         slots = [self.table[row, at // SIZE] * SIZE + at % SIZE for row, at in enumerate(index)]
@@ -76,7 +75,7 @@ class Side:
 
 @pytest.fixture(scope="module")
 def sides(tmp_path_factory):
-    """Return replayed and launched passes of the same head, by family."""
+    """Return the same head's replayed and launched passes, by family."""
     made = {}
     for family, write in FAMILIES.items():
         head = load(write(), tmp_path_factory.mktemp(family))
@@ -112,7 +111,7 @@ def test_drafts_equal_launched_passes(sides, family, shapes, is_alike, seed):
 
 
 def test_drafts_where_our_kernels_attend(kernel_device, tmp_path):
-    """A step's lists are in one buffer, which every pass finds freshly written."""
+    """A step's lists are in the same buffer, which every pass finds freshly written."""
     if kernel_device.type != "cpu":
         pytest.skip("gpu.sh compares chains there")
     head = load(FAMILIES["specforge"](), tmp_path)

@@ -76,7 +76,7 @@ def test_the_remaining_memory_is_divided_between_encoder_cache_and_pool(
 
 
 def test_a_share_of_a_gpu():
-    """Size the 8B on a GPU of 80 GB with the usual settings, and on one of 24 GB."""
+    """Size the 8B on an 80 GB GPU with the usual settings, and on a 24 GB GPU."""
     embed, kv = 4 * 4096 * 2, 2 * 36 * 16 * 8 * 128 * 2
     for left, cached in ((52 * GIB, 85_196), (300 * GIB, 2**17), (3 * GIB, 32_768), (GIB, 16_384)):
         assert cached_embeds(left, embed, 2 * kv, least=16_384, wanted=32_768) == cached

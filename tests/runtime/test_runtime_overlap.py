@@ -122,9 +122,9 @@ def test_masks_are_requested_after_the_previous_result_and_the_launch(order):
 
 
 def form_beside(text, more, **asked):
-    """Return answers to a plain request and one with a grammar, and the number of computed tokens.
+    """Return answers to a plain request and a grammar request, and the number of computed tokens.
 
-    `more` receives the engine before it runs.
+    `more` receives the engine before the engine runs.
     """
     with Engine(config=EngineConfig(spec="none", max_model_len=200, max_in_flight=2)) as engine:
         LaunchedAhead(engine.built.executor)

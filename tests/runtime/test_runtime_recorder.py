@@ -1,5 +1,5 @@
-"""Check that a failing capture leaves nothing behind: torch's context manager, with everything that needs a
-GPU replaced.
+"""Check that a failed capture leaves no state in torch's context manager; the parts that need a GPU are
+replaced.
 """
 
 import pytest

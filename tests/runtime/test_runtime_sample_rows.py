@@ -1,6 +1,4 @@
-"""Check that drafts before a run's position count for its penalties as if they had been sampled one by
-one.
-"""
+"""Check that drafts before a run's position count for its penalties as if each had been sampled alone."""
 
 import numpy as np
 import torch
@@ -25,7 +23,7 @@ def runs_of(drafts):
 
 
 class Bench:
-    """Return rows with known tokens, every second one with penalties."""
+    """Return rows with known tokens; every second row has penalties."""
 
     def __init__(self, known, is_penalised):
         self.columns = RowColumns(ROWS, VOCAB, (), lambda ids, _: (np.zeros((3, len(ids)), np.int32), 0))
@@ -83,7 +81,7 @@ def test_penalties_in_runs_equal_single_tokens(case):
 
 
 def _compare_logits(bench, batch, runs, rows, drafts, logits, known, is_penalised):
-    """Check the penalised logits against counts of a plain list."""
+    """Check the penalised logits against a plain list's counts."""
     adjusted = logits.clone()
     if not batch.wanted & PENALTIES:
         assert batch.drafted is None

@@ -1,5 +1,5 @@
-"""Check a model sharded over two processes on a CPU: the tokens equal one process's, and every failure ends
-cleanly.
+"""Check a model sharded over two processes on a CPU: the tokens equal a single process's tokens, and every
+failure ends cleanly.
 """
 
 import os
@@ -35,7 +35,7 @@ from mmengine_qwen3_vl.names import NAMES
 from mmengine_shapes import checkpoint_path
 from tests.spec_decode.equality import answers, assert_same, mixed
 
-# A pool so small that requests are preempted, and budgets that cut prompts and images.
+# This pool is so small that requests are preempted, and the budgets cut prompts and images.
 TIGHT = {
     "block_size": 4,
     "num_blocks": 65,
@@ -93,7 +93,7 @@ PIECES = {"encoder_piece": 40, "encoder_even_patches": 256}  # an image in parts
 def test_two_processes_give_the_tokens_of_one(
     asked, wanted, captured, settings, replays, tmp_path, monkeypatch
 ):
-    """Fail a step on rank 0, and one on rank 1 while steps are replayed: the other rank replays the step.
+    """Fail a step on rank 0, and a step on rank 1 while steps are replayed: the other rank replays the step.
     Images are encoded on rank 0, and replayed there as well.
     """
     recorder, seen = captured(step=30) if replays else None, []

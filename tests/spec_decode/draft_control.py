@@ -10,8 +10,8 @@ STEP_NS = 200_000
 
 
 class Clock:
-    """Override the step times of `executor`: drafts cost nothing for `turn` steps, then a whole step for as
-    many.
+    """Overrides the step times of `executor`: drafts cost nothing for `turn` steps, then a whole step's time
+    for as many steps.
     """
 
     def __init__(self, executor, turn=25):
@@ -33,7 +33,7 @@ class Clock:
 
 
 class Granting:
-    """Let a row have `most_of(step)` drafts after a step of `executor`; None: no further limit."""
+    """Limits each row to `most_of(step)` drafts after a step of `executor`; None sets no further limit."""
 
     def __init__(self, executor, most_of):
         self._dispatch, self._most_of = executor.dispatch, most_of
@@ -48,9 +48,7 @@ class Granting:
 
 
 class LaunchedAhead:
-    """Make `executor`, on a CPU, behave like a GPU: dispatch computes a step before the previous one is
-    read.
-    """
+    """Makes `executor` on a CPU behave like a GPU: dispatch computes a step before the previous step is read."""
 
     def __init__(self, executor):
         self._executor, self._clock = executor, LaunchClock()

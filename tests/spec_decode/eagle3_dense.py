@@ -1,4 +1,4 @@
-"""An EAGLE-3 head over one sequence at once, written directly from the formulas."""
+"""An EAGLE-3 head over a whole sequence, written directly from the formulas."""
 
 import torch
 
@@ -24,7 +24,7 @@ def rms(x, weight, eps=1e-6):
 
 
 def dense_fuse(written, aux_hidden_states):
-    """Project the auxiliary states of one sequence, [n, 3 * H], to g."""
+    """Project a sequence's auxiliary states, [n, 3 * H], to g."""
     w = plain_names(written)
     if "input_norm.weight" in w:
         aux_hidden_states = rms(aux_hidden_states, w["input_norm.weight"])
@@ -35,7 +35,7 @@ def dense_fuse(written, aux_hidden_states):
 
 
 def dense(written, hidden, embeds, positions):
-    """Run one sequence at once and return z and carry: hidden [n, h], embeddings of the next tokens [n, e],
+    """Run a whole sequence and return z and carry. Inputs: hidden [n, h], the next tokens' embeddings [n, e],
     positions [3, n].
     """
     w, traits = plain_names(written), written.traits
@@ -71,7 +71,7 @@ def dense(written, hidden, embeds, positions):
 
 
 def turned(x, positions, traits):
-    """Rotate pairs (i, i + half) of each head by position * frequency."""
+    """Rotate pairs (i, i + half) in each head by position * frequency."""
     half = HEAD_DIM // 2
     out = torch.empty_like(x)
     for i in range(half):

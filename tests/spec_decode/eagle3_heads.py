@@ -183,7 +183,7 @@ def speculators():
 
 
 def modelopt():
-    """Shares the target's output matrix and vocabulary; one norm before fc; llama3's rotation."""
+    """Shares the target's output matrix and vocabulary; has a single norm before fc and llama3's rotation."""
     g = _generator(4)
     llama3 = {
         "rope_type": "llama3",
@@ -241,7 +241,9 @@ def qwen3():
 
 
 def deep():
-    """Two layers and the whole vocabulary with its own output matrix; q, k and v stored as one."""
+    """Has two layers and the whole vocabulary with its own output matrix; q, k and v are stored in a single
+    tensor.
+    """
     g = _generator(6)
     config = sizes(architectures=["Eagle3Qwen3vlForCausalLM"], num_hidden_layers=2, num_aux_hidden_states=3)
     tensors = head_tensors("layers.0.", g, vocab=TARGET.vocab_size)

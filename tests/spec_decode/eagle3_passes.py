@@ -19,7 +19,7 @@ LENGTHS = (9, 1, 14)
 
 
 class FakeTarget:
-    """A fake target with everything that a head needs."""
+    """A fake target with all methods that a head calls."""
 
     def __init__(self, dtype=torch.float32):
         g = torch.Generator().manual_seed(11)

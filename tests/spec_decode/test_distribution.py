@@ -1,7 +1,7 @@
-"""Check that tokens sampled with drafts have the same distribution as without.
+"""Check that tokens sampled with drafts have the same distribution as tokens sampled without drafts.
 
-The equality tests are stronger, seed by seed; this test does not rely on the noise's keys: it compares the
-counts of two runs with other seeds.
+The equality tests are stronger because they compare seed by seed. This test does not rely on the noise's
+keys: it compares the counts from two runs with different seeds.
 """
 
 from collections import Counter
@@ -17,7 +17,7 @@ HOW = {"temperature": 1.3, "max_tokens": NUM_TOKENS, "ignore_eos": True}
 
 
 def sampled(spec, first_seed):
-    """Return the answer tokens for one prompt, and the number of accepted drafts."""
+    """Return the answer tokens for a prompt, and the number of accepted drafts."""
     with Engine(config=EngineConfig(spec=spec, draft_policy="all")) as engine:
         prompt = [{"role": "user", "content": "Describe a red star and a blue circle."}]
         ids = [engine.submit(prompt, seed=first_seed + number, **HOW) for number in range(NUM_ANSWERS)]
@@ -31,10 +31,9 @@ def sampled(spec, first_seed):
 
 
 def chi_square(one, other):
-    """Return the statistic for two lists of values, and its 99.9 % point (Wilson and Hilferty's
-    approximation).
+    """Return the statistic for two value lists, and its 99.9 % point (Wilson and Hilferty's approximation).
 
-    Rare values count as one.
+    All rare values share a cell.
     """
     counts, others = Counter(one), Counter(other)
     seldom = {value for value in {*counts, *others} if counts[value] + others[value] < FEW}

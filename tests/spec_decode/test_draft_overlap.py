@@ -69,7 +69,7 @@ def test_grammars_do_not_prevent_overlap(by_masks, pool, wanted, tmp_path, monke
 
 
 def test_a_resumed_engine_gives_the_same_answers(wanted, tmp_path):
-    """Continue from a point with two steps in flight, and from one with drafts in flight."""
+    """Continue from a point with two steps in flight, and from a point with drafts in flight."""
     asked, want = wanted
     config = EngineConfig(spec=HEAD, **TWO, **RECOMPUTE)
     copies: dict[str, Path] = {}

@@ -1,4 +1,6 @@
-"""Check the rules for every drafter: which rows it drafts for, how many tokens, and what it forgets."""
+"""Check the rules for every drafter: the rows that get drafts, the draft count, and the state that the
+drafter drops.
+"""
 
 import numpy as np
 import pytest
@@ -84,7 +86,7 @@ def held(value):
 @pytest.fixture(params=MAKERS)
 def rows(request):
     bench = Rows(MAKERS[request.param])
-    for row in range(ROWS):  # an earlier answer, for drafters that search those
+    for row in range(ROWS):  # An earlier answer, which some drafters search.
         bench.admit(row, num_said=40)
     for row in range(ROWS):
         bench.admit(row)
@@ -92,7 +94,7 @@ def rows(request):
 
 
 def check(bench, rows, most):
-    """Check that each of `rows` has correct drafts, within its limit, where there is space."""
+    """Check that each row in `rows` has correct drafts, within its limit, if there is space for drafts."""
     for row, room, found in zip(rows, most, bench.propose(rows, most), strict=True):
         said = int(bench.texts.lengths[row] - bench.texts.num_prompt[row])
         assert found == [(said + n) % VOCAB for n in range(len(found))]

@@ -31,7 +31,7 @@ SEVEN = {"spec": HEAD, "num_draft_tokens": 7, "max_model_len": 160, "num_blocks"
 
 
 class Heard:
-    """Return a head's drafts by request and text length."""
+    """Records a head's drafts by request and text length."""
 
     def __init__(self):
         self.drafts, self.batches = {}, Counter()
@@ -109,7 +109,7 @@ def test_a_prefix_that_another_token_follows_is_not_taken_from_the_head():
 
 
 class ForSome(Scripted):
-    """Return drafts for every third request only."""
+    """A scripted drafter that has drafts for every third request only."""
 
     def __init__(self, truth, which):
         super().__init__(truth, which)

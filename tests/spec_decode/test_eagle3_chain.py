@@ -1,5 +1,5 @@
-"""Check draft chains: drafts equal the formulas for every implementation, and the cache's content
-afterwards.
+"""Check draft chains: drafts equal the formulas for every implementation, and later the cache holds the
+expected content.
 """
 
 import numpy as np
@@ -43,7 +43,7 @@ def drafted(head, rows, attention, z, carry, most=MOST, given=None):
 
 
 def chain_of_formulas(written, head, row, most, given=()):
-    """Recompute one whole sequence for each draft."""
+    """Recompute the whole sequence for each draft."""
     aux_hidden_states, tokens, positions = row
     hidden, embeds, drafts = dense_fuse(written, aux_hidden_states), head.embed(tokens), []
     for _ in range(most):

@@ -1,4 +1,4 @@
-"""Check an EAGLE-3 head in the engine: the same tokens, and KV equal to one pass over the whole text."""
+"""Check an EAGLE-3 head in the engine: the same tokens, and KV equal to a single pass over the whole text."""
 
 import random
 import shutil
@@ -32,11 +32,12 @@ scenes = pytest.importorskip("mmengine_shapes.scenes")
 FORM = {"type": "json_schema", "json_schema": {"schema": scene_schema()}}
 TEXTS = ("Describe the image as JSON.", "Describe the image.", "What happens in the video?")
 LONGEST = {"max_model_len": 96}  # some answers reach this length
-TIGHT = {"max_num_seqs": 6, "token_budget": 24, "num_blocks": 7, **LONGEST}  # then one request has all blocks
+# With these settings a single request may hold all blocks.
+TIGHT = {"max_num_seqs": 6, "token_budget": 24, "num_blocks": 7, **LONGEST}
 
 
 def prompts(count):
-    """Return prompts: two about the same image, one about a video, one without media, and so on."""
+    """Return prompts in a cycle: two about the same image, a video prompt, a text prompt, and so on."""
     for number in range(count):
         rng = random.Random(number // 2)
         if number % 4 == 2:
@@ -82,7 +83,7 @@ def test_the_prefix_cache_hits_equal_a_run_without_a_head():
 
 
 def states_of_one_pass(built, request, token_ids, media):
-    """Return a head's inputs for a whole text as one prompt: auxiliary states [n, taps * hidden], tokens
+    """Return a head's inputs for a whole text as a single prompt: auxiliary states [n, taps * hidden], tokens
     int64 [n], and positions int64 [3, n].
     """
     model, head, size = (
@@ -112,7 +113,7 @@ def states_of_one_pass(built, request, token_ids, media):
 
 
 def head_kv_of_one_pass(built, request, token_ids, media):
-    """Return the head's K and V, [tokens - 1, 2, kv heads, head_dim], if its states come from one prefill."""
+    """Return the head's K and V, [tokens - 1, 2, kv heads, head_dim], for states from a single prefill."""
     head, size = built.executor._runner._drafting.head._head, len(token_ids)
     aux_hidden_states, ids, positions = states_of_one_pass(built, request, token_ids, media)
     pool, port = dense(kv_spec(head.config), size - 1)
@@ -136,7 +137,7 @@ def drafts_of_one_pass(built, request, token_ids, media, count, given=()):
 
 
 def dense(spec, size):
-    """Return a pool with one row of `size` tokens per step, in consecutive blocks."""
+    """Return a pool with a single row, which gets `size` tokens per step in consecutive blocks."""
     pool = KVPool(spec, -(-size // 16) + 1, 16, torch.float32, CpuDevice())
     port = TorchPagedAttention(spec, pool)
     lengths = np.array([size], np.int32)

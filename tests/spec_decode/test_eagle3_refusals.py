@@ -1,4 +1,4 @@
-"""Check that each defect of a head folder gives one clear error that names the field or the tensor."""
+"""Check that each defect in a head folder gives a clear error that names the field or the tensor."""
 
 import struct
 
@@ -194,7 +194,7 @@ def test_a_language_model_is_no_head(tmp_path):
 
 
 def test_an_older_eagle_is_refused(tmp_path):
-    """EAGLE 1 reads an embedding and one state through fc, and its layer is an ordinary one."""
+    """EAGLE 1 reads an embedding and a single state through fc, and has an ordinary layer."""
     written = FAMILIES["specforge"]()
     written.tensors["fc.weight"] = torch.ones(48, 96)
     for name, rows in (("q", 64), ("k", 32), ("v", 32)):

@@ -23,7 +23,7 @@ def bounds(tokens, steps, at_once):
 
 
 class Watched(Heard):
-    """Count steps that the head never reads, too."""
+    """A `Heard` that also counts steps that the head never reads."""
 
     def __init__(self, most_of):
         super().__init__()
@@ -49,7 +49,7 @@ class Watched(Heard):
 @pytest.mark.parametrize("at_once", [64, 1024])
 @pytest.mark.parametrize("caching", [False, True])
 def test_drafts_after_a_pause_equal_drafts_without(at_once, caching):
-    """Requests share images in pairs, so that one waits for states that the other must read."""
+    """Requests share images in pairs, so that a request waits for states that its partner must read."""
     asked, through, paused = asked_about(8), Watched(lambda step: 7), Watched(lambda step: 7 * (step > 12))
     config = {**SEVEN, "enable_prefix_caching": caching}
     answers(asked, steer=through, **config)

@@ -1,5 +1,5 @@
-"""Check drafts from a grammar: the row's draft grammar, the next one after a departure, and none if
-compilation fails or never ends.
+"""Check drafts from a grammar: the row's draft grammar, the next draft grammar after a departure, and no
+drafts if compilation fails or never ends.
 """
 
 import threading

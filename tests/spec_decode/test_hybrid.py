@@ -1,4 +1,4 @@
-"""Check that by default grammars and the checkpoint's own head both draft, in one run where possible."""
+"""Check that by default grammars and the checkpoint's own head both draft, in the same run where possible."""
 
 import shutil
 

@@ -49,7 +49,7 @@ def test_four_drafts_a_pass_pay_off(trained, samples):
 
 
 def test_swapped_layers_lower_acceptance(trained, samples):
-    """Drafts know about a picture from the target's states, not from the tokens alone."""
+    """Drafts depend on the target's states for a picture, not on the tokens alone."""
     swapped = [
         type(one)(one.task, one.ids, one.num_prompt, one.positions, one.aux_hidden_states.flip(1))
         for one in samples["json"]
@@ -71,8 +71,8 @@ def served(request, trained, tmp_path_factory):
 
 
 def chain(served, sample, row, count):
-    """Return logits of `count` drafts from `row` on, with one pass of the engine's head over all inputs
-    each.
+    """Return logits for `count` drafts from `row` on; each draft is a pass with the engine's head over all
+    inputs.
     """
     hidden = served.fuse(sample.aux_hidden_states[: row + 1].float().flatten(1))
     tokens, positions = sample.ids[1 : row + 2], sample.positions[:, : row + 1]
@@ -149,8 +149,8 @@ def test_an_engine_takes_the_passes_that_are_simulated(trained, samples, task):
 
 
 def test_passes_are_walked_as_an_engine_takes_them():
-    # Token 0 comes with the prompt. From it 4 drafts are accepted: tokens 1 to 4, and the target gives token
-    # 5.
+    # Token 0 comes with the prompt. Tokens 1 to 4 are accepted drafts after token 0, and the target samples
+    # token 5.
     assert passes_of([4, 9, 9, 9, 9, 0, 2, 9], num_answer=9) == [5, 1, 2]
     assert passes_of([0], num_answer=2) == [1]
     assert passes_of([0], num_answer=1) == []
