@@ -48,7 +48,7 @@ class Granting:
 
 
 class LaunchedAhead:
-    """Makes `executor` on a CPU behave like a GPU: dispatch computes a step before the previous step is read."""
+    """Makes `executor` on a CPU act like a GPU: dispatch computes a step before the previous step is read."""
 
     def __init__(self, executor):
         self._executor, self._clock = executor, LaunchClock()
