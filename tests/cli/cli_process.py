@@ -116,7 +116,7 @@ for words in json.loads(sys.argv[1]):
 
 
 def run_clis(commands, cwd) -> list[subprocess.CompletedProcess]:
-    """Run commands one after the other in one separate process in this folder; `loaded` reports the heavy
+    """Run commands in sequence in a single separate process in this folder; `loaded` reports the heavy
     modules imported after each command.
     """
     path = os.pathsep.join([str(ROOT), str(ROOT / "plugins")])

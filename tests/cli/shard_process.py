@@ -1,4 +1,4 @@
-"""Run one process of a sharded batch over an engine without a model. Arguments: FOLDER SHARD COUNT PAUSE."""
+"""Run a process for a sharded batch over an engine without a model. Arguments: FOLDER SHARD COUNT PAUSE."""
 
 import sys
 from functools import partial

@@ -1,4 +1,4 @@
-"""Test the command on machines that cannot compile the kernels: one line says so, and the answer is the
+"""Test the command on machines that cannot compile the kernels: a single line says so, and the answer is the
 same."""
 
 import os

@@ -143,7 +143,7 @@ def test_an_unknown_model_is_reported(name, hub):
         fetch_model(name._replace(repo="acme/none"))
 
 
-def test_without_the_network_the_cache_is_taken(name, hub, monkeypatch):
+def test_without_the_network_the_cache_is_used(name, hub, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     refused(name, "there is no folder .* could not be fetched from the hub, .*HF_HUB_OFFLINE is set")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)

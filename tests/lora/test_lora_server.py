@@ -57,7 +57,7 @@ def test_a_calls_model_names_an_adapter(server):
     ]
 
 
-def test_a_session_has_the_adapter_of_the_model_that_it_was_opened_with(root):
+def test_a_session_has_the_adapter_of_its_opening_model(root):
     engine = AsyncEngine(builder=adapted_builder(processor=TurnEcho()), loras={"first": root / "one"})
     with served(engine) as server:
         for opened, others in (("first", NAMES[0]), (NAMES[1], "first")):

@@ -87,7 +87,7 @@ def test_no_compiler(native, monkeypatch, caplog):
     assert "no C++ compiler" in problem(caplog)
 
 
-def test_a_compiler_that_is_not_there(native, monkeypatch, caplog):
+def test_a_missing_compiler(native, monkeypatch, caplog):
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert "CXX names no-such-compiler" in problem(caplog)
 
@@ -264,7 +264,7 @@ def test_a_damaged_library_without_a_compiler(native, monkeypatch, caplog):
 
 
 @needs_compiler
-def test_a_failed_build_leaves_nothing_that_is_taken_for_a_library(tmp_path):
+def test_a_failed_build_leaves_no_library(tmp_path):
     def fail(compiler, out):
         out.write_bytes(b"half")
         raise NativeKernelsError("the disk is full")

@@ -152,7 +152,7 @@ class Runner:
         """Return every case's tokens. `arrivals`: requests arrive between steps at random, else all at
         once.
 
-        `copies`: this many consecutive cases are answers to one prompt.
+        `copies`: this many consecutive cases are answers to the same prompt.
         """
         sampling = sampling or SamplingParams(seed=0)
         tokens: dict[str, list[int]] = {}

@@ -67,7 +67,7 @@ DECODER_KINDS = {
 def make_reference(folder, seed=0, *, tied=True, text=None, vision=None):
     """Write a random checkpoint with varied outputs to `folder`. Returns its transformers model in float32.
 
-    Plain initialisation makes greedy text repeat one token, and norms of one and biases of zero would hide a
+    Plain initialisation makes greedy text repeat a token, and norms of 1 and biases of 0 would hide a
     wrong name. So every parameter is random, and each part's outputs are scaled up.
     """
     from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration

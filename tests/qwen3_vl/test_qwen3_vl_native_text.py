@@ -39,7 +39,7 @@ PARTS = (
 )
 
 
-LIVELY = "untied, biases"  # A tied head tends to repeat one token.
+LIVELY = "untied, biases"  # A tied head tends to repeat a token.
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def prompts_of(seed=5):
 
 
 def paged(model, library, num_rows, **options):
-    """The kernels' attention backend: the whole step is one call."""
+    """The kernels' attention backend: the whole step is a single call."""
     return PagedRows(
         lambda spec, kv: NativePagedAttention(spec, kv, library), model.spec, model.dtype, num_rows, **options
     )

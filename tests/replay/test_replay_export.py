@@ -35,7 +35,7 @@ def by_phase(events, phase):
 
 
 def test_slices_of_requests_nest(log):
-    """Each request's outer slice contains its states one after the other without a gap."""
+    """Each request's outer slice contains its states in sequence without a gap."""
     folder, live = log
     tracks = defaultdict(list)
     for event in trace(folder):

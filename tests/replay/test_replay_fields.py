@@ -92,7 +92,7 @@ def thrashing_run(folder):
 
 
 def fetched_run(folder):
-    """Run two engines over one store: the second fetches the blocks that the first stored, except a torn
+    """Run two engines over the same store: the second fetches the blocks that the first stored, except a torn
     block.
     """
     store, config = ShakyStore(random.Random(1), chance=0), plain_config()

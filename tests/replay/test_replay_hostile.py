@@ -1,4 +1,4 @@
-"""Test that hostile logs cause a one-sentence error, without a traceback or a large allocation."""
+"""Test that hostile logs cause an error with a single sentence, without a traceback or a large allocation."""
 
 import random
 import subprocess
@@ -106,7 +106,7 @@ def placed(*runs):
 
 ADMITTED = ev.Admitted("a", 0, 3, b"", column(1))
 RAN = ev.Executed(column(5))
-# Events to append after STARTED; the last event is the false one. `verify` reports false decisions as
+# Events to append after STARTED; the last event is false. `verify` reports false decisions as
 # divergences; where decisions are not derived, the fold finds them.
 OBSERVED = {
     "a prompt longer than any": [queued(prompt=range(64))],
@@ -197,7 +197,7 @@ def test_a_false_decision(tmp_path, name):
 
 
 def spoiled(event, rng):
-    """Return the event with one field changed to a value that fits its type."""
+    """Return the event with a field changed to a value that fits its type."""
     fields = event.__struct_fields__
     if not fields:
         return ev.Delivered("x")

@@ -19,7 +19,8 @@ from tests.core.small_engine import Bench, image, request, settings_of
 
 
 def busy() -> State:
-    """Return a state with two scheduled rows, one of them inside an image, and two waiting requests."""
+    """Return a state with two scheduled rows, where request a is inside its image, and two waiting
+    requests."""
     bench = Bench(swap_blocks=4, max_num_seqs=2, long_prefill_token_threshold=6)
     bench.submit(request("a", 20, media=[image(1, 2, 6)]), request("b", 9), request("c", 3), request("d", 3))
     bench.step()

@@ -83,7 +83,7 @@ def test_the_decisions_are_the_same(tmp_path, seed):
 
 
 def secret_log(folder, name="alice", salt="the-tenant", start=1_000_000):
-    """Write a log with one request in which every part is identifying, and an answer with logprobs and an
+    """Write a log with a request in which every part is identifying, and an answer with logprobs and an
     error.
     """
     config = settings_of(max_model_len=48, eos_token_ids=(424242,))

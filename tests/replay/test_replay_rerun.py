@@ -25,7 +25,7 @@ COST = CostModel(step_ns=3_000_000, token_ns=40_000, context_ns=900, embed_ns=60
 
 
 def simulated_log(folder, *, count=60, cost=COST, **settings):
-    """Write a log with image requests over one simulated minute, in a pool that is at times too small."""
+    """Write a log with image requests over a simulated minute, in a pool that is at times too small."""
     rng, requests, now = random.Random(5), [], 0
     for number in range(count):
         now += int(rng.expovariate(1 / 60e6))

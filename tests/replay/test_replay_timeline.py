@@ -97,7 +97,7 @@ def test_a_log_cut_within_its_last_step(folder, tmp_path):
 
 
 def test_a_step_that_never_ends_is_refused(folder, tmp_path):
-    """Opening refuses a log in which any number of decisions precedes the first impossible one."""
+    """Opening refuses a log in which any number of decisions precedes the first impossible decision."""
     records = list(LogReader(folder))
     index = next(n for n, r in enumerate(records) if isinstance(r.event, ev.Admitted))
     writer = LogWriter(tmp_path / "log")

@@ -92,7 +92,7 @@ def test_the_state_at_the_end(tmp_path):
 
 
 def test_claims_cover_all_waiting_steps(tmp_path):
-    """Each step in which a present request got no tokens is part of one of its claims."""
+    """Each step in which a present request got no tokens is covered by the request's claims."""
     log = random_log(tmp_path / "log", 3)
     waited = defaultdict(list)
     for step in log.steps():

@@ -33,7 +33,7 @@ def test_a_third_party_attention_backend_is_used(install_stranger):
     assert found.token_ids == answer("torch").token_ids
 
 
-def test_a_broken_one_is_refused_in_one_sentence(install_stranger):
+def test_a_broken_backend_is_refused_in_one_sentence(install_stranger):
     install_stranger("mmengine.attention_backends", "import no_such_module", theirs="Theirs")
     with pytest.raises(ConfigError) as refusal:
         answer("theirs")

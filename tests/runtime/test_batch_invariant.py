@@ -143,7 +143,7 @@ def test_batch_invariance_without_kernels_is_refused(hidden_compiler, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["auto", "triton"])
-def test_on_a_gpu_attention_is_tritons_in_one_tile(name, monkeypatch):
+def test_on_a_gpu_triton_attends_in_one_tile(name, monkeypatch):
     made = []
     monkeypatch.setattr(triton_paged, "TritonPagedAttention", lambda *of, **options: made.append(options))
     monkeypatch.setattr(registry.triton_capability, "unfit", lambda spec, kv: None)
@@ -174,7 +174,7 @@ def test_on_a_gpu_sampling_needs_the_triton_kernels(monkeypatch):
 
 
 @pytest.mark.parametrize("wanted", [False, True])
-def test_on_a_gpu_the_decoder_is_of_our_kernels(wanted, monkeypatch):
+def test_on_a_gpu_the_decoder_uses_our_kernels(wanted, monkeypatch):
     made = []
     monkeypatch.setattr(network, "text_ops", lambda *of, **options: made.append(options))
     monkeypatch.setattr(network, "FusedTextDecoder", lambda *of: of)

@@ -89,7 +89,7 @@ def same(found, want):
 FREE = {"ignore_eos": True, "max_tokens": 17}
 
 
-def test_a_run_that_is_right_is_kept_up_to_where_the_text_ends():
+def test_an_accepted_run_is_kept_up_to_the_texts_end():
     model = ToyModel()
     base, _ = run(model, {"a": FREE})
     stop = next(t for t in base["a"][0][2:] if t not in base["a"][0][:2])
@@ -152,7 +152,7 @@ def test_a_draft_with_nonfinite_logits_is_rejected_alone():
     assert fast < slow
 
 
-def test_a_row_that_breaks_inside_a_run_breaks_where_it_would_have():
+def test_nan_inside_a_run_fails_the_row_at_the_same_token():
     model = LateNan()
     plain, _ = run(model, {"a": FREE, "b": FREE})
     model.broken = plain["a"][0][4]
@@ -164,7 +164,7 @@ def test_a_row_that_breaks_inside_a_run_breaks_where_it_would_have():
 
 
 @pytest.mark.parametrize("attention", ["torch", "auto"])
-def test_a_draft_whose_keys_are_not_finite_breaks_its_row_alone(attention):
+def test_a_draft_with_nonfinite_keys_fails_only_its_row(attention):
     """Attention multiplies unseen values by zero, and NaN stays NaN."""
     model = ToyModel()
     plain, _ = run(model, MIXED, attention=attention)

@@ -27,7 +27,7 @@ def placed_one_by_one(held, spans, embeds):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_long_life_of_puts_and_drops(seed):
+def test_many_puts_and_drops(seed):
     """Add and drop packs of items at the capacity's edge; placed features are always the ones put
     last.
     """
@@ -104,7 +104,7 @@ def test_memory_for_all_places_that_cannot_be_had_is_refused(monkeypatch):
         store.hold_all(torch.float32, torch.device("cpu"))
 
 
-def test_features_that_are_not_there_are_named():
+def test_missing_features_are_named():
     store = FeatureStore(HIDDEN, DEEP, 40)
     assert store.place((), torch.zeros(3, HIDDEN)) is None
     store.put([b"here"], [4], torch.zeros(4, (1 + DEEP) * HIDDEN))

@@ -41,7 +41,7 @@ def test_one_sentence_says_why_and_what_to_do(monkeypatch, cuda, count, error, d
     assert "\n" not in str(raised.value)
 
 
-def test_a_gpu_that_is_there_is_no_problem(monkeypatch):
+def test_an_available_gpu_has_no_problem(monkeypatch):
     machine(monkeypatch, "13.0", 2)
     assert CudaDevice.problem(1) is None and CudaDevice.problem(None) is None
 

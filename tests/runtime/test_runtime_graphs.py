@@ -63,7 +63,7 @@ def test_sizes_end_with_the_most_rows():
         assert sizes[-1] == rows and sorted(set(sizes)) == list(sizes)
 
 
-def test_the_first_bucket_holds_every_other_one():
+def test_the_first_bucket_fits_every_other_bucket():
     first, *others = all_buckets(24, 3)
     assert first == Bucket(24, 4)
     assert all(one.num_rows <= first.num_rows and one.num_tokens <= first.num_tokens for one in others)
@@ -205,7 +205,7 @@ def test_a_failed_capture_is_reported_once_and_steps_are_launched(capturable, mo
     assert counted["capture_failed"] == 16 and not counted["replayed"]
 
 
-def test_a_row_that_breaks_leaves_the_dummy_block_to_the_others(capturable):
+def test_a_nan_row_does_not_spoil_the_dummy_block(capturable):
     """Put NaN into a bucket's row, and replay that bucket with dummy rows in the next step."""
     driver = make(Repeater())
     requests = [toy_request(f"r{i}", i, num_text=5 + i) for i in range(3)]

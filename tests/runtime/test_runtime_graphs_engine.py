@@ -96,7 +96,7 @@ def test_answers_about_images_and_videos_that_are_replayed(recorder, packed, mon
 
 
 @pytest.mark.parametrize("settings", [{"spec": "suffix", "num_draft_tokens": 3}, {"spec": "eagle3"}])
-def test_answers_by_way_of_flashinfer(asked, anew, recorder, monkeypatch, settings):
+def test_answers_with_flashinfer(asked, anew, recorder, monkeypatch, settings):
     """Plan steps for FlashInfer, captured or not; the fake kernels know only their lists."""
 
     def make_backend(name, spec, kv, **others):
@@ -112,7 +112,7 @@ def test_answers_by_way_of_flashinfer(asked, anew, recorder, monkeypatch, settin
 
 
 @pytest.mark.parametrize("settings", [{"spec": "none"}, {"spec": "eagle3", "num_draft_tokens": 3}])
-def test_answers_by_way_of_triton(recorder, monkeypatch, kernel_device, settings):
+def test_answers_with_triton(recorder, monkeypatch, kernel_device, settings):
     """Capture the embedded checkpoint's steps with the Triton kernels in their interpreter."""
     if kernel_device.type != "cpu":
         pytest.skip("the engine computes on a CPU here")
@@ -168,7 +168,7 @@ def test_the_metrics_say_how_many_calls_of_the_encoder_were_replayed(recorder, p
         assert f'mmengine_graph_encodings_total{{how="{why}"}} 0.0' in text
 
 
-def test_without_graphs_the_metrics_do_not_speak_of_them():
+def test_without_graphs_the_metrics_omit_them():
     with Engine(config=EngineConfig(max_model_len=200)) as engine:
         text = engine.metrics_text()
     assert "graph_steps" not in text and "graph_encodings" not in text

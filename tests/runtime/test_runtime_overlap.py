@@ -77,7 +77,7 @@ def on_gpu(order, matchers=None):
     return EngineCore(config, executor)
 
 
-def test_a_step_is_launched_before_the_one_before_is_awaited(order):
+def test_a_step_is_launched_before_the_previous_step_is_awaited(order):
     core = on_gpu(order)
     request, _ = toy_request("r", 1, sampling=SamplingParams(max_tokens=6, ignore_eos=True))
     core.submit(request)
@@ -147,7 +147,7 @@ def by(request, monkeypatch):
     return request.param
 
 
-def test_a_form_ends_while_the_step_behind_runs(by):
+def test_a_grammar_ends_while_the_next_step_runs(by):
     """The failed step's token for the row is dropped."""
     given = []
 
@@ -195,7 +195,7 @@ def test_a_row_whose_grammar_fails_during_the_next_step_ends_alone(by):
 
 
 @pytest.mark.parametrize("by", ["masks"], indirect=True)
-def test_masks_that_raise_fail_the_step_that_they_are_of(by):
+def test_masks_that_raise_fail_their_step(by):
     """The previous step's token stands, so one more token is requested at the end."""
     num_calls, answers = [], []
     for bad in (6, 0):
@@ -335,7 +335,7 @@ def test_a_lost_gpu_ends_the_engine_and_the_log_resumes(monkeypatch, tmp_path, e
     assert found.choices[0].token_ids == whole and verify(tmp_path).ok
 
 
-def test_a_gpu_answers_or_it_does_not(monkeypatch):
+def test_a_gpu_responds_or_not(monkeypatch):
     errors = [torch.AcceleratorError("CUDA error: launch failure"), torch.OutOfMemoryError("full")]
 
     def gone(*sizes, device):

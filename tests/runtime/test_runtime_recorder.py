@@ -68,7 +68,7 @@ def current(monkeypatch):
 
 
 @pytest.mark.parametrize("fails", ["", "begin", "end"])
-def test_the_usual_stream_is_the_current_one_again(current, monkeypatch, fails):
+def test_the_usual_stream_is_current_again(current, monkeypatch, fails):
     monkeypatch.setattr(Graph, "fails", fails)
     recorder, ran = CudaRecorder(torch.device("cuda")), []
     compute = lambda: ran.append(current[-1].name)  # noqa: E731

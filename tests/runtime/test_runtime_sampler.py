@@ -270,7 +270,7 @@ def test_many_penalised_rows_keep_apart():
     assert len(bench.sampler._counts._counts) == 64
 
 
-def test_the_memory_of_penalties_is_given_back():
+def test_penalty_memory_is_released():
     bench = Bench(6, {})
     for row in range(40):
         bench.admit(row, SamplingParams(presence_penalty=2.0), (1,), (0,))

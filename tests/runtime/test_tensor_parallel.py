@@ -181,7 +181,7 @@ def test_a_diverged_rank_reports_it(noticed_by):
                 engine.step()
 
 
-def test_a_rank_that_failed_a_step_at_once_is_heard_when_that_is_collected():
+def test_a_ranks_early_failure_is_raised_when_its_step_is_collected():
     """Rank 0 still takes part in the step, because the other ranks are in the middle of it."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -205,7 +205,7 @@ def test_heads_that_cannot_be_shared_are_refused_with_the_arithmetic():
         plugin.load_model(checkpoint_path(), device="cpu", dtype="float32", shard=Shard(0, 3, lambda x: x))
 
 
-def test_gpus_that_are_not_there_are_refused():
+def test_missing_gpus_are_refused():
     with pytest.raises(ConfigError, match="uses the first 2 GPUs"):
         CudaDevice(1).of_rank(0, 2)
     if torch.cuda.device_count() < 2:

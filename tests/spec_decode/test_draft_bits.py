@@ -25,7 +25,7 @@ def told(**settings):
 
 @pytest.mark.skipif(library.load() is None, reason="torch's attention promises no bits")
 @pytest.mark.parametrize("spec", ["suffix", f"eagle3={draft_head_path()}"], ids=["suffix", "head"])
-def test_drafts_leave_the_bits_of_likelihoods(spec):
+def test_drafts_do_not_change_logprob_bits(spec):
     plain, _ = told(spec="none")
     drafted, accepted = told(spec=spec, draft_policy="all")
     assert accepted > 50

@@ -82,7 +82,7 @@ def test_drafts_are_the_same_alone_and_in_a_batch():
     assert found.stats.drafts[0].accepted > 100
 
 
-def test_a_prefix_that_another_token_follows_is_not_taken_from_the_head():
+def test_a_prefix_with_another_next_token_is_no_head_cache_hit():
     """The head's KV for a block's last token depends on the next token."""
     rng = np.random.default_rng(3)
     shared, others = rng.integers(300, 1500, 32), rng.integers(300, 1500, (2, 9))

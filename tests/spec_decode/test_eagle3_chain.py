@@ -159,7 +159,7 @@ def test_drafts_stay_within_the_blocks_of_their_row(compute, tmp_path):
     assert torch.equal(changed, allowed)
 
 
-def test_nan_drafts_are_tokens_all_the_same(compute, tmp_path):
+def test_nan_drafts_are_valid_tokens(compute, tmp_path):
     head, rows, attention, z, carry = prefilled(FAMILIES["specforge"](), tmp_path, compute)
     drafts = drafted(head, rows, attention, z * torch.nan, carry)
     assert ((drafts >= 0) & (drafts < 96) | (drafts == NO_DRAFT)).all()

@@ -20,7 +20,7 @@ from tests.spec_decode.eagle3_passes import (
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_ragged_paged_forward_is_the_dense_one(family, compute, tmp_path):
+def test_a_ragged_paged_forward_equals_the_dense_forward(family, compute, tmp_path):
     written = FAMILIES[family]()
     head = load(written, tmp_path)
     rows = sequences(head)
@@ -82,7 +82,7 @@ class Recorder(DenseAttention):
 
 
 @pytest.mark.parametrize("family", ["specforge", "modelopt", "qwen3"])
-def test_keys_are_turned_by_the_position_of_the_state_itself(family, tmp_path):
+def test_keys_are_rotated_by_the_states_position(family, tmp_path):
     """Position 0 is not rotated; the same state at a later position is rotated by exactly the difference."""
     head = load(FAMILIES[family](), tmp_path)
     h = head.config.hidden_size
@@ -141,7 +141,7 @@ def test_tokens_and_scattered_logits_use_target_ids(family, compute, tmp_path):
         assert torch.equal(whole, logits) and torch.equal(tokens, logits.argmax(-1))
 
 
-def test_an_embedding_that_is_the_targets_is_not_kept(tmp_path):
+def test_the_targets_embedding_is_not_stored(tmp_path):
     written, target, ids = FAMILIES["speculators"](), FakeTarget(), torch.arange(TARGET.vocab_size)
     own = written.tensors["embed_tokens.weight"]
     head = load(written, tmp_path / "own", target=target)

@@ -178,7 +178,7 @@ def test_answers_are_hidden_from_requests_with_another_salt(asker):
     assert (proposed is None) if asker != "mine" else (proposed.token_ids.tolist() == answer[12:17])
 
 
-def test_equal_hashes_of_other_tokens_cost_a_draft_and_give_none(monkeypatch):
+def test_hash_collisions_with_other_tokens_give_no_draft(monkeypatch):
     monkeypatch.setattr(GramIndex, "hashes", lambda self, grams, salt=0: np.zeros(len(grams), np.intp))
     texts, row = Texts(1, WIDTH), np.array([0])
     ahead, past = NgramDrafter(1), SuffixDrafter(1)
@@ -188,7 +188,7 @@ def test_equal_hashes_of_other_tokens_cost_a_draft_and_give_none(monkeypatch):
         assert drafter.propose(row, texts, np.array([4])) is None
 
 
-def test_equal_hashes_of_another_salt_give_none(monkeypatch):
+def test_hash_collisions_with_another_salt_give_no_draft(monkeypatch):
     monkeypatch.setattr(GramIndex, "hashes", lambda self, grams, salt=0: np.zeros(len(grams), np.intp))
     for asker, want in (("yours", None), ("mine", [13])):
         texts, drafter = Texts(2, WIDTH), SuffixDrafter(2)

@@ -110,7 +110,7 @@ def test_a_preempted_row_follows_its_output(backend):
     assert b',"more":'.startswith(bench.proposes()) and bench.proposes()
 
 
-def test_sketches_that_fail_leave_the_grammar_itself(backend):
+def test_failed_draft_grammars_leave_the_grammar_itself(backend):
     def compile(text):
         if text != TEXT:
             raise InvalidRequest("not today")
@@ -144,7 +144,7 @@ def test_hanging_draft_grammars_are_not_awaited(backend):
         gate.set()
 
 
-def test_a_compiler_that_is_stuck_costs_the_sketches_only(backend):
+def test_a_stuck_compiler_costs_only_the_draft_grammars(backend):
     bench = Bench(backend)
     known = set(draft_grammars_of(TEXT))
     get = bench.grammars._compiler.get

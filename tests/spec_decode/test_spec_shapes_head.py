@@ -87,9 +87,7 @@ def chain(served, sample, row, count):
 
 
 @pytest.mark.parametrize("task", ["json", "describe", "direction"])
-def test_drafting_from_all_rows_at_once_is_the_engines_head_drafting_from_each(
-    trained, served, samples, task
-):
+def test_drafting_from_all_rows_equals_the_engines_head(trained, served, samples, task):
     head, vocabulary = trained
     several = samples[task][:2]
     batch = collate(several)
@@ -137,7 +135,7 @@ def engine_passes(task, number, seed):
 
 
 @pytest.mark.parametrize("task", ["json", "describe", "direction"])
-def test_an_engine_takes_the_passes_that_are_simulated(trained, samples, task):
+def test_an_engine_takes_the_simulated_passes(trained, samples, task):
     """The simulation's numbers equal the engine's, pass for pass."""
     answers, passes = engine_passes(task, 12, seed=7)
     assert answers == [one.ids[one.num_prompt :].tolist() for one in samples[task]]
@@ -148,7 +146,7 @@ def test_an_engine_takes_the_passes_that_are_simulated(trained, samples, task):
     assert passes == [len(one) for one in simulated]
 
 
-def test_passes_are_walked_as_an_engine_takes_them():
+def test_passes_are_counted_as_in_an_engine():
     # Token 0 comes with the prompt. Tokens 1 to 4 are accepted drafts after token 0, and the target samples
     # token 5.
     assert passes_of([4, 9, 9, 9, 9, 0, 2, 9], num_answer=9) == [5, 1, 2]
