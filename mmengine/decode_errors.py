@@ -1,7 +1,7 @@
-"""msgspec's decoder errors as data.
+"""Convert msgspec's decoding errors to data: the place of the invalid value, and the kind of the error.
 
-msgspec reports an invalid value by a sentence alone. This adapter is the only module that parses such
-sentences. The result is the value's place and the error's kind.
+msgspec describes an invalid value only with a sentence. This module is the only one that parses these
+sentences.
 """
 
 import re
@@ -19,9 +19,11 @@ _STEP = re.compile(r"\[(\d+|\.\.\.)\]|\.?([^.\[]+)")
 
 
 class DecodeError(NamedTuple):
-    """What a decoder refused. `code` is MISSING_FIELD, INVALID_TYPE, or INVALID_VALUE for an error of the
-    whole value, whose place msgspec leaves out. `text`: the rule, such as "expected int, got str". An index
-    or a key that msgspec does not tell is "" in `path`."""
+    """A value that a msgspec decoder refused.
+
+    `code` is MISSING_FIELD, INVALID_TYPE, or INVALID_VALUE if msgspec names no place. `text` is the rule,
+    such as "expected int, got str". In `path`, an index or key that msgspec does not name is "".
+    """
 
     code: ErrorCode
     path: FieldPath
@@ -29,7 +31,7 @@ class DecodeError(NamedTuple):
 
 
 class OutOfRange(NamedTuple):
-    """A field whose `value` does not lie in [low, high]."""
+    """A field whose `value` is not in the range [low, high]."""
 
     name: str
     low: int | float
@@ -38,7 +40,7 @@ class OutOfRange(NamedTuple):
 
 
 def decode_error(error: msgspec.ValidationError) -> DecodeError:
-    """Return the place and the kind of an error of msgspec."""
+    """Parse a msgspec error into the place, the kind and the rule."""
     sentence = str(error)
     if missing := _MISSING.fullmatch(sentence):
         return DecodeError(ErrorCode.MISSING_FIELD, _path(missing[2] or "") / missing[1], "is missing")
@@ -49,7 +51,7 @@ def decode_error(error: msgspec.ValidationError) -> DecodeError:
 
 
 def _path(place: str) -> FieldPath:
-    """Return the keys of a place as msgspec writes it, such as `a[...].b`."""
+    """Return the keys and indices in a place that msgspec writes as `a[...].b`."""
     steps = ((each[1], each[2]) for each in _STEP.finditer(place))
     return FieldPath(*(key or (int(index) if index.isdigit() else "") for index, key in steps))
 
@@ -57,9 +59,11 @@ def _path(place: str) -> FieldPath:
 def out_of_range(
     error: msgspec.ValidationError, values: Mapping[str, object], struct: type[msgspec.Struct]
 ) -> OutOfRange | None:
-    """Return the field that is out of its range, or None if `error` says something else.
+    """Return the field that is out of range, or None if `error` has another reason.
 
-    `error` was raised when `values` became a `struct`. The bounds are `ge` and `le` of the field's Meta."""
+    `error` was raised when `values` was converted to a `struct`. The range's bounds are `ge` and `le` in the
+    Meta of the field's type.
+    """
     found = _PLACE.fullmatch(str(error))
     path = () if found is None or not _RANGE.fullmatch(found[1]) else _path(found[2])
     if len(path) != 1 or not isinstance(path[0], str):
@@ -67,5 +71,5 @@ def out_of_range(
     name = path[0]
     hint = get_type_hints(struct, include_extras=True)[name]
     bounds = next(each for each in get_args(hint) if isinstance(each, msgspec.Meta))
-    assert bounds.ge is not None and bounds.le is not None  # every range here has two ends
+    assert bounds.ge is not None and bounds.le is not None  # all ranges in this project have both bounds
     return OutOfRange(name, bounds.ge, bounds.le, values[name])

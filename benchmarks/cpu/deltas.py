@@ -1,13 +1,15 @@
-"""The gated delta net's mixer in the CPU kernels, by instruction set, beside its bounds and torch.
+"""Time the gated delta net's mixer on the CPU for each instruction set, a lower bound, and torch.
 
 python -m benchmarks deltas    # into benchmarks/results/delta_cpu.md, half a minute
 
-The sizes are those of a layer in Qwen3.5-9B: 16 heads for q and k, 32 for v, 128 x 128 states, bfloat16. A
-mixer is everything between the projections: the convolution, the rule, the norm and the gate. Cases are one
-token for each row, and prompts. A token's bound is its row's state, 2 MiB that are read and written, timed as
-torch's in-place product over the same bytes. A prompt's bound is 4 products for each state value and token
-(three with a sum), timed as torch's float32 matrix product. Layers take turns, so that no cache holds their
-states. Each figure is the minimum over several rounds.
+The sizes are those of a layer in Qwen3.5-9B: 16 heads for q and k, 32 heads for v, states of 128 x 128
+values, bfloat16. The mixer comprises all operations between the projections: the convolution, the delta rule,
+the norm and the gate. The cases are a single token for each row, and prompts.
+
+The bound for a token is the time to read and write its row's state (2 MiB), measured with torch's in-place
+product. The bound for a prompt is the time for 4 products for each state value and token (three of them with
+a sum), measured with torch's float32 matrix product. Successive calls use different layers' states, so that
+the caches hold no layer's states. Each figure is the minimum over several rounds.
 """
 
 import argparse
@@ -30,9 +32,9 @@ from mmengine.native.library import open_isa
 RESULTS = Path(__file__).parents[1] / "results" / "delta_cpu.md"
 SIZES = DeltaSizes(num_key_heads=16, num_heads=32, key_dim=128, value_dim=128, taps=4)
 STATE = SIZES.num_heads * SIZES.key_dim * SIZES.value_dim
-CASES = ((1, 1), (16, 1), (1, 64), (1, 256))  # rows, tokens in each
+CASES = ((1, 1), (16, 1), (1, 64), (1, 256))  # (number of rows, tokens in each row)
 LAYERS, MOST_ROWS = 24, 16
-SIDE = 512  # of a matrix product
+SIDE = 512  # rows and columns of the square matrices in the measured product
 ROUNDS = 3
 DTYPE = torch.bfloat16
 
@@ -41,7 +43,9 @@ States = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def make_states() -> States:
-    """Make the states of all layers and rows: convolution inputs, matrices, and the copies for rollback."""
+    """Return zeroed states for all layers and rows: the convolution's last inputs, the state matrices, and
+    the copies for rollback.
+    """
     s = SIZES
     return (
         torch.zeros(MOST_ROWS, LAYERS, s.taps - 1, s.width, dtype=DTYPE),
@@ -51,7 +55,9 @@ def make_states() -> States:
 
 
 class Mixer:
-    """One layer's step over rows with equally many tokens, with its own weights."""
+    """Calls the native mixer for `rows` rows with `tokens` tokens each. Each call uses the next layer's
+    states; all layers share the same random weights.
+    """
 
     def __init__(self, library: ctypes.CDLL, states: States, rows: int, tokens: int) -> None:
         self._mix, s, count = library.mm_delta_mix, SIZES, rows * tokens
@@ -71,7 +77,7 @@ class Mixer:
         self._layers = cycle(range(LAYERS))
 
     def __call__(self) -> None:
-        """Compute the next layer."""
+        """Run the mixer for the next layer."""
         places = (ctypes.addressof(each) for each in (self._c_sizes, self._c_weights, self._step.c))
         what = self._projected.data_ptr(), DTYPES[DTYPE], 1e-6, self._mixed.data_ptr()
         self._mix(*places, next(self._layers), *what)
@@ -85,7 +91,7 @@ def step_arrays(rows: int, tokens: int) -> dict[str, np.ndarray]:
 
 
 def torch_rule(rows: int, tokens: int) -> Callable[[], None]:
-    """Return a call of torch's rule alone."""
+    """Return a function that runs torch's delta rule alone, without convolution, norm and gate."""
     heads = (tokens, rows, SIZES.num_heads)
     q, k = (torch.nn.functional.normalize(torch.randn(*heads, SIZES.key_dim), dim=-1) for _ in range(2))
     v, decay, beta = torch.randn(*heads, SIZES.value_dim), -torch.rand(heads), torch.rand(heads)
@@ -100,7 +106,9 @@ def torch_rule(rows: int, tokens: int) -> Callable[[], None]:
 
 
 def bound_of(rows: int, tokens: int) -> tuple[Callable[[], object], float]:
-    """Return a call, and how many times its duration bounds a layer's time."""
+    """Return a function to time, and the factor by which its duration must be multiplied to get the bound for
+    a layer.
+    """
     if tokens == 1:
         values = cycle(torch.ones(LAYERS, rows * STATE))
         return lambda: next(values).mul_(1.0), 1.0
@@ -109,8 +117,8 @@ def bound_of(rows: int, tokens: int) -> tuple[Callable[[], object], float]:
 
 
 def least(call: Callable[[], object]) -> float:
-    """Return the minimum time: CPU time with one thread, since other programs lengthen it least; else wall
-    time.
+    """Return the call's minimum duration in seconds. With a single thread this is CPU time, on which other
+    programs have the least effect; otherwise it is wall time.
     """
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     found, end = list[float](), clock() + 0.2
@@ -122,7 +130,9 @@ def least(call: Callable[[], object]) -> float:
 
 
 def least_of(calls: dict[str, Callable[[], object]]) -> dict[str, float]:
-    """Return each call's minimum seconds. Calls take turns, so that other load slows all of them."""
+    """Return each call's minimum duration in seconds. The calls take turns, so that other programs slow all
+    of them alike.
+    """
     rounds = [{name: least(call) for name, call in calls.items()} for _ in range(ROUNDS)]
     return {name: min(each[name] for each in rounds) for name in calls}
 

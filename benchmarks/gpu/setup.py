@@ -1,8 +1,8 @@
-"""Prepare the GPU check with the standard library alone.
+"""Prepare a checkout for the GPU check, with only Python's standard library.
 
-    python benchmarks/gpu/setup.py FOLDER      FOLDER is on PYTHONPATH
+    python benchmarks/gpu/setup.py FOLDER      FOLDER must be on PYTHONPATH
 
-Lists missing packages, and writes entry points for a checkout that is not installed.
+Lists missing packages. If mmengine is not installed, writes its entry points to FOLDER.
 """
 
 import re
@@ -11,7 +11,7 @@ import tomllib
 from importlib import metadata
 from pathlib import Path
 
-NOT_NEEDED = {"av", "huggingface_hub"}  # only for video files and for models from the hub
+NOT_NEEDED = {"av", "huggingface_hub"}  # needed only for video files and for models from the hub
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -37,7 +37,9 @@ def _name(dependency: str) -> str:
 
 
 def _installed(dependency: str) -> bool:
-    """Return whether a package is installed with at least the required version: `name>=1.9,<2`."""
+    """Return whether a package is installed with at least the required version. For `name>=1.9,<2` only
+    `>=1.9` is checked.
+    """
     try:
         version = metadata.version(_name(dependency))
     except metadata.PackageNotFoundError:
@@ -62,7 +64,7 @@ def _how_to_bring(missing: list[str]) -> str:
 
 
 def _write_dist_info(folder: Path, name: str, groups: dict[str, dict[str, str]]) -> None:
-    """Write the minimum that importlib.metadata needs to find a checkout's plugins."""
+    """Write only the metadata that importlib.metadata needs to find a checkout's plugins."""
     folder.mkdir(parents=True)
     (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0\n", encoding="utf-8")
     lines = []

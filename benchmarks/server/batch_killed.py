@@ -1,13 +1,16 @@
-"""A Ray Data batch whose workers are killed: tokens computed twice, beside a plain map_batches.
+"""Kill the workers of a Ray Data batch, and count tokens computed twice by mmengine and by plain map_batches.
 
     build/ray/bin/python -m benchmarks batch_killed [--requests 1000] [--kill-s 10] [--out FILE]
 
-Both sides answer the same requests with the embedded checkpoint on two workers, greedily, in batches of 64.
-For two minutes a worker is killed every --kill-s seconds. If starting and answering a batch takes longer than
-that, a worker that stores nothing would never finish. Our side is mmengine_ray.batch.AnswerLines; the other
-is a class over transformers' `generate`, as a user would write it. Both sides' steps have the same minimum
-duration, so that kills hit the middle of a batch. Computed tokens are counted: ours in the logs, the other's
-by a logits processor that writes a byte per token. Needs the environment of `make ray`.
+Both sides answer the same requests with the embedded checkpoint, greedily, with two workers and in batches of
+64. mmengine's side is mmengine_ray.batch.AnswerLines. The plain side is a class that calls transformers'
+`generate`, as a user would write it. Each side is killed for two minutes: a randomly chosen worker every
+--kill-s seconds. If starting a worker and answering a batch takes longer than --kill-s, workers that store
+nothing would never finish.
+
+The steps on both sides have the same minimum duration, so that workers die in the middle of a batch.
+mmengine's computed tokens are counted in the logs. On the plain side a logits processor writes a byte per
+token. Needs the environment from `make ray`.
 """
 
 import argparse
@@ -22,9 +25,9 @@ from pathlib import Path
 
 import numpy as np
 
-STEP_S = 0.03  # minimum duration of a step on either side
+STEP_S = 0.03  # minimum duration of a step on both sides
 MAX_TOKENS = 48
-KILLED_S = 120  # duration of the killing
+KILLED_S = 120  # duration of the phase in which workers are killed
 BATCH = 64
 
 
@@ -59,8 +62,8 @@ def paced_build(*given: object, **options: object) -> object:
 
 
 class PlainWorker:
-    """A worker as users write it without an engine. `counts`: a folder in which each worker counts its
-    tokens.
+    """A worker as users write it without an engine. Each worker process counts its computed tokens in a file
+    in the folder `counts`, with a byte per token.
     """
 
     def __init__(self, counts: str):
@@ -106,7 +109,7 @@ class PlainWorker:
 
 
 def workers(name: str) -> list[int]:
-    """Return the process ids of Ray's workers with this class."""
+    """Return the ids of Ray's worker processes whose command line contains `name`."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -119,7 +122,7 @@ def workers(name: str) -> list[int]:
 
 
 class Killer:
-    """A thread that kills a worker every `every_s` seconds."""
+    """A thread that kills a random worker every `every_s` seconds, for at most KILLED_S seconds."""
 
     def __init__(self, name: str, every_s: float):
         self.num_kills, self._name, self._every_s = 0, name, every_s
@@ -143,13 +146,16 @@ class Killer:
 def run(
     lines: list[str], worker: type, options: dict[str, object], every_s: float
 ) -> tuple[dict, float, int]:
-    """Return answers by id, seconds, and kills."""
+    """Answer the lines while workers are killed. Return the token ids by request id, the duration in seconds,
+    and the number of kills.
+    """
     import pyarrow
     import ray
 
     begun = time.monotonic()
     parts = [lines[at : at + BATCH] for at in range(0, len(lines), BATCH)]
-    data = ray.data.from_arrow([pyarrow.table({"text": part}) for part in parts])  # a block is a batch
+    # one Arrow table per batch, so that Ray's blocks are the batches
+    data = ray.data.from_arrow([pyarrow.table({"text": part}) for part in parts])
     mapped = data.map_batches(
         worker,
         fn_constructor_kwargs=options,

@@ -1,10 +1,12 @@
-"""A block store in a local or shared folder, with a file per key.
+"""A block store in a local or shared folder, with a file for each key.
 
-A value is written to a temporary file, synced and renamed, so a file with a key's name is always whole. When
-the folder exceeds its limit, the values that were not read or written for longest are deleted. Several
-processes may use the folder at once; each may miss values that another deletes. A process scans the folder
-again after writing as much as a cleanup frees. Until then the process does not see other processes' files, so
-the folder may exceed its limit by that much per process.
+A value is written to a temporary file, which is synced and then renamed. A file named after a key is
+therefore always complete. When the folder exceeds its limit, the least recently used values are deleted.
+Several processes may use the folder at once; a process can miss a value that another process has deleted.
+
+A process scans the folder again only after it has written as many bytes as a cleanup frees. Until then it
+does not count other processes' files. The folder may therefore exceed its limit by that many bytes for each
+process.
 """
 
 import os
@@ -18,20 +20,20 @@ from pathlib import Path
 from mmengine.block_store.base import MAX_KEY_BYTES
 from mmengine.errors import ConfigError
 
-KEPT_SHARE = 0.9  # share of the limit that a cleanup keeps
-STALE_S = 3600  # age at which an unfinished value counts as abandoned
+KEPT_SHARE = 0.9  # share of the size limit that remains in use after a cleanup
+STALE_S = 3600  # seconds after which an unfinished temporary file counts as abandoned
 ASIDE = ".part"
 
 
 class FolderStore:
-    """A folder with values. `path`: created if missing. `max_bytes`: limit for all values. Raises
-    ConfigError.
+    """A folder with values. `path` is created if it is missing; `max_bytes` limits the size of all values
+    together. Raises ConfigError if the folder cannot be created.
     """
 
     def __init__(self, path: str, max_bytes: int):
         self._root, self._max_bytes = Path(path), max_bytes
         self._lock = threading.Lock()
-        self._room = 0  # bytes to write before the next scan of the folder
+        self._room = 0  # bytes to write before the folder must be scanned again
         try:
             self._root.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
@@ -43,14 +45,15 @@ class FolderStore:
         if not 2 <= len(key) <= MAX_KEY_BYTES:
             raise ValueError(f"a key has 2 to {MAX_KEY_BYTES} bytes, not {len(key)}")
         name = key.hex()
-        return self._root / name[-2:] / name  # the last digits of a key are uniformly distributed
+        # the key's last digits are uniformly distributed, so all subfolders have about the same size
+        return self._root / name[-2:] / name
 
     def has(self, keys: Sequence[bytes]) -> list[bool]:
         return [os.path.exists(self._path(key)) for key in keys]
 
     def put(self, keys: Sequence[bytes], values: Sequence[Sequence[memoryview]]) -> None:
         for key, pieces in zip(keys, values, strict=True):
-            with suppress(OSError):  # the folder is full or gone: the value is not stored
+            with suppress(OSError):  # the folder is full or was removed: the value is not stored
                 self._put(self._path(key), pieces)
 
     def _put(self, path: Path, pieces: Sequence[memoryview]) -> None:
@@ -77,7 +80,8 @@ class FolderStore:
 
     def _get(self, path: Path, buffer: memoryview) -> bool:
         try:
-            # Do not follow links and do not block: other users may put anything into the folder.
+            # Do not follow links and do not block, because other users may put files of all kinds into the
+            # folder.
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
             return False
@@ -91,7 +95,7 @@ class FolderStore:
                 if not count:
                     return False
                 done += count
-            os.utime(fd)  # marks the value as just used
+            os.utime(fd)  # the modification time is the time of the last use
         except OSError:
             return False
         finally:
@@ -104,7 +108,9 @@ class FolderStore:
                 self._path(key).unlink()
 
     def _grew(self, size: int) -> None:
-        """Delete the longest unused values if the folder exceeds its limit."""
+        """Count `size` new bytes; scan the folder when a scan is due, and delete the least recently used
+        values if the folder exceeds its limit.
+        """
         with self._lock:
             self._room -= size
             if self._room >= 0:
@@ -121,7 +127,9 @@ class FolderStore:
             self._room = self._max_bytes - max(held, kept)
 
     def _files(self) -> Iterator[tuple[int, int, str]]:
-        """Yield each value's last use (ns), size and name, and delete abandoned values."""
+        """Yield each value's time of last use (ns), size in bytes, and path. Delete abandoned temporary
+        files.
+        """
         newest = 0
         aside: list[tuple[int, str]] = []
         for folder in _entries(self._root):
@@ -139,7 +147,7 @@ class FolderStore:
                     os.unlink(path)
 
     def close(self) -> None:
-        """Do nothing: no file stays open."""
+        """Do nothing, because the store keeps no file open."""
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:

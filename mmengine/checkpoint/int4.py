@@ -1,18 +1,18 @@
-"""Reads 4-bit weights in groups, as compressed-tensors, GPTQ and AWQ store them. No torch here.
+"""Reads matrices with 4-bit weights, as compressed-tensors, GPTQ and AWQ store them. Does not import torch.
 
-A matrix `X.weight` [out, in], in groups of g values along `in`, is stored as several tensors:
+A matrix `X.weight` [out, in] is stored as several tensors. Along `in`, each group of g values shares a scale
+and, if the matrix is not symmetric, a zero. A weight is (code - zero) * scale. Each int32 word packs eight
+4-bit codes, the first code in the lowest bits:
 
-* compressed-tensors, "pack-quantized": `X.weight_packed` int32 [out, ceil(in / 8)], eight codes + 8 in a word
-  from the low bits up; `X.weight_scale` [out, in / g]; `X.weight_shape`; if not symmetric,
-  `X.weight_zero_point` int32 [ceil(out / 8), in / g], eight rows in a word
+* compressed-tensors, "pack-quantized": `X.weight_packed` int32 [out, ceil(in / 8)], which stores code + 8;
+  `X.weight_scale` [out, in / g]; `X.weight_shape`; if not symmetric, `X.weight_zero_point` int32
+  [ceil(out / 8), in / g], where a word has the zeros for eight rows
   (https://github.com/vllm-project/compressed-tensors).
-* GPTQ: `X.qweight` int32 [in / 8, out], `X.qzeros` int32 [in / g, out / 8], zeros less 1 unless the format is
-  "gptq_v2", `X.scales` [in / g, out], and `X.g_idx`, each value's group; only in-order groups are supported
-  (https://github.com/ModelCloud/GPTQModel).
-* AWQ, "gemm": `X.qweight` int32 [in, out / 8] and `X.qzeros`, whose eight codes have the order 0, 2,
-  4, 6, 1, 3, 5, 7; `X.scales` (https://github.com/casper-hansen/AutoAWQ).
-
-A weight is (code - zero) * scale.
+* GPTQ: `X.qweight` int32 [in / 8, out]; `X.qzeros` int32 [in / g, out / 8], which stores zero - 1 unless the
+  format is "gptq_v2"; `X.scales` [in / g, out]; and `X.g_idx`, the group index for each value along `in`.
+  Only groups in ascending order are supported (https://github.com/ModelCloud/GPTQModel).
+* AWQ, "gemm": `X.qweight` int32 [in, out / 8] and `X.qzeros`, whose words have their eight columns in the
+  order 0, 2, 4, 6, 1, 3, 5, 7; `X.scales` (https://github.com/casper-hansen/AutoAWQ).
 """
 
 from collections.abc import Container, Iterator, Mapping
@@ -29,9 +29,9 @@ Layout = Literal["compressed-tensors", "gptq", "awq"]
 WORDS, SIZES = "I32", "I64"
 STORED_BYTES = {WORDS: 4, SIZES: 8}
 GROUPS = (32, 64, 128)
-PIECE_VALUES = 2**22  # Values unpacked at once.
+PIECE_VALUES = 2**22  # Maximum number of values unpacked at a time, about.
 _IN_A_WORD, _MIDDLE = 8, 8
-_AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # Place in a word for each column's code.
+_AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # For each of eight columns, the position of its code in the word.
 _ENDINGS: dict[Layout, tuple[str, ...]] = {
     "compressed-tensors": (
         "weight_packed",
@@ -47,7 +47,9 @@ _SCALES = {"F16": "<f2", "BF16": "<u2", "F32": "<f4"}
 
 
 class Int4(NamedTuple):
-    """How a folder's matrices are stored. `zero_less`: the number that GPTQ's files subtract from zeros."""
+    """How a folder's matrices are stored. `group`: values per group. `zero_less`: 1 if the files store zero -
+    1, as GPTQ's do, else 0.
+    """
 
     layout: Layout
     group: int
@@ -57,18 +59,20 @@ class Int4(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Int4Entry(TensorEntry):
-    """A matrix [out, in]. Except for the shape, its own fields are those of the packed words."""
+    """A 4-bit matrix. `shape` is the matrix's shape [out, in]; the other inherited fields describe the tensor
+    with the packed words.
+    """
 
     how: Int4
     packed: TensorEntry
     scales: TensorEntry
     zeros: TensorEntry | None
     others: tuple[TensorEntry, ...]
-    fits_float16: bool  # Whether all scales fit float16.
+    fits_float16: bool  # Whether float16 can hold all scales exactly.
 
     @property
     def coding(self) -> Coding | None:
-        """Return the coding, or None if the scales cannot be kept exactly."""
+        """Return the coding, or None if float16 cannot hold the scales exactly."""
         coding = Coding("int4", self.how.group, mins=self.zeros is not None)
         return coding if self.fits_float16 else None
 
@@ -87,7 +91,7 @@ class Int4Entry(TensorEntry):
             yield first - begin, CodedRows(self._codes(words, rows), scales[rows], mins)
 
     def pieces(self, begin: int, end: int) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield the same as float32 rows."""
+        """Yield the same rows as `coded`, as float32 weights."""
         for place, (codes, scales, mins) in self.coded(begin, end):
             values = codes * self._spread(scales)
             yield place, values if mins is None else values + self._spread(mins)
@@ -99,7 +103,7 @@ class Int4Entry(TensorEntry):
         return values if self.how.layout == "compressed-tensors" else values.T
 
     def _codes(self, words: np.ndarray, rows: slice) -> np.ndarray:
-        """Return int8 [rows, in], less 8."""
+        """Return the codes of `rows`, int8 [rows, in], after subtracting 8: values from -8 to 7."""
         if self.how.layout == "compressed-tensors":
             return _unpacked(words[rows], 1)[:, : self.shape[1]]
         if self.how.layout == "gptq":
@@ -109,7 +113,7 @@ class Int4Entry(TensorEntry):
         return np.ascontiguousarray(some[:, rows.start - low : rows.stop - low].T)
 
     def _zeros(self, entry: TensorEntry) -> np.ndarray:
-        """Return float32 [out, groups], less 8."""
+        """Return the zeros, float32 [out, groups], after subtracting 8."""
         if self.how.layout == "compressed-tensors":
             found = _unpacked(_words(entry), 0)
         else:
@@ -119,7 +123,9 @@ class Int4Entry(TensorEntry):
 
 
 def _unpacked(words: np.ndarray, axis: int, order: tuple[int, ...] = tuple(range(_IN_A_WORD))) -> np.ndarray:
-    """Unpack int32 words to codes, int8, less 8: eight times as many along `axis`."""
+    """Unpack int32 words to int8 codes from -8 to 7 (the stored value minus 8). `axis` becomes eight times as
+    long; `order[i]` is the position in the word for the i-th code.
+    """
     shifts = np.array([4 * place for place in order], np.int32)
     spread = np.expand_dims(words, axis + 1) >> (shifts[:, None] if axis == 0 else shifts)
     size = list(words.shape)
@@ -142,9 +148,9 @@ def _floats(entry: TensorEntry) -> np.ndarray:
 
 
 def with_codes(entries: dict[str, TensorEntry], how: Int4) -> dict[str, TensorEntry]:
-    """Return a folder's tensors by canonical name, with each 4-bit matrix as a single entry. Raises
-    ModelError if a matrix's part is missing or does not fit; only the groups' shared values are read from the
-    files.
+    """Return a folder's tensors by canonical name, with a single entry for each 4-bit matrix. Reads scales,
+    zeros, stored shapes and group indices from the files, but no codes. Raises ModelError if a tensor that
+    belongs to a matrix is missing or does not fit.
     """
     first, *endings = _ENDINGS[how.layout]
     found, used = dict(entries), set[str]()
@@ -157,8 +163,8 @@ def with_codes(entries: dict[str, TensorEntry], how: Int4) -> dict[str, TensorEn
 
 
 def without_zero_biases(entries: dict[str, TensorEntry], expected: Container[str]) -> dict[str, TensorEntry]:
-    """Drop all-zero biases of GPTQ matrices that the model has no place for: older AutoGPTQ versions store a
-    bias for every matrix. Raises ModelError if a bias cannot be read.
+    """Drop GPTQ matrices' all-zero biases if the model does not expect the biases: older AutoGPTQ versions
+    store a bias for every matrix. Raises ModelError if a bias cannot be read.
     """
     unwanted = set()
     for name, entry in entries.items():
@@ -174,7 +180,7 @@ def without_zero_biases(entries: dict[str, TensorEntry], expected: Container[str
 
 
 def check_words(entries: Mapping[str, TensorEntry]) -> None:
-    """Raise ModelError for words that belong to no matrix."""
+    """Raise ModelError for an int32 or int64 tensor that belongs to no 4-bit matrix."""
     for entry in entries.values():
         if entry.dtype in STORED_BYTES and not isinstance(entry, Int4Entry):
             raise _wrong(entry, f"is stored as {entry.dtype}, but belongs to no supported 4-bit matrix")
@@ -207,7 +213,7 @@ def _entry(packed: TensorEntry, parts: Mapping[str, TensorEntry], how: Int4) -> 
         tuple(part for ending, part in parts.items() if ending not in (scale_name, zero_name)),
         bool((values.astype(np.float16).astype(np.float32) == values).all()),
     )
-    if zeros is not None and not entry._zeros(zeros).any():  # Symmetric in fact.
+    if zeros is not None and not entry._zeros(zeros).any():  # All zeros are 8, so the matrix is symmetric.
         return replace(entry, zeros=None, others=(zeros, *entry.others))
     return entry
 
@@ -215,7 +221,9 @@ def _entry(packed: TensorEntry, parts: Mapping[str, TensorEntry], how: Int4) -> 
 def _shape(
     packed: TensorEntry, scales: TensorEntry, parts: Mapping[str, TensorEntry], how: Int4
 ) -> tuple[int, int]:
-    """Return [out, in]. Raises ModelError if two parts have contradicting shapes."""
+    """Return the matrix's shape [out, in]. Raises ModelError if the parts' shapes contradict one another or
+    have the wrong dtype.
+    """
     high, wide = packed.shape
     if how.layout == "compressed-tensors":
         said = parts.get("weight_shape")
@@ -254,7 +262,7 @@ def _said_shape(entry: TensorEntry) -> tuple[int, int]:
 
 
 def _check_order(parts: Mapping[str, TensorEntry], shape: tuple[int, int], how: Int4) -> None:
-    """Raise ModelError if values are not in their groups' order."""
+    """Raise ModelError if the group indices are not in ascending order, or have the wrong dtype or shape."""
     for ending in ("g_idx", "weight_g_idx"):
         if (entry := parts.get(ending)) is None:
             continue

@@ -1,4 +1,4 @@
-"""The steps that the executor has: dispatched, awaited, or lost."""
+"""Track the steps that were dispatched to the executor and whose results were not collected yet."""
 
 from collections import deque
 
@@ -12,20 +12,24 @@ from mmengine.events import vocabulary as ev
 
 
 class DispatchedSteps:
-    """One engine's dispatched steps. `num_steps`: how many the executor has already."""
+    """An engine's dispatched steps, oldest first. `num_steps` steps were dispatched before this object was
+    made.
+    """
 
     def __init__(self, executor: Executor, num_steps: int):
         self._executor = executor
-        # One entry for each step, the oldest first: the error of a step that will not return, or None.
+        # One entry for each step, oldest first: None, or the error to raise if the step was never dispatched
+        # completely.
         self._steps: deque[Exception | None] = deque([None] * num_steps)
-        # has an entry while a thread waits for the executor; the thread that removes the entry continues
+        # Contains an entry while a thread waits for the executor. Only the thread that removes the entry may
+        # continue.
         self._awaited: list[None] = []
 
     def __len__(self) -> int:
         return len(self._steps)
 
     def dispatch(self, plan: StepPlan) -> None:
-        """Dispatch a step. The executor's error is raised when the step is collected."""
+        """Dispatch a step. An error from the executor is raised later, when the step is collected."""
         self._steps.append(None)
         try:
             self._executor.dispatch(plan)
@@ -36,17 +40,19 @@ class DispatchedSteps:
             raise
 
     def collect(self, state: State, sampled: np.ndarray) -> ev.Executed | ev.Failed:
-        """Return the oldest step's result, whose rows `sampled` (intp) give tokens. Steps after a failed
-        step are forgotten. Raises ExecutorLost at each call once no step can run any more.
+        """Return the oldest step's result, or `Failed` after an error. `sampled` (intp) are the rows that get
+        tokens. After a failed step all later steps are discarded too. Raises ExecutorLost, at each call, if
+        the executor can run no more steps.
         """
         try:
             if self._steps[0] is not None:
                 raise self._steps[0]
             event = executed_event(self._await(), state, sampled)
-        except ExecutorLost as error:  # no request is at fault: they stay as they are, for another process
+        # no request caused the error: all requests stay as they are, for another process to resume
+        except ExecutorLost as error:
             self._steps[0] = error
             raise
-        except Exception as error:  # whatever the device raises: the step is lost, the engine is not
+        except Exception as error:  # any exception from the device loses the step, but not the engine
             self._executor.discard()
             self._steps.clear()
             text = str(error) if isinstance(error, ExecutorFailed) else f"{type(error).__name__}: {error}"
@@ -68,15 +74,15 @@ class DispatchedSteps:
                 raise SystemExit("the step counted as hung") from None
 
     def stop_waiting(self) -> bool:
-        """End the thread that waits for the executor, should the executor ever return. Called by another
-        thread. Returns False if no thread waits.
+        """Make the thread that waits for the executor exit if the executor ever returns. Another thread calls
+        this. Returns False if no thread waits.
         """
         try:
-            self._awaited.pop()  # atomic: only one of the two threads gets the entry
+            self._awaited.pop()  # atomic: only one of the two threads removes the entry
         except IndexError:
             return False
         return True
 
     def forget(self) -> None:
-        """Forget all steps: none of them returns."""
+        """Forget all steps: none of them will return a result."""
         self._steps.clear()

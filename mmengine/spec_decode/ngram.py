@@ -1,7 +1,8 @@
-"""Draft from a row's own text: find where its last tokens occurred before, and propose the tokens after them.
+"""Draft from a row's own text: find where the text's last tokens occurred before, and propose the tokens that
+followed there.
 
-This is prompt lookup (Saxena, 2023). The longer n-gram length (out of two) wins, and then the last
-occurrence.
+This is prompt lookup (Saxena, 2023). The last six tokens are looked up first, then the last three. If an
+n-gram occurred several times, its last occurrence is used.
 """
 
 import numpy as np
@@ -12,19 +13,19 @@ from mmengine.spec_decode.base import Proposed
 from mmengine.spec_decode.index import NOWHERE, GramIndex
 from mmengine.spec_decode.texts import Texts
 
-SIZES = (6, 3)  # matches of two tokens are too often chance
+SIZES = (6, 3)  # n-gram lengths in tokens; shorter n-grams match too often by chance
 TABLE_BITS = 12
 _WINDOW = np.arange(1 - max(SIZES), 1)
 
 
 class NgramDrafter:
-    """Takes 64 KiB per row."""
+    """The drafter `ngram`. Takes 64 KiB per row."""
 
     name = "ngram"
 
     def __init__(self, max_rows: int):
         self._indices = [GramIndex(size, TABLE_BITS, max_rows) for size in SIZES]
-        # tokens whose n-grams are indexed together with the next token
+        # For each row, the number of tokens when `propose` last indexed its n-grams.
         self._indexed = np.zeros(max_rows, np.int64)
 
     def admit(self, row: int, request: Request, texts: Texts) -> bool:
@@ -34,11 +35,12 @@ class NgramDrafter:
         return True
 
     def leave(self, row: int, texts: Texts) -> None:
-        """Do nothing: other rows do not use the text."""
+        """Do nothing, because this drafter never uses a row's text for other rows."""
 
     def propose(self, rows: np.ndarray, texts: Texts, most: np.ndarray) -> Proposed | None:
         lengths = texts.lengths[rows]
-        # Positions whose next token became known since the last call, and each row's last position.
+        # The positions whose n-grams must be indexed, because the tokens after them are now known; and each
+        # row's last position, whose n-gram is only looked up.
         first = np.maximum(self._indexed[rows] - 1, 0)
         counts = lengths - first
         self._indexed[rows] = lengths
@@ -54,7 +56,8 @@ class NgramDrafter:
         if not hits.any():
             return None
         counts = np.where(hits, most, 0)
-        # A match near the end of the text continues into the draft itself.
+        # If the match is so near the end that the known tokens do not suffice, the draft continues with its
+        # own tokens.
         start, period = found[hits] + 1, lengths[hits] - 1 - found[hits]
         repeats = counts[hits]
         places = np.repeat(start, repeats) + counting(repeats) % np.repeat(period, repeats)
@@ -69,10 +72,11 @@ def _look(
     last: np.ndarray,
     texts: Texts,
 ) -> np.ndarray:
-    """Return where each row's last tokens occurred before: the position of the last token, or NOWHERE.
+    """Add n-grams to the index, and look up each row's last n-gram. Return the position of the last token in
+    its previous occurrence, or NOWHERE, for each row.
 
-    `grams` [m, n] end at `places` [m] in rows `owners`; all except each row's `last` (indices) are added
-    to the index.
+    The n-gram `grams[i]` ends at position `places[i]` in row `owners[i]`; `grams` is [m, n]. `last` has the
+    index of each row's last n-gram; all other n-grams are added to the index.
     """
     size = index.size
     grams = grams[:, -size:]
@@ -82,7 +86,7 @@ def _look(
     index.put(owners[new], hashes[new], places[new])
     rows, grams = owners[last], grams[last]
     found = index.get(rows, hashes[last])
-    found[places[last] < size] = NOWHERE  # the row has too few tokens
+    found[places[last] < size] = NOWHERE  # the row has fewer tokens than the n-gram
     if found.max() < 0:
         return found
     there = texts.tokens[rows[:, None], np.maximum(found, size - 1)[:, None] + _WINDOW[-size:]]

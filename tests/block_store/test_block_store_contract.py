@@ -1,4 +1,4 @@
-"""Check the rules for every block store, and damage that a folder store withstands."""
+"""Test the rules that each block store must follow, and the damage that a folder store must survive."""
 
 import os
 import threading
@@ -13,7 +13,7 @@ from mmengine.errors import ConfigError
 
 @pytest.fixture(params=BLOCK_STORES.names())
 def make(request, tmp_path):
-    """Open stores at one place, as several processes' engines would."""
+    """Return a function that opens another store in the same folder, as engines in several processes do."""
     return lambda size=2**20: BLOCK_STORES.load(request.param)(str(tmp_path / "store"), size)
 
 
@@ -40,13 +40,13 @@ def test_values_are_visible_to_every_store_of_the_folder(make):
         assert got(each, 2, 21) is None
 
 
-def test_a_value_is_never_larger_than_the_room_for_it(make):
+def test_a_value_is_returned_only_if_it_fills_the_buffer(make):
     store = make()
     put(store, 1, b"abcdef")
     assert got(store, 1, 5) is None and got(store, 1, 7) is None and got(store, 1, 6) == b"abcdef"
 
 
-def test_a_key_keeps_its_value_and_one_that_does_not_hold_can_be_removed(make):
+def test_a_key_keeps_its_first_value_until_it_is_removed(make):
     store = make()
     put(store, 1, b"first!")
     put(store, 1, b"second")
@@ -57,7 +57,7 @@ def test_a_key_keeps_its_value_and_one_that_does_not_hold_can_be_removed(make):
     assert got(store, 1, 6) == b"second"
 
 
-def test_the_longest_unused_values_are_deleted(make):
+def test_the_least_recently_used_values_are_deleted(make):
     store = make(10_000)
     for number in range(9):
         put(store, number, bytes(1000))
@@ -67,7 +67,7 @@ def test_the_longest_unused_values_are_deleted(make):
         put(store, number, bytes(1000))
     held = [number for number in range(13) if got(store, number, 1000) is not None]
     assert {0, 3, 12} <= set(held) and 1 not in held and 7 <= len(held) <= 10
-    put(store, 99, bytes(20_000))  # more than the whole limit
+    put(store, 99, bytes(20_000))  # larger than the store's whole limit
     assert got(store, 99, 20_000) is None and got(store, 12, 1000) is not None
 
 

@@ -1,7 +1,7 @@
-"""Test a laptop that has only the base dependencies: the commands write, check and read logs there.
+"""Test that the log commands run on a laptop with only the base dependencies.
 
-The same commands run here, where everything is installed, and must print the same. `SYSTEM` removes the
-modules that Windows lacks and replaces its file locks.
+Each command also runs in the full environment, and both must print the same text. The code in `SYSTEM` makes
+Python resemble Windows: it removes modules and functions that Windows lacks, and replaces the file locks.
 """
 
 import json
@@ -59,7 +59,8 @@ for arguments in commands:
 heavy = ("torch", "transformers", "tokenizers", "av", "PIL")
 print(json.dumps([name for name in heavy if name in sys.modules]))
 """
-# This lock replaces flock as on Windows: one holder locks a file, and closing the file releases the lock.
+# This lock replaces flock and works as on Windows: only one holder can lock a file, and closing the file
+# releases the lock.
 SYSTEM = """
 import fcntl, os, types
 import getpass, random, shutil, subprocess, tempfile, uuid  # they look at what this system has
@@ -122,7 +123,7 @@ except LogError as error:
 
 
 def requirements(names):
-    """Return the distributions that `pip install` installs with these names."""
+    """Return, by name, the named distributions and all distributions that they depend on."""
     found = {}
     for name in names:
         for text in metadata.requires(name) or []:
@@ -135,7 +136,7 @@ def requirements(names):
 
 @pytest.fixture(scope="module")
 def laptop(tmp_path_factory):
-    """Return a folder to import from that holds the base dependencies alone."""
+    """Return a folder with only mmengine, its plugins and the base dependencies, to put on sys.path."""
     folder = tmp_path_factory.mktemp("laptop")
     base = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     for distribution in requirements(Requirement(text).name for text in base).values():
@@ -163,7 +164,7 @@ def run_there(laptop, code, *arguments, timeout=120):
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory):
-    """Return the output of the commands in an environment with all dependencies installed."""
+    """Run the commands in the full environment; return their log folder and their outputs."""
     folder = tmp_path_factory.mktemp("here")
     said = [call_cli(*words, env={"COLUMNS": "110"}) for words in words_of(COMMANDS, folder)]
     return folder, said

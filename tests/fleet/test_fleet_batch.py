@@ -73,12 +73,12 @@ def test_rows_of_a_dead_worker(tmp_path):
         worker._engine.close()
     ways, broken = replica_paths(logs_in(root))
     assert not broken and len(logs_in(root)) == 2
-    taken = [way for name, way in ways.items() if len(way.stops) == 1 and way.end == "stop" and name < "r8"]
-    gone_on = [way for way in ways.values() if len(way.stops) == 2 and way.stops[1].num_given]
+    taken = [way for name, way in ways.items() if len(way.hops) == 1 and way.end == "stop" and name < "r8"]
+    gone_on = [way for way in ways.values() if len(way.hops) == 2 and way.hops[1].num_given]
     assert taken, "an answer that was whole was computed again"
     assert gone_on, "none was half an answer"
     for way in gone_on:
-        assert way.stops[1].num_given == way.stops[0].num_said and way.num_computed == way.num_tokens
+        assert way.hops[1].num_given == way.hops[0].num_said and way.num_computed == way.num_tokens
 
 
 def line(name, text, **fields):

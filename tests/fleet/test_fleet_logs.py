@@ -60,17 +60,17 @@ def test_paths_of_requests(logs):
     assert core_ids(ways, "r1") == ["r1/0", "r1/1"] and core_ids(ways, "r2") == ["r2"]
     for way in ways.values():
         assert way.end == "stop" and way.num_tokens == len(TEXT) + 2
-        for before, after in zip(way.stops, way.stops[1:]):
+        for before, after in zip(way.hops, way.hops[1:]):
             assert before.end == "abort" and after.num_given <= before.num_given + before.num_said
-    moved = [way for way in ways.values() if len(way.stops) > 1]
-    assert moved and any(way.stops[1].num_given for way in moved)
+    moved = [way for way in ways.values() if len(way.hops) > 1]
+    assert moved and any(way.hops[1].num_given for way in moved)
     sentences = describe_path(moved[0])
     assert "migrated to another replica" in sentences[0] and "ended: stop" in sentences[-1]
 
 
 def test_log_commands_support_fleets(logs, tmp_path):
     ways, _ = replica_paths(logs_in(logs))
-    name = next(way.core_id for way in ways.values() if len(way.stops) > 1)
+    name = next(way.core_id for way in ways.values() if len(way.hops) > 1)
     code, shown = run("show", logs)
     assert code == 0 and "→" in shown and "12 answers" in shown
     code, lines = run("show", logs, "--json")

@@ -129,7 +129,7 @@ def test_a_replica_and_an_ingress_are_killed(client, tmp_path):
         assert time.monotonic() < end, left
         time.sleep(0.1)
     ways, broken = replica_paths(logs_in(tmp_path))
-    moved = [way for way in ways.values() if len(way.stops) > 1]
-    half = sum(way.stops[-1].num_given > 0 for way in moved)
+    moved = [way for way in ways.values() if len(way.hops) > 1]
+    half = sum(way.hops[-1].num_given > 0 for way in moved)
     print(f"{len(moved)} of {len(ways)} answers went on elsewhere, {half} of them from the middle")
     assert half and not broken

@@ -1,5 +1,6 @@
-"""Test that each invariant detects the damage it is meant for and that the damage breaks no other
-invariant."""
+"""Test that each invariant detects the damage for which it is made, and that this damage breaks no other
+invariant.
+"""
 
 import numpy as np
 import pytest
@@ -19,8 +20,9 @@ from tests.core.small_engine import Bench, image, request, settings_of
 
 
 def busy() -> State:
-    """Return a state with two scheduled rows, where request a is inside its image, and two waiting
-    requests."""
+    """Return a state with two scheduled rows and two waiting requests. The open step ends inside an image for
+    one of the rows.
+    """
     bench = Bench(swap_blocks=4, max_num_seqs=2, long_prefill_token_threshold=6)
     bench.submit(request("a", 20, media=[image(1, 2, 6)]), request("b", 9), request("c", 3), request("d", 3))
     bench.step()
@@ -51,7 +53,7 @@ def overspend(state):
     state.encoder_left = -1
 
 
-def compute_the_unknown(state):
+def compute_unknown_tokens(state):
     state.num_computed[state.running[1]] += 40
 
 
@@ -65,14 +67,16 @@ def forget_an_encoder_entry(state):
 
 
 def drop_an_encoder_reference_early(state):
-    """Drop the encoder reference as if the row had finished its image; cache and holder agree on this."""
+    """Drop the encoder reference too early, as if the row had computed its whole image. The encoder cache and
+    the request still agree with each other.
+    """
     req_state = state.requests["a"]
     req_state.held_media.clear()
     state.release_at[req_state.row] = NEVER
     state.encoder.release(req_state.media_keys[0])
 
 
-def miscount_what_nobody_holds(state):
+def miscount_idle_embeddings(state):
     state.encoder.idle_size += 1
 
 
@@ -97,11 +101,11 @@ def draft_too_much(state):
     state.num_drafts[state.running[1]] = 1
 
 
-def turn_the_rows_around(state):
+def reverse_the_rows(state):
     state.requests["a"].admitted_step += 1
 
 
-def turn_the_queue_around(state):
+def reverse_the_queue(state):
     state.waiting.reverse()
 
 
@@ -114,18 +118,18 @@ def turn_the_queue_around(state):
         (free_a_row_that_runs, "rows"),
         (queue_a_running_request, "rows"),
         (overspend, "budgets"),
-        (compute_the_unknown, "computed"),
+        (compute_unknown_tokens, "computed"),
         (leak_an_encoder_reference, "encoder"),
         (forget_an_encoder_entry, "encoder"),
         (drop_an_encoder_reference_early, "media"),
-        (miscount_what_nobody_holds, "encoder"),
+        (miscount_idle_embeddings, "encoder"),
         (count_a_step_in_flight, "flights"),
         (count_too_few_tokens, "budgets"),
         (encode_too_much, "budgets"),
         (run_a_row_twice, "budgets"),
         (draft_too_much, "budgets"),
-        (turn_the_rows_around, "queue"),
-        (turn_the_queue_around, "queue"),
+        (reverse_the_rows, "queue"),
+        (reverse_the_queue, "queue"),
     ],
 )
 def test_damage_is_detected(damage, name):
@@ -175,7 +179,9 @@ def overrun_the_budget(patch):
     ],
 )
 def test_a_bug_that_verify_repeats_is_named_by_its_invariant(tmp_path, plant, name, event):
-    """The log agrees with the build that has the bug, so only the recount in the invariant finds the bug."""
+    """The log agrees with the build that has the bug, so `verify` alone finds nothing. Only the invariant,
+    which counts the state again, finds the bug.
+    """
     with pytest.MonkeyPatch.context() as patch:
         plant(patch)
         config = settings_of(token_budget=8, max_num_seqs=2)

@@ -1,4 +1,6 @@
-"""Check that a third-party attention backend works like a built-in one, from the option to the answer."""
+"""Test that a third-party attention backend can be chosen like a built-in backend, and that a broken backend
+is refused.
+"""
 
 import pytest
 
@@ -27,7 +29,7 @@ def answer(attention):
 def test_a_third_party_attention_backend_is_used(install_stranger):
     install_stranger("mmengine.attention_backends", THEIRS, theirs="Theirs")
     found = answer("theirs")
-    import strange_module  # importable only from here on
+    import strange_module  # only after install_stranger can this module be imported
 
     assert len(strange_module.steps) >= len(found.token_ids) > 0
     assert found.token_ids == answer("torch").token_ids

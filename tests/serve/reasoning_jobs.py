@@ -1,4 +1,4 @@
-"""Prompts with forms that begin after reasoning, and checks of their answers."""
+"""Requests with a response format that begins after the reasoning, and checks for their answers."""
 
 import json
 import re
@@ -56,7 +56,9 @@ def check_content(form, content):
 
 
 def jobs(count, temperature, marker, bias, forms=(*FORMS, {"structural_tag": CALL})):
-    """Return prompts with a form each; a bias makes the end marker likely."""
+    """Yield `count` pairs of a response format and request options. A logit bias on the `marker` tokens makes
+    the end of reasoning likely.
+    """
     for number in range(count):
         form = forms[number % len(forms)]
         sampling = make_sampling(
@@ -77,8 +79,8 @@ def answers(engine, asked):
 
 
 def check(engine, asked, answered, marker):
-    """Return how many answers end their reasoning and stop, and the reasoning lengths. Checks the form of
-    stopped answers.
+    """Check each answer, and return how many answers stopped after their reasoning, and the lengths of all
+    ended reasonings in tokens. The content must follow its response format if the answer stopped.
     """
     tokenizer, lengths, stopped = engine.processor.tokenizer, [], 0
     for number, (form, _) in enumerate(asked):

@@ -1,7 +1,7 @@
 """Check that tokens sampled with drafts have the same distribution as tokens sampled without drafts.
 
-The equality tests are stronger because they compare seed by seed. This test does not rely on the noise's
-keys: it compares the counts from two runs with different seeds.
+The equality tests are stronger: they require equal tokens for each seed. This test needs no equal noise. It
+compares the token counts from two runs with different seeds.
 """
 
 from collections import Counter
@@ -17,7 +17,7 @@ HOW = {"temperature": 1.3, "max_tokens": NUM_TOKENS, "ignore_eos": True}
 
 
 def sampled(spec, first_seed):
-    """Return the answer tokens for a prompt, and the number of accepted drafts."""
+    """Return the answers' token ids for one prompt and NUM_ANSWERS seeds, and the number of engine steps."""
     with Engine(config=EngineConfig(spec=spec, draft_policy="all")) as engine:
         prompt = [{"role": "user", "content": "Describe a red star and a blue circle."}]
         ids = [engine.submit(prompt, seed=first_seed + number, **HOW) for number in range(NUM_ANSWERS)]
@@ -31,9 +31,10 @@ def sampled(spec, first_seed):
 
 
 def chi_square(one, other):
-    """Return the statistic for two value lists, and its 99.9 % point (Wilson and Hilferty's approximation).
+    """Return the chi-square statistic for two lists of values, and its 99.9 % quantile (Wilson and Hilferty's
+    approximation).
 
-    All rare values share a cell.
+    Values that occur fewer than FEW times in both lists together are counted as a single value.
     """
     counts, others = Counter(one), Counter(other)
     seldom = {value for value in {*counts, *others} if counts[value] + others[value] < FEW}

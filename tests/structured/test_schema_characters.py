@@ -1,4 +1,6 @@
-"""Test that character sets in patterns contain the characters that they name."""
+"""Test that character sets in patterns match exactly the characters that they name, also in the grammar
+engine.
+"""
 
 import json
 
@@ -20,7 +22,9 @@ from tests.structured.accepting import Grammar
     ],
 )
 def test_character_sets_contain_their_characters(pattern: str, accepted: str, refused: str) -> None:
-    """They include the quote and the backslash, which the grammar engine adds to some sets with U+0000."""
+    """If a set contains the control characters including U+0000, the grammar engine would add the quote and
+    the backslash. The rewritten pattern must still match exactly the named characters.
+    """
     grammar = Grammar({"type": "string", "pattern": pattern})
     assert [char for char in accepted if not grammar.accepts(json.dumps(char, ensure_ascii=False))] == []
     assert [char for char in refused if grammar.accepts(json.dumps(char, ensure_ascii=False))] == []
@@ -49,13 +53,13 @@ NAME = {"type": "object", "patternProperties": {"^[^/\\\\]*$": {"type": "integer
         ({"enum": ["\0", "a", '"'], "not": {"pattern": '^[^\\x00"]$'}}, ['"', "\0"], ["a"]),
     ],
 )
-def test_a_set_stands_for_the_nul_that_it_dropped(schema: dict, accepted: list, refused: list) -> None:
+def test_a_set_written_without_nul_still_stands_for_nul(schema: dict, accepted: list, refused: list) -> None:
     grammar = Grammar(schema)
     assert [each for each in accepted if not grammar.accepts(json.dumps(each, ensure_ascii=False))] == []
     assert [each for each in refused if grammar.accepts(json.dumps(each, ensure_ascii=False))] == []
 
 
-def test_other_keys_beside_a_category_without_nul_are_refused() -> None:
+def test_a_key_pattern_with_a_category_but_without_nul_is_refused() -> None:
     with pytest.raises(SchemaRefused, match="U\\+0000") as caught:
         Grammar({"type": "object", "patternProperties": {'^[^\\p{L}"]$': {"type": "integer"}}})
     assert caught.value.pointer == "#/patternProperties"

@@ -1,4 +1,6 @@
-"""Test the grammar engine contract, byte by byte, with a tokenizer for single bytes and some pairs."""
+"""Test that each grammar engine follows the Backend contract, with a vocabulary of single bytes and some
+longer tokens.
+"""
 
 import itertools
 import re
@@ -16,11 +18,11 @@ from mmengine.structured_output.rows.rows import RowMatchers
 PAIRS = [b'{"', b'":', b'"}', b"ab", b"00", b"\xc3\xa9", b"tr", b"ue"]
 TOKENS = [bytes([byte]) for byte in range(256)] + PAIRS + [b"<|end|>", b"<|end too|>", b"<|image|>", b""]
 END, END_TOO, IMAGE = 264, 265, 266
-VOCAB = 300  # Wider than the tokenizer, and not a multiple of 32.
+VOCAB = 300  # Larger than the tokenizer's vocabulary, and not a multiple of 32.
 
 
 def encode(text):
-    """Encode with pairs if possible."""
+    """Return the token ids for `text`, with two-byte tokens wherever PAIRS has them."""
     rest, found = text.encode(), []
     while rest:
         best = rest[:2] if rest[:2] in PAIRS else rest[:1]
@@ -101,8 +103,8 @@ def prefixes_of(words):
     ],
 )
 def test_a_token_is_allowed_if_its_bytes_can_be_completed(backend, grammar, words):
-    """The texts that masks allow, token by token, are exactly the grammar's. If the grammar forces bytes,
-    llguidance allows only the tokens that the tokenizer would use.
+    """A text can be generated token by token under the masks exactly if the grammar accepts the text. Where
+    the grammar forces the next bytes, llguidance may allow only the tokens that the tokenizer would use.
     """
     words = words or grammar["choice"]
     compiled = backend.compile(grammar_of(grammar=grammar))
@@ -184,7 +186,9 @@ def request(name, prompt=(1, 2)):
 
 
 def test_rows_follow_their_grammars(backend):
-    """Rows come and go; each row is at its own tokens' position, even after an absence."""
+    """Rows are admitted, advanced and admitted again. Each row follows its own grammar from the position
+    after its tokens, even after a preemption.
+    """
     compiled = {
         "count": backend.compile(grammar_of(grammar={"regex": "[0-9]{3}"})),
         "word": backend.compile(grammar_of(grammar={"choice": ["ab", "b"]})),
@@ -231,7 +235,9 @@ def test_masks_after_drafts(backend):
 
 
 def test_a_grammar_begins_after_the_reasoning(backend):
-    """The grammar may begin inside a draft; before, any token except an end is allowed."""
+    """The grammar may begin in the middle of a draft. Before the grammar begins, all tokens except end tokens
+    are allowed.
+    """
     compiled = backend.compile(GrammarRequest("regex", "[0-9]{2}", (ord("<"), ord("/"))))
     rows = RowMatchers(backend, lambda _: compiled, VOCAB)
     rows.admit(0, request("r"), np.array([1, 2, ord("x"), ord("<")], np.int32))
@@ -244,7 +250,7 @@ def test_a_grammar_begins_after_the_reasoning(backend):
     assert rows.said(0) is None, "nothing to be guessed by the grammar yet"
     assert rows.advance([0], [[ord("/"), ord("5"), ord("6")]]) == ({0: 3}, {})
     assert rows.said(0) == [ord("5"), ord("6")]
-    # The row was preempted.
+    # The row was preempted and is admitted again.
     rows.admit(0, request("r"), np.array([1, 2, ord("<"), ord("/"), ord("5")], np.int32))
     assert sets_of(rows.masks([0])[0]) == [{*b"0123456789"}]
     assert rows.advance([0], [[ord("7")]]) == ({0: 1}, {})
@@ -294,7 +300,9 @@ def test_validation_does_not_change_the_state(backend):
 
 
 def test_forced_tokens_use_the_tokenizers_spelling(backend):
-    """A run's last token is left out, since the following text may change that token."""
+    """The forced tokens are a prefix of the tokenizer's encoding. Tokens at its end may be missing, because
+    later text could merge with them.
+    """
     matcher = backend.compile(grammar_of(grammar={"choice": ["abab00é!", "abab00é?"]})).matcher()
     forced = matcher.compute_ff_tokens()
     assert forced in (encode("abab00é"), encode("abab00é")[:-1], encode("abab00")[:-1])

@@ -35,13 +35,13 @@ def show_requests(folder: Path, limit: int, json_output: bool) -> None:
 
     table = Table("request", "went to", "tokens", "computed", "end")
     for way in ways[-limit:]:
-        places = " → ".join(stop.log for stop in way.stops)
+        places = " → ".join(hop.log for hop in way.hops)
         counts = str(way.num_tokens), str(way.num_computed)
         table.add_row(clean(way.core_id), clean(places), *counts, clean(way.end or "unfinished"))
     out = console()
     out.print(table)
-    moved = sum(len(way.stops) > 1 for way in ways)
-    twice = sum(way.num_computed - way.num_tokens + way.stops[0].num_given for way in ways)
+    moved = sum(len(way.hops) > 1 for way in ways)
+    twice = sum(way.num_computed - way.num_tokens + way.hops[0].num_given for way in ways)
     out.print(
         f"{len(ways)} answers, {moved} of them migrated; {max(0, twice)} tokens were computed twice",
         markup=False,
@@ -65,7 +65,7 @@ def print_path(folder: Path, request_id: str, json_output: bool) -> list[Path]:
         print(printable(way.core_id))
         for sentence in describe_path(way):
             print(f"  {printable(sentence, 1000)}")
-    return [folder / name for name in dict.fromkeys(stop.log for way in found for stop in way.stops)]
+    return [folder / name for name in dict.fromkeys(hop.log for way in found for hop in way.hops)]
 
 
 def write_page(folder: Path, out: Path, json_output: bool) -> None:

@@ -1,8 +1,9 @@
-"""Finds stalls: situations in which the loop runs without progress.
+"""Find stalls: situations in which the engine's loop runs but makes no progress.
 
-There are two kinds. "no progress": requests exist, no step could be decided, and no outside event is awaited,
-so no later step would differ. "thrash": a request was preempted `thrash_limit` times in a row without a token
-in between. That request may still end, but the pool is too small for the running requests.
+There are two kinds. "no progress": there are requests, but no step could be scheduled, and the engine awaits
+neither a step's result nor another outside event. All later steps would be the same. "thrash": a request was
+preempted `thrash_limit` times in a row and got no token in between. This request may still finish, but the KV
+pool is too small for the running requests.
 """
 
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ NO_PROGRESS, THRASH = "no progress", "thrash"
 
 
 def find_stalls(view: View) -> Iterator[ev.Stalled]:
-    """Yield stalls. Call this function after the step is decided."""
+    """Yield the current stalls. Must be called after the step is decided."""
     for name in list(view.thrashing):
         count = view.requests[name].idle_preemptions
         yield ev.Stalled(
@@ -24,13 +25,13 @@ def find_stalls(view: View) -> Iterator[ev.Stalled]:
     idle = not view.is_open and not view.flights
     requests = view.requests.values()
     if not idle or any(req_state.store != SETTLED for req_state in requests):
-        return  # an awaited store has a deadline, and other requests may wait for its blocks
+        return  # a store that is still awaited has a deadline, and other requests may wait for its blocks
     if any(not req_state.waits_for_grammar for req_state in requests):
         yield ev.Stalled(NO_PROGRESS, "", _holders(view))
 
 
 def _holders(view: View) -> str:
-    """Return a sentence about rows, blocks and the encoder cache."""
+    """Return a clause with the current use of rows, blocks and the encoder cache."""
     return (
         f"{len(view.running)} requests run, {len(view.waiting)} wait, {view.blocks.num_free} of "
         f"{view.blocks.num_blocks - 1} blocks are free, {len(view.free_rows)} rows are free, the encoder "

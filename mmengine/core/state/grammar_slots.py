@@ -1,8 +1,8 @@
-"""Slots for grammars that many requests share: a log holds each such grammar once.
+"""Slots for grammars that many requests share, so that a log stores each such grammar once.
 
-QUEUED names a slot. With a source, QUEUED stores the grammar in the slot; without a source, the request uses
-the grammar in the slot. The slots' contents follow from the log alone. `mmengine log verify` derives
-the slot's choice again.
+A QUEUED event names a slot. If the event also has the grammar's source, the source is stored in the slot;
+otherwise the request uses the grammar from the slot. The slots' contents depend only on the log's events.
+`mmengine log verify` derives again which slot each event names.
 """
 
 import hashlib
@@ -12,21 +12,22 @@ import msgspec
 from mmengine.events.vocabulary import NO_SLOT, Queued
 
 MAX_SLOTS = 32
-SHORTEST = 256  # characters; a shorter grammar gains nothing from a slot
-LONGEST = 2**20  # characters; bounds the size of all slots together
+SHORTEST = 256  # characters; a shorter grammar is written without a slot, because a slot would save nothing
+LONGEST = 2**20  # characters; a longer grammar gets no slot, which bounds the size of all slots together
 
 
 class GrammarSlots:
-    """One log's slots, the slot that was used last at the end."""
+    """A log's slots, ordered by last use, the most recent at the end."""
 
     def __init__(self) -> None:
-        self._slots: dict[int, tuple[str, str]] = {}  # kind and source
+        self._slots: dict[int, tuple[str, str]] = {}  # slot -> (kind, source)
         self._digests: dict[int, bytes] = {}
         self._slot_of: dict[tuple[str, str], int] = {}
 
     def whole(self, queued: Queued) -> Queued:
-        """Return QUEUED with its grammar's source and without a slot. Raises ValueError if the slot is
-        empty."""
+        """Return QUEUED with its grammar's source and without a slot number. Raises ValueError if the event
+        needs a grammar from an empty slot.
+        """
         grammar = queued.grammar
         if queued.grammar_slot == NO_SLOT:
             return queued
@@ -38,8 +39,8 @@ class GrammarSlots:
         return msgspec.structs.replace(queued, grammar=grammar, grammar_slot=NO_SLOT)
 
     def written(self, queued: Queued) -> Queued:
-        """Return QUEUED as the log must have it. The argument may have a slot already, as in a log that is
-        derived again. Raises ValueError as `whole` does.
+        """Return QUEUED as it must be written to the log. The argument may already name a slot, when a log's
+        events are derived again. Raises ValueError as `whole` does.
         """
         queued = self.whole(queued)
         grammar = queued.grammar
@@ -54,7 +55,9 @@ class GrammarSlots:
         return msgspec.structs.replace(queued, grammar_slot=slot)
 
     def named(self, queued: Queued) -> Queued:
-        """Return QUEUED with the slot's number in place of a source, if the grammar is in a slot."""
+        """Return QUEUED with a slot number instead of the grammar's source, if a slot contains the grammar;
+        otherwise return the same event.
+        """
         grammar = queued.grammar
         slot = None if grammar is None else self._slot_of.get((grammar.kind, grammar.source))
         if slot is None or grammar is None:
@@ -63,7 +66,9 @@ class GrammarSlots:
         return msgspec.structs.replace(queued, grammar=grammar, grammar_slot=slot)
 
     def keep(self, queued: Queued) -> None:
-        """Apply QUEUED to the slots. Raises ValueError for an event that no build wrote."""
+        """Store the event's grammar in its slot, or mark the slot as used last. Raises ValueError if the slot
+        number is out of range, or if the grammar is missing or too long.
+        """
         slot, grammar = queued.grammar_slot, queued.grammar
         if slot == NO_SLOT:
             return

@@ -1,8 +1,10 @@
-"""Follows requests across replicas' logs: which replicas had a request, the tokens from each, and which
-replica ended the request.
+"""Follow requests across replicas' logs: which replicas had a request, how many tokens each computed, and how
+the request ended.
 
-A migrated request is in several logs, choice by choice: under its own id in the first log, and under the
-choice's id (`id/0`, `id/1`) in the next. The choice's QUEUED has the earlier tokens.
+A request that migrates leaves entries in several logs. A request with a single answer has the same core id in
+all logs, its own id. With `n` answers, each choice migrates alone and has the core id `id/0`, `id/1`, … in
+all logs. In the next replica's log, the choice's QUEUED event contains the tokens that earlier replicas
+computed.
 """
 
 from collections.abc import Iterable
@@ -14,14 +16,14 @@ from mmengine.errors import CorruptLog, LogError
 from mmengine.events.segment import segment_paths
 from mmengine.replay.queries.summaries import RequestLine, request_lines
 
-MAX_LOGS = 100_000  # Most logs in a folder.
+MAX_LOGS = 100_000  # Maximum number of logs in a folder.
 
 
-class Stop(msgspec.Struct, frozen=True):
-    """A request, or one of its choices, in one log.
+class Hop(msgspec.Struct, frozen=True):
+    """A request's or a choice's part in one replica's log.
 
-    `num_given` counts its answer's tokens from earlier replicas, `num_said` the tokens from this replica.
-    `end` is "" if the log has no end for the request.
+    `num_given` is the number of answer tokens from earlier replicas, `num_said` the number from this replica.
+    `end` is the finish reason, or "" if the log does not contain the request's end.
     """
 
     log: str
@@ -33,28 +35,32 @@ class Stop(msgspec.Struct, frozen=True):
 
 
 class ReplicaPath(msgspec.Struct, frozen=True):
-    """A choice's stops, in the order of its migration."""
+    """All hops of a choice, sorted by the number of tokens at arrival."""
 
     core_id: str
-    stops: list[Stop]
+    hops: list[Hop] = msgspec.field(name="stops")  # the field's name in --json output
 
     @property
     def num_tokens(self) -> int:
-        """Return how many answer tokens the logs have."""
-        return max(stop.num_given + stop.num_said for stop in self.stops)
+        """The number of answer tokens in the logs."""
+        return max(hop.num_given + hop.num_said for hop in self.hops)
 
     @property
     def num_computed(self) -> int:
-        """Return the number of answer tokens that replicas computed; repeated tokens count twice."""
-        return sum(stop.num_said for stop in self.stops)
+        """The number of answer tokens that replicas computed. A token that two replicas computed counts
+        twice.
+        """
+        return sum(hop.num_said for hop in self.hops)
 
     @property
     def end(self) -> str:
-        return self.stops[-1].end
+        return self.hops[-1].end
 
 
 def logs_in(folder: Path) -> list[Path]:
-    """Return the folder if it contains a log, otherwise the direct subfolders with logs. Raises LogError."""
+    """Return the folder itself if it is a log, otherwise its direct subfolders that are logs. Raises LogError
+    for more than MAX_LOGS logs.
+    """
     if segment_paths(folder):
         return [folder]
     found = [path for path in sorted(folder.iterdir()) if path.is_dir() and segment_paths(path)]
@@ -64,15 +70,15 @@ def logs_in(folder: Path) -> list[Path]:
 
 
 def is_fleet(folder: Path) -> bool:
-    """Return whether the folder contains logs, and is not a log."""
+    """Return whether the folder contains logs without being a log itself."""
     return not segment_paths(folder) and bool(logs_in(folder))
 
 
 def replica_paths(logs: Iterable[Path]) -> tuple[dict[str, ReplicaPath], dict[Path, str]]:
-    """Return the paths by core id, sorted by arrival within each log, and the errors of logs that could not
-    be read to their end.
+    """Read the logs. Return each core id's path, and the error of each log that could not be read to its end.
+    Paths keep the order in which the logs name their core ids.
     """
-    stops: dict[str, list[Stop]] = {}
+    hops: dict[str, list[Hop]] = {}
     broken: dict[Path, str] = {}
     for log in logs:
         try:
@@ -81,36 +87,36 @@ def replica_paths(logs: Iterable[Path]) -> tuple[dict[str, ReplicaPath], dict[Pa
             broken[log] = str(error)
             continue
         for line in lines:
-            stops.setdefault(line.request_id, []).append(_stop(log, line))
+            hops.setdefault(line.request_id, []).append(_hop(log, line))
     paths = {}
-    for core_id, found in stops.items():
-        found.sort(key=lambda stop: (stop.num_given, stop.end not in ("", "abort"), stop.num_said))
+    for core_id, found in hops.items():
+        found.sort(key=lambda hop: (hop.num_given, hop.end not in ("", "abort"), hop.num_said))
         paths[core_id] = ReplicaPath(core_id, found)
     return paths, broken
 
 
-def _stop(log: Path, line: RequestLine) -> Stop:
+def _hop(log: Path, line: RequestLine) -> Hop:
     said = line.num_output_tokens - line.num_given_tokens
-    return Stop(log.name, line.request_id, line.num_given_tokens, said, line.finish_reason, line.detail)
+    return Hop(log.name, line.request_id, line.num_given_tokens, said, line.finish_reason, line.detail)
 
 
 def core_ids(names: Iterable[str], request_id: str) -> list[str]:
-    """Return a request's core ids: its own, and its choices'."""
+    """Return the core ids among `names` that belong to the request: its own id, or its choices' ids."""
     return [name for name in names if name == request_id or name.rpartition("/")[0] == request_id]
 
 
 def describe_path(path: ReplicaPath) -> list[str]:
-    """Return a sentence for each stop."""
+    """Return a sentence for each hop."""
     sentences = []
-    for place, stop in enumerate(path.stops):
-        is_last = place == len(path.stops) - 1
-        arrival = f"arrived with {stop.num_given} answer tokens" if stop.num_given else "arrived"
-        more = f"{stop.num_said} more" if stop.num_given else f"{stop.num_said} answer tokens"
-        if stop.end and (is_last or stop.end != "abort"):
-            how = f"ended: {stop.end}" + (f" ({stop.detail})" if stop.detail else "")
-        elif stop.end:
+    for place, hop in enumerate(path.hops):
+        is_last = place == len(path.hops) - 1
+        arrival = f"arrived with {hop.num_given} answer tokens" if hop.num_given else "arrived"
+        more = f"{hop.num_said} more" if hop.num_given else f"{hop.num_said} answer tokens"
+        if hop.end and (is_last or hop.end != "abort"):
+            how = f"ended: {hop.end}" + (f" ({hop.detail})" if hop.detail else "")
+        elif hop.end:
             how = "migrated to another replica"
         else:
             how = "was unfinished at the end of this log"
-        sentences.append(f"{stop.log}: {arrival}, computed {more}, {how}.")
+        sentences.append(f"{hop.log}: {arrival}, computed {more}, {how}.")
     return sentences

@@ -25,8 +25,8 @@ def write_fleet_report(folder: Path, out: Path) -> tuple[int, int]:
     if not ways:
         raise LogError(f"{folder} contains no log with a request")
     lives = "".join(_life(log, out, list(ways.values()), broken.get(log, "")) for log in logs)
-    shown = sorted(ways.values(), key=lambda way: -len(way.stops))[:MOST_SHOWN]
-    moved = sum(len(way.stops) > 1 for way in ways.values())
+    shown = sorted(ways.values(), key=lambda way: -len(way.hops))[:MOST_SHOWN]
+    moved = sum(len(way.hops) > 1 for way in ways.values())
     computed, answered = (
         sum(counts) for counts in zip(*(_counts(way) for way in ways.values()), strict=True)
     )
@@ -50,24 +50,24 @@ def write_fleet_report(folder: Path, out: Path) -> tuple[int, int]:
 
 def _counts(way: ReplicaPath) -> tuple[int, int]:
     """Return the number of computed answer tokens, and the number of distinct ones among them."""
-    return way.num_computed, way.num_tokens - way.stops[0].num_given
+    return way.num_computed, way.num_tokens - way.hops[0].num_given
 
 
 def _life(log: Path, out: Path, ways: list[ReplicaPath], why: str) -> str:
-    stops = [stop for way in ways for stop in way.stops if stop.log == log.name]
+    hops = [hop for way in ways for hop in way.hops if hop.log == log.name]
     page, link = out.with_name(f"{out.stem}.{log.name}.html"), ""
     try:
         write_report(log, page)
         link = f'<a href="{escape(page.name, quote=True)}">steps</a>'
     except LogError as error:
         link = escape(why or str(error))
-    ended = sum(bool(stop.end) for stop in stops)
-    counts = f"<td>{len(stops)}<td>{ended}<td>{len(stops) - ended}"
+    ended = sum(bool(hop.end) for hop in hops)
+    counts = f"<td>{len(hops)}<td>{ended}<td>{len(hops) - ended}"
     return f"<tr><td>{escape(log.name)}{counts}<td>{link}</tr>"
 
 
 def _row(way: ReplicaPath) -> str:
     told = "".join(f"<li>{escape(sentence)}" for sentence in describe_path(way))
-    kind = ' class="moved"' if len(way.stops) > 1 else ""
+    kind = ' class="moved"' if len(way.hops) > 1 else ""
     computed, answered = _counts(way)
     return f"<tr{kind}><td>{escape(way.core_id)}<td>{way.num_tokens}<td>{computed}<td><ul>{told}</ul></tr>"

@@ -1,9 +1,9 @@
-"""Paged attention on a GPU by FlashInfer's fa2 kernels. Written for version 0.7.2; not yet run on a GPU.
+"""Compute paged attention on a GPU with FlashInfer's fa2 kernels (version 0.7.2; not yet run on a GPU).
 
-Each step has one plan, or two if some rows decode and others do not; plans are made on the host before the
-layers run. After `begin(meta, bucket)` the kernels read from buffers with fixed addresses, so that a CUDA
-graph captured there can be replayed. All buckets share these buffers, because only one bucket is planned at a
-time.
+Before the layers run, `begin` plans the step on the host. A step with both decoding and other rows has two
+plans, any other step has one. For a captured step, the kernels read their arguments from buffers with fixed
+addresses, so a CUDA graph can be captured and replayed. All buckets share these buffers, because only one
+bucket is planned at a time.
 """
 
 from typing import Any
@@ -21,22 +21,24 @@ from mmengine.runtime.device.upload import upload
 from mmengine.runtime.kv.pool import FP8, KVPool, kv_places
 
 LAYOUT, KERNELS = "NHD", "fa2"  # [pages, 2, page_size, kv_heads, head_dim]; fa3 is slower at decoding
-FLOAT_WORKSPACE_BYTES = 256 * 2**20  # for rows whose KV is shared among several thread blocks
-# From this many KV heads in a captured step, each head has thread blocks of its own (a GPU has two for each
-# of its 132 or more multiprocessors). Splitting a head's KV then gains nothing, yet would reserve memory.
+FLOAT_WORKSPACE_BYTES = 256 * 2**20  # workspace for rows whose KV is divided among several thread blocks
+# With at least this many KV heads in a captured step (rows x KV heads), the KV heads alone occupy a GPU with
+# two thread blocks on each of its 132 or more multiprocessors. Splitting each head's KV further would reserve
+# memory and gain nothing.
 BUSY_HEADS = 512
-TENSOR_CORE_GROUP = 4  # heads per KV head from which tensor cores speed up decoding
+TENSOR_CORE_GROUP = 4  # minimum number of query heads per KV head for which tensor cores speed up decoding
 
 
 class FlashInferAttention:
-    """See AttentionBackend. An fp8 pool holds K and V rounded without scaling (scale 1)."""
+    """Implements AttentionBackend. An fp8 pool stores K and V rounded to fp8 without scaling (scale 1)."""
 
-    reads_unwritten = True  # padding positions of a captured step read the end of a row's last block
+    # the padding tokens of a captured step read the unwritten end of a row's last block
+    reads_unwritten = True
     captures = True
 
     def __init__(self, spec: ModelSpec, kv: KVPool, library: Any = None) -> None:
-        """Build the backend. `library` replaces the package in tests. Raises ConfigError if FlashInfer cannot
-        be used.
+        """Build the backend, compile missing kernels and run the kernels once. Tests pass a fake FlashInfer
+        package as `library`. Raises ConfigError if FlashInfer cannot be used.
         """
         if library is None:
             problem = unfit(spec, kv)
@@ -55,12 +57,12 @@ class FlashInferAttention:
         self._host_plans = {
             True: HostPlan(kv.device),
             False: HostPlan(kv.device),
-        }  # key: whether the rows decode
+        }  # key: whether all rows in the part decode
         self._decode, self._prompt = self._make(True), self._make(False)
         self._captured: dict[Bucket, Any] = {}
-        self._buffers: tuple[torch.Tensor, ...] = ()  # for captured steps
+        self._buffers: tuple[torch.Tensor, ...] = ()  # shared by all captured steps
         self._calls: list[tuple[slice | torch.Tensor, Any]] = []
-        self._places = torch.empty(3, 0, dtype=torch.int64)  # [3, t]: slots, places for K and for V
+        self._places = torch.empty(3, 0, dtype=torch.int64)  # int64 [3, t]: slots, places for K, places for V
         self._compile_and_run()
 
     def begin(self, meta: AttentionMeta, bucket: Bucket | None = None) -> None:
@@ -82,7 +84,9 @@ class FlashInferAttention:
             self._calls.append((tokens, wrapper))
 
     def cache_of(self, layer: int) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """See AttentionPort. Returns None if K and V are rounded first."""
+        """Implements AttentionPort. Returns None for an fp8 pool, because K and V are rounded before they are
+        stored.
+        """
         return None if self._is_fp8 else (self._pool.layers[layer], self._places[0])
 
     def append(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
@@ -90,7 +94,8 @@ class FlashInferAttention:
 
     def run(self, layer: int, q: torch.Tensor) -> torch.Tensor:
         kv = self._kv[layer]
-        # Without `out`, a prompt wrapper allocates and clears a result: one more kernel per layer.
+        # Without `out`, a prompt wrapper allocates and clears a result tensor, which launches another kernel
+        # per layer.
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         for places, wrapper in self._calls:
             if isinstance(places, slice):
@@ -103,8 +108,8 @@ class FlashInferAttention:
     def _plan(
         self, wrapper: Any, part: Part, pages: torch.Tensor, decodes: bool, bucket: Bucket | None
     ) -> None:
-        """Plan a part. The starts are on the host, where the planner reads them; the pages are on the
-        device.
+        """Plan the step's part for `wrapper`. The planner reads the start arrays on the host; `pages` is a
+        tensor on the device.
         """
         spec, size = self._spec, self._block_size
         starts, last = torch.from_numpy(part.page_starts), torch.from_numpy(part.last_page_len)
@@ -150,10 +155,10 @@ class FlashInferAttention:
         return self._host_plans[decodes].attach(wrapper, self._floats)
 
     def _buffers_for(self, bucket: Bucket) -> tuple[torch.Tensor, ...]:
-        """Return the buffers for captured steps: places int64 [3, t]; query_starts and page_starts int32 [n +
-        1], last_page_len [n], pages.
+        """Return the buffers for captured steps: places int64 [3, t]; int32 query_starts and page_starts [n +
+        1], last_page_len [n] and pages.
 
-        They are allocated for the first bucket, which is captured first and must be the largest.
+        The first call allocates the buffers. The first captured bucket must therefore be the largest.
         """
         if not self._buffers:
             rows = bucket.num_rows
@@ -166,10 +171,10 @@ class FlashInferAttention:
     def _upload(
         self, slots: np.ndarray, parts: list[Part]
     ) -> tuple[torch.Tensor, *tuple[tuple[slice | torch.Tensor, torch.Tensor], ...]]:
-        """Copy a step's arrays to the device at once.
+        """Copy a step's arrays to the device with a single copy.
 
-        Returns slots and places for K and V, int64 [3, t], and for each part its tokens' positions and
-        its pages, int32.
+        Returns the slots and the places for K and V as a tensor int64 [3, t]. For each part follow its
+        tokens' indices in the step (a slice or int64) and its pages (int32).
         """
         num_tokens = len(slots)
         indices = [part.tokens for part in parts if not isinstance(part.tokens, slice)]
@@ -196,10 +201,9 @@ class FlashInferAttention:
         return there[: 3 * num_tokens].view(3, -1), *lists
 
     def _compile_and_run(self) -> None:
-        """Compile missing kernels, and run both kernels once over zeros in the dummy block. Raises
-        ConfigError.
+        """Compile missing kernels, and run a prompt step and a decode step on zeros in the dummy block.
 
-        A missing compiler is then reported at startup, not in the first step.
+        A missing compiler is then reported at startup rather than in the first step. Raises ConfigError.
         """
         spec = self._spec
         for count in (1, 2):

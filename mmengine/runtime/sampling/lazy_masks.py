@@ -1,9 +1,9 @@
-"""On a CPU, compute a grammar mask only for rows that chose a disallowed token.
+"""Sample first, and compute a grammar mask only for rows whose sampled token the grammar refuses (on a CPU).
 
-If the best token is allowed, it is also the best allowed token; the same holds with noise, penalties and
-biases, which change each token independently. With top-k, top-p, min-p and typical-p the rule does not hold,
-because they depend on the other tokens. For those filters, and on a device that would have to wait, masks are
-computed first.
+If the best of all tokens is allowed, it is also the best of the allowed tokens. This holds with noise,
+penalties and biases too, because they change each token's logit independently. With top-k, top-p, min-p and
+typical-p it does not hold: these filters compare a token with the others. For rows with such filters, and on
+devices where reading the sampled tokens would wait, masks are computed before sampling.
 """
 
 from collections.abc import Sequence
@@ -22,8 +22,9 @@ NEEDS_MASK = TOP_K | TOP_P | MIN_P | TYPICAL
 
 
 class LazyMaskResult(NamedTuple):
-    """`complete`: rows (indices into the sampling rows) whose grammar is complete, with the token count
-    used. `errors`: rows without a token, and why.
+    """The rows whose text ended or failed. `complete` maps rows whose grammar is complete to the number of
+    tokens consumed; `errors` maps rows that get no token to the reason. Rows are indices into the sampling
+    rows.
     """
 
     complete: dict[int, int]
@@ -31,7 +32,7 @@ class LazyMaskResult(NamedTuple):
 
 
 def uses_lazy_mask(options: np.ndarray) -> np.ndarray:
-    """Return which rows with these `options` [s] use lazy masks, bool [s]."""
+    """Return which rows use lazy masks, bool [s], from their `options` [s]."""
     return (options & (GRAMMAR | CLOSES | NEEDS_MASK)) == GRAMMAR
 
 
@@ -43,10 +44,10 @@ def apply_lazy_masks(
     runs: Runs | None,
     continuing: Sequence[int],
 ) -> LazyMaskResult:
-    """Advance the rows `continuing` (ascending indices into the sampling rows) by their chosen tokens, as far
-    as those match the drafts.
+    """Advance the grammars of the rows in `continuing` by the sampled tokens, up to the first token that
+    differs from its draft. `continuing` has ascending indices into the sampling rows.
 
-    Where a row chose a disallowed token, `chosen` gets another choice in place.
+    If the grammar refuses a token, another token replaces it in `chosen`.
     """
     if not continuing:  # always on a GPU, where reading the choice would wait for the device
         return LazyMaskResult({}, {})
@@ -71,12 +72,12 @@ class _Walk:
         self._numbers = batch.rows.tolist()
         self._first = range(len(self._tokens)) if runs is None else runs.first.tolist()
         self._follows = None if runs is None else runs.follows.tolist()
-        self._at: dict[int, int] = {}  # positions of rows whose choice is not allowed
+        self._at: dict[int, int] = {}  # for each row with a refused token, the position of this token
         self._corrected: set[int] = set()
         self.found = LazyMaskResult({}, {})
 
     def go(self, row: int) -> bool:
-        """Advance the row by its choices; return False at a disallowed token."""
+        """Advance the row's grammar by its sampled tokens; return False if the grammar refuses a token."""
         first = self._first[row]
         number, position = self._numbers[first], self._at.get(row, first)
         run = self._run_at(position)
@@ -93,7 +94,9 @@ class _Walk:
         return True
 
     def _run_at(self, position: int) -> list[int]:
-        """Return the row's choices from `position` on, as far as they match its drafts."""
+        """Return the row's sampled tokens from `position` on, up to and including the first that differs from
+        its draft. A token without a finite logit and the tokens after it are left out.
+        """
         end, tokens, largest, follows = position, self._tokens, self._largest, self._follows
         while isfinite(largest[end]):
             end += 1
@@ -102,8 +105,8 @@ class _Walk:
         return tokens[position:end]
 
     def correct(self, rows: list[int]) -> list[int]:
-        """Choose again at the rows' current positions, among the allowed tokens; return the rows that have
-        a choice.
+        """Sample again at the rows' refused positions, this time with masks; return the rows without an
+        error.
         """
         for row in rows:
             if self._at[row] in self._corrected:

@@ -1,13 +1,13 @@
-"""The engine for many concurrent callers: it runs on its own thread, and answers are async streams.
+"""Run the engine on its own thread for many concurrent callers, and return answers as async streams.
 
     async with AsyncEngine() as engine:
         async with engine.stream("What is a triangle?") as stream:
             async for output in stream:
                 print(output.text, end="")
 
-A request passes through AsyncEngine's parts: `Admission` prepares its prompt and submits it, `EngineThread`
-steps the engine, `OpenRequests` passes the outputs to the caller's `Stream`. A stream that is closed or
-dropped cancels its request.
+A request passes through AsyncEngine's parts. `Admission` prepares the prompt and submits the request,
+`EngineThread` steps the engine, and `OpenRequests` passes the outputs to the caller's `Stream`. Closing or
+dropping a stream cancels its request.
 """
 
 import asyncio
@@ -44,22 +44,24 @@ from mmengine.serve.text.output_text import OutputText
 from mmengine.serve.text.request_output import engine_failed
 from mmengine.serve.text.response_format import ResponseFormat, response_format_of
 
-STEP_LIMIT_S = 60.0  # a step that takes longer makes the engine not ready
+STEP_LIMIT_S = 60.0  # the engine is not ready while a step takes longer
 T = TypeVar("T")
 
 
 class AsyncEngine(AsyncAnswers):
-    """A model on its own thread. Takes the same arguments as `Engine`; the constructor loads the model.
+    """An engine that runs on its own thread. Takes the same arguments as `Engine`; the constructor loads the
+    model.
 
-    `media_workers` threads decode and resize media. Other threads check schemas and grammars, before the same
-    request's media, and tokenize prompts without media. A request's deadline counts from `stream`, and its
-    preparation must end within `prepare_timeout_s`. At most `max_waiting + max_num_seqs` requests are open at
-    once; another raises QueueFull. If a step makes no progress for `step_timeout_s` and there is a `log`, a
-    new engine continues from the log on a new thread, and the streams go on; without a log they end with an
-    error.
+    `media_workers` threads decode and resize media. Other threads check response formats, and tokenize
+    prompts without media. A request's response format is checked before its media are decoded. A request's
+    deadline counts from the call to `stream`, and its preparation must end within `prepare_timeout_s`. At
+    most `max_waiting + max_num_seqs` requests are open at once; a further request raises QueueFull.
 
-    A path in a message is read on this machine. Pass messages from untrusted clients as `Prompt(messages,
-    media_options={"local_files": False})`, which refuses paths.
+    If a step makes no progress for `step_timeout_s`, and the engine has a `log`, a new engine resumes the log
+    on a new thread, and the streams continue. Without a log the streams end with an error.
+
+    A file path in a message is read on this machine. To refuse paths in messages from untrusted clients, pass
+    `Prompt(messages, media_options={"local_files": False})`.
     """
 
     def __init__(self, model: str | Path | None = None, **engine_options: Any):
@@ -79,13 +81,14 @@ class AsyncEngine(AsyncAnswers):
             config.prepare_timeout_s,
         )
         self._sessions = AsyncSessions(self._thread, self.count, self._submit)
-        self._adapter_reader = ThreadPoolExecutor(1, "adapters")  # so that one adapter at a time is in memory
+        # a single worker, so that only one adapter at a time is in memory
+        self._adapter_reader = ThreadPoolExecutor(1, "adapters")
         self._connect_metrics()
         self._thread.start(self._open)
 
     @property
     def _engine(self) -> Engine:
-        """The engine that steps now; a hang replaces it."""
+        """The current engine; after a hung step a new engine replaces it."""
         return self._thread.engine
 
     def _connect_metrics(self) -> None:
@@ -96,7 +99,7 @@ class AsyncEngine(AsyncAnswers):
         self.metrics.preparing = self._admission.preparation.backlog
 
     def tell_times(self, report: Callable[[str, Times], None]) -> None:
-        """Have the engine's thread call `report` with each ended request's id and times."""
+        """Make the engine's thread call `report` with the id and the times of each request that ends."""
         self._report_times = report
         self.metrics.tell_times(report)
 
@@ -107,17 +110,17 @@ class AsyncEngine(AsyncAnswers):
 
     @property
     def has_log(self) -> bool:
-        """Whether accepted requests survive this process's end."""
+        """Whether accepted requests survive the end of this process."""
         return self._thread.has_log
 
     @property
     def keeps_held(self) -> bool:
-        """Whether requests with `hold` survive this process's end."""
+        """Whether requests with `hold` survive the end of this process."""
         return self._thread.has_log
 
     @property
     def can_end_reasoning(self) -> bool:
-        """Whether thinking_token_budget is supported."""
+        """Whether the option thinking_token_budget is supported."""
         return self._engine.reasoning.can_end
 
     @property
@@ -125,7 +128,7 @@ class AsyncEngine(AsyncAnswers):
         """Maximum number of concurrently open requests."""
         return self._open.limit
 
-    # Requests. These methods need a running event loop; any thread may call them.
+    # Requests: these methods need a running event loop, and any thread may call them.
 
     def stream(
         self,
@@ -135,11 +138,12 @@ class AsyncEngine(AsyncAnswers):
         hold: bool = False,
         **options: Unpack[SubmitOptions],
     ) -> Stream:
-        """Submit a prompt and return its output stream; arguments as for `Engine.submit`.
+        """Submit a prompt and return its output stream. The arguments are those of `Engine.submit`.
 
-        With `hold` the log keeps the answer until the stream's `delivered` is called; otherwise until the
-        last output is handed over. A process that resumes the log has the answers that it kept. Raises
-        InvalidRequest, QueueFull. Errors in media and in the response format are raised by the stream.
+        With `hold`, the log keeps the answer until the caller calls the stream's `delivered`; otherwise,
+        until the stream has returned the last output. A process that resumes the log can return the answers
+        that the log keeps. Raises InvalidRequest and QueueFull. The stream raises errors in media and in the
+        response format.
         """
         has_form = any(options.get(name) is not None for name in FORM)
         form = partial(response_format_of, options) if has_form else None
@@ -155,7 +159,8 @@ class AsyncEngine(AsyncAnswers):
         return Stream(channel, self._close_channel, self.release_answers)
 
     async def count(self, prompt: PromptInput) -> int:
-        """Return a prompt's token count, including media. The prompt is prepared like a request's.
+        """Return the prompt's number of tokens, including media tokens. The prompt is prepared as for a
+        request.
 
         Raises the same errors as `stream` and its stream.
         """
@@ -175,35 +180,39 @@ class AsyncEngine(AsyncAnswers):
             channel.closed = True
             self._thread.put(lambda: self._admission.cancel(channel))
 
-    # Requests of the previous process
+    # Requests from the previous process.
 
     def recovered_requests(self) -> list[RecoveredRequest]:
-        """Return the previous process's requests to which no caller is attached; they run or have ended."""
+        """Return the previous process's requests to which no caller is attached. They are still running, or
+        have ended.
+        """
         return self._recovery.waiting()
 
     def attach(self, request_id: str, *, hold: bool = False) -> Stream:
-        """Return a stream for the previous process's request, from its first token on.
+        """Return a stream for a request from the previous process, beginning with the answer's first token.
 
-        `hold` as for `stream`. Raises InvalidRequest if no such request is `recovered_requests`.
+        `hold` as for `stream`. Raises InvalidRequest if `recovered_requests` does not contain the request.
         """
         return Stream(self._recovery.attach(request_id, hold=hold), self._close_channel, self.release_answers)
 
     def give_up(self, request_id: str) -> None:
-        """Cancel the previous process's request, or drop its answer after its end.
+        """Cancel a request from the previous process, or drop its answer if the request has ended.
 
         Raises InvalidRequest as `attach` does.
         """
         self._recovery.give_up(request_id)
 
     def release_answers(self, answers: list[HeldAnswer]) -> None:
-        """Let the log forget these answers, which their streams held and their callers have stored."""
+        """Let the log forget these held answers, because the callers have stored them."""
         self._recovery.release(answers)
 
     async def settled(self) -> None:
-        """Wait until the log has recorded all earlier `release_answers`, or the engine has failed."""
+        """Wait until the log has recorded all earlier calls to `release_answers`, or until the engine has
+        failed.
+        """
         await self._recovery.settled()
 
-    # Sessions and adapters
+    # Sessions and adapters.
 
     async def session(
         self,
@@ -213,10 +222,11 @@ class AsyncEngine(AsyncAnswers):
         media_options: Mapping[str, object] | None = None,
         **options: Unpack[SessionOptions],
     ) -> AsyncSession:
-        """Open a session as `Engine.session` does, but refuse an id that is open.
+        """Open a session as `Engine.session` does, but raise InvalidRequest if the id belongs to an open
+        session.
 
-        `attach_session` continues an open session. The log keeps `envelope` with the session. Raises
-        InvalidRequest, QueueFull.
+        To continue an open session, use `attach_session`. The log stores `envelope` with the session. Raises
+        InvalidRequest and QueueFull.
         """
         return await self._sessions.open(session_id, idle_s, media_options, options)
 
@@ -225,24 +235,24 @@ class AsyncEngine(AsyncAnswers):
     ) -> AsyncSession:
         """Return a session that another caller or the previous process opened.
 
-        Its methods raise InvalidRequest for a closed session.
+        The session's methods raise InvalidRequest if the session is closed.
         """
         return self._sessions.attach(session_id, media_options)
 
     async def sessions(self) -> list[SessionFacts]:
-        """Return all open sessions' facts, including sessions that the previous process opened."""
+        """Return facts about all open sessions, including those from the previous process."""
         return await self._sessions.facts()
 
     @property
     def adapters(self) -> tuple[LocalAdapter, ...]:
-        """The LoRA adapters that requests may name. Thread-safe."""
+        """The LoRA adapters that requests can name. Thread-safe."""
         return tuple(self._engine.adapters)
 
     async def load_adapter(self, name: str, source: str) -> LocalAdapter:
-        """Read an adapter, which requests may name from now on; an adapter with the same name is replaced.
+        """Read an adapter and load it between two steps. Afterwards requests can name the adapter.
 
-        Adapters are read sequentially, on their own thread, and loaded between two steps. Raises ModelError,
-        ConfigError, InvalidRequest, RequestFailed.
+        An adapter with the same name is replaced. A separate thread reads the adapters, one after the other.
+        Raises ModelError, ConfigError, InvalidRequest and RequestFailed.
         """
         loop = asyncio.get_running_loop()
         known = await loop.run_in_executor(self._adapter_reader, self._engine.adapters.read, name, source)
@@ -250,24 +260,24 @@ class AsyncEngine(AsyncAnswers):
         return known
 
     async def unload_adapter(self, name: str) -> None:
-        """Refuse new requests for an adapter; running requests keep it.
+        """Refuse new requests for an adapter; running requests continue to use it.
 
-        Raises InvalidRequest for an unknown adapter, RequestFailed.
+        Raises InvalidRequest for an unknown adapter, RequestFailed if the engine has failed.
         """
         await self._thread.call(lambda engine: engine.adapters.unload(name))
 
-    # The engine's thread and its state
+    # The engine's thread and its state.
 
     async def on_engine(self, function: Callable[[Engine], T]) -> T:
-        """Call `function` on the engine's thread and return its result, between two steps.
+        """Call `function` on the engine's thread between two steps, and return its result.
 
-        Raises the same errors as `function`, RequestFailed after the engine's failure, InvalidRequest after
-        its end.
+        Raises the same errors as `function`, RequestFailed if the engine has failed, and InvalidRequest if
+        the engine has ended.
         """
         return await self._thread.call(function)
 
     def stats(self) -> Stats:
-        """Return the core's counters since its start, after the last step."""
+        """Return the engine core's counters, as of the last step."""
         return self._thread.stats
 
     def metrics_text(self) -> str:
@@ -275,7 +285,8 @@ class AsyncEngine(AsyncAnswers):
         return self.metrics.text()
 
     def readiness(self) -> Readiness:
-        """Return `Engine.readiness`, extended by the state of the thread, its step, and the preparation.
+        """Return the engine's readiness, with further reasons from the engine's thread, the current step and
+        the preparation of requests.
 
         Thread-safe.
         """
@@ -290,10 +301,10 @@ class AsyncEngine(AsyncAnswers):
         return Readiness(found.reasons + more, *backlog, public=found.public_reasons + more)
 
     async def close(self, *, drain: bool = True, leave: bool = False) -> None:
-        """Refuse new requests, end the running ones, and free the device.
+        """Refuse new requests, end the open requests, and free the device.
 
-        Running requests finish (`drain`), stay in the log for the next process (`leave`), or are cancelled.
-        Closing twice is no error.
+        With `drain` open requests finish first. With `leave` they stay in the log for the next process.
+        Otherwise they are cancelled. A second call does nothing.
         """
         self._thread.leaves = leave
         self._open.close()
@@ -304,7 +315,7 @@ class AsyncEngine(AsyncAnswers):
         await asyncio.to_thread(self._admission.close)
         if self._schemas is not None:
             self._schemas.close()
-        self._thread.run_queued()  # results of preparations that ended after the thread
+        self._thread.run_queued()  # handles the results of preparations that ended after the thread
         for channel in self._open:
             self._open.end(channel, RequestFailed("the engine was closed; the request stays in its log"))
 

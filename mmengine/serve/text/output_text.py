@@ -1,4 +1,4 @@
-"""Makes the texts of outputs on the thread that reads them instead of the engine's thread."""
+"""Decodes outputs' tokens on the thread that reads the outputs, not on the engine's thread."""
 
 from dataclasses import replace
 
@@ -12,10 +12,10 @@ from mmengine.structured_output.grammar_start import find_end
 
 
 class OutputText:
-    """Fills in the texts of a request's outputs, in their order.
+    """Sets the texts in a request's outputs. Outputs must come in order.
 
-    With `pieces` False only complete answers get a text. `grammar`, for requests with a form, must be set
-    before the first output.
+    With `pieces` False, only complete answers get a text. For requests with a response format, `grammar` must
+    be set before the first output.
     """
 
     def __init__(self, tokenizer: Tokenizer, sampling: SamplingParams):
@@ -47,9 +47,10 @@ class OutputText:
 
 
 def with_texts(choice: Choice, tokenizer: Tokenizer, stops: Stops) -> Choice:
-    """Return a choice with its text made from its tokens.
+    """Return a copy of the choice with its text decoded from its tokens.
 
-    If the answer has reasoning that ends with `choice.after`, stop strings apply to the content alone.
+    If reasoning precedes the content (the reasoning ends with the tokens `choice.after`), stop strings apply
+    only to the content.
     """
     text = stops._replace(after=choice.after).text(tokenizer, choice.token_ids)
     if not choice.after:

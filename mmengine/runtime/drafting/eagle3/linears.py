@@ -1,4 +1,4 @@
-"""Linear layers for a draft head: native kernels where they fit, else torch."""
+"""Linear layers for a draft head: a native kernel if one supports the matrix, otherwise torch."""
 
 import ctypes
 from collections.abc import Callable
@@ -14,7 +14,7 @@ Linear = Callable[[Tensor], Tensor]
 
 
 def linear_of(weight: Tensor, bias: Tensor | None = None) -> Linear:
-    """Return the layer x weight^T + bias, from [t, k] to [t, n], for weight [n, k]."""
+    """Return a function that computes x weight^T + bias, from x [t, k] to [t, n], for `weight` [n, k]."""
     library = kernels_for(weight)
     if library is None:
         return lambda x: F.linear(x, weight, bias)
@@ -22,7 +22,9 @@ def linear_of(weight: Tensor, bias: Tensor | None = None) -> Linear:
 
 
 def scores_of(weight: Tensor) -> tuple[Linear, PackedLinear | None]:
-    """Return the layer with a float32 result, and the packed matrix or None."""
+    """Return a function that computes x weight^T in float32, and the packed matrix (None without a native
+    kernel).
+    """
     library = kernels_for(weight)
     if library is None:
         return lambda x: F.linear(x, weight).float(), None
@@ -31,7 +33,9 @@ def scores_of(weight: Tensor) -> tuple[Linear, PackedLinear | None]:
 
 
 def gated(weight: Tensor) -> Linear:
-    """Return silu(x gate^T) * (x up^T), from [t, k] to [t, n]; weight [2n, k] has gate's rows, then up's."""
+    """Return a function that computes silu(x gate^T) * (x up^T), from x [t, k] to [t, n]. The first n rows in
+    `weight` [2n, k] are gate, the others are up.
+    """
     library = kernels_for(weight)
     if library is not None:
         return PackedLinear(library, weight, gate_up=True)
@@ -44,7 +48,7 @@ def gated(weight: Tensor) -> Linear:
 
 
 def kernels_for(weight: Tensor) -> ctypes.CDLL | None:
-    """Return the kernels if they can multiply with this matrix, else None."""
+    """Return the native library if its kernels can multiply with this matrix, otherwise None."""
     if weight.device.type != "cpu" or weight.dtype not in DTYPES:
         return None
     return native.load()

@@ -1,8 +1,9 @@
-"""Write structural tags as grammars for llguidance: a Lark grammar for the tags, and a JSON grammar for each
-schema.
+"""Write structural tags as grammars for llguidance: a Lark grammar for the tags, and a JSON or Lark grammar
+for each schema.
 
-A text trigger is a lazy lexeme: the lexeme ends at the trigger's first occurrence, and only a tag may follow.
-A special token is not text, so free text never contains special tokens.
+A trigger without special tokens ends a lazy lexeme: free text extends to the trigger's first occurrence, and
+a tag must follow. Free text never contains a special token, so a trigger that contains one needs no lazy
+lexeme.
 """
 
 import json
@@ -15,7 +16,7 @@ from mmengine.errors import ErrorCode, InvalidRequest, shown
 from mmengine.structured_output.engines.llguidance.json_schema_lark import lark_of
 from mmengine.structured_output.request.structural_tags import StructuralTag
 
-_STARTS = {  # By at_least_one and stop_after_first.
+_STARTS = {  # The keys are (at_least_one, stop_after_first).
     (False, False): "call* rest",
     (True, False): "call+ rest",
     (False, True): "call | rest",
@@ -24,8 +25,8 @@ _STARTS = {  # By at_least_one and stop_after_first.
 
 
 def grammars_of(tag: StructuralTag, specials: Mapping[str, int], ends: Sequence[int]) -> str:
-    """Return the grammars as JSON. `specials` maps the names of tokens outside all texts to their ids; `ends`
-    are the ids that end an answer. Raises InvalidRequest if a tag contains an end token.
+    """Return the grammars as JSON. `specials` maps special tokens' names to their ids; text cannot produce
+    these tokens. `ends` are the ids that end an answer. Raises InvalidRequest if a tag contains an end token.
     """
     pieces = _Pieces(specials, ends)
     lines = [
@@ -51,7 +52,7 @@ def grammars_of(tag: StructuralTag, specials: Mapping[str, int], ends: Sequence[
 
 
 def schema_named(name: str, schema: str) -> dict[str, object]:
-    """Return a named grammar for a normalized schema."""
+    """Return the grammar for a normalized schema, under `name`."""
     lark = lark_of(schema)
     inner = {"json_schema": msgspec.json.decode(schema)} if lark is None else {"lark_grammar": lark}
     return {"name": name, **inner}
@@ -64,11 +65,13 @@ class _Pieces:
         self._pattern = re.compile("(" + "|".join(map(re.escape, names)) + ")") if names else None
 
     def of(self, text: str) -> str:
-        """Return a text in Lark, including the special tokens named in the text."""
+        """Return `text` as a Lark expression in which special tokens' names become token ids."""
         return " ".join(self._special(one) if odd else quoted(one) for one, odd in self._split(text))
 
     def opening(self, n: int, trigger: str) -> list[str]:
-        """Return the rules for free text up to and including a trigger."""
+        """Return the rules that match free text and then the trigger. Rule `open_n` is the first that a tag
+        follows.
+        """
         (first, is_special), *_ = parts = self._split(trigger)
         if len(parts) == 1 and not is_special:
             return [f"open_{n}[lazy]: TEXT {quoted(trigger)}"]

@@ -1,12 +1,12 @@
 r"""Rewrite the regular expressions in `pattern` and `patternProperties` from ECMA-262 into an equal, anchored
 dialect.
 
-The dialects of JSON Schema (ECMA-262), the grammar engine (Rust) and Python differ in the constructs that
-they support and in their meaning for `.`, `\d`, `\w`, `\s` and `$`. The parser therefore writes each
-pattern again without anything ambiguous: character sets as explicit ranges, groups without names, explicit
-anchors. It refuses constructs that are not regular (lookaround, back references). Nested repetitions are
-allowed, since the grammar engine follows all paths at once. Counted repetitions are refused if their counts
-would need too many states in mid-answer.
+JSON Schema (ECMA-262), the grammar engine (Rust) and Python support different constructs, and `.`, `\d`,
+`\w`, `\s` and `$` have different meanings in them. The parser therefore writes each pattern again without
+ambiguous constructs: character sets become explicit ranges, groups lose their names, and anchors become
+explicit. The parser refuses constructs that are not regular (lookaround, back references). Nested repetitions
+are allowed, because the grammar engine follows all paths at once. Counted repetitions are refused if the
+grammar engine would have to follow too many states at once.
 """
 
 from functools import lru_cache
@@ -27,24 +27,26 @@ from mmengine.structured_output.json_schema.patterns.pattern_parser import (
 )
 
 MAX_CHARS = 2_000
-MAX_FOLDED = 20_000  # Maximum number of copies in a pattern after it absorbs a length limit.
+MAX_FOLDED = 20_000  # Maximum number of copies in a pattern after a length limit was absorbed.
 ANYTHING = Part(f"{ANY}*", 0, None)
 
 
 class Pattern(NamedTuple):
-    """A regular expression that is written again for whole strings.
+    """A pattern, rewritten so that it matches whole strings.
 
-    `fewest` and `most` count a match's characters (None: any number).
+    `fewest` and `most` are the minimum and maximum number of characters in a match (`most` None: no maximum).
     """
 
-    regex: str  # Matches a whole string in the grammar engine's dialect and, without \\p, in Python's.
-    prefix: str | None  # The text, if the pattern means "starts with this text" and nothing more.
+    # The pattern for whole strings, in the grammar engine's dialect. Without \\p also valid in Python's.
+    regex: str
+    prefix: str | None  # The literal text, if the pattern only requires that a string starts with this text.
     fewest: int = 0
     most: int | None = None
-    # The repeated part and its counts, if the pattern is a single repetition.
+    # (part, minimum count, maximum count), if the whole pattern repeats a single part.
     times: tuple[Part, int, int | None] | None = None
-    budget: MatchBudget | None = None  # Limits the comparisons of all patterns of a schema.
-    exact: bool = True  # Whether the pattern matches everything that it stands for, and not slightly less.
+    # Limits how many comparisons all patterns in a schema may cost together.
+    budget: MatchBudget | None = None
+    exact: bool = True  # False if `regex` matches slightly less than the original pattern.
 
     def matches(self, text: str) -> bool:
         if "\\p" in self.regex or "\\P" in self.regex:
@@ -52,10 +54,11 @@ class Pattern(NamedTuple):
         return (self.budget or MatchBudget()).matches(self.regex, text)
 
     def with_length(self, low: int, high: int | None) -> "tuple[Pattern, int, int | None]":
-        """Absorb a length limit into the pattern, and return the pattern with the limits that remain.
+        """Absorb a length limit (in characters) into the pattern. Return the pattern and the limits that
+        remain to be enforced.
 
-        Two counts on the same string are slow to compile and to follow, so the pattern's own repetition
-        absorbs the other count if it can.
+        The grammar engine compiles and follows two limits on the same string slowly. If the pattern is a
+        single repetition, its counts can therefore absorb the length limit.
         """
         if self.fewest >= low and (high is None or self.most is not None and self.most <= high):
             return self, 0, None
@@ -70,7 +73,9 @@ class Pattern(NamedTuple):
 
 
 def anchor_branches(branches: list[list[Part]], left: bool, right: bool) -> list[list[Part]]:
-    """Return whole-string alternatives: a side without an anchor may have any text next to it."""
+    """Return alternatives that match whole strings: any text is allowed before an alternative without `^`,
+    and after an alternative without `$`.
+    """
     out = []
     for parts in branches:
         parts = list(parts)
@@ -95,7 +100,7 @@ def anchor_branches(branches: list[list[Part]], left: bool, right: bool) -> list
 
 
 def _shorten_tail(parts: list[Part]) -> list[Part]:
-    """Reduce a repetition at the end to its minimum count, since any text may follow it."""
+    """Reduce a repetition at the end to its minimum count, because any text may follow the repetition."""
     while parts and parts[-1].times is not None:
         part, low, _ = parts[-1].times
         parts = [*parts[:-1], *([repeat(part, low, low)] if low else [])]
@@ -106,7 +111,9 @@ def _shorten_tail(parts: list[Part]) -> list[Part]:
 
 @lru_cache(maxsize=256)
 def parse_pattern(text: str) -> Pattern:
-    """Rewrite a pattern so that it matches a whole string. Raises PatternError with the reason."""
+    """Return the pattern, rewritten so that it matches whole strings. Raises PatternError with the reason if
+    the pattern is not supported.
+    """
     if len(text) > MAX_CHARS:
         raise PatternError(f"the pattern has {len(text):,} characters; the limit is {MAX_CHARS:,}")
     parser = Parser(text)
@@ -126,9 +133,7 @@ def parse_pattern(text: str) -> Pattern:
 
 
 def _find_repetition(alternatives: list[list[Part]]) -> tuple[Part, int, int | None] | None:
-    """Return the part that the whole pattern repeats, and its counts; None if the pattern is more than one
-    repetition.
-    """
+    """Return (part, minimum count, maximum count) if the pattern repeats a single part, otherwise None."""
     if len(alternatives) > 1 or len(alternatives[0]) != 1 or alternatives[0][0].times is None:
         return None
     part, low, high = alternatives[0][0].times
