@@ -22,7 +22,7 @@ GENERATED = {f"docs/reference/{name}.md" for name in ("cli", "events", "limits",
 DOCUMENTS = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "docs/**/*.md")
 # Most occurrences per 1,000 words.
 BARS = {
-    "docstrings": {"what": 2.0, "of": 20.0, "it": 8.0, "one": 5.0, "behind/those/nobody/whoever": 1.1},
+    "docstrings": {"what": 2.0, "of": 20.0, "it": 8.0, "one": 5.0, "behind/those/nobody/whoever": 0.5},
     "documents": {"what": 2.0, "of": 20.0, "it": 8.0, "one": 5.0, "behind/those/nobody/whoever": 0.5},
 }
 # Docstring words per public function: 70 % of the 28.5 that commit f9563ed5 had.
