@@ -52,7 +52,7 @@ class Section(enum.StrEnum):
 def main(
     section: Annotated[list[Section] | None, typer.Option(help="Sections to run (default: all).")] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Three rounds instead of five; at most two minutes.")
+        bool, typer.Option("--quick", help="Two rounds instead of five; at most two minutes.")
     ] = False,
     json_output: Annotated[
         bool, typer.Option("--json", help="Print the targets as a last line of JSON.")
@@ -63,7 +63,7 @@ def main(
     out: Annotated[Path | None, typer.Option(help="Markdown file for the tables.")] = None,
     requests: Annotated[int, typer.Option(min=1, help="Number of mixed requests.")] = 64,
     longest: Annotated[int, typer.Option(min=4, help="Maximum new tokens in an answer.")] = 64,
-    rounds: Annotated[int, typer.Option(min=0, help="Rounds; 0: five, or three with --quick.")] = 0,
+    rounds: Annotated[int, typer.Option(min=0, help="Rounds; 0: five, or two with --quick.")] = 0,
     repeat: Annotated[int, typer.Option(min=1, help="Runs of everything; medians are shown.")] = 1,
     profile: Annotated[bool, typer.Option("--profile", help="Show a step's time by phase instead.")] = False,
     flame: Annotated[Path, typer.Option(help="File for the flame graph of --profile.")] = Path("flame.html"),
@@ -71,7 +71,7 @@ def main(
 ) -> None:
     """Measure mmengine and transformers with equal weights and prompts, in turns, in one process."""
     sections = section or list(Section)
-    rounds = rounds or (3 if quick else 5)
+    rounds = rounds or (2 if quick else 5)
     if repeat > 1:
         part = _repeated(repeat, sys.argv[1:])
     else:
