@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from socket import socket
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
@@ -19,6 +18,13 @@ from mmengine.cli.grouped import grouped
 from mmengine.cli.kv_events import publishing
 from mmengine.cli.loading import Loading, loading, say
 from mmengine.cli.run_options import Model
+from mmengine.cli.serve_checks import (
+    EMBEDDED_NAME,
+    check_loras,
+    check_supervised,
+    check_template,
+    check_tracing,
+)
 from mmengine.cli.serve_config import Config, Named, check_installed
 from mmengine.cli.serve_options import (
     DEFAULT_LOG_BYTES,
@@ -33,8 +39,7 @@ from mmengine.cli.serve_options import (
     server_settings,
 )
 from mmengine.cli.settings import kept_of_log
-from mmengine.errors import ConfigError, InvalidRequest, LogError, MMEngineError, code_of
-from mmengine.extras import install_hint
+from mmengine.errors import ConfigError, LogError, MMEngineError, code_of
 from mmengine.models.progress import weights_reported_to
 
 if TYPE_CHECKING:  # Heavy; loaded when a command runs.
@@ -66,7 +71,6 @@ HELP = """Serve a model over HTTP with OpenAI's chat API.
     "second ends them. docs/reference/http.md lists the accepted fields of a call."
 )
 BATCHED = ("policy=priority",)  # For a new log: calls precede batch requests.
-EMBEDDED_NAME = "mmengine-shapes"
 LOCK_WAIT_S, LOCK_AGAIN_S = 5.0, 0.05  # For a log whose process is ending.
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -127,32 +131,9 @@ def serve(
         _answer(http, model, log, settings, keys, admin_keys, _engine_config(model, log, is_new))
 
 
-def check_loras(model: Model, settings: "ServerSettings", admin_keys: "ApiKeys") -> None:
-    """Raise ConfigError for adapters that cannot be requested, and for calls that no key allows."""
-    own = settings.served_model_names or (model.model or EMBEDDED_NAME,)
-    if conflicts := sorted(set(own) & model.loras().keys()):
-        raise ConfigError(
-            f"--lora uses the model's name {conflicts[0]!r:.80} for an adapter; choose another name"
-        )
-    if settings.lora_root and not admin_keys.any:
-        raise ConfigError("--lora-root needs an admin key; give --admin-key-file")
-
-
 def _told(routers: Routers, log: Log) -> AbstractContextManager[None]:
     """Publish KV events to routers in this block."""
     return publishing(log.log, routers.kv_events, routers.kv_events_replay, routers.kv_events_topic)
-
-
-def check_tracing(settings: "ServerSettings") -> None:
-    """Raise ConfigError if tracing is requested and its exporter is not installed."""
-    if not settings.otlp_traces_endpoint:
-        return
-    try:
-        found = find_spec("opentelemetry.exporter.otlp.proto.http") and find_spec("opentelemetry.sdk")
-    except ModuleNotFoundError:
-        found = None
-    if found is None:
-        raise ConfigError(f"--otlp-traces-endpoint needs OpenTelemetry: {install_hint('tracing')}")
 
 
 def _engine_config(model: Model, log: Log, is_new: bool) -> "EngineConfig":
@@ -162,12 +143,6 @@ def _engine_config(model: Model, log: Log, is_new: bool) -> "EngineConfig":
         kept_of_log=kept_of_log(log.log, log.log_bytes, log.log_days),
         unless_set=(*(BATCHED if is_new else ()), f"log_retain_bytes={DEFAULT_LOG_BYTES}"),
     )
-
-
-def check_supervised(settings: "ServerSettings") -> None:
-    """Raise ConfigError for options that need a supervisor if there is none."""
-    if settings.health_port is not None and not supervisor.is_supervised():
-        raise ConfigError("--health-port needs a supervisor; give --log, and leave --no-supervise out")
 
 
 def _guarded(settings: "ServerSettings", log: Path) -> int:
@@ -328,18 +303,3 @@ def then(call: Callable[P, T], told: Callable[[T], None]) -> Callable[P, T]:
         return found
 
     return both
-
-
-def check_template(model: str | None, path: Path, source: str) -> None:
-    """Raise ConfigError if the model's processor cannot read the template; checked before the weights are
-    loaded.
-    """
-    from mmengine.models.loader import resolve_folder  # Lazy: help needs no models
-    from mmengine.models.registry import plugin_for
-
-    folder = resolve_folder(model)
-    processor = plugin_for(folder).load_processor(folder)
-    try:
-        processor.call_format({"chat_template": source})
-    except InvalidRequest as error:
-        raise ConfigError(f"--chat-template {path} is not a valid template: {error}") from None

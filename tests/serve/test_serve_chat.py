@@ -211,7 +211,7 @@ NAMED = {"type": "function", "function": {"name": "x"}}
 @pytest.mark.parametrize(
     ("tools", "choice", "words"),
     [
-        (TOOLS * 65, None, "tools has 130 entries; at most 128"),
+        (TOOLS * 65, None, "tools has 130 entries; the limit is 128"),
         ([tool({"description": "a" * 300_000})], None, "bytes as JSON; at most"),
         ([TOOLS[0], TOOLS[0]], None, r"tools\[1\]\.function\.name, 'area', is the name of another"),
         ([tool({}, "no spaces")], None, r"tools\[0\]\.function\.name must have 1 to 64"),

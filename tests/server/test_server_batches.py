@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from mmengine import AsyncEngine
-from mmengine.cli.serve import EMBEDDED_NAME
+from mmengine.cli.serve_checks import EMBEDDED_NAME
 from mmengine.core.resume import Resume
 from mmengine.events import vocabulary as ev
 from mmengine.replay.checked_log import CheckedLog

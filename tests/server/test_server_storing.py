@@ -17,8 +17,9 @@ from mmengine.errors import KeepFailed
 from mmengine.events import vocabulary as ev
 from mmengine.replay.checked_log import CheckedLog
 from mmengine.request import SamplingParams
-from mmengine.serve.stream.answer_record import AnswerRecord, RecordReader, StoredAnswer, StoredChoice
+from mmengine.serve.stream.answer_record import AnswerRecord, RecordReader
 from mmengine.serve.stream.request_stream import Stream
+from mmengine.serve.stream.stored_answer import StoredAnswer, StoredChoice
 from mmengine.serve.text.reasoning import NO_REASONING
 from mmengine.server.calls import answer_writer as storing
 from mmengine.server.calls.detached_call import DetachedCall

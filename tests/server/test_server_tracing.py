@@ -99,7 +99,8 @@ def test_unsampled_callers_have_no_spans(one, exporter):
 def test_opentelemetry_is_not_imported_without_tracing():
     program = (
         "import sys; sys.modules['opentelemetry'] = None; import mmengine.server.lifecycle.lifecycle; "
-        "from mmengine.cli.serve import check_tracing; from mmengine.server.settings import ServerSettings; "
+        "from mmengine.cli.serve_checks import check_tracing; "
+        "from mmengine.server.settings import ServerSettings; "
         "check_tracing(ServerSettings()); "
         "check_tracing(ServerSettings.of({'otlp_traces_endpoint': 'http://localhost:4318/v1/traces'}))"
     )

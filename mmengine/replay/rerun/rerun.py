@@ -8,7 +8,6 @@ the logged figures beside the simulated ones.
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -48,7 +47,7 @@ class Rerun:
     logged: Estimate
     again: Estimate
     what_if: Estimate
-    changed: dict[str, tuple[Any, Any]]
+    changed: dict[str, tuple[object, object]]
     fit_error: FitError
     prices: FittedCost
     notes: list[str]
@@ -60,7 +59,7 @@ class Rerun:
 
 
 def rerun(
-    folder: Path, changes: dict[str, Any], progress: Callable[[str], None] = lambda text: None
+    folder: Path, changes: dict[str, object], progress: Callable[[str], None] = lambda text: None
 ) -> Rerun:
     """Play a log under its own settings and under these settings with `changes` (names in EngineConfig).
 
@@ -89,7 +88,7 @@ def rerun(
     return Rerun(_logged(measured), again, what_if, changed, error, cost, notes)
 
 
-def _changed(config: EngineConfig, changes: dict[str, Any]) -> EngineConfig:
+def _changed(config: EngineConfig, changes: dict[str, object]) -> EngineConfig:
     changed = EngineConfig.from_dict({**config.as_dict(), **changes})
     changed.check_resolved()
     return changed
@@ -235,11 +234,11 @@ def _numbers(meter: Meter, duration_ns: int, num_steps: int, num_encoder_hits: i
     }
 
 
-def read_changes(pairs: list[str]) -> dict[str, Any]:
+def read_changes(pairs: list[str]) -> dict[str, object]:
     """Parse `name=value` pairs as settings; a value is JSON, or a word. Raises ConfigError for a pair without
     "=".
     """
-    changes: dict[str, Any] = {}
+    changes: dict[str, object] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name:

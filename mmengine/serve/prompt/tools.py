@@ -105,7 +105,8 @@ def parse_tools(
 def _bounded(tools: Sequence[object], limits: ToolLimits) -> Sequence[object]:
     if len(tools) > limits.max_tools:
         raise InvalidRequest(
-            f"{FIELD} has {len(tools)} entries; at most {limits.max_tools} are taken", path=FieldPath("tools")
+            f"{FIELD} has {len(tools)} entries; the limit is {limits.max_tools} (max_tools)",
+            path=FieldPath("tools"),
         )
     try:
         size = len(msgspec.json.encode(tools))

@@ -2,6 +2,7 @@
 
 from copy import copy
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -96,7 +97,7 @@ class Completion:
         return self.choices[0].finish_reason
 
     @property
-    def usage(self) -> dict[str, object]:
+    def usage(self) -> dict[str, Any]:
         """Token counts by OpenAI's names; cached tokens are part of the prompt's.
 
         Includes the reasoning token count if a form begins after reasoning, and accepted and rejected draft
@@ -129,7 +130,7 @@ class Completion:
                 return RequestFailed(text, code=choice.code)
         return None
 
-    def as_json(self) -> dict[str, object]:
+    def as_json(self) -> dict[str, Any]:
         """Return the answer's fields for a batch file's line, without its custom_id."""
         if len(self.choices) == 1:
             fields = _choice_json(self.choices[0])

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import msgspec
 
 from mmengine.errors import CorruptLog
-from mmengine.serve.stream.answer_record import StoredAnswer
+from mmengine.serve.stream.stored_answer import StoredAnswer
 from mmengine.server.calls.call_identity import ITS_ID, Key
 from mmengine.server.chat.parsed_request import Envelope
 from mmengine.server.chat.submission import log_request_id, prompt_request_id

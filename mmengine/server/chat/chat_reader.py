@@ -66,7 +66,7 @@ class ChatReader:
         max_schema_bytes: int = ServerSettings().max_schema_bytes,
     ):
         self._tools, self._max_schema_bytes = tools, max_schema_bytes
-        self.max_messages, self.max_tools = max_messages, tools.limits.max_tools
+        self.max_messages = max_messages
         self._defaults, self._max_model_len, self._pixels = defaults, max_model_len, pixels
         self._media_fetcher, self._media_options = (
             media_fetcher,

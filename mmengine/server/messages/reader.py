@@ -117,13 +117,6 @@ class MessagesReader:
         return 0 if thinking.type == "disabled" and self._can_end_reasoning else None
 
     def _tools(self, tools: list[Json]) -> list[Json]:
-        most = self._chat.max_tools
-        if len(tools) > most:
-            raise ApiError(
-                ErrorCode.INVALID_VALUE,
-                f"{FIELD} has {len(tools)} entries; the limit is {most} (max_tools)",
-                FieldPath("tools"),
-            )
         return [_tool(FieldPath("tools", number), tool) for number, tool in enumerate(tools)]
 
 

@@ -16,14 +16,8 @@ _SCHEMA_FIELDS = ("name", "description", "schema", "strict")
 _encode = msgspec.json.encode
 
 
-def chat_tools(tools: Sequence[Json], max_tools: int) -> list[Json]:
+def chat_tools(tools: Sequence[Json]) -> list[Json]:
     """Return the tools for chat. Raises ApiError."""
-    if len(tools) > max_tools:
-        raise ApiError(
-            ErrorCode.INVALID_VALUE,
-            f"{FIELD} has {len(tools)} entries; the limit is {max_tools} (max_tools)",
-            FieldPath("tools"),
-        )
     return [_tool(FieldPath("tools", n), each) for n, each in enumerate(tools)]
 
 

@@ -83,7 +83,7 @@ class ResponsesReader:
         conversation.add_previous(before)
         conversation.add_input(body.input)
         names = FieldNames(tuple(map(Place, conversation.places)), RENAMES)
-        tools = None if body.tools is None else chat_tools(body.tools, self._chat.max_tools)
+        tools = None if body.tools is None else chat_tools(body.tools)
         chat = _as_chat(body, conversation.finished(), tools)
         try:
             parsed_request = self._chat.parse("responses", chat, request_id, ignored)

@@ -9,7 +9,7 @@ from mmengine.serve.async_engine.async_engine import AsyncEngine
 from mmengine.serve.async_engine.sessions import AnswerFacts, AsyncSession
 from mmengine.serve.prompt.options import make_options
 from mmengine.serve.requests.sessions import SessionFacts
-from mmengine.serve.stream.answer_record import StoredAnswer, StoredChoice
+from mmengine.serve.stream.stored_answer import StoredAnswer, StoredChoice
 from mmengine.serve.text.detokenizer import Stops
 from mmengine.server.chat.parsed_request import ParsedRequest
 from mmengine.server.http.errors import ApiError

@@ -1,0 +1,248 @@
+"""The log as executor, source and sink of the loop that verifies it."""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from mmengine.core.executor import StepPlan, StepResult
+from mmengine.core.state.digest import where_apart
+from mmengine.core.state.state import State
+from mmengine.core.step_result import prompt_logprobs
+from mmengine.errors import ExecutorFailed
+from mmengine.events import vocabulary as ev
+from mmengine.events.codec import Record
+from mmengine.replay.invariants import find_broken
+from mmengine.replay.verify_report import Divergence, VerifyReport, readable
+from mmengine.request import SamplingParams
+
+_OBSERVATIONS = frozenset(ev.OBSERVATIONS)
+RECENT = 8  # Observations shown with a divergence.
+INVARIANT = "invariant "  # Prefix for the `field` of a broken invariant.
+
+
+# These leave the loop from inside an executor or a sink. They do not derive from `Exception`, because the
+# loop turns an executor's exceptions into FAILED.
+
+
+class Diverged(BaseException):
+    def __init__(self, divergence: Divergence):
+        super().__init__(divergence.field)
+        self.divergence = divergence
+
+
+class Crashed(BaseException):
+    """The process ended here, and another continued: RECOVERED comes next."""
+
+
+class Blamed(BaseException):
+    """The process ended here, and its successor blames a step: FAILED comes next, then RECOVERED."""
+
+    def __init__(self, cause: str, recovered: ev.Recovered):
+        super().__init__(cause)
+        self.cause, self.recovered = cause, recovered
+
+
+class LogEnded(BaseException):
+    """The loop would continue where the log stops: a crash cut the step short."""
+
+
+class LogTape:
+    """The log as executor, source and sink in a replay."""
+
+    needs_plan = False
+    num_bytes, stalled = 0, ""
+
+    def __init__(
+        self, records: Iterator[Record], report: VerifyReport, progress: Callable[[Record], None] | None
+    ):
+        self._records = records
+        self._report = report
+        self._progress = progress
+        self._recent: deque[Record] = deque(maxlen=RECENT)
+        self.next: Record | None = next(records, None)
+        self.last: Record | None = None  # The previous record.
+        self.watched: State | None = None  # The state whose invariants must hold between any two records.
+        self.agreed: Record | None = None  # The last equal digest.
+
+    # Executor
+
+    def dispatch(self, plan: StepPlan) -> None:
+        """Do nothing: the log has the step's result."""
+
+    def collect(self) -> StepResult:
+        event = self._expect().event
+        if isinstance(event, ev.Recovered):
+            raise Crashed
+        if isinstance(event, ev.Failed):
+            raise ExecutorFailed(event.error)
+        if not isinstance(event, ev.Executed):
+            raise Diverged(self.divergence("event", type(event).__name__, "Executed"))
+        tokens = np.frombuffer(event.token_ids, np.int32)
+        logprobs = tuple((index, list(entries)) for index, entries in event.logprobs)
+        return StepResult(
+            tokens,
+            event.stops,
+            event.errors,
+            logprobs,
+            event.device_ns,
+            _int32(event.counts),
+            _int32(event.drafts),
+            _int32(event.num_drafts),
+            _int32(event.drafters),
+            event.draft_ns,
+            event.host_ns,
+            tuple(prompt_logprobs(event)),
+        )
+
+    def discard(self) -> None:
+        """Do nothing: the log has no results for steps after a failed step."""
+
+    # Source
+
+    def drain(self) -> Iterator[ev.Event]:
+        """Yield the log's next observations. Each comes back through `append` before the next."""
+        return self._observations(_observation_behind)
+
+    def leavers(self) -> Iterator[ev.Event]:
+        leaves = (ev.Cancelled, ev.GrammarFailed)
+        return self._observations(lambda event: event if isinstance(event, leaves) else None)
+
+    def _observations(self, choose: Callable[[ev.Event], ev.Event | None]) -> Iterator[ev.Event]:
+        while self.next is not None and (observation := choose(self.next.event)) is not None:
+            before = self.next.sequence
+            yield observation
+            if self.next is not None and self.next.sequence == before:
+                raise Diverged(self.divergence("event", type(observation).__name__, "nothing"))
+
+    def __len__(self) -> int:
+        return int(self.next is not None)
+
+    # Sink
+
+    @property
+    def next_sequence(self) -> int:
+        return 0 if self.last is None else self.last.sequence + 1
+
+    def _raise_if_blamed(self, logged: ev.Failed) -> None:
+        following = next(self._records, None)
+        if following is not None:
+            self._records = chain((following,), self._records)
+            if isinstance(following.event, ev.Recovered):
+                raise Blamed(logged.error, following.event)
+
+    def append(self, event: ev.Event, step: int, mono_ns: int) -> None:
+        self.check_invariants()
+        record = self._expect()
+        logged = record.event
+        if isinstance(logged, ev.Recovered) and not isinstance(event, ev.Recovered):
+            raise Crashed
+        if type(event) is not type(logged):
+            if isinstance(logged, ev.Failed):
+                self._raise_if_blamed(logged)
+            raise Diverged(self.divergence("event", type(logged).__name__, type(event).__name__))
+        if event != logged:
+            name = next(n for n in event.__struct_fields__ if getattr(event, n) != getattr(logged, n))
+            raise Diverged(self.divergence(name, getattr(logged, name), getattr(event, name)))
+        if step != record.step:
+            raise Diverged(self.divergence("step", record.step, step))
+        following = next(self._records, None)
+        if (
+            self.last is not None
+            and record.mono_ns < self.last.mono_ns
+            and not _begins_process(record, following)
+        ):
+            raise Diverged(self.divergence("mono_ns", record.mono_ns, f"{self.last.mono_ns} or later"))
+        self._count(record)
+        if type(logged) in _OBSERVATIONS:
+            self._recent.append(record)
+        self.last, self.next = record, following
+
+    def check_invariants(self) -> None:
+        """Raise Diverged for an invariant that the previous record broke."""
+        if self.watched is None or self.last is None or (found := find_broken(self.watched)) is None:
+            return
+        kind = type(self.last.event).__name__
+        where = (self.last.sequence, self.last.step, kind, INVARIANT + found.name)
+        raise Diverged(Divergence(*where, "holds", found.text, list(self._recent)))
+
+    def commit(self) -> bool:
+        return True
+
+    def sync(self) -> None:
+        """Do nothing: a replay writes nothing."""
+
+    def tidy(self) -> None:
+        """Do nothing: a replay stores nothing."""
+
+    def close(self) -> None:
+        """Do nothing: a replay opens nothing."""
+
+    def _count(self, record: Record) -> None:
+        report, event = self._report, record.event
+        report.events += 1
+        if isinstance(event, ev.Executed):
+            report.steps += 1
+            report.tokens += len(event.token_ids) // 4
+        elif isinstance(event, ev.Queued):
+            report.requests += 1
+        elif isinstance(event, ev.Checkpoint):
+            report.checkpoints += 1
+            self.agreed = record
+        if self._progress is not None:
+            self._progress(record)
+
+    def _expect(self) -> Record:
+        if self.next is None:
+            raise LogEnded
+        return self.next
+
+    def divergence(self, name: str, logged: Any, derived: Any) -> Divergence:
+        record = self._expect()
+        kind = type(record.event).__name__
+        recent = list(self._recent)
+        return Divergence(
+            record.sequence, record.step, kind, name, readable(logged), readable(derived), recent
+        )
+
+    def located(self, found: Divergence, state: State) -> Divergence:
+        """Return the divergence, with the place where the states differ if their digests do."""
+        if found.event == ev.Checkpoint.__name__ and found.field in ev.Checkpoint.__struct_fields__:
+            event = self._expect().event
+            assert isinstance(event, ev.Checkpoint)
+            found.columns, found.requests = where_apart(state, event)
+            if self.agreed is not None:
+                found.agreed = self.agreed.sequence, self.agreed.step
+        return found
+
+
+def _begins_process(record: Record, following: Record | None) -> bool:
+    """Return whether a new process, with its own clock, wrote this record but not the previous one.
+
+    This is RECOVERED, or the blame for a step just before it.
+    """
+    if isinstance(record.event, ev.Failed) and following is not None:
+        record = following
+    return isinstance(record.event, ev.Recovered)
+
+
+def _int32(column: bytes | None) -> np.ndarray | None:
+    return None if column is None else np.frombuffer(column, np.int32)
+
+
+def _observation_behind(event: ev.Event) -> ev.Event | None:
+    """Return the observation that made the engine log this event first; None for a decision."""
+    if isinstance(
+        event,
+        (
+            *(ev.Queued, ev.GrammarReady, ev.GrammarFailed, ev.Cancelled, ev.Delivered, ev.CacheReset),
+            *(ev.Offered, ev.Arrived, ev.Lost, ev.AdapterLoaded, ev.AdapterUnloaded),
+            *(ev.SessionOpened, ev.Appended, ev.SessionClosed),
+        ),
+    ):
+        return event
+    if isinstance(event, ev.Finished) and event.reason == "rejected":
+        return ev.Queued(event.request_id, b"", SamplingParams())
+    return None

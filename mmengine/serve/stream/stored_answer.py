@@ -1,0 +1,74 @@
+"""A complete answer as the store beside the log keeps it, without texts."""
+
+import msgspec
+import numpy as np
+
+from mmengine.errors import ErrorCode
+from mmengine.request import GrammarRequest, SamplingParams
+from mmengine.serve.text.reasoning import ReasoningTokens
+from mmengine.serve.text.request_output import Choice, Completion, Logprobs, RequestOutput, split_output
+
+
+class StoredChoice(msgspec.Struct, array_like=True):
+    """A choice's outputs, without text."""
+
+    index: int
+    token_ids: list[int]
+    finish_reason: str | None = None
+    detail: str = ""
+    logprobs: Logprobs | None = None
+    code: ErrorCode | None = None
+
+
+class StoredAnswer(msgspec.Struct, array_like=True, frozen=True):
+    """An answer that has ended, as a store keeps it. Later versions may only add fields with a default."""
+
+    request_id: str
+    sampling: SamplingParams
+    reasoning: ReasoningTokens
+    grammar: GrammarRequest | None
+    num_embeds: dict[str, int]
+    num_prompt_tokens: int
+    choices: list[StoredChoice]
+    num_cached_tokens: int = 0
+    num_drafts: int = 0
+    num_accepted: int = 0
+
+
+def outputs_of_stored(answer: StoredAnswer) -> list[RequestOutput]:
+    """Return a stored answer's outputs; the last one has the completion."""
+    choices = [
+        Choice(
+            choice.index,
+            "",
+            choice.token_ids,
+            choice.finish_reason or "",
+            choice.detail,
+            choice.logprobs,
+            code=choice.code,
+        )
+        for choice in answer.choices
+    ]
+    completion = Completion(
+        answer.request_id,
+        np.zeros(answer.num_prompt_tokens, np.int32),
+        choices,
+        answer.num_cached_tokens,
+        answer.num_drafts,
+        answer.num_accepted,
+    )
+    outputs = [
+        RequestOutput(
+            answer.request_id,
+            choice.index,
+            "",
+            choice.token_ids,
+            choice.finish_reason,
+            logprobs=choice.logprobs,
+            detail=choice.detail,
+            code=choice.code,
+        )
+        for choice in answer.choices
+    ]
+    outputs[-1] = msgspec.structs.replace(outputs[-1], completion=completion)
+    return [piece for output in outputs for piece in split_output(output)]
