@@ -1,12 +1,12 @@
-"""Speed and memory of quantised weights on a CPU, beside the engine's own bfloat16.
+"""Measure speed and memory of quantised weights on a CPU, and compare them with bfloat16 weights.
 
-python -m benchmarks quantised    # all shapes into benchmarks/results/quantised_cpu*.md, some twenty minutes
-python -m benchmarks quantised --shape small --quick    # a minute python -m benchmarks quantised --kept
-FOLDER --shape "0.4 B" --threads 1    # one part, stored in FOLDER
+    python -m benchmarks quantised    # all shapes, into benchmarks/results/quantised_cpu*.md, twenty minutes
+    python -m benchmarks quantised --shape small --quick    # a minute
+    python -m benchmarks quantised --kept FOLDER --shape "0.4 B" --threads 1    # one part, stored in FOLDER
 
-Steps of 1 and 16 rows and a prompt are timed, also beside one read of the weights that a token needs. Engines
-of one shape are in memory together and compute in turns, in a new random order each round. Each figure is the
-median over rounds.
+Timed are steps with 1 and 16 rows, and a prompt. A step with 1 row is also compared with the time to read the
+weights once. All engines for a shape are in memory at the same time and compute in turns, in a new random
+order each round. Each figure is the median over the rounds.
 """
 
 import enum
@@ -28,18 +28,23 @@ import typer
 
 from benchmarks.common.report import Part, Table, Target, machine_lines, markdown, show, target_table
 
-if TYPE_CHECKING:  # loaded after the threads are set
+if TYPE_CHECKING:  # imported only after the number of threads is set
     from mmengine import Engine
 
 BENCHMARKS = Path(__file__).resolve().parents[1]
 RESULTS = BENCHMARKS / "results"
-FILES = {"avx2": "quantised_cpu_avx2.md"}  # by instruction set
+# file names by instruction set; other instruction sets use quantised_cpu.md
+FILES = {"avx2": "quantised_cpu_avx2.md"}
 TITLE = "Quantised weights on a CPU"
-NEW, PROMPT, LONG = 8, 32, 512  # timed tokens of an answer; tokens of its prompt; tokens of a timed prompt
-WHOLE = "FP8 16 x 128, head too"  # made at loading; the hub's folders leave the head unquantised
+# generated tokens per request and prompt tokens in timed steps; tokens in the timed prompt
+NEW, PROMPT, LONG = 8, 32, 512
+# quantised at loading, with the head; the hub's FP8 folders leave the head unquantised
+WHOLE = "FP8 16 x 128, head too"
 FORMS = ("bf16", "int8 g 32", "FP8 128 x 128", WHOLE, "int4 g 128")
-MADE = {"int8 g 32": "int8", WHOLE: "fp8"}  # made from the plain folder at loading
-ROUNDED = ", int8 activations"  # suffix of a format's name: outside parity
+# formats that the engine makes from the bfloat16 folder at loading, with their `quantize` setting
+MADE = {"int8 g 32": "int8", WHOLE: "fp8"}
+# suffix of a format's name: with int8 activations, which change the model's results
+ROUNDED = ", int8 activations"
 WANTED = {
     "int8 g 32": (1.7, 0.80),
     "FP8 128 x 128": (1.7, 0.75),
@@ -53,7 +58,7 @@ BYTES = {
     WHOLE: 1 + 4 / 128,
     "int4 g 128": 0.5 + 2 / 128,
 }
-READ_VALUES = 2**28  # float32 values that are summed to measure the memory's read rate
+READ_VALUES = 2**28  # number of float32 values that are summed to measure the memory's read rate
 
 
 class Shape(enum.StrEnum):
@@ -73,7 +78,7 @@ def main(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Markdown file for the tables.")] = None,
 ) -> None:
-    """Measure on this machine."""
+    """Measure quantised weights on this machine."""
     from mmengine.native.cpu import usable_isas
 
     counts = threads or sorted({1, len(os.sched_getaffinity(0))})
@@ -98,14 +103,16 @@ def main(
 
 
 def _once(path: Path, part: Callable[[], Part]) -> Part:
-    """Return a part's results, measured now or read from that file."""
+    """Return a part's results: from the file `path` if the file exists, otherwise measured now and written
+    there.
+    """
     if not path.exists():
         path.write_text(part().dumps())
     return Part.loads(path.read_text())
 
 
 def _folders(shape: Shape, folder: Path) -> dict[str, Path]:
-    """Return the folders by format."""
+    """Return the checkpoint folder for each format. Missing folders are written."""
     from benchmarks.common import half_billion_model
     from benchmarks.common import large_model as day_one_model
     from benchmarks.quantised.folders import quantised
@@ -121,7 +128,7 @@ def _folders(shape: Shape, folder: Path) -> dict[str, Path]:
 
 
 def _memory(shape: Shape, folders: dict[str, Path]) -> Part:
-    """Measure the memory for loading, each format in its own process."""
+    """Measure the peak memory during loading, in a new process for each format."""
     from benchmarks.quantised.folders import weight_bytes
 
     table = Table(f"{shape}: loading", ("", "files, MB", "most private memory, MB", "of the files", "s"))
@@ -146,7 +153,7 @@ def _memory(shape: Shape, folders: dict[str, Path]) -> Part:
 def _times(shape: Shape, folders: dict[str, Path], threads: int, rounds: int) -> Part:
     import torch
 
-    gc.collect()  # earlier engines are in reference cycles
+    gc.collect()  # earlier engines are freed only here, because they are in reference cycles
     values = torch.randn(READ_VALUES // (16 if shape is Shape.SMALL else 1))
     named = {name: folder for form, folder in folders.items() for name in _names(form, shape)}
     engines = {form: _engine(folder, form, threads) for form, folder in named.items()}
@@ -202,8 +209,8 @@ def _times(shape: Shape, folders: dict[str, Path], threads: int, rounds: int) ->
 
 
 def _names(form: str, shape: Shape) -> list[str]:
-    """Return a format's name, and its variant with rounded activations for integer formats. With 2 B weights
-    this variant does not fit in memory beside the others.
+    """Return the format's name and, for integer formats, the name of its variant with int8 activations. With
+    2 B weights this variant is left out, because it does not fit in memory together with the others.
     """
     return [form, form + ROUNDED] if form.startswith("int") and shape is not Shape.TWO else [form]
 
@@ -224,8 +231,8 @@ def _engine(folder: Path, form: str, threads: int) -> "Engine":
 
 
 def _token_bytes(engine: "Engine", form: str) -> float:
-    """Return the bytes of the weights that a step of one row reads: layers and the head, as codes where the
-    engine made them.
+    """Return how many bytes of weights a step with one row reads, in the layers and the head. Matrices that
+    the engine quantises at loading count with their quantised size.
     """
     built = engine.built
     config = built.plugin.read_config(built.folder).text  # type: ignore[attr-defined]  # of the floor
@@ -243,7 +250,9 @@ def _clocked(run: Callable[[], object]) -> float:
 
 
 def _step_s(engine: "Engine", rows: int) -> float:
-    """Return the median time of an answer's steps; prompts differ each time."""
+    """Return the median duration in seconds of a request's decode steps, with new random prompts in each
+    call.
+    """
     took = []
     _submit(engine, rows, PROMPT, NEW)
     while engine.has_work:

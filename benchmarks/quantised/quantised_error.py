@@ -1,12 +1,12 @@
-"""Error of quantised weights: a real model's next-token distribution beside float32, computed by the engine.
+"""Measure how quantised weights change a real model's next-token distribution, compared with float32.
 
-python -m benchmarks quantised_error    # into benchmarks/results/quantised_error.md, a minute or two
+    python -m benchmarks quantised_error    # into benchmarks/results/quantised_error.md, a minute or two
 
-SmolLM2-135M-Instruct (build/smollm2, see tests/gguf/fetched.py) has Q4_1 weights. They are written as a
-bfloat16 folder, and from it as FP8 and int4 folders, rounded to nearest without calibration. The engine loads
-each format and reads the same 1,024 tokens of our pages. Its prediction after each token is compared with the
-engine's own float32: KLD, the mean of sum p (log p - log q) in nats, and how often the most likely token is
-the same.
+SmolLM2-135M-Instruct (build/smollm2, see tests/gguf/fetched.py) has Q4_1 weights. They are written to a
+bfloat16 folder. From this folder, FP8 and int4 folders are made by rounding to nearest, without calibration.
+The engine loads each format and reads the same 1,024 tokens from a page in docs/. After each token, its
+next-token distribution q is compared with the distribution p from the engine in float32. The figures are the
+KLD (the mean of sum p (log p - log q), in nats) and how often both have the same most likely token.
 """
 
 import json
@@ -38,10 +38,12 @@ FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_c
 
 @dataclass(frozen=True)
 class Form:
-    """A storage format for SmolLM2. `folder`: a format in quantised/folders.py; None: bfloat16."""
+    """A storage format for SmolLM2's weights. `folder` is a format's name in quantised/folders.py; None is
+    the bfloat16 folder.
+    """
 
     name: str
-    bits: str  # per weight of a decoder matrix
+    bits: str  # bits per weight in a decoder matrix
     head: str
     folder: str | None = None
     settings: dict[str, Any] = field(default_factory=dict)
@@ -66,7 +68,7 @@ FORMS = (
 def main(
     out: Annotated[Path, typer.Option(help="Markdown file for the table.")] = RESULTS,
 ) -> None:
-    """Compare all formats on this machine."""
+    """Compare all formats with float32, on this machine."""
     with tempfile.TemporaryDirectory() as made:
         plain = _plain(Path(made) / "plain")
         token_ids = _token_ids(plain)
@@ -91,7 +93,7 @@ def main(
 
 
 def _plain(folder: Path) -> Path:
-    """Write the GGUF file as a bfloat16 folder."""
+    """Write SmolLM2's GGUF file as a bfloat16 folder, and return the folder."""
     model = GGUFModel(fetched(SMOLLM2))
     folder.mkdir()
     for name in FILES:
@@ -111,8 +113,8 @@ def _token_ids(folder: Path) -> list[int]:
 
 
 def _log_probabilities(folder: Path, form: Form, token_ids: list[int]) -> tuple[torch.Tensor, str]:
-    """Return float32 log probabilities [tokens - 1, vocab] after each token but the last, and the weights'
-    format in memory.
+    """Return the float32 log-probabilities [tokens - 1, vocab] of the token after each of `token_ids` except
+    the last, and the name of the weights' format in memory.
     """
     config = EngineConfig(spec="none", max_model_len=TOKENS + 16, token_budget=2 * TOKENS, **form.settings)
     said, compute = [], Network.logits

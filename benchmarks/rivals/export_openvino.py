@@ -1,9 +1,9 @@
-"""Export a text decoder to OpenVINO's format in the checkpoint's own dtype.
+"""Export a text decoder to OpenVINO's format, in the checkpoint's own dtype.
 
-python export_openvino.py FOLDER OUT
+    python export_openvino.py FOLDER OUT
 
-optimum's command converts more than a billion weights to int8 unless fp16 or fp32 is requested; an empty
-configuration leaves them unchanged.
+optimum's command line converts models with more than a billion weights to int8, unless fp16 or fp32 is
+requested. With an empty OVConfig the weights stay unchanged.
 """
 
 import sys

@@ -1,7 +1,7 @@
-"""Servers that differ in one setting, under the same streams in turns.
+"""Compare servers that differ in a single setting (the sides): each in turn serves the same streams.
 
-Each round has a new random order and then the reverse order: if the machine slows down, it slows each side
-equally.
+Each round uses a new random order of the sides, and then the reverse order. If the machine slows down during
+a round, all sides are therefore slowed equally.
 """
 
 import random
@@ -11,15 +11,15 @@ from math import ceil
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
-if TYPE_CHECKING:  # loaded after the threads are set
+if TYPE_CHECKING:  # imported only after the number of threads is set
     from benchmarks.server.processes import Running
 
 STREAMS = 16
-PAUSE_S = 0.03  # after a turn: lets the log write the last records
+PAUSE_S = 0.03  # pause after a turn, in which the log writes its last records
 
 
 def turns(rounds: int, sides: Sequence[str]) -> Iterator[tuple[int, str]]:
-    """Yield round numbers, negative for warm-up rounds, with the side whose turn it is."""
+    """Yield pairs of a round number and the side whose turn it is. Warm-up rounds have negative numbers."""
     chance = random.Random(19)
     for number in range(-1, rounds):
         order = chance.sample(sides, len(sides))
@@ -27,8 +27,8 @@ def turns(rounds: int, sides: Sequence[str]) -> Iterator[tuple[int, str]]:
 
 
 def error_of(values: Sequence[float]) -> float:
-    """Return the median's error: half the distance between the values that enclose it in two of three
-    cases.
+    """Return the median's error: half the width of the interval between two values that contains the true
+    median in two of three cases.
     """
     found, reach = sorted(values), len(values) ** 0.5 / 2
     least, most = max(0.0, len(found) / 2 - reach), min(len(found) - 1.0, len(found) / 2 + reach)
@@ -36,23 +36,31 @@ def error_of(values: Sequence[float]) -> float:
 
 
 class Compared(NamedTuple):
-    """`seconds` and `cpu_s`: of the rounds, by side; `num_tokens`: in one side's round."""
+    """The measurements from two servers. `seconds` and `cpu_s` have, for each side, a value per round;
+    `num_tokens` is the number of tokens that a side generates per round.
+    """
 
     num_tokens: int
     seconds: Mapping[str, list[float]]
     cpu_s: Mapping[str, list[float]]
 
     def lost(self) -> list[float]:
-        """Return, by round, the share of tokens per second that the second side loses."""
+        """Return, for each round, the share by which the second side's tokens per second are lower than the
+        first side's.
+        """
         return [1 - first / second for first, second in zip(*self.seconds.values(), strict=True)]
 
     def rates_row(self, name: str) -> tuple[str, ...]:
-        """Return tokens per second of both sides, the loss in percent, and its error."""
+        """Return a table row: both sides' tokens per second, the second side's loss in percent, and the
+        loss's error.
+        """
         rates = (f"{self.num_tokens / median(each):.1f}" for each in self.seconds.values())
         return (name, *rates, *_percent(self.lost()))
 
     def costs_row(self, name: str) -> tuple[str, ...]:
-        """Return both servers' CPU in microseconds per token, the increase in percent, and its error."""
+        """Return a table row: both sides' CPU time in microseconds per token, the second side's increase in
+        percent, and the increase's error.
+        """
         costs = (f"{1e6 * median(each) / self.num_tokens:.0f}" for each in self.cpu_s.values())
         more = [second / first - 1 for first, second in zip(*self.cpu_s.values(), strict=True)]
         return (name, *costs, *_percent(more))
@@ -65,8 +73,8 @@ def _percent(shares: list[float]) -> tuple[str, str]:
 def compared(
     servers: "Mapping[str, Running]", rounds: int, tokens: int, start: int = 0, is_response: bool = False
 ) -> Compared:
-    """Measure both `servers`, by side, under STREAMS streams of `tokens`. `start`: the first prompt's number,
-    for prompts that no server has seen.
+    """Measure both servers in turns, each with STREAMS concurrent streams of `tokens` tokens. `start` is the
+    first prompt's number; choose it so that no server has seen the prompts.
     """
     from benchmarks.server.clients import Load, load
 
@@ -86,5 +94,5 @@ def compared(
 
 
 def num_prompts(rounds: int) -> int:
-    """Return the number of prompts that `compared` sends."""
+    """Return the number of prompts that `compared` sends in this many rounds."""
     return STREAMS * 4 * (rounds + 1)

@@ -1,4 +1,4 @@
-"""Checks an untrusted JSON object's fields, and names the wrong field in errors."""
+"""Check the fields in an untrusted JSON object. Errors name the wrong field."""
 
 from pathlib import Path
 from typing import Any, NoReturn
@@ -7,8 +7,8 @@ from mmengine.errors import ModelError
 
 
 class Fields:
-    """One JSON object in a file. Every getter checks its field and names it on failure. A null field counts
-    as missing.
+    """A JSON object in a file. Each getter checks its field and raises ModelError with the field's name if
+    the value is wrong. A field that is null counts as missing.
     """
 
     def __init__(self, values: dict[str, Any], path: Path, prefix: str) -> None:
@@ -39,7 +39,7 @@ class Fields:
         if value is None:
             value = default
         usable = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not usable or not 0 < value < 1e30:  # NaN compares false.
+        if not usable or not 0 < value < 1e30:  # NaN fails this comparison too.
             self.fail(f"{self.prefix}{name} is {repr(value)[:60]}; it must be a positive number")
         return float(value)
 
@@ -54,7 +54,7 @@ class Fields:
     def integers(
         self, name: str, default: list[int] | None, low: int, high: int, length: int
     ) -> tuple[int, ...]:
-        """Return at most `length` integers in [low, high]."""
+        """Return the field's list: at most `length` integers, each in [low, high]."""
         value = self.values.get(name)
         if value is None:
             value = default

@@ -1,4 +1,4 @@
-"""A sink that also gives its committed records to another reader."""
+"""A log writer that also returns its committed records as bytes, for a second reader."""
 
 from mmengine.events.codec import encode
 from mmengine.events.sink import Sink, SinkWrapper
@@ -6,7 +6,7 @@ from mmengine.events.vocabulary import NUMBERS, Event
 
 
 class Tee(SinkWrapper):
-    """Keeps the committed events as frames until `take`."""
+    """Forwards to `inner`, and keeps the committed events as encoded frames until the next `take`."""
 
     def __init__(self, inner: Sink) -> None:
         super().__init__(inner)
@@ -28,6 +28,6 @@ class Tee(SinkWrapper):
         return True
 
     def take(self) -> bytes:
-        """Return the frames committed since the last call."""
+        """Return the frames that were committed since the last call."""
         frames, self._frames = b"".join(self._frames), []
         return frames

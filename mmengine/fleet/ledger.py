@@ -1,8 +1,9 @@
-"""The requests that an ingress still has to answer, on disk: a file for each, until its answer is stored.
+"""Store on disk the requests that an ingress has accepted and not yet answered: a file for each request,
+until its answer is stored.
 
-A request is written after a replica's log has recorded the request, and before its caller learns that. The
-ingress that has the lock on the folder owns all requests in it. An ingress that ends leaves them to its
-successor.
+A request is written after a replica's log has recorded it, and before the caller learns that it was accepted.
+The ingress that has locked the folder owns all requests in the folder. When an ingress ends, the next ingress
+takes over its requests.
 """
 
 import hashlib
@@ -19,15 +20,15 @@ from mmengine.events.lock import lock
 from mmengine.fleet.wire import Accepted, ReplicaRequest, as_plain
 from mmengine.serve.requests.operator_log import operator_log
 
-MAX_LEDGER_BYTES = 4 * 2**30  # bytes of requests with their media
+MAX_LEDGER_BYTES = 4 * 2**30  # maximum size of all requests together, with their media
 _SUFFIX = ".request"
 _NAME_BYTES = 16
 
 
 class LedgerEntry(msgspec.Struct, frozen=True):
-    """A request that was accepted, as its first replica received it.
+    """An accepted request, as its first replica received it.
 
-    Later versions may only add fields with a default.
+    Later versions may only add fields that have a default.
     """
 
     request: ReplicaRequest
@@ -39,7 +40,7 @@ class LedgerEntry(msgspec.Struct, frozen=True):
 
     @property
     def envelope(self) -> bytes:
-        """The bytes that the caller keeps with the request."""
+        """The bytes that the caller stored with the request."""
         found = self.request.options.get("envelope", b"")
         return found if isinstance(found, bytes) else b""
 
@@ -49,9 +50,10 @@ _decode = msgspec.msgpack.Decoder(LedgerEntry).decode
 
 
 class Ledger:
-    """The folder with the requests, at most `max_bytes` in all. Thread-safe.
+    """A locked folder with requests, at most `max_bytes` bytes in all. Thread-safe.
 
-    Raises LogError if another process has the folder, OSError if it cannot be read or written.
+    Raises LogError if another process has locked the folder, and OSError if the folder cannot be read or
+    written.
     """
 
     def __init__(self, folder: Path, max_bytes: int = MAX_LEDGER_BYTES):
@@ -59,9 +61,10 @@ class Ledger:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._held: int | None = lock(folder)
         self._guard = threading.Lock()
-        self._sizes: dict[str, int] = {}  # bytes by request id
-        self.since = 0.0  # Unix time of the oldest file found; 0.0 without any
-        self.found: dict[str, LedgerEntry] = {}  # by request id, until they are claimed
+        self._sizes: dict[str, int] = {}  # file sizes in bytes, by request id
+        self.since = 0.0  # Unix time at which the oldest file found was written; 0.0 if none was found
+        # entries found at the start, by request id, until they are claimed or dropped
+        self.found: dict[str, LedgerEntry] = {}
         try:
             for path in sorted(folder.glob(f"*{_SUFFIX}")):
                 self._read(path)
@@ -84,7 +87,9 @@ class Ledger:
         return request_id in self._sizes
 
     def put(self, entry: LedgerEntry) -> None:
-        """Write an entry to the disk. Raises QueueFull, KeepFailed, and LogError if the ledger is closed."""
+        """Write an entry to the disk. Raises QueueFull if the ledger is full, KeepFailed if the file cannot
+        be written, and LogError if the ledger is closed.
+        """
         data = _encode(entry)
         with self._guard:
             if self._held is None:
@@ -102,7 +107,7 @@ class Ledger:
             self._sizes[entry.request_id] = len(data)
 
     def drop(self, request_id: str) -> None:
-        """Remove a request whose answer is no longer needed.
+        """Remove a request, because its answer has been stored or is not needed.
 
         An unknown id is no error. After `close` nothing is removed.
         """
@@ -110,15 +115,15 @@ class Ledger:
             if self._held is None or self._sizes.pop(request_id, None) is None:
                 return
             self.found.pop(request_id, None)
-            with suppress(OSError):  # the next ingress answers it once more
+            with suppress(OSError):  # if the file stays, the next ingress answers the request again
                 self._path(request_id).unlink(missing_ok=True)
 
     def sync(self) -> None:
-        """Force removals to the disk, so that they survive a power cut. Raises OSError."""
+        """Sync the folder, so that removals survive a power cut. Raises OSError."""
         sync_folder(self.folder)
 
     def close(self) -> None:
-        """Unlock the folder and keep its contents. Closing twice is no error."""
+        """Unlock the folder, and keep its files. A second call does nothing."""
         with self._guard:
             if self._held is not None:
                 os.close(self._held)

@@ -1,4 +1,4 @@
-"""The settings of a simulation: scenario names and EngineConfig fields."""
+"""Read a simulation's settings: EngineConfig fields, and the names that scenario files use."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -11,14 +11,14 @@ from mmengine.errors import ConfigError
 from mmengine.simulation.simulated_executor import CostModel
 from mmengine.simulation.workload import Workload
 
-# An 8B model in bf16 on a GPU with 80 GiB and 3 TB/s: beside weights and activations 50 GiB remain for KV,
-# with 36 layers x 8 heads x 128 x (key, value) x 2 bytes per token.
+# An 8B model in bf16 on a GPU with 80 GiB and 3 TB/s. Weights and activations leave 50 GiB for KV. A token's
+# KV takes 36 layers x 8 heads x 128 values x 2 (key and value) x 2 bytes.
 KV_TOKENS = 50 * 2**30 // (36 * 8 * 128 * 2 * 2)
 COST_8B = CostModel(step_ns=6_000_000, token_ns=27_000, context_ns=50, embed_ns=15_000)
 ROWS, TOKEN_BUDGET = 256, 8192
-MAX_LORAS = 8  # for a workload with adapters
+MAX_LORAS = 8  # for workloads with adapters; otherwise 0
 
-# Settings with another name in scenarios, which need no translation.
+# Scenario settings that are EngineConfig fields with another name.
 _NAMES = {"max_num_batched_tokens": "token_budget", "num_spec_tokens": "num_draft_tokens"}
 _DRAFTERS = ("ngram", "eagle3")
 
@@ -27,7 +27,7 @@ _Price = Annotated[int, msgspec.Meta(ge=0, le=10**12)]
 
 
 class _Cost(msgspec.Struct, forbid_unknown_fields=True):
-    """CostModel as a setting. Default values fit an 8B model."""
+    """The fields of CostModel as a setting. The defaults fit an 8B model."""
 
     step_ns: _Price = COST_8B.step_ns
     token_ns: _Price = COST_8B.token_ns
@@ -36,7 +36,7 @@ class _Cost(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Words(msgspec.Struct, forbid_unknown_fields=True):
-    """Scenario settings that need more than another name."""
+    """Scenario settings whose values must be translated to EngineConfig fields."""
 
     num_blocks: int | None = None
     max_model_len: int | None = None
@@ -57,10 +57,10 @@ class Settings:
 
 
 def read_settings(given: dict[str, Any], workload: Workload, compat: str = "") -> Settings:
-    """Read settings. Raises ConfigError for an unknown key, a wrong type, or a contradiction.
+    """Read the settings. Raises ConfigError for an unknown key, a wrong type, or contradicting settings.
 
-    Defaults fit the workload: a length for its longest request, and the block pool for an 8B model on a GPU
-    with 80 GiB.
+    The defaults fit the workload: the maximum length fits its longest request, and the block pool is that of
+    an 8B model on a GPU with 80 GiB.
     """
     given = dict(given)
     try:
@@ -76,7 +76,7 @@ def read_settings(given: dict[str, Any], workload: Workload, compat: str = "") -
     fields = {**_defaults(workload), **given, **_translated(words, given, workload)}
     config = EngineConfig.from_dict({**fields, "compat": compat})
     config.check_resolved()
-    policy_of(config)  # raises for an unknown policy before a log is begun
+    policy_of(config)  # raises ConfigError for an unknown policy before a log is created
     return Settings(config, CostModel(**msgspec.structs.asdict(words.cost)))
 
 
@@ -92,14 +92,14 @@ def _defaults(workload: Workload) -> dict[str, Any]:
 
 
 def _translated(words: _Words, given: dict[str, Any], workload: Workload) -> dict[str, Any]:
-    """Return EngineConfig fields from settings that need arithmetic."""
+    """Return the EngineConfig fields that must be computed from scenario settings."""
     fields: dict[str, Any] = {}
     block_size = given.get("block_size", EngineConfig().block_size)
     if not isinstance(block_size, int) or block_size < 1:
         raise ConfigError(f"block_size must be a positive integer, not {block_size!r}")
     usable = KV_TOKENS // block_size if words.num_blocks is None else words.num_blocks
     longest = workload.longest if words.max_model_len is None else words.max_model_len
-    fields["num_blocks"] = usable + 1  # with the dummy block
+    fields["num_blocks"] = usable + 1  # plus the dummy block
     fields["max_model_len"] = min(longest, usable * block_size)
     if words.encoder_compute_budget is not None:
         _refuse_both(given, "encoder_compute_budget", "encoder_budget")

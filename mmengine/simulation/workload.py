@@ -1,4 +1,4 @@
-"""Workloads: requests, their arrivals, and events at certain steps."""
+"""Workloads for a simulation: requests with their arrivals, and events at certain steps."""
 
 import hashlib
 from collections import Counter
@@ -10,19 +10,21 @@ import numpy as np
 from mmengine.request import PREFILL, Adapter, GrammarRequest, MediaItem, Request, SamplingParams
 from mmengine.simulation.hashing import crc_of_numbers, prefix_state
 
-TOKEN_LOW, TOKEN_HIGH = 1000, 31000  # the range for tokens from the fake model and in generated prompts
+# generated prompts and the fake model use token ids in [TOKEN_LOW, TOKEN_HIGH)
+TOKEN_LOW, TOKEN_HIGH = 1000, 31000
 IMAGE_TOKEN = 151655
 NEVER = -1
 
 
 @dataclass(frozen=True, slots=True)
 class SimRequest:
-    """A request before it arrives. `prompt` makes its tokens (int32 [num_prompt]) at its arrival, so that a
-    long trace holds only live requests' tokens.
+    """A request that has not arrived yet. `prompt` generates the prompt's tokens (int32 [num_prompt]) only
+    when the request arrives. In a long trace, only live requests' tokens are therefore in memory.
 
-    `arrival`: a step in a scenario, ns in a trace. `stop_at`: the output index at which the model emits
-    `stop_token`; NEVER for neither. `ranges`: output token j must lie in [low, high) = ranges[j % len].
-    `bad_at`: the output index at which the model breaks that rule, or NEVER.
+    `arrival` is a step number in a scenario, and nanoseconds in a trace. The model emits `stop_token` at
+    output index `stop_at`; if `stop_at` is NEVER, the model never emits `stop_token`. `ranges` is the
+    request's grammar: output token j must lie in [low, high) = ranges[j % len]. At output index `bad_at` the
+    model emits a token outside its range, unless `bad_at` is NEVER.
     """
 
     request_id: str
@@ -37,7 +39,7 @@ class SimRequest:
     ranges: tuple[tuple[int, int], ...] = ()
     bad_at: int = NEVER
     adapter: Adapter | None = None
-    session: str = ""  # the session that the request continues
+    session: str = ""  # id of the session that the request continues, or ""
 
     def request(self) -> Request:
         return Request(
@@ -53,8 +55,9 @@ class SimRequest:
 
 @dataclass(frozen=True, slots=True)
 class SimEvent:
-    """An event at a step. `op`: abort, grammar_ready, grammar_error, reset_prefix_cache, close_session
-    (`request_id` names the session then). `late`: while the step runs instead of before it is decided.
+    """An event at a step. `op` is abort, grammar_ready, grammar_error, reset_prefix_cache or close_session;
+    for close_session, `request_id` is the session's id. If `late` is true, the event occurs while the step
+    runs, otherwise before the step is decided.
     """
 
     step: int
@@ -66,8 +69,9 @@ class SimEvent:
 
 @dataclass(slots=True)
 class Workload:
-    """A workload. `timed`: arrivals are ns on the simulated clock, not steps. `events` None: no event reports
-    ready grammars, so each is ready at once. `expect`: a scenario's expected records.
+    """A workload. If `timed` is true, arrivals are nanoseconds on the simulated clock, otherwise step
+    numbers. If `events` is None, no events report that grammars are ready, so each grammar is ready at once.
+    `expect` has the records that a scenario expects.
     """
 
     name: str
@@ -77,16 +81,18 @@ class Workload:
     events: list[SimEvent] | None = None
     max_steps: int = 2**62
     expect: list[dict] | None = None
-    media_names: dict[bytes, str] = field(default_factory=dict)  # by mm_hash
+    media_names: dict[bytes, str] = field(default_factory=dict)  # names of images by mm_hash
 
     @property
     def without_grammar(self) -> set[str]:
-        """Ids of requests whose grammar fails. Recordings disagree on the place of their ends."""
+        """The ids of requests whose grammar fails. Recordings differ in where these requests end."""
         return {each.request_id for each in self.events or () if each.op == "grammar_error"}
 
     @property
     def longest(self) -> int:
-        """Tokens in the longest request, prompt and output; in a session, all its requests' tokens."""
+        """The number of tokens in the longest request: prompt and output, or the sum over all requests in a
+        session.
+        """
         of_sessions: Counter[str] = Counter()
         longest = 1
         for each in self.requests:
@@ -98,24 +104,28 @@ class Workload:
 
     @property
     def adapters(self) -> set[str]:
-        """Names of the requests' adapters."""
+        """The names of all adapters that the requests use."""
         return {each.adapter.name for each in self.requests if each.adapter is not None}
 
     @property
     def largest_item(self) -> int:
-        """Embeddings in the largest image or video; 1 without any."""
+        """The number of embeddings in the largest image or video; 1 if the workload has no media."""
         return max((item.num_embeds for each in self.requests for item in each.media), default=1)
 
 
 def generated_tokens(key: str, start: int, count: int) -> np.ndarray:
-    """Return tokens from the generated text `key`, int32: the same for the same key and place."""
+    """Return tokens `start` to `start + count` from the pseudo-random text `key`, int32. The same key and
+    position always give the same token.
+    """
     numbers = np.arange(start, start + count, dtype=np.int64)
     crc = crc_of_numbers(np.array([prefix_state(f"{key}:")], np.uint32), numbers)
     return (TOKEN_LOW + crc % (TOKEN_HIGH - TOKEN_LOW)).astype(np.int32)
 
 
 def image_item(offset: int, length: int, name: str) -> MediaItem:
-    """Return an image with `length` embeddings at prompt token `offset`; equal names mean equal contents."""
+    """Return an image whose `length` embeddings begin at prompt token `offset`. Images with equal names have
+    equal contents.
+    """
     return MediaItem(name_hash(name), "image", ((offset, length),), (1, 2, 2 * length))
 
 

@@ -1,4 +1,4 @@
-"""Test benchmarks/core/stress.py: many requests in a pool too small for them, and complete traces."""
+"""Test benchmarks/core/stress.py: more requests than the block pool can hold, and whole traces."""
 
 import importlib
 import sys
@@ -16,7 +16,7 @@ TRACES = {
 
 @pytest.fixture
 def stress(monkeypatch, tmp_path):
-    """Return a function that runs the program with arguments and returns its exit code."""
+    """Return a function that runs stress.py with command-line arguments and returns its exit code."""
     module = importlib.import_module("benchmarks.core.stress")
 
     def call(*words):
@@ -32,7 +32,7 @@ def cells(line):
 
 
 def tables(text):
-    """Return the rows of all tables, as dicts by column."""
+    """Return the rows of all Markdown tables in `text`, each as a dict by column name."""
     rows, head = [], None
     for line in text.splitlines():
         if not line.startswith("|"):
@@ -44,7 +44,7 @@ def tables(text):
     return rows
 
 
-def test_every_answer_is_right_though_the_pool_runs_dry(stress, tmp_path, capsys):
+def test_all_answers_are_right_although_the_pool_is_too_small(stress, tmp_path, capsys):
     traces = tmp_path / "traces"
     traces.mkdir()
     for name, text in TRACES.items():

@@ -1,9 +1,14 @@
-"""`python -m tests.durable.server_process FOLDER ENGINE ARGUMENTS`: `mmengine serve`, but a step takes 5 ms,
-the engine dies where faults.py says, its disk is the one in full_disk.py, and it notes its start in FOLDER.
+"""Run `mmengine serve` as a process that dies where a test wants.
 
-ENGINE is `embedded`, with a new process for each life, or `echo`: the real core, log, store and server over
-an executor that repeats the prompt. Each echo process is forked from a process with all modules, because a
-new process takes a second, too long for a thousand kills.
+    python -m tests.durable.server_process FOLDER ENGINE ARGUMENTS
+
+ARGUMENTS are those of `mmengine serve`. A step takes at least 5 ms. The engine's process dies at the points
+in faults.py, writes to the disk in full_disk.py, and creates a file in FOLDER when it starts.
+
+With ENGINE `embedded`, each engine process is a new process with the embedded checkpoint. With `echo`, the
+core, the log, the store and the server are real, but the executor only repeats the prompt. Each echo process
+is then forked from a process that has already imported all modules. Starting a new process would take a
+second, which is too long for a thousand kills.
 """
 
 import atexit
@@ -15,12 +20,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 STEP_S = 0.005
-CLOCK = "DURABLE_CLOCK"  # environment variable: a file with the seconds by which the wall clock is wrong
-SEGMENT_BYTES = SNAPSHOT_BYTES = 2**16  # so small that each round begins a segment, and takes a snapshot
+# environment variable: a file with the number of seconds by which the wall clock is wrong
+CLOCK = "DURABLE_CLOCK"
+SEGMENT_BYTES = SNAPSHOT_BYTES = 2**16  # so small that each round begins a new segment and takes a snapshot
 
 
 def begin(folder, engine):
-    """Prepare an engine's process before anything else."""
+    """Prepare the engine's process. Must be called before anything else in this process."""
     from tests.durable import full_disk
     from tests.durable.faults import Faults
 
@@ -61,7 +67,7 @@ def _echo():
     from tests.serve import serve_fakes as fakes
 
     class Saying(fakes.EchoExecutor):
-        """Repeats the prompt, with logprobs if they are wanted."""
+        """Answers with the prompt, and adds logprobs if the request wants logprobs."""
 
         def answer_to(self, prompt):
             return prompt
@@ -81,7 +87,7 @@ def _echo():
             return super().collect()
 
         def close(self):
-            """Leave the rest in the log."""
+            """Do nothing, so that unfinished answers stay in the log."""
 
     def engine(model, log, config, progress, beats, loras):
         build = fakes.builder(
@@ -101,7 +107,7 @@ def _echo():
 
 
 class Forked:
-    """Replaces subprocess.Popen for the supervisor: a forked process that has its modules already."""
+    """Replaces subprocess.Popen for the supervisor. The child is forked, with all modules imported."""
 
     def __init__(self, command, env, pass_fds, process_group):
         self.returncode = None
@@ -148,7 +154,7 @@ def main():
     from mmengine.cli import supervisor
 
     sys.argv = ["mmengine", *arguments]
-    if CLOCK in os.environ:  # before another module takes the clock as a default
+    if CLOCK in os.environ:  # before any module stores time.time as a default
         _set_clock(Path(os.environ[CLOCK]))
     if supervisor.is_supervised():
         begin(Path(folder), engine)

@@ -1,4 +1,4 @@
-"""Full segments are packed; old ones are deleted, and never one that is still needed."""
+"""Test retention: full segments are packed, and old segments are deleted unless the log still needs them."""
 
 import os
 
@@ -23,14 +23,14 @@ FEW = Retention(max_bytes=1)
 
 
 class Days:
-    """A log of requests, one record per commit and three or four records per segment."""
+    """A log writer whose commits have one record each, and whose segments have three or four records each."""
 
     def __init__(self, folder, retention, **options):
         self.folder = folder
         self.writer = LogWriter(folder, retention=retention, segment_bytes=330, **options)
 
     def again(self, retention, *, knows=True):
-        """Continue the log in another process."""
+        """Continue the log as another process does. With `knows`, say that no answer is undelivered."""
         self.writer.close()
         self.writer = LogWriter(self.folder, reopen="tail", retention=retention, segment_bytes=330)
         if knows:
@@ -55,7 +55,7 @@ class Days:
         (self.folder / f"snapshot-{sequence:020d}.mmsnap").write_bytes(b"")
 
     def tidy(self):
-        for _ in range(30):  # one segment is packed at a time
+        for _ in range(30):  # each call packs one segment
             self.writer._tidy_at = 0.0
             self.writer.tidy()
 
@@ -169,7 +169,7 @@ def test_the_oldest_request_counts_not_the_last(days):
 
 
 def test_without_a_snapshot_before_the_oldest_request_no_segment_is_deleted(days):
-    """The kept records cannot restore the state at its arrival."""
+    """The records that would remain could not restore the state at the request's arrival."""
     days.fill(9)
     days.queue("a")
     days.fill(9)
@@ -269,7 +269,7 @@ def test_a_disk_without_space_to_pack_keeps_its_segments(days, monkeypatch):
 
 
 def test_tidying_and_appending_at_once(tmp_path):
-    """Tidy as an engine's background thread does."""
+    """Call `tidy` from another thread, as an engine's background thread does."""
     import threading
 
     days, done = Days(tmp_path / "log", Retention(max_bytes=3000)), threading.Event()
@@ -318,7 +318,9 @@ def test_a_packed_segment_that_claims_too_much(tmp_path):
 
 
 def test_a_long_run_in_little_room_can_always_be_resumed(tmp_path):
-    """Requests come and go while one answer waits long for its consumer; segments are deleted meanwhile."""
+    """Requests come and go, while one complete answer is not delivered for a long time. Segments are deleted
+    meanwhile.
+    """
     folder, config = tmp_path / "log", settings_of()
     writer = LogWriter(folder, segment_bytes=2500, retention=Retention(max_bytes=5000))
     snapshots = SnapshotFolder(folder, 1500)

@@ -1,5 +1,7 @@
-"""Test the real vocabularies from Qwen, Llama 3, StarCoder and GPT-2. The tests use llama.cpp's cases, made
-by the models' tokenizers, and random texts compared with transformers' reading of the same file.
+"""Test GGUF tokenizers with the real vocabularies from Qwen, Llama 3, StarCoder and GPT-2.
+
+The expected ids come from llama.cpp's test cases, which the models' own tokenizers made. Random texts are
+compared with the tokenizer that transformers reads from the same GGUF file.
 """
 
 import json
@@ -16,7 +18,8 @@ from tests.gguf.texts import texts
 COUNTS = {"qwen2": 10_000, "llama-bpe": 2_000, "smollm": 2_000}
 DOCS = Path(__file__).parents[2] / "docs"
 SEPARATOR = "\n__ggml_vocab_test__\n"
-LOWEST_UNSPELLED = 0x40000  # The small vocabularies have no tokens for the first bytes above.
+# The small vocabularies have no tokens for the first UTF-8 byte of characters from here on.
+LOWEST_UNSPELLED = 0x40000
 
 
 def path_of(name):
@@ -42,8 +45,9 @@ def test_llama_cpps_own_cases(name):
 
 
 def theirs(name) -> tokenizers.Tokenizer:
-    """Return the tokenizer from AutoTokenizer.from_pretrained(gguf_file=), corrected. Without the corrections
-    two llama.cpp cases fail: that tokenizer does not split digits first, and merges pieces that are tokens.
+    """Return the tokenizer from AutoTokenizer.from_pretrained(gguf_file=), with two corrections. Without the
+    corrections, transformers' tokenizer fails two llama.cpp cases: it does not split off digits first, and it
+    merges pieces that are already tokens.
     """
     integration = pytest.importorskip("transformers.integrations.gguf")
     architecture, found, _ = integration.get_gguf_tokenizer(str(path_of(name)))
@@ -58,8 +62,9 @@ def theirs(name) -> tokenizers.Tokenizer:
 
 @pytest.mark.parametrize("name", COUNTS)
 def test_random_texts_beside_transformers(name):
-    """Compare ids and round trips. Qwen's tokenizer.json normalises a text (NFC), which no GGUF file
-    records."""
+    """Compare the ids, and decode the ids again. Qwen's tokenizer.json normalises texts (NFC), which GGUF
+    files do not record.
+    """
     (tokenizer, data), other = ours(name), theirs(name)
     compose = tokenizers.normalizers.NFC().normalize_str if name == "qwen2" else str
     given = [
@@ -101,14 +106,16 @@ def test_special_tokens(name, count, special):
     for token, place in special.items():
         tokenizer.encode_special_tokens = False
         assert tokenizer.encode(f"a{token}b", add_special_tokens=False).ids[1] == place
-        tokenizer.encode_special_tokens = True  # Meaning: encode them as the text that they look like.
+        tokenizer.encode_special_tokens = True  # Encode special tokens' names as ordinary text.
         assert place not in tokenizer.encode(f"a{token}b", add_special_tokens=False).ids
     tokenizer.encode_special_tokens = False
     assert [tokenizer.id_to_token(place) for place in special.values()] == list(special)
 
 
 def test_qwens_ids_without_a_token():
-    """A converter wrote names for 290 embedding rows without tokens; no text becomes such a row."""
+    """The file has names for 290 embedding rows without a token, which a converter added. No text may be
+    encoded to such a row.
+    """
     tokenizer, _ = ours("qwen2")
     assert tokenizer.id_to_token(151_646) is None
     ids = tokenizer.encode("[PAD151646]", add_special_tokens=False).ids

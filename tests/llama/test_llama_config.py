@@ -1,4 +1,6 @@
-"""Tests config.json for Llama and similar models: each architecture's defaults, and refusals."""
+"""Test how config.json is read for Llama and similar models: each architecture's defaults, and unsupported
+configs.
+"""
 
 import json
 
@@ -16,7 +18,7 @@ from tests.processing.test_text_models import NAMES, TEMPLATE, trained
 
 
 def written(folder, architecture, **fields):
-    """Return the config.json that transformers writes."""
+    """Write the config.json that transformers writes for the architecture, and return its path."""
     import transformers
 
     made = getattr(transformers, f"{architecture}Config")(**SIZES | MODELS[architecture] | fields)
@@ -124,7 +126,9 @@ def test_unsupported_configs_are_refused(tmp_path, architecture, fields, words):
 
 @pytest.mark.parametrize("architecture", [name for name in MODELS if name != "Mistral"])
 def test_a_window_counts_where_transformers_has_one(tmp_path, architecture):
-    """Llama has no such field; for Qwen a missing flag is false."""
+    """Llama's config has no `sliding_window`. In Qwen's configs the window is not used unless a flag is true,
+    and a missing flag is false.
+    """
     import transformers
 
     path = written(tmp_path, architecture)

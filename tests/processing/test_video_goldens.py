@@ -1,4 +1,4 @@
-"""Compares videos with the recorded output of transformers' video processor (make_goldens.py)."""
+"""Compare processed videos with the recorded output from transformers' video processor (make_goldens.py)."""
 
 import dataclasses
 import hashlib

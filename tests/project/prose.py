@@ -1,10 +1,9 @@
-"""Word rates in docstrings and documents, and their upper limits.
+"""Measure word rates in docstrings and documents, and compare the rates with their upper limits.
 
-python -m tests.project.prose     prints the rates and fails if a rate is over its limit; `make check` runs
-this
+    python -m tests.project.prose     # prints the rates, and fails if a rate exceeds its limit
 
-The limits are a ratchet: they may only be lowered (`FEWEST_WORDS_PER_FUNCTION`: raised). Code, tables, quoted
-terms and link targets do not count.
+`make check` runs this command. The limits may only be lowered; `FEWEST_WORDS_PER_FUNCTION`, a lower limit,
+may only be raised. Words in code, tables, quoted terms and link targets are not counted.
 """
 
 import ast
@@ -17,22 +16,22 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("mmengine", "plugins")
-# Pages that are generated from docstrings, help and limits.toml.
+# Pages that are generated from docstrings, help texts and limits.toml.
 GENERATED = {f"docs/reference/{name}.md" for name in ("cli", "events", "limits", "settings")}
 DOCUMENTS = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "docs/**/*.md")
-# Most occurrences per 1,000 words.
+# Maximum number of occurrences per 1,000 words.
 BARS = {
     "docstrings": {"what": 2.0, "of": 20.0, "it": 8.0, "one": 5.0, "behind/those/nobody/whoever": 0.5},
     "documents": {"what": 2.0, "of": 20.0, "it": 8.0, "one": 5.0, "behind/those/nobody/whoever": 0.5},
 }
-# Docstring words per public function: 70 % of the 28.5 that commit f9563ed5 had.
+# Minimum number of docstring words per public function: 70 % of the 28.5 words in commit f9563ed5.
 FEWEST_WORDS_PER_FUNCTION = 20.0
 _WORD = re.compile(r"[a-z][a-z'-]*")
 
 
 @dataclass(frozen=True)
 class Prose:
-    """The words in a set of sources, and the sources' number of public functions."""
+    """The word counts of a set of sources, and how many public functions the sources have."""
 
     words: Counter[str]
     public_functions: int = 0
@@ -42,12 +41,14 @@ class Prose:
         return self.words.total()
 
     def rate(self, names: str) -> float:
-        """Return how often the words in `names` ("a/b") occur per 1,000 words."""
+        """Return the occurrences per 1,000 words of all words in `names` ("a/b") together."""
         return 1000 * sum(self.words[name] for name in names.split("/")) / max(1, self.total)
 
 
 def words_of(text: str) -> list[str]:
-    """Return a text's words without code, tables, quoted terms and link targets."""
+    """Return the words in `text`, in lower case, without those in code, tables, quoted terms and link
+    targets.
+    """
     text = re.sub(r"```.*?```|<!--.*?-->", " ", text, flags=re.DOTALL)
     lines = [line for line in text.splitlines() if not re.match(r"\s{4,}\S|\s*\|", line)]
     text = re.sub(r"`[^`]*`", " ", "\n".join(lines))
@@ -88,7 +89,9 @@ def measured() -> dict[str, Prose]:
 
 
 def problems(found: dict[str, Prose]) -> list[str]:
-    """Return a line for each rate that is over its limit."""
+    """Return a line for each rate that exceeds its limit, and for too few docstring words per public
+    function.
+    """
     lines = [
         f"{kind}: {name} {prose.rate(name):.1f} per 1,000 words; the bar is {bar}"
         for kind, prose in found.items()

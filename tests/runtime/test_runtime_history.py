@@ -1,4 +1,6 @@
-"""Check rules about earlier tokens against transformers' logits processors and plain Python."""
+"""Test sampling rules that depend on earlier tokens, compared with transformers' logits processors and plain
+Python.
+"""
 
 import numpy as np
 import pytest
@@ -17,7 +19,9 @@ VOCAB, ROWS = 12, 5
 
 
 def rules(random):
-    """Return sampling parameters with some of the rules, and the same for transformers."""
+    """Return random sampling parameters that use some of these rules, and the same parameters for
+    transformers.
+    """
     words = [tuple(map(int, random.integers(0, VOCAB, random.integers(1, 4)))) for _ in range(6)]
     words = list(dict.fromkeys(words))
     bias = {word: float(random.uniform(-4, 4)) for word in words[:3]} if random.random() < 0.7 else {}
@@ -33,7 +37,7 @@ def rules(random):
 
 
 def theirs(sampling, known, logits):
-    """Return float32 logits [VOCAB] after transformers' processors, for the tokens `known`."""
+    """Return the logits, float32 [VOCAB], after transformers' processors, for the tokens `known` so far."""
     transformers = pytest.importorskip("transformers")
     ids, scores = torch.tensor([known]), torch.from_numpy(logits.copy())[None]
     if sampling.sequence_bias:
@@ -49,7 +53,7 @@ def theirs(sampling, known, logits):
 
 
 class Table:
-    """The sampler's rows, and a plain copy of their content."""
+    """The sampler's rows, and a plain Python copy of what they contain."""
 
     def __init__(self, random):
         self.random = random
@@ -58,7 +62,7 @@ class Table:
         self.known, self.sampling = [[] for _ in range(ROWS)], [None] * ROWS
 
     def admit(self, row):
-        """Admit a new request, or a preempted one that returns with its output."""
+        """Admit a new request, or a preempted request that comes back with tokens it has generated."""
         known = self.random.integers(0, VOCAB, self.random.integers(1, 20)).astype(np.int32)
         self.known[row], self.sampling[row] = known.tolist(), rules(self.random)
         prompt = known[: self.random.integers(1, len(known) + 1)]
@@ -115,7 +119,7 @@ def test_drafts_count_as_earlier_tokens_until_rejected():
             before = drafts[row_of[position]][: depth[position]]
             table.expect(rows[row_of[position]], before, logits[position], token)
         counts = runs.counts(sampled.numpy().astype(np.int32))
-        for each in range(int(counts.max())):  # like the reader: one token per row at a time
+        for each in range(int(counts.max())):  # as when results are read: at most one token per row at a time
             positions = runs.first[counts > each] + each
             table.sampler.count(batch.take(positions), sampled[positions])
         for index, row in enumerate(rows):
@@ -136,6 +140,8 @@ def test_typical_p_equals_transformers():
 
 
 def test_a_grammar_with_typical_p_is_masked_first():
-    """The typical tokens depend on the allowed ones, as with the other filters."""
+    """Which tokens are typical depends on the other allowed tokens, so the mask must be applied first, as for
+    the other filters.
+    """
     options = np.array([GRAMMAR | RANDOM, GRAMMAR | RANDOM | TYPICAL, GRAMMAR | RANDOM | HISTORY])
     assert uses_lazy_mask(options).tolist() == [True, False, True]

@@ -1,5 +1,5 @@
-"""Check the order of operations when the executor launches ahead, with events that record their calls, and a
-failing GPU.
+"""Test steps that are launched before the previous step's result is read. Fake CUDA events record the order
+of calls, and the model or the GPU fails.
 """
 
 import re
@@ -35,7 +35,7 @@ FORM = GrammarRequest("regex", "a")
 
 @pytest.fixture
 def order(monkeypatch):
-    """The executor's calls to CUDA, in order."""
+    """Return the list in which the fake device records the executor's calls, in order."""
     order = []
 
     class Event:
@@ -60,7 +60,9 @@ def order(monkeypatch):
 
 
 def on_gpu(order, matchers=None):
-    """An engine with two steps in flight. Its tokens have no values; here they are all 0."""
+    """Return an engine core with two steps in flight on a fake GPU. Fake GPU tensors have no values, so all
+    sampled tokens are 0.
+    """
     config = config_of(max_num_seqs=4)
     model = toy_on_gpu()
     with nothing_to_wait_for():
@@ -89,7 +91,7 @@ def test_a_step_is_launched_before_the_previous_step_is_awaited(order):
 
 
 class Noted(AllowAll):
-    """Matchers that record their calls in `order`."""
+    """Matchers that record in `order` when masks are requested and when rows advance."""
 
     def __init__(self, order):
         self._order, self.closers = order, {}
@@ -104,7 +106,9 @@ class Noted(AllowAll):
 
 
 def test_masks_are_requested_after_the_previous_result_and_the_launch(order):
-    """Another step must be launched after the step at whose end the device would idle."""
+    """The model pass of a step is launched before the previous step's result is read. The step's masks are
+    requested only after this result.
+    """
     core = on_gpu(order, Noted(order))
     form = toy_request("form", 1, sampling=SamplingParams(max_tokens=6, ignore_eos=True), grammar=FORM)[0]
     plain = toy_request("plain", 2, sampling=SamplingParams(max_tokens=6, ignore_eos=True))[0]
@@ -122,9 +126,9 @@ def test_masks_are_requested_after_the_previous_result_and_the_launch(order):
 
 
 def form_beside(text, more, **asked):
-    """Return answers to a plain request and a grammar request, and the number of computed tokens.
+    """Return the answers to a plain request and to a request with the grammar `text`, by request id.
 
-    `more` receives the engine before the engine runs.
+    `more` is called with the engine before the engine runs.
     """
     with Engine(config=EngineConfig(spec="none", max_model_len=200, max_in_flight=2)) as engine:
         LaunchedAhead(engine.built.executor)
@@ -140,7 +144,7 @@ def form_beside(text, more, **asked):
 
 @pytest.fixture(params=["masks", "following"])
 def by(request, monkeypatch):
-    """Use masks, as on a GPU, or lazy masks, as on a CPU."""
+    """Compute masks before sampling, as on a GPU, or use lazy masks, as on a CPU."""
     if request.param == "masks":
         for module in (forms, reading):
             monkeypatch.setattr(module, "uses_lazy_mask", lambda options: np.zeros(len(options), bool))
@@ -148,7 +152,7 @@ def by(request, monkeypatch):
 
 
 def test_a_grammar_ends_while_the_next_step_runs(by):
-    """The failed step's token for the row is dropped."""
+    """The next step has sampled a further token for the row; this token is dropped."""
     given = []
 
     def watch(engine):
@@ -168,9 +172,9 @@ def test_a_grammar_ends_while_the_next_step_runs(by):
 
 
 def spoil(engine, masks_of):
-    """Apply `masks_of` to the masks of rows and the reasons for missing masks.
+    """Replace the masks, and the errors for rows without a mask, by the result of `masks_of`.
 
-    Returns a list with the number of mask requests.
+    Returns a list whose only item counts the mask requests.
     """
     matchers, calls = engine.built.executor._runner._matchers, [0]
     masks = matchers.masks
@@ -196,7 +200,7 @@ def test_a_row_whose_grammar_fails_during_the_next_step_ends_alone(by):
 
 @pytest.mark.parametrize("by", ["masks"], indirect=True)
 def test_masks_that_raise_fail_their_step(by):
-    """The previous step's token stands, so one more token is requested at the end."""
+    """The tokens stay the same, and the failed step costs one more mask request."""
     num_calls, answers = [], []
     for bad in (6, 0):
 
@@ -214,7 +218,9 @@ def test_masks_that_raise_fail_their_step(by):
 
 
 def test_two_in_flight_on_a_gpu_and_one_on_a_cpu(tmp_path):
-    """Leave the setting open: the log stores the effective value, which every machine follows."""
+    """With max_in_flight 0 the device decides. The log stores the number in effect, so that a replay on
+    another machine uses the same number.
+    """
     gpu, cpu = CudaDevice(), CpuDevice()
     assert steps_in_flight(EngineConfig(), gpu) == 2 and steps_in_flight(EngineConfig(), cpu) == 1
     assert steps_in_flight(EngineConfig(compat="vllm"), gpu) == 1
@@ -229,8 +235,8 @@ def test_two_in_flight_on_a_gpu_and_one_on_a_cpu(tmp_path):
 
 
 def test_a_step_takes_the_time_between_two_results(monkeypatch):
-    """With two steps in flight, each counts the time since the previous result; waiting for requests does not
-    count.
+    """With two steps in flight, a step's time counts from the previous step's result. Time in which the
+    engine waits for requests does not count.
     """
     now = {"wall": 0, "cpu": 0}
     monkeypatch.setattr(clock, "perf_counter_ns", lambda: now["wall"])
@@ -240,13 +246,13 @@ def test_a_step_takes_the_time_between_two_results(monkeypatch):
         now["wall"], now["cpu"] = now["wall"] + wall, now["cpu"] + cpu
 
     launches = clock.LaunchClock()
-    passes(1000, 30)  # idle for a long time
+    passes(1000, 30)  # wall time in which no request runs
     launches.launch()
     passes(100, 5)
     assert launches.finish() == 30 + 100
     passes(20, 20)
     launches.launch()
-    passes(50, 50)  # a second step is launched after it
+    passes(50, 50)  # meanwhile the next step is launched
     passes(60)
     assert launches.finish() == 20 + 110
     passes(70, 40)
@@ -254,7 +260,7 @@ def test_a_step_takes_the_time_between_two_results(monkeypatch):
 
 
 def failing(error, at):
-    """A toy model on a CPU whose forward number `at` raises."""
+    """Return a toy model on a CPU whose forward pass number `at` (from 1) raises `error`."""
     model, calls = ToyModel(), []
     forward = model.forward
 
@@ -302,7 +308,7 @@ def test_a_failed_step_is_reported_and_its_requests_continue(error, told):
     "error",
     [
         torch.AcceleratorError("CUDA error: unspecified launch failure\nmore"),
-        # The message that FlashInfer and Triton give.
+        # The error messages from FlashInfer and Triton.
         RuntimeError("BatchPrefillWithPagedKVCache failed with error an illegal memory access\nmore"),
         RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered"),
     ],

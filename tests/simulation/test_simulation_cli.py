@@ -1,4 +1,4 @@
-"""The command: files in, files out, errors in one line."""
+"""Test `mmengine simulate`: it reads and writes files, and reports each error in one line."""
 
 import json
 import sys
@@ -84,7 +84,9 @@ def test_without_matplotlib_it_says_what_to_install(monkeypatch):
 
 
 def test_two_steps_in_flight(tmp_path):
-    """The log verifies; records of decisions, one step after the other, are refused."""
+    """The log can be verified. `--decisions` is refused, because its records describe steps that run one
+    after the other.
+    """
     config = tmp_path / "two.json"
     config.write_text('{"max_in_flight": 2}')
     requests = tmp_path / "r.jsonl"

@@ -1,4 +1,4 @@
-"""Control the draft count from a test."""
+"""Control from a test how many drafts an executor verifies, and how long steps seem to take."""
 
 import numpy as np
 from msgspec import structs
@@ -10,8 +10,8 @@ STEP_NS = 200_000
 
 
 class Clock:
-    """Overrides the step times of `executor`: drafts cost nothing for `turn` steps, then a whole step's time
-    for as many steps.
+    """Replaces the step times that `executor` reports. For `turn` steps drafts take no time; for the next
+    `turn` steps each draft takes as long as a whole step; and so on.
     """
 
     def __init__(self, executor, turn=25):
@@ -33,7 +33,9 @@ class Clock:
 
 
 class Granting:
-    """Limits each row to `most_of(step)` drafts after a step of `executor`; None sets no further limit."""
+    """Limits each row to `most_of(step)` drafts in a step of `executor`. If `most_of` returns None, the step
+    has no further limit.
+    """
 
     def __init__(self, executor, most_of):
         self._dispatch, self._most_of = executor.dispatch, most_of
@@ -48,7 +50,9 @@ class Granting:
 
 
 class LaunchedAhead:
-    """Makes `executor` on a CPU act like a GPU: dispatch computes a step before the previous step is read."""
+    """Makes `executor` on a CPU behave as on a GPU: `dispatch` starts a step before the previous step's
+    result is read.
+    """
 
     def __init__(self, executor):
         self._executor, self._clock = executor, LaunchClock()

@@ -1,4 +1,4 @@
-"""`mmengine log fsck`: checks a log's files and lists their contents."""
+"""`mmengine log fsck`: check a log's files, and list what they contain."""
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
@@ -7,7 +7,7 @@ import typer
 
 from mmengine.cli.logs.printing import Folder, Json, clean, console, existing, print_json, printable
 
-if TYPE_CHECKING:  # Heavy; loaded when a command runs.
+if TYPE_CHECKING:  # Imported only when a command runs, because the imports are slow.
     from rich.table import Table
 
     from mmengine.events.fsck import FsckReport
@@ -32,7 +32,7 @@ def fsck(
     repair: Annotated[bool, typer.Option("--repair", help="Cut off a torn tail, and close the log.")] = False,
     json_output: Json = False,
 ) -> None:
-    from mmengine.events.fsck import fsck as check  # Lazy: help does not need it.
+    from mmengine.events.fsck import fsck as check  # Lazy: --help must not import it.
 
     report = check(existing(folder), repair=repair)
     if json_output:

@@ -1,8 +1,10 @@
-"""Finds the block that holds certain content, so that equal prefixes are computed once.
+"""Find the block that holds certain content, so that equal prefixes are computed only once.
 
-Every distinct (content before, token ids, media and salt) gets a content id, a counter. A block's key adds
-its parent's content id, its tokens and its extra digest, each times an odd factor, modulo 2^64. A hit
-compares the three values themselves. By induction a hit is exact: a key collision only costs a miss.
+The content of a block is the content before it, its token ids, and its extra digest (media and salt). Each
+distinct content gets a number, the content id. A block's hash key is the sum of its parent's content id times
+an odd factor, its token ids times odd factors, and a hash of the extra digest, modulo 2^64. A lookup also
+compares parent, tokens and extra digest themselves. A hit is therefore exact, by induction over the blocks of
+a prefix. A key collision only causes a miss.
 """
 
 import zlib
@@ -13,16 +15,17 @@ import numpy as np
 
 NO_CONTENT = -1
 NO_BLOCK = -1
-ROOT = 0  # the content id before the first block
+ROOT = 0  # the content id of the empty prefix, the parent of first blocks
 _MASK = 2**64 - 1
-_FEW = 4  # rows below which a loop is faster than columns
-_MANY = 8  # blocks of a row from which columns are faster than a loop
+_FEW = 4  # with fewer blocks than this, a loop is faster than numpy
+_MANY = 8  # from this many blocks in a row on, numpy is faster than a loop
 _PARENT_FACTOR = 0x9E3779B97F4A7C15
 
 
 class PrefixIndex:
-    """A pool's index. Columns by block: `content` (its content id or NO_CONTENT), parent, tokens, key.
-    `width`: how many tokens determine a block's content, its own or one more.
+    """The prefix index for a block pool. Arrays by block: `content` (content id or NO_CONTENT), parent,
+    tokens, key. `width` is the number of tokens that determine a block's content: the block size, or one
+    more.
     """
 
     def __init__(self, num_blocks: int, width: int):
@@ -30,27 +33,30 @@ class PrefixIndex:
         self._parent = np.zeros(num_blocks, np.int64)
         self._tokens = np.zeros((num_blocks, width), np.int32)
         self._key = np.zeros(num_blocks, np.uint64)
-        self.extra: dict[int, bytes] = {}  # of blocks that overlap media or begin a salted prompt
-        self._owner: dict[int, int] = {}  # key -> the block that serves hits
-        self.twins: dict[int, list[int]] = {}  # key -> further blocks with the same content
+        # extra digests by block, for blocks that overlap media or begin a salted prompt
+        self.extra: dict[int, bytes] = {}
+        self._owner: dict[int, int] = {}  # key -> the block that lookups return
+        # key -> further blocks with the same content, which lookups do not return
+        self.twins: dict[int, list[int]] = {}
         self.next_content = ROOT + 1
-        powers = [pow(0xD1342543DE82EF95, j + 1, 2**64) for j in range(width)]  # odd factors
+        # odd factors, one for each token position
+        powers = [pow(0xD1342543DE82EF95, j + 1, 2**64) for j in range(width)]
         self._factors = np.array(powers, np.uint64)
 
     def token_parts(self, tokens: np.ndarray) -> np.ndarray:
-        """Return the tokens' share of the key: int32 [n, width] to uint64 [n]."""
+        """Return the tokens' part of the key, uint64 [n], for tokens int32 [n, width]."""
         return tokens.astype(np.uint64) @ self._factors
 
     def find(self, parent: int, part: int, tokens: np.ndarray, extra: bytes) -> int:
-        """Return the block with this content, or NO_BLOCK. `part` is the tokens' share of the key."""
+        """Return the block with this content, or NO_BLOCK. `part` is the tokens' part of the key."""
         block = self._owner.get(_key(parent, part, extra), NO_BLOCK)
         if block != NO_BLOCK and self._holds(block, parent, tokens, extra):
             return block
         return NO_BLOCK
 
     def find_first(self, tokens: np.ndarray, extras: dict[int, bytes]) -> np.ndarray:
-        """Return the blocks, int32, that hold a row's beginning, each found after the block before.
-        tokens: int32 [n, width]; `extras`: by place in them.
+        """Return the blocks, int32, that hold the longest known beginning of a row. Each block's parent is
+        the block before it. `tokens` is int32 [n, width]; `extras` has extra digests by index into `tokens`.
         """
         blocks, parent = list[int](), ROOT
         for number, part in enumerate(self.token_parts(tokens).tolist()):
@@ -71,8 +77,8 @@ class PrefixIndex:
         return self._follows(block, parent, extra) and bool((self._tokens[block] == tokens).all())
 
     def insert(self, block: int, parent: int, part: int, tokens: np.ndarray, extra: bytes) -> int:
-        """Record the content of `block`. Returns its content id, or NO_CONTENT after a key collision. A
-        block after NO_CONTENT is not recorded.
+        """Record the content of `block`, and return its content id. Returns NO_CONTENT, and records nothing,
+        if the key collides or if `parent` is NO_CONTENT.
         """
         if parent == NO_CONTENT:
             return NO_CONTENT
@@ -95,14 +101,15 @@ class PrefixIndex:
     def insert_chain(
         self, blocks: np.ndarray, parent: int, tokens: np.ndarray, extras: dict[int, bytes]
     ) -> int:
-        """Insert n blocks in one row, each the next's parent. Returns the last content id, or NO_CONTENT
-        once keys collide.
+        """Record the contents of n consecutive blocks in a row; each block is the parent of the next. Returns
+        the last block's content id, or NO_CONTENT from the first key collision on.
 
-        blocks: int32 [n]; tokens: int32 [n, width]; `extras`: by place in them.
+        `blocks` is int32 [n], `tokens` int32 [n, width]; `extras` has extra digests by index into `blocks`.
         """
         parts, content = self.token_parts(tokens), parent
         for place, block in enumerate(blocks.tolist()):
-            newest = content == self.next_content - 1  # no block follows it yet
+            # the content is new, so no block can have it as its parent yet
+            newest = content == self.next_content - 1
             if newest and len(blocks) - place >= _MANY:
                 rest = {number - place: extra for number, extra in extras.items() if number >= place}
                 if self._append_chain(blocks[place:], parts[place:], tokens[place:], rest):
@@ -113,8 +120,9 @@ class PrefixIndex:
     def _append_chain(
         self, blocks: np.ndarray, parts: np.ndarray, tokens: np.ndarray, extras: dict[int, bytes]
     ) -> bool:
-        """Insert a whole chain after the newest content. Returns False and changes nothing if keys
-        collide."""
+        """Record all blocks as a chain after the newest content. Returns False, and changes nothing, if a key
+        is already used.
+        """
         content, numbers = np.arange(self.next_content, self.next_content + len(blocks)), blocks.tolist()
         keys = _keys(content - 1, parts)
         if extras:
@@ -129,9 +137,11 @@ class PrefixIndex:
         return True
 
     def insert_many(self, blocks: np.ndarray, parents: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """Insert n blocks in different rows, without extras: the blocks that decoding fills.
+        """Record the contents of n blocks from different rows, without extra digests: blocks that decoding
+        has filled.
 
-        blocks: int32 [n], parents: int64 [n], tokens: int32 [n, width]. Returns content ids [n].
+        `blocks` is int32 [n], `parents` (content ids) int64 [n], `tokens` int32 [n, width]. Returns content
+        ids, int64 [n].
         """
         if len(blocks) < _FEW:
             columns = blocks.tolist(), parents.tolist(), self.token_parts(tokens).tolist()
@@ -144,7 +154,7 @@ class PrefixIndex:
             return content
         keys, numbers = _keys(parents, self.token_parts(tokens)), blocks.tolist()
         served_by = list(map(self._owner.setdefault, keys.tolist(), numbers))
-        if served_by == numbers:  # no block had any of the contents
+        if served_by == numbers:  # all contents are new
             content = np.arange(self.next_content, self.next_content + len(numbers))
             self.next_content += len(numbers)
             self._write(blocks, parents, tokens, keys, content)
@@ -177,12 +187,14 @@ class PrefixIndex:
         keys: np.ndarray,
         content: np.ndarray,
     ) -> None:
-        where = blocks.astype(np.intp)  # converted once
+        where = blocks.astype(np.intp)  # converted once for all four assignments
         self.content[where], self._parent[where], self._key[where] = content, parents, keys
         self._tokens[where] = tokens
 
     def forget(self, blocks: np.ndarray) -> None:
-        """Forget blocks that are about to be overwritten. A twin takes over their hits."""
+        """Forget the contents of blocks that will be overwritten. If a block has a twin, lookups return the
+        twin from now on.
+        """
         content = self.content[blocks]
         if content.max(initial=NO_CONTENT) == NO_CONTENT:
             return
@@ -209,7 +221,9 @@ class PrefixIndex:
             self.twins.pop(key, None)
 
     def columns(self) -> tuple[np.ndarray, ...]:
-        """Return content id, parent, tokens and key of each block, valid for blocks with content."""
+        """Return the arrays of content id, parent, tokens and key by block. Entries are valid only for blocks
+        with content.
+        """
         return self.content, self._parent, self._tokens, self._key
 
     def fill(
@@ -220,7 +234,9 @@ class PrefixIndex:
         twins: Iterable[tuple[int, ...]],
         next_content: int,
     ) -> None:
-        """Restore the `columns` of `blocks` (intp) and their other values. The index must be empty."""
+        """Restore a saved index: `columns` are the saved rows of the arrays from `columns()` for `blocks`
+        (intp). The index must be empty.
+        """
         for column, values in zip(self.columns(), columns, strict=True):
             column[blocks] = values
         self.extra.update(extra)
@@ -231,15 +247,15 @@ class PrefixIndex:
         self.next_content = next_content
 
     def follows(self, parent: int) -> np.ndarray:
-        """Return the blocks whose parent has this content id, int64."""
+        """Return the blocks, int64, whose parent has the content id `parent`."""
         return np.flatnonzero((self.content != NO_CONTENT) & (self._parent == parent))
 
     def tokens_of(self, blocks: np.ndarray) -> np.ndarray:
-        """Return the tokens that determine the content of n blocks, int32 [n, width]."""
+        """Return the tokens that determine the n blocks' contents, int32 [n, width]."""
         return self._tokens[blocks]
 
     def clear(self) -> None:
-        """Forget all content. Content ids continue to count, so that no id is used twice."""
+        """Forget all contents. Content ids are not reused: counting continues."""
         self.content[:] = NO_CONTENT
         self._owner.clear()
         self.twins.clear()
@@ -251,12 +267,15 @@ def _key(parent: int, part: int, extra: bytes) -> int:
 
 
 def _head(extra: bytes) -> int:
-    """Return 64 bits of an extra: those of its first hash, and the rest's checksum. Blocks of equal tokens
-    may begin with the same image and continue with others.
+    """Return 64 bits from an extra digest: the first 8 bytes, combined with a checksum over all bytes. The
+    checksum is needed because blocks with equal tokens may begin with the same image and continue with
+    different images.
     """
     return int.from_bytes(extra[:8], "little") ^ zlib.crc32(extra)
 
 
 def _keys(parents: np.ndarray, parts: np.ndarray) -> np.ndarray:
-    """Return `_key` for columns without extras; a property test compares the two."""
+    """Return the keys `_key` for arrays of blocks without extra digests. A property test compares both
+    functions.
+    """
     return parts + parents.view(np.uint64) * _PARENT_FACTOR

@@ -1,4 +1,4 @@
-"""Writes prompt ids piece by piece."""
+"""Build a prompt's token ids from text pieces, special tokens and placeholders."""
 
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
@@ -10,26 +10,26 @@ from mmengine.processing.chat.tokens import ChatTokenizer
 
 
 class Run(NamedTuple):
-    """A placeholder, repeated `length` times; each repetition holds an embedding."""
+    """A placeholder token, repeated `length` times. Each repetition is later replaced by an embedding."""
 
     token: int
     length: int
 
 
-Piece = str | int | Run  # Text, a special token, placeholders.
+Piece = str | int | Run  # Text, a special token's id, or placeholders.
 
 
 class TokenWriter:
-    """Collects a prompt's ids. Text between two special tokens is tokenized as a single run, as if the prompt
-    were a string.
+    """Collects a prompt's token ids. Text between two special tokens is tokenized as a whole, as if the
+    prompt were a single string.
 
-    `limit`: the maximum id count. `check_length` is called with an id count that is certainly reached, before
-    more work is done, and raises if the number exceeds the limit.
+    `limit` is the maximum number of ids. When more than `limit` ids are certain, `check_length` is called
+    with a number that the prompt at least reaches, before more work is done. `check_length` raises the error.
     """
 
     def __init__(self, tokenizer: ChatTokenizer, limit: int, check_length: Callable[[int], None]) -> None:
         self._tokenizer, self._limit, self._check_length = tokenizer, limit, check_length
-        self._text: list[str] = []  # Not yet tokenized.
+        self._text: list[str] = []  # Text that is not tokenized yet.
         self._ids: list[int] = []
 
     def add(self, piece: str | int) -> None:
@@ -39,7 +39,7 @@ class TokenWriter:
             self.repeat(piece, 1)
 
     def repeat(self, token_id: int, times: int) -> tuple[int, int]:
-        """Write a token `times` times and return the run (start, length)."""
+        """Append `token_id` `times` times, and return where: (start, length)."""
         if self._text:
             self._flush()
         start = len(self._ids)
@@ -48,7 +48,7 @@ class TokenWriter:
         return start, times
 
     def write(self, pieces: Iterable[Piece]) -> tuple[tuple[int, int], ...]:
-        """Write the pieces and return the placeholder runs (start, length)."""
+        """Append the pieces, and return the positions of the placeholders: a (start, length) for each Run."""
         runs = []
         for piece in pieces:
             if isinstance(piece, Run):
@@ -58,7 +58,7 @@ class TokenWriter:
         return tuple(runs)
 
     def finish(self) -> np.ndarray:
-        """Return the ids, int32 [n]."""
+        """Return all token ids, int32 [n]. Raises InvalidRequest for an empty prompt."""
         if self._text:
             self._flush()
         if not self._ids:

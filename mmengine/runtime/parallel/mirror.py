@@ -1,7 +1,7 @@
-"""Rebuild an engine's state in another process from its log alone.
+"""Rebuild an engine's state in another process from the engine's log alone.
 
-A rank with a sharded model folds the same records as rank 0, and derives each step's plan from its own fold.
-So there is no second encoding of a step.
+Each rank of a sharded model folds the same records as rank 0, and derives each step's plan from its own
+state. Plans therefore need no encoding of their own.
 """
 
 from mmengine.core.batch import BlockTables, batch
@@ -16,8 +16,8 @@ from mmengine.events.codec import Record, frame_at, records_in
 
 
 class Mirror:
-    """An engine's state, folded from its log. `state`: the initial state, owned by the mirror from then
-    on.
+    """A copy of an engine's state, made by folding the engine's log. `state` is the initial state; the mirror
+    changes this object.
     """
 
     def __init__(self, state: State) -> None:
@@ -25,16 +25,18 @@ class Mirror:
         self._tables = BlockTables(keeps=state.config.max_in_flight <= 1)
 
     def fold(self, frames: bytes) -> StepPlan | None:
-        """Apply whole frames, which end with at most one decided step; return the step's plan, or None.
+        """Apply complete frames, and return the plan of the step that they decide, or None if they decide no
+        step. The frames may contain at most one step.
 
-        Raises CorruptLog for bytes that are no frames, and Diverged if a digest shows that the fold differs
-        from rank 0's state.
+        Raises CorruptLog for bytes that are not frames, and Diverged if a digest shows that the state differs
+        from rank 0's.
         """
         decisions: list[ev.Event] = []
         plan: StepPlan | None = None
         for record in _records(frames):
             event = record.event
-            if isinstance(event, ev.Dispatched):  # closes the step, so its plan is built first
+            # Dispatched closes the step, so the plan must be built before the event is applied
+            if isinstance(event, ev.Dispatched):
                 plan = batch(self._view, decisions, self._tables)
             self._apply(record)
             if isinstance(event, (ev.Scheduled, ev.Admitted, ev.Encoded)):

@@ -6,8 +6,7 @@
     pipe(images=image, text="<|vision_start|>…", return_full_text=False)
 
 All prompts in a call are batched continuously, so `batch_size` is accepted and has no effect.
-docs/reference/pipeline.md lists the calls that agree with transformers, and the differences with their
-reasons.
+docs/reference/pipeline.md lists which calls agree with transformers, and explains the differences.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -41,7 +40,7 @@ TASK = "image-text-to-text"
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A call's options."""
+    """The options of a pipeline call."""
 
     options: Options
     media_options: dict[str, Any]
@@ -54,29 +53,29 @@ class _Call:
 
 @dataclass(frozen=True, slots=True)
 class _Input:
-    """A prompt as the caller passed it (`shown`), and as the engine takes it."""
+    """A prompt: `shown` as the caller passed it, and `prompt` as the engine takes it."""
 
     shown: str | Chat
     prompt: Prompt
 
 
 class Pipeline:
-    """A pipeline on `model`: a folder, a hub id, an Engine, or None for the embedded checkpoint.
+    """A pipeline for `model`: a folder, a hub id, an Engine, or None for the embedded checkpoint.
 
-    `device` is "cpu", "cuda" and so on, or transformers' number (-1 for the CPU). `dtype` is a name or a
-    torch dtype. Further keywords are defaults for every call, or arguments for Engine (config, log,
-    attention). Raises ModelError, ConfigError, and InvalidRequest for generation options that are not
-    supported.
+    `device` is a name such as "cpu" or "cuda", or a number as in transformers (-1 for the CPU). `dtype` is a
+    name or a torch dtype. Other keyword arguments are defaults for every call, or arguments for Engine
+    (config, log, attention). Raises ModelError, ConfigError, and InvalidRequest for a generation option that
+    is not supported.
 
-    The class also works as a `pipeline_class` of transformers:
+    The class also works as `pipeline_class` for transformers:
 
         transformers.pipeline("image-text-to-text", model=mmengine.Engine(folder), pipeline_class=Pipeline)
 
-    If given a folder or a hub id instead of an Engine, transformers first loads its own model, which this
-    class then drops.
+    Pass an Engine there. With a folder or a hub id, transformers first loads its own model, which this class
+    then drops.
     """
 
-    # transformers.pipeline reads these flags; they keep it from loading its own processing.
+    # transformers.pipeline reads these flags. With False it does not load its own processors and tokenizer.
     _load_processor = False
     _load_image_processor = False
     _load_video_processor = False
@@ -111,20 +110,23 @@ class Pipeline:
         self.task = task
 
     def __call__(self, images: Any = None, text: Any = None, **options: Any) -> Any:
-        """Answer a prompt or many, in the forms that transformers' pipeline takes.
+        """Answer one or more prompts, passed as to transformers' pipeline.
 
-        - `text=chat` or `images=chat`, a list of messages: a list with a record for each answer;
-        - a list of chats, or of strings: a list of such lists;
-        - `images=` with `text=`, strings with placeholders: a list of records;
-        - a generator, iterator or dataset of these: an iterator of results, computed ahead.
+        - `text=chat` or `images=chat`, where a chat is a list of messages: returns a list with a record for
+          each answer.
+        - A list of chats, or of strings: returns a list of such lists.
+        - `images=` with `text=`, strings with placeholders: returns a list of records.
+        - A generator, iterator or dataset of these: returns an iterator over the results, which are computed
+          ahead.
 
-        `streamer=` gets the answers token by token; prompts are then answered sequentially.
-        `response_format=` or `grammar=` set the answers' form (docs/how-to/structured_output.md), and
-        `logprobs=` requests log-probabilities.
+        With `streamer=` the prompts are answered one after the other, and the streamer gets the answers token
+        by token. `response_format=` or `grammar=` sets the answers' format
+        (docs/how-to/structured_output.md). `logprobs=` requests log-probabilities.
 
         A record is `{"input_text", "generated_text"}`, or with `return_tensors=True` `{"input_text",
-        "generated_token_ids"}` (prompt and answer, int64). With `logprobs` it has these under that name.
-        Raises the first refused or failed prompt's error, after the others have ended.
+        "generated_token_ids"}` (prompt and answer, int64). With `logprobs` the record also has a field
+        `logprobs`. If prompts fail or are refused, the error for the first of them is raised after all other
+        prompts have ended.
         """
         call = self._call_options(options)
         source = source_of(images, text)
@@ -143,21 +145,21 @@ class Pipeline:
 
     @cached_property
     def tokenizer(self) -> Any:
-        """transformers' tokenizer for the model, for its streamers.
+        """A tokenizer for the model that works with transformers' streamers: transformers' own tokenizer.
 
-        For a GGUF file, and without transformers, the engine's tokenizer.
+        For a GGUF file, or if transformers is not installed, this is the engine's tokenizer.
         """
         try:
-            from transformers import AutoTokenizer  # lazy: only callers with transformers need it
+            from transformers import AutoTokenizer  # lazy, because transformers is optional
         except ImportError:
             return self.engine.processor.tokenizer
-        # transformers reads GGUF files only with further packages, and differently
+        # transformers needs further packages to read GGUF files, and its tokenizer for them gives other ids.
         if is_gguf(self.engine.built.folder):
             return self.engine.processor.tokenizer
         return AutoTokenizer.from_pretrained(self.engine.built.folder)
 
     def close(self) -> None:
-        """Free the device, unless the caller passed the engine."""
+        """Close the engine and free the device, unless the caller passed the engine."""
         if self._is_owner:
             self.engine.close()
 
@@ -196,7 +198,7 @@ class Pipeline:
         return _Input(shown, prompt)
 
     def _answer(self, inputs: Sequence[_Input], call: _Call) -> list[list[dict[str, Any]]]:
-        """Return each input's records, in order."""
+        """Answer all inputs, and return a list of records for each input, in order."""
         if call.streamer is not None:
             return [self._stream(item, call, call.streamer) for item in inputs]
         answers = dict(self.engine.run_batch((item.prompt, call.options) for item in inputs))
@@ -208,7 +210,9 @@ class Pipeline:
         return call.recorder.records(item.shown, completion)
 
     def _iterate(self, source: Iterable[Any], call: _Call) -> Iterator[list[dict[str, Any]]]:
-        """Yield results in the order of `source`, which is read ahead only as far as the engine's window."""
+        """Yield the results in the order of `source`. `source` is read only as far ahead as the engine's
+        window.
+        """
         if call.streamer is not None:
             for given in source:
                 yield self._stream(self._input(*single_input(given), call), call, call.streamer)
@@ -233,9 +237,10 @@ class Pipeline:
 def _ended(
     answer: Completion | MMEngineError, call: _Call, index: int, is_one_of_several: bool
 ) -> Completion:
-    """Return the answer to the prompt with this index if it is complete or was cut by max_time.
+    """Return the answer to the prompt with this index if the answer is complete, or was cut by max_time.
 
-    Raises another answer's error; with several prompts the error names the prompt.
+    Raises the error of an answer that failed in another way. With several prompts, the error names the
+    prompt.
     """
     if isinstance(answer, Completion) and call.options.deadline_s:
         bad = [one for one in answer.choices if one.finish_reason in ("abort", "error", "rejected")]
@@ -245,7 +250,9 @@ def _ended(
 
 
 def _model_name(model: Any) -> str | Path | None:
-    """Return the model to load: for a transformers model, the folder or hub id that it was loaded from."""
+    """Return the model that Engine must load. For a transformers model, this is the folder or hub id from
+    which it was loaded.
+    """
     if model is None or isinstance(model, (str, Path)):
         return model
     name = getattr(model, "name_or_path", "")
@@ -269,4 +276,4 @@ def _dtype_name(dtype: Any) -> str:
     return "auto" if dtype is None else str(dtype).removeprefix("torch.")
 
 
-pipeline = Pipeline  # transformers' name for the constructor
+pipeline = Pipeline  # the name that transformers uses for the constructor

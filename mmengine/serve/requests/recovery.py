@@ -1,4 +1,6 @@
-"""Continues a log: loads pixels and compiles grammars again, and finds the previous process's requests."""
+"""Continue a log: reload media and recompile grammars for the previous process's requests, and find these
+requests for their callers.
+"""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -19,13 +21,13 @@ from mmengine.serve.requests.operator_log import operator_log
 from mmengine.serve.requests.request_resources import GrammarMemory
 from mmengine.serve.requests.session_media import holder_of
 
-if TYPE_CHECKING:  # importing mmengine.build imports torch
+if TYPE_CHECKING:  # lazy, because mmengine.build imports torch
     from mmengine.build import Built
 
 
 class UnclaimedRequest(Protocol):
-    """The facts by which a caller recognizes its request. `envelope` are the bytes that the caller kept with
-    it.
+    """A request from the previous process to which no caller is attached. Callers recognize their request by
+    its id and by `envelope`: bytes that the caller stored with the request.
     """
 
     @property
@@ -37,10 +39,11 @@ class UnclaimedRequest(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RecoveredRequest:
-    """The previous process's request.
+    """A request from the previous process, with all its answers.
 
-    `queued` is its first answer's event. `num_tokens` counts all its answers' tokens when the log was read.
-    `has_ended` says whether they were complete then and only not delivered.
+    `queued` is the QUEUED event of the first answer. `num_tokens` counts the tokens of all answers when the
+    log was read. `has_ended` is true if all answers were complete by then, and only their delivery was
+    missing.
     """
 
     request_id: str
@@ -51,18 +54,18 @@ class RecoveredRequest:
 
     @property
     def envelope(self) -> bytes:
-        """The bytes that the caller kept with the request."""
+        """The bytes that the caller stored with the request."""
         return self.queued.envelope
 
 
 def find_recovered(resumed: Mapping[str, ResumedAnswer]) -> tuple[dict[str, RecoveredRequest], list[str]]:
-    """Return recovered requests by id, and core ids whose answers no caller can claim. `resumed` is by core
-    id.
+    """Return the recovered requests by request id, and the core ids of answers that no caller can claim.
+    `resumed` has the answers by core id.
 
-    An answer cannot be claimed if its request was cancelled, or lacks a choice that was delivered or
-    cancelled.
+    An answer cannot be claimed if its request was cancelled, or if another choice of the request was already
+    delivered or cancelled.
     """
-    choices: dict[str, dict[str, ResumedAnswer]] = {}  # by the first choice's core id
+    choices: dict[str, dict[str, ResumedAnswer]] = {}  # first choice's core id -> all choices by core id
     for name, answer in resumed.items():
         choices.setdefault(answer.queued.group or name, {})[name] = answer
     out: dict[str, RecoveredRequest] = {}
@@ -93,9 +96,9 @@ def open_log(
     adapters: Adapters,
     coming: Iterable[LocalAdapter],
 ) -> tuple[MediaStore | None, dict[str, ResumedAnswer]]:
-    """Return the media store beside `log`, and the previous process's answers by core id.
+    """Return the media store next to `log`, and the previous process's answers by core id.
 
-    The core continues if `built` resumes a log. `coming` are adapters that are loaded next.
+    If `built` resumes a log, the core continues this log. `coming` are adapters that will be loaded next.
     """
     found = built.resumed
     store = None if log is None else _open_store(log, built.config, found)
@@ -107,8 +110,8 @@ def open_log(
 
 
 def _open_store(log: str | Path, config: EngineConfig, resumed: ResumeState | None) -> MediaStore | None:
-    """Return the media store beside a log, with the media that `resumed` needs; None if settings disable the
-    store.
+    """Return the media store next to a log, or None if the settings disable it. Removes
+    stored media that no request or session in `resumed` needs.
     """
     if not config.media_store_bytes:
         return None
@@ -131,7 +134,9 @@ def _recover(
     coming: Iterable[LocalAdapter],
     cause: str,
 ) -> None:
-    """Let the core continue. A request whose media, grammar or adapter is missing ends with an error."""
+    """Continue the core from the log. A request whose media, grammar or adapter is missing ends with an
+    error.
+    """
     loaded: dict[bytes, MediaInput] = {}
     lost = []
     for name, req_state in resumed.state.requests.items():
@@ -152,10 +157,11 @@ def _recover(
 
 
 def _compile_again(built: "Built", resumed: ResumeState, memory: GrammarMemory) -> list[tuple[str, str]]:
-    """Compile requests' grammars again and wait for the grammars that the core had used.
+    """Compile the requests' grammars again, because logs contain no compiled grammars. Waits for grammars
+    that requests were already using.
 
-    Logs contain no compiled grammars. Returns the requests whose grammar is not available, with the reason.
-    The core learns in a step about grammars that a request still waits for.
+    Returns pairs of a request id and the reason, for requests whose grammar is not available. If a request
+    still waited for its grammar, the core learns in a later step that the grammar is ready.
     """
     lost, ready = [], []
     for name, req_state in resumed.state.requests.items():
@@ -182,4 +188,5 @@ def _load(
         raise InvalidMedia(_NOT_KEPT)
     if item.mm_hash not in loaded:
         loaded[item.mm_hash] = store.load(item, built.processor)
-    return replace(loaded[item.mm_hash], item=item)  # equal pixels may stand elsewhere in a prompt
+    # the same image may be at another position in another prompt
+    return replace(loaded[item.mm_hash], item=item)

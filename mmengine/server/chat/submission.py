@@ -1,4 +1,4 @@
-"""Submits calls to the engine: a request for each prompt."""
+"""Submit HTTP calls to the engine: a call becomes a request for each of its prompts."""
 
 from collections.abc import Mapping
 
@@ -14,14 +14,14 @@ _encode = msgspec.json.Encoder().encode
 
 
 def log_request_id(owner: str, name: str) -> str:
-    """Return a call's id in the log and the store: with its owner's prefix, so that ids from two keys never
-    collide.
+    """Return the id that a call has in the log and in the store. The owner's name is its prefix, so that ids
+    from two API keys never collide.
     """
     return f"{owner}:{name}" if owner else name
 
 
 def prompt_request_id(envelope: Envelope, request_id: str, place: int) -> str:
-    """Return the request id for the prompt at index `place` in a call."""
+    """Return the request id for the call's prompt number `place` (from 0)."""
     name = f"{request_id}-{place}" if envelope.num_prompts > 1 else request_id
     return log_request_id(envelope.owner, name)
 
@@ -33,11 +33,11 @@ def submit(
     hold: bool = False,
     recovered: Mapping[int, UnclaimedRequest] | None = None,
 ) -> list[Stream]:
-    """Submit the call, and return a stream per prompt.
+    """Submit a request for each prompt in the call, and return their streams.
 
-    `hold`: see `AsyncEngine.stream`. `recovered`: requests from the last process by prompt index; they
-    continue, and are not submitted again. Raises InvalidRequest, QueueFull; then none of the call's requests
-    runs.
+    `hold`: see `AsyncEngine.stream`. `recovered` has requests from the previous process, by prompt number;
+    these are continued and not submitted again. Raises InvalidRequest and QueueFull; in that case the
+    requests already submitted are cancelled.
     """
     streams: list[Stream] = []
     envelope, several = parsed_request.envelope, len(parsed_request.prompts)
@@ -58,13 +58,13 @@ def submit(
             stream.cancel()
             stream.delivered()
         raise
-    parsed_request.prompts.clear()  # The engine has the prompts; their images are large.
+    parsed_request.prompts.clear()  # The engine has the prompts now. Their images take much memory.
     parsed_request.media.clear()
     return streams
 
 
 def submit_options(parsed_request: ParsedRequest, request_id: str) -> SubmitOptions:
-    """Return the engine's options for a request in the call."""
+    """Return the engine's options for one of the call's requests."""
     options = SubmitOptions(
         request_id=request_id,
         priority=parsed_request.priority,
