@@ -27,11 +27,11 @@ class SnapshotWriter:
         undelivered: UndeliveredAnswers | None,
     ):
         self._folder, self._state, self._started = folder, state, started
-        self._sink, self.undelivered = sink, undelivered
+        self.sink, self.undelivered = sink, undelivered
 
     def save_if_due(self) -> None:
         """Take a snapshot if the log has grown enough. The log must hold all of the state's events."""
-        sink, folder = self._sink, self._folder
+        sink, folder = self.sink, self._folder
         # On a full disk the remaining space is for running requests.
         if not folder.is_due(sink.num_bytes, sink.next_sequence) or sink.stalled:
             return
@@ -46,5 +46,5 @@ class SnapshotWriter:
         """Write the waiting snapshot. One thread at a time may call this method."""
         if self._folder.waits:
             with suppress(OSError):  # the next sync reports the error
-                self._sink.sync()  # after a power cut no snapshot may be ahead of the log
+                self.sink.sync()  # after a power cut no snapshot may be ahead of the log
             self._folder.flush()
