@@ -97,7 +97,7 @@ for attempt in lambda: LogWriter(folder / "free"), lambda: LogWriter(folder / "h
     try:
         attempt()
     except LogError as error:
-        assert "another process writes" in str(error)
+        assert "another process is writing" in str(error)
     else:
         raise AssertionError("two writers")
 assert lock.is_locked(folder / "free")
