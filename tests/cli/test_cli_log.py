@@ -121,7 +121,7 @@ def half_a_frame(paths):
 @pytest.mark.parametrize(
     "cut, expected, said",
     [
-        (gone_segment, 13, "says that another segment follows it"),
+        (gone_segment, 13, "says that another segment follows record"),
         (emptied_segment, 13, "the end is missing"),
         (only_an_empty_one, 13, "no segment has a byte in it"),
         (no_footer, 14, "or the file was cut there, between two frames"),

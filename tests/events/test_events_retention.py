@@ -307,7 +307,7 @@ def test_a_packed_segment_that_claims_too_much(tmp_path):
 
     for data, what in (
         (zstandard.ZstdCompressor().compress(bytes(2**28)), "claims to hold"),
-        (zstandard.ZstdCompressor(write_content_size=False).compress(b"x" * 99), "does not say"),
+        (zstandard.ZstdCompressor(write_content_size=False).compress(b"x" * 99), "does not state"),
         (packed.read_bytes() + b"more", "damaged"),
         (packed.read_bytes()[:-5], "damaged"),
         (b"", "damaged"),

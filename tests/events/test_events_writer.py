@@ -98,7 +98,7 @@ def test_a_commit_larger_than_a_segment_stays_whole(tmp_path):
 
 def test_two_writers(tmp_path):
     first = LogWriter(tmp_path / "log")
-    with pytest.raises(LogError, match="another process writes the log"):
+    with pytest.raises(LogError, match="another process is writing the log"):
         LogWriter(tmp_path / "log")
     first.append(ev.CacheReset(), 0, 0)
     first.close()
