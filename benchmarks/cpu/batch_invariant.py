@@ -1,7 +1,7 @@
 """Cost of batch_invariant: the embedded checkpoint with and without it, in turns.
 
-python -m benchmarks batch_invariant                                   # about a minute python -m benchmarks
-batch_invariant --out benchmarks/results/batch_invariant.md
+python -m benchmarks batch_invariant # about a minute
+python -m benchmarks batch_invariant --out benchmarks/results/batch_invariant.md
 """
 
 from collections.abc import Sequence

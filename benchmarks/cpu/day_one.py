@@ -1,9 +1,9 @@
 """A user's first minutes with a model of two billion weights, beside transformers.
 
-python -m benchmarks day_one            # half an hour, 5 GB of disk, into benchmarks/results/day_one_cpu.md
-python -m benchmarks day_one --quick    # a small model; only tests that everything runs python -m benchmarks
-day_one --telephone 900    # also a photograph of 4,000 x 3,000, for at most 900 s python -m benchmarks
-day_one --telephone 900 --layers 2 --tower-layers 2    # for machines that need hours
+    python -m benchmarks day_one # half an hour, 5 GB of disk, into benchmarks/results/day_one_cpu.md
+    python -m benchmarks day_one --quick # a small model; only tests that everything runs
+    python -m benchmarks day_one --telephone 900 # also a photograph of 4,000 x 3,000, for at most 900 s
+    python -m benchmarks day_one --telephone 900 --layers 2 --tower-layers 2 # for machines that need hours
 
 The benchmark makes a checkpoint with Qwen3-VL-2B's shape in hub layout (random, bfloat16, sharded, real
 vocabulary). Each side loads it and answers in its own process. "Cold" means that the page cache holds no page

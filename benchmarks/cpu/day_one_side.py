@@ -1,6 +1,6 @@
 """One side of `day_one` in its own process: load a model, then answer.
 
-python -m benchmarks cpu.day_one_side mmengine FOLDER --photograph a.jpg --rows 1 --rows 4
+    python -m benchmarks cpu.day_one_side mmengine FOLDER --photograph a.jpg --rows 1 --rows 4
 
 The last line is JSON: seconds to import and to load, and the other requested figures.
 """

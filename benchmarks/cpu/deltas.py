@@ -1,6 +1,6 @@
 """Time the gated delta net's mixer on the CPU for each instruction set, a lower bound, and torch.
 
-python -m benchmarks deltas    # into benchmarks/results/delta_cpu.md, half a minute
+    python -m benchmarks deltas # into benchmarks/results/delta_cpu.md, half a minute
 
 The sizes are those of a layer in Qwen3.5-9B: 16 heads for q and k, 32 heads for v, states of 128 x 128
 values, bfloat16. The mixer comprises all operations between the projections: the convolution, the delta rule,

@@ -1,7 +1,7 @@
 """A mixture of experts on a CPU, with 8 GB of int8 experts: a token's time beside one read of its bytes.
 
-python -m benchmarks experts    # into benchmarks/results/experts_cpu.md, some minutes, 12 GB of memory python
--m benchmarks experts --small --out experts.md    # seconds; only tests that it runs
+    python -m benchmarks experts # into benchmarks/results/experts_cpu.md, some minutes, 12 GB of memory
+    python -m benchmarks experts --small --out experts.md # seconds; only tests that it runs
 
 A token's bytes are the attention weights of every layer, the head, and the experts that the token uses. Reads
 are a torch sum over 1 GiB, between the steps. Routers are random and untrained. The benchmark counts which

@@ -1,6 +1,6 @@
 """Half a billion weights in bfloat16 beside transformers, with one thread count, in one process.
 
-python -m benchmarks half_billion --threads 1           # throughput.py runs this for one core and for two
+    python -m benchmarks half_billion --threads 1 # throughput.py runs this for one core and for two
 
 Both sides decode the same prompts and take turns every few steps: while transformers' `generate` waits,
 mmengine runs steps, and the memory is read once as fast as possible. `--quick` leaves transformers out and

@@ -1,8 +1,8 @@
 """LoRA adapters on a CPU: decode steps over several adapters, and waits when adapters outnumber slots.
 
-python -m benchmarks lora                       # into benchmarks/results/lora_cpu.md, some minutes python -m
-benchmarks lora --quick --out lora.md    # a minute; only tests that it runs python -m benchmarks lora
---section waits
+    python -m benchmarks lora # into benchmarks/results/lora_cpu.md, some minutes
+    python -m benchmarks lora --quick --out lora.md # a minute; only tests that it runs
+    python -m benchmarks lora --section waits
 
 A decode step has 16 rows over 1, 4 and 16 adapters. Waits compare our rule with vLLM's. The model is
 half_billion_model.py in bfloat16 (382 M weights in its text decoder, most of them in layers). Adapters have

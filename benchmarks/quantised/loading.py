@@ -1,7 +1,7 @@
 """Measure the memory and time to load a folder, for `quantised`; the last line is JSON with bytes and
 seconds.
 
-python -m benchmarks quantised.loading FOLDER --quantize int8
+    python -m benchmarks quantised.loading FOLDER --quantize int8
 """
 
 import json

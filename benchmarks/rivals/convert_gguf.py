@@ -1,6 +1,6 @@
 """Run llama.cpp's convert_hf_to_gguf.py on a checkpoint with an unknown vocabulary.
 
-python benchmarks/rivals/convert_gguf.py LLAMA_CPP FOLDER --outtype bf16 --outfile FILE
+    python benchmarks/rivals/convert_gguf.py LLAMA_CPP FOLDER --outtype bf16 --outfile FILE
 
 The converter identifies vocabularies by a hash of a tokenised text, and knows none for the embedded
 checkpoint. Since prompts are ids, the way to split texts does not matter here; Qwen's is written.

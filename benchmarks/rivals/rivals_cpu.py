@@ -5,13 +5,10 @@ python -m benchmarks rivals_cpu           # everything into benchmarks/results/r
 python -m benchmarks rivals_cpu --shape small --rounds 1 --out -    # a minute; only tests that it runs
 
 Each engine is a separate process (benchmarks/rivals/*_side.py). Engines with equally many bits per weight are
-in
-memory together and take turns with the same prompts and threads, in a new random order each round. Each
-figure is
-the median over rounds. The other engines' clocks cover only the model, on given tokens; mmengine's covers
-whole
-engine steps, with events and sampling. Results are stored in build/rivals/found.json, so that parts can be
-measured one by one; the table shows everything in this file.
+in memory together and take turns with the same prompts and threads, in a new random order each round. Each
+figure is the median over rounds. The other engines' clocks cover only the model, on given tokens; mmengine's
+covers whole engine steps, with events and sampling. Results are stored in build/rivals/found.json, so that
+parts can be measured one by one; the table shows everything in this file.
 """
 
 import json

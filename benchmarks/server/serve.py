@@ -1,8 +1,8 @@
 """The HTTP server: its cost beside the engine, and its throughput beside `transformers serve`.
 
-python -m benchmarks serve --out benchmarks/results/serve.md    # all parts, within ten minutes python -m
-benchmarks serve --quick --part front                 # one part, a few seconds python -m benchmarks serve
---rival-python VENV/bin/python  # last part: transformers[serving], torchvision
+    python -m benchmarks serve --out benchmarks/results/serve.md # all parts, within ten minutes
+    python -m benchmarks serve --quick --part front # one part, a few seconds
+    python -m benchmarks serve --rival-python VENV/bin/python # last part: transformers[serving], torchvision
 
 Sides take turns. Each server is a process of its own that serves only this benchmark.
 """

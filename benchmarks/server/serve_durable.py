@@ -1,7 +1,7 @@
 """Cost of a server that survives a kill: log, envelope and store, beside a server that stores nothing.
 
-python -m benchmarks serve_durable    # all parts into benchmarks/results/serve_durable.md, seventeen minutes
-python -m benchmarks serve_durable --quick --part costs    # one part, half a minute
+    python -m benchmarks serve_durable # all parts into benchmarks/results/serve_durable.md, seventeen minutes
+    python -m benchmarks serve_durable --quick --part costs # one part, half a minute
 
 Sides take turns (sides.py). Each figure is the median of the rounds' differences; ± is half of the interval
 that contains it in two of three cases, for any distribution.

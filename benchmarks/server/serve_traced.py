@@ -1,7 +1,7 @@
 """Cost of OpenTelemetry spans: 16 streams of a server that exports spans, beside a server without spans.
 
-python -m benchmarks serve_traced    # into benchmarks/results/serve_traced.md, five minutes python -m
-benchmarks serve_traced --quick
+    python -m benchmarks serve_traced # into benchmarks/results/serve_traced.md, five minutes
+    python -m benchmarks serve_traced --quick
 
 The two servers take turns (sides.py). The collector discards its input, in a process of its own.
 """

@@ -252,5 +252,5 @@ def test_a_tensor_that_the_description_does_not_have_is_refused(made):
     folder, _ = made["all biases"]
     config = described(folder)
     unbiased = replace(config, text=replace(config.text, mlp_bias=False))
-    with pytest.raises(ModelError, match=r"mlp\.\w+_proj\.bias has no place"):
+    with pytest.raises(ModelError, match=r"mlp\.\w+_proj\.bias does not belong"):
         load_network(folder, unbiased, NAMES, device="cpu", dtype="float32")

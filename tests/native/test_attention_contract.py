@@ -257,7 +257,7 @@ def test_unsupported_shapes_are_left_to_torch(head_dim, dtype):
     spec = spec_of(4, 2, head_dim)
     pool = KVPool(spec, 4, 4, dtype, CpuDevice())
     assert isinstance(make_backend("auto", spec, pool), TorchPagedAttention)
-    with pytest.raises(ConfigError, match="'native' cannot be used: it knows .* choose 'torch'"):
+    with pytest.raises(ConfigError, match="'native' cannot be used: it supports .* choose 'torch'"):
         make_backend("native", spec, pool)
 
 
