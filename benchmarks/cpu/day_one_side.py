@@ -186,7 +186,7 @@ def transformers(folder: Path, photographs: list[Path], rows: list[int]) -> Foun
     found.load_s = time.perf_counter() - begun
     processor = plugin_for(folder).load_processor(folder)
     for path in photographs:
-        inputs = make_inputs([Prompt.of(question(path)).prepare(processor, "")], torch.bfloat16)
+        inputs = make_inputs([Prompt.of(question(path)).prepare(processor)], torch.bfloat16)
         begun = time.perf_counter()
         reference.generate(inputs, 1)
         found.first_s.append(time.perf_counter() - begun)

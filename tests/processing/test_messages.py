@@ -183,7 +183,7 @@ BAD = {
     "http": (ask(TEXT, {"type": "image_url", "image_url": {"url": "HTTPS://a/b"}}), "part 1) is a URL"),
     "not an image": (
         ask(image_part(), {"type": "image", "image": b"abc"}),
-        "image 1 (message 0, part 1) is no image",
+        "image 1 (message 0, part 1) is not a supported image",
     ),
     "options": (ask({**image_part(), "min_pixels": "a"}), "min_pixels must be a whole number"),
     "option range": (ask({**image_part(), "max_pixels": 0}), "max_pixels must be a whole number from 1"),

@@ -242,7 +242,7 @@ BAD = {
     "url": ("https://example.com/a.mp4", "video 0 is a URL"),
     "missing": ("nowhere.mp4", "video 0: there is no file 'nowhere.mp4'"),
     "no list": ([], "video 0 has 0 frames"),
-    "bad frame": ([b"abc", b"abc"], "video 0, frame 0 is no image"),
+    "bad frame": ([b"abc", b"abc"], "video 0, frame 0 is not a supported image"),
     "sizes": (
         [np.zeros((32, 32, 3), np.uint8)] * 2 + [np.zeros((32, 33, 3), np.uint8)] * 2,
         "frame 2 is 33 x 32",

@@ -50,7 +50,7 @@ def made(tmp_path_factory):
 def wanted(made):
     folder, model = made
     with engine_of(folder) as engine:
-        prepared = [prompt.prepare(engine.processor, "") for prompt in prompts()]
+        prepared = [prompt.prepare(engine.processor) for prompt in prompts()]
     found = []
     for each in prepared:
         assert any(len(media.item.runs) > 1 for media in each.media), "a run for each frame"

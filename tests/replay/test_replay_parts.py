@@ -41,7 +41,7 @@ def test_a_step_shows_its_part_and_the_waiting_request(log):
     assert report.budgets["encoder work"].total == 5
     assert [(reason.request_id, reason.kind) for reason in report.waits] == [("a", "encoder pieces")]
     lines = [line for line in step_tables(report, 9) if isinstance(line, str)]
-    assert "encodes a part of item 0 of a: 10 to 15 of 32 of its work" in lines
+    assert "encodes a part of a's item 0: 10 to 15 of its work of 32" in lines
 
 
 def test_life_and_steps_count_the_image_once(log):

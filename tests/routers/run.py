@@ -122,7 +122,7 @@ def show(selector: Selector, replicas: dict[int, Replica]) -> None:
 
     def ask(number: int, image: int) -> None:
         prompt = question(number, image)
-        prepared = prompt.prepare(replicas[1].engine.processor, "")
+        prepared = prompt.prepare(replicas[1].engine.processor)
         given = asked(prepared)
         chosen = selector.ask("select_and_reserve", {**given, "selection_id": f"{image}-{number}"})
         worker = chosen["worker_id"]
