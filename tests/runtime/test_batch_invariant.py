@@ -123,7 +123,7 @@ def test_other_requests_change_no_bit_as_on_a_gpu(asked, kernel_device, dots_in_
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"attention": "torch"}, "needs attention that is too: that is native on cpu, not torch"),
+        ({"attention": "torch"}, "needs a batch-invariant attention backend: that is native on cpu, not torch"),
         ({"config": {"tensor_parallel": 2}}, "cannot go with tensor_parallel 2"),
         ({"config": {"kv_dtype": "fp8"}}, "it supports float32 and bfloat16, not float8_e4m3fn"),
     ],
@@ -137,7 +137,7 @@ def test_incompatible_settings_are_refused(settings, says):
 def test_batch_invariance_without_kernels_is_refused(hidden_compiler, tmp_path):
     with (
         hidden_compiler(tmp_path),
-        pytest.raises(ConfigError, match="a GPU with Triton, or the CPU with its"),
+        pytest.raises(ConfigError, match="a GPU with Triton, or the CPU kernels"),
     ):
         Engine(config=EngineConfig(batch_invariant=True))
 
@@ -150,7 +150,7 @@ def test_on_a_gpu_triton_attends_in_one_tile(name, monkeypatch):
     registry.make_backend(name, None, ON_A_GPU, batch_invariant=True)
     assert made == [{"one_tile": True}]
     monkeypatch.setattr(registry.triton_capability, "unfit", lambda spec, kv: "triton is not installed")
-    with pytest.raises(ConfigError, match="needs attention that is too: triton is not installed"):
+    with pytest.raises(ConfigError, match="needs a batch-invariant attention backend: triton is not installed"):
         registry.make_backend(name, None, ON_A_GPU, batch_invariant=True)
 
 
@@ -169,7 +169,7 @@ def test_on_a_gpu_sampling_needs_the_triton_kernels(monkeypatch):
         if kernels is not None:
             invariant.check_invariant(model, CudaDevice())
             continue
-        with pytest.raises(ConfigError, match=r"to sample, and on cuda that is by torch \(no driver\)"):
+        with pytest.raises(ConfigError, match=r"but cuda samples by torch \(no driver\)"):
             invariant.check_invariant(model, CudaDevice())
 
 

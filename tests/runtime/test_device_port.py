@@ -26,7 +26,7 @@ ELSEWHERE = {
     "mmengine/runtime/attention/flashinfer_capability.py": 'install_hint("cuda")',
     "mmengine/runtime/attention/flashinfer_host_plan.py": "install_hint('cuda')",
     "mmengine/runtime/device/registry.py": '"cuda": "mmengine.runtime.device.cuda:CudaDevice"',
-    "mmengine/serve/pipeline/pipeline.py": '`device`: "cpu", "cuda", …',
+    "mmengine/serve/pipeline/pipeline.py": '`device` is a name such as "cpu" or "cuda"',
 }
 OWN = "mmengine/runtime/device/cuda.py"
 

@@ -25,7 +25,7 @@ def test_blocks_for_memory():
     assert bytes_per_block([spec], torch.bfloat16, 16) == 3 * 2 * 16 * 2 * 32 * 2
     assert blocks_for_memory(12288, 16, 12288 * 7 + 12287) == 7
     assert blocks_for_memory(24576, 16, 12288 * 4) == 2
-    with pytest.raises(ConfigError, match="hold no KV cache"):
+    with pytest.raises(ConfigError, match="are too few for a KV cache"):
         blocks_for_memory(24576, 16, 12288 * 4 - 1)
     with pytest.raises(ConfigError, match="num_blocks must be at least 2"):
         KVPool(spec, 1, 16, torch.float32, CpuDevice())
