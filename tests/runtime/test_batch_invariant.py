@@ -123,7 +123,10 @@ def test_other_requests_change_no_bit_as_on_a_gpu(asked, kernel_device, dots_in_
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"attention": "torch"}, "needs a batch-invariant attention backend: that is native on cpu, not torch"),
+        (
+            {"attention": "torch"},
+            "needs a batch-invariant attention backend: that is native on cpu, not torch",
+        ),
         ({"config": {"tensor_parallel": 2}}, "cannot go with tensor_parallel 2"),
         ({"config": {"kv_dtype": "fp8"}}, "it supports float32 and bfloat16, not float8_e4m3fn"),
     ],
@@ -150,7 +153,9 @@ def test_on_a_gpu_triton_attends_in_one_tile(name, monkeypatch):
     registry.make_backend(name, None, ON_A_GPU, batch_invariant=True)
     assert made == [{"one_tile": True}]
     monkeypatch.setattr(registry.triton_capability, "unfit", lambda spec, kv: "triton is not installed")
-    with pytest.raises(ConfigError, match="needs a batch-invariant attention backend: triton is not installed"):
+    with pytest.raises(
+        ConfigError, match="needs a batch-invariant attention backend: triton is not installed"
+    ):
         registry.make_backend(name, None, ON_A_GPU, batch_invariant=True)
 
 
