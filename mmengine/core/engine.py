@@ -163,7 +163,7 @@ class EngineCore:
 
     def recover(self, event: ev.Recovered, cause: str = "") -> None:
         """Continue from a process's state that ended: its steps do not return. A `cause` blames the
-        oldest of those steps. Deadlines of requests count from now.
+        oldest of those steps. Requests' deadlines count from now.
         """
         if cause and self._dispatched:
             self._emit(ev.Failed(writable(cause)))

@@ -177,7 +177,7 @@ class Stats:
 
 
 class OutputCollector(Observer):
-    """Collects the current step's outputs. `outputs` holds those that `take` did not return yet."""
+    """Collects the current step's outputs. `outputs` holds the outputs that `take` has not returned yet."""
 
     def __init__(self, state: State):
         self._state, self.outputs = state, Outputs()

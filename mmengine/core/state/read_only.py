@@ -40,7 +40,7 @@ class ReadOnly:
     without write access and dicts as mapping proxies, and wraps objects whose annotation is a ReadOnly class.
     """
 
-    _shown: ClassVar[dict[str, Any]] = {}  # annotations by name, without those that are current
+    _shown: ClassVar[dict[str, Any]] = {}  # annotations by name, except `Current` annotations
     _target: Any
 
     def __init_subclass__(cls) -> None:

@@ -28,7 +28,7 @@ from mmengine.processing.workers.messages import (
 )
 
 START_LIMIT_S = 60.0  # For a worker process to start.
-# Environment variables that a worker gets: only those that Python and its libraries need to start.
+# Environment variables that a worker gets: only variables that Python and its libraries need to start.
 _ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONHOME", "TMPDIR", "TZ")
 
 

@@ -177,7 +177,7 @@ class Followers:
         return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
 
     def close(self) -> None:
-        """End all processes, and kill those that do not end."""
+        """End all processes, and kill any process that does not end."""
         for channel in self._channels:
             channel.close()
         for process in self._processes:

@@ -103,10 +103,10 @@ class AccumulatedChoice:
     content: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     logprobs: list[Entry] = field(default_factory=list)
-    content_logprobs: list[Entry] = field(default_factory=list)  # those that came with content
+    content_logprobs: list[Entry] = field(default_factory=list)  # logprobs of the content tokens
     finish_reason: str = ""
     stop_reason: str | int | None = None
-    scores: PromptLogprobs | None = None  # those of the prompt
+    scores: PromptLogprobs | None = None  # the prompt's logprobs
     names: list[str] = field(default_factory=list)  # names of called functions
     arguments: list[list[str]] = field(default_factory=list)
     argument_errors: tuple[ArgumentError, ...] = ()

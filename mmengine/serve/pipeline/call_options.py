@@ -8,7 +8,7 @@ from mmengine.serve.pipeline.generation_keywords import REFUSED, Keywords
 from mmengine.serve.pipeline.generation_options import is_generation_option, refuse
 
 ENGINE = ("config", "log", "attention")
-# Options of transformers' pipeline itself, and those that only ours has.
+# Options of transformers' pipeline, and options that only this pipeline has.
 OWN = frozenset(
     {
         "generate_kwargs",

@@ -41,7 +41,7 @@ class PatternAutomaton(Automaton):
             raise UnsupportedRegex(f"has more than {MAX_STATES:,} states")
 
     def closure(self, waiting: list[int]) -> frozenset[int]:
-        """Return the states without those that only lead to others, so that fewer results differ."""
+        """Return the states, except states that only lead to others, so that fewer results differ."""
         found = super().closure(waiting)
         return frozenset(place for place in found if not place or self.states[place][0] is not None)
 

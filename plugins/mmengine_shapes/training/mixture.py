@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from mmengine_shapes.training.texts import TEXT_TASKS
 
-# A question is drawn by these weights among those that fit its image; JSON is in every image row.
+# These weights draw a question from the questions that fit the image. Every image row has a JSON question.
 TASK_WEIGHTS = {
     "describe": 1.0,
     "count": 0.7,
