@@ -16,9 +16,14 @@ MAX_ITEM_KWARGS = 32  # Most names in mm_processor_kwargs.
 Messages = Annotated[list[Json], Meta(min_length=1)]
 Seconds = Annotated[float, Meta(gt=0)]
 ItemOptions = Annotated[Json, Meta(max_length=MAX_ITEM_KWARGS)]
+# Texts that bodies of other APIs share.
+MODEL = supported("a served name; default: the first served name")
+TEMPLATE = supported("variables of the chat template, such as enable_thinking")
+ONE_CALL = supported("false: the answer ends after its first call")
+SHOW_REASONING = supported("false: reasoning is counted but not returned")
+FUNCTIONS = supported("functions; requires a chat template that supports tools")
 _OPENAI, _VLLM = supported("as in OpenAI's API"), supported("as in vLLM's API")
 _CHAT = supported("as in /v1/chat/completions")
-_MODEL = supported("a served name; default: the first served name")
 
 
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -30,7 +35,7 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class SharedBody(msgspec.Struct, frozen=True, kw_only=True):
     """Fields that every answer route has. None means absent or null."""
 
-    model: Annotated[str | None, _MODEL] = None
+    model: Annotated[str | None, MODEL] = None
     temperature: Annotated[float | None, _OPENAI] = None
     top_p: Annotated[float | None, _OPENAI] = None
     presence_penalty: Annotated[float | None, _OPENAI] = None
@@ -105,22 +110,14 @@ class ChatBody(Body, frozen=True, kw_only=True):
     top_logprobs: Annotated[int | None, supported("0 to 20; requires logprobs")] = None
     continue_final_message: Annotated[bool | None, supported("the answer continues the last message")] = None
     add_generation_prompt: Annotated[bool | None, _VLLM] = None
-    chat_template_kwargs: Annotated[
-        Json | None, supported("variables of the chat template, such as enable_thinking")
-    ] = None
-    tools: Annotated[
-        list[Json] | None, supported("functions; requires a chat template that supports tools")
-    ] = None
+    chat_template_kwargs: Annotated[Json | None, TEMPLATE] = None
+    tools: Annotated[list[Json] | None, FUNCTIONS] = None
     tool_choice: Annotated[
         str | Json | None,
         supported("none (the prompt shows no tool), auto, required, a named function, allowed_tools"),
     ] = None
-    parallel_tool_calls: Annotated[bool | None, supported("false: the answer ends after its first call")] = (
-        None
-    )
-    include_reasoning: Annotated[bool | None, supported("false: reasoning is counted but not returned")] = (
-        None
-    )
+    parallel_tool_calls: Annotated[bool | None, ONE_CALL] = None
+    include_reasoning: Annotated[bool | None, SHOW_REASONING] = None
     thinking_budget: Annotated[int | None, translated_field("another name of thinking_token_budget")] = None
     reasoning_effort: Annotated[
         str | None, translated_field("none: a thinking_token_budget of 0; otherwise the model decides")
@@ -143,7 +140,7 @@ class CompletionBody(Body, frozen=True, kw_only=True):
 class TokenizeBody(msgspec.Struct, frozen=True):
     """The body of /tokenize. Exactly one of `prompt` and `messages` is required."""
 
-    model: Annotated[str | None, _MODEL] = None
+    model: Annotated[str | None, MODEL] = None
     prompt: Annotated[str | None, supported("a text")] = None
     messages: Annotated[
         Messages | None, supported("instead of a prompt; as in chat, without images and videos")
@@ -157,4 +154,4 @@ class TokenizeBody(msgspec.Struct, frozen=True):
 
 class DetokenizeBody(msgspec.Struct, frozen=True):
     tokens: Annotated[list[int], supported("a list of token ids")]
-    model: Annotated[str | None, _MODEL] = None
+    model: Annotated[str | None, MODEL] = None

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from mmengine.server.chat.bodies import SharedBody
+from mmengine.server.chat.bodies import MODEL, TEMPLATE, SharedBody
 from mmengine.server.http.body_fields import supported, translated_field
 from mmengine.server.http.errors import Json
 
@@ -39,7 +39,6 @@ _THINKING = translated_field(
     "a budget of 0, for a model that reasons; display omitted: counted but not returned"
 )
 _OUTPUT = supported("format: json_schema, with bounds and on_truncation; effort is ignored")
-_TEMPLATE = supported("variables of the chat template, such as enable_thinking")
 _ITEMS = translated_field(
     "min_pixels, max_pixels, fps and other options of one item, clamped to the server's limits"
 )
@@ -57,21 +56,21 @@ class MessagesBody(SharedBody, frozen=True, kw_only=True):
     tool_choice: Annotated[Json | None, _CHOICE] = None
     thinking: Annotated[Thinking | None, _THINKING] = None
     output_config: Annotated[OutputConfig | None, _OUTPUT] = None
-    chat_template_kwargs: Annotated[Json | None, _TEMPLATE] = None
+    chat_template_kwargs: Annotated[Json | None, TEMPLATE] = None
 
 
 class CountBody(msgspec.Struct, frozen=True, kw_only=True):
     """The body of /v1/messages/count_tokens: the fields that determine the prompt token count."""
 
     messages: Annotated[Turns, _TURNS]
-    model: Annotated[str | None, supported("a served name; default: the first served name")] = None
+    model: Annotated[str | None, MODEL] = None
     system: Annotated[str | list[Json] | None, _SYSTEM] = None
     tools: Annotated[list[Json] | None, _TOOLS] = None
     tool_choice: Annotated[Json | None, _CHOICE] = None
     thinking: Annotated[Thinking | None, _THINKING] = None
     output_config: Annotated[OutputConfig | None, _OUTPUT] = None
     mm_processor_kwargs: Annotated[Json | None, _ITEMS] = None
-    chat_template_kwargs: Annotated[Json | None, _TEMPLATE] = None
+    chat_template_kwargs: Annotated[Json | None, TEMPLATE] = None
 
     def whole(self) -> MessagesBody:
         return MessagesBody(**{name: getattr(self, name) for name in self.__struct_fields__})

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from mmengine.server.chat.bodies import SharedBody
+from mmengine.server.chat.bodies import FUNCTIONS, ONE_CALL, SHOW_REASONING, TEMPLATE, SharedBody
 from mmengine.server.http.body_fields import supported, translated_field
 from mmengine.server.http.errors import Json
 
@@ -57,16 +57,12 @@ class ResponsesBody(SharedBody, frozen=True, kw_only=True):
     previous_response_id: Annotated[
         _Named | None, supported("the input and output of that response stand before this input")
     ] = None
-    tools: Annotated[
-        list[Json] | None, supported("functions; requires a chat template that supports tools")
-    ] = None
+    tools: Annotated[list[Json] | None, FUNCTIONS] = None
     tool_choice: Annotated[
         str | Json | None,
         supported("none (the prompt shows no tool), auto, required, a function, allowed_tools"),
     ] = None
-    parallel_tool_calls: Annotated[bool | None, supported("false: the answer ends after its first call")] = (
-        None
-    )
+    parallel_tool_calls: Annotated[bool | None, ONE_CALL] = None
     max_output_tokens: Annotated[
         int | None, supported("includes reasoning; default: the rest of the context")
     ] = None
@@ -112,12 +108,8 @@ class ResponsesBody(SharedBody, frozen=True, kw_only=True):
         _Named | None,
         supported("returned as sent, up to 256 characters; prefixes are matched by content"),
     ] = None
-    chat_template_kwargs: Annotated[
-        Json | None, supported("variables of the chat template, such as enable_thinking")
-    ] = None
-    include_reasoning: Annotated[bool | None, supported("false: reasoning is counted but not returned")] = (
-        None
-    )
+    chat_template_kwargs: Annotated[Json | None, TEMPLATE] = None
+    include_reasoning: Annotated[bool | None, SHOW_REASONING] = None
 
 
 AS_CHAT = (  # Fields that chat has too, with the same meaning.
