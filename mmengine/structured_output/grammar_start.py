@@ -26,7 +26,7 @@ class GrammarStart:
 
     def __init__(self, after: Sequence[int]):
         self._after = list(after)
-        self._last: list[int] = []  # The last generated tokens, fewer than `after` has.
+        self._last: list[int] = []  # The last generated tokens, at most len(after) - 1.
 
     def end_in(self, token_ids: Sequence[int]) -> int | None:
         """Return how many of `token_ids` would be consumed until the grammar starts; None if the grammar

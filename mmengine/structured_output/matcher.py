@@ -12,7 +12,7 @@ class Matcher(Protocol):
         """
 
     def consume_tokens(self, token_ids: list[int]) -> bool:
-        """Consume several tokens in order; the same rules apply."""
+        """Consume several tokens in order, like `consume_token`."""
 
     def try_consume_tokens(self, token_ids: list[int]) -> int:
         """Consume as many of these tokens as the grammar allows, and return their number. The matcher stays
@@ -34,8 +34,8 @@ class Matcher(Protocol):
         """
 
     def compute_ff_bytes(self) -> bytes:
-        r"""Return the bytes that must come next, as far as they are known. A token outside all texts appears
-        as \xff[its id].
+        r"""Return the bytes that must come next, as far as they are known. A special token appears as
+        \xff[its id].
         """
 
     def compute_bitmask(self) -> bytes:

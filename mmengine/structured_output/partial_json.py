@@ -21,7 +21,7 @@ class PartialJson:
 
     def __init__(self) -> None:
         self._root: list[JsonValue] = []  # The value, once it has begun.
-        # Open containers, and the place of each container's last value.
+        # Open containers, each with the key or index of its last value.
         self._open: list[tuple[JsonValue, JsonValue]] = []
         self._key: str | None = None  # A key that waits for its value.
         self._string: list[str] | None = None  # The parts of an unfinished string.
@@ -35,8 +35,8 @@ class PartialJson:
         return bool(self._root)
 
     def value(self) -> JsonValue:
-        """Return the value so far, as `json.loads` would. Later values share the parts that are complete: a
-        change to such a part changes all these values.
+        """Return the value so far, as `json.loads` would. Values from later calls share the complete parts
+        with this value, so the caller must not modify the value.
         """
         child: JsonValue = None
         for depth in range(len(self._open) - 1, -1, -1):

@@ -1,3 +1,3 @@
-"""Read the requested output form: the fields in `response_format` and `grammar`, tags, tool calls, and their
-form in the log.
+"""Read the requested output format: the fields in `response_format` and `grammar`, structural tags, and tool
+calls. Defines how the log stores them.
 """

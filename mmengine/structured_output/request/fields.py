@@ -14,11 +14,11 @@ from mmengine.request import check_unicode
 from mmengine.structured_output.json_schema.normalization import Bounds, NormalizedSchema, normalize_schema
 from mmengine.structured_output.json_schema.reading.loading import encode
 
-# JSON text of a schema, its bounds, JSON text of the documents that its references lead to, whether unknown
-# keywords are refused.
+# Takes a schema as JSON text, its bounds, the documents that its references lead to as JSON text, and whether
+# unknown keywords are refused.
 Normalizer = Callable[[bytes, Bounds, bytes, bool], NormalizedSchema]
 _work_out: ContextVar[Normalizer | None] = ContextVar("work_out", default=None)
-# Number of bytes of a schema and its documents from which normalization takes tens of milliseconds.
+# Size of a schema with its documents, in bytes, above which normalization takes tens of milliseconds.
 LARGE = 32 * 2**10
 Truncation = Literal["length", "close"]
 MAX_URI = 2_000  # Maximum number of characters of a document's name.
@@ -46,7 +46,7 @@ def check_string(where: FieldPath, value: object, max_chars: int) -> str:
 
 
 def truncation_of(where: FieldPath, given: Mapping[str, Any]) -> tuple[dict[str, Any], Truncation]:
-    """Return the other fields in `given`, and its on_truncation."""
+    """Return the fields in `given` except on_truncation, and the value of on_truncation."""
     given = dict(check_mapping(where, given))
     match given.pop("on_truncation", None):
         case None | "length":
@@ -59,12 +59,12 @@ def truncation_of(where: FieldPath, given: Mapping[str, Any]) -> tuple[dict[str,
             )
 
 
-msgspec.json.Decoder(Bounds)  # One thread learns the type: msgspec crashes if two threads use it first.
+msgspec.json.Decoder(Bounds)  # Built at import: msgspec crashes if two threads are the first to use a type.
 
 
 def bounds_of(where: FieldPath, given: object) -> Bounds:
-    """Return the bounds: None means the defaults, False no bounds, an object the fields of bounds.py that it
-    names.
+    """Return the bounds. If `given` is None, they are the defaults; if False, there are no bounds; an object
+    sets the fields of bounds.py that it names.
     """
     if given is False:
         return Bounds.off()
@@ -93,8 +93,8 @@ def check_flag(where: FieldPath, value: object) -> bool:
 
 @contextmanager
 def normalize_large_by(work_out: Normalizer | None) -> Iterator[None]:
-    """Normalize schemas of more than LARGE bytes by `work_out` within this context and thread. `work_out`
-    takes the arguments of `_normalize_text`; None normalizes every schema here.
+    """Within this context and thread, normalize schemas of more than LARGE bytes with `work_out`. `work_out`
+    takes the arguments of `_normalize_text`. If it is None, this thread normalizes every schema.
     """
     token = _work_out.set(work_out)
     try:

@@ -1,11 +1,11 @@
-"""The forms that response_format and grammar may ask for, and the GrammarRequest (request.py) that the engine
-and its log store. A GrammarRequest's source, by kind:
+"""Reads `response_format` and `grammar` into a GrammarRequest (request.py), which the engine and its log
+store. The source of each kind of GrammarRequest:
 
     json_schema      the normalized schema, bounds included, as JSON
     regex            the regular expression
     choice           a JSON list of texts
     lark             the grammar
-    structural_tag   a JSON object of structures, triggers, … (tags.py)
+    structural_tag   a JSON object of structures, triggers, … (structural_tags.py)
     tool_calls       a JSON object of tools, their format, … (tool_calls.py)
 """
 
@@ -39,8 +39,7 @@ from mmengine.structured_output.request.tool_calls import ToolCalls, read_tool_c
 # Maximum number of characters of a regex or a Lark grammar, and of all choices together.
 MAX_GRAMMAR_CHARS = 256 * 1024
 MAX_CHOICES = 10_000
-# Maximum number of rules of a Lark grammar: rules may be nested as deep as that, and deep nesting needs
-# stack.
+# Maximum number of rules of a Lark grammar. Rules may be nested to this depth, and nesting uses stack space.
 MAX_RULES = 2_000
 _RULE = re.compile(r"[\w\])}-]\s*:")  # The end of a rule's head: its name, or options or parameters.
 _FORMATS = ("text", "json_object", "json_schema", "structural_tag")
@@ -66,14 +65,14 @@ class Lark(msgspec.Struct, frozen=True):
 
 Grammar = JsonSchema | Regex | Choice | Lark | StructuralTag | ToolCalls
 
-# White space between the items of JSON text and after its keys: the minimum, and Python's style.
+# Separators of JSON text (after an item, after a key): the shortest, and the default of Python's json.
 _SPACINGS = ((",", ":"), (", ", ": "))
 
 
 @lru_cache(maxsize=64)
 def draft_grammars_of(grammar: GrammarRequest) -> tuple[GrammarRequest, ...]:
-    """Return grammars that allow a part of `grammar` and force more tokens: for a schema, grammars with fixed
-    white space.
+    """Return narrower grammars for drafting, which force more tokens than `grammar`. For a JSON Schema, these
+    are grammars with fixed white space; for other kinds, there are none.
     """
     found = read_grammar(grammar)
     if not isinstance(found, JsonSchema):
@@ -93,7 +92,9 @@ _decode_tag = msgspec.json.Decoder(StructuralTag).decode  # Created by one threa
 
 
 def read_grammar(grammar: GrammarRequest) -> Grammar:
-    """Return a request's grammar by kind. Raises InvalidRequest for a source not written by `grammar_of`."""
+    """Return a request's grammar as an instance of its kind's class. Raises InvalidRequest for a source not
+    written by `grammar_of`.
+    """
     source = grammar.source
     try:
         match grammar.kind:
@@ -125,13 +126,14 @@ def grammar_of(
     batch ask for the same grammar.
 
     `response_format` is {"type": "text"}, {"type": "json_object"}, {"type": "json_schema", "json_schema":
-    {"schema": {…}}} or {"type": "structural_tag", …} with the fields from tags.py. A schema is always
-    enforced; its `strict` only adds notes. All types except text may have "bounds": an object with fields
-    from bounds.py, or false for no bounds. A json_schema may have "schemas", documents that its references
-    lead to, by URI, and "strict_keywords", true to refuse unknown keywords. `grammar` is {"regex": …},
-    {"choice": […]}, {"lark": …}, {"gbnf": …} ("ebnf" is the same) or {"structural_tag": {…}}. All forms
-    except text may have "on_truncation": "close", or "length" (the default). `reasoning_of` reads their
-    "reasoning". Raises InvalidRequest, naming the part that cannot be enforced and its place.
+    {"schema": {…}}} or {"type": "structural_tag", …} with the fields from structural_tags.py. A schema is
+    always enforced; its `strict` only adds notes. All types except text may have "bounds": an object with
+    fields from bounds.py, or false for no bounds. A json_schema may have "schemas", a mapping from URIs to
+    documents that its references may lead to, and "strict_keywords", which refuses unknown keywords if true.
+    `grammar` is {"regex": …}, {"choice": […]}, {"lark": …}, {"gbnf": …} ("ebnf" is the same) or
+    {"structural_tag": {…}}. All types except text, and all grammars, may have "on_truncation": "close" or
+    "length" (the default). `reasoning_of` reads their "reasoning". Raises InvalidRequest, naming the part
+    that cannot be enforced and its JSON pointer.
     """
     if response_format is not None and grammar is not None:
         raise InvalidRequest("give response_format or grammar, not both")

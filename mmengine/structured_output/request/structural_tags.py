@@ -5,7 +5,7 @@
            ╰────────begin───────╯╰────schema────╯╰──end──╯
 
 Free text contains no trigger: a trigger always begins a tag. So that a text is never ambiguous, no trigger
-may contain another, and no begin may start another.
+may contain another trigger, and no tag's begin may be a prefix of another tag's begin.
 """
 
 from collections.abc import Mapping
@@ -50,9 +50,10 @@ class StructuralTag(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
 
 
 def structural_tag(where: FieldPath, given: Any) -> str:
-    """Return a structural tag's source, as spec.py describes it. `given` is {"structures": [{"begin",
-    "schema", "end"}, …], "triggers": […]} with optional "at_least_one", "stop_after_first" and "bounds".
-    Raises InvalidRequest, naming the field and, for a schema, the keyword and its place.
+    """Return a structural tag as the source of a GrammarRequest (spec.py describes it). `given` is
+    {"structures": [{"begin", "schema", "end"}, …], "triggers": […]} with optional "at_least_one",
+    "stop_after_first" and "bounds". Raises InvalidRequest, naming the field and, for a schema, the keyword
+    and its place.
     """
     refuse_unknown_fields(where, check_mapping(where, given), _FIELDS)
     if given.get("type", "structural_tag") != "structural_tag":
@@ -101,7 +102,9 @@ def _structure(where: FieldPath, begin: str, given: Mapping[str, Any], bounds: B
 
 
 def _is_enclosed(schema: Mapping[str, Any]) -> bool:
-    """Return whether a value shows its own end, by its bracket or quote. `schema` is normalized."""
+    """Return whether every value ends with a bracket or a quote, so that the value's end is known. `schema`
+    is normalized.
+    """
     return schema.get("type") in _ENCLOSED or ("anyOf" in schema and all(map(_is_enclosed, schema["anyOf"])))
 
 
@@ -128,7 +131,8 @@ def _check_triggers(where: FieldPath, triggers: list[str], begins: list[str]) ->
 
 def _check_begins(where: FieldPath, begins: list[str]) -> None:
     order = sorted(range(len(begins)), key=lambda n: begins[n])
-    for n, m in zip(order, order[1:]):  # A text sorts right before the texts that it begins.
+    # In sorted order, a text stands directly before the texts that start with it.
+    for n, m in zip(order, order[1:]):
         if begins[m].startswith(begins[n]):
             raise InvalidRequest(
                 f"{FIELD}, {shown(begins[n])}, also begins structures[{m}]: which of "

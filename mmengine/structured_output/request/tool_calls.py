@@ -1,4 +1,4 @@
-r"""Tool calls as an answer's form, in the two syntaxes that chat templates teach models:
+r"""Grammars for answers with tool calls, in the two syntaxes that chat templates teach models:
 
     json   <tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>
     xml    <tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>
@@ -31,8 +31,9 @@ _ONE_BY_ONE = (
     "this model's calls name one parameter after the other, so that what one may be cannot depend on "
     "another, nor on its name"
 )
-MAX_SPACES = 2  # Maximum number of white-space characters in a row in arguments: templates show models one.
-MAX_REFERENCES = 32  # Maximum number of references from one to another, for one property.
+# Maximum number of white-space characters in a row in arguments. Templates write a single space.
+MAX_SPACES = 2
+MAX_REFERENCES = 32  # Maximum length of a chain of references from one property.
 
 Json = dict[str, Any]
 
@@ -40,8 +41,8 @@ Json = dict[str, Any]
 class CallableTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A tool that the model may call.
 
-    `schema` is its arguments' normalized schema. `given` is the requested schema if calls satisfy only a part
-    of that schema; otherwise null.
+    `schema` is its arguments' normalized schema. `given` is the requested schema if `schema` enforces only a
+    part of the requested schema; otherwise null.
     """
 
     name: str
@@ -69,7 +70,7 @@ class ToolCalls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 
     @property
     def unenforced(self) -> tuple[str, ...]:
-        """Names of the tools whose calls are not held to their whole schemas."""
+        """Names of the tools whose requested schemas are enforced only in part."""
         return tuple(tool.name for tool in self.tools if not tool.is_enforced)
 
     @property
@@ -79,13 +80,13 @@ class ToolCalls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 
 
 def head_of(name: str, form: CallFormat) -> str:
-    """Return the text in a tool's call between OPEN and its arguments."""
+    """Return the text between OPEN and the arguments in a call of the tool `name`."""
     return f'\n{{"name": {json.dumps(name)}, "arguments": ' if form == "json" else f"\n<function={name}>\n"
 
 
 class RequestedTool(NamedTuple):
-    """A tool as requested. `parameters` is a JSON schema as text. `place` is its field in the request.
-    `is_strict` refuses a schema that cannot be enforced instead of relaxing that schema.
+    """A tool as requested. `parameters` is a JSON schema as text. `place` is its field in the request. If
+    `is_strict`, a schema that cannot be enforced is refused; otherwise it is relaxed.
     """
 
     name: str
@@ -136,8 +137,8 @@ def _normalize(schema: Json, form: CallFormat) -> msgspec.Raw:
 
 
 def _relaxed_schema(schema: Json, form: CallFormat) -> Json:
-    """Return a relaxed schema: an object; in xml an object with the named properties, which are strings where
-    the schema says so.
+    """Return a schema that can be enforced and that allows more. In json it allows any object. In xml it
+    allows an object with the named properties, which are strings where `schema` says so.
     """
     properties = schema.get("properties")
     if form == "json" or not isinstance(properties, Mapping):
@@ -151,11 +152,11 @@ def _relaxed_schema(schema: Json, form: CallFormat) -> Json:
 
 
 class Parameters(NamedTuple):
-    """A tool's parameters if its calls are written as xml.
+    """A tool's parameters, for calls in the xml syntax.
 
-    `schemas` are normalized, by name. `required` names the parameters that must be present. `raw` names the
-    parameters that are written without JSON. `others` is the schema for other parameters (None: there are
-    none).
+    `schemas` maps each name to its normalized schema. `required` names the parameters that must be present.
+    `raw` names the parameters that are written without JSON. `others` is the schema for other parameters
+    (None: there are none).
     """
 
     schemas: Json
@@ -197,8 +198,8 @@ def parameters_of(schema: str) -> Parameters:
 
 
 def _others(schema: Json) -> object:
-    """Return the schema for an object's unnamed properties; None: there are none; False: they have several
-    schemas.
+    """Return the schema for the properties that an object's schema does not name; None if there are none;
+    False if they have several schemas.
     """
     patterns: Json = schema.get("patternProperties", {})
     if patterns and list(patterns) != [_ANY_KEY]:
@@ -233,7 +234,7 @@ def _resolve(schema: Json, definitions: Json) -> Json:
     return schema
 
 
-# Created here: msgspec learns a type at its first use, and crashes if two threads do so at once.
+# Built at import: msgspec crashes if two threads are the first to use a type.
 _decode_calls = msgspec.json.Decoder(ToolCalls).decode
 
 

@@ -1,6 +1,6 @@
-"""Write types that msgspec knows (a Struct, a dataclass, a TypedDict, list[int], …) as JSON Schemas whose
-every answer msgspec decodes as that type. msgspec's own schemas are wider: for a datetime they allow any
-string.
+"""Writes JSON Schemas for types that msgspec knows (a Struct, a dataclass, a TypedDict, list[int], …), so
+that msgspec decodes every answer as that type. msgspec's own schemas allow more: for a datetime they allow
+any string.
 
 pathlib's paths are supported as well: `paths` decodes them.
 """
@@ -54,7 +54,7 @@ def _number(name: str, kind: kinds.IntType | kinds.FloatType) -> Schema:
 
 
 def _check_hash(kind: kinds.Type) -> None:
-    """Raise InvalidRequest for items that no set can hold."""
+    """Raise InvalidRequest if items of this type are not hashable."""
     while isinstance(kind, kinds.Metadata):
         kind = kind.type
     for each in (*getattr(kind, "types", ()), *getattr(kind, "item_types", ())):

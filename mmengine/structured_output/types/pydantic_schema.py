@@ -1,8 +1,9 @@
-"""Write types that pydantic knows as JSON Schemas whose every answer pydantic validates. Imports pydantic.
+"""Writes JSON Schemas for types that pydantic knows, so that pydantic validates every answer. Imports
+pydantic.
 
 pydantic's own schemas describe its types loosely: a Decimal may be any string, and a URL may have any scheme.
-If validation requires more than that schema, the schema here also requires that, or more. If no schema can
-express the rule (a file that exists), the type is refused.
+Where validation is stricter than pydantic's schema, the schema written here is at least as strict as
+validation. A type is refused if no schema can express its rule (for example, a file that exists).
 """
 
 from collections.abc import Mapping
@@ -65,7 +66,7 @@ class _Narrow(GenerateJsonSchema):
         )
 
     def decimal_schema(self, schema: core_schema.DecimalSchema) -> JsonSchemaValue:
-        """Write a number: answers have no use for its string form."""
+        """Write a JSON number; pydantic's schema would also allow a string."""
         given = ("ge", "minimum"), ("le", "maximum"), ("gt", "exclusiveMinimum"), ("lt", "exclusiveMaximum")
         found: JsonSchemaValue = {"type": "number"}
         limits = dict(schema)
@@ -96,7 +97,9 @@ class _Narrow(GenerateJsonSchema):
         return super().enum_schema(schema)
 
     def _check_values(self, values: list[object]) -> None:
-        """Refuse values that Python would compare with the decoded JSON and find unequal."""
+        """Refuse values of other types: pydantic would compare them with the decoded JSON and find them
+        unequal.
+        """
         if not all(each is None or isinstance(each, str | int | float) for each in values):
             self._refuse("a Literal or an Enum with values other than strings, numbers, booleans and None")
 
@@ -116,7 +119,9 @@ class _Narrow(GenerateJsonSchema):
         return super().typed_dict_field_schema(schema)
 
     def _check_alias(self, alias: object) -> None:
-        """Refuse an alias that leads into other values: no schema can name it."""
+        """Refuse a validation alias that is only a path into nested values: no schema can express such a
+        path.
+        """
         if isinstance(alias, list):
             paths = [each if isinstance(each, list) else alias for each in alias]
             if not any(len(path) == 1 and isinstance(path[0], str) for path in paths):
@@ -140,8 +145,8 @@ class _Narrow(GenerateJsonSchema):
         return patterns.ascii_where_classes_differ(found)
 
     def bytes_schema(self, schema: core_schema.BytesSchema) -> JsonSchemaValue:
-        """Write bytes. A length counts bytes, so it is enforced with one-byte characters and refused within
-        an encoding.
+        """Write bytes. A length limit counts bytes: with UTF-8 the text is restricted to ASCII, and with
+        base64 or hex the limit is refused.
         """
         given = {"minLength": schema.get("min_length"), "maxLength": schema.get("max_length")}
         lengths = {keyword: length for keyword, length in given.items() if length is not None}
@@ -206,7 +211,7 @@ class _Narrow(GenerateJsonSchema):
 
     def url_schema(self, schema: core_schema.UrlSchema | core_schema.MultiHostUrlSchema) -> JsonSchemaValue:
         limit = schema.get("max_length", 2083)
-        # One less, because an empty path becomes "/".
+        # One less than the limit, because pydantic adds "/" to a URL without a path.
         return _string(patterns.url(schema.get("allowed_schemes")), maxLength=min(limit, 2083) - 1)
 
     multi_host_url_schema = url_schema
@@ -222,7 +227,9 @@ class _Narrow(GenerateJsonSchema):
         return self._hashable(schema.get("items_schema"), super().frozenset_schema(schema))
 
     def _hashable(self, items: Mapping[str, object] | None, found: JsonSchemaValue) -> JsonSchemaValue:
-        """Return the schema of a set, whose items must be hashable: arbitrary items become plain values."""
+        """Return the schema of a set, whose items must be hashable. If the type does not restrict the items,
+        they may be strings, numbers, booleans and null.
+        """
         if items is None or items["type"] == "any":
             return {**found, "items": {"type": patterns.PLAIN_TYPES}}
         self._check_items(items)
@@ -266,7 +273,9 @@ class _Narrow(GenerateJsonSchema):
 
 
 def _with_digits(before: int, behind: int) -> JsonSchemaValue:
-    """Return a schema for numbers with limited digits before and after the decimal point."""
+    """Return a schema for numbers with at most `before` digits before the decimal point and `behind` digits
+    after it.
+    """
     limits = {"exclusiveMinimum": -(10**before), "exclusiveMaximum": 10**before}
     if not behind:
         return {"type": "integer", **limits}

@@ -1,6 +1,7 @@
-"""Patterns for strings that Python's types parse: narrower than the types accept, and never wider.
+"""Patterns for strings that Python's types parse. A pattern may match fewer strings than its type accepts,
+and never more.
 
-Each pattern is used alone between ^ and $, and beside a `format` if there is one.
+A complete pattern is anchored with ^ and $. A schema may combine the pattern with a `format`.
 """
 
 import re
@@ -14,13 +15,13 @@ PLAIN_TYPES = ["string", "number", "boolean", "null"]  # Types of values that a 
 
 BASE64 = "^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/][AQgw]==|[A-Za-z0-9+/]{2}[AEIMQUYcgkosw048]=)?$"
 BASE64URL = "^(?:[A-Za-z0-9_-]{4})*(?:[A-Za-z0-9_-][AQgw]==|[A-Za-z0-9_-]{2}[AEIMQUYcgkosw048]=)?$"
-# Groups of three characters below 128: the highest bit of each is 0. The last two characters, which differ
-# between the two forms, are left out.
+# Base64 of ASCII text: 4 characters for 3 bytes, and the highest bit of each byte is 0. The last two
+# characters of the alphabet, which differ between base64 and base64url, are left out.
 ASCII_IN_BASE64 = "^(?:[A-Za-f][A-HQ-Xg-nw-z0-3][ABEFIJMNQRUVYZcdghklopstwx014589][A-Za-z0-9])*$"
 HEX = "^(?:[0-9a-f]{2})*$"
 INTEGER_KEY = "^(?:0|-?[1-9][0-9]{0,17})$"
 NUMBER_KEY = "^-?(?:0|[1-9][0-9]{0,9})(?:\\.[0-9]{1,5})?$"
-# datetime.timedelta ends at 999,999,999 days.
+# Six digits keep each value below the maximum of datetime.timedelta, which is 999,999,999 days.
 SHORT_DURATION = "^P(?:[0-9]{1,6}[YMWD])*(?:T(?:[0-9]{1,6}[HMS])*)?$"
 BYTE_SIZE = "^[0-9]{1,9}(?:[kmgt]i?b)?$"
 CLOCK_DURATION = "^P(?:[0-9]{1,6}D)?(?:T(?:[0-9]{1,6}[HMS])*)?$"  # Units with a fixed length.
@@ -39,10 +40,10 @@ _PORT = "(?::[1-9][0-9]{0,3})?"
 _OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
 IPV4 = f"(?:{_OCTET}\\.){{3}}{_OCTET}"
 IPV6 = "(?:[0-9a-f]{1,4}:){7}[0-9a-f]{1,4}"
-_LONG_DOMAIN = "(?:[a-z]{2,3}|[a-z]{6}|info|name)"  # None of the names that stand for no host: test, local, …
+_LONG_DOMAIN = "(?:[a-z]{2,3}|[a-z]{6}|info|name)"  # Excludes reserved names: test, local, …
 EMAIL = f"[a-z0-9]{{1,20}}(?:[._+-][a-z0-9]{{1,20}}){{0,2}}@(?:{_LABEL}\\.){{1,3}}{_LONG_DOMAIN}"
 
-# By formats that pydantic writes and JSON Schema does not define.
+# Patterns keyed by formats that pydantic writes and JSON Schema does not define.
 FORMAT_PATTERNS = {
     "base64": BASE64,
     "base64url": BASE64URL,
@@ -80,8 +81,8 @@ def ascii_where_classes_differ(schema: Schema) -> Schema:
 
 
 def url(schemes: list[str] | None) -> str:
-    """Return a pattern for absolute URLs of these schemes (https and http without any), in pydantic's
-    spelling except for a "/" after the host.
+    """Return a pattern for absolute URLs with these schemes (default: https and http). Pydantic leaves such a
+    URL unchanged, except that it adds "/" after a host without a path.
     """
     names = "|".join(_plain(name) for name in schemes or ["https", "http"])
     port = "" if "file" in (schemes or ()) else _PORT
@@ -93,13 +94,13 @@ def _plain(scheme: str) -> str:
 
 
 def uuid(version: int) -> str:
-    """Return a pattern for UUIDs of this version: lower case, of the RFC's variant."""
+    """Return a pattern for UUIDs of this version, in lower case, with the variant of RFC 9562."""
     return f"^[0-9a-f]{{8}}-[0-9a-f]{{4}}-{version:x}[0-9a-f]{{3}}-[89ab][0-9a-f]{{3}}-[0-9a-f]{{12}}$"
 
 
 def dates(first: date, last: date) -> str:
-    """Return a pattern for days from `first` to `last`, as far as digits can express that (the 31st of each
-    month is included).
+    """Return a pattern for dates from `first` to `last` (YYYY-MM-DD). It also matches dates that do not
+    exist, such as February 31st, which the schema's `format` excludes.
     """
     return f"^(?:{'|'.join(_days(first, last))})$"
 

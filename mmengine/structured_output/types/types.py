@@ -43,7 +43,8 @@ class _Reader(NamedTuple):
 
 def schema_of(what: object) -> dict | bool:
     """Return the JSON Schema of a requested type. Raises InvalidRequest with the reason if there is none.
-    `decode` accepts every answer of that schema, except for rules in the type's own code (validators).
+    `decode` accepts every answer that satisfies the schema, unless the type's own code (a validator) rejects
+    the answer.
     """
     if isinstance(what, dict | bool):
         return what
@@ -155,11 +156,11 @@ def _fields_of(each: object) -> list[object]:
 
 
 def _close_schema(schema: object) -> object:
-    """Close the parts of a type's schema that its library leaves open.
+    """Restrict the parts of a type's schema that its library leaves open.
 
-    An object has no keys except its fields, unless the type says otherwise: no code would read the others.
-    Bytes are base64, which the schema states only as an annotation, and become a pattern; so do formats that
-    JSON Schema does not define. Raises InvalidRequest for formats that no pattern describes.
+    An object has no keys except its fields, unless the type says otherwise, because no code would read other
+    keys. A pattern replaces base64, which the schema states only as an annotation, and each format that JSON
+    Schema does not define. Raises InvalidRequest for formats that no pattern describes.
     """
     if not isinstance(schema, dict):
         return schema
@@ -181,8 +182,8 @@ def _close_schema(schema: object) -> object:
 
 
 def _drop_idle_unique(schema: Schema, root: Schema) -> Schema:
-    """Keep a set's `uniqueItems` only if the keyword can be enforced or matters: a set without a minimum size
-    accepts duplicates.
+    """Drop a set's `uniqueItems` if the keyword cannot be enforced and the set needs at most 1 item: decoding
+    then merges duplicates.
     """
     out = _map_subschemas(
         schema, lambda each: _drop_idle_unique(each, root) if isinstance(each, dict) else each
@@ -197,7 +198,7 @@ def _drop_idle_unique(schema: Schema, root: Schema) -> Schema:
 
 
 def _map_subschemas(schema: Schema, change: Callable[[object], object]) -> Schema:
-    """Return a copy with changed subschemas."""
+    """Return a copy of the schema in which `change` has replaced each direct subschema."""
     out = dict(schema)
     for keyword, value in schema.items():
         if keyword in SUBSCHEMA:

@@ -42,7 +42,7 @@ def without_nul(ranges: Ranges) -> Ranges:
 
     If a set contains all control characters (except those with a short escape such as \n), llguidance 1.9
     adds the quote and the backslash. A set without both characters therefore gives up U+0000. `restore_nul`
-    recognises from its text that the set still stands for U+0000.
+    recognises from the written set that it also stands for U+0000.
     """
     if _holds(ranges, 0x22) and _holds(ranges, 0x5C) or not _holds_controls(ranges):
         return ranges
@@ -96,7 +96,8 @@ def _holds_controls(ranges: Ranges) -> bool:
 def write_class(ranges: Ranges, extras: str = "", negated: bool = False) -> str:
     if extras and (negated and "\\p{P" in extras or not negated and "\\P{P" in extras):
         raise PatternError("the complement of punctuation cannot be enforced; name the characters instead")
-    twice: tuple[int, int] | None = None  # A repeated range says that the set never contained U+0000.
+    # A range that is written twice marks a set that never contained U+0000.
+    twice: tuple[int, int] | None = None
     if "\\P" not in extras:
         wanted = complement(ranges) if negated else ranges
         left = without_nul(wanted)

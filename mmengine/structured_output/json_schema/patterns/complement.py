@@ -47,7 +47,9 @@ def _build_complement(regex: str) -> Pattern:
 
 @lru_cache(maxsize=1024)
 def may_overlap(a: str, b: str) -> bool:
-    """Return whether some string may match both patterns. False is proven."""
+    """Return whether some string may match both patterns. False is proven; True may also mean that the
+    comparison took too long.
+    """
     try:
         return has_overlap(a, b, MatchBudget(MAX_STEPS))
     except PatternError:

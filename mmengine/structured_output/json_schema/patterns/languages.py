@@ -1,7 +1,7 @@
-"""Combine patterns as automata: the strings that one pattern matches and another does not, written as a
-pattern again.
+"""Combines patterns as automata, for example into a pattern for the strings that one pattern matches and
+another does not.
 
-Each pattern becomes a deterministic automaton: every state leads, by every character, to exactly one state.
+Each pattern becomes a deterministic automaton: from every state, every character leads to exactly one state.
 Automata are combined and minimized. Then their states are eliminated one by one until a pattern is left (J.
 Brzozowski, E. McCluskey, Signal Flow Graph Techniques for Sequential Circuit State Diagrams, 1963).
 """
@@ -29,7 +29,7 @@ class Language:
     """A deterministic automaton over character ranges.
 
     `cuts` are code point ranges without surrogates. `steps[state][cut]` is the state that the cut's
-    characters lead to. State 0 is the start state.
+    characters lead to. State 0 is the start state; `ends` are the accepting states.
     """
 
     cuts: tuple[tuple[int, int], ...]
@@ -76,8 +76,8 @@ def has_overlap(a: str, b: str, budget: MatchBudget) -> bool:
 
 
 def membership_patterns(parts: list[Language]) -> list[tuple[bool, ...]]:
-    """Return every membership combination that some text has: for each language, whether it contains the
-    text. The combination without any membership is left out.
+    """Return every combination of memberships that some text has. A combination says, for each language,
+    whether the language contains the text. The combination of no membership at all is left out.
     """
     states = {tuple(0 for _ in parts): 0}
     found: dict[tuple[bool, ...], None] = {}
@@ -154,7 +154,9 @@ def _minimize(language: Language) -> Language:
 
 
 def write_pattern(language: Language) -> str:
-    """Return a pattern for the language's whole texts. The language must not be empty."""
+    """Return a pattern whose full matches are exactly the language's texts (without anchors). The language
+    must not be empty.
+    """
     edges = _edges(language)
     first, last = -1, -2
     edges[first] = {0: ""}
@@ -182,8 +184,8 @@ def write_pattern(language: Language) -> str:
 
 
 def _costs(edges: dict[int, dict[int, str]], inner: list[int]) -> dict[int, int]:
-    """Return, for each state, how many characters its elimination would write once more: each path into the
-    state is joined to each path out.
+    """Return, for each state, how many characters its elimination would duplicate, because every path into
+    the state is joined to every path out of it.
     """
     ways, sizes = dict.fromkeys(inner, 0), dict.fromkeys(inner, 0)  # Paths into a state.
     for state, row in edges.items():
@@ -208,7 +210,9 @@ def _in_group(regex: str) -> str:
 
 
 def _edges(language: Language) -> dict[int, dict[int, str]]:
-    """Return the character sets between states from which an accepting state can be reached."""
+    """Return {state: {next state: character set as a regex}} for the states from which an accepting state can
+    be reached.
+    """
     useful = set(language.ends)
     while more := {
         state for state, row in enumerate(language.steps) if state not in useful and useful & set(row)

@@ -24,8 +24,8 @@ MARK = "other keys"  # First element of an object's $comment, which describes it
 class OtherKeys:
     """The keys that are not in `names` and do not start with any prefix in `prefixes`.
 
-    `limit` is the maximum number of characters, counted from the first that differs from every name; 0 means
-    no limit.
+    `limit` is the maximum number of characters of a key after the first character that differs from every
+    name; 0 means no limit.
     """
 
     names: tuple[str, ...]
@@ -55,8 +55,8 @@ class OtherKeys:
 
 
 def expand_other_keys(schema: dict, spelled_out: bool = True) -> dict:
-    """Return an object that `OtherKeys.apply_to` wrote with patterns alone for all keys. Without
-    `spelled_out` the patterns also match the named keys.
+    """Rewrite an object schema from `OtherKeys.apply_to` so that patterns alone describe its other keys.
+    Unless `spelled_out`, the patterns also match the named keys. Any other schema is returned unchanged.
     """
     comment = schema.get("$comment")
     if not isinstance(comment, list) or comment[0] != MARK:
@@ -82,8 +82,8 @@ def pattern_excluding(names: list[str], prefixes: tuple[str, ...] = (), tail: st
 
 
 def _node(node: dict[str, dict], tail: str) -> str:
-    """Return alternatives for the text that may follow this node, or "" if nothing may. Node keys with
-    several letters mark ends.
+    """Return alternatives for the text that may follow this node, or "" if nothing may. The node keys "name"
+    and "prefix" mark where a name or a prefix ends.
     """
     if "prefix" in node:
         return ""

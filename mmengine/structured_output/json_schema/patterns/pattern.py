@@ -1,5 +1,5 @@
-r"""Rewrite the regular expressions in `pattern` and `patternProperties` from ECMA-262 into an equal, anchored
-dialect.
+r"""Rewrite the regular expressions in `pattern` and `patternProperties` from ECMA-262 into an equivalent,
+anchored dialect.
 
 JSON Schema (ECMA-262), the grammar engine (Rust) and Python support different constructs, and `.`, `\d`,
 `\w`, `\s` and `$` have different meanings in them. The parser therefore writes each pattern again without

@@ -19,8 +19,9 @@ from mmengine.structured_output.json_schema.patterns.character_sets import (
 from mmengine.structured_output.regex.sets import DIGIT, LAST, SPACE, WORD, Ranges, complement
 
 MAX_NESTING = 32
-MAX_COUNT = 10_000  # Maximum of one counted repetition, and of nested counted repetitions together.
-CATEGORY_COST = 50  # A \\p counts as so many copies: it has hundreds of ranges of several bytes each.
+MAX_COUNT = 10_000  # Maximum count of a repetition, and maximum product of the counts of nested repetitions.
+# A \\p counts as this many copies, because it has hundreds of ranges of several bytes each.
+CATEGORY_COST = 50
 
 
 class Part(NamedTuple):
@@ -97,7 +98,8 @@ class Parser:
         return Part(escape_character(ord(char)), literal=char)
 
     def class_of(self, ranges: Ranges, extras: str = "", negated: bool = False) -> Part:
-        # The set contains the controls, the quote and the backslash, as \P is not applied to punctuation.
+        # A \P contains the control characters, the quote and the backslash, because `write_class` refuses a
+        # \P of punctuation.
         if "\\P" in extras:
             self.sets.append([] if negated else [(0, LAST)])
         else:

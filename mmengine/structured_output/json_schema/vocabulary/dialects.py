@@ -34,7 +34,7 @@ _NINETEEN = _SEVENTH | words(
 _TWENTY = (_NINETEEN - {"additionalItems", "$recursiveRef", "$recursiveAnchor"}) | words(
     "prefixItems $dynamicRef $dynamicAnchor"
 )
-KNOWN_IN = {  # Keywords by draft.
+KNOWN_IN = {  # Keywords, keyed by draft.
     UNSPECIFIED: _TWENTY | {"additionalItems", "nullable", "discriminator"},
     3: _FIRST | {"id", "divisibleBy", "extends", "disallow"},
     4: _FOURTH | {"id"},

@@ -1,4 +1,4 @@
-"""The `format` values that are enforced, each as a pattern that allows nothing that its RFC forbids.
+"""Patterns for the `format` values that are enforced. A pattern allows nothing that its RFC forbids.
 
 A pattern is narrower than the RFC if no regular expression is both exact and small. Leap seconds, quoted
 local parts in an email, internationalised (xn--) host names, IPv6 zones and IPvFuture are not allowed.
@@ -22,7 +22,7 @@ _HMS = r"T(?:\d{1,9}H(?:\d{1,9}M(?:\d{1,9}S)?)?|\d{1,9}M(?:\d{1,9}S)?|\d{1,9}S)"
 _YMD = r"(?:\d{1,9}Y(?:\d{1,9}M(?:\d{1,9}D)?)?|\d{1,9}M(?:\d{1,9}D)?|\d{1,9}D)"
 DURATION = rf"P(?:{_YMD}(?:{_HMS})?|{_HMS}|\d{{1,9}}W)"
 
-# A label has letters, digits and hyphens; no hyphen is at its ends or at places 3 and 4.
+# A label has letters, digits and hyphens. Its first, third, fourth and last characters are not hyphens.
 _ALNUM = r"[A-Za-z0-9]"
 _INNER = "[A-Za-z0-9-]"
 _LABEL = (

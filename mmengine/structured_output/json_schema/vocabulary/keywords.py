@@ -114,7 +114,7 @@ def to_fraction(value: int | float) -> Fraction:
 
 
 def to_number(value: Fraction) -> int | float:
-    """Return an int where the value is whole, else the nearest float."""
+    """Return an int if the value is whole, else the nearest float."""
     return value.numerator if value.denominator == 1 else float(value)
 
 
@@ -180,8 +180,8 @@ def check_values(schema: dict, pointer: str) -> None:
 
 
 def find_contradiction(schema: dict) -> tuple[tuple[str | int, ...], str] | None:
-    """Explain why two keywords in a schema object contradict each other: the names that lead to the keyword,
-    and the reason. None without a contradiction.
+    """Return (names that lead to the keyword, reason) if two keywords of a schema object contradict each
+    other; otherwise None.
     """
     if schema.get("enum") == []:
         return ("enum",), "an empty enum allows nothing"

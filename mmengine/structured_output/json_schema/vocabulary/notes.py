@@ -1,4 +1,4 @@
-"""Notes on a normalized schema: keywords that restrict nothing, and places that allow less than asked."""
+"""Notes on a normalized schema: keywords that restrict nothing, and parts that are narrowed."""
 
 from dataclasses import dataclass, field
 
@@ -12,8 +12,9 @@ MAX_NOTES = 100  # Maximum number of notes on one schema.
 class Note(msgspec.Struct, frozen=True):
     """A remark on a schema's keyword.
 
-    `pointer` is a JSON pointer (RFC 6901) to the first place that the note is about; `count` is their number;
-    "#" is the root. `warning` is True if the schema may not mean what its author intended.
+    `pointer` is a JSON pointer (RFC 6901; "#" is the root) to the first position that the note is about.
+    `count` is the number of such positions. `warning` is True if the schema may not mean what its author
+    intended.
     """
 
     keyword: str
@@ -40,7 +41,8 @@ class NormalizedSchema(msgspec.Struct, frozen=True):
 class Notes:
     """Collects the notes on one schema and merges equal notes on many places."""
 
-    first: dict[tuple[str, str], Note] = field(default_factory=dict)  # The first note by keyword and text.
+    # The first note for each keyword and text.
+    first: dict[tuple[str, str], Note] = field(default_factory=dict)
     counts: dict[tuple[str, str], int] = field(default_factory=dict)
     left_out: bool = False
 
