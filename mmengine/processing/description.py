@@ -1,5 +1,5 @@
-"""A plugin's description of its prompts, for the shared processor: plain data, and a function for media
-tokens.
+"""A plugin's description of its prompts, which the shared processor reads: plain data, and a function that
+returns a media item's tokens.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -19,10 +19,10 @@ from mmengine.processing.media.settings import MediaSettings
 class MediaDescription:
     """Describes a model's media.
 
-    `placeholders`: modality ("image", "video") by the id that stands for an item in a template: a special
-    token or an id that the tokenizer has `marked`. `tokens`: returns an item's tokens, given that id and the
-    loaded media; its placeholder runs are the embeddings in their order. `encoder`: the encoder's
-    fingerprint, which enters every hash of pixels.
+    `placeholders`: maps the id that stands for an item in a template (a special token's, or an id from the
+    tokenizer's `marked`) to the modality ("image" or "video"). `tokens`: returns an item's tokens, given that
+    id and the loaded media; its runs of placeholders receive the item's embeddings in order. `encoder`: the
+    encoder's fingerprint, which enters every hash of pixels.
     """
 
     settings: MediaSettings
@@ -39,10 +39,10 @@ class MediaDescription:
 class Description:
     """Describes a model's prompts.
 
-    `version`: version of the plugin's part in prompts; changes when the same input would give other pixels or
+    `version`: version of the plugin's prompt code; changes when the same input would give other pixels or
     tokens. `max_positions`: number of positions in the model. `generation`: generation_config.json's content.
-    `eos_token_ids`: used if that file names none. `media`: None for a text-only model. `templates`:
-    replacements for `template`, by modality, for messages with such media.
+    `eos_token_ids`: used if that file names none. `media`: None for a text-only model. `templates`: maps a
+    modality to the template that replaces `template` for messages with such media.
     """
 
     version: str

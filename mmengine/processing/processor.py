@@ -1,5 +1,5 @@
-"""Converts messages and media to prompt tokens and patches, by a plugin's description. Uses numpy, Pillow,
-PyAV and tokenizers.
+"""Converts messages and media to prompt tokens and patches, as a plugin's description says. Uses numpy,
+Pillow, PyAV and tokenizers.
 """
 
 import hashlib
@@ -42,7 +42,7 @@ GENERATION_NAMES = (
 
 
 class ChatProcessor:
-    """Implements the Processor of mmengine.models.plugin. Its only mutable state is caches. Raises ModelError
+    """Implements the Processor of mmengine.models.plugin. Mutable state is only in caches. Raises ModelError
     for a description that contradicts its tokenizer.
     """
 
@@ -86,8 +86,8 @@ class ChatProcessor:
         """Prepare chat messages; see Processor.
 
         `continue_final_message` leaves the last message open and overrides `add_generation_prompt`.
-        `media_options` apply to every image and video without its own. Beside a part's options they may hold
-        `local_files` (default True; False refuses paths, as untrusted messages need) and `video_metadata` (a
+        `media_options` apply to every image and video; options in a message part override them. They may also
+        hold `local_files` (default True; False refuses paths, for untrusted messages) and `video_metadata` (a
         list with an entry for each of `videos`).
         """
         options, access, metadata = read_arguments(media_options, base_folder)
@@ -150,7 +150,7 @@ class ChatProcessor:
         return self._plain_ids(before).tolist(), self._plain_ids(after).tolist()
 
     def _plain_ids(self, pieces: Sequence[str | int]) -> np.ndarray:
-        """Return the ids for pieces without media, int32 [n]."""
+        """Return the token ids of pieces without media, int32 [n]."""
         tokens = TokenWriter(self.tokenizer, self._limit, self._check_length)
         for piece in pieces:
             tokens.add(piece)
@@ -201,8 +201,10 @@ class ChatProcessor:
         media_options: dict[str, Any] | None = None,
         cache_salt: str = "",
     ) -> Prepared:
-        """Prepare a prompt string; see Processor. Special tokens in `text` count, because a developer wrote
-        it, not a user. The tokenizer's own prefix, such as BOS, comes first.
+        """Prepare a prompt string; see Processor.
+
+        Special tokens in `text` are read as special tokens, because a developer wrote the text, not a user.
+        The tokenizer's prefix, such as BOS, is put before the text.
         """
         if not isinstance(text, str):
             raise InvalidRequest(f"the prompt must be a string, not a {type(text).__name__}", path=PROMPT)
@@ -326,7 +328,7 @@ def _beside(images: object, videos: object, metadata: object) -> list[MediaPart]
 
 
 def _hash_key(described: Description, media: MediaDescription) -> bytes:
-    """Return everything beside the pixels that determines the encoder's output."""
+    """Return a key for all that determines the encoder's output beside the patches."""
     patches = json.dumps(astuple(media.settings.patches))
     return f"{described.version} {media.encoder} {patches}".encode()
 

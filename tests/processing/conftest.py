@@ -23,7 +23,9 @@ def reference_tokenizer(folder):
 
 @pytest.fixture(scope="session")
 def reference(folder, reference_tokenizer):
-    """Return transformers' Qwen3-VL processor, with images by Pillow; its video half needs torchvision."""
+    """Return transformers' Qwen3-VL processor for images only, with its Pillow backend: videos need
+    torchvision.
+    """
     from tests.processing.images_reference import images_only  # transformers is slow to import.
 
     return images_only(folder, reference_tokenizer)

@@ -1,4 +1,6 @@
-"""Image files that cost more to decode than their size suggests. Each is made on demand."""
+"""Image files that cost more to decode than their size suggests. Each function makes one, of about `size`
+bytes.
+"""
 
 import io
 import struct
@@ -16,8 +18,10 @@ def encoded(form, size=(16, 16), mode="RGB", **options):
 
 
 def tiff(entries, following=0, more=b""):
-    """Return a little-endian TIFF with one directory at 8: (tag, type, count, value or offset), followed by
-    `more`.
+    """Return a little-endian TIFF with one directory, followed by the bytes `more`.
+
+    `entries`: the directory's entries (tag, type, count, value or offset). `following`: the next directory's
+    offset.
     """
     head = b"II*\0" + struct.pack("<IH", 8, len(entries))
     body = b"".join(struct.pack("<HHII", *entry) for entry in sorted(entries))
@@ -25,8 +29,9 @@ def tiff(entries, following=0, more=b""):
 
 
 def grey_tiff(*entries, width=16, height=16, following=0, more=b"\0" * 256):
-    """Return a TIFF with one strip, the first bytes in `more`, and the `entries` beside the necessary
-    tags."""
+    """Return a grey TIFF with one strip, whose pixels are the first bytes of `more`. `entries`: additional or
+    changed tags.
+    """
     plain = {256: (4, 1, width), 257: (4, 1, height), 258: (3, 1, 8), 259: (3, 1, 1), 262: (3, 1, 1)}
     plain |= {273: (4, 1, 0), 277: (3, 1, 1), 278: (4, 1, height), 279: (4, 1, width * height)}
     plain |= {entry[0]: entry[1:] for entry in entries}
@@ -37,7 +42,7 @@ def grey_tiff(*entries, width=16, height=16, following=0, more=b"\0" * 256):
 
 
 def tiff_pages(size):
-    """Return pages of 114 bytes that all show the same pixels."""
+    """Return a TIFF with many pages, each of 114 bytes, which all share the same pixels."""
     count = size // 114
     page, pixels = grey_tiff()[8:122], 8 + 114 * count
     assert struct.unpack("<H", page[:2]) == (9,)
@@ -50,18 +55,18 @@ def tiff_pages(size):
 
 
 def tiff_tags_share_data(size):
-    """Return thousands of tags that each span the whole file."""
+    """Return a TIFF with 4000 tags whose data each span the whole file."""
     tags = [(30_000 + number, 7, size, 8) for number in range(4000)]
     return grey_tiff(*tags, more=b"\0" * size)
 
 
 def tiff_fractions(size):
-    """Return a resolution with a million fractions."""
+    """Return a TIFF whose resolution tag lists as many fractions as fit in the file."""
     return grey_tiff((282, 5, size // 8 - 32, 200), more=b"\1\0\0\0" * (size // 4))
 
 
 def tiff_strips(size):
-    """Return more strips than rows."""
+    """Return a TIFF that lists far more strips than it has rows."""
     return grey_tiff(
         (273, 4, size // 4 - 64, 200),
         (278, 4, 1, 1),
@@ -71,19 +76,19 @@ def tiff_strips(size):
 
 
 def tiff_exif_fractions(size):
-    """Return a camera directory with a million fractions."""
+    """Return a TIFF whose EXIF directory has a tag with as many fractions as fit in the file."""
     behind = 8 + 2 + 12 * 10 + 4
     inner = struct.pack("<H", 1) + struct.pack("<HHIII", 40_000, 5, size // 8, behind, 0)
     return grey_tiff((34665, 4, 1, behind), more=inner + b"\1\0\0\0" * (size // 4))
 
 
 def tiff_shared_tags(size):
-    """Return some tags that each span the whole file."""
+    """Return a TIFF with 100 tags whose data each span the whole file."""
     return grey_tiff(*((30_000 + number, 7, size, 8) for number in range(100)), more=b"\0" * size)
 
 
 def tiff_shared_strips(size):
-    """Return strips that all span the whole file, in a bit order that needs a copy for each."""
+    """Return a TIFF whose strips each span the whole file, in a bit order for which each strip is copied."""
     count, behind = 4096, 8 + 2 + 12 * 10 + 4
     offsets, counts = struct.pack("<I", 8) * count, struct.pack("<I", size) * count
     return grey_tiff(
@@ -98,12 +103,12 @@ def tiff_shared_strips(size):
 
 
 def tiff_directories(size):
-    """Return a camera directory that names itself as the GPS directory, repeatedly."""
+    """Return a TIFF whose directory names itself as its EXIF directory and as its GPS directory."""
     return grey_tiff((34665, 4, 1, 8), (34853, 4, 1, 8), more=b"\0" * size)
 
 
 def gif_frames(size):
-    """Return frames with a single pixel: 14 bytes."""
+    """Return a GIF with many frames of one pixel (about 15 bytes each)."""
     frame = b"," + struct.pack("<HHHHB", 0, 0, 1, 1, 0) + b"\x02\x02\x44\x01\x00"
     return b"GIF89a" + struct.pack("<HHBBB", 1, 1, 0, 0, 0) + frame * (size // len(frame)) + b";"
 
@@ -121,7 +126,9 @@ def gif_extension_blocks(size):
 
 
 def gif_tail_blocks(size):
-    """Return one-byte blocks after the picture, which a search for a second frame must read."""
+    """Return a GIF with one-byte blocks after the picture. A search for a second frame must read all of
+    them.
+    """
     return encoded("GIF")[:-2] + b"\x01a" * (size // 2) + b"\0;"
 
 
@@ -140,20 +147,20 @@ def png_chunks(size):
 
 
 def png_small_data(size):
-    """Return pixels in empty chunks."""
+    """Return a PNG with many empty data chunks before its pixels."""
     data = encoded("PNG", (64, 64))
     return data[:33] + chunk(b"IDAT") * (size // 12) + data[33:]
 
 
 def png_texts(size):
-    """Return compressed texts with a megabyte each."""
+    """Return a PNG with compressed texts that each unpack to a megabyte."""
     packed = zlib.compress(b"a" * (MB - 100), 9)
     one = len(packed) + 20
     return _png(b"".join(chunk(b"zTXt", b"k%d\0\0" % i + packed) for i in range(min(63, size // one))))
 
 
 def png_profiles(size):
-    """Return colour profiles with a megabyte each."""
+    """Return a PNG with colour profiles that each unpack to a megabyte."""
     one = chunk(b"iCCP", b"k\0\0" + zlib.compress(b"a" * (MB - 100), 9))
     return _png(one * (size // len(one)))
 
@@ -182,7 +189,7 @@ def jpeg_junk(size):
 
 
 def jpeg_exif(size):
-    """Return EXIF in pieces that are joined one at a time."""
+    """Return a JPEG with EXIF data in many pieces, which the decoder joins one at a time."""
     return _jpeg(_segment(0xE1, b"Exif\0\0" + b"\0" * 500) * (size // 510))
 
 
@@ -197,7 +204,9 @@ def jpeg_photoshop(size):
 
 
 def jpeg_scans(size, side=4096):
-    """Return a progressive JPEG that refines nothing, repeatedly: each scan reads all blocks."""
+    """Return a progressive JPEG with many scans that refine nothing. Each scan makes the decoder read all
+    blocks.
+    """
     data = encoded("JPEG", (side, side), "L", progressive=True)
     first = data.index(b"\xff\xda")
     tables = data[:first]
@@ -211,7 +220,7 @@ def exif_of(tags, size):
 
 
 def webp_exif(size):
-    """Return tags that share their data."""
+    """Return a WebP with EXIF tags that share their data."""
     return encoded("WEBP", exif=exif_of(4000, size))
 
 
@@ -236,7 +245,7 @@ def webp_frames(size):
 
 
 def webp_canvas(size):
-    """Return a canvas with 256 million pixels around a small picture."""
+    """Return a WebP with a canvas of 268 million pixels around a small picture."""
     data = bytearray(encoded("WEBP", exif=exif_of(1, 8)))
     assert data[12:16] == b"VP8X"
     data[24:30] = b"\xff\x3f\0" * 2
@@ -244,7 +253,7 @@ def webp_canvas(size):
 
 
 def bmp_lines(size):
-    """Return lines with a single pixel, which the decoder fills up one at a time."""
+    """Return a BMP whose lines each store a single pixel; the decoder fills up each line pixel by pixel."""
     head = struct.pack("<IiiHHIIiiII", 40, 8000, 8000, 1, 8, 1, 0, 0, 0, 256, 0)
     offset = 14 + len(head) + 1024
     rows = b"\1\7\0\0" * 8000
@@ -252,7 +261,7 @@ def bmp_lines(size):
 
 
 def bmp_runs(size):
-    """Return runs with a single pixel."""
+    """Return a run-length coded BMP whose runs each have a single pixel."""
     width, height = 2048, size // 4096
     head = struct.pack("<IiiHHIIiiII", 40, width, height, 1, 8, 1, size, 0, 0, 256, 0)
     palette = bytes(range(256)) * 4

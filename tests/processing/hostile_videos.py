@@ -1,4 +1,6 @@
-"""Video files that cost more to open than their size suggests. Each is made on demand."""
+"""Video files that cost more to open than their size suggests. Each function makes one, of about `size`
+bytes.
+"""
 
 import io
 import struct
@@ -26,7 +28,9 @@ def box(name, *parts):
 
 
 def replaced(data, path, make):
-    """Return an MP4 with the box at `path` replaced; later offsets are not corrected."""
+    """Return an MP4 with the body of the box at `path` replaced by `make(body)`. Offsets in the file are not
+    corrected.
+    """
     name, rest = path[0], path[1:]
     made, place = b"", 0
     while place < len(data):
@@ -50,7 +54,7 @@ def _table(name, *numbers, more=b""):
 
 
 def mp4_samples(size):
-    """Return a hundred million one-byte samples in three numbers."""
+    """Return an MP4 whose tables claim a hundred million one-byte samples, in a few bytes."""
     count = 100_000_000
     data = replaced(record(), (*_TABLES, b"stsz"), _table(b"stsz", 1, count))
     data = replaced(data, (*_TABLES, b"stts"), _table(b"stts", 1, count, 1))
@@ -58,7 +62,7 @@ def mp4_samples(size):
 
 
 def mp4_edits(size):
-    """Return edits that each scan all samples."""
+    """Return an MP4 with many edits. For each edit the demuxer scans nearly all samples."""
     count = size // 16
     samples = 2 * count
     sizes = b"\0\0\0\1" * samples
@@ -70,7 +74,9 @@ def mp4_edits(size):
 
 
 def mp4_keys(size):
-    """Return titles with different names: each is searched for among the previous titles."""
+    """Return an MP4 with many metadata titles of different names. Each is searched for among the previous
+    titles.
+    """
 
     def item(i):
         name = b"%07d" % i
@@ -92,7 +98,7 @@ def mp4_keys(size):
 
 
 def mp4_packed_header(size):
-    """Return a header whose size only its compressed form tells."""
+    """Return an MP4 with a compressed header, whose unpacked size is not known beforehand."""
     return replaced(record(), (b"moov",), lambda body: box(b"cmov", box(b"cmvd", bytes(16))) + body)
 
 
@@ -105,7 +111,7 @@ def mp4_tracks(size):
 
 
 def mp4_fragments(size):
-    """Return one-sample fragments, from the last to the first."""
+    """Return an MP4 with fragments of one sample each, in reverse order of time."""
     data = record(movflags="frag_keyframe+empty_moov+default_base_moof")
     head = data[: data.index(b"moof") - 4]
     count = size // 100
@@ -134,7 +140,9 @@ def element(name, body):
 
 
 def _with_elements(elements):
-    """Return a Matroska file with more elements in its segment, whose size is marked unknown."""
+    """Return a Matroska file with `elements` at the beginning of its segment. The segment's size is marked as
+    unknown.
+    """
     data = record("matroska")
     start = data.index(b"\x18\x53\x80\x67") + 4
     width = 9 - data[start].bit_length()
@@ -143,7 +151,7 @@ def _with_elements(elements):
 
 
 def mkv_tags(size):
-    """Return titles with different names."""
+    """Return a Matroska file with many titles of different names."""
 
     def tag(i):
         return element(b"\x67\xc8", element(b"\x45\xa3", b"%07d" % i) + element(b"\x44\x87", b"a"))
@@ -154,7 +162,7 @@ def mkv_tags(size):
 
 
 def mkv_cues(size):
-    """Return an index in reverse order."""
+    """Return a Matroska file whose index is in reverse order."""
 
     def cue(i):
         where = element(b"\xb7", b"\xf7\x81\x01" + b"\xf1\x84" + struct.pack(">I", i))
@@ -181,7 +189,7 @@ def mkv_voids(size):
 
 
 def mkv_blocks(size):
-    """Return empty frames, from the last to the first."""
+    """Return a Matroska file with empty frames, in reverse order of time."""
     count = size // 18
     clusters = b"".join(
         b"\x1f\x43\xb6\x75\x8d\xe7\x84" + struct.pack(">I", count - i) + b"\xa3\x85\x81\0\0\x80\0"
@@ -192,7 +200,7 @@ def mkv_blocks(size):
 
 
 def avi_titles(size):
-    """Return titles with different names."""
+    """Return an AVI with many titles of different names."""
     data = record("avi")
     count = size // 10
     names = b"".join(
@@ -217,7 +225,7 @@ def avi_streams(size):
 
 
 def gif_canvas(size):
-    """Return one-pixel frames on a canvas with 25 million pixels."""
+    """Return a GIF with one-pixel frames on a canvas of 25 million pixels."""
     frame = b"!\xf9\x04\0\1\0\0\0," + struct.pack("<HHHHB", 0, 0, 1, 1, 0) + b"\x02\x02\x44\x01\x00"
     return (
         b"GIF89a"

@@ -9,6 +9,6 @@ class ImagesOnly(Qwen3VLProcessor):
 
 
 def images_only(folder, tokenizer):
-    """A processor for images only, by Pillow."""
+    """Return transformers' processor for images only, with its Pillow backend."""
     images = AutoImageProcessor.from_pretrained(folder, local_files_only=True, backend="pil")
     return ImagesOnly(images, tokenizer, video_processor=None, chat_template=tokenizer.chat_template)

@@ -1,8 +1,7 @@
 """A simulated internet on the loopback interface: hosts with names, certificates and scripted behaviour, on
 real sockets.
 
-127.0.0.1 plays a public address. 127.0.0.2 stands for all non-public addresses: connections to it are
-counted.
+127.0.0.1 plays a public address, and 127.0.0.2 a private one. The connections to each are counted.
 """
 
 import contextlib
@@ -39,8 +38,9 @@ def redirect(location, status="302 Found"):
 
 
 class Internet:
-    """The simulated internet. `pages`: by path, a whole response's bytes, or a function that gets the
-    connection. `names`: by name, a list of addresses, or lists for successive lookups.
+    """The simulated internet. `pages` maps a path to the bytes of a whole response, or to a function that
+    gets the connection. `names` maps a host name to a list of addresses, or to a list of such lists for
+    successive lookups.
     """
 
     def __init__(self):
@@ -126,7 +126,7 @@ def _is_public_here(address):
 
 
 def fetch(fetcher, *names):
-    """Return the fetched bytes in the order of names; raises the first refusal."""
+    """Return the fetched bytes in the order of `names`. Raises the first refusal."""
     fetching = fetcher.begin(names)
     try:
         fetching.wait()

@@ -3,8 +3,8 @@
     pip install --no-deps --target DIR torchvision==0.28.0
     python tests/processing/make_goldens.py DIR
 
-Run once by hand, with the CPU build of torch 2.13 and transformers: their video processor needs torchvision,
-which nothing else here does. Pixels are stored as SHA-256 of the uint8 patches.
+Run once by hand, with the CPU build of torch 2.13 and with transformers. The video processor of transformers
+needs torchvision, which nothing else here needs. Pixels are stored as the SHA-256 of the uint8 patches.
 """
 
 import hashlib
@@ -21,7 +21,11 @@ CHECKPOINT = HERE.parents[1] / "plugins" / "mmengine_shapes" / "checkpoint"
 
 
 def load_processor(torchvision_folder: str):
-    """Declare two operators, so that torchvision can be imported: its wheel looks for CUDA."""
+    """Return transformers' processor (and the operator library, to keep it alive).
+
+    Declares two operators of torchvision before the import, because its CUDA wheel cannot load its own on a
+    CPU build.
+    """
     sys.path.insert(0, torchvision_folder)
     library = torch.library.Library("torchvision", "DEF")
     library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")

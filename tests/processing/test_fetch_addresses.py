@@ -68,7 +68,9 @@ def test_wrapped_addresses_are_unwrapped():
 
 
 def test_this_machines_own_address_is_not_the_internets(monkeypatch):
-    """The test makes the loopback address public; its packets come from the same address."""
+    """The loopback address counts as public here, but packets to it come from the same address, so it is
+    refused.
+    """
     monkeypatch.setattr("mmengine.processing.fetch.addresses._SPECIAL_4", ())
     monkeypatch.setattr(ipaddress.IPv4Address, "is_global", True)
     assert not is_public(ipaddress.ip_address("127.0.0.1"))

@@ -99,7 +99,9 @@ def test_odd_spellings_of_addresses_are_refused(net, host):
 
 
 def test_an_open_and_a_closed_port_inside_read_alike(net):
-    """No connection is made, so the refusals do not differ."""
+    """No connection to a private address is made, so open and closed ports, and known and unknown names, give
+    the same refusal.
+    """
     texts = set()
     for port in (net.port, 9):
         with pytest.raises(FetchRefused) as caught:
@@ -230,7 +232,7 @@ def test_a_length_beyond_the_limit_is_refused_before_the_body(net):
 @pytest.mark.parametrize(
     "head",
     [
-        "Content-Length: 5000",  # More than the body has.
+        "Content-Length: 5000",  # Longer than the body.
         "Content-Length: 10\r\nContent-Length: 20",
         "Content-Length: -1",
         "Content-Length: ten",
@@ -262,7 +264,9 @@ def test_heads_without_end_are_refused(net):
 
 
 def test_a_body_in_tiny_pieces_is_refused(net):
-    """Each small piece costs interpreter time that other threads need."""
+    """A body may not consist of thousands of tiny pieces: each costs interpreter time that other threads
+    need.
+    """
     crumbs = b"".join(b"1\r\n%c\r\n" % byte for byte in png((200, 200)) * 30)
     net.pages["/a.png"] = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + crumbs + b"0\r\n\r\n"
     assert refusal(net.fetcher(), net.url("/a.png")) == "protocol"

@@ -1,4 +1,4 @@
-"""Tests files below the media folder: only regular files inside the folder, up to the size limit."""
+"""Tests that the fetcher reads only regular files inside the media folder, up to the size limit."""
 
 import os
 import threading
@@ -99,7 +99,9 @@ def test_no_link_is_followed(root, tmp_path):
 
 
 def test_a_folder_that_becomes_a_link_leads_nowhere(root, tmp_path):
-    """The file is replaced between two checks: the descriptor still refers to the first file."""
+    """The media folder is replaced by a link after it was opened; its descriptor still refers to the first
+    folder.
+    """
     files = LocalFiles(root)
     os.rename(root, tmp_path / "moved")
     os.symlink(tmp_path, root)

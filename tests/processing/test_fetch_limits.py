@@ -86,7 +86,9 @@ def test_a_prompt_uses_half_of_the_slots_and_other_hosts_do_not_wait(net):
 
 
 def test_bytes_stay_held_until_they_are_released(net):
-    """The oldest prompt then continues alone, so that prompts never wait for each other."""
+    """A fetch waits for free bytes, except a fetch of the oldest prompt, so that prompts never wait for each
+    other in a circle.
+    """
     net.pages.update({f"/{number}": answer(png()) for number in range(4)})
     size = len(png())
     fetcher = net.fetcher(max_bytes=size, max_bytes_in_flight=2 * size)

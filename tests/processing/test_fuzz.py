@@ -1,4 +1,4 @@
-"""Tests damaged files: either something is decoded, or one sentence describes the problem."""
+"""Tests damaged files: each is either decoded or refused with an error of one line."""
 
 import warnings
 

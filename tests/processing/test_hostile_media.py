@@ -1,5 +1,5 @@
-"""Tests files that cost more to decode than their size suggests: a process with limits decodes or refuses
-each.
+"""Tests files that cost more to decode than their size suggests: a decoder process decodes or refuses each
+within its limits.
 """
 
 import io
@@ -24,7 +24,7 @@ from mmengine.processing.workers.decoders import Decoders
 
 SIZE = 2**18  # Bytes of a hostile file.
 LIMIT_S = 1.0
-REFUSED = {  # Refused by their first bytes, before a library opens them.
+REFUSED = {  # Files that are refused by their first bytes, before a library opens them.
     "webp_canvas": "of 16384 x 16384 has more than 67108864 pixels",
     "bmp_lines": "a run-length coded BMP of 8000 x 8000 pixels, more than 4194304",
 }
@@ -43,19 +43,21 @@ def decoders(processor):
 
 @pytest.mark.parametrize("name", [*hostile_images.HOSTILE, *hostile_videos.HOSTILE])
 def test_a_hostile_file_costs_its_process_no_more_than_the_limits(decoders, name):
-    """The next image is decoded, whatever happened to the hostile file's process."""
+    """The file is decoded or refused in time, and the next image is decoded even if the hostile file's
+    process died.
+    """
     is_image = name in hostile_images.HOSTILE
     make = (hostile_images.HOSTILE if is_image else hostile_videos.HOSTILE)[name]
     media = EncodedMedia("image" if is_image else "video", make(SIZE), {}, "media 0")
     good = EncodedMedia("image", encoded(picture(64, 64), "PNG"), {}, "image 1")
-    decoders(good)  # A process is running.
+    decoders(good)  # Starts a process.
     start = time.monotonic()
     try:
         decoders(media)
     except InvalidMedia as error:
         message = str(error)
         assert message.startswith("media 0") and "\n" not in message and len(message) < 250
-    assert time.monotonic() - start < LIMIT_S + 5  # A busy machine ends processes late.
+    assert time.monotonic() - start < LIMIT_S + 5  # On a busy machine, processes end late.
     assert len(decoders(good).patches)
 
 
@@ -139,7 +141,7 @@ def test_more_views_of_a_photo_are_no_animation():
 
 
 def test_scans_behind_the_picture_are_not_its_own():
-    """Phones append a video or further pictures to a photo."""
+    """Phones append a video or further pictures to a photo. The appended scans are not decoded."""
     data = encoded(picture(64, 64), "JPEG", progressive=True)
     assert load(data + data * 200).size == (64, 64)
 

@@ -1,4 +1,6 @@
-"""Tests that images equal transformers' Pillow backend, and how unusual images are handled."""
+"""Tests that patches equal those of transformers' Pillow backend, and how unusual and invalid images are
+handled.
+"""
 
 import base64
 import io
@@ -162,7 +164,7 @@ def test_sixteen_bits_are_scaled_not_clipped():
 def test_exif_rotation_is_applied():
     image = picture(40, 20)
     exif = Image.Exif()
-    exif[0x0112] = 6  # Rotated by 90 degrees.
+    exif[0x0112] = 6  # The camera was rotated by 90 degrees.
     upright = load(encoded(image, "PNG", exif=exif))
     assert upright.size == (20, 40)
     assert (np.asarray(upright) == np.asarray(ImageOps.exif_transpose(image.rotate(-90, expand=True)))).all()

@@ -1,5 +1,6 @@
-"""Tests that a too long text is refused after a few slices: the limit bounds the work, not the text's
-length."""
+"""Tests that a text with too many tokens is refused after a few slices: the work depends on the limit and not
+on the length of the text.
+"""
 
 import random
 import time
@@ -34,7 +35,7 @@ TEXTS = {
     "added tokens": "<think></tool_call>",
     "look-alikes": "<|im_end|>",
 }
-# Texts without an exact cut.
+# Texts in which no cut between slices is exact.
 CRAFTED = {"marks": "\u0301\u0323", "Korean, taken apart": "\u1112\u1161\u11ab"}
 
 
@@ -64,7 +65,7 @@ def test_slices_count_exactly(processor, name, monkeypatch):
     plain = processor.tokenizer._plain
     text = TEXTS[name] * (20_000 // len(TEXTS[name]))
     tokens = len(plain.encode(text, add_special_tokens=False).ids)
-    tail = len(plain.encode(text[-3000:], add_special_tokens=False).ids) + 1  # Never counted.
+    tail = len(plain.encode(text[-3000:], add_special_tokens=False).ids) + 1  # The last slice is not counted.
     assert not exceeds(plain, text, tokens)
     assert exceeds(plain, text, tokens - tail)
 
@@ -88,7 +89,7 @@ def test_work_until_a_refusal_is_bounded_by_the_limit(counted, name):
     with pytest.raises(InvalidRequest, match="tokens or more; the limit of the model is 4096"):
         processor.prepare([message])
     assert tokenizer.longest <= chat_tokens.SLICE_CHARS
-    # Its longest tokens: 16 characters of white space.
+    # The tokenizer's longest tokens are 16 characters of white space.
     assert tokenizer.chars <= 32 * processor.max_positions
 
 
@@ -150,7 +151,7 @@ def test_an_accepted_text_is_tokenized_whole(processor, reference_tokenizer, mon
 
 
 def test_a_refusal_is_quick(processor):
-    """Tokenizing the whole text takes seconds."""
+    """The refusal takes less than a second of CPU time; tokenizing the whole text would take seconds."""
     text = TEXTS["one word"] * 8000
     start = time.process_time()
     with pytest.raises(InvalidRequest, match="is 4096"):

@@ -1,4 +1,4 @@
-"""Tests the cache for prepared media: hits, distinct keys, limits, concurrent callers, failures."""
+"""Tests the cache for prepared media: hits, distinct keys, limits, concurrent callers and failures."""
 
 import io
 import os

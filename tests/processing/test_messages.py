@@ -1,4 +1,6 @@
-"""Tests messages in three dialects, placeholders, and media beside the messages."""
+"""Tests chat messages in three dialects, placeholders, media passed beside the messages, and invalid
+messages.
+"""
 
 import base64
 import importlib
@@ -114,7 +116,7 @@ def test_media_hash_depends_on_modality_and_pixels_not_on_text(processor):
 
 @pytest.fixture
 def qwen_vl_utils(monkeypatch):
-    """Replace torchvision and requests by stubs: qwen_vl_utils imports both, although images need neither."""
+    """Return qwen_vl_utils, imported with stubs for torchvision and requests, which images do not need."""
     names = ("torchvision", "torchvision.io", "torchvision.transforms")
     for name in names if importlib.util.find_spec("requests") else (*names, "requests"):
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
@@ -140,7 +142,9 @@ def test_process_vision_info_images(processor, reference, qwen_vl_utils, image_f
 
 
 def test_process_vision_info_videos(processor):
-    """Its videos are float tensors [t, c, h, w], alone or with metadata, sampled and resized."""
+    """process_vision_info returns videos as float tensors [t, c, h, w], sampled and resized, with or without
+    metadata.
+    """
     frames = torch.randint(0, 256, (6, 3, 96, 128)).float()
     prompt = "<|vision_start|><|video_pad|><|vision_end|>"
     metadata = {"fps": 10.0, "frames_indices": torch.arange(0, 60, 10), "total_num_frames": 60.0}

@@ -1,4 +1,4 @@
-"""Tests that frames are resized exactly as by torch."""
+"""Tests that our resizing gives exactly the pixels of torch's."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,8 @@ def test_equal_to_torch(seed):
     height, width, new_height, new_width = rng.integers(1, 200, 4).tolist()
     planes = rng.integers(0, 256, (3, height, width), dtype=np.uint8)
     if seed % 3 == 0:
-        planes = (planes > 127).astype(np.uint8) * np.uint8(255)  # The strongest overshoot.
+        # Black and white pixels give the strongest overshoot.
+        planes = (planes > 127).astype(np.uint8) * np.uint8(255)
     expected = torch.nn.functional.interpolate(
         torch.from_numpy(planes)[None], size=(new_height, new_width), mode=by, antialias=True
     )

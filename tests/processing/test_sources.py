@@ -34,7 +34,7 @@ def test_pieces_decode_like_the_whole(piece, monkeypatch):
             place = chosen.randrange(len(text) + 1)
             text[place : place + chosen.randrange(2)] = chosen.choice([*" \nA-é", "", "==="])
         asked = "".join(text)
-        if "".join(asked.split()).endswith("==="):  # Excess padding: either result is fine.
+        if "".join(asked.split()).endswith("==="):  # With excess padding, either result is fine.
             continue
         refused += whole(asked) is None
         assert in_pieces(asked) == whole(asked), asked

@@ -1,5 +1,5 @@
-"""Tests that the chat template's text and tokens equal transformers', and that no user text becomes
-structure.
+"""Tests that the chat template's text and tokens equal those of transformers, and that no user text becomes a
+special token.
 """
 
 import json
@@ -57,7 +57,7 @@ HISTORY = [
     {"role": "user", "content": "Hello  there\n"},
     {"role": "assistant", "content": "Hi! <think>\n"},
 ]
-# Shaped like Qwen3-VL's templates: tools, reasoning, tojson, filters, namespaces.
+# Uses the features of Qwen3-VL's templates: tools, reasoning, tojson, filters, namespaces.
 RICH_TEMPLATE = """{%- set state = namespace(images=0) -%}
 {%- for message in messages %}
     {%- if message.role == 'tool' %}
@@ -119,7 +119,7 @@ def test_ordinary_messages_equal_transformers(processor, reference_tokenizer, me
 @quick
 @given(parts=st.lists(hostile.map("".join), min_size=1, max_size=4), role=roles)
 def test_no_text_becomes_a_special_token(processor, parts, role):
-    """The template joins parts, so a special token could also form across parts."""
+    """The template joins parts, so the test also cuts special tokens at the boundaries of parts."""
     content = [{"type": "text", "text": part} for part in parts]
     result = processor.prepare([{"role": role, "content": content}])
     special = [
@@ -167,7 +167,9 @@ def test_look_alikes_in_other_fields_stay_text(rich):
 
 
 def test_reasoning_has_three_names(reference_tokenizer):
-    """Fill in fields as newer transformers versions do; older versions pass the message unchanged."""
+    """A message's reasoning has the same fields as in newer transformers versions. Older versions pass the
+    message unchanged, so they are not compared.
+    """
     source = "{% for m in messages %}{{ m.reasoning_content }}|{{ m.thinking }}|{{ m.reasoning }}{% endfor %}"
     told = {"reasoning_content": "because|because|", "thinking": "because|because|"}
     for name in ("reasoning_content", "thinking", "reasoning"):
@@ -300,7 +302,7 @@ def test_generation_config(folder, tmp_path):
     other = load_processor(tmp_path / "m")
     assert other.eos_token_ids == (5,)
     assert other.generation_defaults == {"temperature": 0.7, "top_k": 20}
-    assert other.fingerprint == processor.fingerprint  # Nothing that changes a prompt.
+    assert other.fingerprint == processor.fingerprint  # Nothing that changes a prompt was changed.
 
 
 def test_fingerprint_covers_pixels_and_prompts(folder, tmp_path):

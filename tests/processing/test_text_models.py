@@ -1,4 +1,6 @@
-"""Tests text-only models: no media, templates without parts, tokenizers from other sources."""
+"""Tests text-only models: media are refused, templates without parts get strings, and tokenizers come from
+data or files.
+"""
 
 import json
 import shutil
@@ -21,7 +23,7 @@ from mmengine.request import MediaItem
 
 SPECIALS = ["<|begin|>", "<|start|>", "<|end|>"]
 NAMES = {"bos_token": "<|begin|>", "eos_token": "<|end|>"}
-# Like many text models' templates: a content is a string, always.
+# Like many text models' templates, this one expects each content to be a string.
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}{{ '<|start|>' + message['role'] + '\n' + "
     "message['content'] | trim + eos_token + '\n' }}{% endfor %}"
@@ -35,8 +37,8 @@ TEXTS = ["the cat sat on the mat", "what is the time, the end", "start and begin
 
 
 def trained(texts=TEXTS):
-    """Return a byte-level BPE with its special tokens in the ordinary vocabulary, and a BOS token before a
-    text.
+    """Return a byte-level BPE tokenizer whose special tokens are also in the ordinary vocabulary, and which
+    puts a BOS token before a text.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -108,7 +110,7 @@ def test_no_text_becomes_a_special_token_that_is_in_the_vocabulary(processor, co
 @quick
 @given(prompt=pieces.map("".join))
 def test_plain_texts_equal_transformers(processor, reference, prompt):
-    """The tokenizer's own prefix token comes first."""
+    """A plain prompt gets the tokenizer's prefix token (BOS), as in transformers."""
     assert processor.prepare_text(prompt).prompt_token_ids.tolist() == reference(prompt).input_ids
 
 
@@ -203,19 +205,19 @@ def refused(tokenizer):
 
 
 def test_text_must_not_reach_a_special_token_in_the_vocabulary():
-    for reached in ("the", "!"):  # A merge's result, and a byte.
+    for reached in ("the", "!"):  # The result of a merge, and a single byte.
         tokenizer = trained()
         tokenizer.add_special_tokens([reached])
         refused(tokenizer)
     whole = trained()
-    whole.model.ignore_merges = True  # A vocabulary word is used unsplit.
+    whole.model.ignore_merges = True  # A text that is in the vocabulary becomes its token without merges.
     refused(whole)
     unknown = trained()
     unknown.model.unk_token = "<|end|>"
-    made(unknown)  # Each byte has a token, so nothing is unknown.
+    made(unknown)  # Each byte has a token, so no text is unknown.
     unknown.decoder = decoders.Fuse()
     refused(unknown)
-    unknown.model.byte_fallback = True  # Its byte tokens are missing.
+    unknown.model.byte_fallback = True  # The vocabulary has no tokens for byte fallback.
     refused(unknown)
 
 

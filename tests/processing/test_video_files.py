@@ -1,4 +1,4 @@
-"""Tests video files through PyAV, lists of frames, sampling options, and unusable videos."""
+"""Tests video files (read with PyAV), lists of frames, sampling options, and unusable videos."""
 
 import base64
 import io
@@ -92,7 +92,7 @@ def test_few_frames_are_decoded_of_a_long_file():
 
 
 def test_phone_videos_are_turned_upright(clip):
-    """The track header in an MP4 requests a quarter turn clockwise."""
+    """The MP4's track header asks for a quarter turn clockwise, and the frames are turned."""
     turned = bytearray(clip)
     matrix = clip.index(b"tkhd") + 44  # Nine 16.16 and 2.30 fixed-point numbers.
     turned[matrix : matrix + 20] = struct.pack(">iiiii", 0, 1 << 16, 0, -(1 << 16), 0)
@@ -132,7 +132,7 @@ def test_a_file_equals_its_frames(processor, clip, tmp_path):
         ),
     ]
     first = results[0].media[0].item
-    assert first.grid[0] == 4  # 8 frames, the checkpoint's maximum.
+    assert first.grid[0] == 4  # Two frames per temporal patch: 8 frames, the checkpoint's maximum.
     for result in results:
         item = result.media[0].item
         assert (item.mm_hash, item.grid) == (first.mm_hash, first.grid)
@@ -155,7 +155,8 @@ def test_frames_in_every_form(processor, tmp_path):
     assert len({result.media[0].item.mm_hash for result in results}) == 1
     part = {"type": "video", "video": frames, "sample_fps": 2.0}
     kept = processor.prepare([{"role": "user", "content": [part]}])
-    assert kept.media[0].item.grid[0] == 3  # All five, and the last frame repeated.
+    # Two frames per temporal patch: all five frames, and the last frame again.
+    assert kept.media[0].item.grid[0] == 3
     text = processor.tokenizer.decode(kept.prompt_token_ids.tolist())
     assert "<0.2 seconds>" in text and "<1.2 seconds>" in text and "<2.0 seconds>" in text
 

@@ -1,4 +1,4 @@
-"""Compare processed videos with the recorded output from transformers' video processor (make_goldens.py)."""
+"""Compares processed videos with the recorded output of transformers' video processor (make_goldens.py)."""
 
 import dataclasses
 import hashlib

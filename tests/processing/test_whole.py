@@ -1,4 +1,6 @@
-"""Tests the whole processor: threads, and its imports."""
+"""Tests the whole processor: which modules it imports, and that threads get the same results as a single
+thread.
+"""
 
 import subprocess
 import sys

@@ -11,10 +11,12 @@ PROMPT = "look<|vision_start|><|video_pad|><|vision_end|>what happens, 1 2 3?"
 @dataclass(frozen=True)
 class VideoCase:
     shape: tuple[int, int, int]  # Frames, height, width.
-    fps: float | None = None  # Of the source; None: unknown.
-    options: dict[str, Any] = field(default_factory=dict)  # Names that both processors know.
-    indices: tuple[int, ...] | None = None  # Sampled before; options then has do_sample_frames False.
-    size: tuple[int, int] | None = None  # Pixels of the whole video, minimum and maximum.
+    fps: float | None = None  # Frame rate of the source; None: unknown.
+    # Options that transformers' processor and ours share.
+    options: dict[str, Any] = field(default_factory=dict)
+    # Indices of frames that were sampled before; needs the option do_sample_frames=False.
+    indices: tuple[int, ...] | None = None
+    size: tuple[int, int] | None = None  # Minimum and maximum pixels of the whole video.
     cap: bool = False
 
 

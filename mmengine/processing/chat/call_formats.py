@@ -1,4 +1,6 @@
-"""Detects how a chat template writes tool calls: it renders a tool and a call."""
+"""Detects the format in which a chat template writes tool calls, by rendering a probe tool and a call of
+it.
+"""
 
 from collections.abc import Callable
 
@@ -39,8 +41,10 @@ _RESULT: Json = {"role": "tool", "tool_call_id": "call_0", "content": "b"}
 def call_format_of(
     render: Callable[[list[Json], list[Json] | None], str],
 ) -> CallFormat | None:
-    """Return the template's format for tool calls. `render`: returns the prompt for messages and tools. None
-    if the prompt does not contain the tools, or writes calls in neither of the two formats.
+    """Return the template's format for tool calls ("json" or "xml"), or None.
+
+    `render`: returns the prompt for messages and tools. The result is None if the prompt does not contain the
+    tools, or if it contains the call in neither format.
     """
     try:
         if _NAME not in render([_USER], [_TOOL]):

@@ -1,5 +1,5 @@
-"""Converts a message's content to the form that a template reads, a text or a part list, and cuts a rendered
-prompt.
+"""Converts a message's content to a string or to a part list, whichever the chat template reads. Also cuts a
+rendered prompt where the text of the final message ends (continue_final_message).
 """
 
 from collections.abc import Mapping
@@ -7,7 +7,8 @@ from typing import Any
 
 from mmengine.errors import InvalidRequest
 
-CUT = "\ud800"  # Where continue_final_message ends the text: a high surrogate, which marks no special token.
+# Marks the end of the text to continue; ChatTemplate's marks for special tokens are low surrogates.
+CUT = "\ud800"
 
 
 def is_text_in_parts(message: Mapping[str, object]) -> bool:
@@ -30,8 +31,10 @@ def in_parts(message: dict) -> dict:
 
 
 def with_cut(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages with a cut mark after the last text, and a space that shows whether the template
-    trims. Raises InvalidRequest.
+    """Return the messages with the cut mark and a space after the last text.
+
+    If the space is missing after rendering, the template trims texts. Raises InvalidRequest if the last
+    message has no text.
     """
     content = messages[-1].get("content")
     if isinstance(content, str):

@@ -10,7 +10,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 
 def chat_environment() -> ImmutableSandboxedEnvironment:
-    """Return an environment like transformers' own, sandboxed."""
+    """Return a sandboxed environment with the settings, filters and functions that transformers gives
+    templates.
+    """
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
     )

@@ -18,7 +18,7 @@ MAX_PARTS = 4096
 MAX_ALL_PARTS = 2**16  # In all messages together.
 MAX_TEXT_CHARS = 2**23
 MAX_DEPTH = 32
-_VALUE_CHARS = 8  # Characters that a number or an entry counts as.
+_VALUE_CHARS = 8  # A number, or an entry in a list or an object, counts as this many characters.
 _KEYS = {
     "image": ("image", "image_url", "url", "path", "base64"),
     "video": ("video", "video_url", "url", "path", "base64"),
@@ -80,9 +80,9 @@ def read_variables(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Reader:
-    """Reads the messages once, and counts the limited quantities.
+    """Reads the messages in a single pass, and checks the limits on media, parts and characters.
 
-    `path`: the message or part being read. In error texts, `where` names a place below that path.
+    `path`: the message or part being read. `where`: the name of the value below that path, for error texts.
     """
 
     def __init__(self) -> None:

@@ -12,13 +12,14 @@ from mmengine.errors import InvalidRequest
 from mmengine.models.plugin import Opens
 from mmengine.processing.chat.template import ChatTemplate
 
-# Marks at a piece's beginning and end: high surrogates, which no user text contains (as CUT in contents.py).
+# Marks for a piece's beginning and end and for the preceding answer: high surrogates, which no user text
+# contains (like CUT in content_parts.py).
 _BEGIN, _END, _SAID = "\ud801", "\ud802", "\ud803"
 
 
 class RenderedTurn(NamedTuple):
-    """`text`: the piece with the template's text around it. `opening`: the beginning of the text that belongs
-    to the preceding turn.
+    """`text`: the piece with the template's text around it. `opening`: the first part of `text`, which ends
+    the preceding turn.
     """
 
     text: str
@@ -34,7 +35,10 @@ def render_turn(
     closes: bool,
     variables: Mapping[str, object],
 ) -> RenderedTurn:
-    """Render a piece. `parts`: plain content of a user's message. `closes`: the answer comes next. Raises
+    """Render a piece of a user's turn.
+
+    `parts`: plain content of a user's message. `opens`: the piece begins the session's first turn ("first")
+    or a later turn ("next"); "" if it continues a turn. `closes`: the answer comes next. Raises
     InvalidRequest if the template drops the marks.
     """
     before: list[dict[str, object]] = [{"role": "system", "content": system}] if system else []
@@ -80,8 +84,11 @@ def in_one_film(
     in_film: bool,
     is_film: bool,
 ) -> list[str | int]:
-    """Return `pieces` with all their videos joined. With `in_film` it continues the preceding video, and with
-    `is_film` it stays open. Without `is_film` the preceding video ends before the pieces.
+    """Return `pieces` with all their videos joined into a single video, which stays open at the end.
+
+    `before`, `after`: the template's tokens around a video. `in_film`: an open video precedes the pieces, and
+    their video continues it. `is_film`: the pieces hold a video; if False, the open video is closed before
+    the pieces.
     """
     if not is_film:
         return [*after, *pieces]

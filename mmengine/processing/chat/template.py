@@ -1,4 +1,4 @@
-"""Renders the checkpoint's own chat template, such that no user text can pose as structure.
+"""Renders the checkpoint's own chat template, such that no user text can become a special token.
 
 Before compilation, every special token in the template's source is replaced by a low-surrogate code point.
 Valid Unicode text never contains a lone surrogate, and text that does is refused. So the template wrote every
@@ -51,8 +51,9 @@ class ChatTemplate:
     ) -> None:
         """Compile the template.
 
-        `names`: the special tokens that are variables, such as eos_token. `origin`: the source's origin, for
-        errors. `modalities`: the media that the model takes. Raises ModelError; `check` finds more.
+        `names`: the special tokens that the template reads as variables, such as eos_token. `origin`: where
+        the source comes from, for errors. `modalities`: the media that the model takes. Raises ModelError for
+        a template that does not compile; `check` finds errors in rendering.
         """
         self.source, self._names, self._tokenizer, self._origin = source, names, tokenizer, origin
         self._modalities = modalities
@@ -104,10 +105,10 @@ class ChatTemplate:
         origin: str,
         modalities: Sequence[str] = (),
     ) -> "ChatTemplate":
-        """Return a checked template; for None, a template that refuses chats until a template is given.
+        """Return a checked template. If `source` is None: a template that refuses every chat.
 
-        `config`: tokenizer_config.json's content, which names tokens; the other parameters as in the
-        constructor. Raises ModelError.
+        `config`: tokenizer_config.json's content, which names tokens such as eos_token. The other parameters
+        are those of the constructor. Raises ModelError.
         """
         template = cls(source or NO_TEMPLATE, _named_tokens(config), tokenizer, origin, modalities)
         if source:
@@ -167,16 +168,19 @@ class ChatTemplate:
 
     @cached_property
     def reads_parts(self) -> bool:
-        """Return whether a message's content may be a part list. A text-only template prints the list, leaves
-        it out, or fails; parts are then joined.
+        """Return whether the template reads a part list as a message's content.
+
+        A text-only template prints the list, leaves it out, or fails. `render` then joins text parts to a
+        string.
         """
         rendered = self._probed([{"type": "text", "text": _PROBE}])
         return _PROBE in rendered and not re.search(f"{_PROBE}[\"']", rendered)
 
     @cached_property
     def reads_texts(self) -> bool:
-        """Return whether a message's content may be a text. A template for parts leaves a text out; a text
-        then becomes a part.
+        """Return whether the template reads a string as a message's content.
+
+        A template for part lists leaves a string out. `render` then turns the string into a text part.
         """
         return _PROBE in self._probed(_PROBE) or not self.reads_parts
 
@@ -223,8 +227,8 @@ class ChatTemplate:
         return self._mark_pattern.sub(lambda found: self._tokens.get(found[0], found[0]), rendered)
 
     def split(self, rendered: str, max_special: int = 0) -> list[str | int]:
-        """Split a rendered prompt into text and the special token ids between. After `max_special` special
-        tokens (0: no limit) the rest stays unsplit.
+        """Split a rendered prompt into texts and the special token ids between them. The text after the first
+        `max_special` special tokens (0: no limit) is not split.
         """
         pieces = self._mark_pattern.split(rendered, max_special)
         return [self._ids[piece] if i % 2 else piece for i, piece in enumerate(pieces) if piece]
@@ -232,8 +236,8 @@ class ChatTemplate:
     def check(self) -> None:
         """Check that the template renders special tokens as such.
 
-        A template that assembles special tokens from pieces would silently lose them: ModelError. Raises
-        InvalidRequest if the template refuses the probe messages.
+        Raises ModelError if the template assembles special tokens from pieces, because these would silently
+        become ordinary text. Raises InvalidRequest if the template refuses the probe messages.
         """
         media = [{"type": modality} for modality in self._modalities]
         probe = [
@@ -260,7 +264,7 @@ def _find_source(folder: Path) -> str | None:
             raise ModelError(f"{path} is not UTF-8 text") from None
     for name in ("chat_template.json", "processor_config.json", TOKENIZER_CONFIG):
         found = read_model_json(folder, name).get("chat_template") if has_model_file(folder, name) else None
-        if isinstance(found, list):  # Several templates by name.
+        if isinstance(found, list):  # Several named templates.
             named = {entry.get("name"): entry.get("template") for entry in found if isinstance(entry, dict)}
             found = named.get("default")
         if isinstance(found, str):

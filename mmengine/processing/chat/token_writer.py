@@ -1,4 +1,4 @@
-"""Build a prompt's token ids from text pieces, special tokens and placeholders."""
+"""Builds a prompt's token ids from text pieces, special tokens and placeholders."""
 
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
@@ -23,8 +23,8 @@ class TokenWriter:
     """Collects a prompt's token ids. Text between two special tokens is tokenized as a whole, as if the
     prompt were a single string.
 
-    `limit` is the maximum number of ids. When more than `limit` ids are certain, `check_length` is called
-    with a number that the prompt at least reaches, before more work is done. `check_length` raises the error.
+    `limit`: the maximum number of ids. As soon as the prompt is known to be longer, `check_length` is called
+    with a lower bound on its length, and must raise the error.
     """
 
     def __init__(self, tokenizer: ChatTokenizer, limit: int, check_length: Callable[[int], None]) -> None:
@@ -39,7 +39,7 @@ class TokenWriter:
             self.repeat(piece, 1)
 
     def repeat(self, token_id: int, times: int) -> tuple[int, int]:
-        """Append `token_id` `times` times, and return where: (start, length)."""
+        """Append `token_id` `times` times, and return its position (start, length)."""
         if self._text:
             self._flush()
         start = len(self._ids)

@@ -1,4 +1,6 @@
-"""A tokenizer, loaded twice: with its special tokens, and with them as ordinary text."""
+"""A chat model's tokenizer. Two copies are loaded: the first knows the special tokens, the second reads them
+as ordinary text.
+"""
 
 import hashlib
 import json
@@ -21,8 +23,9 @@ class ChatTokenizer:
     """Implements the Tokenizer of mmengine.models.plugin. Thread-safe.
 
     `special` maps each special token's text to its id. Added tokens that the file does not mark as special
-    (such as <think> or <tool_call>) are ordinary text with their own id. `marked` also holds media
-    placeholders in templates that are no tokens: ids below 0, which no finished prompt contains.
+    (such as <think> or <tool_call>) are ordinary text with their own id. `marked` adds to `special` the media
+    placeholders of templates that are not tokens. Their ids are below 0, and no finished prompt contains
+    them.
     """
 
     def __init__(self, data: dict, origin: object, placeholders: Sequence[str] = ()) -> None:
@@ -34,7 +37,7 @@ class ChatTokenizer:
             text = json.dumps(data, sort_keys=True)
             self._full = _build(text)
             self._plain = _twin(self._full) or _build(text)
-            self._plain.encode_special_tokens = True  # Meaning: encode them as the text that they look like.
+            self._plain.encode_special_tokens = True  # The option's meaning: encode special tokens as text.
             self.special = {token["content"]: int(token["id"]) for token in added if token["special"]}
             self._added = {int(token["id"]): token["content"] for token in added}
             self._joins_bytes = (data.get("decoder") or {}).get("type") == "ByteLevel"
@@ -89,14 +92,14 @@ class ChatTokenizer:
         return tokenizer.encode(text, add_special_tokens=False).ids
 
     def exceeds(self, text: str, limit: int) -> bool:
-        """Return whether a long text has more than `limit` tokens, none of them special. Takes as long as
-        tokenizing `limit` tokens, however long the text is.
+        """Return whether a long text has more than `limit` tokens, with special tokens read as text. The time
+        depends on `limit` and not on the length of the text.
         """
         return exceeds(self._plain, text, limit)
 
     def split(self, text: str, max_special: int = 0) -> list[str | int]:
-        """Split a text into runs of text and the marked token ids between. After `max_special` marked tokens
-        (0: no limit) the rest stays unsplit.
+        """Split a text into texts and the ids of the `marked` tokens between them. The text after the first
+        `max_special` marked tokens (0: no limit) is not split.
         """
         check_unicode(("prompt",), text)
         pieces = self._special_pattern.split(text, max_special)
@@ -120,11 +123,13 @@ class ChatTokenizer:
 
     @property
     def _shown(self) -> dict[int, str]:
-        """Return added tokens that are not special; a decoder may read their spelling as bytes."""
+        """Return the added tokens that are not special. A byte-level decoder may misread their text as
+        spelled bytes.
+        """
         return {token: text for token, text in self._added.items() if token not in self.special_ids}
 
     def token_bytes(self) -> list[bytes]:
-        """Return each token's bytes: the vocabulary spells a byte as a character."""
+        """Return each token's bytes, decoded from the vocabulary, which spells each byte as a character."""
         found = [b""] * self.vocab_size
         try:
             for spelling, token in self._plain.get_vocab(with_added_tokens=False).items():
@@ -136,8 +141,9 @@ class ChatTokenizer:
         return found
 
 
-# Code points to bytes, as byte-level BPE spells them (Radford et al., GPT-2, 2019): a byte that is printable
-# in Latin-1 is itself, the others follow from 256 on. A character that spells no byte maps outside Latin-1.
+# Maps code points to bytes, as byte-level BPE spells them (Radford et al., GPT-2, 2019). A byte that is
+# printable in Latin-1 is spelled as itself; the other bytes are spelled as code points from 256 on. A
+# character that spells no byte maps to a code point outside Latin-1.
 _PRINTS = (*range(33, 127), *range(161, 173), *range(174, 256))
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTS]
 _BYTE_OF = dict.fromkeys(_OTHERS, 65535) | {256 + place: byte for place, byte in enumerate(_OTHERS)}
@@ -148,8 +154,8 @@ _FALLBACKS = {f"<0x{byte:02X}>" for byte in range(256)}
 def _reached(names: set[str], model: dict, knows_all: bool) -> bool:
     """Return whether text can become any of these vocabulary entries.
 
-    BPE reaches an entry with several characters only by a merge, so an entry that no merge makes is
-    unreachable, except for the unknown token. `knows_all`: each byte has an entry, so nothing is unknown.
+    BPE makes a token with several characters only by a merge. Without such a merge the entry is unreachable,
+    unless it is the unknown token. `knows_all`: each byte has an entry, so no text is unknown.
     """
     if not names:
         return False
@@ -162,7 +168,9 @@ def _reached(names: set[str], model: dict, knows_all: bool) -> bool:
 
 
 def _entries(model: dict, tokenizer: tokenizers.Tokenizer) -> dict[str, int]:
-    """Return a vocabulary without its added tokens. Asking the tokenizer takes longer than all the checks."""
+    """Return a vocabulary without its added tokens, if possible from the JSON data: `get_vocab` takes longer
+    than all the checks together.
+    """
     named = model.get("type") == "BPE" and isinstance(model["vocab"], dict)
     return model["vocab"] if named else tokenizer.get_vocab(with_added_tokens=False)
 
@@ -175,7 +183,7 @@ def _build(text: str) -> tokenizers.Tokenizer:
 
 
 def _twin(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer | None:
-    """Return another tokenizer that shares the vocabulary and merges, which are stored once, or None if its
+    """Return a second tokenizer that shares the first one's vocabulary and merges in memory, or None if its
     added tokens would differ.
     """
     twin = tokenizers.Tokenizer(tokenizer.model)
@@ -196,22 +204,22 @@ def _fields(token: tokenizers.AddedToken) -> tuple[object, ...]:
 
 
 SLICE_CHARS = 2**15
-SURE_CHARS = 4  # Characters per allowed token: a shorter text is not counted beforehand.
+SURE_CHARS = 4  # A text with at most this many characters per allowed token is not counted beforehand.
 _MARGIN = 2**10  # Characters at a slice's end whose tokens depend on the following text.
-_AGREE = 4  # Tokens after a cut that both slices must read alike.
-_CUTS = 32  # Token ends that are tried as cuts.
+_AGREE = 4  # Tokens after a cut that must be the same in both slices.
+_CUTS = 32  # Maximum number of token ends that are tried as cuts.
 
 
 def exceeds(tokenizer: tokenizers.Tokenizer, text: str, limit: int) -> bool:
-    """Return whether `text` has more than `limit` tokens, reading slices until soon after the limit.
+    """Return whether `text` has more than `limit` tokens; tokenize slices until the limit is passed.
 
-    For a short text the result is False without counting: tokenizing it takes no longer than counting.
+    For a short text the result is False without counting, because the caller tokenizes the text anyway.
 
     A slice ends at a token end, well before the last character that was read, and the next slice begins
-    there. The cut is exact if the next slice reads the same tokens at its beginning. Byte-level BPE decides
-    whether to join two tokens by these two alone (van Antwerpen and Neubeck, "So many tokens, so little
-    time", 2024), so tokens that are neighbours in a slice are neighbours in the whole text. Without an exact
-    cut, which only crafted text causes, a slice counts half.
+    there. The cut is exact if the next slice begins with the same tokens. Byte-level BPE decides whether to
+    join two tokens by these two alone (van Antwerpen and Neubeck, "So many tokens, so little time", 2024), so
+    tokens that are neighbours in a slice are neighbours in the whole text. If no cut is exact, which happens
+    only in crafted text, half of the slice's tokens are counted.
     """
     if len(text) <= max(SLICE_CHARS, SURE_CHARS * limit):
         return False
@@ -224,7 +232,7 @@ def exceeds(tokenizer: tokenizers.Tokenizer, text: str, limit: int) -> bool:
 
 
 def _slice(tokenizer: tokenizers.Tokenizer, text: str, start: int) -> tuple[int, int]:
-    """Return how many tokens the text has from `start` on, and how many characters these span."""
+    """Return the number of tokens in the slice from `start` to the cut, and the number of characters."""
     encoding = tokenizer.encode(text[start : start + SLICE_CHARS], add_special_tokens=False)
     ids = encoding.ids
     for place, end in _ends(encoding.offsets):
@@ -236,8 +244,8 @@ def _slice(tokenizer: tokenizers.Tokenizer, text: str, start: int) -> tuple[int,
 
 
 def _ends(offsets: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield (index, character) for tokens that begin where the previous token ended, from the margin
-    backwards.
+    """Yield (index, first character) of tokens that begin where the previous token ends, backwards from the
+    margin.
     """
     place, found = len(offsets), 0
     while place > 1 and found < _CUTS:

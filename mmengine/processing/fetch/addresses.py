@@ -8,8 +8,8 @@ from contextlib import closing, suppress
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 AddressPolicy = Callable[[IPAddress], bool]
 
-# The complete IANA registry of special-purpose addresses: `ipaddress.is_global` differs between Python
-# versions, and some global addresses lead elsewhere.
+# The complete IANA registry of special-purpose addresses. `ipaddress.is_global` alone does not suffice: it
+# differs between Python versions, and some addresses that it accepts lead to special services.
 _SPECIAL_4 = tuple(
     map(
         ipaddress.IPv4Network,
@@ -18,7 +18,7 @@ _SPECIAL_4 = tuple(
             *("192.0.0.0/24", "192.0.2.0/24", "192.31.196.0/24", "192.52.193.0/24", "192.88.99.0/24"),
             *("192.168.0.0/16", "192.175.48.0/24", "198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24"),
             *("224.0.0.0/4", "240.0.0.0/4"),
-            "168.63.129.16/32",  # Azure's own service, on each of its machines.
+            "168.63.129.16/32",  # Azure's platform service, reachable from each of its virtual machines.
         ),
     )
 )
@@ -39,9 +39,9 @@ _ANY_PORT = 9
 
 
 def is_public(address: IPAddress) -> bool:
-    """Return whether the address is public: not in this network and not on this machine.
+    """Return whether the address is public, i.e. neither in a private network nor on this machine.
 
-    Wrapped IPv4 addresses are unwrapped for the forms in use (mapped, NAT64). Other forms are refused:
+    IPv4 addresses in IPv6 are unwrapped for the two forms in use (mapped, NAT64). Other forms are refused:
     compatible addresses, 6to4, Teredo, and a network's own NAT64.
     """
     address = unwrapped(address)
@@ -55,15 +55,16 @@ def is_public(address: IPAddress) -> bool:
 
 
 def unwrapped(address: IPAddress) -> IPAddress:
-    """Return the IPv4 address that a packet reaches, for the wrapped forms in use."""
+    """Return the IPv4 address inside a mapped or NAT64 address; other addresses are returned unchanged."""
     if isinstance(address, ipaddress.IPv6Address) and (address in _MAPPED or address in _NAT64):
         return ipaddress.IPv4Address(int(address) & _LOW_32)
     return address
 
 
 def _is_ours(address: IPAddress) -> bool:
-    """Return whether this machine has the address: its packets to the address would then come from the same
-    address. No packet is sent.
+    """Return whether the address belongs to this machine.
+
+    If so, the system chooses the same address as the source of packets to it. No packet is sent.
     """
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     with suppress(OSError), closing(socket.socket(family, socket.SOCK_DGRAM)) as probe:

@@ -1,4 +1,4 @@
-"""A connection to a checked address, with or without TLS; all waits go through a deadline."""
+"""A connection to a checked address, with or without TLS. Every wait ends at a deadline."""
 
 import select
 import socket
@@ -14,7 +14,7 @@ from mmengine.processing.fetch.refusals import FetchRefused, refused
 from mmengine.processing.fetch.urls import Url
 
 CHUNK = 2**16
-MAX_TRIED = 3  # Addresses per host.
+MAX_TRIED = 3  # Maximum number of addresses tried per host.
 _T = TypeVar("_T")
 
 
@@ -49,8 +49,8 @@ class Connection:
         return found
 
     def _retried(self, one: socket.socket, call: Callable[[], _T], what: int) -> _T:
-        """Call until the socket is ready. `what`: the event that a plain socket waits for; TLS raises its
-        own.
+        """Repeat `call` until the socket is ready for it, and return its result. `what`: the event that a
+        plain socket waits for; a TLS socket reports the event by an exception.
         """
         while True:
             self._deadline.check()
@@ -85,7 +85,9 @@ class Connection:
 
 
 def _connect(port: int, addresses: Sequence[IPAddress], deadline: Deadline) -> socket.socket:
-    """Connect to the first address that answers; each remaining address gets an equal share of the time."""
+    """Connect to the first address that answers. Each attempt gets an equal share of the time that is
+    left.
+    """
     tried = addresses[:MAX_TRIED]
     for number, address in enumerate(tried):
         part = deadline.part(len(tried) - number)

@@ -1,4 +1,4 @@
-"""A fetch's deadline and cancellation. A fetch waits only through this class."""
+"""A fetch's deadline and cancellation. Every wait in a fetch goes through this class."""
 
 import select
 import socket
@@ -13,7 +13,7 @@ _POLL_S = 0.1  # Interval at which a waiting fetch checks whether it was given u
 
 
 class Deadline:
-    """A deadline. `limit_s`: seconds from now. `is_over`: tells whether the request was given up."""
+    """A deadline. `limit_s`: seconds from now. `is_over`: returns whether the request was given up."""
 
     def __init__(self, limit_s: float, is_over: Callable[[], bool]) -> None:
         self._ends_at, self._is_over = time.monotonic() + limit_s, is_over

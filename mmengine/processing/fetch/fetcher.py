@@ -1,5 +1,5 @@
-"""Fetches URLs and files that untrusted messages name: requests queue for a slot, are fetched on this
-module's threads, and return as bytes. The server only sets the limits.
+"""Fetches URLs and files that untrusted messages name, and returns their bytes. Fetches wait in a queue for a
+slot and run on this module's threads. The server only sets the limits.
 """
 
 import ipaddress
@@ -24,19 +24,21 @@ from mmengine.processing.workers.attempt import AttemptOver
 
 Resolver = Callable[[str], Sequence[IPAddress]]  # Raises OSError or UnicodeError for an unknown name.
 MAX_LOOKUPS = 32  # Concurrent lookups; a hanging lookup keeps its slot.
-MAX_ANSWERS = 64  # Per name; a name with more is refused.
+MAX_ANSWERS = 64  # Addresses per name; a name with more is refused.
 
 
 def system_resolver(name: str) -> list[IPAddress]:
-    """Return the addresses in all A and AAAA records. The final dot excludes this machine's search
-    domains."""
+    """Return the addresses in all A and AAAA records. The final dot in the query excludes this machine's
+    search domains.
+    """
     found = socket.getaddrinfo(f"{name}.", None, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(ipaddress.ip_address(str(entry[4][0])) for entry in found))
 
 
 class Lookups:
-    """Resolves names with `resolve`, once per fetch. `is_allowed`: decides which addresses may be
-    connected."""
+    """Resolves host names with `resolve`, once per URL. `is_allowed`: decides whether an address may be
+    connected to.
+    """
 
     def __init__(self, resolve: Resolver, is_allowed: AddressPolicy) -> None:
         self._resolve, self._is_allowed = resolve, is_allowed
@@ -74,7 +76,7 @@ _LOCAL = ""  # The host of files.
 
 
 class Fetched(NamedTuple):
-    """How a fetch ended. `reason`: a name in REASONS, "" for success. `host`: the requested host, "" for a
+    """A fetch's outcome. `reason`: a name in REASONS, "" for success. `host`: the requested host, "" for a
     file or an unreadable URL.
     """
 
@@ -107,7 +109,7 @@ class MediaFetcher:
         self._changed = threading.Condition()
         self._queue: deque[Wanted] = deque()
         self._holders: dict[PromptFetch, None] = {}  # In the order of arrival.
-        self._hosts: Counter[str] = Counter()  # Running fetches by host.
+        self._hosts: Counter[str] = Counter()  # Number of running fetches per host.
         self._num_threads = self._num_idle = 0
 
     @property
@@ -132,8 +134,8 @@ class MediaFetcher:
     ) -> PromptFetch:
         """Start fetching the URLs and files in `names`, each once.
 
-        `done`: called on a fetcher thread when all are there or any is refused. `is_over`: tells whether the
-        request was given up. The caller releases the returned object.
+        `done`: called on a fetcher thread when all items have arrived or the first is refused. `is_over`:
+        returns whether the request was given up. The caller must release the returned object.
         """
         fetching = PromptFetch(self.limits, done, is_over, self._release)
         wanted = [Wanted(name, fetching, _host_of(name)) for name in dict.fromkeys(names)]
@@ -167,7 +169,7 @@ class MediaFetcher:
             del wanted
 
     def _next(self) -> Wanted | None:
-        """Return the first fetch with a free slot, or None after a long idle time."""
+        """Return the first fetch in the queue that may start, or None after _IDLE_S seconds without work."""
         with self._changed:
             self._num_idle += 1
             try:
@@ -184,8 +186,10 @@ class MediaFetcher:
             return found
 
     def _first(self) -> Wanted | None:
-        """Return the first startable fetch. The oldest prompt may start although others hold all the bytes:
-        otherwise several prompts could wait for each other.
+        """Return the first fetch that may start.
+
+        A fetch of the oldest prompt may start even if others hold all the bytes; otherwise several prompts
+        could wait for each other forever.
         """
         limits, oldest = self.limits, next(iter(self._holders), None)
         has_bytes = self.num_bytes + limits.max_bytes <= limits.max_bytes_in_flight

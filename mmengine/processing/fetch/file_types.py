@@ -13,7 +13,7 @@ _BOXES = (b"ftyp", b"moov", b"mdat", b"free", b"wide", b"skip")  # MP4 and Quick
 
 
 def is_media(head: bytes) -> bool:
-    """Return whether the first HEAD_BYTES, or a shorter file, begin a supported format. Decoders check the
+    """Return whether `head`, a file's first HEAD_BYTES bytes, begins a supported format. Decoders check the
     whole file.
     """
     if head.startswith(_FIRST) or head[4:8] in _BOXES:

@@ -15,14 +15,14 @@ PUBLIC = "public"  # Stands for all hosts.
 class FetchLimits:
     """Limits on fetched media. Times are in seconds, sizes in bytes.
 
-    `hosts`: names, with a leading `*.` all names below; None: every host; (): no URLs are fetched. `root`:
-    the folder for `file:` URLs and paths; None: no files are read. `timeout_s`: for a URL, including
-    redirects. `max_bytes`: for a single item. `max_bytes_in_flight`: for all fetched items that are not yet
-    prepared; a prompt may use half. Raises ConfigError.
+    `hosts`: host names; a leading `*.` stands for all names below a domain. None: every host. (): no URLs are
+    fetched. `root`: the folder for `file:` URLs and paths; None: no files are read. `timeout_s`: for a URL,
+    including redirects. `max_bytes`: for a single item. `max_bytes_in_flight`: for all fetched items that are
+    not yet prepared; a prompt may use half. Raises ConfigError.
     """
 
     hosts: tuple[str, ...] | None = None
-    http: bool = False  # Also without TLS.
+    http: bool = False  # Also fetch http: URLs, without TLS.
     ports: tuple[int, ...] = DEFAULT_PORTS
     root: Path | None = None
     timeout_s: float = 10.0
@@ -43,8 +43,8 @@ class FetchLimits:
 
     @property
     def max_fetches_a_prompt(self) -> int:
-        """Return how many fetches a prompt may run at once: a prompt with many slow fetches leaves slots for
-        others.
+        """Return how many fetches a prompt may run at once: half of all, so that a prompt with many slow
+        fetches leaves slots for others.
         """
         return max(1, self.max_fetches // 2)
 

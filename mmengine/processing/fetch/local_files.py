@@ -1,4 +1,6 @@
-"""Reads files below a folder, descriptor by descriptor, so that no name leads out of the folder."""
+"""Reads files below a folder. Each folder on the path is opened relative to its parent's descriptor, so that
+no name leads out of the folder.
+"""
 
 import os
 import stat
@@ -14,12 +16,12 @@ from mmengine.processing.fetch.refusals import refused
 MAX_PATH_CHARS = 4096  # For a path or a file: URL in an untrusted message.
 MAX_DEPTH = 64  # Folders between the media folder and a file.
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# Do not wait for the other end of a pipe; pipes are refused after opening.
+# O_NONBLOCK: opening a pipe must not wait for its other end; pipes are refused after opening.
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
 class LocalFiles:
-    """A media folder. `root` itself may be a symbolic link. Raises ConfigError if it is not a folder."""
+    """A media folder. `root` itself may be a symbolic link. Raises ConfigError if `root` is not a folder."""
 
     def __init__(self, root: Path) -> None:
         self._named = PurePosixPath(os.path.abspath(root))
@@ -31,8 +33,10 @@ class LocalFiles:
         weakref.finalize(self, os.close, self._root)
 
     def read(self, name: str, max_bytes: int) -> bytes:
-        """Read a regular file below the root, by a path or a `file:` URL. Links are not followed. Raises
-        FetchRefused, with the same text for a missing file and a file outside.
+        """Read a regular file below the root. `name`: a path or a `file:` URL.
+
+        Links are not followed. Raises FetchRefused, with the same text for a missing file as for a file
+        outside the root.
         """
         parts = self._parts(name)
         try:
@@ -59,7 +63,8 @@ class LocalFiles:
             except ValueError:
                 raise refused("file") from None
             host = split.netloc if split.netloc != "localhost" else ""
-            text = unquote(host + split.path)  # file://name is read as a path below the root.
+            # The host in file://name counts as the first part of a path below the root.
+            text = unquote(host + split.path)
         if len(text) > MAX_PATH_CHARS or "\0" in text:
             raise refused("file")
         path = PurePosixPath(text)
@@ -85,6 +90,6 @@ def _contents(file: int, size: int, max_bytes: int) -> bytes:
     data = bytearray()
     while len(data) <= max_bytes and (piece := os.read(file, min(2**20, max_bytes + 1 - len(data)))):
         data += piece
-    if len(data) > max_bytes:  # it grew
+    if len(data) > max_bytes:  # The file grew while it was read.
         raise refused("size", f"more than {max_bytes} bytes")
     return bytes(data)

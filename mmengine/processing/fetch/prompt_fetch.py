@@ -25,8 +25,8 @@ class Wanted(NamedTuple):
 
 
 class PromptFetch:
-    """A prompt's fetches, made by MediaFetcher.begin. They are over when all are complete, any is refused, or
-    the prompt is given up.
+    """A prompt's fetches, made by MediaFetcher.begin. They end when all are complete, when the first is
+    refused, or when the prompt is given up.
     """
 
     def __init__(
@@ -41,8 +41,8 @@ class PromptFetch:
         self._ended = threading.Event()
         self._missing = self._taken = 0
         self._given_up = False
-        self.found: dict[str, bytes] = {}  # By name.
-        self.error: tuple[str, Exception] | None = None  # The first error and its name.
+        self.found: dict[str, bytes] = {}  # Maps a name to its bytes.
+        self.error: tuple[str, Exception] | None = None  # The first error: (the item's name, exception).
         self.num_bytes = 0  # Bytes held in the fetcher; the fetcher writes this field and the next.
         self.num_running = 0
 
@@ -84,7 +84,7 @@ class PromptFetch:
         self._done(self)
 
     def wait(self) -> None:
-        """Wait until the fetches are over. Raises AttemptOver if the prompt was given up."""
+        """Wait until the fetches have ended. Raises AttemptOver if the prompt was given up."""
         while not self._ended.wait(_POLL_S):
             if self._given_up or self._is_over():
                 raise AttemptOver(GIVEN_UP)

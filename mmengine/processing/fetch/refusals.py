@@ -1,11 +1,13 @@
-"""Reasons why media were not fetched, in texts that reveal nothing about the network around this machine."""
+"""The reasons for which fetches are refused, with texts for the caller that reveal nothing about the network
+around this machine.
+"""
 
 from collections.abc import Iterable
 
 from mmengine.errors import ErrorCode, InvalidMedia
 
-# Texts for the caller, by reason. Before a connection, all problems with names and addresses have the same
-# text: otherwise a sender of URLs could find out which names and addresses exist.
+# Maps a reason to the text for the caller. An unknown name and a forbidden address have the same text:
+# otherwise a sender of URLs could find out which names and addresses exist.
 _TEXTS = {
     "off": "URLs are not fetched here; send the data as a data: URL",
     "url": "it is not a valid URL; give one like https://host/picture.png",
@@ -41,11 +43,13 @@ class FetchRefused(InvalidMedia):
         self.reason, self.reason_text = reason, reason_text or text
 
     def at(self, where: str, path: Iterable[str | int] = ()) -> "FetchRefused":
-        """Return the same error for the media that texts name `where`, at `path`."""
+        """Return the same error with the item's name `where` in its text, located at `path` in the
+        request.
+        """
         found = FetchRefused(f"{where} is not fetched: {self.reason_text}", self.reason, self.reason_text)
         return found.located(path)
 
 
 def refused(reason: str, detail: str = "") -> FetchRefused:
-    """Return the error for a reason. `detail`: more for the caller, only about limits and statuses."""
+    """Return the error for a reason. `detail`: added to the text; may tell limits and HTTP statuses only."""
     return FetchRefused(_TEXTS[reason] + (f" ({detail})" if detail else ""), reason)

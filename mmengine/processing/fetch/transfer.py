@@ -1,4 +1,6 @@
-"""A GET over a connection: counts bytes as they arrive, and checks the type from the first bytes."""
+"""Sends a GET over a connection, counts the bytes as they arrive, and checks the media type by the first
+bytes.
+"""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -11,10 +13,10 @@ from mmengine.processing.fetch.refusals import FetchRefused, refused
 from mmengine.processing.fetch.urls import Url
 from mmengine.version import __version__
 
-MAX_HEADER_BYTES = 2**15  # For a response, before its body.
-# Each body piece costs time, so the number of small pieces is limited; larger pieces raise the limit.
+MAX_HEADER_BYTES = 2**15  # Limit for a response before its body.
+# Each piece of a body costs time, so a body may have MAX_CRUMBS pieces, and one more per LEAST_PIECE bytes.
 MAX_CRUMBS, LEAST_PIECE = 2048, 128
-# Named formats, because a converting host might otherwise choose an unsupported format.
+# Names the supported formats, because a host that converts images might otherwise choose another format.
 _ACCEPT = "image/png, image/jpeg, image/webp, image/gif, image/bmp, image/tiff, video/*, */*;q=0.1"
 _REDIRECTS = (301, 302, 303, 307, 308)
 
@@ -62,7 +64,7 @@ class _Exchange:
         return self._checked(head) or self._body()
 
     def _event(self) -> object:
-        """Return h11's next event; h11 bounds headers and trailers."""
+        """Return h11's next event. h11 limits the size of headers and trailers."""
         while (event := self._http.next_event()) is h11.NEED_DATA:
             data = self._connection.receive()
             self._received += len(data)
@@ -113,7 +115,9 @@ def _check_kind(body: bytearray) -> bool:
 
 
 def _text(location: str) -> str:
-    """Decode as UTF-8 if valid: servers send such locations, and browsers accept them."""
+    """Decode a Location header as UTF-8 if it is valid UTF-8: some servers send it, and browsers accept
+    it.
+    """
     try:
         return location.encode("latin-1").decode("utf-8")
     except UnicodeDecodeError:

@@ -10,10 +10,10 @@ import idna
 from mmengine.processing.fetch.addresses import IPAddress
 from mmengine.processing.fetch.refusals import refused
 
-MAX_URL_CHARS = 8192  # For a fetched URL and a redirect's target.
+MAX_URL_CHARS = 8192  # Limit for a fetched URL and for a redirect's target.
 MAX_HOST_CHARS = 253  # The limit in DNS.
 DEFAULT_PORTS = {"http": 80, "https": 443}
-# Some parsers drop these characters, others split there.
+# Some parsers drop these characters, and others split the URL there.
 _NEVER = re.compile(r"[\x00-\x20\x7f-\xa0\\]|[\ud800-\udfff]")
 _LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
@@ -22,8 +22,8 @@ _KEPT = "!#$%&'()*+,/:;=?@[]~"  # Unescaped characters in a path and a query.
 
 @dataclass(frozen=True, slots=True)
 class Url:
-    """A checked URL. `host`: lower-case ASCII, without a final dot. `literal`: the address, if the host is an
-    address. `target`: path and query for the request line.
+    """A checked URL. `host`: lower-case ASCII, without a final dot. `literal`: the address if the host is
+    written as an address, else None. `target`: path and query for the request line.
     """
 
     scheme: str

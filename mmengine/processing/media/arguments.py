@@ -1,4 +1,4 @@
-"""Reads images, videos and options passed beside the messages, in the forms that callers use."""
+"""Reads the images, videos and options that callers pass beside the messages."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ from mmengine.processing.media.sources import MAX_MEDIA, Access
 def read_arguments(
     options: Mapping[str, Any] | None, base_folder: Path | None
 ) -> tuple[dict[str, dict[str, Any]], Access, Sequence[Any] | None]:
-    """Return the options by modality, the access rights, and the metadata of `videos`."""
+    """Return the options per modality, the access rights to files, and the metadata of `videos`."""
     rest = _given(options or {}, "media_options")
     local_files = rest.pop("local_files", True)
     if not isinstance(local_files, bool):
@@ -48,8 +48,9 @@ def _given(options: Any, name: str) -> dict[str, Any]:
 
 
 def _sized(options: dict[str, Any], least: str, most: str) -> dict[str, Any]:
-    """Translate transformers' `size` to our names: an image's pixels, or the pixels in all frames of a
-    video."""
+    """Translate transformers' `size` to our option names: the pixels of an image, or of all frames of a
+    video.
+    """
     size = options.pop("size", None)
     if size is None:
         return options
@@ -63,7 +64,9 @@ def _sized(options: dict[str, Any], least: str, most: str) -> dict[str, Any]:
 
 
 def for_item(options: dict[str, Any], number: int, where: str) -> dict[str, Any]:
-    """Return an item's options. `fps` may be a list with a value per video, as frame samplers return it."""
+    """Return the options of the item with this number. `fps` may be a list with a value per video, as frame
+    samplers return.
+    """
     fps = options.get("fps")
     if isinstance(fps, (list, tuple)):
         if number >= len(fps):

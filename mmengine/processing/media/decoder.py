@@ -1,5 +1,5 @@
-"""The decoder that a worker process runs: encoded images and videos to patches. Imports neither torch nor a
-tokenizer.
+"""The decoder that a worker process runs: it turns encoded images and videos into patches. Imports neither
+torch nor a tokenizer.
 """
 
 import importlib
@@ -15,7 +15,7 @@ from mmengine.processing.media.sources import Access, MediaPart
 
 
 class _Recipe(msgspec.Struct, frozen=True):
-    """A decoder's parameters. `module`, `name`: of the class of `settings`."""
+    """A decoder's parameters. `module`, `name`: the module and name of the settings' class."""
 
     module: str
     name: str
@@ -25,8 +25,8 @@ class _Recipe(msgspec.Struct, frozen=True):
 
 
 def recipe(settings: MediaSettings, limit: int, who: str) -> DecoderRecipe:
-    """Return the recipe for `decoder`, below. `limit`: the maximum token count. `who`: the limit's owner, for
-    errors.
+    """Return the recipe from which `decoder` below builds the decoder. `limit`: maximum prompt length in
+    tokens. `who`: names the limit's owner in errors.
     """
     kind, data = type(settings), msgspec.Raw(msgspec.json.encode(settings))
     made = _Recipe(kind.__module__, kind.__name__, data, limit, who)

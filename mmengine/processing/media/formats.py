@@ -1,21 +1,22 @@
-"""Recognises image and video files by their first bytes, and checks the sizes that these claim.
+"""Recognises image and video files by their first bytes, and checks the image sizes in those bytes.
 
 A damaged or hostile file is left to the decoder, which runs in a process with limits on memory and time
-(`processing/workers`). Checked here is only memory that a library takes before it tells an image's size.
+(`processing/workers`). This module only checks sizes for which a library would allocate memory before it
+reports the image's size.
 """
 
 import struct
 from typing import BinaryIO
 
 MAX_DECODED_PIXELS = 64 * 2**20
-MAX_RUN_PIXELS = 2**22  # of a BMP with run-length compression, which Pillow decodes in Python
+MAX_RUN_PIXELS = 2**22  # For a BMP with run-length compression, which Pillow decodes in Python (slowly).
 
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 _MP4_BOXES = (b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"styp", b"pnot", b"uuid", b"junk")
 
 
 class FormatError(ValueError):
-    """The end of a sentence that begins with the file's name: why the file is refused."""
+    """The reason why a file is refused, as the end of a sentence that begins with the file's name."""
 
 
 def image_format(data: bytes) -> str | None:
@@ -61,9 +62,9 @@ def _check_bmp(data: bytes) -> None:
 
 
 def container_format(file: BinaryIO) -> str | None:
-    """Return FFmpeg's name of a video file's demuxer, or None where the first bytes do not tell.
+    """Return FFmpeg's name of a video file's demuxer, or None if the first bytes do not determine it.
 
-    Leaves the file's position behind the bytes that were read.
+    Leaves the file's position after the bytes that were read.
     """
     file.seek(0)
     head = file.read(12)

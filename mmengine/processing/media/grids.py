@@ -1,7 +1,6 @@
-"""Media settings for families that keep an image's size: each side is a multiple of an embedding's side, the
-aspect ratio stays, and the pixel count moves into a range.
-
-Video frames are sampled by their rate, as transformers' video processors for such families do.
+"""Media settings for model families with dynamic resolution (smart resize). Each side is rounded to a
+multiple of an embedding's side, the aspect ratio is kept, and the pixel count is brought into a range. Video
+frames are sampled at a rate, as transformers' video processors for such families do.
 """
 
 import json
@@ -55,7 +54,7 @@ class VideoSettings:
 
 @dataclass(frozen=True, slots=True)
 class GridSettings:
-    """A MediaSettings, and the rules for its videos."""
+    """Implements MediaSettings and VideoRules for these families."""
 
     patches: PatchSettings
     image: ImageSettings
@@ -143,11 +142,10 @@ class GridSettings:
 
 
 def read_grids(folder: Path, defaults: GridSettings, normalisation: Mapping[str, object]) -> GridSettings:
-    """Return the settings in the files, with `defaults` for missing fields; the files may not contradict the
-    patches in `defaults`.
+    """Return the settings in the folder's files, with `defaults` for missing fields.
 
-    `normalisation`: fields such as image_mean, with the only values that the model's encoder supports. Raises
-    ModelError that names the file and the field.
+    The files must have the patch sizes of `defaults`. `normalisation`: fields such as image_mean, each with
+    the only value that the model's encoder supports. Raises ModelError, which names the file and the field.
     """
     constants = {**normalisation, **_DONE, **asdict(defaults.patches)}
     image, image_path = read_section(folder, "image_processor", "preprocessor_config.json")

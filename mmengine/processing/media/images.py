@@ -1,8 +1,9 @@
-"""Converts an image from any source to RGB, checked, with the same pixels as transformers' Pillow backend.
+"""Checks an image from any source and converts it to RGB, with the same pixels as transformers' Pillow
+backend.
 
-Transparency is composited on white (as transformers does), EXIF rotation is applied, 16-bit grey is scaled
-and not clipped, and Pillow converts CMYK. An animation is refused, because silently using a single frame
-would answer about something else.
+Transparent images are composited on white (as in transformers), EXIF rotation is applied, 16-bit grey is
+scaled to 8 bits and not clipped, and Pillow converts CMYK. An animation is refused, because silently using a
+single frame would answer about something else.
 """
 
 import io
@@ -28,7 +29,7 @@ from mmengine.errors import InvalidMedia
 from mmengine.processing.media.formats import MAX_DECODED_PIXELS, FormatError, image_format
 from mmengine.processing.media.sources import MAX_IMAGE_BYTES, Access, is_source, read_source
 
-# Imported by name, so that Pillow never loads the plugins of other formats.
+# These plugins are imported here, so that Pillow never loads the plugins of other formats.
 PLUGINS = (
     PngImagePlugin,
     JpegImagePlugin,
@@ -40,7 +41,8 @@ PLUGINS = (
 _TOO_MANY_PIXELS = f"has more than {MAX_DECODED_PIXELS} pixels; send a smaller one"
 _UNKNOWN = "is not a supported image; use PNG, JPEG, WebP, GIF, BMP or TIFF"
 _DAMAGED = "is damaged or cut short: its pixels cannot be decoded"
-_SHARED = threading.Lock()  # A PIL image reads its file and EXIF late, and many requests may share it.
+# A PIL image reads its file and EXIF lazily, and several requests may share the image.
+_SHARED = threading.Lock()
 _ANIMATED = ("GIF", "WEBP", "PNG")  # An MPO holds further views of the same photo, not an animation.
 _BAND_PIXELS = 2**20
 _SIXTEEN_BITS = ("I", "I;16", "I;16B", "I;16L", "I;16N")
@@ -78,8 +80,8 @@ def _decode(data: bytes, where: str) -> Image.Image:
 
 
 def _check_single(image: Image.Image, where: str) -> None:
-    """Refuse an image with several frames. Frames are never counted, because Pillow would read all of them;
-    only a second frame is looked for.
+    """Refuse an image with several frames. Only tests whether a second frame exists: to count the frames,
+    Pillow would read all of them.
     """
     try:
         several = bool(getattr(image, "is_animated", False))
@@ -103,8 +105,8 @@ def _converted(image: Image.Image, where: str) -> Image.Image:
 
 
 def _upright(image: Image.Image) -> Image.Image:
-    """Return the image rotated by its EXIF orientation; with damaged EXIF data unchanged, because the pixels
-    are still good.
+    """Return the image rotated by its EXIF orientation. If the EXIF data is damaged, the image is returned
+    unchanged, because its pixels are still good.
     """
     with suppress(Exception):
         if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:
@@ -131,8 +133,8 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _scaled_grey(values: np.ndarray, is_wide: bool) -> Image.Image:
-    """Convert [h, w] with values 0 to 65535 to 8 bits. `is_wide`: 32-bit values, which may also be only 0 to
-    255.
+    """Convert grey values [h, w] from 0 to 65535 to 8 bits. `is_wide`: the values have 32 bits; if none is
+    above 255, they are taken as 8-bit values.
     """
     top = 255 if is_wide and values.max() <= 255 else 65535
     table = np.rint(np.arange(top + 1) * (255 / top)).astype(np.uint8)
@@ -152,8 +154,8 @@ def _on_white(image: Image.Image) -> Image.Image:
 
 
 def _bands(height: int, width: int) -> Iterator[tuple[int, int]]:
-    """Yield (first, last + 1) for rows that are processed at once: full copies for a large image would add
-    up.
+    """Yield (first, last + 1) for each band of rows that is processed at once. Full-size copies of a large
+    image would take too much memory.
     """
     step = max(1, _BAND_PIXELS // width)
     return ((first, min(first + step, height)) for first in range(0, height, step))
@@ -182,8 +184,8 @@ def to_array(source: Any, where: str) -> np.ndarray:
 def array_to_rgb(array: np.ndarray, where: str) -> np.ndarray:
     """Convert [h, w], [h, w, c] or [c, h, w] with 1, 3 or 4 channels to uint8 [h, w, 3].
 
-    The channel dimension may be first or last; the first is tried first. Integers are 0 to 255 (uint16 to
-    65535). Floats are whole numbers 0 to 255 or fractions 0 to 1, as in transformers.
+    The channel dimension may be first or last; if both fit, it is the first. Integers are 0 to 255 (uint16: 0
+    to 65535). Floats are whole numbers 0 to 255 or fractions 0 to 1, as in transformers.
     """
     if array.ndim == 2:
         array = array[..., None]

@@ -1,4 +1,4 @@
-"""Loads a prompt's image or video: the rows that the encoder reads, and their hash.
+"""Loads a prompt's image or video: returns the patches that the encoder reads, and their hash.
 
 Encoded bytes (bytes, a data: URL, a file) are looked up by content first, so that a repeated image is not
 decoded, resized and cut again. Pixels decoded elsewhere (PIL images, arrays, lists of frames) are not cached:
@@ -34,13 +34,13 @@ from mmengine.processing.media.sources import (
 )
 from mmengine.processing.media.video import MAX_LISTED_FRAMES
 
-_ENTRY_BYTES = 1024  # Overhead of a cache entry beside its rows.
+_ENTRY_BYTES = 1024  # Overhead of a cache entry beside its patches.
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedMedia:
-    """A DecodedMedia with its rows' hash: uint8, shared by all requests with the same content, and never
-    written.
+    """A DecodedMedia with the hash of its patches. The patches (uint8) are shared by all requests with the
+    same content and must not be written.
     """
 
     patches: np.ndarray
@@ -56,8 +56,8 @@ class LoadedMedia:
 
 
 class MediaLoader:
-    """Loads media through the cache. `hash_key`: everything beside the pixels that determines the encoder's
-    output.
+    """Loads media through the cache. `hash_key`: identifies all that determines the encoder's output beside
+    the patches, such as the weights.
     """
 
     def __init__(self, settings: MediaSettings, hash_key: bytes, check_length: CheckLength) -> None:
@@ -68,8 +68,8 @@ class MediaLoader:
     def load(
         self, part: MediaPart, given: Mapping[str, Any], access: Access, cache_salt: str
     ) -> tuple[LoadedMedia, MediaSource | None]:
-        """Return a part's media, and a source from which `restore` makes the same again. Raises InvalidMedia,
-        InvalidRequest.
+        """Return a part's media, and a source from which `restore` can make the same media again (None for
+        pixels decoded elsewhere). Raises InvalidMedia, InvalidRequest.
         """
         check_known(given, self._settings.options, part.where)
         source = _source_of(part, given, access)
@@ -80,7 +80,8 @@ class MediaLoader:
             return self._load(part, given, access), source
         key, stamp = _content_key(part, given, cache_salt), _stamp(source.data)
         media = self.cache.get(key, lambda: self._load(part, given, access), lambda one: one.num_bytes)
-        if _stamp(source.data) != stamp:  # The file changed meanwhile, so the read content is unknown.
+        # The file changed meanwhile, so it is unknown which content was decoded.
+        if _stamp(source.data) != stamp:
             self.cache.forget(key)
         return media, source
 
@@ -115,7 +116,9 @@ class MediaLoader:
 
 
 def _source_of(part: MediaPart, given: Mapping[str, Any], access: Access) -> MediaSource | None:
-    """Return the encoded bytes, or the file for a video on disk; None for pixels decoded elsewhere."""
+    """Return the encoded bytes (for a video on disk: the file) and the options. None for pixels decoded
+    elsewhere.
+    """
     source = part.source
     data: bytes | Path | None
     if part.modality == "image":
@@ -130,8 +133,9 @@ def _source_of(part: MediaPart, given: Mapping[str, Any], access: Access) -> Med
 
 
 def encoded_media(part: MediaPart, given: Mapping[str, object], access: Access) -> EncodedMedia | None:
-    """Return a part's input for another process, or None for pixels decoded elsewhere, which includes a video
-    with any such frame. Raises InvalidMedia, InvalidRequest.
+    """Return the input with which another process can decode a part.
+
+    None if the pixels (of a video: of any frame) were decoded elsewhere. Raises InvalidMedia, InvalidRequest.
     """
     source, times = part.source, None
     if part.modality == "video" and isinstance(source, tuple) and len(source) == 2:
@@ -157,7 +161,8 @@ def encoded_media(part: MediaPart, given: Mapping[str, object], access: Access) 
 def _encoded_frames(frames: Sequence[object], access: Access, where: str) -> tuple[Encoded, ...]:
     found: list[Encoded] = []
     num_bytes = 0
-    for index, frame in enumerate(frames[: MAX_LISTED_FRAMES + 1]):  # The decoder reports one frame too many.
+    # With one frame too many, the decoder reports the error.
+    for index, frame in enumerate(frames[: MAX_LISTED_FRAMES + 1]):
         name = f"{where}, frame {index}"
         data = keepable(frame, access, MAX_IMAGE_BYTES, name)
         assert data is not None  # All of them are sources.
@@ -187,7 +192,7 @@ def _content_key(part: MediaPart, given: Mapping[str, Any], cache_salt: str) -> 
     options = (image_options if part.modality == "image" else video_options)(given, part.where)
     head = (
         json.dumps([part.modality, repr(options), cache_salt]) + "\n"
-    )  # JSON has no line break: it ends here.
+    )  # JSON has no line break, so this ends the head.
     digest = hashlib.sha256(head.encode())
     if isinstance(part.source, Path):
         try:

@@ -1,4 +1,4 @@
-"""Checks an image's or video's options, by the names in transformers and its users' scripts."""
+"""Checks an image's or video's options. Their names are those of transformers and of scripts that use it."""
 
 import math
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ MAX_PIXELS = 2**28  # For min_pixels, max_pixels and total_pixels.
 MAX_FRAMES = 2048  # For nframes, min_frames and max_frames.
 SPLITS, LONGEST = "do_image_splitting", "longest_edge"  # For families with tiles.
 
-_NUMBERS = {  # Name: (low, high, whole).
+_NUMBERS = {  # Name: (lowest value, highest value, whether only whole numbers are allowed).
     "min_pixels": (1, MAX_PIXELS, True),
     "max_pixels": (1, MAX_PIXELS, True),
     "total_pixels": (1, 2**40, False),
@@ -66,8 +66,8 @@ class VideoOptions(ImageOptions):
     max_frames: int | None = None
     start: float | None = None  # Seconds.
     end: float | None = None
-    source_fps: float | None = None  # Rate of the passed frames.
-    sampled: bool | None = None  # Whether the passed frames are used as they are.
+    source_fps: float | None = None  # Frames per second of the passed frames.
+    sampled: bool | None = None  # True: the passed frames were sampled before and are all used.
 
 
 def image_options(values: Mapping[str, Any], where: str) -> ImageOptions:
@@ -85,7 +85,7 @@ def video_options(values: Mapping[str, Any], where: str) -> VideoOptions:
     keep = options.get("do_sample_frames")
     source_fps = options.get("raw_fps", options.get("sample_fps"))
     fps = options.get("fps")
-    if keep is False and fps is not None:  # Describes frames that were sampled before.
+    if keep is False and fps is not None:  # `fps` is then the rate at which the passed frames were sampled.
         source_fps, fps = source_fps or fps, None
     return VideoOptions(
         **_common(options, where),

@@ -1,7 +1,8 @@
-"""Computes resized frames' sizes, and cuts frames into the rows that the vision encoder reads.
+"""Computes the sizes to which frames are resized, and cuts frames into the rows that the vision encoder
+reads.
 
-The size rule is transformers' smart resize: each side is a multiple of an embedding's side, the aspect ratio
-stays, and the pixel count moves into a range.
+The size rule is transformers' smart resize: each side is rounded to a multiple of an embedding's side, the
+aspect ratio is kept, and the pixel count is brought into a range.
 """
 
 import math
@@ -22,16 +23,18 @@ class PatchSettings:
 
     @property
     def factor(self) -> int:
-        """Return the number that a resized frame's sides are multiples of, in pixels."""
+        """Return the side of an embedding in pixels; the sides of a resized frame are multiples of it."""
         return self.patch_size * self.merge_size
 
     def embeds(self, grid: tuple[int, int, int]) -> int:
-        """Return how many embeddings a temporal patch in `grid` has."""
+        """Return the number of embeddings per temporal patch of `grid` (t, h, w)."""
         return grid[1] * grid[2] // self.merge_size**2
 
 
 def image_size(height: int, width: int, factor: int, low: int, high: int, where: str) -> tuple[int, int]:
-    """Return (height, width) near the given size: multiples of `factor`, with low to high pixels in total."""
+    """Return the size (height, width) near the given one whose sides are multiples of `factor` and which has
+    `low` to `high` pixels.
+    """
     _check_ratio(height, width, f"{width} x {height}", where)
     return _fit(1, 1, height, width, factor, low, high)
 
@@ -39,7 +42,9 @@ def image_size(height: int, width: int, factor: int, low: int, high: int, where:
 def video_size(
     num_frames: int, height: int, width: int, patches: PatchSettings, low: int, high: int, where: str
 ) -> tuple[int, int]:
-    """Return the frame size for a whole video: low and high count the pixels in all frames."""
+    """Return the size (height, width) of a video's frames. `low` and `high` limit the pixels of all frames
+    together.
+    """
     factor, shown = patches.factor, f"{width} x {height}"
     if height < factor or width < factor:
         scale = max(factor / height, factor / width)
@@ -74,10 +79,10 @@ def _check_ratio(height: int, width: int, shown: str, where: str) -> None:
 
 
 def patchify(frames: np.ndarray, settings: PatchSettings) -> tuple[np.ndarray, tuple[int, int, int]]:
-    """Cut uint8 [t, 3, h, w], with t a multiple of the temporal patch size, into rows and grid (t, h, w).
+    """Cut frames, uint8 [t, 3, h, w], into patches. Return (rows, grid (t, h, w) in patches).
 
-    Rows are uint8 [patches, 3 * temporal * patch * patch]; the merge x merge patches that become an embedding
-    stand together.
+    The number of frames must be a multiple of the temporal patch size. Rows are uint8 [patches, 3 * temporal
+    * patch * patch]. The merge x merge patches that become an embedding are adjacent.
     """
     count, channels, height, width = frames.shape
     patch, merge, temporal = settings.patch_size, settings.merge_size, settings.temporal_patch_size

@@ -3,8 +3,8 @@
 transformers resizes video frames with `torch.nn.functional.interpolate(antialias=True)` on uint8, mode
 "bicubic" or "lanczos". It runs two separable passes, columns first, each rounded to uint8. Its weights are
 16-bit integers with as many fraction bits as the largest weight allows. Sums of such products are exact in
-float64, so plain matrix products give the same integers. Pillow differs: by a single grey value because of
-finer weights, and by more if it resizes rows first.
+float64, so matrix products give the same integers. Pillow's results differ: by one grey value, because its
+weights are finer, and by more where it resizes rows first.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ import numpy as np
 Filter = Literal["bicubic", "lanczos"]
 
 CUBIC_A = -0.5  # Keys' kernel, as in Pillow and torch's antialiased path.
-BLOCK = 64  # Output samples per product; keeps the band of non-zero weights dense.
+BLOCK = 64  # Output samples per matrix product: few enough that most weights in a matrix are not zero.
 
 
 def resize(planes: np.ndarray, height: int, width: int, by: Filter = "bicubic") -> np.ndarray:
@@ -46,7 +46,9 @@ def _pass(lines: np.ndarray, size: int, by: Filter) -> np.ndarray:
 
 @lru_cache(maxsize=64)
 def _weights(old: int, new: int, by: Filter) -> tuple[tuple[tuple[int, int, np.ndarray], ...], int]:
-    """Return blocks (first output, first input, weights [outputs, inputs]) and the fraction bit count."""
+    """Return the blocks (first output, first input, weights [outputs, inputs]) and the number of fraction
+    bits.
+    """
     kernel = _KERNELS[by]
     scale = old / new
     stretch = max(scale, 1.0)
@@ -84,7 +86,7 @@ def _lanczos(x: np.ndarray) -> np.ndarray:
 
 
 class _Kernel(NamedTuple):
-    reach: int  # Samples on either side without shrinking.
+    reach: int  # Input samples on either side if the image is not shrunk.
     weight: Callable[[np.ndarray], np.ndarray]
 
 

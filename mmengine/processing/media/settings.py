@@ -1,4 +1,5 @@
-"""A family's rules for images and videos: the loader's protocol, and functions that read a folder's files.
+"""A model family's rules for images and videos: the protocol that the loader uses, and functions that read a
+folder's files.
 
 The files are preprocessor_config.json and video_preprocessor_config.json; newer folders keep both in
 processor_config.json, as `image_processor` and `video_processor`.
@@ -18,7 +19,7 @@ from mmengine.processing.media.patches import PatchSettings
 from mmengine.processing.media.sources import Access
 
 MAX_PIXELS = 2**28
-# Called with an item's number of embeddings before its pixels are made; raises if they are too many.
+# Called with an item's number of embeddings before the item is resized; raises if they are too many.
 CheckLength = Callable[[int], None]
 
 
@@ -38,7 +39,7 @@ class MediaSettings(Protocol):
 
     @property
     def max_image_pixels(self) -> int:
-        """Return the largest size in pixels that an image is resized to by default."""
+        """Return the most pixels (height * width) that an image has after resizing by default."""
 
     def describe(self) -> str:
         """Return canonical JSON, for fingerprints."""
@@ -57,8 +58,8 @@ class MediaSettings(Protocol):
 
 
 def read_section(folder: Path, key: str, name: str, *, optional: bool = False) -> tuple[dict[str, Any], Path]:
-    """Return the object `key` in processor_config.json, otherwise the file `name`, and its path. `optional`:
-    return {} if neither exists. Raises ModelError.
+    """Return the object `key` in processor_config.json or, without it, the content of the file `name`; and
+    the path of the file read. `optional`: return {} if neither exists. Raises ModelError.
     """
     common = folder / "processor_config.json"
     if common.is_file():
@@ -72,7 +73,7 @@ def read_section(folder: Path, key: str, name: str, *, optional: bool = False) -
 
 
 def check_constants(values: Mapping[str, object], path: Path, constants: Mapping[str, object]) -> None:
-    """Raise ModelError for a field with another value than the constant."""
+    """Raise ModelError for a field in `values` that differs from the constant of the same name."""
     for name, wanted in constants.items():
         if (value := values.get(name, wanted)) != wanted:
             raise ModelError(f"{path}: {name} is {repr(value)[:60]}; only {wanted} is supported here")

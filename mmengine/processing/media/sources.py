@@ -1,4 +1,4 @@
-"""Reads the bytes that a message names (a path, a data: URL, base64, bytes), within limits."""
+"""Reads the encoded bytes of an image or video from a path, a data: URL, base64 or bytes, up to a limit."""
 
 import base64
 import binascii
@@ -17,7 +17,7 @@ MAX_IMAGE_BYTES = 64 * 2**20
 MAX_VIDEO_BYTES = 2**30
 MAX_PATH_CHARS = 4096
 MIN_BASE64_CHARS = 64
-BASE64_PIECE = 2**15  # Characters that are decoded at once.
+BASE64_PIECE = 2**15  # Characters decoded at once.
 _BASE64_HEADS = (
     "iVBORw0KGgo",
     "/9j/",
@@ -31,8 +31,8 @@ _BASE64_HEADS = (
 
 @dataclass(frozen=True, slots=True)
 class MediaPart:
-    """An image or video in a prompt. A `source` of None is an empty placeholder. `where`: the item's name in
-    errors.
+    """An image or video in a prompt. `source`: None for a placeholder whose data is passed beside the
+    messages. `where`: the item's name in errors.
     """
 
     modality: str
@@ -55,7 +55,7 @@ def is_source(value: Any) -> bool:
 
 
 def read_source(value: Any, access: Access, max_bytes: int, where: str) -> bytes:
-    """Return the encoded bytes. `where` begins an error's sentence, such as "image 0"."""
+    """Return the encoded bytes. `where`: the item's name in errors, such as "image 0"."""
     if isinstance(value, str) and _is_base64(value, access):
         return decode_base64(value, max_bytes, where)
     with open_source(value, access, max_bytes, where) as file:
@@ -69,7 +69,9 @@ def read_source(value: Any, access: Access, max_bytes: int, where: str) -> bytes
 
 
 def open_source(value: Any, access: Access, max_bytes: int, where: str) -> BinaryIO:
-    """Open the source like read_source; a file stays on disk."""
+    """Open the source as a byte stream; a file is not read into memory. The parameters are those of
+    read_source.
+    """
     if isinstance(value, (bytes, bytearray, memoryview)):
         if memoryview(value).nbytes > max_bytes:
             raise _too_large(max_bytes, where)
@@ -91,7 +93,9 @@ def open_source(value: Any, access: Access, max_bytes: int, where: str) -> Binar
 
 
 def _is_base64(value: str, access: Access) -> bool:
-    """Return whether a string is a base64 image and not a file name, by its first characters."""
+    """Return whether a string is a base64 image, by its first characters, and not the name of an existing
+    file.
+    """
     if len(value) < MIN_BASE64_CHARS or not value.startswith(_BASE64_HEADS):
         return False
     is_name = access.local_files and len(value) <= MAX_PATH_CHARS and "\0" not in value
@@ -100,7 +104,8 @@ def _is_base64(value: str, access: Access) -> bool:
 
 def decode_base64(text: str, max_bytes: int, where: str, begin: int = 0) -> bytes:
     """Decode `text` from `begin` on."""
-    if len(text) - begin > max_bytes * 3 // 2:  # Base64 grows by a third, line breaks add a little.
+    # Base64 is a third longer than the bytes; line breaks add a little.
+    if len(text) - begin > max_bytes * 3 // 2:
         raise _too_large(max_bytes, where)
     try:
         data = b"".join(_decoded_pieces(text, begin))
@@ -112,13 +117,14 @@ def decode_base64(text: str, max_bytes: int, where: str, begin: int = 0) -> byte
 
 
 def _decoded_pieces(text: str, begin: int) -> Iterator[bytes]:
-    """Yield base64 decoded piece by piece: decoding holds the GIL, and a whole image would block all other
-    threads for tens of milliseconds. Raises ValueError.
+    """Decode base64 piece by piece: decoding holds the GIL, and a whole image would block all other threads
+    for tens of milliseconds. Raises ValueError.
     """
     rest = ""
     for start in range(begin, len(text), BASE64_PIECE):
         piece = rest + "".join(text[start : start + BASE64_PIECE].split())
-        end = max(0, len(piece) // 4 - 1) * 4  # The rest has the padding.
+        # Keeps at least 4 characters for the end, which may have padding.
+        end = max(0, len(piece) // 4 - 1) * 4
         if "=" in piece[:end]:
             raise ValueError("characters follow the padding")
         yield binascii.a2b_base64(piece[:end], strict_mode=True)

@@ -1,7 +1,7 @@
 """Converts a video, from a file or from frames, to patches and timestamps.
 
-Timestamps equal those of transformers' video processors; the family chooses frames and their size. Only the
-sampled frames are decoded to pixels, and each is resized immediately.
+Timestamps equal those of transformers' video processors. The model family chooses which frames are sampled,
+and their size. Only sampled frames are decoded to pixels, and each is resized immediately.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -27,14 +27,14 @@ MAX_RESIZED_PIXELS = 2**26  # All sampled frames together.
 
 
 class Clip(Protocol):
-    """A frame source: their number and size, and a method that returns some of them."""
+    """A source of frames: their number, rate and size, and a method that yields chosen frames."""
 
     num_frames: int
     fps: float | None
     size: tuple[int, int]  # (height, width).
 
     def frames(self, indices: Sequence[int]) -> Iterator[np.ndarray]:
-        """Yield uint8 [h, w, 3] for each index; indices ascend."""
+        """Yield a frame, uint8 [h, w, 3], for each index. The indices must ascend."""
 
 
 class VideoRules(Protocol):
@@ -55,7 +55,9 @@ class VideoRules(Protocol):
     def frame_size(
         self, num_frames: int, size: tuple[int, int], options: VideoOptions, where: str
     ) -> tuple[int, int]:
-        """Return (height, width) that `num_frames` frames of `size` are resized to. Raises InvalidMedia."""
+        """Return the (height, width) to which `num_frames` frames of `size` are resized. Raises
+        InvalidMedia.
+        """
 
     def resized(self, frame: np.ndarray, size: tuple[int, int]) -> np.ndarray:
         """Resize uint8 [3, h, w] to uint8 [3, *size]."""
@@ -98,9 +100,9 @@ def load_video(
 ) -> DecodedMedia:
     """Load a video as patches.
 
-    `source`: a file, an array of frames or a list of frames, or a pair with its metadata. `check_length`:
-    called with the embedding count before frames are decoded. Raises InvalidMedia, and the exceptions of
-    `check_length`.
+    `source`: a file, an array of frames or a list of frames; or a pair of one of these and its metadata.
+    `check_length`: called with the embedding count before frames are decoded. Raises InvalidMedia, and the
+    exceptions of `check_length`.
     """
     clip, indices = _open(source, access, where)
     try:
@@ -118,7 +120,9 @@ def _take(
     check_length: Callable[[int], None],
     where: str,
 ) -> DecodedMedia:
-    """Sample a clip. `indices`: for an already sampled clip, its frames' indices in the original."""
+    """Sample a clip. `indices`: if the clip was sampled before, the indices of its frames in the original
+    video.
+    """
     fps = options.source_fps or clip.fps or DEFAULT_SOURCE_FPS
     sampled = options.sampled if options.sampled is not None else not rules.do_sample_frames
     is_file = isinstance(clip, VideoFile)
@@ -154,7 +158,7 @@ def _take(
 
 
 def _open(source: Any, access: Access, where: str) -> tuple[Clip, np.ndarray | None]:
-    """Return the clip, and its frames' indices in the original if its metadata has them."""
+    """Return the clip, and the indices of its frames in the original video (None without such metadata)."""
     metadata = None
     if isinstance(source, tuple) and len(source) == 2 and isinstance(source[1], dict):
         source, metadata = source
@@ -236,5 +240,6 @@ class FrameArray:
         self.fps: float | None = None
 
     def frames(self, indices: Sequence[int]) -> Iterator[np.ndarray]:
-        for frame in to_uint8(self.array[list(indices)], self.where):  # One range of values for all.
+        # All frames together, so that all are scaled alike.
+        for frame in to_uint8(self.array[list(indices)], self.where):
             yield array_to_rgb(frame, self.where)

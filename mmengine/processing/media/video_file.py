@@ -15,27 +15,28 @@ from mmengine.errors import InvalidMedia
 from mmengine.processing.media.formats import container_format
 from mmengine.processing.media.sources import MAX_VIDEO_BYTES, Access, open_source
 
-if TYPE_CHECKING:  # Lazy: FFmpeg, which images do not need.
+if TYPE_CHECKING:  # Imported when needed, because images do not need FFmpeg.
     from av.container import InputContainer
     from av.packet import Packet
 
 _OTHERS = "mpeg,mpegts"  # Containers without a magic number at their beginning.
-# An AVI's second index may name the same part repeatedly; chapters are read one by one; and each out-of-order
-# index entry moves the whole index.
+# These options keep a crafted file from costing much time: an AVI's second index may name the same part
+# repeatedly, chapters are read one by one, and each out-of-order index entry moves the whole index.
 _OPTIONS = {"use_odml": "0", "ignore_chapters": "1", "indexmem": str(2**17)}
-MAX_SAMPLES = 2**22  # Packets in all streams: ten hours of film with sound have nearly three million.
+MAX_SAMPLES = 2**22  # Packets in all streams; ten hours of video with sound have nearly three million.
 MAX_PACKETS = 2**20  # Nearly ten hours at 30 frames per second.
 MAX_FRAME_PIXELS = 2**25  # 7680 x 4320.
-MAX_DECODED_FRAMES = 2**15  # Frames decoded for one request, used or skipped.
-MAX_DECODED_PIXELS = 2**36  # For these frames: all at 1920 x 1080, or fewer larger frames.
+MAX_DECODED_FRAMES = 2**15  # Frames decoded for one request, including frames that are skipped.
+MAX_DECODED_PIXELS = 2**36  # Pixels in these frames: enough for all of them at 1920 x 1080.
 MAX_GIF_PIXELS = 2**32  # For all frames of a GIF decoded for one request.
-MAX_BACKWARD = 1024  # Keyframes that come before the previous keyframe: each is sorted into an index.
+# Keyframes with an earlier time than the previous keyframe: FFmpeg sorts each into an index.
+MAX_BACKWARD = 1024
 MAX_FPS = 1000.0  # A higher rate in a file is ignored.
 
 
 def _titles(av: ModuleType) -> dict[str, Any]:
-    """Return PyAV's option to replace invalid bytes in titles instead of failing: PyAV 19 and later do so by
-    default.
+    """Return PyAV's option to replace invalid bytes in metadata, such as titles, instead of failing. PyAV 19
+    and later do so by default.
     """
     return {} if int(av.__version__.partition(".")[0]) >= 19 else {"metadata_errors": "replace"}
 
@@ -67,7 +68,7 @@ class VideoFile:
         self._file.close()
 
     def _open(self) -> None:
-        """Open the container again, at the first packet."""
+        """Open the container, or open it again, at the first packet."""
         import av  # Heavy, and only needed for video files.
 
         if self._container is not None:
@@ -101,7 +102,7 @@ class VideoFile:
 
     @property
     def _opened(self) -> "InputContainer":
-        assert self._container is not None  # `_open` comes first.
+        assert self._container is not None  # `_open` was called before.
         return self._container
 
     def _scan(self) -> None:
@@ -132,7 +133,7 @@ class VideoFile:
             raise self._damaged() from None
         if not num_frames:
             raise InvalidMedia(f"{self.where} has no frames")
-        # The header has the true number; edits may hide a few frames.
+        # The header tells the true number; edit lists in the file may hide a few frames.
         if packets < 0.9 * self._stream.frames:
             raise InvalidMedia(
                 f"{self.where} is cut short: {packets} of its {self._stream.frames} frames are there"
@@ -141,12 +142,12 @@ class VideoFile:
         fps = float(rate) if rate else 0.0
         self.fps = fps if 0 < fps <= MAX_FPS else None
         self.num_frames = num_frames
-        # Some containers have no times; frames are then found by counting.
+        # Some containers store no times. Frames are then found by counting.
         self._times = sorted(times) if len(times) == num_frames else None
         self._keys = sorted(keys)
 
     def frames(self, indices: Sequence[int]) -> Iterator[np.ndarray]:
-        """Yield uint8 [h, w, 3] for each index; indices ascend."""
+        """Yield a frame, uint8 [h, w, 3], for each index. The indices must ascend."""
         self._open()
         reader = self._by_count(indices) if self._times is None else self._by_time(indices, self._times)
         for frame in reader:
@@ -159,7 +160,7 @@ class VideoFile:
                 frame, position = following, position + 1
             if frame is None:
                 raise self._damaged()
-            yield frame  # The last frame also stands for later frames without a picture.
+            yield frame  # If the decoder has ended, the last frame stands for the missing frames.
 
     def _by_time(self, indices: Sequence[int], times: list[int]) -> Iterator[Any]:
         decoder, frame, seeks = self._decode(), None, True
@@ -171,7 +172,8 @@ class VideoFile:
                 decoder = self._seek(self._keys[place])
                 frame = next(decoder, None)
                 if frame is None or frame.pts is None or frame.pts > target:
-                    self._open()  # The container's index is wrong: read it from the beginning.
+                    # The container's index is wrong: decode from the beginning and seek no more.
+                    self._open()
                     decoder, frame, seeks = self._decode(), None, False
             while frame is None or frame.pts is None or frame.pts < target:
                 following = next(decoder, None)
@@ -205,7 +207,9 @@ class VideoFile:
             raise self._damaged() from None
 
     def _check_decoded(self) -> None:
-        """Check the limits. A GIF has a smaller limit, because a few bytes may draw a whole canvas."""
+        """Raise InvalidMedia if more was decoded than the limits allow. A GIF has a lower pixel limit,
+        because a few bytes may draw a whole canvas.
+        """
         most = MAX_GIF_PIXELS if self._format == "gif" else MAX_DECODED_PIXELS
         if self._decoded > MAX_DECODED_FRAMES or self._decoded_pixels > most:
             too_many = f"{most} pixels" if self._decoded_pixels > most else f"{MAX_DECODED_FRAMES} frames"
@@ -232,8 +236,8 @@ class VideoFile:
 
 
 class _Order:
-    """Counts the packets in all streams, and the keyframes that come before the previous keyframe, which
-    FFmpeg sorts into an index.
+    """Counts the packets in all streams, and the keyframes with an earlier time than the previous keyframe.
+    FFmpeg sorts each such keyframe into an index, which costs time.
     """
 
     def __init__(self, where: str) -> None:

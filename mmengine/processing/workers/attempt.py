@@ -1,4 +1,4 @@
-"""A request's preparation, with a deadline and a way to cancel it."""
+"""The deadline and the cancellation of a request's preparation."""
 
 import threading
 import time
@@ -13,19 +13,20 @@ _current: ContextVar["Attempt | None"] = ContextVar("attempt", default=None)
 
 
 class AttemptOver(RequestFailed):
-    """The preparation's request was given up."""
+    """The request was given up while it was prepared."""
 
 
 class Attempt:
     """A cancellable preparation. `ends_at`: deadline by time.monotonic(), None for no deadline. `waits`:
-    whether it waits for a decoder if all are busy. Thread-safe.
+    whether the preparation waits if all decoders are busy; if False, it uses an additional decoder.
+    Thread-safe.
     """
 
     def __init__(self, ends_at: float | None, *, waits: bool = True) -> None:
         self.ends_at, self.waits = ends_at, waits
         self._given_up = False
         self._lock = threading.Lock()
-        self._kill: Callable[[], None] | None = None  # Ends the current work for this attempt.
+        self._kill: Callable[[], None] | None = None  # Ends the work that runs now.
 
     @property
     def is_over(self) -> bool:

@@ -1,4 +1,4 @@
-"""An engine's pool of decoder processes, each replaced when it is lost."""
+"""An engine's pool of decoder processes. A process that dies is replaced."""
 
 import math
 import signal
@@ -11,17 +11,17 @@ from mmengine.processing.workers.attempt import Attempt, current_attempt
 from mmengine.processing.workers.process import DecoderLost, DecoderProcess
 
 _POLL_S = 0.05  # Interval at which a waiting request checks whether it was given up.
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 10.0  # Pauses between starts that fail.
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 10.0  # Pauses after a failed start.
 NO_LIMIT_S = 10**6  # Stands for no limit in a wait.
 
 
 class Decoders:
-    """A MediaDecoder for several threads: at most `num_processes` work at once; further calls wait, unless
-    their attempt must not wait.
+    """A MediaDecoder for several threads. At most `num_processes` decode at once and further calls wait; only
+    calls whose attempt has `waits` False start processes beyond that number.
 
-    Processes start on demand. An item that kills its process, or exceeds `limit_s` (0: no limit) or its
-    request's deadline, costs only that process. If processes do not start at all, the pauses between attempts
-    grow, and items are refused meanwhile.
+    Processes start on demand. An item that crashes its process, or exceeds `limit_s` (0: no limit) or its
+    request's deadline, harms no other item. If processes fail to start, the pauses between attempts grow, and
+    items are refused with QueueFull meanwhile.
     """
 
     def __init__(self, recipe: DecoderRecipe, num_processes: int, memory_bytes: int, limit_s: float) -> None:
@@ -33,7 +33,7 @@ class Decoders:
         self._num_busy = 0
         self._closed = False
         self._pause_s, self._no_start_before, self._start_error = 0.0, 0.0, ""
-        self.num_lost = 0  # Processes that an item ended, or that were ended with it.
+        self.num_lost = 0  # Processes that ended while they decoded an item.
 
     def __call__(self, media: EncodedMedia) -> DecodedMedia:
         attempt = current_attempt()
@@ -94,7 +94,7 @@ class Decoders:
         try:
             return process.decode(media, now + limit_s, math.ceil(limit_s))
         except TimeoutError:
-            attempt.check()  # Its own deadline, which has its own message.
+            attempt.check()  # If the request's own deadline is over, the error says so.
             raise self._too_slow(media) from None
         except DecoderLost as error:
             attempt.check()
@@ -111,7 +111,7 @@ class Decoders:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Return why no media can be decoded now."""
+        """Return the reasons why no media can be decoded now; empty if they can."""
         with self._changed:
             is_none_there = not self._idle and not self._num_busy
             if is_none_there and self._start_error and time.monotonic() < self._no_start_before:

@@ -1,7 +1,7 @@
 """Messages between an engine and its decoder processes, over a socket.
 
-A message is four bytes of length, a msgpack struct, and the raw bytes that the struct counts. Pixels beyond
-MAX_INLINE are sent as the descriptor of an anonymous file, which the engine maps without copying.
+A message is a length (4 bytes), a msgpack struct, and raw bytes whose number the struct tells. Pixels of more
+than MAX_INLINE bytes are sent as the descriptor of an anonymous file, which the engine maps without copying.
 """
 
 import fcntl
@@ -24,7 +24,7 @@ _CHUNK = 2**20
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True):
-    """The first message to a worker, which answers READY when it can decode."""
+    """The first message to a worker. The worker answers READY when it can decode."""
 
     module: str
     settings: bytes
@@ -32,8 +32,8 @@ class Hello(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Job(msgspec.Struct, frozen=True, array_like=True):
-    """An image or video, followed by `sizes` bytes for each file. For a file given by its path, the size is
-    the path's.
+    """An image or video to decode. The contents of its files follow the message; `sizes` are their lengths in
+    bytes. For a file with `is_path`, its path follows in place of its content.
     """
 
     modality: str
@@ -48,7 +48,9 @@ class Job(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Done(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Pixels, uint8 of `shape`: after the message, or in the file whose descriptor came with it."""
+    """Decoded pixels, uint8 of `shape`. They follow the message (`inline`), or are in the file whose
+    descriptor came with the message.
+    """
 
     shape: tuple[int, int]
     grid: tuple[int, int, int]
@@ -59,7 +61,7 @@ class Done(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """An item that was not decoded. `text`, `code` and `path` come from the error."""
+    """Says that an item was not decoded. `text`, `code` and `path` are those of the error."""
 
     kind: Literal["media", "request", "memory", "bug"]
     text: str
@@ -82,8 +84,8 @@ read_answer: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
 class Wire:
     """One end of the socket.
 
-    `ends_at`: deadline for sends and receives by time.monotonic(); None for no deadline. They raise
-    TimeoutError then, and EOFError or another OSError if the other end is gone.
+    `ends_at`: deadline for sends and receives by time.monotonic(); None for no deadline. After the deadline
+    they raise TimeoutError, and if the other end is gone EOFError or another OSError.
     """
 
     def __init__(self, end: socket.socket) -> None:
@@ -115,7 +117,9 @@ class Wire:
             self._socket.sendall(view[start : start + _CHUNK])
 
     def receive(self) -> tuple[bytes, int | None]:
-        """Return a message's struct, and its descriptor, which the caller closes."""
+        """Return a message's encoded struct, and the descriptor that came with it (or None), which the caller
+        closes.
+        """
         self._arm()
         first, descriptors, _, _ = socket.recv_fds(self._socket, 1, 1)
         descriptor = descriptors[0] if descriptors else None
@@ -147,7 +151,7 @@ class Wire:
 
 
 def write_file(data: memoryview) -> int:
-    """Return the descriptor of a new anonymous file with `data`; the caller closes it."""
+    """Write `data` to a new anonymous file, and return its descriptor, which the caller closes."""
     descriptor = os.memfd_create("mmengine-pixels", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         while data:
@@ -159,8 +163,10 @@ def write_file(data: memoryview) -> int:
 
 
 def map_file(descriptor: int, size: int) -> mmap.mmap:
-    """Map a file that another process wrote, private to this process. The file is sealed first, so that no
-    process can change or shorten it. Raises OSError if its size differs or it cannot be sealed.
+    """Map a file that another process wrote; changes to the mapping stay private.
+
+    The file is sealed before, so that no process can change or shorten it. Raises OSError if the file has
+    another size or cannot be sealed.
     """
     seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
     fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)

@@ -1,4 +1,4 @@
-"""The engine's side of a decoder process: start, requests, and end."""
+"""The engine's side of a decoder process: starts it, sends it items, and ends it."""
 
 import mmap
 import os
@@ -27,14 +27,15 @@ from mmengine.processing.workers.messages import (
     read_answer,
 )
 
-START_LIMIT_S = 60.0  # For a worker process to start.
-# Environment variables that a worker gets: only variables that Python and its libraries need to start.
+START_LIMIT_S = 60.0  # Time limit for a worker process to start.
+# Environment variables that a worker inherits: only those that Python and its libraries need to start.
 _ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONHOME", "TMPDIR", "TZ")
 
 
 class DecoderLost(Exception):
-    """The process is gone, or sent an invalid answer. The text tells how it ended; `signal_number` is the
-    signal that ended it, or 0."""
+    """The process is gone, or sent an invalid answer. The text tells how the process ended; `signal_number`
+    is the signal that ended it, or 0.
+    """
 
     def __init__(self, text: str, signal_number: int = 0):
         super().__init__(text)
@@ -42,14 +43,14 @@ class DecoderLost(Exception):
 
 
 class DecoderProcess:
-    """A decoder process. The constructor starts it and raises DecoderLost if it does not start. One caller at
-    a time; any thread may call `kill`.
+    """A decoder process. The constructor starts it, and raises DecoderLost if that fails. Only one thread at
+    a time may call `decode`; any thread may call `kill`.
     """
 
     def __init__(self, recipe: DecoderRecipe, memory_bytes: int) -> None:
         ours, theirs = socket.socketpair()
         self.memory_bytes, self._done = memory_bytes, recipe.done
-        self.usable = True  # For another item.
+        self.usable = True  # Whether the process can decode another item.
         self._wire = Wire(ours)
         with theirs:
             command = [sys.executable, "-P", "-m", worker.__name__, str(theirs.fileno())]
@@ -159,7 +160,9 @@ class DecoderProcess:
         self._process.kill()
 
     def _end(self, mercy_s: float = 0.0) -> None:
-        """End the process. `mercy_s`: seconds to wait for a regular end, which has a better message."""
+        """End the process. `mercy_s`: seconds to wait before the kill, so that a process that ends by itself
+        leaves its own exit code or signal.
+        """
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(mercy_s)
         self._process.kill()
@@ -171,7 +174,7 @@ class DecoderProcess:
 
 
 def _environment() -> dict[str, str]:
-    """Return a minimal environment: an attacker who controls a decoder finds no secrets."""
+    """Return a minimal environment, so that an attacker who controls a decoder finds no secrets."""
     kept = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
     one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     paths = os.pathsep.join(path for path in sys.path if path)

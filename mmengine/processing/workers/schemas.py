@@ -1,4 +1,4 @@
-"""Normalises large schemas in worker processes, with the same pool that decodes media.
+"""Normalises large JSON schemas in worker processes, with the same class of pool that decodes media.
 
 The normalisation is Python code: a schema of a megabyte takes a second, during which the engine's threads and
 the event loop wait for the GIL again and again. So a large schema is sent to a process as text, and comes
@@ -21,7 +21,7 @@ _STRICT = "strict_keywords"
 
 
 class _Answer(msgspec.Struct, frozen=True, array_like=True):
-    """The normalised schema, or its refusal: keyword, pointer and reason."""
+    """The normalised schema, or its refusal (keyword, JSON pointer, reason)."""
 
     gated: NormalizedSchema | None
     refused: tuple[str, str, str] = ("", "", "")
@@ -39,7 +39,7 @@ class SchemaProcesses:
         self._processes = Decoders(recipe, num_processes, memory_bytes, limit_s)
 
     def gated(self, schema: bytes, bounds: Bounds, schemas: bytes, strict_keywords: bool) -> NormalizedSchema:
-        """Normalise a schema and the documents that it refers to, both JSON text. Raises what
+        """Normalise a schema and the documents that it refers to (`schemas`); both are JSON text. Raises what
         normalize_schema raises, InvalidRequest if the schema exceeds its process's limits, and QueueFull if
         no process can be started.
         """
@@ -58,7 +58,9 @@ class SchemaProcesses:
 
 
 def decoder(settings: bytes) -> MediaDecoder:
-    """Return the worker's function for schemas; it returns an encoded _Answer in place of pixels."""
+    """Return the function that the worker calls for a schema. The function returns an encoded _Answer in
+    place of pixels.
+    """
     return _worked_out
 
 

@@ -1,7 +1,8 @@
 """A process that decodes untrusted images and videos: `python -m mmengine.processing.workers.worker FD`.
 
-`process.py` starts it with one end of a socket pair. It decodes items in turn, within limits on memory and
-processor time. An item can harm only this process. It ends when its socket's other end closes.
+`process.py` starts it with one end of a socket pair. The process decodes one item after another, within
+limits on memory and processor time. An item can harm only this process. The process ends when the engine
+closes its end of the socket.
 """
 
 import importlib
@@ -30,15 +31,16 @@ from mmengine.processing.workers.messages import (
     write_file,
 )
 
-MAX_FILES = 64  # Descriptors.
-# A quarter of a core while the model wants all cores. With 19 it is a fiftieth, and images take seconds; the
-# time between tokens does not improve, because long prompts' steps determine it.
+MAX_FILES = 64  # Open descriptors.
+# While the model uses all cores, a decoder gets a quarter of a core. With niceness 19 it would get a
+# fiftieth, and an image would take seconds. The time between tokens would not improve, because the steps of
+# long prompts determine it.
 NICENESS = 5
 MAX_ERROR_CHARS = 2000  # Limit on a decoder's error text.
 
 
 def main(descriptor: int) -> None:
-    # Ctrl-C is for the engine, whose end also ends this process.
+    # Ctrl-C is for the engine; when the engine ends, this process ends too.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _step_back()
     wire = Wire(socket.socket(fileno=descriptor))
@@ -58,12 +60,14 @@ def main(descriptor: int) -> None:
 def _step_back() -> None:
     """Give processes that compute tokens priority on the CPUs and when memory runs out."""
     os.nice(NICENESS)
-    with suppress(OSError):  # Not on every system.
+    with suppress(OSError):  # Some systems do not have this file.
         Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def _limit(hello: Hello) -> None:
-    """Limit private memory beyond the imports, written files and descriptors; no core files."""
+    """Limit the private memory beyond that of the imports, the size of written files, and the descriptors.
+    Forbid core files.
+    """
     with suppress(OSError, ValueError):
         used = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
         _set_limit(resource.RLIMIT_DATA, used + hello.memory_bytes)
@@ -79,8 +83,10 @@ def _set_limit(which: int, value: int) -> None:
 
 
 def _answer(wire: Wire, job: Job, decode: MediaDecoder) -> bool:
-    """Decode an item. Returns whether this process can take another job: after running out of memory its heap
-    may be fragmented.
+    """Decode an item, and send the result or the refusal.
+
+    Returns whether this process can take another job. After an item that ran out of memory it cannot, because
+    its heap may be fragmented.
     """
     _limit_time(job.cpu_s)
     try:
@@ -96,7 +102,9 @@ def _answer(wire: Wire, job: Job, decode: MediaDecoder) -> bool:
 
 
 def _limit_time(cpu_s: int) -> None:
-    """Limit further processor time, in case the engine is killed and no longer watches."""
+    """Limit the processor time from now on, in case the engine is killed and can no longer end this
+    process.
+    """
     usage = resource.getrusage(resource.RUSAGE_SELF)
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
     limit = int(usage.ru_utime + usage.ru_stime) + 1 + cpu_s
