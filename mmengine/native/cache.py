@@ -1,8 +1,8 @@
 """Store compiled libraries in the user's cache folder, keyed by sources, flags and CPU kind.
 
-A cached library needs no compiler. A loaded library is executed code, so other users must not be able to
-write to the folder or the folders above (mmengine.strict_modes). Each library has a file with its digest, and
-a truncated library is compiled again.
+A cached library is loaded without a compiler. Loading a library executes its code, so other users must not be
+able to write to the cache folder or the folders above it (mmengine.strict_modes). A file next to each library
+holds its SHA-256 digest; a library that does not match its digest (a truncated file) is compiled again.
 """
 
 import fcntl
@@ -32,7 +32,7 @@ class CacheFolder:
     """
 
     path: Path
-    fd: int  # never closed: loaded libraries are addressed through the descriptor
+    fd: int  # never closed: the paths of loaded libraries go through this descriptor
 
     def read(self, name: str) -> bytes:
         with open(os.open(name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=self.fd), "rb") as file:
@@ -48,7 +48,7 @@ class CacheFolder:
             os.unlink(name, dir_fd=self.fd)
 
     def loadable(self, name: str) -> str:
-        """Return a path that loads the file from this very folder, even if `path` has been replaced since."""
+        """Return a path to the file in the folder that `fd` refers to, even if `path` now names another."""
         return f"/proc/self/fd/{self.fd}/{name}"
 
 
@@ -73,14 +73,14 @@ def cache_folder() -> CacheFolder:
 
 
 def library_name(isa: str, openmp: Path | None) -> str:
-    """Return the library's file name for these sources, flags and OpenMP runtime, independent of the
+    """Return the library's file name, which depends on the sources, flags and OpenMP runtime, but not on the
     compiler.
     """
     return _file_name(isa, [isa, all_flags(isa, openmp), openmp.name if openmp else None])
 
 
 def wheel_library_name(isa: str) -> str:
-    """Return the file name for the library that a wheel contains for these sources."""
+    """Return the file name under which a wheel contains the library for the current sources."""
     return _file_name(isa, [isa, wheel_flags(isa)])
 
 
@@ -94,8 +94,8 @@ def _file_name(isa: str, facts: list[object]) -> str:
 def ensure_compiled(folder: CacheFolder, name: str, compile_to: Callable[[str, Path], None]) -> None:
     """Ensure that the library `name` exists in `folder` with a matching digest.
 
-    Otherwise one process at a time calls `compile_to(compiler, path)`. A compiler that failed with these
-    sources is not tried again for a day. Raises NativeKernelsError.
+    If the library is missing, one process at a time calls `compile_to(compiler, path)`. A compiler that
+    failed with these sources is not tried again for a day. Raises NativeKernelsError.
     """
     if _has_valid_digest(folder, name):
         return

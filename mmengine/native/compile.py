@@ -14,7 +14,7 @@ from mmengine.native.errors import NativeKernelsError
 SOURCES = Path(__file__).parent / "src"
 BUILT = Path(__file__).parent / "built"  # libraries that a wheel contains
 NAMES = ("c++", "g++", "clang++")
-TIME_LIMIT_S = 120.0  # per source; a source takes seconds
+TIME_LIMIT_S = 120.0  # per source file; a file usually takes a few seconds
 _log = logging.getLogger("mmengine.native")
 _LIMIT_NAME = "MMENGINE_NATIVE_TIMEOUT_S"
 
@@ -22,14 +22,15 @@ _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
 _AVX512_BF16 = (*_AVX512, "-mavx512bf16", "-mavx512vbmi", "-mavx512vnni")
 _ISA_FLAGS = {
-    # Align loops to cache lines: otherwise their placement is random, and costs a row of codes up to a fifth
-    # of its time.
+    # Align loops to cache lines. Otherwise their alignment is random, which can add up to a fifth to the time
+    # that a layer of quantised weights takes for one row.
     "avx2": (*_AVX2, "-falign-loops=64"),
     "avx512": _AVX512,
     "avx512_bf16": _AVX512_BF16,
     "amx": (*_AVX512_BF16, "-mamx-tile", "-mamx-bf16"),
 }
-# -ffast-math is off: a request with NaN in its numbers gets an error, which requires that NaN survives.
+# -ffast-math is off because it lets the compiler ignore NaN: a request whose values become NaN must get an
+# error, so NaN must reach the logits.
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-ffp-contract=fast", "-Wno-psabi")
 
 
@@ -81,7 +82,7 @@ def compile_library(compiler: str, isa: str, openmp: Path | None, out: Path) -> 
 def compile_for_wheel(compiler: str, isa: str, out: Path) -> None:
     """Write the library for `isa` to `out` without linking an OpenMP runtime. Raises NativeKernelsError.
 
-    The runtime on the target machine is not known, so its functions are resolved when the library is loaded.
+    The target machine's OpenMP runtime is unknown, so its functions are resolved when the library is loaded.
     """
     _compile(compiler, wheel_flags(isa), [], out)
 

@@ -9,7 +9,7 @@ from mmengine.native.errors import NativeKernelsError
 _VECTOR = {"avx2", "fma", "f16c"}
 _AVX512 = _VECTOR | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
 _AVX512_BF16 = _AVX512 | {"avx512_bf16", "avx512vbmi", "avx512_vnni"}
-# Worst to best, with the flags that /proc/cpuinfo must list for each.
+# Instruction sets from slowest to fastest, each with the flags that /proc/cpuinfo must list.
 NEEDS = {
     "avx2": _VECTOR,
     "avx512": _AVX512,
@@ -20,9 +20,11 @@ CHOICE = "MMENGINE_NATIVE_ISA"
 
 
 def usable_isas() -> list[str]:
-    """Return this CPU's instruction sets, best first, up to MMENGINE_NATIVE_ISA if that is set.
+    """Return the supported instruction sets that this CPU has, best first. If MMENGINE_NATIVE_ISA is set, the
+    list starts with that instruction set.
 
-    Raises NativeKernelsError if the CPU has none, or if MMENGINE_NATIVE_ISA has an unknown value.
+    Raises NativeKernelsError if the CPU has none of them, or if MMENGINE_NATIVE_ISA is unknown or not in
+    this CPU.
     """
     flags = cpu_flags()
     have = [isa for isa, needed in NEEDS.items() if needed <= flags]

@@ -1,4 +1,4 @@
-"""Run a text decoder's layers by CPU kernels (src/decoder/decoder.h)."""
+"""Run a text decoder's layers with the CPU kernels (src/decoder/decoder.h)."""
 
 import ctypes
 from collections.abc import Sequence
@@ -47,12 +47,12 @@ class Decoder:
     ) -> Tensor:
         """Return the normed hidden states [t, hidden] for `embeds` [t, hidden].
 
-        `deepstack`: [n, t, hidden] or None. `cos`, `sin`: float32 [t, rotated / 2], where `rotated` values
-        per head turn. `attention`: an AttentionPort; with a `step_address` the kernels read the port's KV
-        cache themselves. `aux_rows`: n layer indices and a tensor [t, n * hidden] with contiguous rows; the
-        the layers' inputs are written there, and the index after the last layer stands for the final
-        norm's input. `states`: required by a decoder with delta nets, refused by all others. `lora`: adapter
-        additions to the linear layers, DECODER_LINEARS per layer.
+        `deepstack`: [n, t, hidden], added after the first n layers, or None. `cos`, `sin`: float32
+        [t, rotary_dim / 2]. `attention`: an AttentionPort; if the port has a `step_address`, the kernels
+        read and write its KV cache themselves. `aux_rows`: n layer indices, and a tensor [t, n * hidden]
+        with contiguous rows, to which the inputs of these layers are written; the index num_layers selects
+        the final norm's input. `states`: required by a decoder with delta nets, refused by all others.
+        `lora`: adapter additions to the linear layers, in the order of DECODER_LINEARS for each layer.
         """
         if (states is None) != (self._sizes.delta is None):
             raise ValueError(
@@ -89,7 +89,7 @@ class Decoder:
         return hidden
 
     def _check_aux_rows(self, layers: Sequence[int], rows: Tensor, embeds: Tensor) -> None:
-        """Raise ValueError unless `rows` fits: the kernels write to its raw address."""
+        """Raise ValueError for a wrong layer, shape or dtype, since the kernels write to a raw address."""
         if not all(0 <= layer <= self._weights.num_layers for layer in layers):
             raise ValueError(f"auxiliary layers {list(layers)} must be in 0 to {self._weights.num_layers}")
         wanted = (len(embeds), len(layers) * self._sizes.hidden_size)
@@ -107,7 +107,7 @@ class Decoder:
         s, num_tokens = self._sizes, self._step.num_tokens
         heads = self._scratch.qkv[:num_tokens]
         q, k, v, _ = heads.tensor_split(tuple(accumulate((s.num_heads, s.num_kv_heads, s.num_kv_heads))), 1)
-        place = 0  # index among the layers with attention
+        place = 0  # the layer's index among the layers with attention
         for layer in range(self._weights.num_layers):
             if self._weights.has_delta(layer):
                 check(self._library.mm_decoder_delta_layer(self._c, self._c_step, layer, layer - place))

@@ -31,10 +31,10 @@ def fits(head_dim: int, device: torch.device, dtype: torch.dtype) -> bool:
 class Sizes:
     """A decoder's dimensions.
 
-    `head_dim`: a multiple of 8, at most MAX_HEAD_DIM. `rotary_dim`: rotated values per head; 0 rotates all.
-    `gated`: qkv also gives a gate per head after v, which multiplies attention's output. `norm_once`: a
-    bfloat16 norm rounds only after its weight. `delta`: the gated delta nets' dimensions, None for a
-    decoder without them.
+    `head_dim`: a multiple of 8, at most MAX_HEAD_DIM. `rotary_dim`: how many values of a head are rotated;
+    0: all. `gated`: qkv's output ends with a gate for each head of q, whose sigmoid multiplies attention's
+    output. `norm_once`: a bfloat16 norm rounds only after multiplying by its weight, not before as well.
+    `delta`: the gated delta nets' dimensions; None for a decoder without delta nets.
     """
 
     hidden_size: int
@@ -59,7 +59,7 @@ class DeltaWeights(NamedTuple, Generic[L]):
 
     ba: L  # hidden to 2 * heads: the inputs of beta and the decay
     conv: Tensor  # [taps, width]
-    decay: Tensor  # float32 [heads], negative: multiplies softplus to give the decay's logarithm
+    decay: Tensor  # float32 [heads], negative: log(decay) = this * softplus(input + dt_bias)
     dt_bias: Tensor  # float32 [heads]
     norm: Tensor  # [value_dim]
 
@@ -73,7 +73,7 @@ class LayerWeights(NamedTuple, Generic[L, F]):
 
     input_norm: Tensor  # [hidden]
     qkv: L  # hidden to (heads + 2 * kv_heads) * head_dim
-    qk_norm: Tensor | None  # [heads + kv_heads, head_dim]: q's weight for each head, then k's; None: no norm
+    qk_norm: Tensor | None  # [heads + kv_heads, head_dim]: norm weights of q's heads, then k's; None: no norm
     out: L  # heads * head_dim to hidden
     post_norm: Tensor  # [hidden]
     feed_forward: F

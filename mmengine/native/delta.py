@@ -18,13 +18,13 @@ _ARRAYS = (
     *("query_starts", "work_starts", "slots", "rows", "certain"),
     *("kept_starts", "kept_after", "kept_slots"),
 )
-_TENSORS = (("conv", "slot"), ("recurrent", "slot"), ("pending", "row"))  # with the name of their first axis
+_TENSORS = (("conv", "slot"), ("recurrent", "slot"), ("pending", "row"))  # tensor, name of its first axis
 STATE_ARRAYS = tuple(name for name in _ARRAYS if name != "work_starts")  # arrays that StepStates provides
 
 
 @dataclass(frozen=True, slots=True)
 class DeltaSizes:
-    """A gated delta net's dimensions. `num_heads` counts v's heads; `num_key_heads` divides it."""
+    """A gated delta net's dimensions. `num_heads`: heads of v, a multiple of `num_key_heads` (of q and k)."""
 
     num_key_heads: int
     num_heads: int
@@ -87,6 +87,7 @@ class StateStep:
         """Fill `c` for a step and return self.
 
         `tensors`: conv, recurrent and pending states. `arrays`: int32, the STATE_ARRAYS in a StepStates.
+        `stayed`: int32 [rows], how many accepted tokens of an earlier step each row computes again.
         """
         c, sizes = self.c, self._sizes
         starts = arrays["query_starts"]

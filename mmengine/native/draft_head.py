@@ -1,4 +1,4 @@
-"""Run an EAGLE-3 draft head by CPU kernels (src/decoder/draft_head.h)."""
+"""Run an EAGLE-3 draft head with the CPU kernels (src/decoder/draft_head.h)."""
 
 import ctypes
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ _ADDRESS, _NUMBER = ctypes.c_void_p, ctypes.c_int32
 class HeadParts:
     """Weights and sizes around the head's decoder layers.
 
-    `scores` and `embedding` are None where the head shares the target's; then the kernels cannot draft a
+    `scores` and `embedding` are None if the head uses the target model's; then the kernels cannot draft a
     whole chain in a single call.
     """
 
@@ -34,12 +34,14 @@ class HeadParts:
     hidden_norm: Tensor  # [hidden]
     scores: PackedLinear | None
     embedding: Tensor | None  # [vocab_size, embed_size]
-    target_ids: Tensor | None  # int64 [draft_vocab_size]
+    target_ids: Tensor | None  # int64 [draft_vocab_size]: the target's token ids; None: the ids are the same
 
 
 @dataclass(frozen=True, slots=True)
 class ChainPlaces:
-    """Cache positions for n rows, sorted by descending `most`. Columns are contiguous int32 [n]."""
+    """Cache positions for n rows, sorted by descending `most`. `most`, `kv_lens` and `positions` are
+    contiguous int32 [n].
+    """
 
     most: np.ndarray  # drafts to make for the row, at least 1
     kv_lens: np.ndarray  # tokens in the KV cache
@@ -113,7 +115,9 @@ class _ChainRoom:
 
 
 class NativeHead:
-    """An EAGLE-3 head that runs passes and chains, one at a time."""
+    """An EAGLE-3 head that runs single passes and whole chains of drafts. Calls must not overlap, because
+    they share scratch memory.
+    """
 
     def __init__(self, library: ctypes.CDLL, weights: DecoderWeights, parts: HeadParts) -> None:
         self._library, self._weights, self._parts = _declare_functions(library), weights, parts
@@ -185,10 +189,11 @@ class NativeHead:
     def forward(
         self, hidden: Tensor, embeds: Tensor, cos: Tensor, sin: Tensor, attention: Any, first_layer: int
     ) -> tuple[Tensor, Tensor]:
-        """Return z and the residual stream before the final norm, [t, hidden] each.
+        """Return the final norm's output (z) and input (the residual stream), [t, hidden] each.
 
-        `hidden`: [t, hidden]. `embeds`: [t, embed_size]. `cos`, `sin`: float32 [t, head_dim / 2].
-        `attention`: as in Decoder.forward.
+        `hidden`: [t, hidden]. `embeds`: [t, embed_size], the embeddings of the next tokens. `cos`, `sin`:
+        float32 [t, head_dim / 2]. `attention`: as in Decoder.forward. `first_layer`: the head's first layer
+        in the attention port's KV cache.
         """
         hidden, embeds = hidden.contiguous(), embeds.contiguous()
         z, stream = self._point(len(hidden))
@@ -229,11 +234,13 @@ class NativeHead:
         tables: tuple[Tensor, Tensor],
         layers_address: int,
     ) -> Tensor:
-        """Draft greedily for n rows and return `drafts`.
+        """Draft greedily for n rows, fill in `drafts` and return it.
 
-        `drafts`: contiguous int64 [max(most), n]; negative entries are filled in, up to each row's own
-        `most`. `z`, `carry`: [n, hidden]. `tables`: cos and sin for all positions up to the largest in use.
-        `layers_address`: address for the array with KV pool addresses for the head's layers.
+        `drafts`: contiguous int64 [max(most), n]. Negative entries are replaced by drafts, at most `most` in
+        each row; other entries are given draft tokens. `z`: [n, hidden], the final norm's output for each
+        row's last token. `carry`: [n, hidden], the hidden state that the next pass reads. `tables`: cos and
+        sin for all positions up to the largest in use. `layers_address`: address of an array with the KV
+        pool's address for each layer of the head.
         """
         num_rows = len(z)
         room = self._chain_room(num_rows)
@@ -267,7 +274,7 @@ class NativeHead:
         return self._chains
 
     def _point(self, num_tokens: int) -> tuple[Tensor, Tensor]:
-        """Return z and stream for a pass over `num_tokens`, and point the pass at its scratch memory."""
+        """Point the pass over `num_tokens` tokens at its buffers. Return two of the buffers: z and stream."""
         step, parts = self._pass, self._parts
         if num_tokens > len(self._inputs):
             room = max(num_tokens, 2 * len(self._inputs))

@@ -1,4 +1,4 @@
-"""Run a mixture-of-experts layer by CPU kernels (src/layers/experts.h)."""
+"""Run a mixture-of-experts layer with the CPU kernels (src/layers/experts.h)."""
 
 import ctypes
 from collections.abc import Sequence
@@ -37,10 +37,9 @@ class ExpertsStruct(ctypes.Structure):
 
 
 class PackedExperts:
-    """The same matrix from every expert, packed consecutively. `gate_up` has the meaning it has for
-    PackedLinear.
+    """The same matrix from every expert, packed consecutively. `gate_up` means the same as in PackedLinear.
 
-    Raises ValueError if the matrices differ in shape or form.
+    Raises ValueError if the matrices differ in shape, dtype or code format.
     """
 
     def __init__(
@@ -60,7 +59,7 @@ class PackedExperts:
 
 
 class Experts:
-    """A `Mixture` that runs on a step's rows. `hits`: int64 [count], tokens routed to each expert so far."""
+    """A `Mixture` that the kernels compute. `hits`: int64 [count], tokens routed to each expert so far."""
 
     def __init__(self, library: ctypes.CDLL, weights: Mixture[PackedLinear, PackedExperts]) -> None:
         self._library, self._weights = _declare_functions(library), weights

@@ -1,4 +1,6 @@
-"""Weights for a layer's feed-forward network, whatever code multiplies with them."""
+"""Weights for a layer's feed-forward network. The matrix type is a parameter, so torch layers and packed
+kernel layers share these classes.
+"""
 
 from typing import Generic, NamedTuple, TypeVar
 
@@ -7,14 +9,14 @@ E = TypeVar("E")
 
 
 class Dense(NamedTuple, Generic[L]):
-    """A SwiGLU whose matrices have type L. For the kernels `gate_up` is packed as gate and up together."""
+    """A SwiGLU whose matrices have type L. The kernels need `gate_up` packed with `gate_up=True`."""
 
     gate_up: L  # hidden to 2 * intermediate: gate's rows, then up's
     down: L  # intermediate to hidden
 
 
 class Mixture(NamedTuple, Generic[L, E]):
-    """A mixture-of-experts layer; E holds the same matrix from all experts."""
+    """A mixture-of-experts layer. The type E holds the same matrix from all experts."""
 
     router: L  # hidden to the number of experts
     gate_up: E

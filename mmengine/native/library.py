@@ -1,4 +1,4 @@
-"""Load this process's kernels, or keep them off with a reason."""
+"""Load the CPU kernels for this process, or record why they are off."""
 
 import ctypes
 import logging
@@ -18,17 +18,17 @@ _log = logging.getLogger("mmengine.native")
 
 @dataclass(frozen=True, slots=True)
 class LibraryStatus:
-    """A loaded library, or None with the reason."""
+    """The loaded library, or None and the reason."""
 
     library: ctypes.CDLL | None
     text: str  # one line for the user
 
 
 def load() -> ctypes.CDLL | None:
-    """Return the library, or None where no library can be loaded.
+    """Return the library, or None if no library can be loaded.
 
-    Without a library torch computes, and the logger `mmengine.native` has logged the reason in one line. Each
-    module declares arguments for the functions that it calls.
+    Without a library torch computes instead, and the logger `mmengine.native` has logged the reason in one
+    line. Each module that calls functions in the library declares their argument types.
     """
     return _status().library
 
@@ -39,7 +39,7 @@ def describe() -> str:
 
 
 def forget() -> None:
-    """Search for the library again at the next call, because the environment has changed."""
+    """Make the next call search for the library again, for example after environment variables changed."""
     _status.cache_clear()
 
 
@@ -66,8 +66,8 @@ def _open_best_isa() -> LibraryStatus:
 def _open_wheel_library(isa: str, openmp: Path | None) -> ctypes.CDLL | None:
     """Load the library from the wheel, which is as trusted as the wheel's Python code.
 
-    Returns None if the wheel has no library, or the library does not load (for example with an older
-    libstdc++); then the library is compiled on this machine.
+    Returns None if the wheel has no library for `isa`, or if its library does not load, for example with an
+    older libstdc++. The caller then compiles the library on this machine.
     """
     path = BUILT / wheel_library_name(isa)
     if openmp is None or not path.exists():

@@ -1,4 +1,4 @@
-"""Multiply by packed weights: the Python side for src/linear/linear.h."""
+"""Linear layers with packed weights: the Python side of src/linear/linear.h."""
 
 import ctypes
 import enum
@@ -37,8 +37,8 @@ class Linear(ctypes.Structure):
 def packed_buffer(num_bytes: int) -> np.ndarray:
     """Return zeros, uint8 [num_bytes], aligned to 64 bytes.
 
-    From 2 MiB on, whole huge pages back the buffer where the system has them; the rest that fills no huge
-    page uses small pages.
+    A buffer of 2 MiB or more is backed by huge pages if the system has them. Its end, which does not fill a
+    huge page, is backed by small pages.
     """
     if num_bytes < _HUGE:
         buffer = np.zeros(num_bytes + 64, dtype=np.uint8)
@@ -55,11 +55,10 @@ def packed_buffer(num_bytes: int) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class ChunkedWeight:
-    """A weight [n, k] delivered in chunks, so that the unpacked weight need not fit in memory beside the
-    packed form.
+    """A weight [n, k] delivered in chunks, so that the whole unpacked weight never needs to be in memory.
 
-    Each chunk is its first row's index and rows [m, k], with `dtype`, on the CPU. The chunks can be consumed
-    once.
+    Each chunk is a pair: the index of its first row, and rows [m, k] with `dtype` on the CPU. The chunks can
+    be consumed once.
     """
 
     n: int
@@ -69,7 +68,7 @@ class ChunkedWeight:
 
     @classmethod
     def of(cls, weight: Tensor) -> "ChunkedWeight":
-        """Wrap a weight that is whole in memory. Raises ValueError for a weight that cannot be packed."""
+        """Wrap a weight tensor as one chunk. Raises ValueError for a weight that cannot be packed."""
         if weight.dtype not in DTYPES or weight.dim() != 2 or weight.device.type != "cpu":
             raise ValueError(
                 f"a weight to pack is float32 or bfloat16 [n, k] on the CPU, not {_text(weight)}"
@@ -87,11 +86,12 @@ class Form(enum.IntEnum):
 
 
 class Codes(NamedTuple):
-    """A weight's rows as codes, a byte each.
+    """A weight's rows as codes, one byte per code.
 
-    `values` [m, k]: uint8 for FP8 (e4m3 without NaN), int8 from -127 for INT8, int8 from -8 to 7 for INT4.
-    `scales`: float32 [m, ceil(k / group)]; for INT8 and INT4 each scale must be representable in float16.
-    `mins`: None, or as many minimums that are added to integer codes.
+    `values` [m, k]: uint8 for FP8 (e4m3 without NaN), int8 from -127 to 127 for INT8, int8 from -8 to 7 for
+    INT4. `scales`: float32 [m, ceil(k / group)]; for INT8 and INT4 each scale must be representable in
+    float16. `mins`: None, or for integer codes float32 minimums with the shape of `scales`; a weight is
+    code * scale + minimum.
     """
 
     values: Tensor
@@ -103,9 +103,9 @@ class Codes(NamedTuple):
 class ChunkedCodes:
     """A bfloat16 weight [n, k] stored as codes and delivered in chunks.
 
-    `group` codes along k share a scale, and with `mins` a minimum; GROUPS lists the allowed sizes.
-    `int8_rows`: for INT8 and INT4, x's rows are rounded to int8 with a scale per 32 values, so that the
-    kernels multiply integers.
+    `group` codes along k share a scale and, if `mins` is true, a minimum; GROUPS lists the allowed sizes.
+    `int8_rows` (INT8 and INT4 only): each row of x is quantised to int8 with one scale per 32 values, so
+    that the kernels multiply integers.
     """
 
     n: int
@@ -143,12 +143,12 @@ def pack_rows(library: ctypes.CDLL, c: Linear, weight: ChunkedWeight | ChunkedCo
 
 
 class PackedLinear:
-    """A linear layer y = x w^T + bias with w [n, k] packed once, float32 or bfloat16. Keeps no reference to
-    `weight`.
+    """A linear layer y = x w^T + bias, float32 or bfloat16, whose w [n, k] is packed once. Keeps no reference
+    to `weight`.
 
-    FP8 results have the same bits as the weight bfloat16(code * scale). For INT8 and INT4 each group's sum is
-    scaled in float32; with AMX the weights are rounded to bfloat16 as for FP8. With `int8_rows` y has the
-    same bits on every CPU.
+    An FP8 layer gives the same bits as a bfloat16 layer with the weight bfloat16(code * scale). An INT8 or
+    INT4 layer scales each group's sum in float32; on a CPU with AMX it instead rounds the decoded weights to
+    bfloat16, as an FP8 layer does. With `int8_rows` y has the same bits on every CPU.
 
     `gate_up`: w holds gate's rows and then up's, and y = silu(x gate^T) * (x up^T), [m, n / 2]. A bfloat16
     layer sums in float32, rounds the sum (with `gate_up` also silu's result), and rounds again after adding a
@@ -191,7 +191,7 @@ class PackedLinear:
         """Return y [m, n] for x [m, k], which has the weight's dtype.
 
         `float32`: y is float32. `out`: tensor to write y to. `residual`: added to y; must have y's shape,
-        dtype and stride, and may be `out`. Rows are contiguous and may be strided.
+        dtype and stride, and may be `out`. The values of a row must be contiguous; rows may be strided.
         """
         m, k = len(x), self.c.k
         dtype = torch.float32 if float32 else self.dtype

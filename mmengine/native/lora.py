@@ -1,4 +1,4 @@
-"""Add low-rank adapters to linear layers: the Python side for src/layers/lora.h."""
+"""Add low-rank adapters to linear layers: the Python side of src/layers/lora.h."""
 
 import ctypes
 from collections.abc import Iterable, Sequence
@@ -13,12 +13,12 @@ from torch.nn import functional
 from mmengine.native.dtypes import DTYPES
 from mmengine.native.linear import packed_buffer
 
-LANES = 16  # ranks, and output columns, that are packed side by side
+LANES = 16  # rows of a (ranks) or of b (output columns) that are packed side by side
 DECODER_LINEARS = ("qkv", "out", "gate_up", "down")  # the order of MM_LORA_LINEARS within a layer
 
 
 class LoraPart(NamedTuple):
-    """A low-rank addition to columns [offset, offset + n) in a linear layer's y: scale * (x a^T) b^T."""
+    """A low-rank addition to columns [offset, offset + n) of a linear layer's y: scale * (x a^T) b^T."""
 
     a: Tensor  # [rank, k]
     b: Tensor  # [n, rank]
@@ -56,9 +56,9 @@ class PackedAdapter:
     """An adapter's additions to a list of linear layers, with packed matrices in float32 or bfloat16 on the
     CPU.
 
-    A layer without parts gets no addition. All matrices share a dtype and a memory block, in the order
-    in which layers read them, so that the processor prefetches ahead. A matrix that several parts in a layer
-    share is stored once. Keeps no reference to the given matrices.
+    A layer without parts gets no addition. All matrices have the same dtype and lie in one memory block in
+    the order in which the layers read them, so that prefetching works across matrices. A matrix that several
+    parts of a layer share is stored once. Keeps no reference to the given matrices.
     """
 
     def __init__(self, linears: Iterable[Sequence[LoraPart]]) -> None:
@@ -86,8 +86,8 @@ class PackedAdapter:
     def _put(self, matrix: Tensor) -> int:
         """Pack a matrix [m, k] and return its address.
 
-        The layout is [m / LANES][k / 2] pairs, padded with zeros. A bfloat16 pair is stored as [LANES][2], a
-        float32 pair as [2][LANES].
+        The layout is [m / LANES][k / 2] blocks of LANES rows by two neighbouring columns, padded with zeros.
+        A bfloat16 block is stored as [LANES][2], a float32 block as [2][LANES].
         """
         (m, k), size = matrix.shape, _packed_bytes(matrix)
         memory = self._memory[self._used : self._used + size]
@@ -101,7 +101,7 @@ class PackedAdapter:
 
 
 def _in_order(parts: Sequence[LoraPart]) -> list[Tensor]:
-    """Return each distinct matrix in a linear layer once: all a, then all b."""
+    """Return each distinct matrix of a linear layer's parts once: first every a, then every b."""
     every = [*(part.a for part in parts), *(part.b for part in parts)]
     return list({id(matrix): matrix for matrix in every}.values())
 
@@ -115,7 +115,8 @@ def _packed_bytes(matrix: Tensor) -> int:
 class LoraStep:
     """A step's adapters as a C structure, valid while this object lives.
 
-    `groups`: adapters for the same linear layers, each with the int32 row indices that use the adapter.
+    `groups`: adapters for the same linear layers, each with the indices (int32) of the step's rows that use
+    it.
     """
 
     def __init__(self, groups: Sequence[tuple[PackedAdapter, np.ndarray]]) -> None:

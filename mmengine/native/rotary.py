@@ -11,7 +11,7 @@ _FIRST_LENGTH = 1024
 
 
 class RotaryTable:
-    """A cos and sin table with exactly the numbers that `compute` gives."""
+    """A table of the cosines and sines that `compute` returns, rounded to `dtype`."""
 
     def __init__(
         self,
@@ -22,8 +22,9 @@ class RotaryTable:
     ) -> None:
         """Build a table for `axis` and `compute`.
 
-        `axis` [head_dim / 2]: which row of positions each frequency follows. `compute`: maps int64 positions
-        [rows, n] to cos and sin, [n, head_dim / 2] each. `dtype`: the dtype that cos and sin are rounded to.
+        `axis` [head_dim / 2]: for each frequency, the row of the positions (such as time, height or width)
+        that it uses. `compute`: maps int64 positions [rows, n] to cos and sin, [n, head_dim / 2] each.
+        `dtype`: the dtype that cos and sin are rounded to.
         """
         self._rows, self._compute, self._dtype = _declare_functions(library), compute, dtype
         self._axis = axis.to(torch.int32).contiguous()
@@ -58,7 +59,7 @@ class RotaryTable:
     def upto(self, length: int) -> tuple[Tensor, Tensor]:
         """Return cos and sin, float32 [positions, head_dim / 2], for positions 0 to at least `length` - 1.
 
-        All axes have the same position.
+        The entry for a position is the one for tokens with this position on all axes.
         """
         if length > len(self._cos):
             self._grow(1 << (length - 1).bit_length())

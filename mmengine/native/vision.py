@@ -45,8 +45,8 @@ class VisionKernels:
     def attend(
         self, qkv: Tensor, starts: np.ndarray, cos: Tensor, sin: Tensor, out: Tensor, first: int = 0
     ) -> None:
-        """Attend within segments, and write the n patches that start at `first` to `out` [n, num_heads *
-        head_dim].
+        """Attend within segments, and write the results of the n patches from `first` on to `out`
+        [n, num_heads * head_dim].
 
         `qkv`: [p, 3 * num_heads * head_dim], q, k and v before rotation. `starts`: int32, each segment's
         first patch, then p. `cos`, `sin`: float32 [p, head_dim], the first half of sin negated. A patch's
@@ -75,7 +75,7 @@ class VisionKernels:
             raise MemoryError(f"no memory to attend over {len(qkv)} patches")
 
     def gelu(self, x: Tensor) -> None:
-        """Apply gelu in its tanh form to x in place."""
+        """Apply gelu with the tanh approximation to x in place."""
         self._gelu(x.data_ptr(), x.numel(), self._code)
 
     def normalise(self, pixels: Tensor, out: Tensor) -> None:

@@ -12,19 +12,20 @@ namespace mm {
 namespace {
 
 constexpr int64_t kSmall = 100000;  // multiply-adds below which a second thread costs more than it saves
-constexpr int kFewQueries = 16;  // most queries of a row that are computed without tiles, which would need packed keys
+constexpr int kFewQueries = 16;  // a row with at most so many queries is computed without tiles, thus without packing
 constexpr int kTaskQueries = 1024;  // most queries per task, counted for each head that shares a KV head
 
 int queries_of(const mm_attention_step& step, int row) { return step.query_starts[row + 1] - step.query_starts[row]; }
 
-// Whether the row's blocks are read once for all heads and queries; other rows use tiles.
+// Returns whether the row is computed by decode.cpp, which reads its blocks once for all heads and queries. The other
+// rows use tiles.
 bool decodes(const mm_attention_step& step, int row) {
   const int queries = queries_of(step, row);
   const bool drafts = step.num_drafts && step.num_drafts[row] == queries - 1 && queries <= kFewQueries;
   return (queries == 1 || drafts) && !step.tiles_only;
 }
 
-// Multiply-adds of the step, or kSmall if there are more.
+// Returns the step's multiply-adds; stops counting at kSmall.
 int64_t work_of(const mm_attention_step& step) {
   int64_t work = 0;
   for (int row = 0; row < step.num_rows && work < kSmall; row++)
@@ -32,7 +33,7 @@ int64_t work_of(const mm_attention_step& step) {
   return work;
 }
 
-// Tasks for prompt chunks: one KV head each, with as many queries as keep their sums in the cache.
+// Adds tasks for prompt chunks. A task has one KV head and at most as many queries as keep their sums in the cache.
 void plan_prefill(const mm_attention_step& step, int threads, std::vector<AttentionTask>& tasks) {
   int rows = 0;
   for (int row = 0; row < step.num_rows; row++) rows += !decodes(step, row);
@@ -49,7 +50,7 @@ void plan_prefill(const mm_attention_step& step, int threads, std::vector<Attent
   }
 }
 
-// Tasks for decoding rows: whole rows if there are enough of them, so that each is read in address order.
+// Adds tasks for decoding rows. If there are enough rows, a task is a whole row, whose KV is read in address order.
 void plan_decode(const mm_attention_step& step, int threads, std::vector<AttentionTask>& tasks) {
   const int heads = step.num_kv_heads, rows = step.num_rows;
   const int parts = rows >= 4 * threads ? 1 : threads < heads ? threads : heads;

@@ -1,8 +1,8 @@
-// Paged attention over the KV pool in place: nothing is gathered, and nothing after a row's last token is read.
+// Paged attention that reads the KV pool in place, without gathering, and never reads behind a row's last token.
 //
 // A layer of the pool is [num_blocks, 2, block_size, num_kv_heads, head_dim], K at 0 and V at 1 of the second axis. A
 // row's result depends neither on the step's other rows nor on the number of threads. A token and up to 15 drafts after
-// it get the same bits as if each were its row's only query; with tiles_only the bits depend on no number of queries.
+// it get the same bits as if each were its row's only query. With tiles_only this holds for any number of queries.
 #pragma once
 
 #include <stdint.h>
@@ -11,16 +11,17 @@
 extern "C" {
 #endif
 
-// One step of n rows and t tokens, rows one after the other. All arrays must outlive the step's calls.
+// One step of n rows with t tokens in total; each row's tokens are consecutive. All arrays must outlive the step's
+// calls.
 typedef struct {
   int32_t num_rows, num_tokens;
   int32_t table_stride;  // elements between rows of block_table
   int32_t block_size;  // a power of two
   int32_t num_heads, num_kv_heads, head_dim;  // head_dim: a multiple of 8, at most 256
   int32_t dtype;  // of q, k, v, the pool and the result: 0 float32, 1 bfloat16
-  int32_t tiles_only;  // 1: rows with few queries use tiles, like prompts, and get the same bits in any chunk
-  const int32_t* query_starts;  // [n + 1] each row's first token, then t
-  const int32_t* kv_lens;  // [n] tokens of each row after this step
+  int32_t tiles_only;  // 1: all rows use tiles, so that a token gets the same bits in a chunk of any size
+  const int32_t* query_starts;  // [n + 1] index of each row's first token, then t
+  const int32_t* kv_lens;  // [n] tokens that each row has after this step
   const int32_t* num_drafts;  // [n] number of drafts among a row's last queries; NULL: no drafts
   const int32_t* block_table;  // [n, table_stride]; only blocks within kv_lens are read
   const int64_t* slots;  // [t] block * block_size + offset

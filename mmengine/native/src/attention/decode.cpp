@@ -1,5 +1,5 @@
-// Attention for the one query of a decoding row, or the few queries of a row whose drafts are verified: K and V are
-// read once, by dot products and weighted sums.
+// Attention for the one query of a decoding row, or the few queries of a row whose drafts are verified: dot products
+// and weighted sums that read K and V once.
 //
 // A span of kSpan tokens is processed at a time: scores for all heads of all queries, softmax, then weighted sums of
 // the values. Spans have fixed positions in a row, so a result depends neither on how work is divided nor on whether a
@@ -13,8 +13,8 @@
 namespace mm {
 namespace {
 
-// One row's working memory. `heads` are the heads of all its queries, by KV head, then by query, counted from the
-// task's first.
+// One row's working memory. `heads` are the heads of all its queries, ordered by KV head and then by query, counted
+// from the task's first head.
 template <class T>
 struct Row {
   using Query = typename Dot<T>::Query;
@@ -24,7 +24,7 @@ struct Row {
   float* shrink;  // [heads]
   RunningSoftmax* softmax;  // [heads]
   const T *k[kSpan], *v[kSpan];  // the span's tokens
-  // a query has `own` heads per KV head, all queries together have `group`
+  // a query has `own` heads for each KV head; all queries together have `group`
   int queries, heads, own, group, d, q_width, width;
 
   Row(Carver& carver, const mm_attention_step& step, int queries, int kv_heads)
@@ -45,7 +45,7 @@ struct Row {
     return query_of(head) * stride + (int64_t)(head / group * own + head % own) * d;
   }
 
-  // Finds the keys of the span from `at` and returns their number; they are padded to a multiple of four.
+  // Finds the keys of the span that starts at `at`, and returns their number. The list is padded to a multiple of four.
   int find(const T* kv, const Places& places, int at, int kv_len) {
     const int count = kv_len - at < kSpan ? kv_len - at : kSpan;
     for (int t = 0; t < round_up(count, kTokens); t++)  // the padding repeats the last token
@@ -93,7 +93,7 @@ void mix_span(Row<T>& row, int count, Ahead<T> ahead) {
 MM_INLINE void put(float* to, float value) { *to = value; }
 MM_INLINE void put(uint16_t* to, float value) { *to = to_bf16(value); }
 
-// Turns the scores of the span at `at` into weights of its `tokens`, as far as each query sees them.
+// Turns the scores of the span at `at` into the weights of its `tokens`; a token that a query does not see gets 0.
 template <class T>
 void soften_span(Row<T>& row, int at, int tokens, int kv_len) {
   const float scale = 1.0f / std::sqrt((float)row.d);

@@ -1,5 +1,6 @@
-// Products for the few queries of a row: with keys, four tokens at a time, and of softmax weights with values. Cache
-// lines of the next tokens are prefetched in between, a few at a time, because a core supports few outstanding lines.
+// Products for the few queries of a row: q with the keys of four tokens at a time, and softmax weights with values.
+// Between the products, cache lines of the next tokens are prefetched a few at a time, because a core supports few
+// outstanding lines.
 #pragma once
 
 #include <immintrin.h>
@@ -20,7 +21,7 @@ constexpr int kHeads = 2;
 constexpr int kVectors = 4;
 #endif
 
-// How K is multiplied with q: the stored form of q, and the number of values in a vector of K.
+// How K is multiplied by q: the type in which q is stored, and the number of values in a vector of K.
 template <class T>
 struct Dot {
   using Query = float;
@@ -49,7 +50,7 @@ struct Dot<uint16_t> {
 };
 #endif
 
-// The sums of four vectors, side by side.
+// Returns the sums of the values of four vectors, side by side.
 MM_INLINE __m128 sum4(const wide* v) {
 #if defined(__AVX512F__)
   __m512 a = (__m512)v[0], b = (__m512)v[1], c = (__m512)v[2], d = (__m512)v[3];
@@ -91,7 +92,7 @@ MM_INLINE void score(const T* const* k, int64_t head, const typename Dot<T>::Que
   for (int n = 0; n < N; n++) _mm_storeu_ps(scores + n * kSpan, sum4(sums[n]));
 }
 
-// Cache lines of tokens that are read soon, in address order.
+// Prefetches the cache lines of tokens that are read soon, token by token, in address order.
 template <class T>
 struct Ahead {
   const T* const* tokens;
@@ -139,7 +140,7 @@ MM_INLINE void mix(const T* const* v, int64_t at, int count, const float* weight
     for (int j = 0; j < N; j++) store_as(sums + g * width + j * kWide, sum[g][j]);
 }
 
-// The number of values that `heads` heads together sum up in registers at once.
+// Returns how many values of V each of `heads` heads sums up in registers at once.
 constexpr int values_at_once(int heads) { return (heads > 2 ? kVectors / 2 : kVectors) * kWide; }
 
 template <int G, class T>

@@ -1,8 +1,9 @@
-// Attention of many queries to the keys that each of them sees, block of keys by block.
+// Attention of many queries to the keys that each query sees, one block of keys after the other.
 //
-// A Source provides the inputs: T (float, or uint16_t for bfloat16 bits), head_dim(), queries(), keys(), seen(query):
-// how many keys a query sees, non-decreasing and at least 1; query(i, room) and key(i, room): T [head_dim] in place, or
-// copied to `room`; value(i); out(query).
+// A Source provides the inputs: the type T (float, or uint16_t for bfloat16 bits), head_dim(), and the numbers
+// queries() and keys(). seen(query) is how many keys a query sees: non-decreasing, at least 1. query(i, room) and
+// key(i, room) return a pointer to T [head_dim], in place or copied to `room`. value(i) and out(query) return pointers
+// in place.
 #pragma once
 
 #include <cmath>

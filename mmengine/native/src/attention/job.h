@@ -22,14 +22,14 @@ struct AttentionCall {
   }
 };
 
-// Queries [query0, query1) of a row, counted from its first one, for KV heads [head0, head1).
+// Queries [query0, query1) of a row, counted from the row's first query in this step, for KV heads [head0, head1).
 struct AttentionTask {
   int row, query0, query1, head0, head1;
 };
 
-// The location of a token's K of KV head 0 in its layer, in elements; V follows `v_offset` later.
+// Where the K of a row's tokens is: `of` returns the element offset of KV head 0 in the layer. V is `v_offset` further.
 struct Places {
-  int shift, mask;        // of the block size
+  int shift, mask;        // divide a position by the block size
   int64_t token;          // distance between tokens of a block
   int64_t v_offset;
   const int32_t* blocks;  // the row's blocks

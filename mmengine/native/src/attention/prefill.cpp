@@ -5,7 +5,7 @@
 namespace mm {
 namespace {
 
-// The heads that share a KV head are consecutive queries of one token.
+// The inputs of one KV head. The q heads that share it count as consecutive queries of the same token.
 template <class Value>
 class PagedSource {
  public:

@@ -10,7 +10,7 @@ namespace mm {
 
 inline int64_t round_up(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
 
-// Divides a thread's memory into consecutive parts, each aligned for vectors. Without memory it only counts bytes.
+// Divides a thread's memory into consecutive parts, each aligned for vectors. If `at` is NULL, only counts the bytes.
 struct Carver {
   char* at;
   int64_t used = 0;
@@ -79,15 +79,16 @@ MM_INLINE f16v exp2_of(f16v x) {
   p = fused(p, r, splat(1));
   return (f16v)_mm512_scalef_ps((__m512)p, whole);
 }
-constexpr float kPowers = 1.44269504f;  // powers of two per power of e
+constexpr float kPowers = 1.44269504f;  // log2(e), because the weights are powers of two
 MM_INLINE f16v weight_of(f16v x, f16v) { return exp2_of(x); }
 #else
 constexpr float kPowers = 1;
 MM_INLINE f16v weight_of(f16v x, f16v score) { return (f16v)((i16v)exp_clamped(x) & (score != -__builtin_inff())); }
 #endif
 
-// Turns `count` scores (padded to a multiple of 16) into weights relative to the highest score so far, passed to `keep`
-// 16 at a time; weights of the padding are 0. Returns the factor for the sums before this block.
+// Turns `count` scores (padded to a multiple of 16) into weights relative to the highest score so far, and passes them
+// to `keep` 16 at a time. The padding gets the weight 0. Returns the factor for the sums over the blocks before this
+// one.
 template <class Keep>
 MM_INLINE float soften(float* scores, int count, float scale, RunningSoftmax& state, bool first, Keep keep) {
   int padded = (int)round_up(count, 16);

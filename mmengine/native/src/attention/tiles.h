@@ -1,8 +1,8 @@
 // Tiles of queries against a block of keys: packing, scores, softmax and weighted sums of values.
 //
-// Two kinds share an interface: float32 vectors (bfloat16 is widened when it is packed), and bfloat16 pairs, which AMX
-// or AVX-512's dot products multiply. A query's result has the same bits at any position in a tile and next to any
-// other queries.
+// Two classes have the same interface: float32 vectors (bfloat16 is widened when it is packed), and bfloat16 pairs,
+// which AMX or AVX-512's dot products multiply. A query's result has the same bits at any position in a tile and next
+// to any other queries.
 #pragma once
 
 #include <immintrin.h>
@@ -41,10 +41,10 @@ class VectorTiles {
   void end() const {}
   template <class T>
   void pack_query(const T* from, float* to) const;
-  // Packs keys and values `at` to at + 16 of the block; after `count` there is nothing to read.
+  // Packs keys and values [at, at + 16) of the block. Only the first `count` of the 16 pointers may be read.
   template <class T>
   void pack(int at, const T* const* keys, const T* const* values, int count) const;
-  // Attends `count` keys of the block, whose first key has index `start` in the row. The first block initialises the
+  // Attends to the block's `count` keys. The block's first key has index `start` in the row; start = 0 initialises the
   // sums.
   void attend(const QueryTile<float>& tile, int start, int count, float scale) const;
 
@@ -64,7 +64,7 @@ class PairTiles {
 #if defined(__AMX_BF16__)
   static constexpr int kRows = 32;  // two tiles
 #else
-  static constexpr int kRows = 6;  // by 4 vectors: 24 sums in 32 registers
+  static constexpr int kRows = 6;  // 6 rows with 4 vectors each: 24 sums in 32 registers
 #endif
   static constexpr int kPack = 32;
 
@@ -72,8 +72,8 @@ class PairTiles {
   int q_width() const { return steps_ * 32; }
   int width() const { return panels_ * 16; }
 
-  void begin() const;  // configures and releases this thread's tile registers
-  void end() const;
+  void begin() const;  // configures this thread's tile registers
+  void end() const;  // releases them
   void pack_query(const uint16_t* from, uint16_t* to) const;
   void pack(int at, const uint16_t* const* keys, const uint16_t* const* values, int count) const;
   void attend(const QueryTile<uint16_t>& tile, int start, int count, float scale) const;
@@ -115,8 +115,8 @@ MM_INLINE wide load_eight(const uint16_t* from) {
 }
 
 #if defined(__AVX512F__)
-// Transposes a 16 x 16 matrix. Interleaving the upper with the lower half rotates the bits of an element's index by
-// one; after four rotations row and column are swapped.
+// Transposes a 16 x 16 matrix. Interleaving the upper with the lower half rotates the 8 bits of an element's index by
+// one; after four rotations, row and column are swapped.
 MM_INLINE void transpose16(f16v m[16]) {
 #pragma GCC unroll 4
   for (int turn = 0; turn < 4; turn++) {
@@ -134,8 +134,8 @@ MM_INLINE void transpose16(f16v m[16]) {
 #endif
 
 // Turns the scores of one query into weights for `count` keys of a block. The query sees the first `seen` keys (all if
-// seen > count, none if seen < 1); the weights of the other keys are 0, up to a multiple of `whole`. Returns the factor
-// for the sums so far.
+// seen > count, none if seen < 1). The other keys, and the padding to a multiple of `whole`, get the weight 0. Returns
+// the factor for the sums over the blocks before this one.
 template <class Keep>
 MM_INLINE float weigh(float* scores, int seen, int count, int whole, float scale, RunningSoftmax& state, bool first,
                       Keep keep) {

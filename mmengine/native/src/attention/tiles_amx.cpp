@@ -23,7 +23,8 @@ MM_INLINE void clear_sums() {
 }  // namespace
 
 void PairTiles::begin() const {
-  static const TileConfig config;  // static: GCC's intrinsic declares a read of the first 8 bytes only
+  // Static, because GCC's intrinsic declares that it reads only the first 8 bytes: the other stores could be dropped.
+  static const TileConfig config;
   _tile_loadconfig(&config);
 }
 
@@ -52,7 +53,7 @@ void PairTiles::score(const uint16_t* q, int count) const {
   }
 }
 
-// Two panels of 16 values at a time; a last odd panel is paired with an unused one.
+// Sums two panels of 16 values at a time. A last odd panel is summed alone.
 void PairTiles::mix(int start, int count, float* sums) const {
   const int weights_bytes = kWeightsStride * 2, width = panels_ * 16, sums_bytes = width * 4;
   for (int panel = 0; panel < panels_; panel += 2) {

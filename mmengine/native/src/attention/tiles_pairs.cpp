@@ -1,4 +1,4 @@
-// Attention tiles of bfloat16 pairs: packing, softmax, and without AMX the products, by vdpbf16ps.
+// Attention tiles of bfloat16 pairs: packing and softmax, and for CPUs without AMX the products (vdpbf16ps).
 #if defined(__AVX512BF16__)
 #include <immintrin.h>
 
@@ -13,7 +13,7 @@ MM_INLINE __m512i load_pairs(const uint16_t* from, int count) {
   return count >= 32 ? _mm512_loadu_si512(from) : _mm512_maskz_loadu_epi16((1u << count) - 1, from);
 }
 
-// Sixteen values of two keys, interleaved by position.
+// Interleaves sixteen values of two keys: the first of each, then the second of each, and so on.
 MM_INLINE __m512i interleave(const uint16_t* first, const uint16_t* second, int count) {
   const __mmask16 some = count >= 16 ? 0xffff : (1u << count) - 1;
   __m256i low = first ? _mm256_maskz_loadu_epi16(some, first) : _mm256_setzero_si256();
@@ -22,7 +22,7 @@ MM_INLINE __m512i interleave(const uint16_t* first, const uint16_t* second, int 
 }
 
 #if !defined(__AMX_BF16__)
-constexpr int kVectors = 4;  // with 16 sums per row each
+constexpr int kVectors = 4;  // each holds 16 sums of a row
 
 // Adds `pairs` pairs of N vectors each to the sums of kRows rows; vector j is at b + j * vector, pairs are contiguous.
 template <int N>
@@ -41,7 +41,7 @@ MM_INLINE void add_pairs(const uint16_t* a, int64_t row, const uint16_t* b, int6
   }
 }
 
-// to [kRows, N * 16]
+// Stores the sums to `to` [kRows, N * 16].
 template <int N>
 MM_INLINE void store_sums(const __m512 (&sums)[kRows][N], float* to, int64_t row) {
 #pragma GCC unroll 6
@@ -50,7 +50,7 @@ MM_INLINE void store_sums(const __m512 (&sums)[kRows][N], float* to, int64_t row
     for (int j = 0; j < N; ++j) _mm512_storeu_ps(to + r * row + j * 16, sums[r][j]);
 }
 
-// Scores of N times 16 keys, whose d values are divided into steps of 32.
+// Computes the scores of N * 16 keys, whose d values are divided into steps of 32.
 template <int N>
 void score_keys(const uint16_t* q, const uint16_t* keys, int d, int steps, int64_t tile, float* scores) {
   __m512 sums[kRows][N] = {};
@@ -61,7 +61,7 @@ void score_keys(const uint16_t* q, const uint16_t* keys, int d, int steps, int64
   store_sums<N>(sums, scores, kScoresStride);
 }
 
-// N panels of 16 values: to [kRows, width] (+)= weights * values.
+// For N panels of 16 values: to [kRows, width] = weights * values, added to the old sums unless `first`.
 template <int N>
 void mix_panels(const uint16_t* weights, int64_t row, const uint16_t* values, int64_t block, int64_t tile, int count,
                 bool first, float* to, int64_t width) {

@@ -7,13 +7,13 @@ namespace {
 
 constexpr int kRows = VectorTiles::kRows;
 #if defined(__AVX512F__)
-constexpr int kVectors = 4;  // of 16 floats: 24 sums in 32 registers
+constexpr int kVectors = 4;  // vectors of 16 floats; 24 sums use 24 of 32 registers
 #else
-constexpr int kVectors = 1;  // two AVX2 registers: 12 sums in 16
+constexpr int kVectors = 1;  // a vector is two AVX2 registers; 12 sums use 12 of 16 registers
 #endif
 constexpr int kPanelKeys = 16 * kVectors;
 
-// c [kRows, N * 16] = (c +) a [kRows, k] b [k, N * 16]
+// c [kRows, N * 16] = a [kRows, k] b [k, N * 16], added to the old c if kAdd.
 template <int N, bool kAdd>
 void tile(const float* a, int64_t lda, const float* b, int64_t ldb, int64_t k, float* c, int64_t ldc) {
   constexpr int kParts = N * 16 / kWide;
@@ -57,7 +57,7 @@ MM_INLINE void unpack(const T* from, int d, float* to) {
   for (; i < d; i++) to[i] = as_float(from[i]);
 }
 
-// Transposes sixteen keys to columns of a panel, padded with zeros.
+// Transposes up to sixteen keys to columns of a panel; missing keys become zeros.
 template <class T>
 void turn(const T* const* keys, int rows, int d, float* panel) {
 #if defined(__AVX512F__)

@@ -6,7 +6,7 @@
 #include <unistd.h>
 #endif
 
-// Returns 1 if every thread may use the tile registers from now on, else 0. Linux grants them per process on request
+// Returns 1 if all threads may use the tile registers from now on, else 0. Linux grants them to a process on request
 // (Documentation/arch/x86/xstate.rst: ARCH_REQ_XCOMP_PERM, component 18, the tile data).
 extern "C" int32_t mm_allow_amx() {
 #if defined(__AMX_TILE__)

@@ -1,4 +1,4 @@
-// Prefetches memory that is read later, and detects CPUs whose cores do so by themselves.
+// Prefetches memory that is read later, and detects AMD CPUs, on which some kernels leave prefetching to the hardware.
 #pragma once
 
 #include "common/vec.h"
@@ -12,7 +12,7 @@ inline bool is_amd() {
 inline const bool kIsAmd = is_amd();
 
 // Prefetches the line FAR bytes ahead into the second-level cache, and the line NEAR bytes ahead into the first-level
-// cache. The first-level cache alone supports too few outstanding lines.
+// cache. Two distances are used because the first-level cache supports too few outstanding lines.
 template <int FAR, int NEAR>
 MM_INLINE void fetch_ahead(const char* line) {
   _mm_prefetch(line + FAR, _MM_HINT_T1);

@@ -1,4 +1,4 @@
-// Scratch memory for the calls of a source file.
+// Scratch memory that a source file's calls reuse.
 #pragma once
 
 #include <cstdint>
@@ -6,8 +6,9 @@
 
 namespace mm {
 
-// Returns memory of the calling thread, or NULL if allocation fails. The memory only grows, and each source file has
-// its own. Workers in the thread's parallel regions may share it.
+// Returns at least `bytes` of memory that belongs to the calling thread, or NULL if allocation fails. The memory only
+// grows. Each source file that includes this header has separate memory. Workers in a parallel region that the thread
+// starts may use it.
 static inline char* scratch_of_thread(int64_t bytes) {
   struct Buffer {
     char* data = nullptr;

@@ -1,4 +1,5 @@
-// One register of floats, sixteen or eight: GCC keeps 64-byte values in memory where registers have 32 bytes.
+// One register of floats, sixteen or eight. Kernels for AVX2 need the narrow type, because GCC keeps 64-byte values in
+// memory if registers have 32 bytes.
 #pragma once
 
 #include "common/vec.h"

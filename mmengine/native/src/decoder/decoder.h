@@ -1,9 +1,9 @@
 // All layers of a text decoder: RMS norm, fused q, k and v, an optional norm and a rotation of each head of q and k,
-// paged attention, SwiGLU or a mixture of experts, residuals. Tokens interact only in attention.
+// paged attention, SwiGLU or a mixture of experts, residuals. Tokens interact only in attention and delta nets.
 //
-// bfloat16 models round like the same steps as separate bfloat16 operations: a norm rounds before and after its weight,
-// a rotation after each product and their sum. A row's result depends neither on other rows nor on the number of
-// threads.
+// bfloat16 models round as if each step were a separate bfloat16 operation: a norm rounds before and after multiplying
+// by its weight, and a rotation rounds each product and their sum. A row's result depends neither on other rows nor on
+// the number of threads.
 #pragma once
 
 #include "attention/attention.h"
@@ -24,10 +24,10 @@ typedef struct {
   const float *q_norm, *k_norm;  // [head_dim], or NULL: rotation only
   mm_linear qkv;  // n = (num_heads + 2 * num_kv_heads) * head_dim
   mm_linear out;
-  mm_linear gate_up;  // packed with a half
+  mm_linear gate_up;  // packed with half = n / 2 (linear/linear.h)
   mm_linear down;
   const mm_experts* experts;  // replaces gate_up and down, or NULL
-  const mm_delta* delta;  // NULL, or the mixer that replaces attention; qkv then gives the input of mm_delta_mix
+  const mm_delta* delta;  // NULL, or the delta net that replaces attention; qkv's output is then mm_delta_mix's input
 } mm_decoder_layer;
 
 typedef struct {
@@ -38,19 +38,19 @@ typedef struct {
   const float* norm;  // [hidden], after the last layer
   const mm_decoder_layer* layers;
   int32_t rotary_dim;  // the first rotary_dim values of a head are rotated; 0: all
-  int32_t gated;  // whether qkv has num_heads more heads, which gate attention's output
-  int32_t norm_once;  // bfloat16 norms round only after their weight
+  int32_t gated;  // whether qkv has num_heads more heads, whose sigmoids multiply attention's output
+  int32_t norm_once;  // whether bfloat16 norms round only after multiplying by their weight
   mm_delta_sizes delta;
 } mm_decoder;
 
-// A step of t tokens; matrices are contiguous in the decoder's dtype unless noted.
+// A step of t tokens. Matrices are contiguous and have the decoder's dtype unless a comment says otherwise.
 typedef struct {
   int32_t num_tokens, num_deepstack;
   const void* embeds;  // [t, hidden]
   const void* deepstack;  // [num_deepstack, t, hidden]: added after the first layers
-  const float *cos, *sin;  // [t, rotated / 2], rounded to the decoder's dtype
+  const float *cos, *sin;  // [t, rotary_dim / 2], rounded to the decoder's dtype
   void* hidden;  // [t, hidden]: the result
-  void* qkv;  // scratch: [t, heads and twice kv heads, head_dim]; rotated q and k, v, and gates
+  void* qkv;  // scratch: [t, heads, head_dim]: rotated q, rotated k, v, and gates if the decoder is gated
   void* mixed;  // scratch: [t, num_heads, head_dim]
   void* normed;  // scratch: [t, hidden]
   void* product;  // scratch: [t, intermediate]
@@ -58,26 +58,27 @@ typedef struct {
   int64_t aux_stride;  // elements between rows of `aux_rows`
   const int32_t* aux_hidden_states;  // [num_aux_layers]: layers; num_layers stands for the input of the final norm
   int32_t num_aux_layers;  // 0: nothing is stored
-  const mm_state_step* states;  // for layers with a delta
-  const mm_lora_step* lora;  // adapters, MM_LORA_LINEARS per layer, or NULL
+  const mm_state_step* states;  // the delta nets' states, or NULL
+  const mm_lora_step* lora;  // adapters for MM_LORA_LINEARS linears of each layer, or NULL
 } mm_decoder_step;
 
-// Runs all layers and the final norm. kv_layers [num_layers]: each layer's part of the pool. Returns 0, or 1 if memory
-// for a linear or for attention cannot be allocated.
+// Runs all layers and the final norm. kv_layers: the part of the pool of each layer with attention. Returns 0, or 1 if
+// memory for a linear or for attention cannot be allocated.
 int32_t mm_decoder_forward(const mm_decoder* decoder, const mm_decoder_step* step, const mm_attention_step* attention,
                            void* const* kv_layers);
 
-// One layer in two halves, around another attention: up to q, k and v in step->qkv, and from attention's output on. The
-// results equal those of mm_decoder_forward.
+// One layer in two halves, for a caller that computes attention itself. The first half ends with q, k and v in
+// step->qkv, and the second starts with attention's output. The results equal those of mm_decoder_forward.
 int32_t mm_decoder_before_attention(const mm_decoder* decoder, const mm_decoder_step* step, int32_t layer);
 int32_t mm_decoder_after_attention(const mm_decoder* decoder, const mm_decoder_step* step, int32_t layer,
                                    const void* mixed, int64_t mixed_stride);
 
-// A whole layer with a delta; `place`: how many such layers precede it.
+// Runs a whole layer whose mixer is a delta net. `place`: how many such layers precede it.
 int32_t mm_decoder_delta_layer(const mm_decoder* decoder, const mm_decoder_step* step, int32_t layer, int32_t place);
 
-// Parts of those halves: q, k and v of `inputs`, which are normed and have a row stride of input_stride; and attention
-// over the paged cache from step->qkv to step->mixed. The results equal those of mm_decoder_forward.
+// Smaller parts of a layer. mm_decoder_heads computes q, k and v from `inputs`, which are normed and have a row stride
+// of input_stride. mm_decoder_attend computes attention over the paged cache, from step->qkv to step->mixed. The
+// results equal those of mm_decoder_forward.
 int32_t mm_decoder_heads(const mm_decoder* decoder, const mm_decoder_step* step, int32_t layer, const void* inputs,
                          int64_t input_stride);
 int32_t mm_decoder_attend(const mm_decoder* decoder, const mm_decoder_step* step, const mm_attention_step* attention,
@@ -87,7 +88,7 @@ int32_t mm_decoder_attend(const mm_decoder* decoder, const mm_decoder_step* step
 // else. NULL, the initial value, turns profiling off. The setting is global to the process.
 void mm_profile(int64_t* ns);
 
-// Norms step->hidden in place, after the last layer.
+// Applies the final norm to step->hidden in place.
 void mm_decoder_final_norm(const mm_decoder* decoder, const mm_decoder_step* step);
 
 #ifdef __cplusplus

@@ -15,7 +15,7 @@ Rows rows_of(const mm_draft_head* head, const void* data, int64_t stride, int co
   return {const_cast<void*>(data), stride, count, head->decoder.dtype};
 }
 
-// The index of the first largest of n values; 0 if there is none (NaN).
+// Returns the index of the first largest of n values; 0 if all values are NaN.
 int64_t best_of(const float* values, int n) {
   mm::f16v most = mm::splat(mm::NEVER);
   int i = 0;
@@ -27,7 +27,7 @@ int64_t best_of(const float* values, int n) {
   return 0;
 }
 
-// For the first `active` rows: the token that is given or that z chooses, and its embedding.
+// For the first `active` rows: takes the given token or the best token of z, and stores the token and its embedding.
 int32_t choose(const mm_draft_head* head, const mm_draft_chain* chain, const void* z, int active, int64_t* drafts) {
   const int n = head->draft_vocab_size, hidden = head->decoder.hidden_size;
   int is_open = 0;
@@ -44,7 +44,7 @@ int32_t choose(const mm_draft_head* head, const mm_draft_chain* chain, const voi
   return 0;
 }
 
-// The attention step that places one token after `ahead` others, for the first `active` rows.
+// Returns the attention step for one new token in each of the first `active` rows, after `ahead` earlier drafts.
 mm_attention_step place(const mm_draft_head* head, const mm_draft_chain* chain, int ahead, int active) {
   const int size = chain->block_size, half = head->decoder.head_dim / 2;
   int32_t *starts = chain->lens, *lens = chain->lens + chain->num_rows + 1;

@@ -1,5 +1,6 @@
-// An EAGLE-3 head: a decoder whose first layer reads the next token's embedding besides the hidden state, and a chain
-// of drafts, each fed to the next pass. Rounding and independence of rows are as in decoder/decoder.h.
+// An EAGLE-3 head: a decoder whose first layer reads the next token's embedding besides the hidden state. A chain
+// drafts several tokens; each draft is the input of the next pass. Rounding and independence of rows are as in
+// decoder/decoder.h.
 #pragma once
 
 #include "decoder/decoder.h"
@@ -13,14 +14,14 @@ typedef struct {
   int32_t embed_size, vocab_size, draft_vocab_size;
   int32_t norm_before_residual, norm_output;
   int32_t num_aux_layers, aux_size;
-  int32_t num_fc_norms;         // 0, 1 for all aux_hidden_states together, or num_aux_layers
+  int32_t num_fc_norms;         // 0, 1 (one norm over all auxiliary states), or num_aux_layers (one norm for each)
   const float* fc_norms;        // [num_aux_layers * aux_size], if any
   const float* embed_norm;      // [embed_size]
   const float* hidden_norm;     // [hidden]
   mm_linear fc;                 // num_aux_layers * aux_size to hidden
   mm_linear scores;             // hidden to draft_vocab_size
   const void* embedding;        // [vocab_size, embed_size]
-  const int64_t* target_ids;    // [draft_vocab_size], target ids; NULL if they are the same
+  const int64_t* target_ids;    // [draft_vocab_size]: the target's token ids; NULL if the ids are the same
 } mm_draft_head;
 
 // A pass of t tokens. `rows` provides num_tokens, cos, sin and scratch; the head sets embeds and hidden.
@@ -30,7 +31,7 @@ typedef struct {
   const void* embeds;  // [t, embed_size]: embeddings of the next tokens
   void* inputs;        // scratch: [t, embed_size + hidden]
   void* stream;        // [t, hidden]: the input of the final norm
-  void* z;             // [t, hidden]: its output
+  void* z;             // [t, hidden]: the output of the final norm
 } mm_draft_pass;
 
 // Projects aux_hidden_states [t, num_aux_layers * aux_size], with stride aux_stride, to out [t, hidden]; scratch has
@@ -38,16 +39,18 @@ typedef struct {
 int32_t mm_draft_fuse(const mm_draft_head* head, const void* aux_hidden_states, int64_t aux_stride, int32_t num_tokens,
                       void* scratch, void* out);
 
-// Runs one pass. kv_layers: the KV of the head's own layers.
+// Runs one pass. kv_layers: the KV pool of each of the head's layers.
 int32_t mm_draft_forward(const mm_draft_head* head, mm_draft_pass* pass, const mm_attention_step* attention,
                          void* const* kv_layers);
 
-// The same around another attention: up to q, k and v of the first layer, and the final norm. In between, call
-// mm_decoder_after_attention for the first layer, and both halves for the others, with head->decoder and pass->rows.
+// The parts of a pass for a caller that computes attention itself. mm_draft_begin runs up to q, k and v of the first
+// layer, and mm_draft_end applies the final norm. In between, call mm_decoder_after_attention for the first layer and
+// both halves for each other layer, with head->decoder and pass->rows.
 int32_t mm_draft_begin(const mm_draft_head* head, mm_draft_pass* pass);
 void mm_draft_end(const mm_draft_head* head, mm_draft_pass* pass);
 
-// n rows, sorted by descending `most`. A row's draft i is stored at its slot kv_lens + i.
+// A chain of drafts for n rows, sorted by descending `most`. The KV of a row's draft i has the index kv_lens + i in the
+// row.
 typedef struct {
   int32_t num_rows, max_drafts;
   const int32_t* most;       // [n], descending, at least 1: drafts per row
@@ -56,10 +59,11 @@ typedef struct {
   const int32_t* block_table;
   int32_t table_stride, block_size;
   const float *table_cos, *table_sin;  // [more than the largest position used, head_dim / 2]
-  const void* z;                       // [n, hidden]: for the last token of each row
-  void* carry;                         // [n, hidden]: the last pass's carry; overwritten
+  const void* z;                       // [n, hidden]: the final norm's output for each row's last token
+  void* carry;                         // [n, hidden]: the hidden state that the next pass reads; overwritten
   float* logits;                       // scratch: [n, draft_vocab_size]
-  // [max_drafts, n]: drafts[i] holds draft i of the rows that have so many; non-negative entries are given and stay.
+  // [max_drafts, n]: drafts[i] holds draft i of each row with more than i drafts. Non-negative entries are given tokens
+  // and stay.
   int64_t* drafts;
   void* embeds;                        // scratch: [n, embed_size]
   float *cos, *sin;                    // scratch: [n, head_dim / 2]
@@ -67,8 +71,8 @@ typedef struct {
   int64_t* slots;                      // scratch: [n]
 } mm_draft_chain;
 
-// Drafts greedily where no token is given: the best token of z, then one pass for each further token. pass->rows and
-// pass serve as scratch only.
+// Drafts greedily where no token is given: the best token of z, then one pass for each further token. `pass` serves as
+// scratch only.
 int32_t mm_draft_run_chain(const mm_draft_head* head, const mm_draft_chain* chain, mm_draft_pass* pass,
                            void* const* kv_layers);
 

@@ -12,7 +12,7 @@ constexpr int kMaxHalf = 128;
 
 inline float scale_of(f16v squares, int size, float eps) { return 1.0f / sqrtf(sum_row(squares) / size + eps); }
 
-// ONCE: rounds only after the weight.
+// ONCE: rounds only after multiplying by the weight.
 template <bool BF16, bool ONCE = false>
 void norm_row(const char* x, const float* weight, int size, float eps, char* out) {
   f16v squares[2] = {};
@@ -75,7 +75,7 @@ void rotate_row(char* row, int at, const HeadNorm& how) {
   }
 }
 
-// x *= sigmoid(gate), which is rounded first.
+// out = x * sigmoid(gate); the sigmoid is rounded before the product.
 template <bool BF16>
 void gate_values(const char* x, const char* gate, int size, char* out) {
   for (int at = 0; at < size; at += 16) {

@@ -12,21 +12,21 @@ struct Rows {
   int count, dtype;
 };
 
-// out = x / rms(x) * weight over `size` values of each row; out may be x. `once`: bfloat16 rounds only after the
-// weight.
+// out = x / rms(x) * weight over `size` values of each row; out may be x. `once`: bfloat16 rounds only after
+// multiplying by the weight.
 void rms_norm_rows(const Rows& x, const float* weight, int size, float eps, const Rows& out, bool once = false);
 
 struct HeadNorm {
   const float *q_weight, *k_weight;  // [head_dim], or NULL: no norm
   float eps;
-  const float *cos, *sin;  // [rows, head_dim / 2]
+  const float *cos, *sin;  // [rows, rotary_dim / 2]
   int num_heads, num_kv_heads, head_dim;
   int rotary_dim;  // number of values of a head that are rotated, twice the width of cos and sin; 0: all
   bool once;       // as in rms_norm_rows
 };
 
-// Norms (if there is a weight) and rotates q's and k's heads in each row of qkv, in place. The rotation swaps the
-// halves of the rotated values.
+// Norms (if there is a weight) and rotates q's and k's heads in each row of qkv, in place. Value i of the first half of
+// the rotated values is paired with value i of the second half.
 void norm_and_rotate(const Rows& qkv, const HeadNorm& how);
 
 // out = x * sigmoid(gate), `size` values per row; out may be x.

@@ -1,4 +1,4 @@
-// The gated delta net: convolution, gates, the recurrence, the norm of its output, and the inputs that are kept.
+// The gated delta net: convolution, gates, the recurrence, the norm of its output, and the inputs kept for later steps.
 #include "layers/delta.h"
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 namespace mm {
 namespace {
 
-constexpr int kBlock = 32;  // columns of S that are stored together: with 128 rows half of a first-level cache
+constexpr int kBlock = 32;  // columns of S that are stored together; with 128 rows they fill half a first-level cache
 
 template <bool BF16>
 struct Mixer {
@@ -36,12 +36,12 @@ struct Mixer {
     return (char*)step.pending +
            (step.rows[row] * step.pending_row + layer * step.pending_layer + place * input_width()) * kBytes;
   }
-  // S from a multiple of kBlock columns on.
+  // Returns the address of S's columns from `column` on, a multiple of kBlock.
   float* state(int slot, int head, int column) const {
     return step.recurrent + slot * step.recurrent_slot + layer * step.recurrent_layer +
            ((int64_t)head * sizes.value_dim + column) * sizes.key_dim;
   }
-  // For each head and all work: q and k side by side, v, and decay and beta.
+  // Addresses of the values for one head and one token of work: q with k after it; v; the decay and beta.
   float* q(int key_head, int64_t work) const {
     return step.acts + (key_head * (int64_t)step.num_work + work) * 2 * sizes.key_dim;
   }
@@ -50,7 +50,7 @@ struct Mixer {
   }
   float* gates(int head, int64_t work) const { return step.gates + (head * (int64_t)step.num_work + work) * 2; }
 
-  // The channels of work `at` of a row; negative indices are earlier inputs of the convolution.
+  // Returns the convolution's input for token `at` of the row's work; a negative `at` means an earlier input.
   const char* channels(int row, int at) const {
     if (at < 0) return conv(step.slots[row]) + (sizes.taps - 1 + at) * width() * kBytes;
     const int before = stayed(row);
@@ -115,8 +115,8 @@ struct Mixer {
     }
   }
 
-  // Runs all work of a row over N registers of a head's columns; S is updated in place as long as the tokens are
-  // certain.
+  // Runs all work of a row over N registers of a head's columns. The certain tokens update S in place; the tokens after
+  // them update a copy.
   template <int N>
   void recur(int row, int head, int column) const {
     alignas(64) float drafted[MM_MAX_KEY_DIM * kBlock];
@@ -153,7 +153,7 @@ struct Mixer {
   }
 
   // Processes one token, whose q and k begin at `qk`, in one pass: updates S, computes the output, and with NEXT the
-  // next token's S'k. `seen` is the token's update along its k: beta (v - S'k). After the last token, the following
+  // next token's S'k. On entry `seen` is the token's update along its k: beta (v - S'k). With the last token, the next
   // block is prefetched; otherwise a step with one token per row would wait for memory half of its time.
   template <int N, bool NEXT>
   MM_INLINE_MEMBER void correct(float* s, const float* qk, float decay, wide* seen, wide* out) const {
@@ -196,8 +196,8 @@ struct Mixer {
     }
   }
 
-  // Keeps a row's last convolution inputs after each kept state and after the certain tokens, and the inputs after
-  // those.
+  // Stores a row's last convolution inputs before each kept state and before the end of its certain tokens. The inputs
+  // of the uncertain tokens go to `pending`.
   void keep_inputs(int row) const {
     for (int kept = step.kept_starts[row]; kept < step.kept_starts[row + 1]; ++kept)
       keep_window(row, step.kept_after[kept], conv(step.kept_slots[kept]));
@@ -209,7 +209,7 @@ struct Mixer {
     }
   }
 
-  // In ascending order: entries of the row's own window are read before they are overwritten.
+  // Copies in ascending order, so that entries of the row's own window are read before they are overwritten.
   void keep_window(int row, int end, char* to) const {
     for (int t = 0; t < sizes.taps - 1; ++t)
       memmove(to + t * width() * kBytes, channels(row, end - (sizes.taps - 1) + t), width() * kBytes);

@@ -1,12 +1,13 @@
 // The gated delta net over recurrent states: a convolution of a few taps, and for each head a matrix S that every token
 // decays and corrects.
 //
-//     S = exp(g) S;  S += k (beta (v - S'k))';  o = S'q      q and k have length 1, q over sqrt(key_dim), all float32
+//     S = exp(g) S;  S += k (beta (v - S'k))';  o = S'q      q and k are L2-normalised, then q / sqrt(key_dim); float32
 //
 // Every token follows this rule in sequence, whether it belongs to a prompt or an answer, is a draft, or is computed
 // again. So the bits of a state depend neither on how tokens are spread over steps, nor on other rows, nor on threads.
-// A block of 32 columns of S stays in the first-level cache for all tokens of a row, so a long prompt costs no memory
-// bandwidth, and one pass over the block handles a token: its correction, its output, and S'k for the next token.
+// A block of 32 columns of S stays in the first-level cache for all tokens of a row, so that S is not read from memory
+// for each token of a prompt. One pass over the block handles a token: its correction, its output, and S'k for the next
+// token.
 #pragma once
 
 #include "linear/linear.h"
@@ -19,20 +20,20 @@ enum { MM_MAX_KEY_DIM = 256, MM_MAX_TAPS = 16 };
 
 typedef struct {
   int32_t num_key_heads, num_heads;  // heads of q and k; heads of v, a multiple
-  int32_t key_dim, value_dim;  // up to MM_MAX_KEY_DIM; a multiple of 16
+  int32_t key_dim, value_dim;  // key_dim up to MM_MAX_KEY_DIM; value_dim a multiple of 16
   int32_t taps;  // 2 to MM_MAX_TAPS
 } mm_delta_sizes;
 
 typedef struct {
-  mm_linear ba;  // to 2 * num_heads values: the inputs of beta and of the decay
+  mm_linear ba;  // hidden to 2 * num_heads values: the inputs of beta and of the decay
   const float* conv;  // [taps, width], width = 2 * num_key_heads * key_dim + num_heads * value_dim
   const float* decay;  // [num_heads], negative
   const float* dt_bias;  // [num_heads]
   const float* norm;  // [value_dim]
 } mm_delta;
 
-// A step of n rows. A row's work is the tokens after its state: first accepted tokens of an earlier step, whose inputs
-// are in `pending`, then its tokens of this step. Strides are in elements. See mmengine/models/states.py.
+// A step of n rows. A row's work is all tokens after its state: first the accepted tokens of an earlier step, whose
+// inputs are in `pending`, then the row's tokens of this step. Strides are in elements. See mmengine/models/states.py.
 typedef struct {
   int32_t num_rows, num_work;
   const int32_t *query_starts, *work_starts;  // [n + 1] start of each row's tokens, and of its work

@@ -12,12 +12,12 @@
 namespace mm {
 namespace {
 
-constexpr int kMostPairs = 4096;    // pairs whose rows are in scratch at a time
+constexpr int kMostPairs = 4096;    // pairs of a token and an expert whose rows are in scratch at a time
 constexpr int64_t kSmall = 100000;  // values below which a second thread costs more than it saves
 
-// Which experts some tokens use: pairs ordered by token, and by expert.
+// Which experts a chunk of tokens uses: pairs of a token and an expert, ordered by token and also by expert.
 struct Pairs {
-  std::vector<float> logits, gates;  // [m, count], [m]
+  std::vector<float> logits, gates;  // [m, count]: the router's output; [m]: the shared expert's gates
   std::vector<int32_t> chosen;       // [m, top_k]
   std::vector<float> chances;        // [m, top_k]
   std::vector<int32_t> places;       // [m, top_k]: each pair's position when sorted by expert
@@ -152,7 +152,7 @@ void add_up(const Call& call, const Pairs& pairs, const Rows& rows, int token) {
 bool run(const Call& call) {
   static thread_local Pairs kept_pairs;
   static thread_local Jobs kept_jobs;
-  Pairs& pairs = kept_pairs;  // this thread's memory, also used by the others
+  Pairs& pairs = kept_pairs;  // a reference to this thread's variable, for the workers of the parallel regions
   Jobs& jobs = kept_jobs;
   char* scratch = scratch_of_thread(Rows::bytes(call));
   if (!scratch || !choose(call, pairs)) return false;

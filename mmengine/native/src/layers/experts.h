@@ -1,12 +1,13 @@
-// A mixture of experts in place of a feed-forward: a router, SwiGLUs of which each token uses some, and optionally a
-// shared SwiGLU for every token with its own gate.
+// A mixture of experts in place of a feed-forward: a router, SwiGLU experts of which each token uses a few, and
+// optionally a shared SwiGLU, which every token uses and which has its own gate.
 //
-// Pairs of a token and an expert are sorted by expert. All used experts run in one parallel region for gate and up and
-// one for down, so a single token reads only the weights of its own experts.
+// Pairs of a token and an expert are sorted by expert. One parallel region computes gate and up for all used experts,
+// and another computes down. The weights of unused experts are not read.
 //
-// bfloat16 models round like the same steps as separate bfloat16 operations: the router's sums, then each probability
-// of its float32 softmax; an expert's product, and the product times its probability. These are summed in float32, the
-// likeliest expert first, and rounded. A row's result depends neither on other rows nor on the number of threads.
+// bfloat16 models round as if each step were a separate bfloat16 operation. The router's sums are rounded, then each
+// probability of its float32 softmax; an expert's output is rounded, and again after multiplying by its probability.
+// The products are summed in float32, the likeliest expert first, and the sum is rounded. A row's result depends
+// neither on other rows nor on the number of threads.
 #pragma once
 
 #include "linear/linear.h"
@@ -19,12 +20,12 @@ typedef struct {
   int32_t count, top_k;  // top_k up to count
   int32_t norm_top_k;    // whether a token's expert probabilities are divided by their sum
   mm_linear router;      // [count, hidden]
-  // The first expert's layers, without biases; the other experts' packed forms follow at intervals of mm_linear_bytes.
-  // gate_up is packed with a half.
+  // The first expert's layers, without biases; the other experts' packed weights follow at intervals of
+  // mm_linear_bytes. gate_up is packed with half = n / 2 (linear/linear.h).
   mm_linear gate_up, down;
   mm_linear shared_gate_up, shared_down;  // n = 0: no shared expert
   mm_linear shared_gate;  // [1, hidden]
-  int64_t* hits;  // NULL, or [count]: incremented by the tokens that use each expert
+  int64_t* hits;  // NULL, or [count]: the number of tokens that used each expert is added here
 } mm_experts;
 
 // Computes y = residual + mixture(x), x [m, hidden]; residual (or NULL) has y's stride and may be y. Returns 0, or 1 if

@@ -1,4 +1,5 @@
-// Low-rank additions, one chunk of a group's rows at a time: x a^T for all parts first, then the products with b.
+// Low-rank additions. For each chunk of a group's rows, x a^T is computed for all parts first, then the products with
+// b.
 #include "layers/lora.h"
 
 #include <algorithm>
@@ -17,17 +18,17 @@ namespace {
 constexpr int64_t kSmall = 100000;  // multiply-adds below which a second thread costs more than it saves
 constexpr int kLanes = 16;
 constexpr int kRows = 4;          // rows that share each load of a and b
-constexpr int kSums = 4;          // partial sums of a row over k, for any number of rows
+constexpr int kSums = 4;          // partial sums of a row over k; the same for any number of rows, as for one row
 #if defined(__AVX512F__)
-constexpr int kInRegisters = 16;  // sums of 16 columns in registers
+constexpr int kInRegisters = 16;  // how many `Sixteen` sums fit into registers
 #else
 constexpr int kInRegisters = 4;
 #endif
 constexpr int kRowsOfChunk = 32;
 constexpr int kFarAhead = 8192, kNearAhead = 2048;  // bytes, for the second-level and the first-level cache
 #if defined(__AVX512F__)
-constexpr int kPanels = 1;  // panels that are added to one row at once: the loads form a single stream
-const bool kFetchesForOne = !kIsAmd;  // AMD's own prefetching is best for such a stream
+constexpr int kPanels = 1;  // panels that are added to one row at once; with 1, the loads form a single stream
+const bool kFetchesForOne = !kIsAmd;  // whether to prefetch for one row: AMD's hardware does better on a single stream
 #else
 constexpr int kPanels = 4;  // hides the latency of additions
 constexpr bool kFetchesForOne = true;
@@ -38,7 +39,7 @@ constexpr bool kDots = true;  // bfloat16 pairs are multiplied directly
 constexpr bool kDots = false;
 #endif
 
-// Pairs along k, or along a rank.
+// Returns how many pairs `count` values along k, or along the rank, form.
 inline int pairs_of(int count) { return (count + 1) / 2; }
 template <bool BF16>
 constexpr int kPairBytes = kLanes * 2 * (BF16 ? 2 : 4);
@@ -47,7 +48,7 @@ constexpr int kPairBytes = kLanes * 2 * (BF16 ? 2 : 4);
 template <bool BF16>
 using Factor = std::conditional_t<BF16 && kDots, uint16_t, float>;
 
-// Sums of 16 neighbours.
+// Sums of 16 neighbouring columns.
 struct Sixteen {
   static constexpr int kParts = kLanes / kWide;
   wide part[kParts];
@@ -102,8 +103,8 @@ MM_INLINE void add_pair(const char* at, const Factor<BF16>* const (&x)[M], int p
 
 inline int rank16(const mm_lora_part& part) { return (part.rank + kLanes - 1) / kLanes * kLanes; }
 
-// Prefetching: an adapter's data for a layer is one block of memory, all a and then all b, followed by the next
-// layer's.
+// Prefetches an adapter's data. The data for a layer is one block of memory, every a and then every b, and the next
+// layer's block follows.
 struct Ahead {
   const char *end, *next;
 
@@ -154,8 +155,8 @@ void copy_row(const char* from, int k, Factor<BF16>* to) {
   if (k % 2) to[k] = 0;
 }
 
-// Stores 16 of a row's sums with a part's a. If b is multiplied as bfloat16 pairs, each sum is stored as two bfloat16:
-// its high bits and, after those of all sums, the remainder.
+// Stores 16 sums of a row, which are products with a part's a. If b is multiplied as bfloat16 pairs, each sum is stored
+// as two bfloat16: its high bits and, after the high bits of all sums, the remainder.
 template <bool BF16>
 MM_INLINE void put_sums(float* row, int rank16, int block, f16v sums) {
   if constexpr (BF16 && kDots) {
@@ -167,7 +168,7 @@ MM_INLINE void put_sums(float* row, int rank16, int block, f16v sums) {
   }
 }
 
-// Sums of M rows of x with 16 rows of a, as many partial sums at a time as fit into registers.
+// Multiplies M rows of x with 16 rows of a. Computes as many partial sums at a time as fit into registers.
 template <bool BF16, int M>
 MM_INLINE void shrink_block(const char* a, const Factor<BF16>* const (&x)[M], int pairs, const Ahead& ahead,
                             Sixteen (&all_sums)[M]) {
@@ -268,8 +269,8 @@ void expand(const mm_lora_part& part, const float* sums, const int32_t* rows, in
     expand_rows<BF16, YBF16, 1>(part, sums + (int64_t)row * rank16(part), rows + row, ahead, out);
 }
 
-// All additions to one linear layer in a step. Chunks are independent, so that threads meet only after the last, and an
-// adapter's data for the layer is read in address order.
+// All additions to one linear layer in a step. Chunks are independent, so threads synchronise only after the last
+// chunk. An adapter's data for the layer is read in address order.
 struct Call {
   std::vector<Chunk> chunks;
   int64_t work = 0, room_of_thread = 0;  // room: floats per thread

@@ -1,8 +1,8 @@
 // Low-rank additions to linear layers: y += scale * (x a^T) b^T for groups of rows, each with its own matrices.
 //
-// a and b are read once for all rows of a group, in address order. Sums are float32; where bfloat16 is multiplied in
-// pairs, the sums with a continue as two bfloat16 that hold 16 of their bits. y is rounded once afterwards. A row's
-// result depends neither on other rows nor on the number of threads.
+// a and b are read once for all rows of a group, in address order. Sums are float32. If the CPU multiplies bfloat16
+// pairs, each sum x a^T is split into two bfloat16, which together keep 16 of its bits. y is rounded once, at the end.
+// A row's result depends neither on other rows nor on the number of threads.
 #pragma once
 
 #include <stdint.h>
@@ -13,7 +13,7 @@ extern "C" {
 
 // An addition to columns [offset, offset + n) of y.
 typedef struct {
-  // A pair of k (or of the rank) is stored as [16][2] for bfloat16, as [2][16] for float32.
+  // Two neighbouring columns of 16 rows of a (or b) form a pair, stored as [16][2] for bfloat16, [2][16] for float32.
   const void* a;  // [ceil(rank / 16)][ceil(k / 2)] pairs: a^T, padded with zeros
   const void* b;  // [ceil(n / 16)][ceil(rank / 2)] pairs: b^T, padded with zeros
   int32_t rank, n, offset;
@@ -44,7 +44,8 @@ int32_t mm_lora_touches(const mm_lora_step* step, int32_t linear);
 int32_t mm_lora_add(const mm_lora_step* step, int32_t linear, const void* x, int64_t x_stride, void* y,
                     int64_t y_stride, int32_t y_dtype);
 
-// The same for zeros [m, n] in memory of the calling thread, valid until its next call; NULL if allocation fails.
+// Returns the additions alone: float32 [m, n] in memory of the calling thread, valid until its next call. Returns NULL
+// if allocation fails.
 const float* mm_lora_sums(const mm_lora_step* step, int32_t linear, const void* x, int64_t x_stride, int32_t m,
                           int32_t n);
 

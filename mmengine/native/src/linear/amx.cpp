@@ -18,7 +18,8 @@ struct alignas(64) TileConfig {
   uint8_t rows[16];
 };
 
-// Tiles 0-3 hold sums (row tile, half), 4 and 5 x, 6 and 7 weights.
+// Configures the tile registers: 0 to 3 hold sums (for two row tiles and two halves of a panel), 4 and 5 hold x, 6 and
+// 7 hold weights.
 void configure(int rows0, int rows1) {
   TileConfig config = {};
   config.palette = 1;
@@ -112,8 +113,8 @@ void multiply(const Block& b) {
   store_tiles<TILES>(b.sums);
 }
 
-// Up to 32 rows with codes: while one step is decoded in the first-level cache, the tiles multiply the previous step,
-// which is stored by then.
+// For up to 32 rows and quantised weights: while one step is decoded into the first-level cache, the tiles multiply the
+// previous step.
 template <int TILES>
 struct Turns {
   const char* x;
@@ -149,8 +150,8 @@ void run_few_codes(const LinearJob& job, const char* x, int row0, int rows, cons
   }
 }
 
-// Up to 32 rows of bfloat16: the weights are read from memory once and set the pace. They are prefetched 8 KB ahead;
-// the next panel follows the end of the last.
+// For up to 32 rows and bfloat16 weights, which are read from memory once and limit the speed. They are prefetched 8 KB
+// ahead, also across panels, since each panel directly follows the previous one.
 void run_few(const LinearJob& job, const char* x, int row0, int rows, const Share& share) {
   alignas(64) float sums[32 * kPanel];
   const int64_t steps = job.steps();
@@ -162,13 +163,13 @@ void run_few(const LinearJob& job, const char* x, int row0, int rows, const Shar
   }
 }
 
-// More rows: x stays in the second-level cache for all panels. A piece of kPiece steps of each panel stays in the
-// first-level cache for all rows, whose sums wait in `sums` between pieces. Meanwhile the next panel is prefetched into
-// the second-level cache, a share with each block of rows. Codes are decoded piece by piece.
+// For more rows: x stays in the second-level cache for all panels. A piece of kPiece steps of a panel stays in the
+// first-level cache for all rows; between pieces the rows' sums are in `sums`. Meanwhile the next panel is prefetched
+// into the second-level cache, a share with each block of rows. Codes are decoded one piece at a time.
 constexpr int kPiece = 8;
 constexpr int kMostRows = 512;
 
-// The steps of a piece, a multiple of a group.
+// Returns the number of steps in a piece: kPiece, rounded down to whole groups of codes.
 int64_t piece_steps(const mm_linear& linear) {
   const int64_t of_group = linear.group ? linear.group / kStep : 1;
   return kPiece / of_group * of_group;

@@ -1,5 +1,5 @@
-// Multiplies rows with a panel with AVX2: plain weights, and codes, which are decoded to bfloat16 pairs in the
-// first-level cache for more than one row. Every form sums over k in order, so a row's result has the same bits in any
+// Multiplies rows with a panel with AVX2. Weights are plain, or codes, which for more than one row are decoded to
+// bfloat16 pairs in the first-level cache. Every path sums over k in order, so a row's result has the same bits in any
 // batch.
 #include "linear/codes.h"
 #include "linear/rows.h"
@@ -12,8 +12,8 @@ namespace mm {
 namespace {
 
 constexpr int kPiece = 256;  // values of k whose pairs stay in the first-level cache for all rows
-constexpr int kTall = 4;     // rows with half a panel, whose sums are in registers
-constexpr int kFew = 2;      // rows with a whole panel
+constexpr int kTall = 4;     // most rows whose sums with half a panel fit into registers
+constexpr int kFew = 2;      // most rows whose sums with a whole panel fit into registers
 
 // Prefetches 128 bytes of codes, also across the ends of panels and pages, where the CPU's own prefetchers stop.
 MM_INLINE void fetch_codes_ahead(const char* codes) {
@@ -21,13 +21,14 @@ MM_INLINE void fetch_codes_ahead(const char* codes) {
   fetch_ahead<8192, 1024>(codes + 64);
 }
 
-// Applied after the product of a group: a scale for each column of the panel, and optionally a min, which is multiplied
-// with the row's x summed over the group. `sums` has a stride of `groups` between rows.
+// Factors applied after the product of a group: a scale for each column of the panel, and optionally a min for each
+// column, which multiplies the sum of the row's x over the group. `sums` holds these sums, with a stride of `groups`
+// between rows.
 struct Behind {
   const float *scales, *mins, *sums;
   int groups;
 
-  // totals [M][8 * V] from `column` on += scaled sums, always in the same order of operations.
+  // Adds the scaled sums to totals [M][8 * V], whose first column is `column`. The order of operations never changes.
   template <int M, int V>
   MM_INLINE_MEMBER void add(const __m256 (&found)[M][V], int column, int row, __m256 (&totals)[M][V]) const {
 #pragma GCC unroll 4
@@ -63,8 +64,9 @@ MM_INLINE void store_rows(const __m256 (&rows)[M][V], float* c) {
     for (int v = 0; v < V; ++v) store_as(c + i * kPanel + v * 8, rows[i][v]);
 }
 
-// The weights to multiply: w, a line of 128 bytes per pair of k, in `groups` groups of `pairs` pairs. With `behind`,
-// one per group, c accumulates scaled sums; otherwise there is one group, and c accumulates unless `first`.
+// The weights to multiply: w has a line of 128 bytes for each pair of k, in `groups` groups of `pairs` pairs. `behind`
+// has an entry for each group, and the scaled sums are added to c. If `behind` is NULL, there is one group, and its
+// sums are added to c, or replace c if `first`.
 struct Weights {
   const char* w;
   int64_t pairs;
@@ -73,7 +75,7 @@ struct Weights {
   const Behind* behind;
 };
 
-// c [M, 8 * V], whose rows have 32 values, = x [M, k] * weights, from `column` of the panel on.
+// Computes 8 * V columns of x [M, k] * weights, from `column` of the panel on, into c, whose rows have a stride of 32.
 template <int M, int V>
 void multiply(const Scratch* x, int64_t x_stride, const Weights& weights, int column, int row, float* c) {
   const char* w = weights.w + column * 4;
@@ -106,7 +108,7 @@ void multiply(const Scratch* x, int64_t x_stride, const Weights& weights, int co
 constexpr decltype(&multiply<1, 4>) kWhole[] = {nullptr, multiply<1, 4>, multiply<2, 4>};
 constexpr decltype(&multiply<1, 2>) kHalf[] = {nullptr, multiply<1, 2>, multiply<2, 2>, multiply<3, 2>, multiply<4, 2>};
 
-// Multiplies rows from position t of k on.
+// Multiplies the rows' values from position t of k on.
 void run_pairs(const Rows& rows, int64_t t, const Weights& weights, float* c) {
   if (rows.count <= kFew) return kWhole[rows.count](rows.x + t, rows.stride, weights, 0, 0, c);
   const int tall = height_of(rows.count, kTall);
@@ -146,7 +148,7 @@ void decode(const mm_linear& linear, const char* group, char* tile) {
   }
 }
 
-// A group's scales and mins as float32; int4 always has mins.
+// A group's scales and mins as float32. int4 always gets mins here, because its offset 8 is subtracted as a min.
 struct Shared {
   alignas(32) float scales[kPanel], mins[kPanel];
 
@@ -189,7 +191,7 @@ void run_many(const Rows& rows, const char* group, float* c) {
 
 template <bool EXACT, class Codes>
 MM_INLINE void add_some(const Codes& codes, const Scratch* x, const char* at, int from, int to, __m256 (&sums)[4]) {
-  __m256 found[4] = {sums[0], sums[1], sums[2], sums[3]};  // forces registers, whatever sums is
+  __m256 found[4] = {sums[0], sums[1], sums[2], sums[3]};  // a local copy stays in registers; `sums` may not
   at += from / Codes::kDeep * 128;
   for (int t = from; t < to; t += Codes::kDeep, at += 128) {
     fetch_codes_ahead(at);

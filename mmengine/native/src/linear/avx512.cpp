@@ -1,4 +1,4 @@
-// Multiplies rows with a panel with AVX-512: plain weights, and codes group by group.
+// Multiplies rows with a panel with AVX-512: plain weights, or codes, one group after the other.
 #include <type_traits>
 
 #if defined(__AVX512F__) && !defined(__AMX_BF16__)
@@ -8,7 +8,7 @@
 namespace mm {
 namespace {
 
-// c [16] += sums of a group * scales, plus mins * the row's x summed over the group, if there are mins.
+// c [16] += sums of a group * scales. If there are mins, also adds mins * group_sum, the row's x summed over the group.
 MM_INLINE void add_scaled(f16v sums, const Scales& by, int half, const float* group_sum, float* c) {
   f16v found = fused(sums, by.scales[half], load_as<f16v>(c + half * 16));
   if (group_sum) found = fused(splat(*group_sum), by.mins[half], found);
@@ -33,8 +33,8 @@ MM_INLINE void add_group(const Rows& rows, int i, const char* group, const __m51
                  c + row * kPanel);
 }
 
-// Multiplies a group that is decoded in registers, and stored to `tile` for more rows. FP8, whose scales come before
-// the product, continues from c.
+// Multiplies a group that is decoded in registers; TILE also stores the decoded weights to `tile`, for more rows. FP8
+// weights are scaled before the product, so their sums continue from c.
 template <class Codes, int M, bool TILE>
 MM_INLINE void multiply_group(const Rows& rows, int i, const char* group, char* tile, float* c) {
   const mm_linear& linear = rows.linear;
@@ -63,7 +63,7 @@ void multiply_panel(const Rows& rows, const char* group, char* tile, float* c) {
   }
 }
 
-// Multiplies few rows with two int4 panels, whose lines alternate.
+// Multiplies few rows with two int4 panels whose cache lines alternate.
 template <int M>
 void multiply_pair(const Rows& rows, const char* group, float* c) {
   const mm_linear& linear = rows.linear;
@@ -88,12 +88,13 @@ void multiply_pair(const Rows& rows, const char* group, float* c) {
   }
 }
 
-constexpr int kScaledRows = 6;   // rows per block: sums of a group and of all groups are in registers
-constexpr int kDecodedRows = 4;  // the same with codes in registers as well
-constexpr int kFirstRows = 8;    // rows that are multiplied during decoding if codes are scaled then
+constexpr int kScaledRows = 6;   // most rows whose sums of a group and sums of all groups fit into registers
+constexpr int kDecodedRows = 4;  // the same if the registers also hold codes
+constexpr int kFirstRows = 8;    // most rows that are multiplied while FP8 codes are decoded and scaled
 constexpr int kPiece = 256;      // values of k that are decoded at a time for many rows
 
-// Multiplies groups from `first` on, decoded in registers and stored to `tile`, and stores their scales in `by`.
+// Decodes `count` groups from `first` on in registers and multiplies them. Stores the decoded codes to `tile` and their
+// scales to `by`.
 template <class Codes, int M>
 void multiply_groups(const Rows& rows, int first, int count, const char* group, char* tile, Scales* by, float* c) {
   const mm_linear& linear = rows.linear;
@@ -111,7 +112,7 @@ void multiply_groups(const Rows& rows, int first, int count, const char* group, 
   store_sums<M>(totals, c);
 }
 
-// Multiplies groups from `first` on that are stored decoded in `tile`.
+// Multiplies `count` groups from `first` on, whose decoded codes are in `tile`.
 template <int M>
 void multiply_tile(const Rows& rows, int first, int count, const char* tile, const Scales* by, Next next, float* c) {
   const int size = rows.linear.group;
@@ -174,7 +175,7 @@ struct Blocks {
 };
 typedef Blocks<1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12> All;
 
-// Multiplies rows with `steps` bfloat16 steps at w, which begin at t of k.
+// Multiplies rows with `steps` steps of bfloat16 weights at w; the first step begins at position t of k.
 void run_steps(const Rows& rows, int64_t t, const char* w, int64_t steps, float* c) {
   if (!rows.count) return;
   int tall = height_of(rows.count, kRows);
@@ -185,8 +186,8 @@ void run_steps(const Rows& rows, int64_t t, const char* w, int64_t steps, float*
 }
 
 #if defined(__AVX512BF16__)
-// Multiplies more than kRows rows with a panel of codes: each piece of k is decoded while the first rows are multiplied
-// with it.
+// Multiplies more than kRows rows with a panel of codes. Each piece of k is decoded while it is multiplied with the
+// first rows, and the other rows use the decoded piece.
 template <class Codes>
 void run_many(const Rows& rows, const char* group, char* tile, float* c) {
   const mm_linear& linear = rows.linear;
@@ -233,7 +234,8 @@ void run_many<Fp8Codes>(const Rows& rows, const char* group, char* tile, float* 
 }
 
 #else
-// A panel of codes is decoded group by group; integer codes stay unscaled, because scales come after the product.
+// Multiplies more than kRows rows with a panel of codes, which is decoded one group at a time. Integer codes stay
+// unscaled, because their scales are applied after the product.
 template <class Codes>
 void run_many(const Rows& rows, const char* group, char* tile, float* c) {
   const mm_linear& linear = rows.linear;

@@ -1,4 +1,5 @@
-// bfloat16 without AMX: rows of x, panel by panel.
+// Layers of dtype bfloat16 on CPUs without AMX: converts the rows of x, and multiplies them with one panel after the
+// other.
 #include "common/vec.h"
 #include "linear/int8.h"
 #include "linear/rows.h"
@@ -8,13 +9,13 @@
 namespace mm {
 namespace {
 
-constexpr int kMostRows = 512;  // rows whose sums stay in a cache
+constexpr int kMostRows = 512;  // most rows whose sums stay in a cache
 
-// The distance between rows of x in scratch: one cache line more than k requires. Otherwise rows with k a power of two
-// would all map to the same set of the first-level cache.
+// Returns the distance between rows of x in scratch: one cache line more than k requires. Otherwise, if k is a power of
+// two, all rows would map to the same set of the first-level cache.
 int64_t row_stride(const LinearJob& job) { return (int64_t)job.steps() * kStep + 64 / (int64_t)sizeof(Scratch); }
 
-// The offset of each row's group sums, float32 [m, groups], which follow the rows if they are needed.
+// Returns the offset of the rows' group sums, float32 [m, groups], which follow the rows in scratch if they are needed.
 int64_t group_sums_at(const LinearJob& job) { return ceil_div(job.m * row_stride(job) * sizeof(Scratch), 64) * 64; }
 
 void sum_groups(const mm_linear& linear, const uint16_t* x, float* sums) {
@@ -29,7 +30,7 @@ void sum_groups(const mm_linear& linear, const uint16_t* x, float* sums) {
   }
 }
 
-// How many panels, starting at `panel`, are multiplied at once.
+// Returns how many panels, starting at `panel`, are multiplied at once.
 int panels_at_once(const LinearJob& job, const Share& share, int panel) {
   const bool few = share.row1 - share.row0 <= kPairRows;
   return few && alternating(*job.linear) == 2 && panel % 2 == 0 && panel + 1 < share.panel1 ? 2 : 1;

@@ -1,5 +1,5 @@
-// Products of a few rows with a bfloat16 panel with AVX-512, without AMX: by vdpbf16ps, or as float32 by FMA. Both sum
-// over k in order, so a row's result has the same bits in any batch.
+// Products of a few rows with a bfloat16 panel, with AVX-512 but without AMX: by vdpbf16ps, or as float32 by FMA. Both
+// paths sum over k in order, so a row's result has the same bits in any batch.
 #pragma once
 
 #include <type_traits>
@@ -13,7 +13,8 @@ namespace mm {
 
 #if defined(__AVX512BF16__)
 constexpr int kRows = 12;
-// Up to this many rows, AMD's own prefetching is best; with more rows, kAhead bytes are prefetched.
+// With up to kUnfetched rows (kUnfetchedCodes for codes), AMD's hardware prefetching is best. With more rows, lines are
+// prefetched kAhead bytes ahead.
 constexpr int kUnfetched = 8, kUnfetchedCodes = 2, kAhead = 2048;
 
 // Intel CPUs (present here if a hypervisor disables AMX) are faster with two-stage prefetching for any number of rows.
@@ -25,7 +26,7 @@ MM_INLINE void fetch_line(bool amd, const char* line) {
     __builtin_prefetch(line + AHEAD);
 }
 
-// Sums of M rows of a panel, starting at zero or continuing from c.
+// Initialises the sums of M rows with a panel: zeros if `first`, else the values in c.
 template <int M>
 MM_INLINE void begin_sums(bool first, const float* c, __m512 (&sums)[M][2]) {
 #pragma GCC unroll 16
@@ -66,7 +67,7 @@ struct Later {
   }
 };
 
-// Prefetches the next codes, one line per pair of k, while decoded ones are read.
+// Prefetches the next codes, one line per pair of k, while the decoded codes are read.
 struct Next {
   const char* line;
 
@@ -91,7 +92,8 @@ void multiply(const Scratch* x, int64_t x_stride, const char* w, int64_t steps, 
   store_sums<M>(sums, c);
 }
 
-// The same for `size` codes of a group, decoded in registers, and also stored to `tile` if TILE.
+// Adds to `sums` the products with a group of `size` codes, which are decoded in registers and, if TILE, stored to
+// `tile`.
 template <class Codes, int M, bool TILE>
 MM_INLINE void multiply_codes(const Codes& found, const Scratch* x, int64_t x_stride, const char* codes, int size,
                               char* tile, __m512 (&sums)[M][2]) {
@@ -112,7 +114,8 @@ MM_INLINE void multiply_codes(const Codes& found, const Scratch* x, int64_t x_st
   }
 }
 
-// totals [M, 32] += scaled sums of a group. `group_sum`: each row's sum over that group, if there are mins.
+// totals [M, 32] += scaled sums of a group. `group_sum`: each row's sum of x over the group, if there are mins; else
+// NULL.
 template <int M>
 MM_INLINE void add_totals(const __m512 (&sums)[M][2], const Scales& by, const float* group_sum, int groups,
                           __m512 (&totals)[M][2]) {
@@ -128,8 +131,8 @@ MM_INLINE void add_totals(const __m512 (&sums)[M][2], const Scales& by, const fl
     }
 }
 
-// c [M, 32] += the scaled products with `count` groups of codes, which are stored decoded at w. `group_sums`: each
-// row's sums over the groups, if there are mins.
+// c [M, 32] += the scaled products with `count` groups of decoded codes at w. `group_sums`: each row's sums of x over
+// the groups, if there are mins; else NULL.
 template <int M>
 MM_INLINE void multiply_scaled(const Scratch* x, int64_t x_stride, const char* w, int size, const Scales* by, int count,
                                const float* group_sums, int groups, Next next, float* c) {
@@ -147,9 +150,10 @@ MM_INLINE void multiply_scaled(const Scratch* x, int64_t x_stride, const char* w
 }
 #else
 constexpr int kRows = 12;
-constexpr int kAhead = 8192;  // bytes: weights come from memory and are prefetched
+constexpr int kAhead = 8192;  // how many bytes ahead weights are prefetched
 
-// Sums and columns of a panel are processed in halves; a pair of k becomes two multiply-adds, the even one first.
+// As multiply above, with FMA: a panel's columns are processed in two halves, and a pair of k becomes two
+// multiply-adds, first for the even k and then for the odd k.
 template <int M>
 void multiply(const Scratch* x, int64_t x_stride, const char* w, int64_t steps, bool first, float* c) {
   f16v sums[M][2] = {};
@@ -186,7 +190,7 @@ void multiply(const Scratch* x, int64_t x_stride, const char* w, int64_t steps, 
 }
 constexpr int kWide = 2 * kColumns;  // columns that are summed at once
 
-// sums [M, kWide] += x [M, size] * codes; FP8 codes are scaled first.
+// sums [M, kWide] += x [M, size] * codes. FP8 codes are scaled before the product.
 template <class Codes, int M>
 MM_INLINE void multiply_codes(const Scratch* x, int64_t x_stride, const char* codes, int size,
                               const columns (&scales)[2], columns (&sums)[M][2]) {

@@ -7,14 +7,15 @@ namespace mm {
 namespace {
 
 #if defined(__AVX512VBMI__)
-constexpr float kTooSmall = 256.0f;  // float16's exponent is biased by 15, e4m3's by 7
+constexpr float kTooSmall = 256.0f;  // 2^(15 - 7): float16's exponent bias is 15, e4m3's is 7
 
-// 16 e4m3 codes through the bits of float16, which also represents their subnormals.
+// Returns the values of 16 e4m3 codes. They are converted as bits of float16, which also represents their subnormals.
 MM_INLINE f16v fp8_values(const char* codes) {
   __m256i wide = _mm256_slli_epi16(_mm256_cvtepi8_epi16(load_as<__m128i>(codes)), 7);
   return from_halves(_mm256_and_si256(wide, _mm256_set1_epi16((int16_t)0xbf80))) * kTooSmall;
 }
 
+// Returns the byte of a one-byte code in the layout whose codes are looked up in tables (linear/codes.h).
 int64_t place_looked_up(int column, int64_t t) {
   return t / 4 * 128 + column / 16 * 64 + column % 16 / 4 * 16 + t / 2 % 2 * 8 + column % 4 * 2 + t % 2;
 }
@@ -54,7 +55,7 @@ uint8_t stored(const mm_linear& linear, uint8_t code) {
 int number(uint8_t code) { return code & 128 ? -(code & 127) : code; }
 #endif
 #else
-// `by`: the scales, for weights that are scaled here.
+// Decodes a group to steps of bfloat16. `by`: the scales to apply, or NULL to leave the codes unscaled.
 template <class Codes>
 void decode_pairs(const mm_linear& linear, const char* group, char* out, const Scales* by = nullptr) {
   const char* codes = group + codes_at(linear);
@@ -80,7 +81,7 @@ MM_INLINE columns fp8_values(const char* codes) { return Fp8Codes::one(codes); }
 #endif
 
 #if !defined(__AMX_BF16__)
-// Scales steps of codes to weights.
+// Turns the steps of a group's unscaled codes into weights, in place.
 void scale_steps(const Scales& by, int size, char* out) {
   for (int t = 0; t < size; t += 2, out += 128)
     for (int half = 0; half < 2; ++half) {

@@ -1,14 +1,17 @@
 // Codes of a panel, and the values that they encode.
 //
-// With VBMI, one-byte codes are laid out as [group / 4][2 halves][4][2 pairs of k][4 columns][2]: each half of two
-// pairs is a cache line, whose bytes interleave to the bfloat16 layout (linear/job.h). int8, like e4m3, stores its sign
-// separately, so that both are looked up in a table of 128 entries. int4 is laid out as [group / 4][16 columns][2 of a
-// pair] in words of 4 codes + 8, from the low bits up: for the first pair the left half of the columns and the right
-// half, then for the second pair; every other line belongs to the neighbouring panel (linear/job.h). With AMX only e4m3
-// has this layout (linear/codes_amx.h).
+// With VBMI, one-byte codes are laid out as [group / 4][2 halves][4][2 pairs of k][4 columns][2]. Each half of two
+// pairs is a cache line, whose bytes interleave to the bfloat16 layout (linear/job.h). int8 is stored as sign and
+// magnitude, like e4m3, so that both are looked up in a table of 128 entries.
 //
-// AVX-512 without VBMI converts codes to float32 and stores them as [group][32 columns]; int4, + 8, as [group / 2][32],
-// the first value in the low half of a byte. AVX2 has its own layout (linear/codes_avx2.h).
+// With VBMI, int4 is laid out as [group / 4][16 columns][2 of a pair], in words of four numbers code + 8. From the low
+// bits up, a word holds the first pair's columns of the left half and of the right half, then the second pair's. Every
+// other cache line belongs to the neighbouring panel (linear/job.h). With AMX only e4m3 has the layout described here
+// (linear/codes_amx.h).
+//
+// Without VBMI, AVX-512 kernels convert codes to float32. One-byte codes are laid out as [group][32 columns]; int4, as
+// code + 8, as [group / 2][32], with the first value in the low half of a byte. AVX2 has another layout
+// (linear/codes_avx2.h).
 #pragma once
 
 #include <immintrin.h>
@@ -53,11 +56,11 @@ struct Scales {
 // Decodes a group to `group` / 32 steps of bfloat16(code * scale + min).
 void decode_weights(const mm_linear& linear, const char* group, char* out);
 
-// Decodes a group to steps of its unscaled codes.
+// Decodes a group to steps of bfloat16 with the unscaled codes.
 void decode_codes(const mm_linear& linear, const char* group, char* out);
 #endif
 
-// Returns one weight, at position t of its group.
+// Returns the bfloat16 weight of one column at position t of a group.
 uint16_t decode_one(const mm_linear& linear, const char* group, int column, int64_t t);
 
 // Stores `count` codes (as in mm_linear_pack) of a column, with their scale and min, in a zeroed group.
@@ -65,14 +68,14 @@ void encode_column(const mm_linear& linear, char* group, int column, const uint8
                    float min);
 
 #if defined(__AVX512VBMI__)
-// Tables: the values of 128 codes without sign, as e4m3 and as integers (integers and int4 also in bfloat16), and the
-// indices of a vector's low and high bfloat16 bytes.
+// Tables for decoding: the magnitudes of the 128 e4m3 codes as float32, of the 128 int8 codes as low and high bytes of
+// bfloat16, the int4 values as bfloat16, and permutation indices.
 struct CodeValues {
   alignas(64) float fp8[128];
   alignas(64) uint16_t int4[32];
   alignas(64) uint8_t int8_low[128], int8_high[128];
   alignas(64) uint8_t even[64], odd[64];
-  alignas(64) uint16_t interleaved[32];  // for two halves of a vector
+  alignas(64) uint16_t interleaved[32];  // interleaves the two halves of a vector
   CodeValues();
   static const CodeValues all;
 };
@@ -83,7 +86,7 @@ struct CodeTable {
 
   CodeTable() = default;
 
-  // e4m3 codes times a scale.
+  // A table of the e4m3 values times a scale.
   MM_INLINE_MEMBER explicit CodeTable(__m512 scale) {
     const CodeValues& values = CodeValues::all;
     __m512i even = load_as<__m512i>(values.even), odd = load_as<__m512i>(values.odd);
@@ -109,9 +112,9 @@ struct CodeTable {
   }
 };
 
-// Decoders of a group in registers, two pairs of k at a time, which take kBytes and are kNext apart: `low` has 16
-// columns and `high` the others. FP8 codes are scaled if each 16 columns share a scale, as the blocks of a file do
-// (`fit`).
+// Decoders of a group in registers. `pairs` decodes two pairs of k, for the left 16 columns to `low` and for the right
+// 16 to `high`. Two pairs take kBytes, and the next two follow kNext bytes later. FP8 codes are scaled here, which
+// requires that each 16 columns share a scale, as they do in files with block scales; `fit` returns whether they do.
 struct Fp8Codes {
   static constexpr int kBytes = 128, kNext = 128;
   CodeTable of[2];
@@ -152,7 +155,8 @@ struct Int8Codes {
   }
 };
 
-// The low 5 bits of a word are looked up: the fifth belongs to the next code and has no effect.
+// The table has 32 entries, because 5 bits of a word select one. The fifth bit belongs to the next code, so both halves
+// of the table are equal.
 struct Int4Codes {
   static constexpr int kBytes = 64, kNext = 128;
   __m512i values;
@@ -187,7 +191,7 @@ MM_INLINE void decode_pairs(const mm_linear& linear, const char* group, char* ou
 }
 #endif
 #elif defined(__AVX512F__)
-// Decoders of neighbouring columns to float32: two values of k, kBytes apart from the next two.
+// Decoders of neighbouring columns to float32. `two` decodes two values of k; the next two follow kBytes later.
 typedef f16v columns;
 MM_INLINE columns from_bytes(const char* at) {
   return (columns)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load_as<__m128i>(at)));
@@ -206,7 +210,7 @@ constexpr int kColumns = sizeof(columns) / 4;
 struct Fp8Codes {
   static constexpr int kBytes = 64;
 
-  // float16's exponent is biased by 15, e4m3's by 7.
+  // Times 2^(15 - 7), because float16's exponent bias is 15 and e4m3's is 7.
   MM_INLINE_MEMBER static columns one(const char* codes) { return from_fp8_bits(codes) * 256.0f; }
   MM_INLINE_MEMBER static void two(const char* codes, columns& first, columns& second) {
     first = one(codes), second = one(codes + 32);
@@ -229,7 +233,7 @@ struct Int4Codes {
   }
 };
 
-// bfloat16(value * scale), without NaN.
+// Returns bfloat16(value * scale). NaN is not handled.
 MM_INLINE columns scaled(columns value, columns scale) {
   typedef uint32_t bits_of __attribute__((vector_size(sizeof(columns))));
   bits_of bits = (bits_of)(value * scale);

@@ -1,9 +1,10 @@
 // Codes of a panel for AMX: four values of k at a time are decoded to bfloat16 in registers, in the layout of a weight
 // tile.
 //
-// Integers are stored in the order of their weights, so that nothing moves after scaling and rounding: int8 [group /
-// 2][32 columns][2], int4 [group / 4] in 16 words of 8 codes + 8, the lowest for columns 0 to 7 of the first pair of k,
-// the next for columns 8 to 15, and so on. e4m3 has the layout of linear/codes.h.
+// Integers are stored in the order of a tile's weights, so that no value moves after scaling and rounding. int8 is laid
+// out as [group / 2][32 columns][2]. int4 is laid out as [group / 4] in 16 words of eight numbers code + 8: the lowest
+// bits of the words are for columns 0 to 7 of the first pair of k, the next for columns 8 to 15, and so on. e4m3 has
+// the layout of linear/codes.h.
 #pragma once
 
 #include "linear/codes.h"
@@ -12,7 +13,8 @@
 
 namespace mm {
 
-// Scales and mins of a group, for 8 columns and both values of a pair of k.
+// Scales and mins of a group. Each vector is for 8 columns, and repeats a column's value for both values of a pair of
+// k.
 struct PairScales {
   f16v scales[4], mins[4];
 
@@ -35,7 +37,7 @@ struct PairScales {
   }
 };
 
-// Decoders of a group: `four` decodes four values of k, whose codes take kBytes.
+// Decoders of a group. `four` decodes four values of k, whose codes take kBytes, to scaled weights.
 struct Int8Weights {
   static constexpr int kBytes = 128;
   PairScales by;

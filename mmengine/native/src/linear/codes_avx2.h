@@ -5,17 +5,19 @@
 //     int4  [group / 4][2 sixteens of columns][2 halves of 8][4 eighths of 2][2][2 of k], + 8: the low half of a byte
 //           belongs to k, the high half to k + 2
 //
-// FP8 interleaves within 16 bytes to bfloat16 pairs, and so does int4: 16 bytes hold the columns 0 to 3 and 8 to 11 of
-// sixteen, or the others. An int4 word has two columns, whose 4 values of k are separated by masks: they are then
-// integers times 1, 2^8, 2^4 and 2^12. The values of a single row are divided by these factors (kMaskedBy); looking
-// codes up in tables would take half as long again. The offset 8 is subtracted after the product, as a min.
+// Interleaving the bytes within 16 bytes gives bfloat16 pairs, for FP8 and for int4. 16 bytes of int4 hold columns 0 to
+// 3 and 8 to 11 of sixteen, or the other columns. A 32-bit word of int4 has two columns, whose 4 values of k are
+// separated by masks; the masked integers are the codes times 1, 2^8, 2^4 and 2^12. For a single row, x is divided by
+// these factors (kMaskedBy), because looking codes up in tables would take half as long again. The offset 8 is
+// subtracted after the product, as a min.
 //
-// bfloat16(code * scale) for e4m3 follows from the mantissa and the lowest exponent bit, 16 values, to which the rest
-// of the exponent is added: a byte holds the sign, these 4 bits, which are looked up, and the rest. Subnormals do not
-// follow this rule: 4 to 7 of them are stored as normal numbers with an exponent below the smallest, and the others,
-// including zero, take that exponent's odd mantissas: `odd` codes, which are computed one by one. Whether any of 4
-// values of k (8 in a group of 256) is odd is stored in the sign of the group's scales; a scale's own sign is moved to
-// its codes.
+// bfloat16(code * scale) for e4m3 has a mantissa that depends only on the code's mantissa and lowest exponent bit: 16
+// values in a table. The rest of the exponent is added to the result. So a stored byte holds the sign, the 4 bits that
+// are looked up, and the rest of the exponent. Subnormals do not follow this rule. Those with the magnitudes 4 to 7 are
+// stored as normal numbers whose exponent is one below the smallest. The others, including zero, are stored with that
+// exponent and an odd mantissa; these `odd` codes are decoded by a slower, exact function. The sign of one of the
+// group's scales says whether any of 4 values of k (8 in a group of 256) has an odd code; the scale's own sign is moved
+// to its codes.
 #pragma once
 
 #include <immintrin.h>
@@ -27,30 +29,33 @@ namespace mm {
 
 MM_INLINE __m256i twice(__m128i bytes) { return _mm256_broadcastsi128_si256(bytes); }
 
-// bfloat16(value) as the low bits of 32-bit lanes, without NaN.
+// Returns bfloat16(value) in the low bits of 32-bit lanes. NaN is not handled.
 MM_INLINE __m256i rounded_bits(__m256 value) {
   const __m256i bits = (__m256i)value, lowest = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
   return _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), lowest), 16);
 }
 
-// e4m3 in the stored form.
+// Converts an e4m3 code to the stored byte described above.
 inline uint8_t stored_fp8(uint8_t code) {
   if (!(code & 0x78)) code = (code & 0x80) | (code & 4 ? 2 * (code & 3) : 2 * (code & 3) + 1);
   return (code & 0x80) | (code & 15) << 3 | (code >> 4 & 7);
 }
 inline bool is_odd(uint8_t stored) { return (stored & 0x4f) == 8; }
 
-// Which scale's sign marks odd codes at t of a group, and for how many values of k.
+// odd_place: the index of the scale whose sign marks odd codes at position t of a group. odd_span: how many values of k
+// one sign covers.
 inline int odd_span(int64_t group) { return group > 128 ? 8 : 4; }
 inline int odd_place(int64_t group, int64_t t) { return (int)(t / odd_span(group)); }
 
-// Decoders of a group in registers, 128 bytes (kDeep values of k) at a time. lines(): decodes to the layout of a
-// bfloat16 panel. add(): multiplies with a single row, to sums that ordered() sorts by column. kScaled: codes are
-// multiplied by their scales here, otherwise after the product. known_until(): where codes from t on stop being normal;
-// the following odd codes, which are EXACT, end at odd_until().
+// The interface of the decoders below, which decode a group in registers, 128 bytes (kDeep values of k) at a time:
+//   lines()        decodes to the layout of a bfloat16 panel
+//   add()          multiplies with a single row and adds to sums, which ordered() then sorts by column
+//   kScaled        whether codes are multiplied by their scales here; otherwise the sums are scaled after the product
+//   known_until()  where the codes from t on stop being normal; the odd codes that follow are decoded with EXACT
+//   odd_until()    where these odd codes end
 
-// Decoders of codes with 8 columns per 32 bytes: pairs() and values() give eight of the panel's columns as bfloat16
-// pairs and as float32.
+// Common part of the decoders whose codes have 8 columns in 32 bytes. pairs() and values() decode eight of the panel's
+// columns, as bfloat16 pairs and as float32.
 template <class Codes>
 struct Eights {
   static constexpr int kDeep = 4;
@@ -81,7 +86,7 @@ struct Eights {
 
 struct Fp8Codes : Eights<Fp8Codes> {
   static constexpr bool kScaled = true;
-  __m256i low[2], high[2];  // for 16 columns, indexed by the 4 low bits of a code
+  __m256i low[2], high[2];  // tables for 16 columns each, indexed by the 4 bits that are looked up
   const float* scales;
   uint32_t odd;
   int size;
@@ -102,7 +107,7 @@ struct Fp8Codes : Eights<Fp8Codes> {
       const __m256 all = _mm256_set1_ps(scale);
       const __m256 same = _mm256_and_ps(_mm256_cmp_ps(each[half * 2], all, _CMP_EQ_OQ),
                                         _mm256_cmp_ps(each[half * 2 + 1], all, _CMP_EQ_OQ));
-      // So that no value is subnormal or overflows.
+      // These bounds of the scale exclude subnormal values and overflow.
       fit = fit && _mm256_movemask_ps(same) == 0xff && scale > 1e-30f && scale < 1e30f;
       set_table(half, scale);
     }
@@ -143,7 +148,8 @@ struct Fp8Codes : Eights<Fp8Codes> {
     for (int pair = 0; pair < 2; ++pair) out[pair * 2] = even_of(both[pair]), out[pair * 2 + 1] = odd_of(both[pair]);
   }
 
-  // Through the bits of float16, which also represents the subnormals; its exponent is biased by 15, e4m3's by 7.
+  // Decodes any code. Codes are converted as bits of float16, which also represents the subnormals, and multiplied by
+  // 256 = 2^(15 - 7), because float16's exponent bias is 15 and e4m3's is 7.
   __attribute__((noinline)) static void exact(const char* at, const float* scales, __m256i (&out)[2]) {
     const __m256i codes = load_as<__m256i>(at), sign = _mm256_set1_epi8(-128);
     const __m256i below = _mm256_and_si256(_mm256_srli_epi16(codes, 3), _mm256_set1_epi8(15));
@@ -205,7 +211,7 @@ struct Int4Codes {
   MM_INLINE_MEMBER int known_until(int) const { return size; }
   MM_INLINE_MEMBER int odd_until(int t) const { return t; }
 
-  // bfloat16 of 0 to 15: first byte and second byte.
+  // The tables `high` and `low` hold the two bytes of the bfloat16 values 0 to 15.
   template <bool>
   MM_INLINE_MEMBER void lines(const char* at, char* tile) const {
     const __m256i high = twice(_mm_setr_epi8(0, 63, 64, 64, 64, 64, 64, 64, 65, 65, 65, 65, 65, 65, 65, 65));

@@ -1,5 +1,5 @@
-// float32 micro-kernels: sums of a few rows by some columns in registers. Every path sums over k in order with fused
-// multiply-adds, so a row's result has the same bits in any batch.
+// float32 micro-kernels, which keep the sums of a few rows and columns in registers. Every path sums over k in order
+// with fused multiply-adds, so a row's result has the same bits in any batch.
 #include "common/vec.h"
 #include "linear/job.h"
 
@@ -7,13 +7,13 @@ namespace mm {
 namespace {
 
 #if defined(__AVX512F__)
-constexpr int kWidth = 16, kMostSums = 28;  // out of 32 registers
+constexpr int kWidth = 16, kMostSums = 28;  // sums use at most 28 of 32 registers
 #else
-constexpr int kWidth = 8, kMostSums = 12;  // out of 16
+constexpr int kWidth = 8, kMostSums = 12;  // sums use at most 12 of 16 registers
 #endif
 constexpr int kVectors = kPanel / kWidth;  // per panel
 constexpr int kTall = kMostSums / 2;       // most rows of a block
-constexpr int kMostRows = 512;             // rows whose sums wait between pieces of k
+constexpr int kMostRows = 512;             // most rows whose sums are kept in memory between pieces of k
 constexpr int64_t kPiece = 192;            // values of k per piece: 24 KB of a panel, for the first-level cache
 constexpr int64_t kAhead = 64 * kPanel;    // floats: weights are prefetched 8 KB ahead
 typedef float vec __attribute__((vector_size(kWidth * 4)));
@@ -29,8 +29,8 @@ struct Block {
   bool first;
 };
 
-// Multiplies ROWS rows with VECTORS vectors of columns, across neighbouring panels if one has fewer. FETCH: the weights
-// come from memory and are prefetched.
+// Multiplies ROWS rows with VECTORS vectors of columns, which span neighbouring panels if a panel has fewer. FETCH: the
+// weights come from memory and are prefetched.
 template <int ROWS, int VECTORS, bool FETCH>
 void multiply(const Block& b) {
   vec sums[ROWS][VECTORS] = {};
@@ -53,7 +53,7 @@ void multiply(const Block& b) {
     for (int v = 0; v < VECTORS; ++v) columns[v] = load_as<vec>(w + v / kVectors * b.w_panel + v % kVectors * kWidth);
 #pragma GCC unroll 16
     for (int i = 0; i < ROWS; ++i) {
-      vec row = x[i * b.x_stride] - vec{};  // broadcasts x: unlike + 0, - 0 compiles to no operation
+      vec row = x[i * b.x_stride] - vec{};  // broadcasts x; - 0 compiles to no operation, unlike + 0
 #pragma GCC unroll 8
       for (int v = 0; v < VECTORS; ++v) sums[i][v] += row * columns[v];
     }
@@ -64,7 +64,7 @@ void multiply(const Block& b) {
     for (int v = 0; v < VECTORS; ++v) store_as(place(i, v), sums[i][v]);
 }
 
-// As many vectors as fit into the sum registers, up to `most`.
+// Returns how many vectors of columns fit into the sum registers, up to `most`.
 constexpr int vectors_of(int rows, int most) {
   return rows * 8 <= kMostSums && most >= 8 ? 8 : rows * 4 <= kMostSums && most >= 4 ? 4 : 2;
 }
@@ -93,8 +93,9 @@ void multiply_panel(Block block, int rows, bool fetch) {
   }
 }
 
-// For one block of rows and a short k, all in a near cache: several panels at once, so that there are enough
-// independent sums to hide the latency of an addition.
+// For one block of rows and a short k, when all operands are in a near cache. Multiplies several panels at once, so
+// that there are enough independent sums to hide the latency of an addition. Returns the first panel that is left to
+// do.
 int run_wide(const LinearJob& job, const Share& share) {
   alignas(64) float sums[kTall * kPanel * 4];
   int rows = share.row1 - share.row0, panels = vectors_of(rows, 8) / kVectors, panel = share.panel0;

@@ -16,7 +16,8 @@ MM_INLINE int32_t largest(__m256i each) {
   return _mm_cvtsi128_si32(_mm_max_epi32(most, _mm_shuffle_epi32(most, 0xb1)));
 }
 
-// Quantises 32 bfloat16 values to codes with `flipped` bits. A block with a non-finite value gets a non-finite scale.
+// Quantises 32 bfloat16 values to codes, which are stored XOR `flipped`. A block with a non-finite value gets the scale
+// NaN.
 void quantise(const uint16_t* x, char flipped, int8_t* codes, float* scale, int32_t* sum) {
   __m256 values[4];
   __m256i most = _mm256_setzero_si256(), whole[4];
@@ -65,7 +66,7 @@ constexpr auto panels_of(std::integer_sequence<int, I...>) {
   return std::array{multiply_panel<INT4, I + 1>...};
 }
 template <bool INT4>
-constexpr auto kPanels = panels_of<INT4>(std::make_integer_sequence<int, kTall>());  // by number of rows - 1
+constexpr auto kPanels = panels_of<INT4>(std::make_integer_sequence<int, kTall>());  // index: number of rows - 1
 
 int64_t place(const mm_linear& linear, int column, int64_t t) {
   return t / (linear.form == MM_INT4 ? 8 : 4) * 128 + column * 4 + t % 4;

@@ -1,11 +1,12 @@
-// Integer weights times int8 rows of x: for layers whose x_form is MM_INT8.
+// Integer weights times rows of x that are quantised to int8, for layers whose x_form is MM_INT8.
 //
-// 32 consecutive values of x share a scale, their largest magnitude / 127, and are rounded to multiples of it. Products
-// of codes are summed exactly, 32 values of k at a time; the sum is multiplied by the scale of x, and a group's sum by
-// the group's scale, in float32. So y has the same bits with every instruction set.
+// 32 consecutive values of x share a scale, which is their largest magnitude / 127; their codes are the nearest
+// multiples of the scale. Products of codes are summed exactly, 32 values of k at a time. Each such sum is multiplied
+// by the scale of x, and a group's sum by the group's scale, in float32. So y has the same bits with every instruction
+// set.
 //
-// Codes are laid out as [group / 4][32 columns][4 of k], int4 as [group / 8]: the low half of a byte holds the first 4
-// values of k, the high half the next 4; + 8.
+// int8 codes are laid out as [group / 4][32 columns][4 of k]. int4, as code + 8, is laid out as [group / 8][32
+// columns][4 bytes]: the low half of a byte holds one of the first 4 values of k, the high half one of the next 4.
 #pragma once
 
 #include "linear/job.h"

@@ -10,13 +10,13 @@ namespace mm {
 
 constexpr int kBlock = 32;  // values of x that share a scale
 
-// The layout of a row in scratch: its codes; for each block a scale and the sum of its codes; for each group the sum of
-// the values that its codes encode.
+// The layout of a row in scratch: the row's codes; a scale for each block; the sum of the codes of each block; and for
+// each group the sum of the values that the codes encode.
 struct Row {
   int64_t k, blocks, groups, stride;
 
   explicit Row(const LinearJob& job) : k((int64_t)job.steps() * kStep), blocks(k / kBlock), groups(job.groups()) {
-    // spread, so that rows do not all share one cache set
+    // The extra cache line keeps rows from all mapping to the same cache set.
     stride = ceil_div(k + blocks * 8 + groups * 4, 64) * 64 + 64;
   }
   int8_t* codes(char* row) const { return (int8_t*)row; }
@@ -31,8 +31,9 @@ constexpr bool kUnsigned = true;  // whether codes of x are stored unsigned for 
 
 MM_INLINE __m512i four(const int8_t* codes) { return _mm512_set1_epi32(load_as<int32_t>(codes)); }
 
-// Sums of a block's products, for M rows and the panel's columns. With int8, codes of x are stored + 128, because
-// vpdpbusd takes one unsigned operand; the excess, which the same instruction sums up, is subtracted.
+// Computes the sums of a block's products, for M rows and the panel's columns. With int8 weights, codes of x are stored
+// as code + 128, because one operand of vpdpbusd is unsigned. The excess, 128 times the sum of the weights, is computed
+// with the same instruction and subtracted.
 template <int M>
 MM_INLINE void multiply_int8(const int8_t* x, int64_t stride, const char* at, __m512i (&sums)[M][2]) {
   __m512i more[2] = {};
@@ -73,7 +74,7 @@ MM_INLINE void multiply_int4(const int8_t* x, int64_t stride, const char* at, __
   }
 }
 
-// c [M, 32] for M rows and a panel.
+// Computes c [M, 32], the product of M rows and a panel.
 template <bool INT4, int M>
 void multiply_panel(const mm_linear& linear, const Row& row, char* rows, const char* group, float* c) {
   __m512 totals[M][2] = {};
@@ -116,15 +117,15 @@ void multiply_panel(const mm_linear& linear, const Row& row, char* rows, const c
 constexpr int kTall = 4;
 constexpr bool kUnsigned = false;
 
-// sums + the products of 4 neighbours each; a is unsigned.
+// Adds to each sum the products of 4 neighbouring bytes; the bytes of a are unsigned.
 MM_INLINE __m256i add_products(__m256i sums, __m256i a, __m256i b) {
   return _mm256_add_epi32(sums, _mm256_madd_epi16(_mm256_maddubs_epi16(a, b), _mm256_set1_epi16(1)));
 }
 
 MM_INLINE __m256i four(const int8_t* codes) { return _mm256_set1_epi32(load_as<int32_t>(codes)); }
 
-// Sums of a block's products, for M rows and 8 * V columns; x and `at` are the block's codes of the first row and the
-// first column. Not inlined, so that nothing else occupies registers.
+// Computes the sums of a block's products, for M rows and 8 * V columns. x and `at` are the block's codes of the first
+// row and the first column. Not inlined, so that no other value occupies registers.
 template <int M, int V>
 __attribute__((noinline)) void multiply_int8(const int8_t* x, int64_t stride, const char* at, __m256i (&found)[M][V]) {
   __m256i sums[M][V] = {};
@@ -143,7 +144,7 @@ __attribute__((noinline)) void multiply_int8(const int8_t* x, int64_t stride, co
   memcpy(found, sums, sizeof sums);
 }
 
-// Eight sums of two products of at most 15 * 127 fit into 16 bits.
+// The same for int4. Sums are kept in 16 bits, which suffices for eight sums of two products of at most 15 * 127.
 template <int M, int V>
 __attribute__((noinline)) void multiply_int4(const int8_t* x, int64_t stride, const char* at, __m256i (&found)[M][V]) {
   const __m256i low = _mm256_set1_epi8(15);
@@ -170,7 +171,7 @@ __attribute__((noinline)) void multiply_int4(const int8_t* x, int64_t stride, co
   memcpy(found, sums, sizeof sums);
 }
 
-// c [M, 32] from `column` on, for M rows and a panel.
+// Computes 8 * V columns of c [M, 32], from `column` on: the product of M rows and a panel.
 template <bool INT4, int M, int V>
 void multiply(const mm_linear& linear, const Row& row, char* rows, const char* group, int column, float* c) {
   __m256 totals[M][V] = {};
@@ -204,7 +205,8 @@ void multiply(const mm_linear& linear, const Row& row, char* rows, const char* g
     for (int v = 0; v < V; ++v) store_as(c + i * kPanel + column + v * 8, totals[i][v]);
 }
 
-// One row is multiplied with the whole panel, several rows with its halves, so that their sums are in registers.
+// Computes c [M, 32]. One row is multiplied with the whole panel, several rows with one half after the other, so that
+// the sums fit into registers.
 template <bool INT4, int M>
 void multiply_panel(const mm_linear& linear, const Row& row, char* rows, const char* panel, float* c) {
   if constexpr (M == 1) {

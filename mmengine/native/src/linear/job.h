@@ -2,14 +2,16 @@
 //
 // Layout, with k padded to whole steps of 32 with zeros, and n to whole panels of 32 columns:
 //     float32   [panel][k][32]
-//     bfloat16  [panel][k / 32][16 pairs of k][32 columns][2]: each half of a step's columns is one tile as AMX
-//               multiplies it, on every other cache line. Kernels that multiply pair by pair (vdpbf16ps) read line by
-//               line; with the halves 1 KB apart, an AMD EPYC read a third as fast.
+//     bfloat16  [panel][k / 32][16 pairs of k][32 columns][2]: each half of a step's columns is one AMX tile, whose
+//               rows are on every other cache line. Kernels that multiply one pair at a time (vdpbf16ps) read the lines
+//               in order. If the halves were stored 1 KB apart, an AMD EPYC would read at a third of the speed.
 //     codes     [panel][k / group]: 32 scales, 32 mins if there are any, then group * 32 codes (linear/codes.h); k is
 //               padded to whole groups with zeros. FP8 scales are float32, integer scales float16; mins float32.
-//               With VBMI, int4 panels are stored in pairs with alternating cache lines: with one panel a row's sums
-//               wait for one another, and two separate panels are prefetched badly.
-// A panel's columns are 32 rows of w; where gate and up are packed together, 16 rows of gate and the same 16 of up.
+//               With VBMI, int4 panels are stored in pairs with alternating cache lines, so that two panels are
+//               multiplied at once: with one panel a row's few sums wait for each other, and two separate panels are
+//               prefetched badly.
+// A panel's columns are 32 rows of w. If gate and up are packed together, they are 16 rows of gate and the same 16 of
+// up.
 #pragma once
 
 #include <cstddef>
@@ -21,18 +23,18 @@ namespace mm {
 
 constexpr int kPanel = 32;  // columns per panel
 constexpr int kStep = 32;   // values of k per step of a bfloat16 panel
-constexpr int kPieces = 8;  // portions in which a thread takes its panels if all threads are equally fast
+constexpr int kPieces = 8;  // in how many portions each thread takes its panels if all threads are equally fast
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Offsets of the mins and the codes in a group, and the group's size in bytes.
+// Return the offsets of the mins and of the codes in a group, and the group's size in bytes.
 inline int64_t mins_at(const mm_linear& linear) { return kPanel * (linear.form == MM_FP8 ? 4 : 2); }
 inline int64_t codes_at(const mm_linear& linear) { return mins_at(linear) + (linear.mins ? kPanel * 4 : 0); }
 inline int64_t group_bytes(const mm_linear& linear) {
   return codes_at(linear) + (int64_t)linear.group * kPanel / (linear.form == MM_INT4 ? 2 : 1);
 }
 
-// How many panels alternate: 2 if panels are stored in pairs, else 1.
+// Returns 2 if panels are stored in pairs with alternating cache lines, else 1.
 inline int alternating(const mm_linear& linear) {
 #if defined(__AVX512VBMI__) && !defined(__AMX_BF16__)
   return linear.form == MM_INT4 && !linear.x_form ? 2 : 1;
@@ -42,13 +44,13 @@ inline int alternating(const mm_linear& linear) {
 #endif
 }
 
-// The offset of a byte of a panel or group, and the distance between groups.
+// Convert a byte's index in a panel or group to its offset in memory, and return the distance between groups.
 inline int64_t placed(const mm_linear& linear, int64_t byte) {
   return byte / 64 * 64 * alternating(linear) + byte % 64;
 }
 inline int64_t group_step(const mm_linear& linear) { return group_bytes(linear) * alternating(linear); }
 
-// Steps of kStep values of k, in a panel of bfloat16 or codes.
+// Returns how many steps of kStep values of k a panel of bfloat16 or codes has.
 inline int64_t linear_steps(const mm_linear& linear) {
   if (!linear.group) return ceil_div(linear.k, kStep);
   return ceil_div(linear.k, linear.group) * (linear.group / kStep);
@@ -75,7 +77,7 @@ struct LinearJob {
   bool y_fp32, gate_up;
   const int32_t* gathered =
       nullptr;  // the row of x for each of the m rows, used by linear_prepare; NULL: rows are consecutive
-  const float* added = nullptr;  // for gate and up: [m, n], added to the sums first, or NULL
+  const float* added = nullptr;  // for gate and up: [m, n], added to the sums before silu, or NULL
 
   bool bf16() const { return linear->dtype == MM_BF16; }
   int panels() const { return (int)ceil_div(linear->n, kPanel); }
@@ -85,13 +87,13 @@ struct LinearJob {
   int groups() const { return linear->group ? (int)ceil_div(linear->k, linear->group) : 0; }
 };
 
-// The part of a job that one thread computes. `room`: the thread's own linear_thread_bytes.
+// The part of a job that one thread computes. `room`: linear_thread_bytes of scratch memory for this thread.
 struct Share {
   int row0, row1, panel0, panel1;
   char* room;
 };
 
-// Writes rows [row0, row0 + rows) of a panel from float32 sums c [rows, ldc].
+// Converts float32 sums c [rows, ldc] of a panel to rows [row0, row0 + rows) of y.
 void linear_store(const LinearJob& job, const float* c, int ldc, int row0, int rows, int panel);
 
 // Kernels. `prepare` converts rows [row0, row1) of x to the form that `run` reads, in `scratch`, which has
@@ -102,8 +104,8 @@ void linear_prepare(const LinearJob& job, void* scratch, int row0, int row1);
 void linear_run_bf16(const LinearJob& job, const void* scratch, const Share& share);
 void linear_run_fp32(const LinearJob& job, const Share& share);
 
-// Runs several calls in one parallel region; their ys share no row. Returns false if memory for their rows cannot be
-// allocated.
+// Runs several jobs in one parallel region; no two jobs may write the same values of y. Returns false if memory for the
+// rows of x cannot be allocated.
 bool linear_run_jobs(const LinearJob* jobs, int count);
 
 }  // namespace mm

@@ -10,7 +10,7 @@ namespace mm {
 namespace {
 
 constexpr int64_t kSmall = 100000;  // multiply-adds below which a second thread costs more than it saves
-constexpr int kReading = 4;         // rows whose products take as long as reading a panel's weights
+constexpr int kReading = 4;         // number of rows whose products take as long as reading a panel's weights
 
 int64_t rows_bytes(const LinearJob& job) {
   const int64_t bytes = job.bf16() ? linear_scratch_bytes(job) : (int64_t)job.m * job.linear->k * 4;
@@ -44,7 +44,7 @@ struct Part {
 
   Part(int64_t all, int part, int parts) : begin(all * part / parts), end(all * (part + 1) / parts) {}
 
-  // The items [first, last) of the next `count` items, with weight `each`, that belong to this part.
+  // Of the next `count` items, which weigh `each`, sets [first, last) to the items that belong to this part.
   void take(int64_t count, int64_t each, int& first, int& last) {
     first = place(begin, count, each), last = place(end, count, each);
     at += count * each;
@@ -57,13 +57,14 @@ struct Part {
   }
 };
 
-// Panels that are taken together because they are stored in pairs: how many pairs a job has, and a pair's weight.
+// Panels that are stored in pairs are taken together. These functions return how many pairs a job has, and a pair's
+// weight. If panels are stored singly, each one counts as a pair.
 int64_t pairs(const LinearJob& job) { return ceil_div(job.panels(), alternating(*job.linear)); }
 int64_t pair_weight(const LinearJob& job) {
   return (int64_t)alternating(*job.linear) * (job.m + kReading) * job.linear->k;
 }
 
-// Free threads take parts of panels, as for a single layer.
+// Runs one part of the panels of all jobs. Threads take the next part when they are free, as for a single layer.
 void run_part(const LinearJob* jobs, int count, char* scratch, char* room, Part part) {
   for (int i = 0, first, last; i < count; scratch += rows_bytes(jobs[i++])) {
     const int panels = jobs[i].panels(), pair = alternating(*jobs[i].linear);

@@ -1,4 +1,4 @@
-// A call of a linear layer: dividing its rows and panels among threads.
+// Runs a linear layer: divides rows and panels among threads.
 #include "linear/linear.h"
 
 #include <atomic>
@@ -15,7 +15,7 @@ constexpr int kChunk = 1024;        // rows that are copied to scratch at a time
 
 int64_t thread_bytes(const LinearJob& job) { return job.bf16() ? linear_thread_bytes(job) : 0; }
 
-// If there are fewer panels than threads, blocks of rows are divided too.
+// Returns a thread's share if there are fewer panels than threads: one panel, and some of the blocks of rows.
 Share share_of(const LinearJob& job, char* room, int thread, int threads) {
   int across = job.panels(), down = threads / across;
   if (thread >= across * down) return {};
@@ -32,15 +32,16 @@ void run_share(const LinearJob& job, const char* scratch, const Share& share) {
     linear_run_fp32(job, share);
 }
 
-// Free threads take neighbouring panels: a core may have other work, or be shared with another machine. The count is
-// even, for panels that are stored in pairs.
+// Returns how many neighbouring panels a thread takes each time it is free. Panels are not divided evenly beforehand,
+// because a core may have other work or be shared with another virtual machine. The count is even, for panels that are
+// stored in pairs.
 int panels_at_once(const LinearJob& job, int threads) {
   int count = (int)ceil_div(job.panels(), threads * kPieces);
   return threads == 1 ? job.panels() : count + count % 2;
 }
 
-// `scratch`: `rows_bytes` for the rows of x, then each thread's kernel memory. `next`: the first panel that is not
-// taken.
+// `scratch`: `rows_bytes` for the rows of x, then thread_bytes for each thread. `next`: the first panel that no thread
+// has taken.
 void run_thread(const LinearJob& job, char* scratch, int64_t rows_bytes, int thread, int threads,
                 std::atomic<int>& next) {
   if (job.bf16()) {

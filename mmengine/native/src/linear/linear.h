@@ -1,10 +1,10 @@
 // Linear layers over packed weights: y = x w^T + bias, w [n, k], float32 or bfloat16.
 //
 // The weights of a bfloat16 layer may be stored as codes, with a scale per group of codes along k. FP8 codes (e4m3) are
-// multiplied as bfloat16(code * scale), so y has the same bits as a layer with those weights. int8 and int4 codes are
-// integers; a group may have a minimum, too: code * scale + min. Integer codes are multiplied unscaled and each group's
-// sum is scaled in float32, so that no weight is rounded; with AMX, which keeps sums in tiles, weights are rounded as
-// with FP8. Optionally x is rounded to int8, and integers are multiplied.
+// multiplied as bfloat16(code * scale), so y has the same bits as with a layer of these bfloat16 weights. int8 and int4
+// codes are integers, and a group may also have a minimum: a weight is code * scale + min. Integer codes are multiplied
+// unscaled, and each group's sum is scaled in float32, so that no weight is rounded. AMX keeps sums in tiles, so there
+// weights are rounded to bfloat16, as with FP8. Optionally x is quantised to int8, and integers are multiplied.
 //
 // Weights are packed once into panels of 32 output columns, each panel contiguous over all of k, so that a matmul with
 // few rows reads the weights once, in address order. A row's result never depends on the call's other rows or the
@@ -27,33 +27,35 @@ typedef struct {
   int32_t mins;  // whether int8 or int4 groups have a minimum
   const void* packed;  // mm_linear_bytes, aligned to 64 bytes
   const float* bias;  // [n] or NULL
-  int32_t x_form;  // MM_PLAIN, or MM_INT8 with int8 and int4 weights: rows of x are rounded (linear/int8.h)
+  int32_t x_form;  // MM_PLAIN; or, for int8 and int4 weights, MM_INT8: rows of x are quantised (linear/int8.h)
 } mm_linear;
 
+// Returns the size of the packed weight in bytes.
 int64_t mm_linear_bytes(const mm_linear* linear);
 
 // Packs rows [first, first + count) of a weight [n, k] into `packed`, mm_linear_bytes of memory that is zeroed before
-// the first call. w holds these rows, row-major, in the layer's dtype or as codes, one byte each: e4m3 without NaN,
-// int8 from -127, int4 from -8 to 7. Codes have scales [count, ceil(k / group)], representable in float16 for integers,
-// and optionally as many mins; else NULL. half: 0, or i if the weight is [2i, k] for mm_linear_gate_up, gate's rows
-// first.
+// the first call. w holds these rows, row-major, in the layer's dtype or as codes of one byte: e4m3 without NaN, int8
+// from -127 to 127, int4 from -8 to 7. `scales`: [count, ceil(k / group)] for codes, representable in float16 for
+// integers; else NULL. `mins`: the same shape, or NULL. `half`: 0, or i if the weight is [2i, k] for mm_linear_gate_up,
+// gate's rows first.
 void mm_linear_pack(const mm_linear* linear, const void* w, const float* scales, const float* mins, int32_t first,
                     int32_t count, int32_t half, void* packed);
 
-// Unpacks rows of w in the layer's dtype, with codes rounded to it: out [count, k]. A row outside [0, n) becomes zeros.
+// Unpacks rows of w to out [count, k] in the layer's dtype, to which decoded weights are rounded. A row outside [0, n)
+// becomes zeros.
 void mm_linear_rows(const mm_linear* linear, const int64_t* rows, int32_t count, void* out);
 
-// Multiplies x [m, k] to y [m, n]; strides are in elements between rows. y is float32 if y_fp32 is set, else it has the
-// linear's dtype. residual (or NULL) has y's dtype and stride and may be y: y = residual + (...). bfloat16 sums in
-// float32, and rounds before and after adding the residual. Returns 0, or 1 if scratch memory cannot be allocated; y is
-// then incomplete.
+// Computes y [m, n] = x w^T + bias for x [m, k], plus `residual` unless that is NULL. Strides are in elements between
+// rows. y is float32 if y_fp32 is set, else it has the linear's dtype. residual has y's dtype and stride, and may be y.
+// A bfloat16 layer sums in float32, and rounds before and after adding the residual. Returns 0, or 1 if scratch memory
+// cannot be allocated; y is then incomplete.
 int32_t mm_linear_run(const mm_linear* linear, const void* x, int64_t x_stride, int32_t m, void* y, int64_t y_stride,
                       int32_t y_fp32, const void* residual);
 
-// Computes gate and up in one pass, with a weight that was packed with half i. y [m, i] = silu(x gate^T) * (x up^T);
-// linear->n is 2i and its bias, if any, is [2i] like gate_up's rows. bfloat16 rounds gate, up and silu(gate) before the
-// product. `added` (or NULL): [m, 2i], gate's columns first, is added to both, which are rounded again. Returns the
-// same as mm_linear_run.
+// Computes gate and up in one pass, with a weight that was packed with half = i: y [m, i] = silu(x gate^T) * (x up^T).
+// linear->n is 2i, and the bias, if any, is [2i], gate's values first. A bfloat16 layer rounds gate, up and silu(gate)
+// before the product. `added`: NULL, or [m, 2i], gate's columns first, which is added to gate and up; both are rounded
+// again. Returns the same as mm_linear_run.
 int32_t mm_linear_gate_up(const mm_linear* linear, const void* x, int64_t x_stride, int32_t m, void* y,
                           int64_t y_stride, const float* added);
 

@@ -8,7 +8,7 @@
 namespace mm {
 namespace {
 
-// The row of w at a panel's column, or -1 for padding. `half` is i if gate and up share panels.
+// Returns the row of w that is a panel's column, or -1 for padding. `half`: as in mm_linear_pack.
 int64_t source_row(int64_t panel, int column, int32_t n, int32_t half) {
   if (half == 0) {
     int64_t row = panel * kPanel + column;
@@ -18,13 +18,13 @@ int64_t source_row(int64_t panel, int column, int32_t n, int32_t half) {
   return row < half ? row + (column < 16 ? 0 : half) : -1;
 }
 
-// The offset of a column's value at position t of k in its panel, in elements of 2 bytes.
+// Returns the offset in a panel of a column's value at position t of k, in elements of 2 bytes.
 inline int64_t place_bf16(int column, int64_t t) { return t / 2 * 2 * kPanel + column * 2 + t % 2; }
 
-// `rows`: the rows of w at the panel's columns, NULL for padding and for rows of other chunks.
+// `rows`: the row of w for each of the panel's columns; NULL for padding and for rows outside the chunk.
 void pack_panel_bf16(const uint16_t* const* rows, int32_t k, uint16_t* out) {
   int64_t whole = k / kStep * kStep;
-  for (int64_t step = 0; step < whole; step += kStep)  // one cache line of each row after the other
+  for (int64_t step = 0; step < whole; step += kStep)  // reads one cache line of each row at a time
     for (int column = 0; column < kPanel; ++column) {
       uint16_t* to = out + place_bf16(column, step);
       if (!rows[column]) continue;
@@ -43,14 +43,14 @@ void pack_panel_fp32(const float* const* rows, int32_t k, float* out) {
   }
 }
 
-// Rows of w, [count, k], from row `first` on; codes have scales, and optionally mins.
+// A chunk of w: rows [count, k] from row `first` on. Codes have scales, and optionally mins.
 struct Piece {
   const void* w;
   const float *scales, *mins;
   int32_t first, count;
 };
 
-// `rows`: the chunk's rows at the panel's columns, or -1.
+// `rows`: the index in the chunk of the row for each of the panel's columns, or -1.
 void pack_panel_codes(const mm_linear& linear, const Piece& piece, const int64_t* rows, char* out) {
   int64_t k = linear.k, groups = ceil_div(k, linear.group);
   for (int64_t i = 0; i < groups; ++i, out += group_step(linear)) {
@@ -85,7 +85,7 @@ void pack_panel(const mm_linear& linear, const Piece& piece, int64_t panel, int3
 
 void pack(const mm_linear& linear, const Piece& piece, int32_t half, void* packed) {
   int64_t begin = piece.first, end = begin + piece.count, width = half ? 16 : kPanel;
-  if (half && begin < half && end > half)  // rows of gate and of up
+  if (half && begin < half && end > half)  // the chunk has rows of gate and rows of up
     begin = 0, end = half;
   else if (half && begin >= half)
     begin -= half, end -= half;

@@ -1,4 +1,4 @@
-// A call's rows in the form that bfloat16 layers read without AMX.
+// A call's rows of x, converted to the type that the kernels for CPUs without AMX read.
 #pragma once
 
 #include "linear/job.h"
@@ -11,7 +11,7 @@ typedef uint16_t Scratch;
 typedef float Scratch;
 #endif
 
-// Rows of x in scratch. `sums`: the sums of their groups. `alone`: the call has no other row.
+// Rows of x in scratch. `sums`: [count, groups], each row's sums of x over the groups. `alone`: the call has one row.
 struct Rows {
   const mm_linear& linear;
   const Scratch* x;
@@ -26,9 +26,9 @@ struct Rows {
   }
 };
 
-// AVX2 separates int4 codes by masks, as 0 to 15 times a power of two, by which a single row is divided
-// (linear/codes_avx2.h).
-constexpr float kMaskedBy[] = {1, 0x1p-8f, 0x1p-4f, 0x1p-12f};  // by k
+// AVX2 kernels separate int4 codes by masks, which gives the codes times a power of two. A single row of x is
+// multiplied by these inverse powers, indexed by k % 4 (linear/codes_avx2.h).
+constexpr float kMaskedBy[] = {1, 0x1p-8f, 0x1p-4f, 0x1p-12f};
 inline bool is_masked(const mm_linear& linear) {
 #if defined(__AVX512F__)
   return false;
@@ -37,14 +37,15 @@ inline bool is_masked(const mm_linear& linear) {
 #endif
 }
 
-// Whether the sums of a row's groups are needed.
+// Returns whether each row's sums of x over the groups are needed.
 inline bool wants_sums(const mm_linear& linear) { return linear.mins || is_masked(linear); }
 
-// The height of blocks with at most `most` rows: all equal, except the last.
+// Divides `count` rows into as few blocks of at most `most` rows as possible, and returns the height of a block. The
+// last block may have fewer rows.
 inline int height_of(int count, int most) { return (int)ceil_div(count, ceil_div(count, most)); }
 
-// Sums of rows over `panels` panels: c [panels, rows, 32]. One panel, or two alternating ones for at most kPairRows
-// rows.
+// Multiplies rows with `panels` panels: c [panels, rows, 32]. `panels` is 1, or 2 for a pair of alternating panels with
+// at most kPairRows rows.
 constexpr int kPairRows = 6;
 void run_panels(int panels, const Rows& rows, const char* first, float* c);
 

@@ -5,7 +5,7 @@
 namespace mm {
 namespace {
 
-// 32 neighbouring values of y.
+// Stores 32 neighbouring values of y.
 template <bool BF16>
 MM_INLINE void store32(char* to, f16v low, f16v high) {
   if constexpr (!BF16) {
@@ -21,7 +21,7 @@ MM_INLINE void store32(char* to, f16v low, f16v high) {
 #endif
 }
 
-// One row of a whole panel. ROUND: the layer is bfloat16.
+// Rounds and stores one row of a whole panel, after adding the residual. ROUND: the layer is bfloat16.
 template <bool ROUND, bool YBF16>
 MM_INLINE void finish32(f16v low, f16v high, char* y, const char* residual) {
   constexpr int half = YBF16 ? 32 : 64;
@@ -58,7 +58,7 @@ void store_plain(const LinearJob& job, const float* c, int ldc, int row0, int ro
   }
 }
 
-// Columns [at, at + kWide) of a panel's 16, of which `count` exist.
+// Computes and stores silu(gate) * up for kWide columns of y from `column` on, of which `count` exist.
 template <bool BF16>
 MM_INLINE void store_products(const LinearJob& job, const float* sums, int64_t row, int column, int count) {
   const int i = job.linear->n / 2;

@@ -1,4 +1,4 @@
-// The bound of top-k and top-p on the scaled logits, found without sorting the vocabulary.
+// Computes the smallest scaled logit that top-k and top-p keep, without sorting the vocabulary.
 #include <algorithm>
 #include <functional>
 
@@ -10,14 +10,14 @@ namespace {
 
 constexpr int BUCKETS = 1024;
 constexpr float PER_UNIT = 32;   // buckets per unit of a logit
-constexpr float NEAR = -12;      // most nuclei end above this; e^-12 is 6e-6
+constexpr float NEAR = -12;      // most nuclei (top-p) end above this scaled logit; e^-12 is 6e-6
 
 int bucket_of(float value) { return value > -(BUCKETS - 1) / PER_UNIT ? (int)(-value * PER_UNIT) : BUCKETS - 1; }
 
 // Writes the k largest values of the row, in descending order, to row.some.
 void take_largest(Row& row, int vocab, int k) {
   float bound = NEVER;
-  if (k <= row.groups) {  // the k-th largest of the groups' maxima: at least k values are not below it
+  if (k <= row.groups) {  // at least k values are not below the k-th largest of the groups' maxima
     row.some.assign(row.most.begin(), row.most.begin() + row.groups);
     std::nth_element(row.some.begin(), row.some.begin() + (k - 1), row.some.end(), std::greater<float>());
     bound = row.some[k - 1];
@@ -33,7 +33,8 @@ void take_largest(Row& row, int vocab, int k) {
   row.some.resize(k);
 }
 
-// The last of `values` (descending) before which the mass is less than `wanted`; `before`: the mass before all values.
+// Returns the last of `values` (descending) such that the mass of the values before it is less than `wanted`. `before`:
+// the mass before all of `values`.
 float last_before(const std::vector<float>& values, double before, double wanted) {
   float least = values[0];
   for (size_t i = 0; i < values.size() && before < wanted; i++) {
@@ -53,7 +54,7 @@ double weigh(const Row& row, float bound, double* buckets) {
     f16v sum{};
     for (int i = 0; i < GROUP; i += 16) {
       f16v values = load_as<f16v>(scaled + i), each = exp_clamped(values);
-      each = values > -87.0f ? each : f16v{};  // smaller values are negligible beside the largest
+      each = values > -87.0f ? each : f16v{};  // the mass of smaller values is negligible
       store_as(mass + i, each);
       sum += each;
     }

@@ -11,10 +11,10 @@ typedef struct {  // m rows; all arrays are host memory
   int32_t rows, vocab;
   float* logits;             // rows have a stride of `stride` values
   int64_t stride;
-  const int64_t* places;     // [m], row indices in `logits`
+  const int64_t* places;     // [m], each row's index in `logits`
   const uint32_t* bits;      // [m, words], token t is bit t % 32 of word t / 32
   int32_t words;
-  const uint8_t* writes;     // [m], whether the row's other logits become -inf; otherwise the row is only read
+  const uint8_t* writes;     // [m], whether the row's forbidden logits become -inf; if not, the row is only read
   int32_t* tokens;           // [m] out: the most likely allowed token, ties to the lowest id
   float* largest;            // [m] out: its logit; -inf if nothing is allowed
 } mm_masks;

@@ -1,5 +1,5 @@
-// Philox4x32-10 (Salmon, Moraes, Dror, Shaw: Parallel Random Numbers: As Easy as 1, 2, 3; SC 2011): the
-// random words of 64 tokens at once, as mmengine/runtime/sampling/gumbel.py lays them out.
+// Philox4x32-10 (Salmon, Moraes, Dror, Shaw: Parallel Random Numbers: As Easy as 1, 2, 3; SC 2011). Computes the random
+// words of 64 tokens at once, in the order of mmengine/runtime/sampling/gumbel.py.
 #pragma once
 
 #include <immintrin.h>
@@ -27,7 +27,7 @@ MM_INLINE void multiply(Words x, uint32_t by, Words* high, Words* low) {
   *low = _mm512_mask_blend_epi32(0xAAAA, even, _mm512_shuffle_epi32(odd, (_MM_PERM_ENUM)0xA0));
 }
 #define MM_UNPACK(what, a, b) _mm512_unpack##what(a, b)
-// Lane 4 L + j has block 4 j + L, so that the transposition below gives tokens in order.
+// Lane 4 L + j computes block 4 j + L, so that the transposition in philox_lanes gives the tokens in order.
 MM_INLINE Words lane_blocks() { return _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15); }
 #else
 typedef __m256i Words;

@@ -26,7 +26,7 @@ MM_INLINE float largest_lane(f16v v) {
   return most;
 }
 
-// A bit for each lane of a that is at least b's.
+// Returns a bit mask: bit i is set if lane i of a is at least lane i of b.
 MM_INLINE uint32_t at_least(f16v a, f16v b) {
 #if defined(__AVX512F__)
   return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_GE_OQ);

@@ -10,12 +10,12 @@ namespace mm {
 
 namespace {
 
-// Two scores closer than this may change order with another library's logarithms, which differ by less than a tenth of
-// it.
+// Two scores closer than this may have another order if torch computes the logarithms. The logarithms of two libraries
+// differ by less than a tenth of the margin.
 constexpr float MARGIN = 1e-4f;
 constexpr float MOST_NOISE = 22.9f;
 constexpr float LN2 = 0.6931472f;
-constexpr int FEW = 1 << 15;  // values that one thread draws from faster than it wakes another
+constexpr int FEW = 1 << 15;  // number of values up to which waking a second thread costs more than it saves
 
 struct Best {
   int32_t token = 0;
@@ -32,14 +32,14 @@ struct Best {
   }
 };
 
-// u = (bits + 1/2) / 2^32 in float32, rounded as in gumbel.py; the logarithms are exact compared with those in
-// gumbel.py.
+// Returns the Gumbel noise for u = (bits + 1/2) / 2^32, which is rounded to float32 as in gumbel.py. The logarithms are
+// computed in float64, so their errors are negligible beside gumbel.py's.
 float noise_of(uint32_t bits) {
   float u = std::min(((float)bits + 0.5f) * 0x1p-32f, 0x1.fffffep-1f);
   return (float)-std::log(-std::log1p(-(double)u));
 }
 
-// Fills `row`; returns false if the largest logit is not finite. `token`: a largest token.
+// Fills `row`, and sets `token` to a token with the largest logit. Returns false if the largest logit is not finite.
 bool scale(Row& row, const float* logits, int vocab, float temperature, int* token) {
   row.groups = (vocab + GROUP - 1) / GROUP;
   row.scaled.resize((size_t)row.groups * GROUP);
@@ -65,8 +65,8 @@ bool scale(Row& row, const float* logits, int vocab, float temperature, int* tok
   return true;
 }
 
-// Offers the tokens of a group that may be the best, by a bound on their noise: -log(-log(1 - u)) is at most -log(u),
-// which is at most the number of leading zeros of the bits plus one, times log(2).
+// Offers the tokens of a group that may be the best. An upper bound of the noise excludes the others: -log(-log(1 - u))
+// is at most -log(u), which is at most the number of leading zeros of the bits plus one, times log(2).
 void draw_group(const Row& row, int group, float least, const PhiloxKey& key, Best& best) {
   alignas(64) uint32_t bits[GROUP];
   philox_bits(key, group * GROUP, bits);

@@ -1,4 +1,4 @@
-// Attention within segments: the tasks, and the rotation of keys and queries while they are packed.
+// Attention within segments: divides the queries into tasks, and rotates queries and keys while they are packed.
 #include <cstdlib>
 #include <cstring>
 
@@ -81,7 +81,7 @@ class SegmentSource {
 using Fp32 = Flash<VectorTiles, SegmentSource<float>>;
 using Bf16 = Flash<Bf16Tiles, SegmentSource<uint16_t>>;
 
-// Attends the queries of [query0, query1) that are in the segment.
+// Computes attention for those queries of [query0, query1) that are in the segment.
 void attend_segment(const VisionTask& whole, void* scratch) {
   const int64_t first = whole.query0 > whole.start ? whole.query0 : whole.start;
   const int64_t last = whole.query1 < whole.stop ? whole.query1 : whole.stop;

@@ -5,9 +5,9 @@
 namespace mm {
 namespace {
 
-constexpr int64_t kShare = 16384;  // values that justify a thread
+constexpr int64_t kShare = 16384;  // number of values above which several threads are used
 
-// 0.5 x (1 + tanh(u)) is x / (1 + e^(-2u)), u = sqrt(2 / pi) (x + 0.044715 x^3)
+// Returns 0.5 x (1 + tanh(u)), which is x / (1 + e^(-2u)), for u = sqrt(2 / pi) (x + 0.044715 x^3).
 MM_INLINE f16v gelu_tanh(f16v x) {
   f16v twice_u = 1.5957691216f * x * (1.0f + 0.044715f * x * x);
   return x / (1.0f + exp_clamped(-twice_u));
@@ -24,7 +24,7 @@ MM_INLINE void store(void* x, int64_t at, f16v value, bool bf16) {
     store_as((float*)x + at, value);
 }
 
-// Applies f to `count` values in vectors; a last partial vector goes through a buffer.
+// Calls f(at, n) for each vector of up to 16 of `count` values: n values from index `at` on.
 template <class F>
 MM_INLINE void over(int64_t count, F f) {
 #pragma omp parallel for schedule(static) if (count > kShare)
@@ -54,7 +54,7 @@ extern "C" void mm_vision_gelu(void* x, int64_t count, int32_t dtype) {
 }
 
 extern "C" void mm_vision_pixels(const uint8_t* pixels, int64_t count, int32_t dtype, void* out) {
-  float table[256];  // one value per grey level, with three roundings
+  float table[256];  // the result for each pixel value, rounded after each of the three operations
   uint16_t narrow_table[256];
   for (int i = 0; i < 256; i++) {
     table[i] = ((float)i / 255.0f - 0.5f) / 0.5f;

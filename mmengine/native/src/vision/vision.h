@@ -23,7 +23,7 @@ typedef struct {
 int32_t mm_vision_attention(const mm_segments* segments, const void* qkv, int64_t qkv_stride, int64_t first,
                             int64_t last, void* out, int64_t out_stride);
 
-// x = gelu(x) in its tanh form, `count` values in place.
+// x = gelu(x) with the tanh approximation, for `count` values in place.
 void mm_vision_gelu(void* x, int64_t count, int32_t dtype);
 
 // out = (pixel / 255 - 0.5) / 0.5, each operation rounded to float32.
