@@ -11,11 +11,11 @@ class Closer:
     """Keeps a text completable within its budget.
 
     `path` holds the tokens of a completion from the current position; None once no completion is known. The
-    path depends on the generated tokens alone, so a row that is computed again, after a preemption or a
-    crash, completes alike. `left` is the number of tokens that may still be generated. `has_closed` says
-    whether a completion changed the model's choice, or used the budget's last tokens. A client that continues
-    with another request's tokens knows no more than that. After a `cut` the completion is generated whatever
-    the model chooses.
+    path depends on the generated tokens alone, so a row that is computed again after a preemption or a crash
+    gets the same completion. `left` is the number of tokens that may still be generated. `has_closed` says
+    whether a completion changed the model's choice, or used the budget's last tokens. If a row only consumes
+    tokens that were generated earlier, only the second case is noticed. After a `cut`, the completion is
+    generated regardless of the model's choices.
     """
 
     def __init__(
@@ -29,7 +29,8 @@ class Closer:
         self.has_closed = self.is_cut = False
         self._closings, self._ends = closings, ends
         self._place = closings.begin()  # The current position of the text.
-        self._next: tuple[int, list[int] | None] = (-1, None)  # A token, and the completion after that token.
+        # A token that `choose` tried, and the completion after this token.
+        self._next: tuple[int, list[int] | None] = (-1, None)
 
     def choose(self, matcher: Matcher, token: int) -> int:
         """Return the token to generate if the model chose `token`: `token` itself if a completion exists
@@ -64,9 +65,9 @@ class Closer:
         self.left -= 1
 
     def cut(self, matcher: Matcher, token_ids: Sequence[int], behind: str) -> bool:
-        """Cut the text after `token_ids`, where `matcher` is, and start its completion; `behind` was
-        generated as well. Return whether a completion fits into the budget. If no new completion is found,
-        the completion of the uncut text is tried.
+        """Cut the text after `token_ids`, which `matcher` has consumed, and start its completion. `behind` is
+        the text that was generated after them. Return whether a completion fits into the budget. If no new
+        completion is found, `behind` and the completion of the uncut text are tried.
         """
         self.left, self._reserve = self.left + self._reserve, 0
         self._place, known = self._closings.begin(), self.path
@@ -101,7 +102,7 @@ class Closer:
         if not branch.consume_token(token):
             return None
         if len(path) > left:
-            return None  # As far as is known, only this path ends in time.
+            return None  # Only the known path is certain to end within the budget.
         if path and branch.validate_tokens([*path, self._ends[0]]) > len(path):
             return path
         return self._closings.closing(branch, self._closings.advance(self._place, token), left)

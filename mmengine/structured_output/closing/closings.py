@@ -5,14 +5,15 @@ mask for a large vocabulary takes up to a thousand times longer. Every allowed b
 greedy walk needs no backtracking, only good preferences:
 
 1. forced bytes;
-2. in a string, its shortest matching rest from the hints in the grammar's text (closing_hints.py);
-3. at the start of a value, the shortest scalar; or a shorter list or object;
-4. closing brackets, then the byte that opens the least;
-5. otherwise the byte that was chosen least often among the same allowed bytes: every way out gets its turn.
+2. in a string, its shortest matching rest from the hints in the grammar's text (hints.py);
+3. at the start of a value, the shortest scalar, or a list or object if it is shorter;
+4. a closing bracket, else a colon, a quotation mark for a key, or a comma;
+5. otherwise the byte that was chosen least often among the same allowed bytes, so every byte gets its turn.
 
-If that finds no end, values are chosen in turn too, and finally the text is treated as not JSON. The
-completion is written in the tokenizer's tokens. The same grammar, position and vocabulary give the same
-tokens on every machine, because the search counts questions to the matcher, not time.
+If that finds no end, values are also chosen in turn. If that fails too, the text is treated as plain text
+instead of JSON. The completion is written in the tokenizer's tokens. The same grammar, position and
+vocabulary give the same tokens on every machine, because the search counts questions to the matcher, not
+time.
 """
 
 from mmengine.structured_output.closing.hints import Hints
@@ -23,7 +24,7 @@ from mmengine.structured_output.request.tool_calls import OPEN
 
 MAX_CLOSING_TOKENS = 4096  # Maximum number of tokens in a completion.
 MAX_CLOSING_BYTES = 4 * MAX_CLOSING_TOKENS  # Maximum number of bytes in a completion.
-# Maximum number of questions to the matcher, a microsecond or two each.
+# Maximum number of questions to the matcher; each takes 1 to 2 µs.
 MAX_EFFORT = 100_000  # For a grammar's shortest text.
 MAX_EFFORT_AT_ONCE = 4_000  # After a token that was just sampled.
 _NO_HINTS = Hints([], [], [], [], is_bare=True)
@@ -34,8 +35,8 @@ class Closings:
 
     def __init__(self, vocabulary: Vocabulary, hints: Hints):
         self._vocabulary, self._hints = vocabulary, hints
-        self._calls: list[tuple[bytes, bytes]] = []  # The beginning of each call, and its shortest rest.
-        self._leaves: dict[int, list[tuple[bytes, list[int]]]] = {}  # Scalars by their first byte.
+        self._calls: list[tuple[bytes, bytes]] = []  # The beginning of each tool call, and its shortest rest.
+        self._leaves: dict[int, list[tuple[bytes, list[int]]]] = {}  # Scalars, keyed by their first byte.
         for leaf in hints.leaves:
             tokens = vocabulary.letters(leaf)
             if tokens is not None:
@@ -54,7 +55,9 @@ class Closings:
         return self._hints.is_free(place)
 
     def letters(self, text: str) -> list[int] | None:
-        """Return a token for each byte of a text; None if there are none."""
+        """Return a single-byte token for each byte of a text; None if the vocabulary lacks one of the
+        bytes.
+        """
         return self._vocabulary.letters(text.encode())
 
     def shortest(self, matcher: Matcher) -> list[int] | None:
@@ -81,7 +84,7 @@ class Closings:
         `place` and does not advance.
         """
         ways = [(self._hints, self._leaves, place, by_turns) for by_turns in (False, True)]
-        if not self._hints.is_bare:  # The text may not be JSON at all.
+        if not self._hints.is_bare:  # The text is perhaps not JSON.
             ways.append((_NO_HINTS, {}, Position(string=b""), True))
         for hints, leaves, here, by_turns in ways:
             search = Search(self._vocabulary, hints, leaves, effort, by_turns)

@@ -1,7 +1,7 @@
-"""Collect hints from a grammar's text about its texts: likely values and keys.
+"""Collect likely values and keys of a grammar's texts from the source of the grammar.
 
-No hint is certain: hints are collected anywhere in a grammar, and the search (closing.py) asks the matcher
-which of them fit at a position.
+No hint is certain: hints come from anywhere in a grammar, and the search (search.py) asks the matcher which
+hints fit at a position.
 """
 
 import json
@@ -90,8 +90,8 @@ class Hints:
         return sorted((name[len(string) :] for name in self.due if name.startswith(string)), key=len)
 
     def best_keys(self, rests: Sequence[bytes], string: bytes) -> list[bytes]:
-        """Return the keys to try next, all from a single object: the required key if known, else the best
-        candidates first.
+        """Return the rests of the keys to try next, all from a single object: only the last key if it is
+        required, else a few keys, the best first.
         """
         for owner in self.owners.get(string + rests[0], ()):
             places = [owner.places.get(string + rest, -1) for rest in rests]
@@ -169,9 +169,7 @@ def _objects(found: object) -> Iterator[dict[str, object]]:
 
 
 def _patterns(node: Mapping[str, object]) -> Iterator[TextPattern]:
-    """Return texts from a string's pattern, the patterns in allOf and its minimum length, and from key
-    patterns.
-    """
+    """Return the patterns of a string (with those in allOf and its minimum length), and each key pattern."""
     inner = node.get("allOf")
     parts = [node, *(part for part in inner if isinstance(part, dict))] if isinstance(inner, list) else [node]
     patterns = tuple(_bare(part["pattern"]) for part in parts if isinstance(part.get("pattern"), str))
@@ -184,7 +182,7 @@ def _patterns(node: Mapping[str, object]) -> Iterator[TextPattern]:
 
 
 def _bare(pattern: object) -> str:
-    """Return a whole-text pattern without its anchors."""
+    """Return a pattern without its anchors."""
     return str(pattern).removeprefix("^").removesuffix("$")
 
 

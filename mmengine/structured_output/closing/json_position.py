@@ -3,9 +3,9 @@
 from typing import NamedTuple
 
 NO_BYTE = 0  # The value of `last` before any byte.
-KEY = 1  # A key, up to its quotation mark.
+KEY = 1  # The value of `last` after a key.
 MAX_KNOWN = 1024  # Maximum number of bytes of a string that are kept.
-_UNKNOWN = b"\xff"  # Replaces a longer string; no text begins with it.
+_UNKNOWN = b"\xff"  # Replaces the bytes of a longer string; no UTF-8 text contains this byte.
 _SPACE = frozenset(b" \t\r\n")
 _QUOTE, _BACKSLASH = ord('"'), ord("\\")
 
@@ -14,9 +14,9 @@ class Position(NamedTuple):
     """A position in a JSON text.
 
     `inside` holds the open brackets, the outermost first. `last` is the last byte outside of strings that is
-    not white space, or KEY, or a quotation mark after another string. `string` is the current string so far,
-    as spelled. `escaped` says whether that ends with a lone backslash. `call` is the last tool call so far,
-    None before the first. `tail` holds the last bytes of the text.
+    not white space; it is KEY after a key, and a quotation mark after another string. `string` is the current
+    string so far, as spelled. `escaped` says whether `string` ends with a lone backslash. `call` is the text
+    of the last tool call so far, None before the first call. `tail` holds the last bytes of the text.
 
     The fields have no meaning for a text that is not JSON.
     """

@@ -1,4 +1,4 @@
-"""The search in closing.py: extend a text byte by byte up to a possible end."""
+"""The search of closings.py: extend a text byte by byte up to a possible end."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,8 +10,8 @@ from mmengine.structured_output.matcher import Matcher
 
 MAX_NUMBERS_TRIED = 300  # Maximum number of candidates for a number without a bound nearby.
 MAX_OPTIONS = 4  # Maximum number of keys and values that are explored by lookahead.
-LOOKAHEAD_SHARE = 4  # At most this fraction (1/n) of the questions is for lookahead.
-_SPECIAL = re.compile(rb"\xff\[(\d+)\]")  # A token outside all texts, among forced bytes.
+LOOKAHEAD_SHARE = 4  # At most 1/LOOKAHEAD_SHARE of the questions are for lookahead.
+_SPECIAL = re.compile(rb"\xff\[(\d+)\]")  # A special token among forced bytes.
 _PLAIN = bytes((*b'a0"', *(byte for byte in range(0x21, 0x7F) if byte not in b'a0"\\'), *b" \\\n\t"))
 _ODD = bytes(byte for byte in range(256) if byte not in _PLAIN)
 _DIGITS = b"0123456789"
@@ -22,9 +22,8 @@ _LIMITS = (16, 64, 256, 1024, 4096)
 class Vocabulary:
     """The tokenizer parts that a completion needs.
 
-    `token_bytes` are the bytes of every token, b"" for a token outside all texts, such as end of sequence.
-    `special_ids` are tokens outside all texts that a grammar may still ask for. `encode` converts text to
-    tokens.
+    `token_bytes` are the bytes of every token, b"" for a special token such as end of sequence. `special_ids`
+    are special tokens that a grammar may require. `encode` converts text to tokens.
     """
 
     def __init__(
@@ -40,7 +39,7 @@ class Vocabulary:
         self.lacks_bytes = -1 in self.ids
 
     def letters(self, text: bytes) -> list[int] | None:
-        """Return a token for each byte; None if there are none."""
+        """Return a single-byte token for each byte; None if the vocabulary lacks one of the bytes."""
         found = [self.ids[byte] for byte in text]
         return None if self.lacks_bytes and -1 in found else found
 
@@ -68,8 +67,8 @@ class PartialText:
 class Search:
     """Searches for a completion.
 
-    `leaves` are the hints' scalars by first byte, each with its tokens. `effort` is the maximum number of
-    questions to the matcher. With `by_turns` the least used choice comes first instead of the shortest.
+    `leaves` are the hints' scalars, keyed by first byte, each with its tokens. `effort` is the maximum number
+    of questions to the matcher. With `by_turns` the least used option is preferred to the shortest.
     """
 
     def __init__(
@@ -83,12 +82,12 @@ class Search:
         self._vocabulary, self._hints, self._leaves = vocabulary, hints, leaves
         self._left, self._by_turns = effort, by_turns
         self._used: dict[bytes, int] = {}  # How often each value or rest was chosen.
-        # How often each byte was chosen, by the set of allowed bytes.
+        # For each set of allowed bytes, how often each byte was chosen.
         self._turns: dict[bytes, dict[int, int]] = {}
         self._is_lookahead, self._lookahead_left = False, effort // LOOKAHEAD_SHARE
 
     def to_end(self, way: PartialText, limit: int) -> list[int] | None:
-        """Return the tokens after which the text may end, at most `limit` bytes."""
+        """Return the tokens of a completion with at most `limit` bytes, or None if none was found."""
         return way.tokens if self._go(way, limit, -1) else None
 
     def _go(self, way: PartialText, limit: int, depth: int) -> bool:
@@ -206,7 +205,8 @@ class Search:
         options = [*keys[: MAX_OPTIONS - 1], b'"']
         if self._append_best(way, options, limit):
             return True
-        option = min(keys, key=lambda each: self._used.get(each, 0))  # Repeating the same key would not end.
+        # The least used key, because repeating the same key might never end.
+        option = min(keys, key=lambda each: self._used.get(each, 0))
         self._used[option] = self._used.get(option, 0) + 1
         return self._append(way, option)
 
@@ -282,7 +282,9 @@ class Search:
         return list(found if self._by_turns else islice(found, MAX_OPTIONS))
 
     def _append_opened(self, way: PartialText, opening: list[bytes], limit: int) -> bool:
-        """Append a list or an object where either must come; the first attempt may have no end."""
+        """Append a list or an object where one of them must come. Limits grow, because the first option may
+        have no end.
+        """
         if self._is_lookahead:
             return self._append_whole(way, opening, limit)
         self._is_lookahead = True
@@ -308,7 +310,8 @@ class Search:
         waiting = [b""]
         for number in waiting:
             last = number[-1] if number else way.place.last
-            following = _NUMBER if last in _DIGITS else _NUMBER[:-2]  # Where words may stand, e is a letter.
+            # Outside of a number, e could begin a word.
+            following = _NUMBER if last in _DIGITS else _NUMBER[:-2]
             for byte in following if len(waiting) < MAX_NUMBERS_TRIED and self._left > 0 else b"":
                 longer = number + bytes((byte,))
                 if self._ends(way, self._vocabulary.letters(longer)):
@@ -318,7 +321,9 @@ class Search:
         return False
 
     def _append_by_turns(self, way: PartialText) -> bool:
-        """Append a byte or a special token: the least used among the same allowed bytes."""
+        """Append the allowed byte that was chosen least often where the same bytes were allowed; without any,
+        a special token.
+        """
         ids = self._vocabulary.ids
         for kinds in (_PLAIN, _ODD):
             allowed = bytes(byte for byte in kinds if self._allows_tokens(way, [ids[byte]]))

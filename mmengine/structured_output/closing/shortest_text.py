@@ -17,19 +17,21 @@ from mmengine.structured_output.regex.sets import DIGIT, SPACE, WORD, Set, conta
 from mmengine.structured_output.regex.tree import Alt, Node, Repeat, Seq
 
 MAX_STATES = 5_000  # Maximum number of states of a pattern.
-MAX_OPTIONAL = 8  # Maximum number of optional repetitions; more count as any number, which has fewer states.
+# Maximum number of optional repetitions. A larger number is treated as unbounded, which needs fewer states.
+MAX_OPTIONAL = 8
 MAX_LOOKED_AT = 4_000  # Maximum number of steps in a search for several patterns, or a minimum length.
-MAX_TOLD_APART = 20_000  # Maximum number of sets times characters whose characters are distinguished.
+# Maximum of (number of sets) * (number of characters) for which equivalent characters are merged.
+MAX_TOLD_APART = 20_000
 MAX_BEGINNING = 256  # Maximum number of characters in a given beginning.
 MAX_LEAST = 8_192  # Maximum supported minimum length, in characters.
 FAR = 1 << 30
-# A character of each kind comes first; a class is represented by the characters here that it contains.
+# Candidates for a character of a class, in order of preference: first a letter, a digit and a capital.
 _PLAIN = "a0A" + "".join(map(chr, range(0x20, 0x7F))) + "\t\n\r"
 _CLASSES = {"d": DIGIT, "w": WORD, "s": SPACE}  # Their ASCII characters are enough.
 
 
 class PatternAutomaton(Automaton):
-    """The automaton of a pattern for whole texts. Raises Unread."""
+    """The automaton of a pattern for whole texts. Raises UnsupportedRegex."""
 
     def __init__(self, regex: str):
         super().__init__(_with_fewer_states(parse_regex(regex, _CLASSES)), self._check)
@@ -41,7 +43,9 @@ class PatternAutomaton(Automaton):
             raise UnsupportedRegex(f"has more than {MAX_STATES:,} states")
 
     def closure(self, waiting: list[int]) -> frozenset[int]:
-        """Return the states, except states that only lead to others, so that fewer results differ."""
+        """Return the reachable states that consume a character or accept. Without the other states, more
+        results are equal.
+        """
         found = super().closure(waiting)
         return frozenset(place for place in found if not place or self.states[place][0] is not None)
 
@@ -49,7 +53,7 @@ class PatternAutomaton(Automaton):
         return min((self.away[place] for place in now), default=FAR)
 
     def nearest(self, now: frozenset[int]) -> str:
-        """Return the shortest text to an end, if an end can be reached."""
+        """Return the shortest text that leads from these states to an end. An end must be reachable."""
         place, out = min(now, key=self.away.__getitem__), []
         while self.away[place]:
             chars, after = self.states[place]
@@ -61,7 +65,7 @@ class PatternAutomaton(Automaton):
         return "".join(out)
 
     def options(self, now: frozenset[int]) -> dict[str, None]:
-        """Return characters that may follow, with a character for each path."""
+        """Return characters that may follow, at least one for each transition."""
         sets = dict.fromkeys(chars for chars, _ in (self.states[place] for place in now) if chars)
         return dict.fromkeys(char for chars in sets for char in _candidates(chars))
 
@@ -87,7 +91,7 @@ class TextPattern(NamedTuple):
     patterns: tuple[str, ...]
     low: int = 0
 
-    @lru_cache(maxsize=1024)  # noqa: B019 (there is nothing of it but these fields)
+    @lru_cache(maxsize=1024)  # noqa: B019 (an instance holds only its two fields)
     def rest(self, beginning: str) -> str | None:
         """Return the shortest rest that completes `beginning`; None if none is found."""
         if len(beginning) > MAX_BEGINNING or self.low > MAX_LEAST:
@@ -113,7 +117,9 @@ class TextPattern(NamedTuple):
 
 
 def _search(words: list[PatternAutomaton], now: tuple[frozenset[int], ...], low: int) -> str | None:
-    """Search with A*; among equal estimates, longer texts come first."""
+    """Search with A* for the shortest text from the states `now`; of equal estimates, longer texts are tried
+    first.
+    """
 
     def estimate(at: tuple[frozenset[int], ...], size: int) -> int:
         return max(low - size, *(each.distance(one) for each, one in zip(words, at)))
@@ -144,7 +150,9 @@ def _search(words: list[PatternAutomaton], now: tuple[frozenset[int], ...], low:
 
 
 def _representatives(words: list[PatternAutomaton]) -> dict[str, str]:
-    """Map each relevant character to the first character that no pattern set distinguishes from it."""
+    """Map each relevant character to the first character that belongs to the same character sets of the
+    patterns.
+    """
     sets = list(dict.fromkeys(chars for each in words for chars, _ in each.states if chars))
     first: dict[tuple[bool, ...], str] = {}
     looked_at = dict.fromkeys(char for chars in sets for char in _candidates(chars))

@@ -16,16 +16,16 @@ from mmengine.structured_output.matcher import Matcher
 class Compiled(Protocol):
     """A compiled grammar for any number of texts."""
 
-    after: tuple[int, ...]  # The text begins after these tokens; (): at once.
-    # Minimum number of tokens of a text that must be completed within its budget; 0 if completion is off.
+    after: tuple[int, ...]  # The text begins after these tokens; () if it begins at once.
+    # Minimum token budget of a text that must be completed within its budget; 0 if completion is off.
     shortest: int
 
     def matcher(self) -> Matcher:
         """Return a new matcher at the beginning."""
 
     def renew(self, error: str) -> Matcher | None:
-        """Return a new matcher after a matcher's `error` if the engine's matchers had used up a shared
-        resource; None for another error.
+        """Return a new matcher if `error`, a matcher's error, says that the grammar's matchers have used up a
+        shared resource; None for any other error.
         """
 
     def closer(self, budget: int, reserve: int = 0) -> Closer | None:
@@ -47,14 +47,14 @@ class Backend(Protocol):
         """
 
     def notes(self, grammar: GrammarRequest) -> tuple[Note, ...]:
-        """Return notes for the client on places where the engine allows less than `grammar`."""
+        """Return notes for the client on parts of `grammar` that the engine narrows."""
 
     def fill(
         self, matchers: Sequence[Matcher], bits: np.ndarray, drafts: Sequence[list[int]] | None = None
     ) -> None:
         """Set `bits`, uint32 [m, ceil(vocab_size / 32)], to the next tokens that each of m matchers allows:
         token t is bit t % 32 of word t // 32. An end of sequence is allowed exactly where the grammar
-        accepts. If a matcher breaks meanwhile, its mask has no meaning.
+        accepts. If a matcher ends with an error meanwhile, its mask has no meaning.
 
         With `drafts`, each matcher has an additional mask for each of its drafts, in order: the tokens
         allowed after that draft. After a draft that is not allowed, the masks keep their old contents. The
@@ -75,20 +75,23 @@ class Backend(Protocol):
         """
 
     def advance(self, matchers: Sequence[Matcher], token_ids: Sequence[int]) -> None:
-        """Advance each matcher by its token; a matcher that refuses its token is broken."""
+        """Advance each matcher by its token. A matcher that refuses its token is in an error state from then
+        on.
+        """
 
     def cut(self, token_ids: Sequence[int], behind: str) -> list[int] | None:
-        """Return tokens for the text of `token_ids` before the final `behind`, which may be followed by a
-        partial character. None if no tokens spell that text.
+        """Return tokens for the text of `token_ids` up to the last occurrence of `behind`, after which only a
+        partial character may follow. None if no tokens spell that text.
         """
 
 
 class OfTokenizer:
     """The base class for grammar engines, built from a tokenizer.
 
-    `token_bytes` returns the bytes of each token, b"" for a token outside all texts; the function is called
-    once, for the first grammar. `encode` converts text to tokens. `special_ids` are tokens outside all texts.
-    A token at or beyond the end of `token_bytes` is never allowed; a model's vocabulary is often wider.
+    `token_bytes` returns the bytes of each token (b"" for a special token); the function is called once, for
+    the first grammar. `encode` converts text to tokens. `special_ids` are the special tokens, which stand for
+    no text. A token at or beyond the end of `token_bytes` is never allowed; a model's vocabulary is often
+    wider.
     """
 
     def __init__(
@@ -110,11 +113,13 @@ class OfTokenizer:
         return self._vocab_size
 
     def notes(self, grammar: GrammarRequest) -> tuple[Note, ...]:
-        """Return no notes: the engine allows everything."""
+        """Return no notes: the engine narrows nothing."""
         return ()
 
     def cut(self, token_ids: Sequence[int], behind: str) -> list[int] | None:
-        """Implement Backend.cut: the bytes before `behind` within a token become single-byte tokens."""
+        """Implement Backend.cut. If `behind` begins within a token, the token's bytes before it become
+        single-byte tokens.
+        """
         words = self._words()
         place = words.text(token_ids).rfind(behind.encode())
         if place < 0:

@@ -1,4 +1,4 @@
-"""Rewrite a grammar engine's errors for clients: the fault, and the remedy."""
+"""Rewrite a grammar engine's errors for clients, so that they name the fault and the remedy."""
 
 import re
 

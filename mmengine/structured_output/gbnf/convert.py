@@ -1,4 +1,6 @@
-"""Convert the rules for the grammar engine: into a regex if they are not recursive, else into Lark."""
+"""Convert a GBNF grammar for the grammar engine: into a regex if its rules are not recursive, else into
+Lark.
+"""
 
 from functools import lru_cache
 
@@ -14,8 +16,8 @@ MAX_ROUNDS = 100  # Maximum number of rounds that split lexemes.
 
 @lru_cache(maxsize=64)
 def convert(text: str) -> tuple[str, str]:
-    """Convert a grammar into ("regex" or "lark", source) with exactly the same texts. Raises InvalidRequest
-    with the line of the fault.
+    """Convert a grammar into ("regex" or "lark", source) with exactly the same language. Raises
+    InvalidRequest with the line of the fault.
     """
     rules, root = Rules(parse_grammar(text)), Ref("root", 1)
     if rules.is_plain(root):

@@ -26,7 +26,7 @@ class _FollowSets:
         self._lexemes = list(lexemes.values())
         self._regexes = list(lexemes)
         self._numbers = {regex: at for at, regex in enumerate(lexemes)}
-        # FIRST sets of rules, and whether each rule may be empty.
+        # For each rule, its FIRST set, and whether the rule may be empty.
         self._first = dict.fromkeys(self._rules, (0, False))
         self._behind_rule = dict.fromkeys(self._rules, 0)
         self._behind = [0] * len(self._lexemes)

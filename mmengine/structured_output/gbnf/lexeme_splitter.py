@@ -9,7 +9,7 @@ from mmengine.errors import ErrorCode, InvalidRequest
 from mmengine.structured_output.gbnf.lexemes import MAX_POSITIONS
 from mmengine.structured_output.regex.tree import Alt, Chars, Node, Ref, Repeat, Seq, regex_of
 
-MAX_REGEX_NODES = 20_000  # Maximum number of nodes in rules that are inlined into one another.
+MAX_REGEX_NODES = 20_000  # Maximum number of nodes of a rule after all rules inside it are inlined.
 MAX_EXPANDED = 1_000_000  # Maximum number of nodes that are visited for all pieces and rounds together.
 MAX_LEXEMES = 2_000
 
@@ -36,12 +36,12 @@ Part = Piece | Ref | Group
 
 
 class Rules:
-    """A grammar's rules. `piece` raises InvalidRequest if inlining them takes too long."""
+    """A grammar's rules. `piece` raises InvalidRequest if inlining the rules takes too long."""
 
     def __init__(self, rules: dict[str, Node]):
         self.nodes = rules
         self._left = MAX_EXPANDED
-        self._pieces: dict[str, Piece | None] = {}  # Pieces by rule.
+        self._pieces: dict[str, Piece | None] = {}  # Pieces, keyed by rule.
 
     @cached_property
     def _sizes(self) -> "dict[str, _Size]":
@@ -147,7 +147,7 @@ def _count(node: Node) -> _Size:
 
 
 class LexemeSplitter:
-    """The rules that root leads to, split into lexemes, none of which is in `unsafe`."""
+    """The rules that can be reached from root, split into lexemes, none of which is in `unsafe`."""
 
     def __init__(self, rules: Rules, unsafe: set[str]):
         self._rules, self._unsafe = rules, unsafe

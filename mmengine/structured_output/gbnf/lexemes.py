@@ -1,7 +1,7 @@
 """Decide when a grammar's pieces may be lexemes.
 
 The grammar engine reads the longest lexeme that may come next. The language is preserved if no text can
-continue both within a lexeme and after a complete lexeme. Pieces for which that is not certain are split
+continue both within a lexeme and after a complete lexeme. A piece for which this is uncertain is split
 further. Single-character lexemes are always safe.
 """
 
@@ -18,7 +18,9 @@ MAX_STEPS = 150_000
 
 @dataclass(slots=True)
 class Lexeme:
-    """A piece without references, as positions: its character sets in order (Glushkov's construction)."""
+    """A piece without references, as numbered positions (Glushkov's construction): `sets` holds each
+    position's characters.
+    """
 
     sets: list[Set] = field(default_factory=list)
     first: set[int] = field(default_factory=set)
@@ -28,8 +30,8 @@ class Lexeme:
 
 
 def lexeme_of(node: Node) -> Lexeme | None:
-    """Return the lexeme for a node, or None for too many positions. A counted repetition counts as endless
-    here, so its lexeme may be split sooner than necessary.
+    """Return the lexeme for a node, or None if it has too many positions. A counted repetition is treated as
+    unbounded, so its lexeme may be split although that is not necessary.
     """
     lexeme = Lexeme()
     try:
@@ -87,7 +89,7 @@ class LexemeComparison:
         self._known: dict[tuple[str, str], tuple[list[Set], bool]] = {}
 
     def spend(self, steps: int) -> None:
-        """Count steps. Raises InvalidRequest if there were too many."""
+        """Count steps. Raises InvalidRequest if there are too many."""
         self._left -= steps
         if self._left < 0:
             raise InvalidRequest(

@@ -1,4 +1,6 @@
-"""Parse a grammar's text into rules: llama.cpp's syntax, and xgrammar's rules over several lines."""
+"""Parse a grammar's text into rules, in llama.cpp's syntax or in xgrammar's, whose rules may span several
+lines.
+"""
 
 import re
 from typing import NoReturn
@@ -30,8 +32,8 @@ _TIMES = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 
 
 def parse_grammar(text: str) -> dict[str, Node]:
-    """Return the rules by name. Raises InvalidRequest, with the line, for a text that is not a grammar, lacks
-    a rule called root, or refers to an unknown rule.
+    """Return the rules, keyed by name. Raises InvalidRequest, with the line, for a text that is not a
+    grammar, lacks a rule called root, or refers to an unknown rule.
     """
     if len(text) > MAX_GBNF_CHARS:
         raise InvalidRequest(

@@ -1,1 +1,1 @@
-"""JSON Schemas: one is read, checked, and written anew so that a grammar engine enforces it exactly."""
+"""Read, check and rewrite JSON Schemas so that a grammar engine enforces them exactly."""

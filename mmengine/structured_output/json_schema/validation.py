@@ -1,4 +1,4 @@
-"""Validate a value against a schema that could not be enforced, within a few steps.
+"""Validate a value against a schema that could not be enforced, within a limited number of steps.
 
 Only keywords without patterns are checked, since a foreign pattern may run for too long. A reported violation
 is certain; other violations may go unreported.
@@ -16,7 +16,7 @@ TOO_LARGE = "too large to validate"
 
 
 class _Violation(Exception):
-    """Names a violated keyword and the place in the value."""
+    """Names a violated keyword and the JSON pointer to the offending part of the value."""
 
     def __init__(self, keyword: str, pointer: str):
         super().__init__(f"{keyword} is violated at {format_pointer(pointer)}")
@@ -27,7 +27,7 @@ class _StepLimitReached(Exception):
 
 
 def find_violation(schema: object, text: str) -> str:
-    """Return a sentence about the first violation in JSON `text`, or "" if none is found."""
+    """Return a description of the first violation in JSON `text`, or "" if none is found."""
     try:
         value = json.loads(text)
         _Validator(schema).at(schema, value, "", 0)
@@ -105,7 +105,8 @@ class _Validator:
     def _combined(self, schema: Mapping[str, object], value: object, pointer: str, depth: int) -> None:
         for each in _list(schema.get("allOf")):
             self.at(each, value, pointer, depth + 1)
-        # Several branches of oneOf may seem to match, since not every keyword is checked.
+        # Like anyOf, oneOf only needs one matching branch: more may seem to match, since not every keyword is
+        # checked.
         for keyword in ("anyOf", "oneOf"):
             found = _list(schema.get(keyword))
             if found and not any(self._fits(each, value, pointer, depth) for each in found):

@@ -38,7 +38,9 @@ class Automaton:
         )
 
     def closure(self, waiting: list[int]) -> frozenset[int]:
-        """Return the states that these states stand for. Empties `waiting`."""
+        """Return these states and all states that can be reached from them without a character. Empties
+        `waiting`.
+        """
         found: set[int] = set()
         while waiting:
             place = waiting.pop()

@@ -1,8 +1,8 @@
 """Parse regular expressions into trees.
 
-The parser accepts the constructs that have one meaning in json_schema/patterns/pattern.py, which writes such
-patterns, and in Rust's dialect: characters, sets, groups, alternatives, repetitions. A regex must match a
-whole text.
+The parser accepts the constructs that mean the same in Rust's dialect and in the patterns that
+json_schema/patterns/pattern.py writes: characters, sets, groups, alternatives, repetitions. A regex must
+match a whole text.
 """
 
 import re
@@ -40,7 +40,7 @@ def parse_regex(
     meaning: Callable[[Ranges, bool], Set] = _as_written,
     engine: str = "",
 ) -> Node:
-    r"""Parse a regex. Raises Unread.
+    r"""Parse a regex. Raises UnsupportedRegex.
 
     `classes` maps letters to sets that have an escape: d for \d and, as its complement, \D. `nesting` is
     the maximum nesting depth of groups. `meaning` returns the set that ranges in brackets stand for, negated
@@ -107,7 +107,7 @@ class _Reader:
         return found
 
     def _set(self) -> Set:
-        """What one character may be."""
+        """Parse a single character, a class or a bracket expression, and return its characters."""
         if self._has("["):
             return self._listed()
         if self._has("."):

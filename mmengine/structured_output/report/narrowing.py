@@ -1,4 +1,4 @@
-"""Describe where answers are narrower than their schema, by keyword and place."""
+"""Describe the keywords, with their positions, for which answers are narrower than the schema."""
 
 from collections.abc import Iterator
 

@@ -24,8 +24,9 @@ if TYPE_CHECKING:  # A refusal needs none of these imports.
     from mmengine.structured_output.engines.base import Backend
     from mmengine.structured_output.matcher import Matcher
 
-WALKS, WALK_TOKENS = 3, 48  # Random beginnings of answers over which masks are timed, and their tokens.
-END = 256  # The end token of the tokenizer whose other tokens are bytes.
+# Number of random beginnings of answers over which masks are timed, and their length in tokens.
+WALKS, WALK_TOKENS = 3, 48
+END = 256  # The end token of the tokenizer of bytes.
 
 
 class MaskCost(msgspec.Struct, frozen=True):
@@ -42,9 +43,9 @@ class SchemaReport(msgspec.Struct, frozen=True):
 
     `verdict` is "exact" (within the `bounds`, answers are the values that the schema describes),
     "approximated" (answers are some of these values; `approximations` describe the others) or "refused"
-    (`keyword`, `pointer` and `why` say what cannot be enforced; `reason` is `why` without keyword and place).
-    No verdict allows an answer that the schema forbids. `bounds` list the values that Bounds exclude,
-    including orders of keys. `notes` list annotations that look like assertions, and other remarks.
+    (`keyword`, `pointer` and `why` say what cannot be enforced; `reason` is `why` without keyword and
+    pointer). No verdict allows an answer that the schema forbids. `bounds` describe the values that Bounds
+    exclude, including orders of keys. `notes` list annotations that look like assertions, and other remarks.
     """
 
     verdict: Literal["exact", "approximated", "refused"]
@@ -55,7 +56,7 @@ class SchemaReport(msgspec.Struct, frozen=True):
     bounds: tuple[Note, ...] = ()
     notes: tuple[Note, ...] = ()
     gate_ms: float = 0.0
-    compile_ms: float = 0.0  # Before any mask is filled.
+    compile_ms: float = 0.0  # Time of the compilation alone, without masks.
     grammar_bytes: int = 0
     masks: MaskCost | None = None
     reason: str = ""
@@ -117,7 +118,7 @@ def _byte_backend(name: str) -> "Backend":
 
 
 def _masks(backend: "Backend", matcher: "Callable[[], Matcher]") -> MaskCost | None:
-    """Time the masks of random answers: each token is any that its mask allows."""
+    """Time the masks of random answers, whose tokens are drawn uniformly from the allowed tokens."""
     bits = np.zeros((1, -(-backend.vocab_size // 32)), np.uint32)
     source, times = random.Random(0), list[float]()
     for _ in range(WALKS):

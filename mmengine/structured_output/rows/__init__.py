@@ -1,1 +1,1 @@
-"""The rows of a batch: grammars are compiled once, and each row has a matcher that fills its mask."""
+"""The grammars of a batch's rows. A grammar is compiled once, and each row has a matcher for its masks."""

@@ -1,9 +1,9 @@
-"""Compile grammars beside the engine: on a few threads, each grammar once, within a deadline.
+"""Compile grammars on a few threads beside the engine, each grammar once and within a deadline.
 
 A thread cannot be stopped. A thread past its deadline is abandoned: its grammar has failed, and another
-thread takes its place. If the thread returns after all, its grammar is known from then on, and the thread
-ends. Once several threads are abandoned at the same time, no more are started: a client that hangs a few
-compilers must not occupy the whole machine.
+thread replaces it. If the thread returns after all, its grammar can be used from then on, and the thread
+ends. Once several threads are abandoned at the same time, no more threads are started, so that a client that
+hangs compilations cannot occupy the whole machine.
 """
 
 import hashlib
@@ -19,10 +19,11 @@ from mmengine.request import GrammarRequest
 from mmengine.structured_output.engines.base import Compiled
 
 WORKERS = 2
-CACHE_SIZE = 384  # Maximum number of unused grammars; a schema has two draft grammars beside its own.
+# Maximum number of cached grammars. A schema takes three entries: its own grammar and two draft grammars.
+CACHE_SIZE = 384
 MAX_ABANDONED = 4  # Maximum number of hanging compilations; then no new grammar is accepted.
-# The grammar engine recurses as deep as rules and references lead, and a stack overflow ends the process.
-# Twice the deepest use that spec.py and normalization allow; only the used part takes memory.
+# The grammar engine recurses with the depth of rules and references, and a stack overflow ends the process.
+# This is twice the deepest use that spec.py and normalization allow; only the used part takes memory.
 STACK_BYTES = 256 * 2**20
 NOTHING = GrammarRequest("", "")
 
@@ -39,7 +40,7 @@ class Compilation:
         self.compiled: Compiled | None = None
         self.error = ""
         self.is_done = False
-        self.started_at = 0.0  # When a worker took it.
+        self.started_at = 0.0  # Time at which a worker took the compilation.
         self.users = 1
 
     def settle(self, compiled: Compiled | None, error: str) -> None:
@@ -68,14 +69,14 @@ class Compiler:
         self._changed = threading.Condition()  # Guards all attributes below.
         self._known: OrderedDict[bytes, Compilation] = OrderedDict()
         self._queue: deque[Compilation] = deque()
-        # None: the thread waits for a compilation.
+        # The value is None while the thread waits for a compilation.
         self._running: dict[threading.Thread, Compilation | None] = {}
         self._abandoned: set[threading.Thread] = set()
         self._closed = False
 
     def get(self, grammar: GrammarRequest) -> Compilation:
-        """Return the compilation of `grammar`, started if it is unknown, for an additional user until
-        `release`. Raises MMEngineError if no new grammar is accepted.
+        """Return the compilation of `grammar`, and start it if the grammar is unknown. The compilation has
+        one more user until `release`. Raises MMEngineError if no new grammar is accepted.
         """
         key = hashlib.sha256(msgspec.msgpack.encode(grammar)).digest()
         with self._changed:
@@ -168,7 +169,7 @@ class Compiler:
                 compiled, error = self._compile(compilation.grammar), ""
             except MMEngineError as refusal:
                 compiled, error = None, str(refusal)
-            # A panic in Rust is not an Exception; it fails its grammar only.
+            # A panic in Rust is not an Exception. Only the grammar that caused it fails.
             except BaseException as failure:
                 compiled, error = None, f"the grammar was not compiled: {_describe_failure(failure)}"
             with self._changed:
@@ -208,7 +209,9 @@ def _describe_failure(failure: BaseException) -> str:
 
 
 def _start(thread: threading.Thread) -> None:
-    """Start the thread with a stack of STACK_BYTES, a setting that Python applies to all new threads."""
+    """Start the thread with a stack of STACK_BYTES. The stack size is a global setting for new threads, so it
+    is restored afterwards.
+    """
     before = threading.stack_size(STACK_BYTES)
     try:
         thread.start()

@@ -1,5 +1,5 @@
-"""The grammars that live requests use, by request id. The engine adds them, and the executor reads them once
-compiled.
+"""The grammars of live requests, keyed by request id. The engine adds grammars; the executor reads compiled
+grammars.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ class Grammars:
         self.backend = backend
         self._compiler = Compiler(compile or backend.compile, deadline_s=deadline_s)
         self._held: dict[str, Compilation] = {}
-        self._awaited: dict[str, Compilation] = {}  # Compilations whose result was not reported yet.
+        self._awaited: dict[str, Compilation] = {}  # Compilations whose result has not been reported yet.
         self._draft_grammars: dict[str, list[Compilation]] = {}
         self._budgets: dict[str, tuple[int, int]] = {}  # Token budgets and reserves.
         self._closers: dict[str, Closer] = {}
@@ -81,7 +81,8 @@ class Grammars:
         compiled = self.compiled(request_id)
         made = None if compiled is None else compiled.closer(*self._budgets[request_id])
         if made is not None:
-            # The closer of an earlier row that the request lost.
+            # The request may have lost an earlier row; the new closer takes over whether that row's closer
+            # has closed.
             before = self._closers.get(request_id, made)
             made.has_closed = before.has_closed
             self._closers[request_id] = made

@@ -1,9 +1,9 @@
 """A row's grammar state: its tokens, and how many tokens each matcher has consumed.
 
 A draft grammar allows some texts from a grammar and forces more tokens, so it can propose drafts where the
-grammar cannot. As long as a text fits a draft grammar, only the draft grammar's matcher advances: a token
-that a draft grammar allows is allowed by its grammar. The grammar's own matcher lags behind. That matcher
-catches up when a mask is needed, when the text leaves the draft grammar, or to decide whether the text may
+grammar cannot. As long as a text fits a draft grammar, only the draft grammar's matcher advances, because
+every token that a draft grammar allows is also allowed by the grammar. The grammar's own matcher lags behind.
+It catches up when a mask is needed, when the text leaves the draft grammar, or to decide whether the text may
 end.
 
 Drafts are consumed when they are proposed. Accepted drafts need not be consumed again; the others are rolled
@@ -16,7 +16,7 @@ from mmengine.structured_output.engines.base import Backend, Compiled
 from mmengine.structured_output.grammar_start import GrammarStart
 from mmengine.structured_output.matcher import Matcher
 
-# Functions that make a matcher at the beginning, the likeliest first.
+# Functions that return a matcher at the beginning of the text, the likeliest grammar first.
 DraftGrammars = Sequence[Callable[[], Matcher]]
 
 
@@ -86,9 +86,9 @@ class RowMatcher:
         self.own = self._leader = TextMatcher(compiled.matcher())
         self.pending_start = grammar_start
         self._backend, self._draft_grammars, self._num_tried = backend, draft_grammars, 0
-        # The matcher of a draft grammar that the text fits, as far as it was consumed.
+        # The matcher of a draft grammar that the tokens consumed so far fit.
         self._draft_matcher: TextMatcher | None = None
-        self._is_lazy = False  # Whether the row samples first and asks afterwards, without masks.
+        self._is_lazy = False  # Whether the row samples without masks and checks the tokens afterwards.
 
     def restart_from(self, said: list[int], matcher: Matcher) -> None:
         """Continue from the tokens `said`, which `matcher`, a matcher of the grammar, has consumed."""
@@ -105,8 +105,8 @@ class RowMatcher:
         return own.matcher
 
     def renew(self) -> Matcher | None:
-        """Replace the own matcher if the grammar's texts had used up a shared resource, so that the matcher
-        broke. Returns the new matcher, or None.
+        """Replace the grammar's own matcher after an error that says that the grammar's matchers have used up
+        a shared resource. Returns the new matcher, or None.
         """
         matcher = self.compiled.renew(self.own.matcher.get_error())
         if matcher is None or self.said and not matcher.consume_tokens(self.said):
@@ -174,7 +174,9 @@ class RowMatcher:
         return len(ahead)
 
     def forced(self, most: int) -> Sequence[int]:
-        """Return at most `most` tokens that must come next by the current draft grammar or by the grammar."""
+        """Return at most `most` tokens that must come next in the current draft grammar or, without one, in
+        the grammar.
+        """
         if self.pending_start is not None or not most:
             return ()
         leader = self._lead()
@@ -220,8 +222,8 @@ class RowMatcher:
         return self.own
 
     def _next_draft_matcher(self) -> TextMatcher | None:
-        """Return a matcher for the next draft grammar, which has consumed nothing; None if none is left, or
-        compiled yet.
+        """Return a matcher for the next draft grammar; the matcher has consumed nothing. None if no draft
+        grammar is left or they are not compiled yet.
         """
         draft_grammars = self._draft_grammars() if self._draft_grammars is not None else ()
         if draft_grammars is None:
@@ -240,7 +242,7 @@ class RowMatcher:
         return self._leader is not self.own and allows(self._drop_draft_matcher(), end)
 
     def _is_over(self) -> bool:
-        """Return whether the text is complete or broken once the leading matcher has stopped.
+        """Return whether the text is complete or has an error, once the leading matcher has stopped.
 
         Draft grammars differ from their grammar in the white space within a text. If nothing may follow in a
         draft grammar, nothing may follow in the grammar, provided that the text may end there.

@@ -1,8 +1,8 @@
 """Each running row's grammar state.
 
-The state is a projection of the rows' tokens, not engine state. A row's matcher consumes all request tokens
-again whenever the row is assigned to a request (at first, after a preemption, after a crash), and then
-advances by the sampled tokens.
+The state follows from the rows' tokens and is no engine state of its own. Whenever a row is assigned to a
+request (at first, after a preemption, after a crash), the row's matcher consumes all generated tokens again.
+Then it advances by the sampled tokens.
 
 A grammar may begin only after certain tokens, such as the end marker after a model's reasoning. Until then a
 row may generate any token except an end.
@@ -28,8 +28,8 @@ NOT_COMPILED = "its grammar is not compiled on this worker"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Masks:
-    """The tokens that may come next: `bits` uint32 [m, words], as Backend.fill sets them, for m places
-    `selected` (intp, ascending, into all sampling places).
+    """The tokens that may come next: `bits` is uint32 [m, words], as Backend.fill sets it, for the m sampling
+    positions with the indices `selected` (intp, ascending).
     """
 
     selected: np.ndarray
@@ -39,8 +39,8 @@ class Masks:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Closing:
-    """Places (intp, ascending, into all sampling places) whose texts are completed within their budgets.
-    `keep` maps the sampled tokens to the tokens to generate.
+    """The sampling positions whose texts are completed within their budgets. `places` are their indices
+    (intp, ascending); `keep` maps their sampled tokens to the tokens to generate.
     """
 
     places: np.ndarray
@@ -48,8 +48,8 @@ class Closing:
 
 
 class Cut(NamedTuple):
-    """A text that a stop string ended: all answer tokens up to there, and the text from the stop string on,
-    which these tokens end with.
+    """A text that a stop string ended. `token_ids` are all answer tokens up to the one that completes the
+    stop string; `behind` is the end of their text, from the stop string on.
     """
 
     token_ids: tuple[int, ...]
@@ -60,8 +60,9 @@ class RowMatchers:
     """The matchers for a batch's rows.
 
     `compiled_of` returns a request's grammar by its id, None for an unknown request. `closer_of` returns a
-    closer at the text's beginning, None for a text that may be cut. `draft_grammars_of` returns grammars that
-    a request's text may follow instead of its own (row_matcher.py), None while they are being compiled.
+    closer at the text's beginning, None for a text that need not be completed. `draft_grammars_of` returns
+    grammars that a request's text may follow instead of its own (row_matcher.py), None while they are being
+    compiled.
     """
 
     def __init__(
@@ -114,7 +115,8 @@ class RowMatchers:
 
     def cut(self, row: int, cut: Cut) -> bool | None:
         """Cut a row's text at a stop string in the tokens that it just generated, which no matcher has
-        consumed. Return whether the text is complete there; None if the row continues with a completion.
+        consumed. Return whether the text before the stop string is complete; None if the row continues with a
+        completion.
         """
         if row not in self._rows:
             return False
@@ -127,8 +129,8 @@ class RowMatchers:
         return None if self._close_cut(row, cut) else False
 
     def _close_cut(self, row: int, cut: Cut) -> bool:
-        """Continue the row before the stop string; its closer knows how many tokens are left. Return whether
-        that leads to an end.
+        """Continue the row from before the stop string; its closer knows how many tokens are left. Return
+        whether a completion fits.
         """
         found = self._before(row, cut)
         if found is None or not self.closers[row].cut(found[1], found[0], cut.behind):
@@ -180,8 +182,8 @@ class RowMatchers:
         return bits, {index: error for index, error in errors.items() if error}
 
     def _refill(self, row_matcher: RowMatcher, bits: np.ndarray, ahead: list[int]) -> str:
-        """Fill the masks for a row whose matcher broke with a new matcher. Return the error if there is no
-        new matcher.
+        """Fill the masks of a row whose matcher had an error, with a new matcher. Return the error if there
+        is no new matcher.
         """
         matcher = row_matcher.renew()
         if matcher is None:
@@ -192,7 +194,7 @@ class RowMatchers:
     def _fill_each(
         self, rows: Sequence[int], bits: np.ndarray, drafts: Sequence[list[int]] | None
     ) -> dict[int, str]:
-        """Fill masks row by row, when some rows' grammars have not begun or are unknown here; return the
+        """Fill masks row by row, because some rows' grammars have not begun or are unknown here. Return the
         errors.
         """
         errors, start = {}, 0
@@ -226,8 +228,8 @@ class RowMatchers:
         return len(drafts) if row_matcher is None else row_matcher.num_allowed(drafts)
 
     def forced(self, row: int, most: int) -> Sequence[int]:
-        """Return at most `most` tokens that must come next, as far as is known: its draft grammar leaves no
-        choice.
+        """Return at most `most` tokens that must come next, because the row's grammar or draft grammar leaves
+        no choice.
         """
         row_matcher = self._rows.get(row)
         return () if row_matcher is None else row_matcher.forced(most)
@@ -254,7 +256,7 @@ class RowMatchers:
 
     def _consume_reasoning(self, row_matcher: RowMatcher, token_ids: Sequence[int]) -> int:
         """Consume these tokens until the grammar begins, or until an end of sequence, which is not allowed
-        before; return their number.
+        before the grammar begins. Return the number of consumed tokens.
         """
         for index, token in enumerate(token_ids):
             if token in self._ends:
@@ -269,8 +271,8 @@ class RowMatchers:
         return _error_of(self._rows[row].own.matcher)
 
     def closing(self, places: np.ndarray, rows: Sequence[int]) -> Closing | None:
-        """Return the places, among `places` where `rows` sample, whose texts are completed; None if there are
-        none.
+        """Return the sampling positions of the rows whose texts are completed; None if there are none.
+        `places` holds the position of each of `rows`.
         """
         selected = [index for index, row in enumerate(rows) if row in self.closers]
         return (
@@ -278,8 +280,8 @@ class RowMatchers:
         )
 
     def _keep(self, rows: Sequence[int], tokens: Sequence[int]) -> list[int]:
-        """Return the tokens that the rows should generate if they sampled `tokens`; a negative token means
-        none.
+        """Return the tokens that the rows should generate if they sampled `tokens`. A row with a negative
+        token sampled none.
         """
         kept = list(tokens)
         for index, (row, token) in enumerate(zip(rows, tokens, strict=True)):
@@ -293,14 +295,15 @@ class RowMatchers:
     def advance(
         self, rows: Sequence[int], said: Sequence[list[int]]
     ) -> tuple[dict[int, int], dict[int, str]]:
-        """Advance each row by at least one allowed token. Return the complete rows (indices into `rows`) with
-        their token counts, and the rows that broke, with the reason.
+        """Advance each row by at least one allowed token. Return two dicts with indices into `rows` as keys:
+        the number of tokens up to the end for each complete row, and the reason for each row that had an
+        error.
         """
         row_matchers = [self._rows[row] for row in rows]
         before = self._open(row_matchers, said)
         if before is not None:
             said = [tokens[first:] for first, tokens in zip(before, said, strict=True)]
-        matchers, alone = [], True  # Whether each row generated one token.
+        matchers, alone = [], True  # Whether each row generated exactly one token.
         for row_matcher, tokens in zip(row_matchers, said, strict=True):
             matchers.append(row_matcher.matcher())
             row_matcher.said += tokens

@@ -1,1 +1,1 @@
-"""llguidance: JSON Schemas, regular expressions, Lark and tags in its words, and its errors in ours."""
+"""The llguidance engine: translates grammars into llguidance's formats, and its errors into ours."""

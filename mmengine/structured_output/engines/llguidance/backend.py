@@ -28,9 +28,10 @@ from mmengine.structured_output.request.tool_calls import ToolCalls
 
 MAX_KEPT_CHARS = 256  # Maximum number of characters of a text whose tokens are cached.
 MAX_SPELLINGS = 8192  # Maximum number of forced texts that are cached.
-# Limits on llguidance. Fuel is time: 50,000 units are about a millisecond at the start, 14,000 in a step.
-# With llguidance's defaults, patterns such as [a-z]{1,255} compile and break in the middle of an answer.
-# Normalization bounds the patterns of schemas. A lexer state takes one or two kilobytes.
+# Limits on llguidance. Fuel stands for time: a millisecond is about 50,000 units at the start, and 14,000 in
+# a step. With llguidance's defaults, patterns such as [a-z]{1,255} compile, but fail in the middle of an
+# answer. Normalization bounds the patterns of schemas. A lexer state takes one or two kilobytes.
+
 # Maximum number of items in a row of the parser's table: an object has four for each property that may come
 # next.
 MAX_ROW_ITEMS = 20_000
@@ -65,7 +66,8 @@ class LLGuidance(OfTokenizer):
         self._spellings: dict[tuple[int, bytes], list[int]] = {}
         self._schema_limits, self._text_limits = _limits(STEP_FUEL), _limits(TEXT_STEP_FUEL)
         threads = num_threads or _num_threads()
-        self._executor = LLExecutor(threads) if threads > 1 else None  # One extra thread is slower than none.
+        # A single worker thread is slower than filling masks in the calling thread.
+        self._executor = LLExecutor(threads) if threads > 1 else None
 
     def compile(self, grammar: GrammarRequest) -> "CompiledGrammar":
         try:
@@ -85,7 +87,8 @@ class LLGuidance(OfTokenizer):
         make = partial(LLMatcher, tokens, source, log_level=0, limits=limits)
         prototype = make()
         if len(source) > MAX_HELD and not prototype.is_error():
-            # Computing the first mask needs no lock; copies then need not start under one.
+            # Computing the first mask releases the interpreter's lock. Copies then need not do this work
+            # under the lock.
             prototype.compute_bitmask()
         error = prototype.get_error() if prototype.is_error() else ""
         # Normalization guarantees that a schema has texts.
@@ -111,7 +114,7 @@ class LLGuidance(OfTokenizer):
         return CompiledGrammar(prototype, grammar.after, make, closing)
 
     def _source_of(self, grammar: Grammar) -> str:
-        """Return the grammar in llguidance's own form."""
+        """Return the grammar in llguidance's own format."""
         match grammar:
             case JsonSchema(schema=schema):
                 return schema_grammar(bytes(schema).decode())
@@ -119,7 +122,8 @@ class LLGuidance(OfTokenizer):
                 return LLMatcher.grammar_from_regex(regex)
             case Choice(choices=choices):
                 literals = (msgspec.json.encode(choice).decode() for choice in choices)
-                # One terminal: as alternatives of a rule, all choices would be in the parser's table at once.
+                # The choices are one terminal: as alternatives of a rule, all would be in the parser's table
+                # at once.
                 return LLMatcher.grammar_from_lark("start: ONE\nONE: " + " | ".join(literals))
             case Lark(lark=lark):
                 check_ends(lark, self._special_names, self.eos_token_ids)
@@ -154,7 +158,8 @@ class LLGuidance(OfTokenizer):
             self._fill_alone(copies, (start, stride))
         if drafts is not None:
             broken = [each for each, (copy, _, ahead) in zip(asked, copies) if ahead and copy.is_error()]
-            self._fill_alone(broken, (start, stride))  # The matchers themselves then report the error.
+            # Filling from the matchers themselves makes them report the error.
+            self._fill_alone(broken, (start, stride))
 
     def _fill_alone(self, asked: Iterable[MaskRequest], where: tuple[int, int]) -> None:
         """Fill masks in a single thread. `where` holds the first mask's address and the bytes per mask."""
@@ -170,16 +175,19 @@ class LLGuidance(OfTokenizer):
                 self._break(matcher)
 
     def _break(self, matcher: LLMatcher) -> None:
-        """Break the matcher, so that a failure in llguidance costs only the text that caused the failure."""
+        """Put the matcher into an error state, so that a failure in llguidance ends only the text that caused
+        the failure.
+        """
         matcher.consume_token(self._vocab_size)  # No grammar allows this token.
 
     def allows(self, matcher: LLMatcher, token_id: int) -> bool:
-        forced = matcher.compute_ff_tokens()  # If tokens are forced, masks contain only the first of them.
+        # If tokens are forced, a mask contains only the first forced token.
+        forced = matcher.compute_ff_tokens()
         return token_id == forced[0] if forced else matcher.validate_tokens([token_id]) == 1
 
     def take(self, matcher: LLMatcher, token_id: int, last: int) -> bool:
         text = matcher.compute_ff_bytes()
-        # If bytes are forced, masks contain only the first of these tokens, if there are any.
+        # If bytes are forced and tokens follow from them, a mask contains only the first of these tokens.
         if text:
             known = self._spellings.get((last, text))
             if not known or known[0] != token_id:
@@ -196,9 +204,9 @@ class LLGuidance(OfTokenizer):
         return self._spell(matcher, text, last) if known is None else known
 
     def _spell(self, matcher: LLMatcher, text: bytes, last: int) -> list[int]:
-        """Return the forced tokens: the tokens from the forced `text` that no longer token could replace.
-        They therefore depend on the other texts that the grammar allows afterwards, but one of any two such
-        lists begins the other.
+        """Return the forced tokens: the leading tokens of the forced `text` that a longer token cannot
+        replace. They therefore also depend on the texts that the grammar allows afterwards, but of two such
+        lists for the same `text`, one is always a prefix of the other.
         """
         tokens = matcher.compute_ff_tokens()
         if len(text) <= MAX_KEPT_CHARS and len(self._spellings) < MAX_SPELLINGS:
@@ -227,7 +235,7 @@ class LLGuidance(OfTokenizer):
 
 
 class _Tokens(TokenizerWrapper):
-    """The attributes by which llguidance reads a tokenizer (its TokenizerWrapper)."""
+    """The attributes of a tokenizer that llguidance reads."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None

@@ -28,8 +28,9 @@ def refuse_overlap(grammar: str, error: str) -> None:
 
 
 def first_step_error(matcher: LLMatcher) -> str:
-    """Return why no text can begin, so that the error is known before the model runs: nothing is allowed,
-    rules have no end, or a first step exceeds the limits. Empty if a text can begin.
+    """Return why no text can begin, so that the client sees the error before the model runs: the grammar
+    allows nothing, rules recurse without an end, or a first step exceeds the limits. Returns "" if a text can
+    begin.
     """
     bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
     if matcher.is_error():

@@ -1,8 +1,9 @@
 """Write a normalized schema as a grammar for llguidance: as JSON Schema, or as Lark if it contains automata.
 
 llguidance's JSON Schema does not support arrays with rules on several items, nor objects whose keys come in
-any order. Everything that leads to such a part is written in Lark. Everything else stays JSON Schema, under
-`%json`. Both treat white space alike and skip it at once, so llguidance reads them as a single grammar.
+any order. A part that contains such an array or object is written in Lark. All other parts stay JSON Schema,
+under `%json`. Lark and JSON Schema skip the same white space, once between tokens, so llguidance reads them
+as a single grammar.
 """
 
 from collections.abc import Mapping
@@ -29,12 +30,12 @@ class _Schema(msgspec.Struct):
     options: dict[str, str | bool] = msgspec.field(default_factory=dict, name="x-guidance")
 
 
-# Created by one thread: msgspec crashes if two threads decode a new type first.
+# Built at import: msgspec crashes if two threads are the first to use a type.
 _decode_schema = msgspec.json.Decoder(_Schema).decode
 
 
 def schema_grammar(text: str) -> str:
-    """Return a normalized schema in llguidance's own form."""
+    """Return a normalized schema in llguidance's own format."""
     lark = lark_of(text)
     if lark is None and len(text) > MAX_HELD:
         lark = _in_lark(text)
@@ -76,7 +77,7 @@ class _Writer:
     options: Json
     definitions: dict[str, Json]
     needing: set[str] = field(default_factory=set)  # Definitions that lead to an automaton.
-    parts: dict[str, str] = field(default_factory=dict)  # Rules with JSON Schema, by its text.
+    parts: dict[str, str] = field(default_factory=dict)  # Rules that contain JSON Schema, keyed by its text.
     lines: list[str] = field(default_factory=list)
     size: int = 0
     rules: int = 0
@@ -124,7 +125,7 @@ class _Writer:
         if "anyOf" in schema:
             branches: list[object] = schema["anyOf"]
             parts = [self.node(branch) for branch in branches if self.needs(branch)]
-            # Together: a range without any number would be an error in a rule of its own.
+            # These branches share a rule: in a rule of its own, a range without any number would be an error.
             plain = [branch for branch in branches if not self.needs(branch)]
             return self.rule(" | ".join([*parts, *([self.json({"anyOf": plain})] if plain else [])]))
         if "x-steps" in schema:
@@ -157,7 +158,7 @@ class _Writer:
         return self.parts[text]
 
     def name(self) -> str:
-        """Return a new name that no other name begins with."""
+        """Return a new name that is no prefix of another rule's name."""
         self.rules += 1
         return f"r_{self.rules}"
 
@@ -217,14 +218,15 @@ class _Writer:
         return self.rule(f'"[" {self.rule(" | ".join(first))} "]"')
 
     def _distinct(self, given: Json) -> str:
-        """Write an array of different values: bit n of the rule's parameter says that value n occurred."""
+        """Write an array whose values differ. Bit n of the rule's parameter says that value n occurred."""
         values = given["values"]
         assert isinstance(values, list)
         low, high, matching, least, most = (
             int(str(given[key])) for key in ("minItems", "maxItems", "matching", "minContains", "maxContains")
         )
         count = len(values)
-        others = min(count - matching, high - least)  # More would leave no place for required items.
+        # More items without a match would leave no room for the required matches.
+        others = min(count - matching, high - least)
         enough = [f"bit_count_ge(_, {low})"] + ([f"bit_count_ge([0:{matching}], {least})"] if least else [])
         self.rules += 1
         name = f"u_{self.rules}"

@@ -1,5 +1,5 @@
-"""Write objects in Lark: with keys in any order, or with the named keys first and in order, as llguidance's
-JSON Schema has them.
+"""Write objects in Lark, either with keys in any order, or with the named keys first and in the schema's
+order, as llguidance's JSON Schema does.
 """
 
 from typing import Protocol
@@ -13,7 +13,7 @@ from mmengine.structured_output.json_schema.rewriting.key_order import MARK
 from mmengine.structured_output.json_schema.rewriting.key_patterns import UnnamedKeys, unnamed_keys
 from mmengine.structured_output.json_schema.vocabulary.refusal import refuse
 
-# Characters of a key with one spelling each, because names are told apart by spelling.
+# The characters of a key. Each has a single spelling, because names are distinguished by spelling.
 _CHAR = r'(\\["\\bfnrt]|[^"\\\x00-\x1F])'
 _CONTROL = r"\\u00([01][0-9a-f]|7f)"  # Used if no name contains a control character.
 
@@ -60,9 +60,9 @@ def object_rule(schema: Json, rules: Rules) -> str:
 
 
 def _in_any_order(items: dict[str, str], required: list[str], others: list[str], rules: Rules) -> str:
-    """Write items that occur at most once each: bit n of the rule's parameter says that item n occurred; the
-    required items come first. `others` may come between them, written as a repetition, since recursion would
-    grow the parser's table.
+    """Write items of which each occurs at most once. Bit n of the rule's parameter says that item n occurred;
+    the required items have the lowest bits. `others` may come between the items. They are written as a
+    repetition, because recursion would grow the parser's table.
     """
     ordered = [*required, *(name for name in items if name not in required)]
     complete = f"is_ones([0:{len(required)}])" if required else "true"
@@ -94,7 +94,8 @@ def _unnamed(schema: Json, others: list[str], fixed: int, rules: Rules) -> tuple
 
 def _sequence(items: list[tuple[str, bool]], rules: Rules) -> str:
     """Write all items in order; optional items may be left out."""
-    behind, alone = '""', '""'  # What may follow a property, and what may stand where no property came yet.
+    # The rest of the object after a property, and the rest if there was no property yet.
+    behind, alone = '""', '""'
     for item, needed in reversed(items):
         on, first = f"{rules.comma} {item} {behind}", f"{item} {behind}"
         behind = rules.rule(on if needed else f"{on} | {behind}")
@@ -107,7 +108,7 @@ def _spelled(name: str) -> str:
 
 
 def _text(text: str) -> str:
-    # A text in Lark cannot contain this character.
+    # A text in Lark cannot contain U+007F.
     return msgspec.json.encode(text).decode().replace("\x7f", "\\u007f")
 
 

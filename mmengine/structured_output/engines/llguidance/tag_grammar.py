@@ -69,9 +69,7 @@ class _Pieces:
         return " ".join(self._special(one) if odd else quoted(one) for one, odd in self._split(text))
 
     def opening(self, n: int, trigger: str) -> list[str]:
-        """Return the rules that match free text and then the trigger. Rule `open_n` is the first that a tag
-        follows.
-        """
+        """Return the rules that match free text and then the trigger. A tag follows the rule `open_n`."""
         (first, is_special), *_ = parts = self._split(trigger)
         if len(parts) == 1 and not is_special:
             return [f"open_{n}[lazy]: TEXT {quoted(trigger)}"]
@@ -81,7 +79,7 @@ class _Pieces:
         return [f"{before}: TEXT {quoted(first)}", f"open_{n}: {before} {self.of(trigger[len(first) :])}"]
 
     def _split(self, text: str) -> list[tuple[str, bool]]:
-        """Split a text into runs, each with a flag that marks names of special tokens."""
+        """Split a text into (run, whether the run is the name of a special token)."""
         runs = self._pattern.split(text) if self._pattern else [text]
         return [(run, bool(place % 2)) for place, run in enumerate(runs) if run]
 

@@ -1,7 +1,7 @@
 """Write tool calls as grammars for llguidance: a Lark grammar for the text around values, and a JSON grammar
 for each tool's arguments or for each parameter.
 
-Free text ends where a call first begins: a lazy lexeme, as in a structural tag.
+Free text is a lazy lexeme, as in a structural tag: it ends where the first call begins.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Compare shapes: prove that no value has both, and drop shapes that another shape covers."""
+"""Compare shapes: prove that no value has both of two shapes, and drop shapes that another shape covers."""
 
 from collections.abc import Callable
 
@@ -18,7 +18,7 @@ from mmengine.structured_output.json_schema.patterns.complement import may_overl
 MAX_COMPARED = 64  # Maximum number of shapes of one place that are compared.
 MAX_DEPTH = 3  # Maximum nesting depth of properties that distinguish two branches.
 
-# Returns shapes; every value of the conjunction has at least one.
+# Returns shapes such that every value of the conjunction has at least one of them.
 ShapesOf = Callable[[Conjunction], list[Shape]]
 
 
@@ -57,15 +57,15 @@ def _constraints_disjoint(shapes_of: ShapesOf, a: Constraint, b: Constraint, dep
 
 
 def _parts_disjoint(shapes_of: ShapesOf, a: Conjunction, b: Conjunction, depth: int) -> bool:
-    """Return whether a part that values of both shapes contain has no possible value."""
+    """Return whether a part that values of both shapes contain cannot satisfy both shapes' schemas for it."""
     if depth >= MAX_DEPTH:
         return False
     return all(are_disjoint(shapes_of, x, y, depth + 1) for x in shapes_of(a) for y in shapes_of(b))
 
 
 def simplify_shapes(shapes: list[Shape]) -> list[Shape]:
-    """Return the shapes without constraints that another shape covers. Of equal constraints the first is
-    kept.
+    """Return the shapes without the constraints that another shape covers. If constraints are equal, the
+    first is kept.
     """
     shapes = [shape for shape in shapes if shape]
     if not 1 < len(shapes) <= MAX_COMPARED:

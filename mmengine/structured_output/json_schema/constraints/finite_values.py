@@ -21,7 +21,7 @@ from mmengine.structured_output.json_schema.vocabulary.keywords import equality_
 MAX_DEPTH = 3  # Maximum nesting depth of arrays and objects.
 MAX_TRIED = 4_096  # Maximum number of combinations of properties, before minProperties and maxProperties.
 
-Values = dict[object, object]  # By the key that equal values share.
+Values = dict[object, object]  # Keyed by `equality_key`.
 
 
 def list_values(conj: Conjunction, shapes_of: ShapesOf, most: int, depth: int = 0) -> Values | None:

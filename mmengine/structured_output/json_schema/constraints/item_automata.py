@@ -1,8 +1,8 @@
 """Arrays with `contains` or `uniqueItems`, as automata over items.
 
 A state counts the items and the matches for each `contains`, and records the values that occurred for
-uniqueItems. An edge is the next item's schema. If the values form too many sets, a `DistinctItems` states the
-same in a single rule with a bit for each value.
+uniqueItems. An edge is the next item's schema. If the values form too many sets, a `DistinctItems` expresses
+the same language with a single rule that has a bit for each value.
 """
 
 from collections.abc import Callable
@@ -20,11 +20,13 @@ from mmengine.structured_output.json_schema.constraints.json_types import (
 from mmengine.structured_output.json_schema.vocabulary.refusal import refuse
 
 MAX_EDGES = 4_096
-MAX_SMALL = 64  # Maximum number of states that are written one by one for a set of values.
-MAX_VALUES = 64  # Number of bits in a rule's parameter.
+# Maximum number of edges of an automaton for uniqueItems; beyond it, DistinctItems is tried first.
+MAX_SMALL = 64
+MAX_VALUES = 64  # Maximum number of different values: a rule's parameter has 64 bits.
 MAX_CONTAINS = 4
 
-Make = Callable[[dict | bool, object], Conjunction]  # Adds a synthetic schema under a key.
+# Adds a schema that is not part of the input, under a key.
+Make = Callable[[dict | bool, object], Conjunction]
 Complement = Callable[[int], Conjunction]  # Negates the schema at a place.
 # The number of items (capped if the exact count no longer matters), the matches of each `contains`, and the
 # values that occurred.
@@ -32,7 +34,7 @@ State = tuple[int, tuple[int, ...], frozenset[int]]
 
 
 class TooManyEdges(Exception):
-    """The automaton has more edges or values than are written one by one."""
+    """Raised if the automaton would have more edges than its limit."""
 
 
 @dataclass(slots=True)
@@ -47,8 +49,8 @@ class ItemAutomaton:
         return [part for _, _, part in self.edges]
 
     def restrict_to(self, satisfied: set[Conjunction]) -> "ItemAutomaton | None":
-        """Return the automaton without edges that no item satisfies or that lead to no end; None if nothing
-        is left.
+        """Return the automaton without the edges that no item satisfies or that cannot lead to an end; None
+        if no array is left.
         """
         edges = [edge for edge in self.edges if edge[2] in satisfied]
         alive, grown = set(self.ends), True
@@ -63,8 +65,8 @@ class ItemAutomaton:
 
 @dataclass(slots=True)
 class DistinctItems:
-    """An array whose values all differ. At least `least` and at most `most` items are among the first
-    `matching` values.
+    """An array of `low` to `high` items that all differ and are in `values`. At least `least` and at most
+    `most` items are among the first `matching` values.
     """
 
     values: list[Conjunction]
@@ -112,7 +114,9 @@ def build_sequence(constraint: Array, shapes_of: ShapesOf, make: Make, complemen
 
 
 class _Slots:
-    """The possible items at each place: a list of values, or, without uniqueItems, a schema."""
+    """The possible items at each index of the array: a list of values, or a schema if the values cannot be
+    listed or need not differ.
+    """
 
     def __init__(self, constraint: Array, shapes_of: ShapesOf, make: Make):
         self.constraint, self.shapes_of, self.make = constraint, shapes_of, make
@@ -124,14 +128,17 @@ class _Slots:
         self.goes_on = (constraint.high is None or constraint.high > self.places) and bool(
             shapes_of(constraint.rest)
         )
-        self.numbers: dict[object, int] = {}  # Values by number.
+        self.numbers: dict[object, int] = {}  # Maps a value's equality key to the value's number.
         self.consts: list[Conjunction] = []
-        self.values: list[list[int] | None] = []  # By place; the last entry is for all further places.
+        # For each index of the array; the last entry is for all further indices.
+        self.values: list[list[int] | None] = []
         if constraint.unique:
             self._fill()
 
     def at(self, place: int) -> list[tuple[Conjunction, int | None]]:
-        """Return each schema that the item at a place may have, with its value's number."""
+        """Return each (schema, value's number) that the item at index `place` may have; the number is None
+        for an unlisted value.
+        """
         values = self.values[min(place, self.places)] if self.values else None
         if values is None:
             return [(self.constraint.item(place), None)]
@@ -172,8 +179,8 @@ class _Slots:
         )
 
     def distinct(self) -> DistinctItems | None:
-        """Return the array as distinct items, or None if the places differ or the values that `contains`
-        matches cannot be listed.
+        """Return the array as distinct items. None if the possible values differ between indices, or if it is
+        unknown which values `contains` matches.
         """
         constraint = self.constraint
         if self.places or len(self.values) != 1 or self.values[0] is None or len(constraint.contains) > 1:
@@ -197,7 +204,7 @@ def _build_automaton(constraint: Array, slots: _Slots, complement: Complement, m
     waiting, out = [first], ItemAutomaton()
     told = max(
         len(constraint.prefix), constraint.low, constraint.high or 0
-    )  # Items beyond this place are not counted.
+    )  # Items beyond this index are not counted.
     for state in waiting:
         place, held, taken = state
         if place >= constraint.low and all(one.low <= count for one, count in zip(constraint.contains, held)):
@@ -222,8 +229,8 @@ def _build_automaton(constraint: Array, slots: _Slots, complement: Complement, m
 def _count_contains(
     contains: tuple[Contains, ...], held: tuple[int, ...], item: Conjunction, complement: Complement
 ) -> list[tuple[Conjunction, tuple[int, ...]]]:
-    """Return the item's schema for each choice of `contains` that it matches, with the resulting match
-    counts.
+    """For each choice of `contains` keywords that the item matches, return the item's schema and the
+    resulting match counts.
 
     Without maxContains an uncounted match does no harm: another path counts it.
     """

@@ -1,4 +1,4 @@
-"""The constraints on values with a single JSON type, as the conjunction of all schemas that apply.
+"""Constraints on the values of a single JSON type. A constraint is the conjunction of all schemas that apply.
 
 A `Conjunction` names a part's schema (for an item or a property): a tuple with the document places that must
 all hold. () is the schema true. Intersecting two constraints only joins tuples. shapes.py expands a part's
@@ -44,7 +44,7 @@ class Number(msgspec.Struct, frozen=True):
     high: Limit | None = None
     multiple: Fraction | None = None
     values: tuple[Fraction, ...] | None = None
-    # The number is a multiple of none of these steps; 1: the number is not whole.
+    # The number is not a multiple of any of these steps. The step 1 excludes whole numbers.
     excluded: tuple[Fraction, ...] = ()
     blocked: Blocked = ()
 
@@ -111,7 +111,8 @@ class Object(msgspec.Struct, frozen=True, eq=False):
     high: int | None = None
     blocked: Blocked = ()
     names: Conjunction = ()  # The propertyNames schema; key_patterns.py applies it.
-    # Names in the order of the schema's keywords, in groups that may also come in other orders.
+    # Names in the order of the schema's keywords. Each group is a tuple; the groups may also come in other
+    # orders.
     groups: tuple[tuple[str, ...], ...] = ()
 
     def __eq__(self, other: object) -> bool:
@@ -133,7 +134,7 @@ class Object(msgspec.Struct, frozen=True, eq=False):
 
 
 Constraint = Null | Boolean | Number | String | Array | Object
-Shape = dict[str, Constraint]  # By JSON type; a type that is missing is not allowed.
+Shape = dict[str, Constraint]  # Keyed by JSON type; a type that is missing is not allowed.
 UNCONSTRAINED: Shape = {
     "null": Null(),
     "boolean": Boolean(),
@@ -145,7 +146,7 @@ UNCONSTRAINED: Shape = {
 
 
 def intersect(a: Constraint, b: Constraint) -> Constraint | None:
-    """Return the common constraint, or None if it is obviously empty. Both must have the same type."""
+    """Return the intersection of two constraints on the same JSON type, or None if it is obviously empty."""
     match a, b:
         case Null(), Null():
             return a
@@ -280,8 +281,8 @@ def _objects(a: Object, b: Object) -> Object | None:
             conj = conjoin(ours[1], theirs[1])
         else:
             other = b if ours else a
-            # Keys of this pattern may also match patterns of the other side, whose `rest` does not apply to
-            # them.
+            # Keys of this pattern may also match patterns of `other`. The schema `other.rest` does not apply
+            # to such keys.
             if other.patterns and other.rest:
                 try:
                     left = _exclusive_pattern(pattern, [each for each, _ in other.patterns.values()])

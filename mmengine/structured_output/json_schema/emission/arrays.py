@@ -2,7 +2,7 @@
 
 The grammar engine's JSON Schema cannot express rules on several items together. Such an array is written as
 an automaton under `x-steps` or `x-distinct`, which json_schema_lark.py reads. `uniqueItems` is written beside
-it, so that the grammar engine refuses the schema in its original form.
+it, so that the grammar engine refuses the schema if json_schema_lark.py has not replaced that part.
 """
 
 from collections import defaultdict
@@ -16,7 +16,7 @@ from mmengine.structured_output.json_schema.vocabulary.refusal import join_point
 
 Json = dict[str, object]
 Part = Callable[[Conjunction], Json | Literal[True]]
-MAX_ITEMS = 4_096  # Maximum of minItems: the answer must contain that many items.
+MAX_ITEMS = 4_096  # Maximum of minItems.
 MAX_PATHS = 16  # Maximum number of paths through an automaton that are written as separate arrays.
 
 

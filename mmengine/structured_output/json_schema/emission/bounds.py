@@ -17,7 +17,8 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     whitespace: int = 32  # Maximum number of white-space characters in a row between JSON tokens.
     string: int = 0  # Maximum number of characters in a string without maxLength.
     decimals: int = 10  # Maximum number of decimal places; a number then has no exponent.
-    # Maximum number of digits of an integer, or before the decimal point; with a limit, 15 in all.
+    # Maximum number of digits of an integer, or before the decimal point. If set, a fraction has at most 15
+    # digits in all.
     digits: int = 0
     key: int = 0  # Maximum number of characters of a key that the schema does not name.
     # Objects with up to this many named properties keep the schema's order of keys. A larger object keeps the

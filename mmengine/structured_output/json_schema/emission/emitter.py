@@ -30,7 +30,9 @@ from mmengine.structured_output.json_schema.rewriting.satisfiability import Sati
 from mmengine.structured_output.json_schema.vocabulary.keywords import check_multiple, show_value, to_number
 from mmengine.structured_output.json_schema.vocabulary.refusal import join_pointer, refuse
 
-MAX_DEPTH = 24  # Maximum depth of parts that are written inside one another: JSON readers have a limit too.
+# Maximum nesting depth of written parts, because JSON readers limit the depth. Deeper parts become
+# definitions.
+MAX_DEPTH = 24
 # Maximum number of combinations of optional properties, for minProperties and maxProperties.
 MAX_COMBINATIONS = 128
 
@@ -45,8 +47,9 @@ class Emitter:
         default_factory=dict
     )  # Written parts that contain no other part.
     depth: int = 0
-    shared: dict[str, Json] = field(default_factory=dict)  # Definitions of numbers by name.
-    plain_escapes: bool = False  # Keys are excluded by spelling, so \\u escapes must not be allowed.
+    shared: dict[str, Json] = field(default_factory=dict)  # Definitions of numbers, keyed by name.
+    # True if keys are excluded by their spelling, so that \\u escapes must not be allowed.
+    plain_escapes: bool = False
     orders: KeyOrders = field(init=False)
 
     def __post_init__(self) -> None:
@@ -85,8 +88,8 @@ class Emitter:
         self.waiting.append(conj)
 
     def _is_unrestricted(self, conj: Conjunction) -> bool:
-        """Return whether the part allows everything and is written as `true`. Its numbers are then not
-        bounded, because bounded numbers would enlarge almost every grammar for a schema with an open object.
+        """Return whether the part allows everything and is written as `true`. Bounds on numbers then do not
+        apply, because they would enlarge the grammar of almost every schema with an open object.
         """
         return not conj and not (self.bounds.string or self.bounds.key)
 
@@ -184,8 +187,8 @@ class Emitter:
         return out
 
     def _objects(self, constraint: Object, conj: Conjunction) -> list[Json]:
-        """Return the object's schemas. Several schemas are needed if the keys may come in some orders but not
-        in any.
+        """Return the object's schemas. Several schemas are needed if the keys may come in several orders but
+        not in every order.
         """
         pointer = self.satisfiable.shapes.pointer(conj)
         names = dict.fromkeys((*constraint.properties, *constraint.required))
@@ -310,8 +313,9 @@ class Emitter:
         return None if left is None else f"^(?:{left})$"
 
     def _other_keys(self, constraint: Object, conj: Conjunction, names: list[str]) -> dict[str, Json | bool]:
-        """Return a pattern for all other keys, if the grammar engine would count keys with U+0000 among them
-        that a pattern stands for.
+        """Return a pattern for all other keys. It is needed if a pattern also stands for U+0000 without
+        containing it (`drops_nul`), because the grammar engine would then treat keys with U+0000 as other
+        keys.
         """
         budget = self.satisfiable.shapes.document.budget
         try:
@@ -336,7 +340,7 @@ class Emitter:
         ]
         outer: list[
             tuple[str, str, str | None]
-        ] = []  # A prefix, its pattern, and a pattern before it that allows keys.
+        ] = []  # A prefix, its pattern, and a pattern of this or a shorter prefix that allows keys, if any.
         for prefix, text, part in sorted(found):
             while outer and not prefix.startswith(outer[-1][0]):
                 outer.pop()
@@ -369,7 +373,7 @@ def merge_values(shapes: list[Shape]) -> list[Shape]:
     if len(shapes) == 1:
         return shapes
     out: list[Shape] = []
-    # Places in `out` and values, by patterns; None stands for numbers.
+    # The index in `out` and the values, keyed by the patterns of a string; the key None stands for numbers.
     found: dict[object, tuple[int, tuple]] = {}
     for shape in shapes:
         (kind, constraint), *more = shape.items()

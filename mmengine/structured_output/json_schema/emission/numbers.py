@@ -62,8 +62,9 @@ def _intersect_windows(constraint: Number, windows: list[Number]) -> list[Number
 
 
 def _limit_decimals(constraint: Number, places: int) -> list[Number]:
-    """Return windows for numbers with at most `places` decimal places. The windows have fewer places if
-    rounding to a double could cross an exclusive limit or miss a multiple: as many as leave 15 digits in all.
+    """Return windows for numbers with at most `places` decimal places. If rounding to a double could cross an
+    exclusive limit or miss a multiple, the windows have fewer places, so that a number has at most 15 digits
+    in all.
     """
     if constraint.multiple is not None:
         places = count_decimals(constraint.multiple)
@@ -107,7 +108,7 @@ def _engine_limit(limit: Limit, integer: bool, inwards: int, notes: Notes, point
         near = float(value)
         read: Callable[[float], Fraction] = (
             Fraction if integer else to_fraction
-        )  # Other ranges: by its digits.
+        )  # The engine reads the limit of a range of fractions by its decimal digits.
         while (read(near) - value) * inwards < 0 or read(near) == limit[0] and exclusive:
             near = nextafter(near, inwards * inf)
         found = read(near)
@@ -175,8 +176,9 @@ def _ranges(constraint: Number) -> list[Json]:
 def _exclude_start(
     near: Limit | None, far: Limit | None, sign: int, multiple: Fraction | None
 ) -> Limit | None:
-    """Return the range's start, corrected. For more than 2 and at most 2.5 the engine's range includes 2
-    itself. The corrected range starts at the next step: the next multiple, or the next number with 15 digits.
+    """Return the corrected start of a range. For a range such as more than 2 and at most 2.5, the engine
+    wrongly includes 2 itself. The corrected range therefore starts at the next multiple, or at the next
+    number with 15 digits.
     """
     if not (near and far and near[1] and near[0].denominator == 1 and sign * near[0] >= 0):
         return near
@@ -191,7 +193,8 @@ def _missing_points(constraint: Number) -> list[Json]:
     """Return the numbers that the engine's range lacks. Below a bound such as 10.75 the range lacks 10.7 and
     every shorter spelling; below 0 it lacks 0.0.
 
-    Each is written as the only multiple of 0.1 (0.01, …) from 10.7 to below 10.8, which also allows 10.0.
+    Each number is written as the only multiple of 0.1 (0.01, …) from 10.7 to below 10.8. For 10.0 this form
+    also allows the spelling 10.0.
     """
     out = []
     for limit in (constraint.low, constraint.high):

@@ -1,4 +1,4 @@
-"""A schema as a list with numbered subschemas (places), and its references' targets."""
+"""A schema as a list of subschemas, and the targets of its references. A place is an index into the list."""
 
 from dataclasses import dataclass, field
 from urllib.parse import unquote
@@ -11,8 +11,8 @@ from mmengine.structured_output.json_schema.vocabulary.keywords import ANNOTATIO
 from mmengine.structured_output.json_schema.vocabulary.notes import Notes
 from mmengine.structured_output.json_schema.vocabulary.refusal import SchemaRefused, join_pointer, refuse
 
-# Subschemas of arrays and objects are resolved to the target of their $ref. Subschemas that apply to the same
-# value are not, because the two places could then look identical.
+# Subschemas of arrays and objects are resolved to the target of their $ref. A subschema that applies to the
+# same value as its parent (as in allOf) is not: two such places could become identical.
 _PARTS = frozenset(("properties", "patternProperties", "additionalProperties", "items", "prefixItems"))
 _SCALARS = frozenset(("null", "boolean", "integer", "number", "string"))
 _SAYS = ASSERTIONS - ANNOTATIONS - {"$ref"}
@@ -22,7 +22,8 @@ class Node(msgspec.Struct):
     """A subschema.
 
     `schema` holds the keywords that restrict values, in draft 2020-12 and with absolute URIs as references.
-    `pointer` is the place in the input. `children` maps names to the subschemas' places.
+    `pointer` is the JSON pointer into the input. `children` maps the names that lead to a subschema to its
+    place.
     """
 
     schema: dict | bool
@@ -34,28 +35,28 @@ class Node(msgspec.Struct):
 class Document:
     """A schema's subschemas with their identifiers and anchors.
 
-    `dynamic` maps a $dynamicAnchor's name to the places that define it, each by its resource's place. The
-    name "" is the $recursiveAnchor in draft 2019-09. `faults` holds the refusals for places that no schema
-    may refer to.
+    `dynamic` maps a $dynamicAnchor's name to {place of the resource: place that defines the anchor}. The name
+    "" stands for the $recursiveAnchor of draft 2019-09. `faults` maps a place that no schema may refer to,
+    because it is invalid, to its refusal.
     """
 
     nodes: list[Node] = field(default_factory=list)  # A place is an index into this list; 0 is the root.
-    places: dict[str, int] = field(default_factory=dict)  # Places by pointer.
-    resources: dict[str, int] = field(default_factory=dict)  # Places by URI without a fragment.
-    anchors: dict[tuple[str, str], int] = field(default_factory=dict)  # Places by URI and anchor.
+    places: dict[str, int] = field(default_factory=dict)  # Places, keyed by pointer.
+    resources: dict[str, int] = field(default_factory=dict)  # Places, keyed by URI without a fragment.
+    anchors: dict[tuple[str, str], int] = field(default_factory=dict)  # Places, keyed by URI and anchor.
     # URIs and anchors that two different schemas define.
     ambiguous: set[tuple[str, str]] = field(default_factory=set)
     dynamic: dict[str, dict[int, int]] = field(default_factory=dict)
-    # The place of the resource that a place belongs to.
+    # Maps a place to the place of its resource.
     resource_of: dict[int, int] = field(default_factory=dict)
     faults: dict[int, SchemaRefused] = field(default_factory=dict)
-    parts: dict[int, int] = field(default_factory=dict)  # Places by the identity of their schema objects.
-    # Places of schemas that are not part of the input.
+    parts: dict[int, int] = field(default_factory=dict)  # Places, keyed by id() of the schema object.
+    # Places of schemas that are not part of the input, keyed by the caller's `key`.
     synthetic: dict[object, int] = field(default_factory=dict)
     budget: MatchBudget = field(default_factory=MatchBudget)  # Limits the matching of names against patterns.
-    # Places of subschemas that are a type alone, by type.
+    # For each scalar type, the place of the first subschema that consists of this type alone.
     scalar_parts: dict[str, int] = field(default_factory=dict)
-    # By $dynamicAnchor; see dynamic_references.py.
+    # Results of `outermost_resources` (dynamic_references.py), keyed by $dynamicAnchor.
     ways: dict[str, dict[int, set[int | None]]] = field(default_factory=dict)
     notes: Notes = field(default_factory=Notes)
     # Parts that are enforced more narrowly than the schema says.
@@ -85,16 +86,16 @@ class Document:
         return self._resolve_alias(found) if names[0] in _PARTS else found
 
     def part(self, place: int, *names: str | int) -> tuple[int, ...]:
-        """Return an item's or a property's subschema as a conjunction, which is empty if the subschema allows
-        everything.
+        """Return the place of an item's or a property's subschema as a conjunction: (place,), or () if the
+        subschema allows everything.
         """
         found = self.subschema(place, *names)
         return () if self.nodes[found].schema in (True, {}) else (found,)
 
     def _resolve_alias(self, place: int) -> int:
-        """Follow a subschema that is a $ref alone to its target, so that many references share one part. All
-        subschemas with the same scalar type alone share the first such place: they are never refused and need
-        no pointer.
+        """Follow a subschema that consists of a $ref alone to its target, so that many references share one
+        part. Subschemas that consist of the same scalar type alone share the first such place, because such
+        subschemas are never refused and need no pointer.
         """
         seen = set()
         while place not in seen:
@@ -146,7 +147,7 @@ class Document:
 
 
 def scalar_type(schema: dict | bool) -> str | None:
-    """Return a schema's type if the schema is a scalar type alone, else None."""
+    """Return a schema's type if the schema consists of a scalar type alone, else None."""
     if isinstance(schema, bool) or len(schema) != 1:
         return None
     kind = schema.get("type")

@@ -40,8 +40,8 @@ def dynamic_target(document: Document, place: int) -> int:
 
 
 def outermost_resources(document: Document, name: str) -> dict[int, set[int | None]]:
-    """Return, by place, the outermost resources with the $dynamicAnchor `name` on paths to the place. The
-    result is empty if there are too many paths.
+    """Return, for each place, the outermost resources with the $dynamicAnchor `name` on the paths to the
+    place (None for a path without such a resource). The result is empty if there are too many paths.
     """
     found = document.dynamic[name]
     start = _follow_step((0, None), 0, document, found)

@@ -8,7 +8,7 @@ from mmengine.structured_output.json_schema.vocabulary.refusal import SchemaRefu
 
 MAX_BYTES = 2 * 2**20  # Maximum number of bytes of a schema's JSON text.
 MAX_NESTING = 200  # Maximum nesting depth of JSON arrays and objects, including values of enum and const.
-MANY = 2_000  # Number of values from which an array or object is encoded member by member.
+MANY = 2_000  # An array or object with at least this many values is encoded member by member.
 _HOLDING = frozenset((dict, list))
 # json.dumps would build this encoder on every call.
 _write: Callable[[object], str] = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
@@ -17,8 +17,8 @@ _write: Callable[[object], str] = json.JSONEncoder(ensure_ascii=False, allow_nan
 def encode(value: object) -> str:
     """Return JSON text. Raises TypeError, ValueError and RecursionError.
 
-    No other thread runs while the encoder works: 10 ms for 1 MB with small objects. Large values are
-    therefore encoded in parts.
+    The encoder holds the interpreter's lock: 10 ms for 1 MB with small objects. Large values are therefore
+    encoded in parts, between which other threads can run.
     """
     if _has_many(value):
         if isinstance(value, list):

@@ -1,8 +1,8 @@
 """Read a schema into a document: each subschema once, in draft 2020-12, with absolute URIs as references.
 
 A `$ref` may lead to a place below an unknown keyword, or into a supplied document. The reader reads such a
-target when it meets the reference. A fault in a schema that only references lead to ($defs) is an error only
-if a reference does.
+target when it meets the reference. A fault in a schema under $defs is an error only if a reference leads to
+that schema.
 """
 
 from collections.abc import Mapping
@@ -56,14 +56,15 @@ class _FinalRefusal(SchemaRefused):
 
 @dataclass(slots=True)
 class Reader:
-    store: Mapping[str, object]  # Supplied documents by URI.
+    store: Mapping[str, object]  # Supplied documents, keyed by URI.
     strict: bool  # Whether unknown keywords are refused.
     document: Document = field(default_factory=Document)
-    given: dict[int, object] = field(default_factory=dict)  # The schema as it was supplied, by place.
-    scopes: dict[int, Scope] = field(default_factory=dict)  # Scopes by place.
+    given: dict[int, object] = field(default_factory=dict)  # For each place, the schema as it was supplied.
+    scopes: dict[int, Scope] = field(default_factory=dict)  # For each place, its scope.
     references: list[str] = field(default_factory=list)
     aliases: list[tuple[str, str, int]] = field(default_factory=list)  # URI, fragment and place.
-    of_2019: dict[str, str] = field(default_factory=dict)  # Pointers by keyword.
+    # In draft 2019-09: the first pointer of each keyword that `_check_2019` looks for.
+    of_2019: dict[str, str] = field(default_factory=dict)
     walked: int = 0
     # Whether the current subschema is at a place that a keyword defines as a schema.
     at_schema_position: bool = True
@@ -153,8 +154,8 @@ class Reader:
             raise _FinalRefusal("unevaluatedItems", format_pointer(self.of_2019["unevaluatedItems"]), why)
 
     def _walk_unused(self, given: object, pointer: str, scope: Scope, depth: int) -> None:
-        """Read a subschema that restricts nothing unless a reference leads to it. A fault in it is an error
-        only then.
+        """Read a subschema that restricts nothing unless a reference leads to it. A fault in the subschema is
+        an error only if a reference leads to it.
         """
         try:
             self._walk(given, pointer, scope, depth)
@@ -216,8 +217,8 @@ class Reader:
             document.ambiguous.add((uri, anchor))
 
     def _add_aliases(self) -> None:
-        """Register names that count only if no other schema has them: an `id` without a known draft, or an
-        identifier beside a $ref.
+        """Register names that count only if no other schema has the same name: an `id` in a schema without a
+        known draft, or an identifier beside a $ref.
         """
         for uri, fragment, place in self.aliases:
             if fragment:

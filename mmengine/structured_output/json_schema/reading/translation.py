@@ -29,7 +29,8 @@ from mmengine.structured_output.json_schema.vocabulary.keywords import (
 )
 from mmengine.structured_output.json_schema.vocabulary.refusal import join_pointer, refuse
 
-_HOLDING = ("$defs", "definitions")  # Keywords whose schemas only references lead to.
+# Keywords whose subschemas restrict nothing unless a reference leads to them.
+_HOLDING = ("$defs", "definitions")
 _NAMING = words("$schema $id id $anchor $dynamicAnchor $recursiveAnchor")
 _BESIDE_TYPE = {
     draft: {"type", *(known & ANNOTATION_KEYWORDS - _NAMING - {*_HOLDING, "contentSchema"})}
@@ -58,13 +59,13 @@ class TranslatedSchema(msgspec.Struct):
 
 
 def has_only_type(schema: dict, draft: int) -> bool:
-    """Return whether the schema is a type and annotations alone, with no subschemas or identifiers."""
+    """Return whether the schema contains only a type and annotations, and no subschemas or identifiers."""
     kind = schema.get("type")
     return isinstance(kind, str) and kind in TYPE_NAMES and _BESIDE_TYPE[draft].issuperset(schema)
 
 
 def translate(schema: dict, draft: int, pointer: str) -> TranslatedSchema:
-    """Translate one schema object. `pointer` is the object's place, for refusals."""
+    """Translate one schema object. `pointer` is the object's JSON pointer, for refusals."""
     out = TranslatedSchema()
     for keyword, value in schema.items():
         if keyword not in KNOWN_IN[draft]:
@@ -172,7 +173,9 @@ def _add_dependent(out: TranslatedSchema, keyword: str, value: object) -> None:
 
 
 def _limit(inclusive: str, exclusive: str) -> Callable[[TranslatedSchema, dict, int, str], None]:
-    """Return a rule for a limit that a boolean `exclusive` may turn into an exclusive limit."""
+    """Return the translation of a limit whose keyword `exclusive` is a boolean in old drafts and makes the
+    limit exclusive.
+    """
 
     def rule(out: TranslatedSchema, schema: dict, draft: int, pointer: str) -> None:
         flag = schema.get(exclusive)

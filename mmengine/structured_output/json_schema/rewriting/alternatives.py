@@ -9,8 +9,8 @@ from mmengine.structured_output.json_schema.rewriting.negation import Origin, Pa
 from mmengine.structured_output.json_schema.vocabulary.refusal import join_pointer, refuse
 
 Choice = list[Conjunction]
-MAX_BRANCHES = 6  # Maximum number of branches of an anyOf if it matters which of them hold together.
-MAX_PAIRS = 512  # Maximum number of shapes in all branches of a oneOf; each shape is compared with each.
+MAX_BRANCHES = 6  # Maximum number of branches of an anyOf whose combinations are listed.
+MAX_PAIRS = 512  # Maximum number of shapes in all branches of a oneOf; the shapes are compared pairwise.
 
 
 def pointer_of(document: Document, place: int, keyword: str) -> str:
@@ -23,8 +23,8 @@ def branches_of(document: Document, place: int, keyword: str) -> Choice:
 
 
 def any_of(document: Document, place: int, together: bool) -> Choice:
-    """Return an anyOf's branches. With `together`, return every set of branches, because it matters which
-    branches hold.
+    """Return an anyOf's branches. With `together`, return every combination of branches, for keywords that
+    depend on which branches hold.
     """
     branches = branches_of(document, place, "anyOf")
     if not together:
@@ -37,7 +37,7 @@ def any_of(document: Document, place: int, together: bool) -> Choice:
 
 
 def one_of(document: Document, place: int, parts: Parts, shapes_of: ShapesOf) -> Choice:
-    """Return each oneOf branch without the other branches that may hold beside it."""
+    """Return each oneOf branch minus the other branches that may hold for the same value."""
     branches = branches_of(document, place, "oneOf")
     pointer = pointer_of(document, place, "oneOf")
     shapes = [shapes_of(branch) for branch in branches]
@@ -57,7 +57,7 @@ def one_of(document: Document, place: int, parts: Parts, shapes_of: ShapesOf) ->
 
 
 def if_then_else(document: Document, place: int, parts: Parts, together: bool) -> Choice | None:
-    """Return the condition with `then`, and the negated condition with `else`. None: there is no choice."""
+    """Return the condition with `then`, and the negated condition with `else`. None if there is no choice."""
     schema = document.nodes[place].schema
     assert isinstance(schema, dict)
     test: Conjunction = (document.subschema(place, "if"),)

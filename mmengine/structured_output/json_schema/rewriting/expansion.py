@@ -18,7 +18,7 @@ from mmengine.structured_output.json_schema.vocabulary.keywords import ANNOTATIO
 
 
 class PendingSchema(NamedTuple):
-    """A schema to add: its place, the places that led to it, and its position in the schema's text."""
+    """A schema to add: its place, the places that led to it, and its position in the text of the schema."""
 
     place: int
     path: tuple[int, ...]
@@ -62,7 +62,7 @@ def is_assertion(keyword: str) -> bool:
 
 
 def places_below(held: dict[int, list[int]], place: int) -> list[int]:
-    """Return the places that hold in place below a place, including the place itself."""
+    """Return the place and all places below it whose schemas apply to the same value."""
     out = [place]
     for each in out:  # The list grows during the loop.
         out += [below for below in dict.fromkeys(held.get(each, ())) if below not in out]

@@ -2,7 +2,7 @@
 
 In a fixed order, an optional property can no longer follow once a later property has started. Objects with
 optional properties therefore allow any order, unless they are small (Bounds.ordered). The grammar engine's
-JSON Schema knows a single order. An object that is marked for any order is written in another form, which
+JSON Schema supports only a fixed order. An object that is marked for any order is written in Lark, which
 takes longer to compile.
 
 If several schemas for the same value add properties, no schema says which properties come first. For small
@@ -24,7 +24,7 @@ from mmengine.structured_output.json_schema.vocabulary.notes import Notes
 
 MAX_GROUPS = 3  # Maximum number of groups; all their orders become alternatives.
 MAX_NAMES = 48  # Maximum number of names in all orders of one object together.
-# Maximum number of named properties in any order, the most that the grammar engine counts.
+# Maximum number of named properties of an object with any order: the grammar engine counts no more.
 MAX_UNORDERED = 63
 IN_ORDER = "keys only in the schema's order, other keys after them; set bounds.ordered to 0 for any order"
 MAX_LISTED = 200  # Maximum number of characters for the names in a note.
@@ -34,21 +34,21 @@ Groups = list[tuple[str, ...]]
 
 
 def describe_order(names: Iterable[str], why: str) -> str:
-    """Return the note on an object whose named properties come in one order only."""
+    """Return the note on an object whose named properties come in a fixed order."""
     listed = ", ".join(names)
     listed = listed if len(listed) <= MAX_LISTED else f"{listed[: MAX_LISTED - 1]}…"
     return f"keys only in this order, other keys after them: {listed}; {why}"
 
 
 def order_properties(shape: Shape, groups: Groups) -> Shape:
-    """Return the shape with its properties in the groups' order. A name counts in the first group that
+    """Return the shape with its properties in the groups' order. A name belongs to the first group that
     contains it.
     """
     constraint = shape.get("object")
     if not isinstance(constraint, Object):
         return shape
     every = dict.fromkeys((*constraint.properties, *constraint.required))
-    # The object is a constant, or its properties are only required.
+    # No schema orders the properties: the object is a constant, or `required` alone names them.
     if not groups and len(every) <= MAX_GROUPS:
         groups = [(name,) for name in every]
     seen: set[str] = set()
@@ -122,7 +122,7 @@ class KeyOrders:
     def add_note(
         self, constraint: Object, names: Collection[str], is_open: bool, is_counted: bool, pointer: str
     ) -> None:
-        """Add a note on an object whose keys come in one order."""
+        """Add a note on an object whose keys come in a fixed order."""
         if len(names) + is_open < 2:
             return
         if len(names) > MAX_UNORDERED:
@@ -136,7 +136,9 @@ class KeyOrders:
             self.bound.add("properties", pointer, IN_ORDER)
 
     def drop_unsupported(self) -> None:
-        """Remove all marks if the writer for unordered objects could not tell keys apart."""
+        """Remove all marks if some object's unnamed keys cannot be distinguished from its named keys, which
+        unordered objects require.
+        """
         for schema, pointer in self.patterned:
             if not self.marked:
                 return

@@ -34,15 +34,15 @@ from mmengine.structured_output.json_schema.vocabulary.keywords import show_valu
 from mmengine.structured_output.json_schema.vocabulary.refusal import join_pointer
 
 MAX_NAMES = 1_000  # Maximum number of names that propertyNames lists.
-MAX_KINDS = 16  # Maximum number of kinds of keys, by the patterns that they match.
+MAX_KINDS = 16  # Maximum number of combinations of patterns that some key matches.
 
 _ANY_KEY = re.compile(r"\^\(\?:\(\?s:\.\)(\*|\{0,\d+\})\)\$")
 KeyPatterns = dict[str, tuple[Pattern, Conjunction]]
 
 
 class UnnamedKeys(NamedTuple):
-    """Keys that an object does not name: keys that match `regex`, or any keys whose length `times` limits (as
-    in a regular expression). `value` is their values' schema.
+    """Keys that an object does not name. They match `regex`, or, if that is None, they are any keys with the
+    length that the quantifier `times` (such as "*" or "{0,9}") allows. `value` is the schema of their values.
     """
 
     regex: str | None
@@ -130,7 +130,7 @@ def _apply_property_names(
     others = [name for name in dict.fromkeys(listed) if name not in properties]
     if others and (constraint.patterns or constraint.low > 1):
         properties |= {name: constraint.property(name) for name in others}
-    elif others:  # As a pattern they may come in any order.
+    elif others:  # Keys that a pattern matches may come in any order.
         open_ones.append(
             String(patterns=(Pattern("|".join(map(literal_pattern, others)), None, budget=budget),))
         )
@@ -160,7 +160,8 @@ def _restrict_patterns(
 ) -> KeyPatterns:
     """Return the object's patterns, and a pattern for all other keys, each restricted to allowed keys."""
     one = allowed[0]
-    # A pattern also applies to properties that it matches. The pattern for other keys must not.
+    # A pattern also applies to named properties that it matches. The pattern for other keys must not match
+    # them.
     names = [
         name for name in dict.fromkeys((*constraint.properties, *constraint.required)) if constraint.rest
     ]
@@ -228,7 +229,7 @@ def _length(string: String) -> str:
 
 
 def _group_overlapping(constraint: Object, budget: MatchBudget) -> list[KeyPatterns]:
-    """Group patterns that are linked by keys that match both."""
+    """Group patterns such that a key can match two patterns only if they are in the same group."""
     texts = list(constraint.patterns)
     together = {text: {text} for text in texts}  # The members of a set share it.
     for a, b in combinations(texts, 2):

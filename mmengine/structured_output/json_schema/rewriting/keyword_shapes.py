@@ -40,7 +40,7 @@ from mmengine.structured_output.json_schema.vocabulary.refusal import join_point
 
 KeywordShape = tuple[Shape, list[Conjunction] | None]
 _ANY_NUMBER, _ANY_INTEGER = Number(), Number(integer=True)
-SCALARS: dict[str, Shape] = {  # Shapes of schemas that are a type alone.
+SCALARS: dict[str, Shape] = {  # Shapes of schemas that consist of a type alone.
     **{kind: {kind: UNCONSTRAINED[kind]} for kind in ("null", "boolean", "string")},
     "number": {"number": _ANY_NUMBER},
     "integer": {"number": _ANY_INTEGER},

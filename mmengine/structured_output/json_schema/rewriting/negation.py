@@ -1,10 +1,10 @@
-"""Subtract shapes from shapes, for not, oneOf and if.
+"""Subtract shapes from shapes, for `not`, `oneOf` and `if`.
 
-`A and not B` is computed directly, not as an intersection with B's complement, which is often infinite. Keys
-that A forbids need no mention. A part that satisfies A's requirements may be unable to fail B. Two parts
-without a common value end a list. A remainder that cannot be expressed becomes a blocked constraint, which is
-refused where it is used. OMITTED_ALTERNATIVES describes alternatives that are left out: values that hardly
-any schema means.
+`A and not B` is computed directly, not as an intersection with B's complement, which is often infinite. A
+helps in three ways: keys that A forbids need no alternative; a part that satisfies A may be unable to violate
+B; and a list ends where A's and B's schemas for an item have no common value. A remainder that cannot be
+expressed becomes a blocked constraint, which is refused where it is used. OMITTED_ALTERNATIVES describes the
+alternatives that are left out, because few authors intend such values.
 """
 
 from dataclasses import dataclass, field
@@ -34,13 +34,13 @@ from mmengine.structured_output.json_schema.patterns.matching import MatchBudget
 
 MAX_VALUES = 64  # Maximum number of numbers that are excluded one by one.
 MAX_STEPS = 64  # Maximum number of steps between two bounds that are excluded one by one.
-MAX_PLACES = 16  # Maximum number of places of a list at which an item may differ.
+MAX_PLACES = 16  # Maximum number of items of a list, from its first, that may be the item that differs.
 OMITTED_ALTERNATIVES = (
-    f"an item unlike the others is among the first {MAX_PLACES} of a list, and what is unlike another schema "
-    "is not so only by a format, by a key that neither names, or by what has no opposite (a fraction where "
-    "the other wants whole numbers) in a key that only the other names"
+    f"answers differ from the excluded schema within the first {MAX_PLACES} items of a list, and never only "
+    "in a format, in a key that neither names, or in a key that only the excluded schema names and whose "
+    "constraint has no complement (such as the type integer)"
 )
-MAX_OPTIONAL = 5  # Maximum number of optional properties beside a key that the schema does not name.
+MAX_OPTIONAL = 5  # Maximum number of optional properties if the value differs by an unnamed key.
 
 
 class Origin(msgspec.Struct, frozen=True):
@@ -71,8 +71,8 @@ class Parts(Protocol):
 
 @dataclass(slots=True)
 class Exclusion:
-    """Computes `A and not B` for the shapes in an exclusion. `narrow` is True if the result lacks remaining
-    values; `stuck` is True if the result contains blocked constraints.
+    """Computes `A and not B` for the shapes in an exclusion. `narrow` is True if the result lacks values of
+    `A and not B`; `stuck` is True if the result contains blocked constraints.
     """
 
     parts: Parts
@@ -162,7 +162,9 @@ class Exclusion:
         self._add(settle_number(replace(a, low=low)))
 
     def _no_multiple(self, a: Number, step: Fraction) -> None:
-        """Add the numbers between the multiples if bounds leave only a few."""
+        """Add the numbers between multiples of `step`, if the bounds of `a` leave only a few such
+        intervals.
+        """
         left = settle_number(replace(a, excluded=(*a.excluded, step)))
         if left is None:
             return
@@ -262,7 +264,9 @@ class Exclusion:
         self._other_keys(a, b, list(names))
 
     def _failing(self, ours: Conjunction, theirs: Conjunction) -> Conjunction | None:
-        """Return a part that satisfies `ours` but not `theirs`, or None if there is obviously none."""
+        """Return a conjunction for values that satisfy `ours` but not `theirs`, or None if there is obviously
+        no such value.
+        """
         if self._within(theirs, ours) or self.parts.is_impossible(ours):
             return None
         if self.parts.is_impossible((*ours, *theirs)):
@@ -276,7 +280,7 @@ class Exclusion:
         return all(place in narrow or self.parts.allows_anything(place) for place in wide)
 
     def _other_keys(self, a: Object, b: Object, names: list[str]) -> None:
-        """Add objects with a key that neither side names and a value that `b` forbids."""
+        """Add objects with a key that neither `a` nor `b` names and whose value `b` forbids."""
         kinds = [(text, conj) for text, (_, conj) in a.patterns.items() if not self.parts.is_impossible(conj)]
         if not kinds and self.parts.is_impossible(a.rest):
             return
@@ -316,7 +320,7 @@ def _among(value: Fraction, values: tuple[Fraction, ...] | None) -> bool:
 
 
 def _required_parts(constraint: Constraint) -> list[Conjunction]:
-    """Return the parts that every allowed value contains."""
+    """Return the schemas of the items or properties that every allowed value contains."""
     if isinstance(constraint, Array):
         return [constraint.item(at) for at in range(min(constraint.low, len(constraint.prefix) + 1))]
     return (

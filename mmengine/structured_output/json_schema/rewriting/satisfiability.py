@@ -26,7 +26,7 @@ class Satisfiable:
     order: list[Conjunction] = field(default_factory=list)  # Every reachable part, the root first.
     inside: dict[Conjunction, list[Conjunction]] = field(
         default_factory=dict
-    )  # The parts inside each part, once for each use.
+    )  # For each part, the parts inside it; a part that is used twice is listed twice.
     satisfied: set[Conjunction] = field(default_factory=set)
     sequences: dict[Array, Sequence] = field(default_factory=dict)  # Arrays with `contains` or `uniqueItems`.
 
@@ -55,7 +55,9 @@ class Satisfiable:
             self._explain(root, frozenset())
 
     def _check(self, conj: Conjunction) -> bool:
-        """Return whether the parts known as satisfiable make this part satisfiable; if so, record it."""
+        """Return whether the parts that are known to be satisfiable make this part satisfiable; if so, record
+        this part.
+        """
         for shape in self.shapes.of(conj):
             for constraint in shape.values():
                 if self.allows(constraint):

@@ -55,8 +55,8 @@ IN_PLACE = frozenset(
     ("$ref", "allOf", "anyOf", "oneOf", "dependentRequired", "dependentSchemas", "not", "if", "$dynamicRef")
 )
 EXPANDED_KEYWORDS = IN_PLACE | frozenset(KEYWORDS)
-MAX_SHAPES = 512  # Maximum number of shapes of one place, after anyOf and oneOf are multiplied out.
-MAX_EARLY = 16  # Maximum number of shapes of one place before all choices are taken.
+MAX_SHAPES = 512  # Maximum number of shapes of a conjunction, after anyOf and oneOf are multiplied out.
+MAX_EARLY = 16  # Maximum number of shapes of a conjunction while choices are still open.
 MAX_STEPS = 50_000  # Maximum number of steps to multiply out alternatives.
 MAX_PLACES = 20_000  # Maximum number of different conjunctions.
 
@@ -75,7 +75,7 @@ class Shapes:
     impossible: set[Conjunction] = field(default_factory=set)
     # Conjunctions whose shapes lack some of the allowed values.
     narrowed: set[Conjunction] = field(default_factory=set)
-    # The keywords that caused the missing values.
+    # The keywords because of which values are missing.
     narrow_at: dict[Origin, None] = field(default_factory=dict)
     steps: int = 0
 
@@ -132,7 +132,7 @@ class Shapes:
         return self.own[place]
 
     def _separate_keys(self, shape: Shape, conj: Conjunction) -> Shape:
-        """Return the shape with separate patterns for its objects' keys."""
+        """Return the shape with key patterns of which a key matches at most one."""
         constraint = shape.get("object")
         if not isinstance(constraint, Object) or not constraint.names and len(constraint.patterns) < 2:
             return shape
@@ -145,7 +145,9 @@ class Shapes:
         return {**shape, "object": separated}
 
     def proven_shapes(self, conj: Conjunction) -> list[Shape]:
-        """Return shapes such that every value has at least one, for proofs that rely on a missing shape."""
+        """Return shapes such that every value has at least one. Proofs that rely on the absence of a shape
+        need this.
+        """
         found = self.of(conj)
         return [UNCONSTRAINED] if conj in self.narrowed else found
 
@@ -270,7 +272,9 @@ class Shapes:
         work.excluded = waiting
 
     def _possible(self, shape: Shape) -> Shape:
-        """Return the shape without an object that obviously lacks a required property."""
+        """Return the shape without its object constraint if a required property obviously has no possible
+        value.
+        """
         constraint = shape.get("object")
         if isinstance(constraint, Object):
             parts_of = [constraint.property(name) for name in constraint.required]
@@ -282,7 +286,9 @@ class Shapes:
         return any(self.document.nodes[place].schema is False for place in conj)
 
     def _groups(self, work: Expansion) -> list[tuple[str, ...]]:
-        """Return the names in `properties`, schema by schema, in text order."""
+        """Return, for each schema with `properties`, the names of the properties, in the order of the schemas
+        in the text.
+        """
         found: dict[int, tuple[tuple[int, ...], tuple[str, ...]]] = {}
         for place, _, where in work.held:
             schema = self.document.nodes[place].schema

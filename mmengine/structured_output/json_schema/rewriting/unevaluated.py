@@ -26,7 +26,8 @@ KEYWORDS = ("unevaluatedProperties", "unevaluatedItems")
 @dataclass(slots=True)
 class Evaluated:
     names: dict[str, None] = field(default_factory=dict)
-    patterns: dict[str, int] = field(default_factory=dict)  # The text, and a place that has the pattern.
+    # Maps a pattern's text to a place that has the pattern.
+    patterns: dict[str, int] = field(default_factory=dict)
     all_names: bool = False
     items: int = 0
     all_items: bool = False
@@ -45,8 +46,8 @@ def unevaluated_shape(
     held: Mapping[int, list[int]],
     union: Callable[[list[Conjunction]], Conjunction],
 ) -> Shape:
-    """Return the shape that a place's keywords require. `held` maps a place to the places that hold in place
-    below it.
+    """Return the shape that a place's unevaluated keywords require. `held` maps a place to the places
+    directly below it whose schemas apply to the same value.
     """
     found = Evaluated()
     _evaluate(document, place, found, held, {place}, own=True)
