@@ -1,12 +1,13 @@
-"""Events about sessions, a part of vocabulary.py. In a session each request continues the one before."""
+"""The events of vocabulary.py that are about sessions. Each request of a session continues the one before."""
 
 from mmengine.events.event_base import EventBase
 
 
 class SessionOpened(EventBase, frozen=True):
-    """Observation: a session begins. Its requests continue the prompts and answers before them. `idle_ns`:
-    time without a request after which it is closed, 0 for never. `envelope`: a server's data about the
-    session.
+    """Observation: a session begins. Each request of the session continues the previous prompts and answers.
+
+    `cache_salt`: sessions with different salts share no cache entry. `idle_ns`: the session is closed after
+    this time without a request; 0: never. `envelope`: a server's data about the session.
     """
 
     session_id: str
@@ -16,13 +17,17 @@ class SessionOpened(EventBase, frozen=True):
 
 
 class Appended(EventBase, frozen=True):
-    """Observation, right before the QUEUED of `request_id`: the request continues the session after its first
-    `num_kept` tokens. The session's other tokens are forgotten. Media runs count from there. Prompt and
-    answer join the session if the request ends by stop or length.
+    """Observation, logged right before the QUEUED of `request_id`: the request continues the session.
 
-    `num_opening`: how many of its first tokens belong to the text before them and are dropped with it.
-    `is_anchor`: it stays when other requests are dropped. `film`: 1: its end stays open for more video
-    frames; 2: it also continues an open video.
+    `num_kept`: the request continues after the session's first `num_kept` tokens; the session forgets its
+    other tokens. The positions of the request's media are relative to token `num_kept`. The prompt and the
+    answer become part of the session if the request ends by stop or length.
+
+    `num_opening`: how many of the request's first tokens connect it with the previous turn (for example that
+    turn's end and the new turn's header). They are dropped if the previous turn is dropped. `is_anchor`: the
+    request's tokens stay when a full session drops older tokens. `film`: 1: the request ends inside a video,
+    and the next request may add frames; 2: the request also begins inside the video that the previous request
+    left open; 0: neither.
     """
 
     session_id: str
@@ -34,8 +39,9 @@ class Appended(EventBase, frozen=True):
 
 
 class Leased(EventBase, frozen=True):
-    """Decision: a session's request has ended, and the session keeps its full blocks: the first `num_kept`
-    that it has, then `blocks` (int32). It releases its other blocks.
+    """Decision: a request of the session is about to end, and the session keeps a lease on the request's full
+    blocks, so that they are not evicted. The lease consists of the first `num_kept` blocks of the old lease,
+    and then `blocks` (int32). The rest of the old lease is released.
     """
 
     session_id: str
@@ -44,8 +50,9 @@ class Leased(EventBase, frozen=True):
 
 
 class LeaseTaken(EventBase, frozen=True):
-    """Decision: a session keeps only the first `num_kept` blocks of its lease. The contents of the others may
-    have to be computed again. `reason`: "no free blocks", or "session_blocks", the limit for all leases.
+    """Decision: a session keeps only the first `num_kept` blocks of its lease. The other blocks can be
+    evicted, and the engine may have to compute their contents again. `reason`: "no free blocks", or
+    "session_blocks" if all leases together exceed that setting.
     """
 
     session_id: str
@@ -54,7 +61,9 @@ class LeaseTaken(EventBase, frozen=True):
 
 
 class SessionClosed(EventBase, frozen=True):
-    """Observation: the session is closed, by a caller ("closed") or because it was not used ("idle")."""
+    """Observation: the session is closed. `reason`: "closed" if a caller closed the session, or "idle" if no
+    request used the session for its `idle_ns`.
+    """
 
     session_id: str
     reason: str = "closed"

@@ -1,17 +1,18 @@
-"""Events about steps, a part of vocabulary.py: a step's decisions and its results."""
+"""The events of vocabulary.py that are about steps: a step's decisions and its result."""
 
 from mmengine.events.event_base import EventBase
 
-FOR_ALL = -1  # in place of a row: any row may use the freed blocks
-AS_CACHED = -1  # in place of a number of tokens: as many as the cached blocks hold
-NO_STATE = -1  # in place of a state slot
+FOR_ALL = -1  # in `for_row`: any row may use the freed blocks
+AS_CACHED = -1  # in `num_computed`: as many tokens as the cached blocks hold
+NO_STATE = -1  # in `state_from`: no kept state
 
 
 class Preempted(EventBase, frozen=True):
-    """Decision: the request loses its row and blocks, and waits again. Its KV is dropped ("recompute") or
-    copied to `host_blocks` ("swap").
+    """Decision: the request loses its row and blocks, and waits again.
 
-    `for_row`: the row that gets the blocks, for a chunk of `for_tokens`, or FOR_ALL.
+    `mode`: "recompute" drops the request's KV, "swap" copies the KV to `host_blocks` (int32). `reason`: why
+    the request was preempted, such as "no free blocks". `for_row`: the row that gets the freed blocks, for a
+    chunk of `for_tokens` tokens, under vLLM's rules. FOR_ALL (-1): any row may use them.
     """
 
     request_id: str
@@ -24,18 +25,21 @@ class Preempted(EventBase, frozen=True):
 
 
 class Scheduled(EventBase, frozen=True):
-    """Decision that opens a step: the running rows that compute tokens, and how many.
+    """Decision that opens a step: which running rows compute tokens, and how many tokens each row computes.
 
-    `rows`: None for the rows in the step before. `num_tokens`: None for one each. `new_blocks` are dealt to
-    the rows in order, as many as each row's tokens need. `num_drafts`: how many drafts are at the end of each
-    row's tokens; None: no row has drafts. `drafters`: their drafters' numbers; None: drafter 0.
-    `num_decided`: running rows before this place are decided for this step; 0: all are.
+    `rows`: int32; None: the same rows as in the step before. `num_tokens`: int32, the tokens of each row;
+    None: one token each. `new_blocks`: int32, given to the rows in order, as many as each row's tokens need.
+    `encode`: (key, row, index in the request's media) for each item that the encoder computes. `evict`: keys
+    of encoder outputs that leave the cache to make room. `num_drafts`: how many of each row's tokens, at
+    their end, are drafts; None: no row has drafts. `drafters`: the number of each row's drafter; None:
+    drafter 0. `num_decided`: this step's work is decided for the first `num_decided` running rows, under
+    vLLM's rules; 0: for all rows.
     """
 
     rows: bytes | None
     num_tokens: bytes | None
     new_blocks: bytes = b""
-    encode: tuple[tuple[bytes, int, int], ...] = ()  # (key, row, media index)
+    encode: tuple[tuple[bytes, int, int], ...] = ()
     evict: tuple[bytes, ...] = ()
     num_drafts: bytes | None = None
     drafters: bytes | None = None
@@ -43,12 +47,14 @@ class Scheduled(EventBase, frozen=True):
 
 
 class Admitted(EventBase, frozen=True):
-    """Decision: a waiting request gets a row and joins the step, or opens one.
+    """Decision: a waiting request gets a row and joins the open step. If no step is open, one opens.
 
-    `cached_blocks`: prefix hits; their tokens count as computed. `new_blocks`: the other blocks.
-    `num_computed`: tokens with KV when the step starts, or AS_CACHED. `copy`: (source, destination) for a
-    block shared in part. `swap_in`: the request's host blocks are copied to the first new blocks. Tokens
-    after the known ones are placeholders for drafts.
+    `num_tokens`: the tokens that the step computes. If they reach beyond the request's known tokens, the rest
+    are placeholders for drafts. `cached_blocks`: int32, prefix hits, whose tokens count as computed.
+    `new_blocks`: int32, the request's other blocks. `encode`, `evict`: as in SCHEDULED. `num_computed`: the
+    tokens that have KV when the step starts; AS_CACHED (-1): the tokens of the prefix hits. `copy`: (source,
+    destination) if a block is shared in part, so that its KV is copied. `swap_in`: the request's host blocks
+    are copied to the first new blocks.
     """
 
     request_id: str
@@ -64,9 +70,11 @@ class Admitted(EventBase, frozen=True):
 
 
 class AdmittedWithState(Admitted, frozen=True):
-    """Decision: ADMITTED in an engine with recurrent states. `state_slot`: the row's slot. `state_from`: the
-    slot to copy from, with the state after the cached blocks; NO_STATE: the row begins with zeros.
-    `num_shared`: how many of its first tokens other requests' blocks hold, with or without a kept state.
+    """Decision: ADMITTED in an engine with recurrent states.
+
+    `state_slot`: the slot for the row's state. `state_from`: the slot with the state after the cached blocks,
+    which is copied to `state_slot`; NO_STATE (-1): the row begins with zeros. `num_shared`: the length of the
+    longest prefix, in tokens, that is in the prefix cache, whether or not a state was kept after it.
     """
 
     state_slot: int = 0
@@ -75,16 +83,18 @@ class AdmittedWithState(Admitted, frozen=True):
 
 
 class AdmittedWithAdapter(AdmittedWithState, frozen=True):
-    """Decision: ADMITTED for a request with a LoRA adapter. `adapters_out`: digests of adapters that leave
-    for it. Without recurrent states the fields from `state_slot` on have no meaning.
+    """Decision: ADMITTED for a request with a LoRA adapter. `adapters_out`: digests of the adapters that are
+    unloaded to make room for this adapter. The fields from `state_slot` to `num_shared` are only used in an
+    engine with recurrent states.
     """
 
     adapters_out: tuple[bytes, ...] = ()
 
 
 class StatesKept(EventBase, frozen=True):
-    """Decision, after all rows of the open step: the states of `rows` after their first `num_tokens`, which
-    this step computes, are kept in `slots` for prefix hits, replacing the slots' old states. int32 columns.
+    """Decision, logged after the open step's rows are decided: the step keeps recurrent states for prefix
+    hits. For each of `rows`, the state after the row's first `num_tokens` tokens is copied to one of `slots`
+    and replaces the slot's old state. The three columns are int32 and have equal lengths.
     """
 
     rows: bytes
@@ -93,8 +103,9 @@ class StatesKept(EventBase, frozen=True):
 
 
 class Evicted(EventBase, frozen=True):
-    """Decision under vLLM's rules: encoder outputs leave the cache for a chunk that does not run in this step
-    after all. `used`: unreferenced outputs that count as just used.
+    """Decision under vLLM's rules: the encoder outputs `keys` leave the cache. They made room for a chunk
+    that then could not be scheduled in this step. `used`: unreferenced outputs that move to the most recently
+    used end of the cache's LRU order.
     """
 
     keys: tuple[bytes, ...]
@@ -102,12 +113,13 @@ class Evicted(EventBase, frozen=True):
 
 
 class Encoded(EventBase, frozen=True):
-    """Decision, a step's last one (it opens a step if none is open): the step computes a part of item
-    `index`, which is too large for one step.
+    """Decision: the step encodes a part of item `index` in the request's media, because the item is too large
+    for one step. This is the step's last decision; if no step is open, one opens.
 
-    `until`: how much of the item's work is done then (encoder_cache/work.py). After the last part the
-    features exist, and `evict` has left the cache for them. An item with earlier parts continues; a different
-    item replaces it.
+    `until`: how much of the item's encoder work is done after this part, in the units of
+    encoder_cache/work.py. If earlier steps encoded parts of this item, the work continues after them. If they
+    encoded parts of another item, those parts are dropped. After the last part the item's output is in the
+    cache. `evict`: keys of the outputs that leave the cache to make room for that output.
     """
 
     request_id: str
@@ -117,24 +129,28 @@ class Encoded(EventBase, frozen=True):
 
 
 class Dispatched(EventBase, frozen=True):
-    """Decision: the open step is complete, and the next step may open before this one ran. Only with
-    max_in_flight above 1; otherwise EXECUTED closes the open step.
+    """Decision: all decisions of the open step are made, and the next step may open while this step runs. The
+    event occurs only with max_in_flight above 1; otherwise EXECUTED closes the open step.
     """
 
 
 class Executed(EventBase, frozen=True):
-    """Observation: the oldest step in flight ran, or the open step if none is in flight. Indices count the
+    """Observation: the oldest step in flight (or the open step if none is in flight) ran. An index counts the
     rows that sampled, in step order.
 
-    `stops`: (index, kind) where the text ended. `errors`: (index, text) where one row failed. `logprobs`:
-    (index, [(token id, logprob), …]).
+    `token_ids`: int32, the sampled tokens, one row after the other. `counts`: how many tokens each row got:
+    its accepted drafts and one more; None: one token each. `stops`: (index, kind) for each row whose text
+    ended, for example with the kind "eos" or "string". `errors`: (index, text) for each row that failed
+    alone. `logprobs`: (index, [(token id, logprob), …]) for rows that want logprobs.
 
-    `counts`: each row's tokens (accepted drafts and one more); None: one each. `token_ids` holds them row
-    after row. `drafts` are for the next step, with `num_drafts` for each row and the `drafters` that made
-    them; None: no drafts, drafter 0. `draft_ns`: the part of `device_ns` for making drafts. `host_ns`: this
-    process's time between the step before and this one; 0: unknown. `prompt_logprobs`: (index, 1 + k, token
-    ids, float32 logprobs) for a prompt with n tokens, both [n, 1 + k]: the prompt token first, then the k
-    likeliest; the first token has its id alone.
+    `drafts`: int32, drafts for the next step. `num_drafts`: how many drafts each row has; None: no drafts.
+    `drafters`: the number of the drafter that made each row's drafts; None: drafter 0. `device_ns`: the time
+    of the step. `draft_ns`: the part of `device_ns` that making drafts took. `host_ns`: this process's time
+    between the step before and this step; 0: unknown.
+
+    `prompt_logprobs`: (index, 1 + k, token ids, float32 logprobs). Token ids and logprobs are [n, 1 + k] for
+    n prompt tokens: each prompt token, then the k likeliest tokens at its position. The first prompt token
+    has an id but no logprobs.
     """
 
     token_ids: bytes

@@ -1,12 +1,12 @@
-"""Events about block stores, a part of vocabulary.py."""
+"""The events of vocabulary.py that are about block stores."""
 
 from mmengine.events.event_base import EventBase
 
 
 class Offered(EventBase, frozen=True):
-    """Observation: a store has the KV for the first `num_blocks` blocks of a waiting request; 0: nothing
-    useful. `items`: encoder outputs that came with the answer, by their index in the request's media, with 64
-    bits of each output's digest. They are not computed.
+    """Observation: a block store has the KV for the first `num_blocks` blocks of a waiting request; 0: the
+    store has none of them. `items`: encoder outputs that the store's reply contained: (index in the request's
+    media, 64 bits of the output's digest). The encoder does not compute these items.
     """
 
     request_id: str
@@ -15,8 +15,8 @@ class Offered(EventBase, frozen=True):
 
 
 class Fetched(EventBase, frozen=True):
-    """Decision: a waiting request fetches its blocks [`first`, `first` + n) from the store into the n
-    `blocks` (int32). `cached`: prefix hits before them, held until the fetch ends.
+    """Decision: a waiting request fetches n blocks of its prompt from the store into `blocks` (int32 [n]).
+    They follow the prefix hits `cached` (int32), which the request holds until the fetch ends.
     """
 
     request_id: str
@@ -25,8 +25,8 @@ class Fetched(EventBase, frozen=True):
 
 
 class Arrived(EventBase, frozen=True):
-    """Observation: the next fetched blocks of a request have arrived; `digests` has 64 bits for each. The
-    open or next step copies them to the device.
+    """Observation: the next fetched blocks of a request have arrived. The open step, or the next step if none
+    is open, copies them to the device. `digests`: 64 bits of each block's digest.
     """
 
     request_id: str
@@ -34,8 +34,8 @@ class Arrived(EventBase, frozen=True):
 
 
 class Lost(EventBase, frozen=True):
-    """Observation: the store will not send the blocks that a request still waits for. `reason`: "deadline",
-    or the store's error. The request computes them.
+    """Observation: the store will not send the blocks that a request still waits for, so the engine computes
+    them. `reason`: "deadline", or the store's error.
     """
 
     request_id: str

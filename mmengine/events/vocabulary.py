@@ -1,4 +1,4 @@
-"""The events in a log: every change to a request's state, in order.
+"""The events in a log, in order: every change of the engine's state is an event.
 
 Observations are facts that only the log knows (arrivals, tokens, failures). Decisions follow from the state,
 and `verify` derives them again. Integer columns are little-endian int32 bytes. From 0.1.0 on, fields are only
@@ -36,18 +36,19 @@ from mmengine.events.store_events import Offered as Offered
 from mmengine.request import Adapter, GrammarRequest, MediaItem, SamplingParams, ThinkingBudget
 
 SCHEMA_VERSION = 1
-NO_SLOT = -1  # in place of a slot: the log keeps the grammar in no slot
-DEADLINE = "deadline"  # the reason in a Cancelled by the request's own deadline
+NO_SLOT = -1  # in `grammar_slot`: the request uses no slot
+DEADLINE = "deadline"  # the reason in CANCELLED after the request's own deadline has passed
 
 
 class FoldConstants(msgspec.Struct, array_like=True, frozen=True):
-    """How the fold applies decisions of the scheduler that wrote the log. vLLM's scheduler changes all of
-    them.
+    """Constants with which the fold applies the decisions of the scheduler that wrote the log. The defaults
+    belong to mmengine's own scheduler; vLLM's scheduler sets other values.
 
-    `isolates_failures`: requests of a failed step become suspects. `keeps_broken_blocks`: blocks of a row
-    whose logits were broken stay prefix hits. `frees_at_once`: a request that ends while its step runs frees
-    its blocks at once. `fills_in_row_order`: of equal blocks that one step fills, the first row's block is
-    hit. `media_ahead`: how many tokens after a block belong to the block's hash with their media.
+    `isolates_failures`: requests of a failed step become suspects and run apart from other requests.
+    `keeps_broken_blocks`: blocks of a row with NaN logits stay in the prefix cache. `frees_at_once`: a
+    request that ends while its step runs frees its blocks at once. `fills_in_row_order`: if one step fills
+    equal blocks, later hits use the block of the first row. `media_ahead`: media that begin up to this many
+    tokens after a block are part of the block's hash.
     """
 
     isolates_failures: bool = True
@@ -58,37 +59,47 @@ class FoldConstants(msgspec.Struct, array_like=True, frozen=True):
 
 
 class AdapterLoaded(EventBase, frozen=True):
-    """Observation: the adapter's name refers to this LoRA adapter from now on. `source`: its folder."""
+    """Observation: new requests that name `adapter` use this LoRA adapter. `source`: the adapter's folder."""
 
     adapter: Adapter
     source: str = ""
 
 
 class AdapterUnloaded(EventBase, frozen=True):
-    """Observation: no new request can name this adapter. Requests that have the adapter continue with it."""
+    """Observation: new requests cannot use the adapter `name`. Earlier requests continue with the adapter."""
 
     name: str
 
 
 class Started(EventBase, frozen=True):
-    """Observation, a log's first record: the facts about the engine that a replay needs."""
+    """Observation, a log's first record: the facts about the engine that a replay needs.
+
+    `schema`: the version of the events. `engine_version`: mmengine's version. `decision_version`: the version
+    of the scheduling rules. `config`: the engine's settings, with all automatic values resolved.
+    `fingerprints`: digests or names for the weights, the processor, the dtype and the backend. `num_blocks`:
+    KV blocks, including block 0, which pads batches. `constants`: how a replay applies the decisions.
+    """
 
     schema: int
     engine_version: str
     decision_version: int
-    config: dict  # EngineConfig, resolved
-    fingerprints: dict[str, str]  # weights, processor, dtype, backend
+    config: dict
+    fingerprints: dict[str, str]
     num_blocks: int
     constants: FoldConstants = FoldConstants()
 
 
 class Queued(EventBase, frozen=True):
-    """Observation that includes a decision, the place in the queue: a request was accepted.
+    """Observation: a request was accepted. Its place in the queue and `grammar_slot` follow from the state.
 
-    `prompt`: int32 token ids. `grammar_slot`: the slot that stores `grammar` from now on, or, if its kind and
-    source are empty, the slot that has stored it before (core/state/grammar_slots.py). `envelope`: a server's
-    data about the request, such as its arrival time; no decision reads it. `outputs`: the answer's first
-    tokens, int32, which the consumer has already; the engine continues after them.
+    `prompt`: int32 token ids. `sample_index`: the number of the answer if the prompt has several answers.
+    `priority`: smaller values run first, under the priority policy. `cache_salt`: requests with different
+    salts share no cache entry. `deadline_ns`: time from arrival to cancellation, 0 for never. `group`: the id
+    of the request whose prompt this request shares. `grammar_slot`: the slot that stores `grammar` from now
+    on. If `grammar` has an empty kind and source, the request uses the grammar that this slot already stores.
+    `envelope`: a server's data about the request, such as its arrival time; no decision reads the envelope.
+    `thinking`: the limit on reasoning tokens. `outputs`: the answer's first tokens, int32, which the consumer
+    already has; the engine continues after them. `adapter`: the LoRA adapter, or None for the base model.
     """
 
     request_id: str
@@ -100,47 +111,49 @@ class Queued(EventBase, frozen=True):
     cache_salt: str = ""
     deadline_ns: int = 0
     grammar: GrammarRequest | None = None
-    group: str = ""  # the request whose prompt this request shares
+    group: str = ""
     grammar_slot: int = NO_SLOT
     envelope: bytes = b""
     thinking: ThinkingBudget | None = None
     outputs: bytes = b""
-    adapter: Adapter | None = None  # the LoRA adapter that computes the request
+    adapter: Adapter | None = None
 
 
 class GrammarReady(EventBase, frozen=True):
-    """Observation: the request's grammar is compiled, so the request may run."""
+    """Observation: the request's grammar is compiled, so the request can be admitted."""
 
     request_id: str
 
 
 class GrammarFailed(EventBase, frozen=True):
-    """Observation: the request's grammar cannot be compiled. The request ends with an error."""
+    """Observation: the request's grammar cannot be compiled. The request ends with the error `detail`."""
 
     request_id: str
     detail: str
 
 
 class Cancelled(EventBase, frozen=True):
-    """Observation: the consumer left ("cancelled") or the deadline passed ("deadline")."""
+    """Observation: the request will be aborted. `reason`: "cancelled" if the consumer left, "deadline" if the
+    request's deadline passed, or another text, such as "its session was closed".
+    """
 
     request_id: str
     reason: str
 
 
 class Failed(EventBase, frozen=True):
-    """Observation: the executor raised. The oldest step in flight, or the open step, gave no result, and
-    neither did the steps after it.
+    """Observation: the executor raised `error`. The oldest step in flight (or the open step if none is in
+    flight) gave no result, and neither did the steps after it.
     """
 
     error: str
 
 
 class Finished(EventBase, frozen=True):
-    """Decision: the request ended. `reason`: stop, length, abort, error, rejected.
+    """Decision: the request ended. `reason`: stop, length, abort, error, or rejected (the queue was full).
 
-    `detail` is a text for people. `code` tells programs why there is no answer; it is None after stop and
-    length.
+    `detail`: a text for people. `code`: the reason for programs if there is no complete answer; None after
+    stop and length.
     """
 
     request_id: str
@@ -156,17 +169,18 @@ class Delivered(EventBase, frozen=True):
 
 
 class CacheReset(EventBase, frozen=True):
-    """Observation: a caller asked to forget all cached prefixes. `preempt_running`: the running requests
-    start again.
+    """Observation: a caller asked to forget all cached prefixes. `preempt_running`: running requests are
+    preempted, and the engine computes their KV again.
     """
 
     preempt_running: bool = False
 
 
 class Checkpoint(EventBase, frozen=True):
-    """Decision: a digest of the whole state at this point.
+    """Decision: `digest` covers the whole state at this point.
 
-    `columns`, `requests`: 4 bytes for each column and for each live request.
+    `columns`: the first 4 bytes of the hash of each column of the state. `requests`: a 4-byte checksum for
+    each live request. They show where two different states differ.
     """
 
     digest: bytes
@@ -175,12 +189,12 @@ class Checkpoint(EventBase, frozen=True):
 
 
 class Recovered(EventBase, frozen=True):
-    """Observation: the process that wrote the log so far ended, and another one continues. Running requests
-    are computed again from their tokens.
+    """Observation: the process that wrote the log so far ended, and a new process continues the log. The new
+    process computes the running requests again from their tokens.
 
-    `steps`: the steps that were open or in flight. `mode`: how the log was repaired; `cuts`: (segment, byte,
-    number of bytes) without complete records. `lost`: (request, reason) for requests that cannot continue.
-    `fingerprints`: the continuing engine's.
+    `steps`: the steps that were open or in flight. `mode`: the repair mode in which the log was read. `cuts`:
+    (segment, offset, number of bytes) for each range that the repair left out. `lost`: (request, reason) for
+    requests that cannot continue. `fingerprints`, `engine_version`: of the engine that continues.
     """
 
     steps: tuple[int, ...] = ()
@@ -192,7 +206,9 @@ class Recovered(EventBase, frozen=True):
 
 
 class Stalled(EventBase, frozen=True):
-    """Decision: the loop runs without progress. `kind`: "no progress" or "thrash"."""
+    """Decision: the engine makes no progress. `kind`: "no progress" if no request can run, or "thrash" if
+    `request_id` was preempted again and again without a new token. `detail`: how full the pools are.
+    """
 
     kind: str
     request_id: str
