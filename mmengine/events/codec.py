@@ -1,11 +1,13 @@
-"""Frames: the records that one commit appends, with a CRC-32 that is checked before a record is decoded.
+"""Encodes and decodes frames. A frame holds the records of one commit and their CRC-32, which is checked
+before a record is decoded.
 
 A frame is a header with 40 bytes, little endian, and a msgpack body.
 
     magic "mmfr" | crc32 u32 | body length u32 | records u32 | first sequence u64 | step u64 | mono ns u64
 
 The CRC covers all bytes after it. The body is an array of (type number, step, mono ns, event), with step and
-time relative to the header's values. Sequences are dense, so a record does not store its own.
+time relative to the header's values. A frame's records have consecutive sequence numbers, so only the first
+number is stored.
 """
 
 import mmap
@@ -23,11 +25,12 @@ MAGIC = b"mmfr"
 HEADER = struct.Struct("<4sIIIQQQ")
 _CHECKED = struct.Struct("<IIQQQ")  # the header fields that the checksum covers
 _CRC_FROM = HEADER.size - _CHECKED.size
-MAX_BODY = 256 * 2**20  # fits the longest prompt that settings allow, with a media run at each token
+# Bytes. The longest prompt that settings allow fits, even with a media run at each token.
+MAX_BODY = 256 * 2**20
 MAX_RECORDS = 2**14  # in one frame
 MAX_COUNTER = 2**64
 E = TypeVar("E", bound=Event)
-Data = bytes | memoryview | mmap.mmap  # of a segment
+Data = bytes | memoryview | mmap.mmap  # a segment's bytes
 
 _encoder = msgspec.msgpack.Encoder()
 _Outline = Annotated[list[tuple[int, int, int, msgspec.Raw]], msgspec.Meta(max_length=MAX_RECORDS)]
@@ -37,12 +40,14 @@ _decoders: dict[int, msgspec.msgpack.Decoder[Any]] = {
 }
 
 
-LARGE = 2**20  # bytes; smaller bodies are not counted
-MAX_VALUES = 8 * 2**20
+LARGE = 2**20  # bytes; the values in smaller bodies are not counted
+MAX_VALUES = 8 * 2**20  # msgpack values in one body
 
 
 def _sizes() -> list[int]:
-    """Return a value's size in bytes by its first byte; 0: the length follows that byte."""
+    """Return a list that maps the first byte of a msgpack value to the value's size in bytes. The size of an
+    array or map is that of its head; 0: the length follows the first byte.
+    """
     sizes = [1] * 256
     sizes[0xA0:0xC0] = range(1, 33)  # short strings
     for first, size in ((0xC4, 0), (0xCA, 5), (0xCB, 9), (0xCC, 2), (0xCD, 3), (0xCE, 5), (0xCF, 9)):
@@ -63,8 +68,8 @@ def has_too_many_values(body: bytes | memoryview) -> bool:
     """Return whether a large body holds more than MAX_VALUES values.
 
     Three msgpack bytes can become a hundred bytes in Python, so a body with many megabytes of tiny values
-    would not fit into memory. An engine's large events have long columns, which are one value each. For bytes
-    that are no msgpack the answer is arbitrary.
+    would not fit into memory. An engine's own large events have few values, because a long column is one
+    value. For bytes that are not msgpack the result is arbitrary.
     """
     if len(body) <= LARGE:
         return False
@@ -84,8 +89,10 @@ def has_too_many_values(body: bytes | memoryview) -> bool:
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
-    """An event with its place in the log. `step`: the open or next step when the event was appended.
-    `offset`: the beginning of its frame in the segment.
+    """An event with its position in the log.
+
+    `sequence`: the record's number in the log. `step`: the open or next step when the event was appended.
+    `offset`: where the record's frame begins in the segment, in bytes.
     """
 
     sequence: int
@@ -96,8 +103,9 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 
 
 class Frame(msgspec.Struct, frozen=True, gc=False):
-    """The place of a frame in a segment: bytes [offset, end), with the body from `start` on. Its checksum was
-    compared. `step` and `mono_ns` belong to the first record.
+    """A frame whose checksum was verified: bytes [offset, end) in a segment, with the body from `start` on.
+
+    `sequence`, `step` and `mono_ns` belong to the first of its `count` records.
     """
 
     offset: int
@@ -111,7 +119,7 @@ class Frame(msgspec.Struct, frozen=True, gc=False):
 
 
 class TornRecord(Exception):
-    """The bytes end before the frame does."""
+    """The data ends in the middle of a frame."""
 
     def __init__(self, offset: int, what: str = "the record"):
         super().__init__(f"{what} at byte {offset} is cut short")
@@ -119,14 +127,14 @@ class TornRecord(Exception):
 
 
 class DamagedRecord(CorruptLog):
-    """Bytes that are no frame, or contradict their checksum."""
+    """The bytes are not a frame, or their checksum does not match."""
 
     def __init__(self, offset: int, what: str, kind: str = "checksum"):
         super().__init__(f"the record at byte {offset} is damaged: {what}", kind)
 
 
 class UnknownRecord(CorruptLog):
-    """A frame with a right checksum that this build cannot read."""
+    """The frame's checksum matches, but this build cannot read the frame."""
 
     def __init__(self, offset: int, what: str):
         super().__init__(f"the record at byte {offset} cannot be read: {what}", "version")
@@ -148,9 +156,9 @@ def as_logged(event: E) -> E:
 
 
 def encode(records: Sequence[tuple[int, int, int, Event]], sequence: int) -> list[bytes]:
-    """Return the records (type number, step, mono ns, event) as frames; the first record has `sequence`.
-    Several frames are returned if one would exceed its limits. Raises ValueError for a single record above
-    the limit.
+    """Return the records (type number, step, mono ns, event) as frames. The first record has the number
+    `sequence`. The result has several frames if one frame would exceed its limits. Raises ValueError if a
+    single record exceeds the limit.
     """
     kind, step, mono_ns, event = records[0]
     if len(records) == 1:
@@ -168,7 +176,9 @@ def encode(records: Sequence[tuple[int, int, int, Event]], sequence: int) -> lis
 
 
 def frame_at(data: Data, offset: int) -> Frame:
-    """Return the frame at `offset` after comparing its checksum. Raises TornRecord, DamagedRecord."""
+    """Return the frame at `offset`. Raises TornRecord if the data ends before the frame does, and
+    DamagedRecord if the bytes are not a frame or the checksum does not match.
+    """
     if len(data) - offset < HEADER.size:
         raise TornRecord(offset)
     magic, crc, length, count, sequence, step, mono_ns = HEADER.unpack_from(data, offset)
@@ -185,7 +195,7 @@ def frame_at(data: Data, offset: int) -> Frame:
 
 
 def records_in(data: Data, frame: Frame) -> list[Record]:
-    """Return a frame's records. Raises UnknownRecord."""
+    """Return a frame's records. Raises UnknownRecord for a record that this build cannot read."""
     offset, sequence, step, mono_ns = frame.offset, frame.sequence, frame.step, frame.mono_ns
     body = data[frame.start : frame.end]
     if has_too_many_values(body):
@@ -207,7 +217,7 @@ def records_in(data: Data, frame: Frame) -> list[Record]:
 
 
 def decode_event(number: int, body: bytes | memoryview | msgspec.Raw, offset: int) -> Event:
-    """Decode the body of an event with type `number`. Raises UnknownRecord."""
+    """Decode the body of an event with type `number`. Raises UnknownRecord if this build cannot read it."""
     decoder = _decoders.get(number)
     if decoder is None:
         raise UnknownRecord(offset, f"event type {number} is newer than this build knows")

@@ -1,9 +1,9 @@
-"""File operations of a log on each operating system: no link is followed, and forced bytes survive a system
-crash.
+"""File operations of a log on each operating system: links are not followed, and synced bytes survive a
+crash of the system.
 
-Linux has all the calls. macOS lacks fdatasync and posix_fallocate: fsync and zeros replace them. Windows also
-lacks O_NOFOLLOW and statvfs and cannot open folders. There a link is checked before a file is opened, and the
-file system's journal forces new names to the disk.
+Linux has all the calls. macOS lacks fdatasync and posix_fallocate, so fsync and written zeros replace them.
+Windows also lacks O_NOFOLLOW and statvfs and cannot open folders. On Windows the path is checked for a link
+before the file is opened, and the file system's journal writes new names to the disk.
 """
 
 import errno
@@ -12,15 +12,16 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-# Flags are 0 on systems without them; only Windows distinguishes text files from binary files.
+# A flag is 0 on systems that lack it. Only Windows distinguishes text files from binary files.
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _BYTES = getattr(os, "O_BINARY", 0)
-NO_WAIT = getattr(os, "O_NONBLOCK", 0)  # lets a named pipe without a writer be opened, and then refused
+# With O_NONBLOCK, opening a named pipe does not wait for a writer. The caller then refuses the pipe.
+NO_WAIT = getattr(os, "O_NONBLOCK", 0)
 
 
 def open_file(path: Path, flags: int) -> int:
-    """Open a file that is no link and return its descriptor. A new file has rights for its owner alone.
-    Raises OSError.
+    """Open a file and return its descriptor. Only its owner can read and write a new file. Raises OSError,
+    also for a link.
     """
     if not _NO_LINK and path.is_symlink():
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
@@ -28,8 +29,8 @@ def open_file(path: Path, flags: int) -> int:
 
 
 def write_whole(path: Path, data: bytes | bytearray) -> None:
-    """Write a file with these bytes, replacing an existing one completely or not at all, and force its name
-    to the disk. Raises OSError without leaving a partial file.
+    """Write `data` to a new file, rename it to `path` and sync both to the disk. An existing file is replaced
+    completely or not at all. Raises OSError without leaving a partial file.
     """
     part = path.with_name(path.name + ".part")
     try:
@@ -46,7 +47,7 @@ def write_whole(path: Path, data: bytes | bytearray) -> None:
 
 
 def sync_data(fd: int) -> None:
-    """Force a file's bytes, and the size that reading them needs, to the disk. Raises OSError."""
+    """Sync a file's bytes and size to the disk. Raises OSError."""
     if hasattr(os, "fdatasync"):
         os.fdatasync(fd)
     else:
@@ -54,7 +55,7 @@ def sync_data(fd: int) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Force a folder's names to the disk. Raises OSError."""
+    """Sync the names in a folder to the disk. Raises OSError."""
     if not hasattr(os, "O_DIRECTORY"):
         return
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

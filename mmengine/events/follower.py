@@ -12,15 +12,15 @@ NO_SEGMENT = -1  # in place of a segment's first sequence
 
 
 class LogFollower:
-    """Iterates over a folder's records, and continues with appended records. `start`: begins with the segment
-    that holds this record.
+    """Iterates over a folder's records, and continues with records that the writer appends. The iteration
+    begins with the segment that holds record `start`.
 
-    The follower calls `wait` when no more records exist; False ends the iteration. Incomplete bytes at the
-    end may still be written, and are read again. Raises CorruptLog for damage before other segments, and for
-    a gap.
+    The follower calls `wait` when no more records exist, and ends if `wait` returns False. Incomplete bytes
+    at the log's end are read again later, because the writer may complete them. Raises CorruptLog for a
+    missing record, and for damage in a segment that other segments follow.
     """
 
-    torn = None  # an incomplete end may still become complete
+    torn = None  # as in LogReader; an incomplete end is not an error here, because it may become complete
 
     def __init__(self, folder: Path, wait: Callable[[], bool], start: int = 0):
         self._folder, self._wait, self._start = folder, wait, start

@@ -1,4 +1,6 @@
-"""Checks a log without folding it: every segment, frame and record. Repairs its tail on request."""
+"""Checks every segment, frame and record of a log, without applying the events. Repairs the log's tail on
+request.
+"""
 
 import os
 from dataclasses import dataclass, field
@@ -35,7 +37,7 @@ KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One defect, in one line; `kind` is one of KINDS."""
+    """A defect of a log. `kind`: a key of KINDS. `text`: a description in one line."""
 
     kind: str
     text: str
@@ -43,8 +45,10 @@ class Finding:
 
 @dataclass(slots=True)
 class SegmentIndex:
-    """A segment's contents. Sequences, steps and times belong to its first and last record; `wall_ns`: the
-    wall-clock time at its first record.
+    """Facts about a segment: its header, its first and last record, and counts of records by kind.
+
+    `is_closed`: the segment has a footer. `wall_ns`: the wall-clock time at its first record. `queued`,
+    `finished`, `delivered`: how many of these events it holds. `tokens`: sampled tokens.
     """
 
     name: str
@@ -68,8 +72,9 @@ class SegmentIndex:
 
 @dataclass(slots=True)
 class FsckReport:
-    """The result of a check. `repaired`: bytes cut off the tail on request. `has_writer`: a writer is
-    running, so the end may change. `end`: how the log ends, None if nothing was checked.
+    """The result of a check. `repaired`: the bytes that a repair cut off the tail; None without a repair.
+    `has_writer`: a writer is running, so the end may change. `end`: how the log ends; None if the check
+    stopped before the first segment.
     """
 
     folder: Path
@@ -86,13 +91,13 @@ class FsckReport:
 
     @property
     def exit_code(self) -> int:
-        """0 for a sound log, otherwise the first finding's exit code."""
+        """The exit code of the first finding, or 0 if there are no findings."""
         return KINDS[self.findings[0].kind] if self.findings else 0
 
 
 def fsck(folder: Path, *, repair: bool = False) -> FsckReport:
-    """Check a whole log. With `repair`, cut a torn tail and close the last segment, unless a writer is
-    running. Raises LogError if there is no log, or the disk refuses.
+    """Check a whole log. With `repair`, cut a torn tail off and close the last segment, unless a writer is
+    running. Raises LogError if there is no log, or if the repair cannot be written.
     """
     report = FsckReport(folder, has_writer=is_locked(folder))
     if repair and report.has_writer:
@@ -115,7 +120,7 @@ def fsck(folder: Path, *, repair: bool = False) -> FsckReport:
 
 
 def _repair(folder: Path) -> Recovery | None:
-    """Repair the tail alone. The check reports damage before it."""
+    """Repair only the tail. Returns None if there is damage before the tail; the check reports that damage."""
     try:
         fd = lock(folder)
     except OSError as error:
@@ -153,7 +158,7 @@ def _check_all(folder: Path, report: FsckReport) -> None:
 
 
 def _check_segment(path: Path, report: FsckReport, recovery: Recovery, *, is_last: bool) -> CorruptLog | None:
-    """Check one segment. Returns the error that makes the rest unreadable, or None."""
+    """Check one segment. Returns the error that makes the rest of the segment unreadable, or None."""
     index = SegmentIndex(path.name, 1, path.stat().st_size, False)
     report.segments.append(index)
     try:
@@ -169,7 +174,9 @@ def _check_segment(path: Path, report: FsckReport, recovery: Recovery, *, is_las
 
 
 def _of_cuts(report: FsckReport, recovery: Recovery) -> list[Finding]:
-    """Return the cuts as findings, without a tail that a running writer may complete."""
+    """Return the cuts in `recovery` as findings. An incomplete tail is no finding while a writer runs,
+    because the writer may complete the tail.
+    """
     return [
         Finding(cut.kind, str(cut))
         for cut in recovery.cuts

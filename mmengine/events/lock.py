@@ -1,8 +1,9 @@
-"""One writer per log: a lock on its folder, held while the descriptor is open.
+"""Locks a log's folder, so that a log has one writer. The lock is held while its descriptor is open.
 
-POSIX systems use flock. Windows uses msvcrt.locking on the same file's first byte. Both locks end with the
-process. A query differs: flock lets several queries share the lock, while Windows has one holder. So a query
-on Windows is repeated before the log counts as being written.
+POSIX systems use flock. Windows uses msvcrt.locking on the first byte of the same file. The lock ends with
+the process on all systems. `is_locked` takes the lock for a moment: several callers can share flock's lock,
+but on Windows the lock has one holder. So on Windows `is_locked` tries several times before it reports a
+writer.
 """
 
 import os
@@ -40,12 +41,12 @@ except ImportError:  # Windows
         _take(fd)
 
 
-_TRIES, _AGAIN_S = 5, 0.02  # a reader's query holds the lock for some microseconds
+_TRIES, _AGAIN_S = 5, 0.02  # a reader's `is_locked` holds the lock for some microseconds
 
 
 def lock(folder: Path) -> int:
-    """Return the descriptor that holds the lock. Raises LogError if another process has it, OSError if the
-    file cannot be opened.
+    """Take the lock and return the descriptor that holds it. Raises LogError if another process has the lock,
+    and OSError if the lock file cannot be opened.
     """
     fd = open_file(folder / "lock", os.O_RDWR | os.O_CREAT)
     for _ in range(_TRIES):
@@ -58,8 +59,9 @@ def lock(folder: Path) -> int:
 
 
 def why_not_held(folder: Path) -> str:
-    """Return why a lock in this folder is useless, or "" if it works. The test takes the lock twice in this
-    process; it cannot test other machines. Raises OSError if the folder cannot be written.
+    """Return why locks do not work in this folder, or "" if they work. The test takes a lock twice in this
+    process; it cannot detect that locks have no effect between machines. Raises OSError if the folder cannot
+    be written.
     """
     path = folder / f"lock-{os.getpid()}-{time.monotonic_ns()}"  # a name that no other process uses
     first = open_file(path, os.O_RDWR | os.O_CREAT)

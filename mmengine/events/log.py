@@ -1,4 +1,4 @@
-"""The log's public parts: sinks in memory and in a folder, and a reader.
+"""The public classes for logs: a writer to a folder, a log in memory, and a reader.
 
 A log on disk is a folder with segments (docs/reference/log-format.md).
 """
@@ -11,14 +11,15 @@ from mmengine.events.vocabulary import Event, Executed, Queued
 from mmengine.events.writer import LogWriter
 
 __all__ = ["LogReader", "LogWriter", "MemoryLog", "Record"]
-RING_RECORDS = 65536
+RING_RECORDS = 65536  # default limits of MemoryLog
 RING_BYTES = 64 * 2**20
 
 
 class MemoryLog:
-    """The last records in memory, for an engine without a folder. Nothing survives the process.
+    """Keeps the last records in memory, for an engine without a log folder. Nothing survives the process.
 
-    It holds at most `limit` records, with at most `max_bytes` of integer columns in them.
+    The log holds at most `limit` records, whose integer columns together have at most `max_bytes`. The newest
+    record is always kept.
     """
 
     num_bytes, stalled = 0, ""
@@ -40,17 +41,17 @@ class MemoryLog:
         return True
 
     def sync(self) -> None:
-        """Do nothing: memory is not on a disk."""
+        """Do nothing, because nothing is written to a disk."""
 
     def tidy(self) -> None:
-        """Do nothing: `append` drops old records."""
+        """Do nothing, because `append` drops old records."""
 
     def close(self) -> None:
         self.records.clear()
 
 
 def _column_bytes(event: Event) -> int:
-    """Return the size in bytes of an event's columns that can be long."""
+    """Return the size in bytes of the columns in `event` that can be long."""
     if isinstance(event, Executed):
         return len(event.token_ids)
     return len(event.prompt) if isinstance(event, Queued) else 0

@@ -1,8 +1,9 @@
-"""Finds out how a log ends: closed, still written, or with its end missing. `verify`, `fsck` and `show` use
-it.
+"""Finds out how a log ends: closed by its writer, still being written, not closed, or with segments missing.
+The commands `verify`, `fsck` and `show` use this module.
 
-Only a footer can prove a log's end. Files that end earlier, even between two frames, look as after a kill. A
-footer that promises another segment, or a snapshot of later records, proves that segments are missing.
+Only a footer proves that a log is complete. A file that was cut between two frames looks like the file of a
+killed process. Segments are missing if a footer says that another segment follows, or if a snapshot holds the
+state after a later record.
 """
 
 from dataclasses import dataclass
@@ -13,12 +14,14 @@ from mmengine.events.lock import is_locked
 from mmengine.events.recovery import Walk, walk_segment
 from mmengine.events.segment import Follows, part_of, segment_paths, snapshot_sequences
 
-MISSING, UNCLOSED = "end", "unclosed"  # kinds of findings
+MISSING, UNCLOSED = "end", "unclosed"  # values of `LogEnd.kind`
 
 
 @dataclass(frozen=True, slots=True)
 class LogEnd:
-    """How a log ends. `kind`: a key of fsck's KINDS, "" if nothing is missing. `text`: a clause."""
+    """How a log ends. `kind`: a key of fsck's KINDS, or "" if nothing is missing. `text`: a clause for
+    messages.
+    """
 
     kind: str
     text: str
@@ -29,8 +32,8 @@ CLOSED = LogEnd("", "closed by its writer")
 
 
 def log_end(folder: Path, had_writer: bool = False) -> LogEnd:
-    """Return how the log ends, from its last segment. `had_writer`: a writer ran during the reading, so the
-    end may have changed.
+    """Return how the log ends, from its last segment. `had_writer`: a writer ran while the caller read the
+    log, so the end may have changed since.
     """
     if had_writer or is_locked(folder):
         return WRITTEN
@@ -41,10 +44,10 @@ def log_end(folder: Path, had_writer: bool = False) -> LogEnd:
 
 
 def check_end(walk: Walk) -> None:
-    """Raise CorruptLog if segments after the last one, which was walked over, are known to be missing: their
-    records were acknowledged. The caller holds the lock.
+    """Raise CorruptLog if segments after the last segment are known to be missing, because their records were
+    acknowledged. `walk`: a walk over the last segment. The caller holds the lock.
     """
-    if not walk.path.stat().st_size:  # an empty segment proves nothing; the one before it may
+    if not walk.path.stat().st_size:  # an empty segment proves nothing; the segment before it may
         filled = [one for one in segment_paths(walk.path.parent) if one.stat().st_size]
         if not filled:
             return

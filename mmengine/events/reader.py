@@ -14,9 +14,9 @@ from mmengine.events.segment import SUFFIX, first_sequence_of, open_segment, seg
 class LogReader:
     """Iterates over a folder's records from record `start` on.
 
-    Damage raises CorruptLog with the file and the byte, or is forgiven as `mode` says and listed in
-    `recovery`; `torn` is its torn tail. A log may begin after record 0 if a snapshot of that state exists
-    (`first_sequence`). Raises LogError if there is no log.
+    Damage that `mode` does not forgive raises CorruptLog, which names the file and the byte. `recovery` lists
+    the damage that was skipped; `torn` is a torn tail among it. A log may begin with a record after 0
+    (`first_sequence`) if a snapshot holds the state before that record. Raises LogError if there is no log.
     """
 
     def __init__(self, folder: Path, mode: Mode = "tail", start: int = 0):
@@ -39,7 +39,7 @@ class LogReader:
 
     @property
     def torn(self) -> Cut | None:
-        """Bytes at the end that are no complete record. Valid after the iteration."""
+        """The bytes at the log's end that are not a complete record, or None. Valid after the iteration."""
         return self.recovery.torn
 
     def __iter__(self) -> Iterator[Record]:
@@ -80,7 +80,7 @@ class LogReader:
 
 
 def records_of(path: Path, data: bytes | mmap, frame: Frame) -> list[Record]:
-    """Return a frame's records. Raises CorruptLog for records from a newer build."""
+    """Return a frame's records. Raises CorruptLog for a record that this build cannot read."""
     try:
         return records_in(data, frame)
     except UnknownRecord as error:

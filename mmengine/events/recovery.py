@@ -1,10 +1,10 @@
-"""Handles damaged logs, and reports what was lost.
+"""Reads and repairs damaged logs, and reports which records were lost.
 
-    strict    any damage is refused
-    tail      incomplete bytes at the very end do not count: a write was cut short
-    salvage   damage in the middle is skipped too, if complete records follow
+    strict    any damage is an error
+    tail      incomplete bytes at the very end are ignored, because a write was interrupted
+    salvage   damage in the middle is skipped too, and reading continues with the next complete record
 
-A writer that continues a log cuts its tail first, and never overwrites damage in the middle.
+A writer that continues a log first cuts its torn tail off. The writer never changes damage in the middle.
 """
 
 import mmap
@@ -31,14 +31,14 @@ from mmengine.events.segment import (
 )
 
 CUT_SUFFIX = ".cut"
-MAX_KEPT_BYTES = 64 * 2**20  # of a torn tail
+MAX_KEPT_BYTES = 64 * 2**20  # most bytes of a torn tail that are kept in a .cut file
 Mode = Literal["strict", "tail", "salvage"]
 
 
 @dataclass(slots=True)
 class Cut:
-    """Bytes in a segment that do not count, and the reason. `num_lost`: missing records from `first_lost` on,
-    as far as later records tell; 0 at the tail.
+    """Bytes in a segment that a reader ignores, and the reason `what`. `num_lost`: the number of missing
+    records from `first_lost` on, known from the next record; 0 at the tail, where no record follows.
     """
 
     path: Path
@@ -56,9 +56,10 @@ class Cut:
 
 @dataclass(slots=True)
 class Recovery:
-    """Bytes that a reader skipped or a writer cut. `torn`: the cut that is a torn tail. `next_sequence`: for
-    the next appended record. `is_closed`: the log ends with a footer. `tail`: a writer's walk over the last
-    segment.
+    """The bytes that a reader skipped or a writer cut off, as `cuts`.
+
+    `torn`: the one of them that is a torn tail, or None. `next_sequence`: the number of the next record.
+    `is_closed`: the log ends with a footer. `tail`: a writer's walk over the last segment.
     """
 
     mode: Mode
@@ -84,15 +85,17 @@ def check_mode(mode: str) -> None:
 
 
 class Walk:
-    """Iterates over the complete frames in the segment at `path`, and adds to `recovery` in its mode. `end`:
-    where the last frame ended. Raises CorruptLog for damage that the mode does not forgive.
+    """Iterates over the complete frames in the segment at `path`, and adds skipped bytes to `recovery`.
+
+    `end`: where the last frame ended. Raises CorruptLog for damage that the mode of `recovery` does not
+    forgive.
     """
 
     def __init__(self, path: Path, data: bytes | mmap.mmap, recovery: Recovery, *, is_last: bool):
         self.scan = Scan(data)
         self.end = 0
         self.path, self.recovery, self._is_last = path, recovery, is_last
-        self._skipped: Cut | None = None  # the next frame tells how many records it lost
+        self._skipped: Cut | None = None  # the last cut, until the next frame shows how many records it lost
 
     def __iter__(self) -> Iterator[Frame]:
         jump_to, recovery = None, self.recovery
@@ -116,7 +119,9 @@ class Walk:
             raise CorruptLog(f"{self.path.name} has no footer: it is not known to be whole", "truncated")
 
     def _skip(self, error: TornRecord | DamagedRecord) -> int | None:
-        """Return where to continue after damage, or None if nothing complete follows in the segment."""
+        """Return where to continue after damage, or None if no complete frame or footer follows in the
+        segment.
+        """
         data, recovery = self.scan.data, self.recovery
         place = self.end = self.end or (HEADER_SIZE if self.scan.header else 0)
         try:
@@ -138,7 +143,9 @@ class Walk:
         return behind
 
     def _bridge(self, frame: Frame) -> bool:
-        """Return whether to accept a frame out of order. Only the mode salvage does."""
+        """Return whether to accept a frame whose sequence is not the expected one. Raises CorruptLog unless
+        the mode is salvage.
+        """
         recovery = self.recovery
         missing = frame.sequence - recovery.next_sequence
         what = (
@@ -157,8 +164,8 @@ class Walk:
 
 
 def walk_segment(path: Path) -> Walk:
-    """Walk over a whole segment like a log's last one, with all damage forgiven. Raises CorruptLog and
-    LogError as `open_segment` does, and CorruptLog for records from a newer build.
+    """Walk over a whole segment as if it were a log's last segment, and forgive all damage. Raises CorruptLog
+    and LogError as `open_segment` does, and CorruptLog for a format that this build cannot read.
     """
     with open_segment(path) as data:
         walk = Walk(path, data, Recovery("salvage", next_sequence=first_sequence_of(path)), is_last=True)
@@ -171,9 +178,10 @@ def repair_tail(folder: Path, mode: Mode, check: Callable[[Walk], None] | None =
     """Prepare a log for continuation in another segment: cut the last segment's torn tail and close that
     segment with a footer.
 
-    The caller holds the lock. Earlier segments are not read. `check` sees the last segment before a change,
-    and may raise. The first 64 MiB of the cut bytes are kept in a file ending in .cut, if the disk has space.
-    Raises CorruptLog for damage that `mode` does not forgive, LogError if the disk refuses.
+    The caller holds the lock. Earlier segments are not read. `check` is called with the walk over the last
+    segment before anything is changed, and may raise. The first 64 MiB of the cut bytes are kept in a file
+    ending in .cut, if the disk has space. Raises CorruptLog for damage that `mode` does not forgive, and
+    LogError if the repair cannot be written.
     """
     check_mode(mode)
     recovery = Recovery(mode)
@@ -191,7 +199,8 @@ def repair_tail(folder: Path, mode: Mode, check: Callable[[Walk], None] | None =
     if check is not None:
         check(walk)
     header = walk.scan.header
-    begun = part_of(folder, recovery.next_sequence)  # a segment that the footer promises, without records
+    # a segment without records, which the footer may announce already
+    begun = part_of(folder, recovery.next_sequence)
     is_open = not walk.scan.is_closed or walk.scan.follows is Follows.SEGMENT and begun.exists()
     closes = header is not None and is_open and len(recovery.cuts) <= bool(torn)
     try:
@@ -212,9 +221,10 @@ def repair_tail(folder: Path, mode: Mode, check: Callable[[Walk], None] | None =
 
 
 def mark_continued(path: Path, tail: Walk | None) -> None:
-    """Write into another process's last footer that a segment follows; add a footer if there is none. `tail`:
-    the repair's walk, so that its segment is not read again. Packed segments have such a footer already.
-    Raises OSError, CorruptLog.
+    """Note in the footer of the segment at `path`, which an earlier process wrote, that another segment
+    follows; add a footer if there is none. A packed segment has such a footer already.
+
+    `tail`: the walk of the repair, which saves reading the segment again. Raises OSError, CorruptLog.
     """
     if path.name.endswith(PACKED_SUFFIX):
         return

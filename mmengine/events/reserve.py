@@ -1,4 +1,4 @@
-"""Disk space in reserve: on a full disk, running requests can still be written to their end."""
+"""Reserves disk space, so that the events of running requests can still be written when the disk is full."""
 
 import errno
 import os
@@ -9,15 +9,15 @@ from mmengine.events.file_system import allocate, free_bytes, open_file
 
 RESERVE_BYTES = 4 * 2**20
 MIN_BYTES = 64 * 2**10
-FULL = (errno.ENOSPC, errno.EDQUOT)
+FULL = (errno.ENOSPC, errno.EDQUOT)  # the errors of a full disk
 
 
 class Reserve:
     """A file with allocated, unwritten blocks beside the segments. `is_held` is False after the reserve was
-    given up, or if the disk had no space for it.
+    released, or if the disk had no space for it.
 
-    A file system that copies on write may not return the space at once. Then the log stalls a little earlier,
-    and loses nothing.
+    A copy-on-write file system may not free the space at once when the file is deleted. Then the log stalls a
+    little earlier, but no record is lost.
     """
 
     def __init__(self, folder: Path, num_bytes: int = RESERVE_BYTES):
@@ -28,21 +28,21 @@ class Reserve:
         self.is_held = held
 
     def take_back(self) -> bool:
-        """Take the reserve again once twice its size is free, so that a full disk does not become full again
-        at once. Returns False otherwise.
+        """Take the reserve again if twice its size is free, and return whether it is held. With less free
+        space the reserve alone would fill the disk again.
         """
         self.is_held = self._hold(2)
         return self.is_held
 
     def release(self) -> None:
-        """Give the space to the log, or back to the disk."""
+        """Delete the file, so that the log or other programs can use its space."""
         self.is_held = False
         with suppress(OSError):
             self._path.unlink()
 
     def _hold(self, times: int) -> bool:
-        """Take the reserve from a disk with `times` as much free space. Returns False on a full disk. Returns
-        True if the file cannot be allocated for another reason, since that says nothing about the space.
+        """Allocate the file if `times` its size is free. Returns False if the disk is too full. Returns True
+        if the file cannot be allocated for another reason, because that error says nothing about the space.
         """
         try:
             if free_bytes(self._folder) < times * self._num_bytes:

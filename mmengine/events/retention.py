@@ -1,8 +1,8 @@
 """Packs full segments, and deletes the oldest ones of a log that is too large or too old.
 
-A segment is deleted only if every request that begins in it or before it was delivered. A snapshot must also
-hold the state after its last record and before the first undelivered request. From there the rest can be
-replayed, and all its requests can be resumed.
+A segment is deleted only if every request that begins in it or before it was delivered. There must also be a
+snapshot that was taken at the segment's last record or later, and before the first undelivered request. From
+that snapshot on, the rest of the log can be replayed and every undelivered request can be resumed.
 """
 
 import os
@@ -26,14 +26,14 @@ from mmengine.events.segment import (
 from mmengine.events.vocabulary import Delivered, Event, Finished, Queued
 
 PACK_LEVEL = 3
-NO_SNAPSHOT = -1  # in place of a snapshot's sequence
+NO_SNAPSHOT = -1  # as a snapshot's sequence: there is no snapshot
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How much of a log is kept: the newest `max_bytes`, and the records from the last `max_age_s`; 0:
-    everything. Segments beyond either limit are deleted.
+    """How much of a log is kept. Segments beyond the newest `max_bytes`, and segments older than `max_age_s`
+    seconds, are deleted; 0 means no limit.
     """
 
     max_bytes: int = 0
@@ -44,9 +44,10 @@ class Retention:
 
 
 class Undelivered:
-    """Requests whose answers did not reach their consumers. `begins`: their first records by id, in order;
-    `ended`: requests with complete answers. `oldest`: the first of these records, or NONE; another thread may
-    read it.
+    """Requests whose answers did not reach their consumers.
+
+    `begins`: the sequence of each request's QUEUED by request id, ascending. `ended`: the ids of requests
+    that ended. `oldest`: the smallest sequence in `begins`, or NONE; any thread may read it.
     """
 
     NONE = 2**64
@@ -62,7 +63,7 @@ class Undelivered:
         return Undelivered(self.begins, self.ended)
 
     def see(self, event: Event, sequence: int) -> None:
-        """Process record `sequence`."""
+        """Update the requests with the event of record `sequence`."""
         match event:
             case Queued(request_id=name):
                 self.begins.pop(name, None)
@@ -83,14 +84,15 @@ class Undelivered:
         order, begins = self._order, self.begins
         while order and begins.get(order[0][1]) != order[0][0]:
             order.popleft()
-        if len(order) > 2 * len(begins) + 64:  # many requests came and went after one that stays
+        if len(order) > 2 * len(begins) + 64:  # most entries are of delivered requests
             self._order = order = deque((sequence, name) for name, sequence in begins.items())
         self.oldest = order[0][0] if order else self.NONE
 
 
 def pack(path: Path) -> Path:
-    """Replace a full segment by its zstd file and return that; a huge segment stays. After a kill the segment
-    is unchanged, or both files exist. Raises OSError and leaves the segment unchanged.
+    """Replace a full segment by a zstd file and return the path of that file. A segment above
+    MAX_UNPACKED_BYTES is not packed, and its own path is returned. If the process is killed meanwhile, the
+    segment is unchanged, or both files exist. Raises OSError and leaves the segment unchanged.
     """
     written = path.stat()
     if not 0 < written.st_size <= MAX_UNPACKED_BYTES:
@@ -116,8 +118,8 @@ def pack(path: Path) -> Path:
 
 @dataclass(slots=True)
 class _Full:
-    """A full segment. `behind`: the sequence after its last record. `size` and `mtime`: its file's, once the
-    tidying thread has seen it.
+    """A full segment. `behind`: the sequence after its last record. `size`, `mtime`: the file's size in bytes
+    and its modification time, once the tidying thread has read them.
     """
 
     path: Path
@@ -128,9 +130,11 @@ class _Full:
 
 
 class FullSegments:
-    """A log's full segments, the oldest first, to be packed and deleted. The writer adds them; another thread
-    may tidy. A call's cost depends on what it packs and deletes, not on the number of segments. The folder is
-    listed when the writer opens it, and snapshots when a segment comes or goes.
+    """A log's full segments, oldest first. They are packed, and deleted when the retention allows it.
+
+    The writer calls `add`; another thread may call the other methods. A call's cost depends on how much it
+    packs and deletes, but not on the number of segments. The folder's segments are listed only when the
+    writer opens it, and its snapshots only when a segment is added or deleted.
     """
 
     def __init__(self, folder: Path, retention: Retention, *, packs: bool) -> None:
@@ -141,7 +145,7 @@ class FullSegments:
         self._num_bytes = self._snapshot_bytes = 0
 
     def add(self, path: Path, behind: int) -> None:
-        """Add a full segment; record `behind` begins the next one."""
+        """Add a full segment. The next segment begins with record `behind`."""
         self._new.append(_Full(path, behind))
 
     @property
@@ -150,7 +154,7 @@ class FullSegments:
 
     def let_go(self, needed_from: int, open_bytes: int) -> None:
         """Delete segments beyond the retention. `needed_from`: the first record of the oldest undelivered
-        request. `open_bytes`: the current segment's size. Raises OSError, LogError.
+        request, which must stay. `open_bytes`: the current segment's size. Raises OSError, LogError.
         """
         self._take_in()
         gone: list[_Full] = []
@@ -206,8 +210,8 @@ class FullSegments:
 
 
 def drop(folder: Path, paths: list[Path], first: int) -> None:
-    """Delete segments, their cut bytes, and snapshots that no record follows any more. The log then begins
-    with record `first`.
+    """Delete segments, their .cut files, and the snapshots whose next record is deleted too. The log then
+    begins with record `first`.
     """
     for path in paths:
         for cut in folder.glob(f"{path.name.split('.')[0]}.*.cut"):

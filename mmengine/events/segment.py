@@ -1,7 +1,7 @@
-r"""Segments: a log's files, named by their first sequence number.
+r"""Reads segments, the files of a log. Their names are their first record's sequence number.
 
-    00000000000000000000.mmlog        header, frames, and a footer once nothing follows in it
-    00000000000000000000.mmlog.zst    the same, packed when it was full
+    00000000000000000000.mmlog        header, frames, and a footer when the segment is complete
+    00000000000000000000.mmlog.zst    a full segment, packed with zstd
     snapshot-00000000000000012345.mmsnap   the state after that record; earlier segments may be deleted
 
 Header and footer have 64 bytes each, little endian, with a CRC-32 over their other bytes.
@@ -13,8 +13,8 @@ Header and footer have 64 bytes each, little endian, with a CRC-32 over their ot
     frames u32 | chain u32 | what follows u32 | crc32 u32
 
 The chain is a CRC-32 over the header's CRC and all frames' CRCs in order. It proves that a segment is
-complete. Steps and times belong to the first record in the first and in the last frame. "What follows" is a
-value from `Follows`.
+complete. The first step is that of the first frame's first record; the last step and time are those of the
+last frame's first record. "What follows" is a value from `Follows`.
 """
 
 import mmap
@@ -40,8 +40,8 @@ SUFFIX = ".mmlog"
 PACKED_SUFFIX = ".mmlog.zst"
 FORMAT = 1
 MAX_SEGMENTS = 100_000
-MAX_SEGMENT_BYTES = 2**32  # a reader refuses more; a writer begins a new segment long before
-MAX_UNPACKED_BYTES = 128 * 2**20  # a packed segment is unpacked in memory; larger ones are never packed
+MAX_SEGMENT_BYTES = 2**32  # a reader refuses larger files; a writer begins a new segment long before
+MAX_UNPACKED_BYTES = 128 * 2**20  # larger segments are not packed, because unpacking happens in memory
 _HEADER_MAGIC = b"mmlog\r\n\x1a"
 _OLD_MAGICS = (b"MMELOG\r\n", b"MMEV")  # builds before 0.1.0 began segments with these
 _HEADER = struct.Struct("<8sHHIQQQ20s")
@@ -51,8 +51,8 @@ HEADER_SIZE = FOOTER_SIZE = 64
 
 
 class Follows(IntEnum):
-    """A footer's statement about the next segment. REPAIRED: a repair closed the segment, because its writer
-    was gone.
+    """What a footer says about the next segment. SEGMENT: another segment follows. NOTHING: the writer closed
+    the log. REPAIRED: a repair closed the segment after its writer had been killed.
     """
 
     SEGMENT = 1
@@ -74,7 +74,7 @@ class Header(msgspec.Struct, frozen=True):
 
 
 class Footer(msgspec.Struct):
-    """Counters over a segment's frames, updated by writers and scans."""
+    """Counters over a segment's frames. A writer or a scan updates them with each frame."""
 
     count: int = 0
     last_sequence: int = 0
@@ -85,7 +85,7 @@ class Footer(msgspec.Struct):
     chain: int = 0
 
     def add(self, crc: int, count: int, sequence: int, step: int, mono_ns: int) -> None:
-        """Count one more frame, from its header."""
+        """Count one more frame. The arguments are values of the frame's header."""
         if not self.frames:
             self.first_step = step
         self.count += count
@@ -103,8 +103,11 @@ def _with_crc(block: bytes) -> bytes:
 
 
 class Scan:
-    """One segment's frames in order. `header`: None until it was read. `footer`: counters so far; `follows`:
-    from the segment's own footer, once it was read and agreed.
+    """Reads one segment's frames in order.
+
+    `header`: the segment's header, or None before it was read. `footer`: counters over the frames so far.
+    `follows`: the value in the segment's own footer, or None before a footer was read that agrees with these
+    counters.
     """
 
     def __init__(self, data: bytes | mmap.mmap):
@@ -118,8 +121,9 @@ class Scan:
         return self.follows is not None
 
     def frames(self, jump_to: int | None = None) -> Iterator[Frame]:
-        """Yield complete frames from a known place on, or from the beginning. Raises TornRecord,
-        DamagedRecord or UnknownRecord at a place without one. After a jump the footer is not compared.
+        """Yield complete frames from offset `jump_to` on, or from the beginning. Raises TornRecord,
+        DamagedRecord or UnknownRecord where no complete frame follows. With `jump_to`, the footer is not
+        compared with the counters.
         """
         data, size = self.data, len(self.data)
         offset = 0 if jump_to is None else jump_to
@@ -171,8 +175,9 @@ def _header(data: bytes | mmap.mmap) -> Header:
 def find_whole(data: bytes | mmap.mmap, offset: int) -> int | None:
     """Return where the next complete frame or footer begins, at `offset` or later, or None.
 
-    Bytes that only begin like frames cost a checksum each. A write that was cut short has few of them.
-    CorruptLog is raised if their lengths add up to several times the segment, because the bytes are hostile.
+    For every place that begins like a frame a checksum is computed. An interrupted write leaves few such
+    places. Raises CorruptLog if their lengths add up to more than four times the segment, because then the
+    bytes were made to cost time.
     """
     patience = 4 * len(data) + FRAME_HEADER.size
     for place in _likely_places(data, offset):
@@ -198,7 +203,7 @@ def find_whole(data: bytes | mmap.mmap, offset: int) -> int | None:
 
 
 def _likely_places(data: bytes | mmap.mmap, offset: int) -> Iterator[int]:
-    """Yield the places that begin like a frame or a footer, in order."""
+    """Yield the offsets at which bytes begin like a frame or a footer, in order."""
     magics = (FRAME_MAGIC, _FOOTER_MAGIC)
     found = {magic: data.find(magic, offset) for magic in magics}
     while any(place >= 0 for place in found.values()):
@@ -212,19 +217,20 @@ def segment_name(first_sequence: int) -> str:
 
 
 def part_of(folder: Path, first_sequence: int) -> Path:
-    """Return the path of a begun segment before it gets its name. None of its records was ever committed."""
+    """Return the temporary path of a segment that has a header but no committed record yet."""
     return folder / f"{first_sequence:020d}.part"
 
 
 def first_sequence_of(path: Path) -> int:
-    """Return the sequence in a segment's name; 0 for a name without one."""
+    """Return the sequence in a segment's file name, or 0 if the name has none."""
     number = path.name.split(".")[0]
     return int(number) if number.isdecimal() and len(number) == 20 else 0
 
 
 def segment_paths(folder: Path) -> list[Path]:
-    """Return the segments in order. If a segment exists packed and unpacked, packing was cut short, and the
-    unpacked one counts. Raises LogError for too many segments, CorruptLog for a link.
+    """Return the paths of the segments in order. If a segment exists both packed and unpacked, because
+    packing was interrupted, the unpacked file is returned. Raises LogError for too many segments, CorruptLog
+    for a link.
     """
     by_name: dict[str, Path] = {}
     for path in sorted(folder.glob(f"*{SUFFIX}*")):
@@ -242,7 +248,7 @@ def segment_paths(folder: Path) -> list[Path]:
 
 
 def snapshot_sequences(folder: Path) -> list[int]:
-    """Return the sequences that snapshots hold, ascending."""
+    """Return, for each snapshot, the sequence of its last record, ascending."""
     names = (path.stem.removeprefix("snapshot-") for path in folder.glob("snapshot-*.mmsnap"))
     return sorted(int(name) for name in names if name.isdecimal())
 
@@ -272,8 +278,8 @@ def open_segment(path: Path) -> Iterator[bytes | mmap.mmap]:
 
 
 def _opened_file(path: Path) -> tuple[Path, int]:
-    """Return the segment's path and descriptor. The path differs if a running writer has just packed the
-    segment.
+    """Open the segment and return its path and descriptor. The returned path differs from `path` if a running
+    writer has just packed the segment.
     """
     try:
         return path, open_file(path, os.O_RDONLY | NO_WAIT)

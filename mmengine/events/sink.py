@@ -1,4 +1,4 @@
-"""The port between the loop and its log."""
+"""The interface between the engine's loop and its log."""
 
 from typing import Protocol
 
@@ -8,11 +8,11 @@ from mmengine.events.vocabulary import Event
 class Sink(Protocol):
     @property
     def next_sequence(self) -> int:
-        """The sequence for the next appended record."""
+        """The sequence number that the next appended record gets."""
 
     @property
     def num_bytes(self) -> int:
-        """The written bytes; 0 for a sink that writes nothing."""
+        """How many bytes were written; 0 for a sink that writes no file."""
 
     @property
     def stalled(self) -> str:
@@ -21,13 +21,13 @@ class Sink(Protocol):
     def append(self, event: Event, step: int, mono_ns: int) -> None: ...
 
     def commit(self) -> bool:
-        """Make all appended events durable against a killed process. Returns False if that failed."""
+        """Write all appended events, so that they survive a killed process. Returns False if that failed."""
 
     def sync(self) -> None:
-        """Make all committed events durable against a power cut, too. Another thread may call it."""
+        """Sync all committed events, so that they survive a power cut too. Another thread may call it."""
 
     def tidy(self) -> None:
-        """Do postponed work. Another thread may call it, one at a time."""
+        """Do postponed work, such as packing. Any thread may call this method, but one at a time."""
 
     def close(self) -> None:
         """Close the sink. Raises LogError if appended records cannot be written any more."""

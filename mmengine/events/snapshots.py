@@ -1,6 +1,6 @@
-"""Snapshot files beside a log: snapshot-00000000000000012345.mmsnap holds the state after that record.
+"""Snapshot files beside a log: snapshot-00000000000000012345.mmsnap holds the state after record 12345.
 
-A snapshot is written completely under another name first, so a file with that name is complete.
+A snapshot is first written under a temporary name, so a file with its final name is complete.
 """
 
 import os
@@ -18,15 +18,16 @@ from mmengine.events.segment import first_sequence_of, segment_paths, snapshot_s
 SUFFIX = ".mmsnap"
 MAGIC = b"mmsn"
 HEADER = struct.Struct("<4sHHQI")  # magic, version, reserved, body length, body CRC-32
-EVERY_RECORDS = 2**13  # folded in a quarter of a second
-NUM_NEWEST = 3  # a damaged snapshot has others to replace it
+EVERY_RECORDS = 2**13  # a reader applies so many records in a quarter of a second
+NUM_NEWEST = 3  # newest snapshots that are always kept, in case one of them is damaged
 MAX_BYTES = 2**33
 _CHUNK = 2**20
 
 
 class SnapshotFolder:
-    """Writes a log's snapshots: one for every `every_bytes` or `every_records` that the log grows. If the
-    disk refuses a snapshot, nothing else is lost. `in_background`: another thread writes waiting snapshots.
+    """Writes a log's snapshots: a snapshot is due when the log has grown by `every_bytes` or by
+    `every_records`. If a snapshot cannot be written, the log is still complete. `in_background`: another
+    thread calls `flush`.
     """
 
     def __init__(
@@ -42,15 +43,17 @@ class SnapshotFolder:
         self._next_at, self._next_record = every_bytes, begin + every_records
         self.in_background = in_background
         self._waiting: tuple[int, Callable[[], bytes | bytearray]] | None = None
-        for part in folder.glob(f"snapshot-*{SUFFIX}.part"):  # of a killed process
+        for part in folder.glob(f"snapshot-*{SUFFIX}.part"):  # files of a killed process
             part.unlink(missing_ok=True)
 
     def is_due(self, num_bytes: int, num_records: int) -> bool:
-        """Return whether a snapshot is due after so many appended bytes or records."""
+        """Return whether a snapshot is due now that the log has `num_bytes` bytes and `num_records` records."""
         return num_bytes >= self._next_at or num_records >= self._next_record
 
     def put(self, sequence: int, make: Callable[[], bytes | bytearray], num_bytes: int) -> None:
-        """Set the snapshot that `flush` makes and writes. It replaces a waiting one."""
+        """Set the snapshot that `flush` makes with `make` and writes. A snapshot that still waits is
+        replaced. `num_bytes`: the size of the log now.
+        """
         self._next_at, self._next_record = num_bytes + self._every_bytes, sequence + 1 + self._every_records
         self._waiting = sequence, make
 
@@ -59,8 +62,8 @@ class SnapshotFolder:
         return self._waiting is not None
 
     def flush(self) -> None:
-        """Write the waiting snapshot, and delete old ones: each segment keeps the first of its old snapshots.
-        One thread at a time.
+        """Write the waiting snapshot and delete old snapshots. The first snapshot in each segment and the
+        newest snapshots stay. One thread at a time may call this method.
         """
         waiting, self._waiting = self._waiting, None
         if waiting is None:
@@ -73,7 +76,7 @@ class SnapshotFolder:
 
 
 def _spare(folder: Path) -> Iterator[int]:
-    """Yield snapshots with an earlier one in the same segment, without the newest snapshots."""
+    """Yield the snapshots to delete: all but the first snapshot in each segment and the newest snapshots."""
     firsts = [first_sequence_of(path) for path in segment_paths(folder)]
     seen = set()
     for sequence in snapshot_sequences(folder)[:-NUM_NEWEST]:
@@ -84,7 +87,7 @@ def _spare(folder: Path) -> Iterator[int]:
 
 
 def drop_behind(folder: Path, sequence: int) -> None:
-    """Delete snapshots that hold record `sequence` or later ones, because the log is about to replace those
+    """Delete snapshots taken at record `sequence` or later, because the writer is about to replace these
     records. Raises OSError.
     """
     for path in folder.glob(f"snapshot-*{SUFFIX}"):
@@ -111,7 +114,7 @@ def read_snapshot(folder: Path, sequence: int) -> bytes:
 
 
 def damage_of(folder: Path, sequence: int) -> str:
-    """Return why a snapshot's bytes are not the written ones, or ""."""
+    """Return how a snapshot file is damaged, or "" if its length and checksum are right."""
     path = snapshot_path(folder, sequence)
     try:
         with open(open_file(path, os.O_RDONLY), "rb") as file:

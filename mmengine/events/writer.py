@@ -1,8 +1,9 @@
-"""Writes a log: one writer, with one `write` per commit, before any effect leaves the process.
+"""Writes a log, with one `write` call for each commit. The engine commits a step's events before their
+effects leave the process.
 
 On a full disk `os.write` returns a short count and raises nothing. The writer then cuts the torn bytes off,
-gives up its reserve and writes once more. While the writer lives on the reserve or cannot write at all,
-`stalled` says so: new requests are refused, and running requests continue as long as the reserve lasts.
+releases its reserve and writes once more. While the writer uses the reserve or cannot write at all, `stalled`
+holds the reason: new requests are refused, and running requests continue as long as the reserve lasts.
 """
 
 import errno
@@ -38,20 +39,22 @@ from mmengine.events.vocabulary import NUMBERS, Event
 from mmengine.version import __version__
 
 SEGMENT_BYTES = 64 * 2**20
-SEGMENT_FRAMES = 2**16  # a process that continues a log walks over its last segment, frame by frame
-NO_FILE = -1  # in place of a descriptor
+# Most frames in a segment. A process that continues a log reads its last segment frame by frame.
+SEGMENT_FRAMES = 2**16
+NO_FILE = -1  # as a descriptor: no file is open
 KEEP_ALL = Retention()
-TIDY_S, TIDY_AGAIN_S = 1.0, 10.0  # seconds between two tidying runs; after a failed one
+TIDY_S, TIDY_AGAIN_S = 1.0, 10.0  # seconds until the next tidying run, after a success and after an error
 
 
 class LogWriter:
-    """Appends to a new log, or continues an existing one with `reopen`, a recovery mode; `recovery` then
-    tells what was cut off its end.
+    """Appends to a new log or, with the recovery mode `reopen`, to an existing log. `recovery` then holds the
+    bytes that were cut off that log's end.
 
-    `sync_always`: fdatasync at each commit, against power cuts too. A segment is full at `segment_bytes`;
-    `tidy` packs it (unless `pack_full` is False) and deletes old ones as `retention` says. `wall_ns`:
-    wall-clock time for segment headers. Raises LogError if the folder cannot be used, holds a log, or has
-    another writer, and CorruptLog for damage that `reopen` does not forgive.
+    `sync_always`: call fdatasync at each commit, so that commits survive power cuts. A segment is full at
+    `segment_bytes`. `tidy` packs full segments unless `pack_full` is False, and deletes old segments as
+    `retention` says. `wall_ns`: returns the wall-clock time for segment headers. Raises LogError if the
+    folder cannot be used, has another writer, or holds a log although `reopen` is None. Raises CorruptLog for
+    damage that `reopen` does not forgive.
     """
 
     def __init__(
@@ -78,7 +81,7 @@ class LogWriter:
         self._is_closed = False  # the segment has its footer
         self._full = FullSegments(folder, retention, packs=pack_full)
         self._retention, self._undelivered = retention, Undelivered()
-        self._knows = True  # whether the requests of the process before are known
+        self._knows = True  # whether the undelivered requests of the previous process are known
         self._tidy_at = 0.0
         self._stalled = ""
         self._is_stuck = False  # the last commit could not be written
@@ -111,10 +114,10 @@ class LogWriter:
         self.recovery = repair_tail(self._folder, reopen, None if reopen == "salvage" else check_end)
         self.next_sequence = self.recovery.next_sequence
         drop_behind(self._folder, self.next_sequence)
-        for part in self._folder.glob("[0-9]*.part"):  # of a killed process
+        for part in self._folder.glob("[0-9]*.part"):  # files of a killed process
             if part != part_of(self._folder, self.next_sequence):
                 part.unlink(missing_ok=True)
-        # A segment that begins here holds no record; the next one replaces it.
+        # A segment that begins with the next sequence holds no record; the first new segment replaces it.
         paths = [path for path in segment_paths(self._folder) if path.stem != f"{self.next_sequence:020d}"]
         self._path = paths[-1] if paths else None
         for path, after in pairwise(paths):
@@ -132,7 +135,9 @@ class LogWriter:
         self.next_sequence += 1
 
     def commit(self) -> bool:
-        """Write the appended records. Returns False on a full disk; the next call tries again."""
+        """Write the appended records. Returns False if they cannot be written, for example on a full disk;
+        the next call tries again.
+        """
         if not self._pending:
             return True
         frames = encode(self._pending, self.next_sequence - len(self._pending))
@@ -159,7 +164,7 @@ class LogWriter:
 
     @property
     def stalled(self) -> str:
-        """Why new requests should be refused, or "". Checks again for disk space."""
+        """Why new requests should be refused, or "". Each call checks the disk space again."""
         if self._stalled and not self._is_stuck:
             self._look_for_room()
         return self._stalled
@@ -177,8 +182,8 @@ class LogWriter:
         )
 
     def _store(self, frames: list[bytes]) -> None:
-        """Write one commit's frames with one write, to a segment that has space. Raises OSError; then none of
-        them counts.
+        """Write one commit's frames with one write, and begin a new segment first if the current segment is
+        full. If OSError is raised, none of the frames is part of the log.
         """
         num_bytes = sum(map(len, frames))
         frames_in = self._footer.frames
@@ -192,8 +197,9 @@ class LogWriter:
             self._footer.add(crc, *rest)
 
     def _write(self, data: bytes) -> None:
-        """Write all of `data`, or raise OSError with nothing that counts. After a failed sync the bytes are
-        written again, because a second sync alone proves nothing.
+        """Write all of `data`. If OSError is raised, the next call cuts off the bytes that were written.
+        After a failed sync the bytes are written again too, because a successful second sync would not prove
+        that they are on the disk.
         """
         self._cut()
         self._torn = True
@@ -212,17 +218,17 @@ class LogWriter:
             self._torn = False
 
     def _close_segment(self, follows: Follows) -> None:
-        """Write the footer, once, and force the segment to the disk. Raises OSError."""
+        """Write the footer if the segment has none, and sync the segment to the disk. Raises OSError."""
         if not self._is_closed:
             self._write(self._footer.pack(follows))
             self._is_closed = True
         sync_data(self._fd)
 
     def _open_segment(self) -> None:
-        """Begin the next segment. Raises OSError; the next try begins again.
+        """Begin the next segment. Raises OSError; the next call tries again.
 
-        Its header is on the disk before the previous footer promises it. So a process that is killed in
-        between leaves no log with a missing end.
+        The header of the new segment is synced to the disk before the previous footer says that a segment
+        follows. So if the process is killed between the two writes, no segment seems to be missing.
         """
         first = self.next_sequence - len(self._pending)
         path, part = self._folder / segment_name(first), part_of(self._folder, first)
@@ -245,19 +251,19 @@ class LogWriter:
         self._path = path
 
     def sync(self) -> None:
-        """Force the committed records to the disk. Another thread may call it."""
+        """Sync the committed records to the disk. Any thread may call this method."""
         fd = self._fd
         if fd != NO_FILE:
             try:
                 sync_data(fd)
             except OSError as error:
-                # The segment may have been rotated, and synced, in another thread; any other error is real.
+                # EBADF: another thread closed the full segment meanwhile, after syncing it.
                 if error.errno != errno.EBADF:
                     raise
 
     def tidy(self) -> None:
-        """Delete segments beyond the retention, and pack a full one. Another thread may call it, one at a
-        time; most calls find nothing to do. After a disk error the work is tried again later.
+        """Delete segments beyond the retention, and pack one full segment. Any thread may call this method,
+        but one at a time. Most calls find nothing to do. After a disk error a later call tries again.
         """
         now = time.monotonic()
         if now < self._tidy_at or not (self._full.waits_for_packing or self._retention):
@@ -265,7 +271,7 @@ class LogWriter:
         self._tidy_at = now + TIDY_S
         try:
             self._let_go()
-            if not self._stalled:  # packing needs disk space for a while
+            if not self._stalled:  # packing needs additional disk space for a while
                 self._full.pack_one()
         except (OSError, LogError):
             self._tidy_at = now + TIDY_AGAIN_S
@@ -300,7 +306,9 @@ class LogWriter:
             raise LogError(f"{self._stalled}; its last {lost} records are lost")
 
     def _end(self) -> None:
-        """Write the last segment's footer, if the disk accepts it; nothing is lost without one."""
+        """Write the last segment's footer if the disk has space for it. Without the footer the log only
+        counts as not closed.
+        """
         try:
             if self._footer.frames:
                 self._close_segment(Follows.NOTHING)
@@ -311,7 +319,7 @@ class LogWriter:
 
 
 def _write_whole(path: Path, data: bytes) -> None:
-    """Write a file with these bytes and force it to the disk. Raises OSError."""
+    """Write a file with these bytes and sync it to the disk. Raises OSError."""
     fd = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     try:
         if os.write(fd, data) != len(data):
