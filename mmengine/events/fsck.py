@@ -120,7 +120,9 @@ def fsck(folder: Path, *, repair: bool = False) -> FsckReport:
 
 
 def _repair(folder: Path) -> Recovery | None:
-    """Repair only the tail. Returns None if there is damage before the tail; the check reports that damage."""
+    """Repair only the tail. Returns None if there is damage before the tail; the check reports that
+    damage.
+    """
     try:
         fd = lock(folder)
     except OSError as error:

@@ -47,7 +47,9 @@ class SnapshotFolder:
             part.unlink(missing_ok=True)
 
     def is_due(self, num_bytes: int, num_records: int) -> bool:
-        """Return whether a snapshot is due now that the log has `num_bytes` bytes and `num_records` records."""
+        """Return whether a snapshot is due now that the log has `num_bytes` bytes and `num_records`
+        records.
+        """
         return num_bytes >= self._next_at or num_records >= self._next_record
 
     def put(self, sequence: int, make: Callable[[], bytes | bytearray], num_bytes: int) -> None:
