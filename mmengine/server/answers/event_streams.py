@@ -1,4 +1,6 @@
-"""Event streams for answers: their headers and metrics, and what their end releases."""
+"""Builds the event streams of answers, with their headers and metrics, and releases a call's resources when
+its stream ends.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -26,7 +28,7 @@ class EventStreams:
     def of_call(
         self, builder: ResponseBuilder, parsed_request: ParsedRequest, owner: str, span: "CallSpan | None"
     ) -> EventStream:
-        """Return the stream for an admitted call. The stream's end ends the call."""
+        """Return the stream for an admitted call. The call leaves admission when the stream ends."""
 
         def ended(how: str) -> None:
             self._admission.give(owner)
@@ -84,7 +86,7 @@ class EventStreams:
         return found
 
     def _shutdown_error(self, request_id: str, can_reattach: bool) -> ApiError | None:
-        """Return the error for a stream that the server's shutdown cuts, or None while the server runs."""
+        """Return the error that ends a stream at the server's shutdown, or None while the server runs."""
         if not self._admission.is_draining:
             return None
         return self._admission.interrupted_error(request_id, can_reattach=can_reattach)

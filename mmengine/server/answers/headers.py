@@ -1,4 +1,4 @@
-"""HTTP headers for answers: names and values."""
+"""The names and values of HTTP headers that answers have."""
 
 from typing import TYPE_CHECKING
 
@@ -17,14 +17,14 @@ _MAX_UNENFORCED_CHARS = 1000
 
 
 def is_request_id(name: str) -> bool:
-    """Whether `name` may be a request id, so that a header can hold it."""
+    """Whether `name` may be a request id: printable ASCII without spaces, so that a header can hold it."""
     return 0 < len(name) <= MAX_ID_CHARS and name.isascii() and name.isprintable() and " " not in name
 
 
 def answer_headers(
     parsed_request: ParsedRequest, unenforced: tuple[str, ...], span: "CallSpan | None"
 ) -> dict[str, str]:
-    """Return an answer's headers. `unenforced`: tools that are not held to their schemas."""
+    """Return an answer's headers. `unenforced`: tools whose calls need not match their schemas."""
     headers = {ID_HEADER: parsed_request.request_id}
     if parsed_request.envelope.api == "messages":
         headers[MESSAGE_ID_HEADER] = parsed_request.request_id

@@ -1,4 +1,4 @@
-"""Readers for every API's bodies. They also convert engine errors back to the client's field names."""
+"""Readers for every API's bodies, and the conversion of engine errors to the client's field names."""
 
 from typing import Protocol
 
@@ -31,7 +31,8 @@ from mmengine.server.settings import ServerSettings
 from mmengine.server.storage.storage import Storage
 
 LINE_ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")  # Endpoints of batch lines.
-# The engine knows structured_outputs as grammar, and a grammar by its language.
+# The engine's name for structured_outputs is grammar; its names for structured_outputs.grammar are lark and
+# gbnf.
 _GRAMMAR_NAMES = FieldNames(
     (),
     (
@@ -108,7 +109,7 @@ class RequestReaders:
         return self.resolve_model(reader.read(data, request_id), owner)
 
     def read_line(self, endpoint: str, data: bytes, name: str, owner: str) -> ParsedRequest:
-        """Read a batch line's body. `name`: the request's id. Thread-safe. Raises ApiError."""
+        """Read the body of a batch line. `name`: the request's id. Thread-safe. Raises ApiError."""
         reader = self._line_readers[LINE_ENDPOINTS.index(endpoint)]
         parsed_request = self.read(reader, data, name, owner)
         if parsed_request.stream:
@@ -139,7 +140,7 @@ class RequestReaders:
         return msgspec.structs.replace(parsed_request, envelope=envelope, adapter=adapter)
 
     def frames_of(self, parsed_request: ParsedRequest) -> Frames:
-        """Return the writer for the answer, in the request API's format."""
+        """Return the writer that renders the answer in the format of the request's API."""
         name, envelope = parsed_request.request_id, parsed_request.envelope
         texts = self._texts if parsed_request.logprobs else None
         usage_frames = parsed_request.usage_frames
@@ -155,11 +156,13 @@ class RequestReaders:
         return CompletionFrames(name, envelope, texts, usage_frames, echo_texts, num_choices)
 
     def to_api_error(self, error: BaseException, parsed_request: ParsedRequest) -> BaseException:
-        """Return the error for the client, with its API's field names. ClientLeft and cancellation stay."""
+        """Convert an error to an ApiError with the field names of the client's API. ClientLeft and
+        cancellation are returned unchanged.
+        """
         if not isinstance(error, Exception) or isinstance(error, ClientLeft):
             return error
         found = api_error(error, parsed_request.params, self._admission.rate.retry_after_s())
-        if found.code is ErrorCode.REQUEST_ID_IN_USE:  # The engine's text holds the owner.
+        if found.code is ErrorCode.REQUEST_ID_IN_USE:  # The engine's text names the owner.
             return key_in_use((parsed_request.envelope.owner, ITS_ID, parsed_request.request_id))
         found = _with_format_path(found, parsed_request.answer_format)
         names = parsed_request.field_names
@@ -167,7 +170,7 @@ class RequestReaders:
 
 
 def _with_format_path(error: ApiError, answer_format: AnswerFormat) -> ApiError:
-    """Return an error in the answer format with the body's field name."""
+    """Return the error; if it concerns the answer format, its path names the body's field."""
     if answer_format.grammar is not None and error.path[:1] == ("grammar",):
         return error.at(_GRAMMAR_NAMES.path(error.path))
     if error.code is ErrorCode.INVALID_GRAMMAR and not error.path:

@@ -1,4 +1,4 @@
-"""/v1/chat/completions, /v1/completions, /v1/responses and /v1/messages."""
+"""Handlers of /v1/chat/completions, /v1/completions, /v1/responses and /v1/messages."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -39,14 +39,14 @@ if TYPE_CHECKING:  # OpenTelemetry is an extra.
     from mmengine.server.calls.tracing import CallSpan, Tracing
 
 _SPAN = "mmengine.span"  # Key in the ASGI scope: the call's span.
-# Returns the reader of a body, from the body's chunks, its reservation and its owner.
+# Given a body's chunks, its reservation and its owner, returns the reader for the body.
 _FindReader = Callable[[list[bytes], BodyReservation, str], Awaitable[Reader]]
 
 
 class AnswerRoutes:
     """The routes that create answers.
 
-    `names`: the served names for the model and its adapters. `storage`: files and responses beside the log;
+    `names`: the served names for the model and its adapters. `storage`: uploaded files and stored responses;
     None for a server without a log.
     """
 
@@ -93,16 +93,16 @@ class AnswerRoutes:
         return await self._answer(request, self.readers.messages)
 
     def id_of(self, request: Request) -> str:
-        """Return the call's request id: the header's, or a new id."""
+        """Return the call's request id, from the header if it is set, otherwise a new id."""
         given = request.headers.get(ID_HEADER, "") or self._new_id()
         if is_request_id(given):
             request.scope[REQUEST_ID] = given
         return given
 
     async def _find_reader(self, data: list[bytes], reservation: BodyReservation, owner: str) -> Reader:
-        """Return the reader for a response body, with the previous responses that the body continues.
+        """Return the reader for a body of /v1/responses, with the earlier responses that the body continues.
 
-        The previous responses count in `reservation`. Raises ApiError.
+        The earlier responses count against `reservation`. Raises ApiError.
         """
         threads = self.readers.parser_threads
         previous = await threads.run(reservation.num_bytes, lambda: previous_of(b"".join(data)))
@@ -127,7 +127,7 @@ class AnswerRoutes:
                 span.record_error(error)
             raise
         finally:
-            if not streams:  # The end of a stream ends the call.
+            if not streams:  # A stream gives the place back when it ends.
                 self._admission.give(owner)
 
     async def _read_and_answer(
@@ -140,7 +140,8 @@ class AnswerRoutes:
             new_id = self._new_id()
             given = request.headers.get(ID_HEADER, "") or new_id
             if is_request_id(given):
-                request.scope[REQUEST_ID] = given  # For errors, unless the body has a request_id.
+                # For error responses; a request_id in the body replaces it.
+                request.scope[REQUEST_ID] = given
             if find_reader is not None:
                 reader = await find_reader(data, reservation, owner)
             parsed_request = await self.readers.parser_threads.run(
@@ -155,7 +156,7 @@ class AnswerRoutes:
                 parsed_request, sources = await self.calls.sources(parsed_request, caller, fill)
             except Exception as error:
                 raise self.readers.to_api_error(error, parsed_request) from error
-            request.scope[REQUEST_ID] = parsed_request.request_id  # A repeated call has the first call's id.
+            request.scope[REQUEST_ID] = parsed_request.request_id  # A repeated call gets the first call's id.
             frames = self.readers.frames_of(parsed_request)
             builder = ResponseBuilder(parsed_request, frames, sources, self._tokenizer)
             try:
@@ -197,9 +198,10 @@ class AnswerRoutes:
         return msgspec.structs.replace(parsed_request, envelope=envelope)
 
     def _interrupt(self, builder: ResponseBuilder, parsed_request: ParsedRequest) -> ApiError:
-        """Return the error for a call that the server's shutdown cuts, and undo the task's cancellation.
+        """Return the error for a call that the server's shutdown ends, and undo the task's cancellation.
 
-        An accepted request stays in the log; any other is cancelled.
+        If the engine has accepted the request, it stays in the log and can continue; otherwise it is
+        cancelled.
         """
         if (task := asyncio.current_task()) is not None:
             task.uncancel()

@@ -1,6 +1,6 @@
 """Routes that load and unload LoRA adapters, with vLLM's names.
 
-They require an admin key, and read only the folder that the server was given.
+They require an admin key, and read only folders below --lora-root.
 """
 
 import asyncio
@@ -24,12 +24,14 @@ from mmengine.server.http.model_names import ModelNames
 
 ADMIN = "admin"  # Owner of calls with an admin key.
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
-MAX_PATH_CHARS = 4096  # Limit for `lora_path`, as in the operating system.
+MAX_PATH_CHARS = 4096  # Limit for `lora_path`: Linux's PATH_MAX.
 
 
 class LoadBody(msgspec.Struct, forbid_unknown_fields=True):
-    """The body that loads an adapter. `lora_path`: a folder below the root, relative or absolute.
-    `load_inplace`: replaces an adapter with the same name.
+    """The body of a call that loads an adapter.
+
+    `lora_path`: a folder below --lora-root, relative to it or absolute. `load_inplace`: replace a loaded
+    adapter that has the same name.
     """
 
     lora_name: str
@@ -55,7 +57,9 @@ _unload = msgspec.json.Decoder(UnloadBody).decode
 
 
 class AdapterRoutes:
-    """The routes for adapters. `root`: the folder with adapters; "": no adapter may be loaded."""
+    """The routes for adapters. `root`: the folder that contains all adapters; if "", no adapter may be
+    loaded.
+    """
 
     def __init__(
         self, engine: ServedEngine, names: ModelNames, admission: Admission, root: str, keys: ApiKeys | None
@@ -65,7 +69,7 @@ class AdapterRoutes:
         self._keys = keys if keys is not None and keys.any else None
 
     def check_key(self, headers: dict[bytes, bytes]) -> str:
-        """Return the call's owner. Raises ApiError."""
+        """Check the admin key, and return the call's owner. Raises ApiError."""
         if self._root is None or self._keys is None:
             text = "calls may not load adapters: start the server with --lora-root and --admin-key-file"
             raise ApiError(ErrorCode.NO_LORA_ROOT, text)
@@ -113,7 +117,7 @@ class AdapterRoutes:
         """
         assert self._root is not None
         if len(path) <= MAX_PATH_CHARS:
-            # A long name, a link to itself, or a null byte.
+            # resolve() raises for a name that is too long, a link to itself, or a null byte.
             with suppress(OSError, RuntimeError, ValueError):
                 folder = (self._root / path).resolve()
                 within = [folder, *((folder / name).resolve() for name in (CONFIG_FILE, WEIGHTS_FILE))]

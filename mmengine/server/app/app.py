@@ -67,9 +67,9 @@ _OPEN = {record.path for record in HEALTH_ROUTES}
 class App:
     """The ASGI application for an engine. Create this object on the event loop.
 
-    `names`: the model's served names. `media_fetcher`: fetches media; None: no URLs and files are read.
-    `storage`: files, batches and responses beside the log; None without a log. `tracing`: receives spans of
-    calls. `live`: the log folder that /live shows. `admin_keys`: keys that may load adapters.
+    `names`: the model's served names. `media_fetcher`: fetches media from URLs and local files; None refuses
+    both. `storage`: stored files, batches and responses; None for a server without a log. `tracing`: receives
+    a span for each call. `live`: the log folder that /live shows. `admin_keys`: keys that may load adapters.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class App:
         self._open, self._live = set(_OPEN), None
         if live is not None:
             self._live = LiveRoutes(live, settings, self.metrics)
-            self._open.add(LIVE)  # The page holds no data, and sends the key with its own calls.
+            self._open.add(LIVE)  # The page holds no data, and its script sends the key with each call.
             endpoints |= self._live.endpoints()
         if (responses := answers.stored_response_routes) is not None:
             endpoints |= bind(RESPONSE_ROUTES, responses)
@@ -134,7 +134,7 @@ class App:
         self._patterns = [route for route in routes if "{" in route.path]
         # Most calls have a path without parameters; the router finds the others.
         self._endpoints = {key: each for key, each in endpoints.items() if "{" not in key[1]}
-        # Cached, because creating labels takes time.
+        # The counter and the histogram for each route, method and status, because `labels` is slow.
         self._counted: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
         self._router = Router(routes, redirect_slashes=False, default=refuse_unknown_route)
 

@@ -1,4 +1,4 @@
-"""Endpoints for sessions and storage, and for routes that this server lacks."""
+"""Endpoints for sessions and storage, and refusals for routes that this server does not have."""
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send

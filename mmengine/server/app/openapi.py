@@ -27,7 +27,7 @@ from mmengine.version import __version__
 
 _REF = "#/components/schemas/{name}"
 _PATH_PARAMETER = re.compile(r"\{(\w+)(?::path)?\}")
-NOT_DONE = "not done:"  # Start of the description of a refused field.
+NOT_DONE = "not done:"  # Begins the description of each field that the server refuses.
 _BODIES: dict[Body, tuple[Field, ...]] = {
     ChatBody: CHAT,
     CompletionBody: COMPLETION,
@@ -89,7 +89,9 @@ def _paths(records: Sequence[RouteRecord]) -> dict[str, Json]:
 
 
 def _operation(operation: Operation, path_names: Sequence[str]) -> Json:
-    """Return the OpenAPI operation object. Status 431 has OpenAI's error body on all routes."""
+    """Return the OpenAPI operation object. Status 431 has OpenAI's error body on all routes, also on
+    Anthropic's.
+    """
     responses: Json = {"200": _success(operation)}
     for status in sorted(operation.refusals):
         kind = Refusal if status == 431 else operation.refusal or Refusal
@@ -146,14 +148,16 @@ _REQUEST_ID: Json = {
 
 
 def _of_anything(kind: type) -> dict[str, object]:
-    """Return the schema for `object`: any value."""
+    """Return the schema of `object`, which allows any value."""
     if kind is object:
         return {"description": "any JSON"}
     raise NotImplementedError
 
 
 def _describe(schema: dict[str, object], fields: tuple[Field, ...]) -> None:
-    """Add the table's fields that the struct lacks; any other field must be null, which means absent."""
+    """Add the fields in `fields` that the struct lacks. Any other field may only be null, which means
+    absent.
+    """
     properties = schema["properties"]
     assert isinstance(properties, dict)
     for field in fields:
@@ -183,7 +187,9 @@ def _ref(kind: Body) -> Json:
 
 
 def _events(stream: Stream) -> Json:
-    """Return each event's schema, in OpenAPI 3.2's form."""
+    """Return the media type object of an event stream: the events' schema is its `itemSchema`, as in OpenAPI
+    3.2.
+    """
     event: Json
     if stream.done:
         event = {"data": {"anyOf": [{"const": stream.done}, _json_string(*stream.events, Refusal)]}}
@@ -194,6 +200,6 @@ def _events(stream: Stream) -> Json:
 
 
 def _json_string(*kinds: Body) -> Json:
-    """Return the schema for a string that holds one of `kinds` as JSON."""
+    """Return the schema of a string that contains one of `kinds` as JSON."""
     anything = {"anyOf": [_ref(kind) for kind in kinds]}
     return {"type": "string", "contentMediaType": "application/json", "contentSchema": anything}

@@ -1,4 +1,4 @@
-"""Every route as a record: service routes, adapters, and the routes from other packages."""
+"""Route records of all routes: the service and adapter routes, and those that other packages define."""
 
 from mmengine.server.answers.route_table import ANSWER_ROUTES, MESSAGES
 from mmengine.server.app.adapter_routes import LOAD, UNLOAD, AdapterDone, AdapterRoutes, LoadBody, UnloadBody

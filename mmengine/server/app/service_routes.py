@@ -30,7 +30,7 @@ from mmengine.server.http.token_id_lists import take_out
 from mmengine.server.settings import ServerSettings
 from mmengine.version import __version__
 
-MAX_TOKENIZED = 2  # Concurrent prompts in /tokenize.
+MAX_TOKENIZED = 2  # Prompts that /tokenize processes at once.
 MAX_DETOKENIZED = 2**20  # Tokens per call of /detokenize.
 TOKENIZE_FIELDS, DETOKENIZE_FIELDS = Fields(TOKENIZE), Fields(DETOKENIZE)
 decode_tokenize = msgspec.json.Decoder(TokenizeBody).decode
@@ -38,7 +38,7 @@ decode_detokenize = msgspec.json.Decoder(DetokenizeBody).decode
 
 
 class ServiceRoutes:
-    """The service routes. `reader`: reads conversations, which are tokenized as for an answer."""
+    """The service routes. `reader`: reads conversations for /tokenize as for an answer."""
 
     def __init__(
         self,
@@ -154,7 +154,7 @@ def _exposed(
     """Return the registry with all metrics that /metrics shows."""
 
     def ours() -> Iterator[Metric]:
-        yield from engine.metrics.collect()  # The engine's metrics change when a new engine replaces it.
+        yield from engine.metrics.collect()  # Read on each scrape, because a replaced engine has new metrics.
         yield from metrics.collect()
 
     registry = CollectorRegistry(auto_describe=False)
@@ -173,7 +173,7 @@ def _json(value: object, status: int = 200, headers: dict[str, str] | None = Non
 
 
 def read_prompt(body: TokenizeBody, reader: ChatReader) -> Prompt:
-    """Return the prompt that an answer to the same body would have. Raises ApiError."""
+    """Return the prompt that a chat completion with the same fields would have. Raises ApiError."""
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(ErrorCode.INVALID_VALUE, "set either prompt or messages", FieldPath("prompt"))
     if body.messages is None:

@@ -1,4 +1,4 @@
-"""/v1/files: uploads, and the files that batches write."""
+"""Handlers of /v1/files, for uploaded files and files that batches wrote."""
 
 import asyncio
 import time
@@ -19,18 +19,18 @@ from mmengine.server.storage.files import MAX_SHOWN, StoredFile
 from mmengine.server.storage.storage import Storage
 from mmengine.server.storage.uploads import Upload
 
-MAX_UPLOADS = 16  # uploads in progress, all keys together
+MAX_UPLOADS = 16  # Concurrent uploads of all API keys together.
 PURPOSES = ("batch", *IMAGE_PURPOSES)
-MIN_EXPIRES_S, MAX_EXPIRES_S = 3600, 30 * 86400  # OpenAI's limits
-_PIECE = 2**20  # bytes of a body that must arrive within body_timeout_s
-_SHOWN = 1000  # files in a list when the call sets no limit
+MIN_EXPIRES_S, MAX_EXPIRES_S = 3600, 30 * 86400  # OpenAI's limits.
+_PIECE = 2**20  # Each body_timeout_s, this many bytes of the body must arrive.
+_SHOWN = 1000  # Files in a list if the call sets no limit.
 
 
 class FileRoutes:
     def __init__(self, storage: Storage, admission: Admission, body_timeout_s: float):
         self._files, self._batches = storage.files, storage.batches
         self._admission, self._timeout_s = admission, body_timeout_s
-        self._uploads: Counter[str] = Counter()  # uploads in progress by key
+        self._uploads: Counter[str] = Counter()  # Uploads in progress, for each API key.
 
     async def create(self, request: Request) -> ASGIApp:
         if (why := self._admission.draining()) is not None:
@@ -70,7 +70,9 @@ class FileRoutes:
             raise _upload_error(error) from None
 
     async def _receive(self, request: Request, upload: Upload) -> None:
-        """Write the body to the disk. Raises ApiError when a piece takes longer than body_timeout_s."""
+        """Write the body to the disk. Raises ApiError if the body comes more slowly than _PIECE bytes per
+        body_timeout_s.
+        """
         loop, begun, num_bytes = asyncio.get_running_loop(), time.monotonic(), 0
         while True:
             left_s = begun + self._timeout_s * (1 + num_bytes // _PIECE) - time.monotonic()
@@ -174,7 +176,7 @@ EXPIRES_AFTER = FieldPath("expires_after")
 
 
 def expires_after(anchor: str | None, seconds: int | None, where: FieldPath = EXPIRES_AFTER) -> int:
-    """Return the seconds after which a file expires. Raises ApiError."""
+    """Return the seconds after which a file expires. `where`: the field's path in errors. Raises ApiError."""
     if anchor != "created_at":
         raise ApiError(ErrorCode.INVALID_VALUE, f"{FIELD} must be created_at", where / "anchor")
     if seconds is None or not MIN_EXPIRES_S <= seconds <= MAX_EXPIRES_S:
@@ -184,7 +186,7 @@ def expires_after(anchor: str | None, seconds: int | None, where: FieldPath = EX
 
 
 def _upload_error(error: BaseException) -> BaseException:
-    """Return the error that the caller gets. An interrupted upload closes its connection."""
+    """Return the error for the client. After an interrupted upload the server closes the connection."""
     if isinstance(error, (ApiError, ClientLeft)) or not isinstance(error, MMEngineError):
         return error
     found = api_error(error)

@@ -1,5 +1,5 @@
-"""Answers to a batch's lines, made by the same readers and frames as live calls. Recovered requests go on
-where the last process ended.
+"""Answers the lines of batches with the readers and frames of live calls. Requests that were recovered from
+the log continue after the last token of the previous process.
 """
 
 import asyncio
@@ -23,26 +23,26 @@ from mmengine.server.chat.submission import prompt_request_id, submit
 from mmengine.server.chat.uploaded_images import UploadedImages
 from mmengine.server.http.errors import ApiError, api_error
 
-AGAIN = (409, 429, 503)  # statuses after which a line is tried again
+AGAIN = (409, 429, 503)  # A line is tried again after these statuses.
 
 
 class LineReader(Protocol):
-    """The part of the answer routes that a line needs."""
+    """The methods of `RequestReaders` that a line needs."""
 
     uploads: UploadedImages
 
     def read_line(self, endpoint: str, data: bytes, name: str, owner: str) -> ParsedRequest:
-        """Parse a line's body. `name`: the request's id. Thread-safe. Raises ApiError."""
+        """Read a line's body. `name`: the request's id. Thread-safe. Raises ApiError."""
 
     def frames_of(self, parsed_request: ParsedRequest) -> Frames: ...
 
     def to_api_error(self, error: BaseException, parsed_request: ParsedRequest) -> BaseException:
-        """Return an engine error as the caller gets it."""
+        """Convert an engine error to the error that the client gets."""
 
 
 class LineOutcome(NamedTuple):
-    """The outcome for a line. `body`: an answer or an error. `written`: call it when the body is safe on the
-    disk.
+    """The outcome of a line. `body`: an answer or an error, as JSON. `written`: to be called when the body is
+    durable on the disk; it releases the answer in the log.
     """
 
     status: int
@@ -51,8 +51,10 @@ class LineOutcome(NamedTuple):
 
 
 class LineAnswers:
-    """Answers lines for all batches. `seats`: limits the choices in flight. `priority`: the highest priority
-    that a line may have.
+    """Answers the lines of all batches.
+
+    `seats`: limits the choices in flight. `priority`: lowest priority value (the most urgent) that a line may
+    have.
     """
 
     def __init__(
@@ -65,15 +67,15 @@ class LineAnswers:
     ):
         self._engine, self._reader, self._seats, self._priority = engine, reader, seats, priority
         self.recovered_rows = recovered_rows
-        # a thread of its own: live calls do not wait for lines
+        # The lines have their own thread, so that live calls do not wait for them.
         self._parser = ThreadPoolExecutor(1, "mmengine-parse-batch")
-        self.leaves = False  # whether requests that are cancelled from now on stay in the log
+        self.leaves = False  # Whether a cancelled task leaves its requests in the log.
 
     async def answer(
         self, endpoint: str, body: bytes, name: str, owner: str, accepted: Callable[[], None]
     ) -> LineOutcome:
-        """Return the outcome for a line. `accepted`: called when the log has the request. Raises ApiError
-        with a status in AGAIN.
+        """Answer a line and return the outcome. `accepted`: called when the request is in the log. Raises
+        ApiError with a status in AGAIN if the line must be tried again.
         """
         try:
             parsed_request = await asyncio.get_running_loop().run_in_executor(
@@ -112,7 +114,7 @@ class LineAnswers:
             raise api_failure from error
         except asyncio.CancelledError:
             for stream in streams:
-                if self.leaves:  # the log may have the request although its acceptance was not reported yet
+                if self.leaves:  # The log may have the request even before `accepted` was called.
                     stream.leave()
                 else:
                     discard_stream(stream)
@@ -120,8 +122,10 @@ class LineAnswers:
         return LineOutcome(200, body, partial(_delivered, streams))
 
     async def _streams(self, parsed_request: ParsedRequest) -> tuple[ParsedRequest, Sequence[Stream]]:
-        """Return the recovered streams with the request as accepted then, if all of them exist; otherwise
-        submit the request.
+        """Return the request and a stream for each prompt.
+
+        If the streams of all prompts were recovered, they are returned with the envelope from the log.
+        Otherwise the request is submitted.
         """
         several = len(parsed_request.prompts)
         envelope = msgspec.structs.replace(parsed_request.envelope, num_prompts=several)
@@ -131,7 +135,9 @@ class LineAnswers:
             parsed_request.prompts.clear()
             envelope = msgspec.json.decode(found[0].envelope, type=Envelope)
             return msgspec.structs.replace(parsed_request, envelope=envelope), [each.stream for each in found]
-        for each in found:  # the others were never accepted: all are asked again, when these are gone
+        # The other prompts were never accepted. All prompts are submitted again once these streams are
+        # cancelled.
+        for each in found:
             discard_stream(each.stream)
         await self._reader.uploads.fill(parsed_request)
         parsed_request = msgspec.structs.replace(
@@ -141,8 +147,8 @@ class LineAnswers:
 
 
 def failed(name: str, error: Exception, streams: Sequence[Stream] = ()) -> LineOutcome:
-    """Log an unexpected error, and return the outcome for a line that could not be read or answered. `name`:
-    the request's id.
+    """Log an unexpected error in reading or answering a line, and return the line's outcome. `name`: the
+    request's id.
     """
     operator_log.error("a line of a batch failed", id=name, reason=in_one_line(error))
     return _refused(api_error(error), streams)

@@ -1,7 +1,9 @@
-"""A batch's lines in OpenAI's format.
+"""The lines of a batch's input and output files, in OpenAI's format.
 
-{"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {…}} {"id": "batch_req_…",
-"custom_id": "a", "response": {"status_code": 200, "body": {…}, …}, "error": null}
+An input line, and the output line that answers it:
+
+    {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {…}}
+    {"id": "batch_req_…", "custom_id": "a", "response": {"status_code": 200, "body": {…}, …}, "error": null}
 """
 
 from collections.abc import Iterator
@@ -20,14 +22,14 @@ from mmengine.server.http.json_values import MAX_VALUES, has_too_many_values
 from mmengine.server.http.media_payloads import MIN_CHARS, cut_short
 from mmengine.server.storage.batches import LineError
 
-MAX_ERRORS = 100  # errors reported per batch
+MAX_ERRORS = 100  # Errors reported for each batch.
 _FIELDS = ("custom_id", "method", "url", "body")
 _UNREADABLE = (msgspec.MsgspecError, UnicodeError, RecursionError)
 
 
 class Line(NamedTuple):
-    """A line to answer. `place`: 0-based, blank lines not counted. `number`: the line's number in the file,
-    1-based.
+    """A line to answer. `place`: its 0-based index without blank lines. `number`: its 1-based line number in
+    the file.
     """
 
     place: int
@@ -37,7 +39,7 @@ class Line(NamedTuple):
 
 
 class CheckedLines(NamedTuple):
-    """A file's requests, and the errors in the file."""
+    """The index of a file's requests, and the errors in the file."""
 
     requests: RequestIndex
     errors: list[LineError]
@@ -69,7 +71,9 @@ def index_of(path: Path) -> RequestIndex:
 
 
 def lines_of(path: Path, index: RequestIndex, answered: set[int]) -> Iterator[Line]:
-    """Yield the lines of a checked file whose places are not in `answered`. Blocks. Raises OSError."""
+    """Yield the lines of a checked file whose indices (`Line.place`) are not in `answered`. Blocks. Raises
+    OSError.
+    """
     with path.open("rb") as file:
         for place, (number, line) in enumerate(numbered_lines(file)):
             if line is not None and place not in answered:
@@ -81,12 +85,13 @@ class _Body(msgspec.Struct):
     body: msgspec.Raw
 
 
-# used by one thread only: msgspec crashes when two threads use a new decoder first
+# Only one thread uses this decoder: msgspec crashes if a decoder's first two uses run concurrently in two
+# threads.
 _decode_body = msgspec.json.Decoder(_Body).decode
 
 
 class _Fields(msgspec.Struct, forbid_unknown_fields=True):
-    """A line's fields, not decoded."""
+    """The undecoded fields of a line."""
 
     custom_id: msgspec.Raw | UnsetType = UNSET
     method: msgspec.Raw | UnsetType = UNSET
@@ -95,9 +100,10 @@ class _Fields(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def _small(line: bytes) -> bytes:
-    """Return the line with large media cut short, and without its body if that has too many values.
+    """Return the line with large media shortened. A body with too many values is replaced by {}.
 
-    A parser holds the interpreter lock for all values of a body. Raises the errors in _UNREADABLE.
+    Otherwise the JSON parser would hold the interpreter lock for as long as it decodes the body. Raises the
+    errors in _UNREADABLE.
     """
     line = cut_short(line) if len(line) > MIN_CHARS else line
     if not has_too_many_values(line):
@@ -119,7 +125,7 @@ def _custom_id(line: bytes | None) -> str | None:
 
 
 def _error(number: int, line: bytes | None, endpoint: str, seen: set[str]) -> LineError | None:
-    """Return a line's error, or None. Adds its custom_id to `seen`."""
+    """Return a line's error, or None if the line is valid. Adds the line's custom_id to `seen`."""
     if line is None:
         text = f"the line exceeds {MAX_LINE_BYTES} bytes; send smaller images, or upload them as files"
         return LineError("line_too_long", text, number)
@@ -180,7 +186,7 @@ class _Out(msgspec.Struct):
 
 
 def answer_line(name: str, custom_id: str, status: int, body: bytes) -> bytes:
-    """Return the output line of a request that was answered, possibly with an error. `name`: the request's
+    """Return the output line of a request that got a response, which may be an error. `name`: the request's
     id.
     """
     return _written(_Out(_line_id(name), custom_id, _Response(status, name, msgspec.Raw(body)), None))

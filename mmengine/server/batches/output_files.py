@@ -1,5 +1,4 @@
-"""The output file and the error file of a batch. They are the source of truth for which lines are
-answered."""
+"""Writes the output file and the error file of a batch. Only these files tell which lines are answered."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -15,11 +14,13 @@ from mmengine.server.storage.batches import Batch, Counts
 from mmengine.server.storage.files import Files, StoredFile
 
 OUTPUT, ERRORS = "output", "errors"
-_TOGETHER = 1000  # lines per write and sync
+_TOGETHER = 1000  # Lines per write and sync.
 
 
 class Answer(NamedTuple):
-    """A line to write. `place`: the place of the request's line."""
+    """An output line to write. `place`: the index of the request's input line. `is_good`: True for the output
+    file, False for the error file.
+    """
 
     place: int
     line: bytes
@@ -29,7 +30,8 @@ class Answer(NamedTuple):
 class BatchFiles:
     """A batch's two files, open for appending.
 
-    All methods block. Raises OSError, and InvalidRequest when a file holds lines of another batch.
+    All methods block. The constructor raises OSError, and InvalidRequest if a file contains lines of another
+    batch.
     """
 
     def __init__(self, files: Files, batch: Batch, requests: RequestIndex):
@@ -52,8 +54,8 @@ class BatchFiles:
         return Counts(len(self._requests), len(self.answered) - self._num_failed, self._num_failed)
 
     def write(self, answers: Sequence[Answer]) -> None:
-        """Append the answers that are missing, and return when they are on the disk. May be repeated after an
-        OSError.
+        """Append the answers that the files lack, and return when they are durable on the disk. After an
+        OSError the call may be repeated with the same answers.
         """
         for answer in answers:
             if answer.place not in self.answered:
@@ -64,7 +66,7 @@ class BatchFiles:
             file.delivered(now=True)
 
     def expire(self, name_of: Callable[[int], str]) -> None:
-        """Write an expiry error for every request without an answer. `name_of`: returns the request's id from
+        """Write an expiry error for every request without an answer. `name_of`: returns a request's id, given
         its line number.
         """
         missing = self._missing(name_of)

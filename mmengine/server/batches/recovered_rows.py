@@ -1,4 +1,4 @@
-"""Requests of batches that were recovered from the log."""
+"""The batch requests that were recovered from the log."""
 
 import re
 from typing import NamedTuple
@@ -8,7 +8,7 @@ from mmengine.serve.stream.request_stream import Stream
 from mmengine.server.chat.submission import log_request_id
 from mmengine.server.storage.batches import Batches
 
-_ROW = re.compile(r"(?:(?P<owner>[^:]*):)?(?P<batch>batch_[0-9a-f]{24})-\d+(?:-\d+)?")  # ids in the log
+_ROW = re.compile(r"(?:(?P<owner>[^:]*):)?(?P<batch>batch_[0-9a-f]{24})-\d+(?:-\d+)?")  # Ids in the log.
 
 
 class RecoveredRow(NamedTuple):
@@ -17,14 +17,14 @@ class RecoveredRow(NamedTuple):
 
 
 class RecoveredRows:
-    """Recovered requests of live batches, each with its stream.
+    """The recovered requests of live batches, with a stream for each.
 
-    Requests of ended batches are given up. Create this object before anything else reads the engine's
-    recovered requests: these are not calls.
+    Recovered requests of ended batches are cancelled. Create this object before the call registry reads the
+    engine's recovered requests, because batch requests are not calls of clients.
     """
 
     def __init__(self, engine: ServedEngine, batches: Batches):
-        self._rows: dict[str, RecoveredRow] = {}  # by id in the log
+        self._rows: dict[str, RecoveredRow] = {}  # The key is the id in the log.
         for left in engine.recovered_requests():
             found = _ROW.fullmatch(left.request_id)
             batch = batches.get(found["batch"], found["owner"] or "") if found is not None else None
@@ -37,7 +37,9 @@ class RecoveredRows:
                 engine.give_up(left.request_id)
 
     def pop(self, names: list[str]) -> list[RecoveredRow]:
-        """Remove and return the requests with these ids. The caller owns their streams."""
+        """Remove and return the requests with these ids, as far as they exist. The caller then owns their
+        streams.
+        """
         return [self._rows.pop(name) for name in names if name in self._rows]
 
     def drop(self, owner: str, batch_id: str) -> None:
@@ -47,7 +49,7 @@ class RecoveredRows:
             discard_stream(row.stream)
 
     def leave(self) -> None:
-        """Detach all streams: the process ends, and their requests stay in the log."""
+        """Detach all streams at the end of the process. Their requests stay in the log."""
         for row in self.pop(list(self._rows)):
             row.stream.leave()
 

@@ -1,4 +1,4 @@
-"""The routes of /v1/files and /v1/batches, as records."""
+"""Route records of /v1/files and /v1/batches."""
 
 from mmengine.server.batches.file_routes import FileRoutes
 from mmengine.server.batches.routes import BatchBody, BatchRoutes
@@ -31,20 +31,22 @@ FILE_ROUTES = (
         "GET",
         "/v1/files",
         FileRoutes.list_files,
-        Operation("The caller's files", FileObjects, "A page", (400, *NO_BODY), query=("purpose", *PAGES)),
+        Operation(
+            "List the caller's files", FileObjects, "A page", (400, *NO_BODY), query=("purpose", *PAGES)
+        ),
     ),
-    RouteRecord("GET", _FILE, FileRoutes.get, Operation("One of them", FileObject, "The file", NO_BODY)),
+    RouteRecord("GET", _FILE, FileRoutes.get, Operation("Get a file", FileObject, "The file", NO_BODY)),
     RouteRecord(
         "DELETE",
         _FILE,
         FileRoutes.delete,
-        Operation("Delete it", FileDeleted, "It is gone", (409, 503, *NO_BODY)),
+        Operation("Delete a file", FileDeleted, "Deleted", (409, 503, *NO_BODY)),
     ),
     RouteRecord(
         "GET",
         f"{_FILE}/content",
         FileRoutes.content,
-        Operation("Its bytes", "application/octet-stream", "Its bytes", NO_BODY),
+        Operation("Download a file", "application/octet-stream", "The file's bytes", NO_BODY),
     ),
 )
 
@@ -62,13 +64,13 @@ BATCH_ROUTES = (
         "GET",
         "/v1/batches",
         BatchRoutes.list_batches,
-        Operation("The caller's batches", BatchObjects, "A page", (400, *NO_BODY), query=PAGES),
+        Operation("List the caller's batches", BatchObjects, "A page", (400, *NO_BODY), query=PAGES),
     ),
-    RouteRecord("GET", _BATCH, BatchRoutes.get, Operation("One", BatchObject, "The batch", NO_BODY)),
+    RouteRecord("GET", _BATCH, BatchRoutes.get, Operation("Get a batch", BatchObject, "The batch", NO_BODY)),
     RouteRecord(
         "POST",
         f"{_BATCH}/cancel",
         BatchRoutes.cancel,
-        Operation("Cancel it", BatchObject, "The batch", (409, 503, *NO_BODY)),
+        Operation("Cancel a batch", BatchObject, "The batch", (409, 503, *NO_BODY)),
     ),
 )

@@ -1,4 +1,6 @@
-"""/v1/batches: files of requests that run beside live traffic and are finished after any restart."""
+"""Handlers of /v1/batches. A batch is a file of requests that run beside live traffic and continue after a
+restart of the server.
+"""
 
 import asyncio
 import re
@@ -34,8 +36,8 @@ from mmengine.server.storage.storage import Storage
 
 MAX_METADATA = 16  # entries
 MAX_WINDOW_S = 14 * 86400
-MAX_PAGE = 100  # batches in one list
-_SHOWN = 20  # batches in a list when the call sets no limit
+MAX_PAGE = 100  # Batches in one list.
+_SHOWN = 20  # Batches in a list if the call sets no limit.
 _WINDOW = re.compile(r"([1-9][0-9]{0,7})([smhd])")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _AT = (
@@ -67,8 +69,8 @@ _decode = msgspec.json.Decoder(BatchBody).decode
 
 
 class BatchRoutes:
-    """Handlers of /v1/batches. `reattach_s`: seconds within which a retry finds the batch that its first try
-    created.
+    """Handlers of /v1/batches. `reattach_s`: for this many seconds, a retried call finds the batch that its
+    first try created.
     """
 
     def __init__(self, storage: Storage, runner: BatchRunner, admission: Admission, reattach_s: float):
@@ -105,7 +107,10 @@ class BatchRoutes:
         return _json(shown_batch(batch))
 
     def _created(self, request: Request, owner: str, key: str, digest: bytes) -> Batch | None:
-        """Return the batch that the same call created before: by its key, or by an interrupted try."""
+        """Return the batch that an earlier try of the same call created, or None.
+
+        The call is recognised by its Idempotency-Key. Without a key, a retry is recognised by its digest.
+        """
         batches = self._storage.batches
         if key:
             return batches.created_by(owner, key)
@@ -113,7 +118,7 @@ class BatchRoutes:
         return batches.created_alike(owner, digest, since) if tries_again(request) else None
 
     def _new_batch(self, body: BatchBody, owner: str, key: str, digest: bytes) -> Batch:
-        """Return a new batch with its checked fields. Raises ApiError."""
+        """Check the body's fields and return a new batch. Raises ApiError."""
         file = self._storage.files.get(body.input_file_id, owner)
         if file is None:
             raise no_file(body.input_file_id, "input_file_id")

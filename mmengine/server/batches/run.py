@@ -1,4 +1,4 @@
-"""A batch from validation to its end."""
+"""Runs a batch from its validation to its end."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -19,19 +19,21 @@ from mmengine.server.http.errors import ApiError
 from mmengine.server.storage.batches import Batch, LineError
 from mmengine.server.storage.storage import Storage
 
-DISK_AGAIN_S = 5.0  # seconds until a full disk is tried again
-MAX_PAUSE_S = 30.0  # seconds between two tries of a request that was refused for lack of capacity
-MIN_HELD_BYTES = 2**18  # least weight of a line until the engine has it, so that few lines wait there
-_BYTES_AT_ONCE = 2**16  # bytes of lines per read
+DISK_AGAIN_S = 5.0  # Seconds until a write is tried again after an error, such as a full disk.
+# Longest pause in seconds before a request that was refused for lack of capacity is tried again.
+MAX_PAUSE_S = 30.0
+# Least weight of a line in `bodies`, so that a bounded number of small lines waits for the engine.
+MIN_HELD_BYTES = 2**18
+_BYTES_AT_ONCE = 2**16  # Lines are read until they have this many bytes.
 _R = TypeVar("_R")
 
 
 class BatchResources(NamedTuple):
-    """What all batches share.
+    """Objects that all batches share.
 
-    `bodies`: limits the bytes of lines that the engine does not have yet. `may_begin`: whether new requests
-    may be submitted. `count_line`: see BatchRunner. `turning`: a lock per batch, held while its status
-    changes.
+    `bodies`: limits the bytes of lines that were read but are not yet in the engine. `may_begin`: whether new
+    requests may be submitted. `count_line`: see `answered` of BatchRunner. `turning`: for each batch, the
+    lock that is held while its status changes.
     """
 
     storage: Storage
@@ -44,7 +46,7 @@ class BatchResources(NamedTuple):
 
 
 class BatchRun:
-    """A batch's task. When `run` is cancelled, the batch stays as it is for the next `run`, also in another
+    """One run of a batch. If `run` is cancelled, another BatchRun can continue the batch, also in a later
     process.
     """
 
@@ -54,22 +56,22 @@ class BatchRun:
             resources.storage,
             resources.turning.setdefault(batch_id, asyncio.Lock()),
         )
-        self._stopped = ""  # the status of a batch that ends before all lines are answered
+        self._stopped = ""  # The final status of a batch that ends before all lines are answered.
         self._asking: asyncio.Task[None] | None = None
-        self._ready: list[tuple[Answer, LineOutcome]] = []  # answers to write
+        self._ready: list[tuple[Answer, LineOutcome]] = []  # Answers to write.
         self._came = asyncio.Event()
-        # whether no more answers come, and whether to stop waiting for the disk
+        # `_is_asked`: no more answers will come. `_gives_up`: do not retry a failed write.
         self._is_asked = self._gives_up = False
 
     @property
     def batch(self) -> Batch:
         found = self._storage.batches.get(self.batch_id)
-        assert found is not None  # running batches are never deleted
+        assert found is not None  # Running batches are never deleted.
         return found
 
     async def cancel(self) -> None:
-        """Submit no more lines, and end with the answers so far. Raises ApiError if the batch has ended or is
-        ending.
+        """Submit no more lines, and end the batch with the answers that it has. Raises ApiError if the batch
+        has ended or is ending.
         """
         async with self._turning:
             batch = self.batch
@@ -82,7 +84,7 @@ class BatchRun:
         self._stop("cancelled")
 
     def look(self) -> None:
-        """Stop the run if the batch was cancelled meanwhile or its completion window is over."""
+        """Stop the run if the batch was cancelled or its completion window has passed."""
         batch = self.batch
         if self._stopped:
             return
@@ -92,12 +94,12 @@ class BatchRun:
             self._stop("expired")
 
     def _stop(self, status: str) -> None:
-        if self._asking is not None and not self._stopped:  # it may be cleaning up already
+        if self._asking is not None and not self._stopped:  # A stopped task may already be cleaning up.
             self._asking.cancel()
         self._stopped = status
 
     async def run(self) -> None:
-        """Run the batch to its end. Raises KeepFailed or OSError, after which it may run again."""
+        """Run the batch to its end. After KeepFailed or OSError the batch may be run again."""
         self.look()
         try:
             requests = await self._validated()
@@ -111,7 +113,7 @@ class BatchRun:
             self._resources.answers.recovered_rows.drop(self.batch.owner, self.batch_id)
 
     async def _validated(self) -> RequestIndex | None:
-        """Return the index of the input's lines, or None after the batch failed on wrong lines."""
+        """Return the index of the input's lines. None if lines are invalid; the batch has then failed."""
         batch, files = self.batch, self._storage.files
         path = files.path(batch.input_file_id)
         if batch.status != "validating":
@@ -154,7 +156,8 @@ class BatchRun:
             if self._stopped == "expired":
                 await self._disk(lambda: out.expire(self._name))
             elif not self._stopped and len(out.answered) < len(requests):
-                raise KeepFailed("some lines could not be asked")  # a bug: they are asked again
+                # This is a bug; the next run submits these lines again.
+                raise KeepFailed("some lines could not be asked")
             await self._end(out)
         finally:
             await asyncio.shield(self._disk(out.close))
@@ -230,7 +233,7 @@ class BatchRun:
                     operator_log.info("a line of a batch waits", id=name, reason=str(error))
                     await asyncio.sleep(pause_s)
                     pause_s = min(2 * pause_s, MAX_PAUSE_S)
-                except Exception as error:  # a bug must not keep the other lines waiting
+                except Exception as error:  # A bug must not stop the other lines.
                     outcome = failed(name, error)
                     break
         finally:
@@ -247,7 +250,7 @@ class BatchRun:
     # Writing answers
 
     async def _write(self, out: BatchFiles) -> None:
-        """Write answers until all lines are answered."""
+        """Write answers as they come, until no more will come and all are written."""
         while self._ready or not self._is_asked:
             await self._came.wait()
             self._came.clear()
@@ -258,7 +261,7 @@ class BatchRun:
             except OSError as error:
                 operator_log.error("a batch cannot be written", id=self.batch_id, reason=error.strerror)
                 if self._is_asked and self._gives_up:
-                    return  # the next run gets these answers again
+                    return  # The next run gets these answers again from the log.
                 await asyncio.sleep(DISK_AGAIN_S)
                 self._came.set()
                 continue
@@ -275,7 +278,7 @@ class BatchRun:
 
 
 class _HeldBody:
-    """A line's share of the body bytes, until its release."""
+    """The share of `BatchResources.bodies` that a line takes until its release."""
 
     def __init__(self, room: WeightedSemaphore, amount: int):
         self._room, self._amount = room, amount
@@ -286,7 +289,7 @@ class _HeldBody:
 
 
 def _some(lines: Iterator[Line]) -> list[Line]:
-    """Return the next lines: several small lines, or a large line."""
+    """Return the next lines: several small lines, or one large line."""
     found: list[Line] = []
     num_bytes = 0
     while num_bytes < _BYTES_AT_ONCE and (line := next(lines, None)) is not None:

@@ -1,4 +1,4 @@
-"""Runs every live batch as a task beside the calls of clients."""
+"""Runs each batch that has not ended as a task beside the calls of clients."""
 
 import asyncio
 import time
@@ -18,19 +18,19 @@ from mmengine.server.settings import ServerSettings
 from mmengine.server.storage.batches import Batch
 from mmengine.server.storage.storage import Storage
 
-BODIES_BYTES = 64 * 2**20  # bytes of lines that the engine does not have yet
-# one in so many rows is never used by batches: a batch's row gives up its blocks when preempted, but not its
-# place
+BODIES_BYTES = 64 * 2**20  # Bytes of lines that were read but are not yet in the engine.
+# Batches leave one in FREE_SEATS of the max_num_seqs places to live calls, because a preempted batch request
+# frees its KV blocks but may keep its place.
 FREE_SEATS = 4
-LOOK_S = 0.5  # seconds between two looks at the clock
-AGAIN_S = 10.0  # seconds until a batch that the disk stopped is tried again
+LOOK_S = 0.5  # Seconds between two checks for new, cancelled and expired batches.
+AGAIN_S = 10.0  # Seconds until a batch whose run failed, for example on a disk error, is run again.
 
 
 class BatchRunner:
     """Starts, cancels and watches the runs of all batches.
 
-    `reader`: the answer routes. `answered`: called for each line that is written, with whether it holds an
-    answer. Must be created on the event loop.
+    `reader`: reads lines and renders answers. `answered`: called for each line that is written, with True for
+    an answer and False for an error. Must be created on the event loop.
     """
 
     def __init__(
@@ -59,12 +59,12 @@ class BatchRunner:
             WeakValueDictionary(),
         )
         self._runs: dict[str, tuple[BatchRun, asyncio.Task[None]]] = {}
-        # monotonic time by batch id, for batches that the disk stopped
+        # For each batch whose run failed, the monotonic time of the next try.
         self._not_before: dict[str, float] = {}
         self._woken = asyncio.Event()
 
     async def create(self, batch: Batch) -> None:
-        """Add a batch, which then runs after any restart. Raises QueueFull, KeepFailed."""
+        """Store a batch and start it. It also continues after a restart. Raises QueueFull and KeepFailed."""
         await self._storage.batches.create(batch)
         self._woken.set()
 
@@ -75,7 +75,9 @@ class BatchRunner:
         self._woken.set()
 
     async def run(self) -> None:
-        """Run batches until cancelled. Requests in flight then stay in the log."""
+        """Run batches until cancelled. Requests in flight then stay in the log, and the next process
+        continues them.
+        """
         try:
             while True:
                 self._begin()

@@ -1,4 +1,4 @@
-"""Response schemas of /v1/files and /v1/batches, as OpenAI's clients read them."""
+"""Schemas of /v1/files and /v1/batches, in OpenAI's format."""
 
 from typing import Literal
 
@@ -29,7 +29,7 @@ class FileObjects(Page):
 
 
 class BatchError(ResponseSchema):
-    """An error in a batch. `line`: the line's number in the file, 1-based."""
+    """An error in a batch. `line`: 1-based line number in the file."""
 
     code: str
     message: str
@@ -85,14 +85,14 @@ class BatchObjects(Page):
 
 
 class Upload(ResponseSchema):
-    """The parts of an upload."""
+    """The form fields of an upload."""
 
     file: str
     purpose: Literal["batch", "vision", "user_data"]
 
 
 def described_upload(schema: Json) -> Json:
-    """Describe the file as bytes and the optional parts that set its expiry."""
+    """Add to the schema: `file` as binary data, and the optional form fields that set the file's expiry."""
     properties = schema["properties"]
     assert isinstance(properties, dict)
     properties["file"] = {"type": "string", "contentMediaType": "application/octet-stream"}

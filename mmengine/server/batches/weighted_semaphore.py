@@ -16,8 +16,9 @@ class WeightedSemaphore:
         return self._size - self._free
 
     async def take(self, amount: int) -> int:
-        """Wait for `amount` units, and return how many were taken: at most `size`. Return them with
-        `give`."""
+        """Wait until `amount` units, at most `size`, are free; take them and return their number. The caller
+        frees them with `give`.
+        """
         amount = min(amount, self._size)
         if not self._waiting and amount <= self._free:
             self._free -= amount
@@ -31,7 +32,7 @@ class WeightedSemaphore:
                 self.give(amount)
             else:
                 granted.cancel()
-                self.give(0)  # smaller requests further back may fit
+                self.give(0)  # Tasks after this one in the queue may want fewer units.
             raise
         return amount
 

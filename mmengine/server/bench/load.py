@@ -1,4 +1,4 @@
-"""Calls with random prompts, at a fixed rate or with fixed concurrency."""
+"""Generates a load: calls with random prompts, at a given mean rate or with fixed concurrency."""
 
 import asyncio
 import base64
@@ -15,9 +15,9 @@ from pathlib import Path
 from mmengine.errors import ConfigError
 from mmengine.server.bench.streamed_call import Call, Target, send_call
 
-MAX_REQUESTS = 100_000  # Per load.
+MAX_REQUESTS = 100_000  # Calls in one load.
 MAX_CONCURRENCY = 4096  # Concurrent calls.
-MAX_PROMPT_WORDS = 100_000  # Per call.
+MAX_PROMPT_WORDS = 100_000  # Words in the prompt of one call.
 _WORDS = ("red", "green", "blue", "large", "small", "circle", "square", "triangle", "left", "right")
 
 
@@ -25,9 +25,9 @@ _WORDS = ("red", "green", "blue", "large", "small", "circle", "square", "triangl
 class Load:
     """A load to generate.
 
-    `rate`: calls per second with exponential gaps; infinite: a call starts as soon as fewer than
-    `concurrency` calls run. `prompt_words`, `max_tokens`: per call; with `ignore_eos` answers have exactly
-    `max_tokens` tokens.
+    `rate`: mean calls per second, with exponential gaps. If `rate` is infinite, a call starts as soon as
+    fewer than `concurrency` calls run. `prompt_words` and `max_tokens` apply to each call. With `ignore_eos`,
+    each answer has exactly `max_tokens` tokens.
     """
 
     num_requests: int
@@ -53,7 +53,9 @@ class Load:
 
 
 def bodies(load: Load) -> list[bytes]:
-    """Return all calls' bodies. Every prompt begins differently, so that no prefix cache helps."""
+    """Return the bodies of all calls. Each prompt begins with a random word, so that there are no prefix
+    cache hits.
+    """
     chance = random.Random(load.seed)
     urls = [_data_url(path) for path in load.images]
     images = itertools.cycle(urls) if urls else None
@@ -89,8 +91,8 @@ def _data_url(path: Path) -> str:
 async def run(
     target: Target, load: Load, done: Callable[[], None] = lambda: None
 ) -> tuple[list[Call], float]:
-    """Run the load. Return the calls in starting order, and the total time in seconds. `done`: called after
-    each call.
+    """Run the load. Return the calls in the order of their starts, and the total time in seconds. `done`:
+    called after each call.
     """
     chance, places = random.Random(load.seed + 1), asyncio.Semaphore(load.concurrency)
 

@@ -1,4 +1,4 @@
-"""A streamed chat call on its own connection, with its events' arrival times."""
+"""Sends a streamed chat call on its own connection, and records when its events arrive."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ _READ = 2**16
 
 
 class Target(NamedTuple):
-    """A server. `path`: its chat route's path."""
+    """A server. `path`: the path of its chat route."""
 
     host: str
     port: int
@@ -42,9 +42,9 @@ class Target(NamedTuple):
 
 @dataclass(slots=True)
 class Call:
-    """A call's result. Times are seconds on the monotonic clock.
-
-    `at`: when each event with output arrived. `error`: why there is no complete answer, or "".
+    """A call's result. Times are seconds on the monotonic clock. `sent`, `over`: when the call was sent and
+    when it ended. `at`: arrival times of the events with output. `num_prompt`, `num_tokens`: prompt and
+    output tokens. `error`: why there is no complete answer, or "".
     """
 
     sent: float = 0.0
@@ -60,7 +60,7 @@ class Call:
 
     @property
     def tpot_s(self) -> float:
-        """Return the mean time per token after the first token; 0 for an answer with a single token."""
+        """Return the mean seconds per token after the first; 0 for an answer with a single token."""
         return (self.at[-1] - self.at[0]) / (self.num_tokens - 1) if self.num_tokens > 1 else 0.0
 
 

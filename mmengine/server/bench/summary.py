@@ -1,4 +1,4 @@
-"""The summary for a load: rates, times, and the calls within the limits."""
+"""Summarizes a load: rates, latencies, and how many calls met the latency limits."""
 
 import dataclasses
 from collections import Counter
@@ -14,8 +14,8 @@ PERCENTILES = (50, 90, 99)
 
 
 class Limits(NamedTuple):
-    """Limits in milliseconds for the first token and for each later token. Calls within the limits count as
-    good. 0: no limit.
+    """Latency limits in milliseconds: time to first token, and mean time per later token. 0: no limit. Calls
+    within both limits count as good.
     """
 
     ttft_ms: float = 0.0
@@ -28,8 +28,10 @@ class Limits(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Summary:
-    """Times in milliseconds by percentile and "mean"; rates per second. `goodput`: calls within the limits
-    per second; None without limits.
+    """The result of a load.
+
+    The `_ms` fields map "mean" and "p50", "p90" and "p99" to milliseconds. Rates are per second. `goodput`:
+    calls per second within the limits. `good_share`: their share of all calls. Both are None without limits.
     """
 
     num_calls: int
@@ -71,7 +73,7 @@ def summary_of(calls: Sequence[Call], seconds: float, limits: Limits) -> Summary
 
 
 def gaps(calls: Sequence[Call]) -> list[float]:
-    """Return the seconds between each answer's consecutive events."""
+    """Return the seconds between consecutive events of each answer, for all answers together."""
     return [after - before for call in calls for before, after in zip(call.at, call.at[1:], strict=False)]
 
 
@@ -87,7 +89,7 @@ def _spread(seconds: Sequence[float]) -> dict[str, float]:
 
 
 def rows_of(summary: Summary) -> list[tuple[str, str]]:
-    """Return the table's rows."""
+    """Return the rows of the table that shows the summary, as pairs (name, text)."""
     failed = f", {summary.num_failed} failed" if summary.num_failed else ""
     rows = [
         ("calls", f"{summary.num_calls}{failed}, in {summary.seconds:.1f} s"),
@@ -119,10 +121,10 @@ def markdown(title: str, summary: Summary) -> str:
 
 
 def draw(title: str, calls: Sequence[Call], limits: Limits, path: Path) -> None:
-    """Draw two distributions, for the time to first token and the gaps between events, and both times over
-    the load.
+    """Draw four charts: the distributions of the time to first token and of the gaps between events, and each
+    call's time to first token and time per output token against its start.
     """
-    from matplotlib.figure import Figure  # Lazy: only the picture needs matplotlib.
+    from matplotlib.figure import Figure  # Imported late, because only this function needs matplotlib.
 
     whole = [call for call in calls if not call.error]
     figure = Figure(figsize=(10, 6.4), layout="constrained")

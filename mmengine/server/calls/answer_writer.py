@@ -1,4 +1,4 @@
-"""Writes finished answers to the store. Answers that end at about the same time share a write."""
+"""Writes finished answers to the store. Answers that end within TOGETHER_S share a write."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -9,15 +9,16 @@ from mmengine.serve.requests.operator_log import operator_log
 from mmengine.server.calls.detached_call import DetachedCall
 from mmengine.server.calls.stored_responses import StoredResponses
 
-TOGETHER_S = 0.5  # seconds that an answer waits for others; the log holds it meanwhile
-AGAIN_S = 1.0  # seconds until a failed write is tried again
-MAX_TOGETHER = 256  # answers per write
-MAX_WAITING = 256  # answers that may wait for a failing store; more calls are then refused
+TOGETHER_S = 0.5  # Seconds that an answer waits for others; meanwhile it is in the log.
+AGAIN_S = 1.0  # Seconds until a failed write is tried again.
+MAX_TOGETHER = 256  # Answers per write.
+MAX_WAITING = 256  # If the store fails and this many answers wait, new calls are refused.
 
 
 class AnswerWriter:
-    """The queue of answers to store. `stored` is called with the calls whose answers are on the disk, so that
-    the log may forget them. Belongs to a single event loop.
+    """The queue of answers to store. Belongs to a single event loop.
+
+    `stored`: called with the calls whose answers are durable on the disk, so that the log need not keep them.
     """
 
     def __init__(self, stored_responses: StoredResponses, stored: Callable[[list[DetachedCall]], None]):
@@ -28,7 +29,7 @@ class AnswerWriter:
         self._error: KeepFailed | None = None
 
     def check_room(self) -> None:
-        """Raise KeepFailed when too many answers wait for a failing store."""
+        """Raise KeepFailed if the store fails and MAX_WAITING answers wait for it."""
         if self._error is not None and len(self._waiting) >= MAX_WAITING:
             raise self._error
 
@@ -38,7 +39,9 @@ class AnswerWriter:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def drop(self, call: DetachedCall) -> None:
-        """Remove a call from the queue. When this returns, nothing more of it is written."""
+        """Remove a call from the queue, and wait for a write in progress. Afterwards the call is not
+        written.
+        """
         self._waiting.pop(call, None)
         async with self._writes:
             pass
@@ -68,5 +71,5 @@ class AnswerWriter:
 async def log_store_errors(work: Callable[[], Awaitable[None]]) -> None:
     try:
         await work()
-    except MMEngineError as error:  # a later process tries again
+    except MMEngineError as error:  # A later process deletes the data.
         operator_log.warning("the store keeps data of a refused response", reason=str(error))

@@ -1,4 +1,4 @@
-"""The identity of a call: headers and digests by which a repeated call is recognised."""
+"""Recognises repeated calls by their headers and digests."""
 
 import hashlib
 import re
@@ -12,16 +12,16 @@ from mmengine.server.chat.parsed_request import Envelope, ParsedRequest
 from mmengine.server.http.errors import ApiError
 
 IDEMPOTENCY_KEY, ITS_ID = "Idempotency-Key", "request_id"
-MAX_KEY_CHARS = 255  # of an Idempotency-Key
-RETRY_HEADER = "x-stainless-retry-count"  # of OpenAI's clients: the number of the try, 0-based
+MAX_KEY_CHARS = 255  # Limit for an Idempotency-Key.
+RETRY_HEADER = "x-stainless-retry-count"  # OpenAI's clients send it: the 0-based number of the try.
 _DIGEST_BYTES = 16
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 Key = tuple[str, str, str]  # owner, kind (IDEMPOTENCY_KEY or ITS_ID), value
 
 
 class Caller(NamedTuple):
-    """What a call's headers say. `names_itself`: the caller chose the request id. `tries_again`: an earlier
-    try failed.
+    """Facts from a call's headers and body. `names_itself`: the caller chose the request id. `tries_again`:
+    the call is a retry, as its RETRY_HEADER says.
     """
 
     names_itself: bool
@@ -29,13 +29,13 @@ class Caller(NamedTuple):
 
 
 def keys_of(envelope: Envelope, request_id: str, *, names_itself: bool = True) -> list[Key]:
-    """Return the keys that identify a repetition of a call. `names_itself`: see Caller."""
+    """Return the keys under which a repetition of a call is found. `names_itself`: see Caller."""
     found = [(envelope.owner, IDEMPOTENCY_KEY, envelope.key)] if envelope.key else []
     return [*found, (envelope.owner, ITS_ID, request_id)] if names_itself else found
 
 
 def tries_again(request: Request) -> bool:
-    """Whether the call is a retry of a failed try."""
+    """Whether the client sends this call again after a failed try."""
     return request.headers.get(RETRY_HEADER, "0") != "0"
 
 
@@ -49,7 +49,7 @@ def key_of(request: Request) -> str:
 
 
 def digest_of(request: Request, body: bytes) -> bytes:
-    """Return a digest of route and body."""
+    """Return a digest of the route and the body: 16 bytes of SHA-256."""
     route = request.scope["path"].encode()
     return hashlib.sha256(b"%b\0%b" % (route, body)).digest()[:_DIGEST_BYTES]
 
@@ -57,13 +57,13 @@ def digest_of(request: Request, body: bytes) -> bytes:
 def with_identity(envelope: Envelope, request: Request, body: bytes) -> Envelope:
     """Return the envelope with the call's key, digest and trace context. Raises ApiError."""
     key, digest = key_of(request), digest_of(request, body)
-    trace = request.headers.get("traceparent", "")  # as W3C defines it
+    trace = request.headers.get("traceparent", "")  # In W3C's Trace Context format.
     trace = trace if _TRACEPARENT.fullmatch(trace) else ""
     return msgspec.structs.replace(envelope, key=key, digest=digest, traceparent=trace)
 
 
 def key_reused(key: Key) -> ApiError:
-    """Return the error for a key that came with another body before."""
+    """Return the error for a key that an earlier call with another body used."""
     what = "another body, or another Idempotency-Key," if key[1] == ITS_ID else "another body"
     text = f"{what} came with this {key[1]} before; use a new one, or repeat the same call"
     return ApiError(ErrorCode.KEY_REUSED, text, key[1])
@@ -79,12 +79,14 @@ def key_in_use(key: Key) -> ApiError:
 
 
 def with_first_identity(parsed_request: ParsedRequest, request_id: str, envelope: Envelope) -> ParsedRequest:
-    """Return a repeated call with the id, time and model name of the first call."""
+    """Return a repeated call with the request id and the envelope (creation time, model name) of the first
+    call.
+    """
     parsed_request.prompts.clear()
     return msgspec.structs.replace(parsed_request, request_id=request_id, envelope=envelope)
 
 
 def check_same(key: Key, mine: Envelope, theirs: Envelope) -> None:
-    """Raise ApiError if this key belongs to another call."""
+    """Raise ApiError if the earlier call with this key (`theirs`) differs from this call (`mine`)."""
     if mine.digest != theirs.digest or (key[1] == ITS_ID and theirs.key not in ("", mine.key)):
         raise key_reused(key)

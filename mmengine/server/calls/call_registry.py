@@ -1,9 +1,8 @@
-"""Calls that continue when their client leaves, and calls recovered from the log: decides who may have
-their answers.
+"""Keeps calls that continue without their client, and decides which later calls get their answers.
 
-A call with a key (the header Idempotency-Key, or a request id that the caller chose) is kept for a time. A
-repetition with the same key and body gets its answer from the first token on. A retry gets the answer of a
-recovered call in the same way, once. A stored response also continues, and its answer goes to the store.
+A call with a key (the header Idempotency-Key, or a request id that the caller chose) is kept for a limited
+time. A repeated call with the same key and body gets the answer from its first token. A retry without a key
+gets a recovered call's answer in the same way, but only once. Stored responses also continue.
 """
 
 import asyncio
@@ -35,13 +34,13 @@ from mmengine.server.chat.parsed_request import Envelope, ParsedRequest
 from mmengine.server.chat.submission import submit
 from mmengine.server.http.errors import ApiError
 
-MAX_KEPT_OUTPUTS = 2**18  # of answers without a reader; the oldest go first
-_LOOK_AGAIN_S = 1.0  # seconds between two checks of a background call
+MAX_KEPT_OUTPUTS = 2**18  # Maximum size of all answers without a reader; the oldest are dropped first.
+_LOOK_AGAIN_S = 1.0  # Seconds between two checks of a background call.
 _Fill = Callable[[ParsedRequest], Awaitable[None]]
 
 
 class CallRegistry:
-    """All calls of a server that may outlive their connection.
+    """All calls of a server that can outlive their connection.
 
     `reattach_s`: seconds for which a call without a reader, or a recovered call, waits for its client.
     `stored_responses`: the store for responses, or None. Belongs to the event loop that creates it.
@@ -52,12 +51,13 @@ class CallRegistry:
     ):
         self._engine, self._reattach_s, self._kept_responses = engine, reattach_s, stored_responses
         self._calls: dict[Key, DetachedCall] = {}
-        self._unread: dict[DetachedCall, int] = {}  # sizes of calls without a reader, oldest first
-        self._num_unread = 0  # their sum
-        self._beginning: set[tuple[str, str]] = set()  # responses that the store knows before the log does
-        self._background: set[asyncio.Task[None]] = set()  # keeps the tasks from being garbage collected
+        self._unread: dict[DetachedCall, int] = {}  # Sizes of calls without a reader, oldest first.
+        self._num_unread = 0  # The sum of `_unread`.
+        # Responses that are added to the store before the log.
+        self._beginning: set[tuple[str, str]] = set()
+        self._background: set[asyncio.Task[None]] = set()  # Keeps the tasks from being garbage collected.
         self._recovered: list[RecoveredCall] = []
-        # recovered calls whose answers go to the store in any case
+        # Recovered calls whose answers go to the store even if no client returns.
         self._continued: list[tuple[RecoveredCall, DetachedCall]] = []
         self._storing = AnswerWriter(stored_responses, self._stored) if stored_responses is not None else None
         left = engine.recovered_requests()
@@ -74,10 +74,10 @@ class CallRegistry:
     async def sources(
         self, request: ParsedRequest, caller: Caller, fill: _Fill
     ) -> tuple[ParsedRequest, Sequence[AnswerSource]]:
-        """Return the sources of a call's answers, and the call as it was first accepted.
+        """Return the request, as it was first accepted, and an answer source for each of its prompts.
 
-        `fill` completes the prompts; it is not called when an earlier answer is found. Raises ApiError when
-        the key is in use, whatever `fill` raises, and InvalidRequest, QueueFull, KeepFailed.
+        `fill` reads uploaded files into the prompts, unless an earlier answer is found. Raises ApiError if
+        the key is in use, InvalidRequest, QueueFull, KeepFailed, and the errors of `fill`.
         """
         keys = keys_of(request.envelope, request.request_id, names_itself=caller.names_itself)
         if (again := self._repeated(request, keys, caller)) is not None:
@@ -96,7 +96,7 @@ class CallRegistry:
                 request, submit(self._engine, request, hold=True), keys, True
             ).readers()
         name = request.envelope.owner, request.request_id
-        if name in self._beginning:  # the same call arrived twice at once
+        if name in self._beginning:  # The same call arrived twice at the same time.
             raise key_in_use((request.envelope.owner, ITS_ID, request.request_id))
         self._beginning.add(name)
         try:
@@ -134,7 +134,7 @@ class CallRegistry:
     def _repeated(
         self, request: ParsedRequest, keys: list[Key], caller: Caller
     ) -> tuple[ParsedRequest, Sequence[AnswerSource]] | None:
-        """Return the sources of a call that was accepted before, or None."""
+        """Return the request and the answer sources of an earlier call that this call repeats, or None."""
         for key in keys:
             if (call := self._calls.get(key)) is not None:
                 if call.is_live:
@@ -160,7 +160,9 @@ class CallRegistry:
     def _retried(
         self, request: ParsedRequest, keys: list[Key], caller: Caller
     ) -> tuple[ParsedRequest, Sequence[AnswerSource]] | None:
-        """Return the sources of a recovered response to a client that retries, once, or None."""
+        """Return a recovered response that this call retries, as `_repeated` does, or None. Only once
+        each.
+        """
         for recovered_call, call in self._continued if caller.tries_again else ():
             if call.keys and not call.is_live and recovered_call.is_of(request.envelope, keys, caller):
                 self._continued.remove((recovered_call, call))
@@ -168,11 +170,11 @@ class CallRegistry:
         return None
 
     def response(self, owner: str, request_id: str) -> DetachedCall | None:
-        """Return a call whose response is not in the store yet, or None."""
+        """Return the call with this response id if its response is not in the store yet, otherwise None."""
         return self._calls.get((owner, RESPONSE, request_id))
 
     def detached_calls(self) -> list[DetachedCall]:
-        """Return the calls that may continue without a client, in order of arrival."""
+        """Return the calls that can continue without a client, in order of arrival."""
         return list(dict.fromkeys(self._calls.values()))
 
     def _stores(self, envelope: Envelope) -> bool:
@@ -200,9 +202,9 @@ class CallRegistry:
         self.unattended(call)
 
     def unattended(self, call: DetachedCall) -> None:
-        """Start the wait for a client to return, after the last reader left."""
+        """Start the timer for a client to return, after the last reader left."""
         if not call.keys and (call.is_answered or (call.is_over and call.is_good)):
-            return  # no client can ask for it before it is stored
+            return  # Without a key, no client can ask for the answer before it is stored.
         if not call.is_good or not self._reattach_s:
             self._expire(call)
             return
@@ -225,20 +227,20 @@ class CallRegistry:
         if call.is_stored and call.is_good:
             if not call.is_over and not call.stays:
                 call.cancel()
-            return  # it is stored when it ends
+            return  # The answer is stored when the call ends.
         call.cancel()
         self._forget(call)
         if call.is_stored and call.is_refused:
             self._refused(call.envelope, call.request_id)
 
     def attended(self, call: DetachedCall) -> None:
-        """Stop waiting for a client."""
+        """Stop the timer, because a client reads the call again or the call is dropped."""
         self._num_unread -= self._unread.pop(call, 0)
         if call.timer is not None:
             call.timer.cancel()
 
     def _refused(self, envelope: Envelope, request_id: str) -> None:
-        """Remove from the store a response that was refused after all."""
+        """Delete the response of a refused request, whose input was stored before the refusal."""
         assert self._kept_responses is not None
         if self.response(envelope.owner, request_id) is None:
             self._aside(partial(self._kept_responses.delete_refused, envelope, request_id))
@@ -276,8 +278,7 @@ class CallRegistry:
             await self._storing.flush()
 
     async def settled(self) -> None:
-        """Wait until a process that continues the log would not recover anything that was stored or
-        deleted."""
+        """Wait until the log marks stored and deleted calls, so that no later process recovers them."""
         await self._engine.settled()
 
     async def drop(self, call: DetachedCall) -> None:

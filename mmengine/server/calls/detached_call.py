@@ -1,4 +1,4 @@
-"""A call that continues when its client leaves, and the readers of its answer."""
+"""A call that continues when its client disconnects, and the readers of its answer."""
 
 import asyncio
 from collections.abc import Sequence
@@ -11,15 +11,17 @@ from mmengine.server.calls.call_identity import Key
 from mmengine.server.calls.stored_responses import FinishedResponse
 from mmengine.server.chat.parsed_request import ParsedRequest
 
-_OUTPUTS_OF_A_CALL = 16  # a call's own memory, in outputs
-_BYTES_OF_AN_OUTPUT = 256  # bytes of envelope that count as one output
-RESPONSE = "response"  # the kind of key of a stored response
-_IS_OVER, _IS_GOOD = attrgetter("is_over"), attrgetter("is_good")  # generators are slower
+_OUTPUTS_OF_A_CALL = 16  # The fixed memory of a call, in units of one output.
+_BYTES_OF_AN_OUTPUT = 256  # This many bytes of an envelope count as one output.
+RESPONSE = "response"  # The kind in the key of a stored response.
+_IS_OVER, _IS_GOOD = attrgetter("is_over"), attrgetter("is_good")  # Faster than generators.
 
 
 class CallObserver(Protocol):
-    """The registry, as calls notify it. `attended`: a client reads a call. `unattended`: the last client
-    left. `over`: the whole answer arrived.
+    """The methods of the registry that a call notifies.
+
+    `attended`: a client reads the call. `unattended`: the last client left. `over`: the answer is complete or
+    has failed.
     """
 
     def attended(self, call: "DetachedCall") -> None: ...
@@ -30,10 +32,10 @@ class CallObserver(Protocol):
 
 
 class DetachedCall:
-    """A call that continues when its client leaves.
+    """A call that continues when its client disconnects.
 
-    `keys`: identify a repetition. `is_stored`: the finished answer goes to the store. The call starts with
-    its first `readers`, or with `go_on`.
+    `keys`: a later call with one of these keys gets the answer. `is_stored`: the finished answer goes to the
+    store. The first call of `readers` or `go_on` starts reading the streams.
     """
 
     def __init__(
@@ -53,17 +55,17 @@ class DetachedCall:
         self._streams = streams
         self._records = [AnswerRecord(stream, self._ended) for stream in streams]
         self.name: Key = parsed_request.envelope.owner, RESPONSE, parsed_request.request_id
-        # whether the whole answer arrived, the registry knows, and no error occurred
+        # Whether the answer is complete without an error, and the registry has been notified.
         self.is_answered = False
-        self._answered: FinishedResponse | None = None  # set while the answer waits for the store
-        self._held: list[HeldAnswer] = []  # held answers, after the streams were dropped
+        self._answered: FinishedResponse | None = None  # Set while the answer waits for the store.
+        self._held: list[HeldAnswer] = []  # The held answers, once the streams are dropped.
         self._num_readers = 0
         self._has_begun = False
-        self.timer: asyncio.TimerHandle | None = None  # None: it never waited for a client
+        self.timer: asyncio.TimerHandle | None = None  # None if the call never waited for a client.
 
     @property
     def stays(self) -> bool:
-        """Whether the call is finished even if no client asks for it."""
+        """Whether the call runs to its end even if no client asks for it (background responses)."""
         responses = self.envelope.responses
         return self.is_stored and responses is not None and responses.background
 
@@ -79,7 +81,7 @@ class DetachedCall:
 
     @property
     def size(self) -> int:
-        """The memory that the call takes, in outputs."""
+        """The memory that the call takes, in units of one output."""
         of_a_token = 1 if (count := self._streams[0].sampling.logprobs) is None else 2 + count
         envelope = sum(len(stream.envelope) for stream in self._streams)
         outputs = sum(record.num_tokens for record in self._records) * of_a_token
@@ -91,7 +93,7 @@ class DetachedCall:
 
     @property
     def is_refused(self) -> bool:
-        """Whether the log never accepted the call."""
+        """Whether one of the call's requests was refused, so that the log does not have it."""
         return any(stream.is_refused for stream in self._streams)
 
     @property
@@ -100,14 +102,14 @@ class DetachedCall:
         return all(map(_IS_GOOD, self._records))
 
     def record(self) -> AnswerRecord:
-        """Return the record of the first answer, with everything that arrived so far."""
+        """Return the record of the first prompt's answer, with all output so far."""
         if not self._records and self._answered is not None:
             return AnswerRecord(self._answered.answer)
         self.go_on()
         return self._records[0]
 
     def go_on(self) -> None:
-        """Follow all streams, with or without a reader."""
+        """Read all streams, with or without a client."""
         self._has_begun = True
         for record in self._records:
             record.follow()
@@ -142,11 +144,13 @@ class DetachedCall:
             stream.cancel()
 
     def release(self) -> list[HeldAnswer]:
-        """Return the held answers, by which the log releases the call."""
+        """Return the held answers, which the caller passes to the engine so that the log releases them."""
         return self._held or [stream.release() for stream in self._streams]
 
     def settle(self) -> None:
-        """Reduce an answered call to the answer that waits for the store. Without keys, drop its streams."""
+        """Keep only the finished answer, which waits for the store. If the call has no keys, its streams are
+        dropped.
+        """
         identity = self.envelope, self.request_id, self._streams[0].envelope
         self._answered = FinishedResponse(*identity, self._records[0].stored_answer())
         if not self.keys:
@@ -155,6 +159,6 @@ class DetachedCall:
 
     @property
     def answered(self) -> FinishedResponse:
-        """The answer of a settled response."""
+        """The finished response. Only after `settle`."""
         assert self._answered is not None
         return self._answered

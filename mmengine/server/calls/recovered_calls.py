@@ -1,4 +1,4 @@
-"""Calls that the last process accepted and did not finish, recovered from the log."""
+"""Calls that the previous process accepted and did not finish, recovered from the log."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -13,10 +13,10 @@ from mmengine.server.chat.submission import log_request_id, prompt_request_id
 
 
 class RecoveredCall(NamedTuple):
-    """A recovered call. `left`: its unclaimed requests by prompt index.
+    """A recovered call. `left`: its unclaimed requests; the key is the prompt index.
 
-    If a prompt's request is missing, the client never heard that the call was accepted. The others keep their
-    ids.
+    If the request of a prompt is missing, the call was never accepted as a whole, so its client got no
+    answer. The other requests keep their ids.
     """
 
     envelope: Envelope
@@ -27,19 +27,19 @@ class RecoveredCall(NamedTuple):
         return keys_of(self.envelope, self.request_id)
 
     def is_of(self, envelope: Envelope, keys: list[Key], caller: Caller) -> bool:
-        """Whether a call with this envelope and caller may have the answer."""
+        """Whether a new call with this envelope, these keys and this caller may get the answer."""
         mine = self.envelope
         if mine.owner != envelope.owner:
             return False
         if not set(keys).isdisjoint(self.keys()):
             return True
-        # No client retries a stream by itself, so an equal body identifies the caller.
+        # No client library retries a stream by itself, so a stream with an equal body needs no retry header.
         may_claim = caller.tries_again or mine.is_stream
         return may_claim and not mine.key and mine.digest == envelope.digest
 
 
 def group_recovered_calls(left: Iterable[UnclaimedRequest]) -> list[RecoveredCall]:
-    """Group unclaimed requests by call."""
+    """Group unclaimed requests into calls. Requests with an unreadable envelope are skipped."""
     found: dict[str, RecoveredCall] = {}
     for one in left:
         try:
@@ -57,7 +57,7 @@ def group_recovered_calls(left: Iterable[UnclaimedRequest]) -> list[RecoveredCal
 
 
 def rebuild_request(request_id: str, envelope: Envelope, sampling: SamplingParams) -> ParsedRequest:
-    """Return the call of a recovered or stored request, rebuilt from its envelope."""
+    """Rebuild the request of a recovered or stored call from its envelope, without prompts."""
     return ParsedRequest(
         [],
         sampling,

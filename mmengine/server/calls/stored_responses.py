@@ -1,4 +1,4 @@
-"""Responses in the store beside the log, and the conversations that they continue."""
+"""Responses in the store beside the log, and their inputs, which later responses can continue."""
 
 from collections.abc import Container, Mapping, Sequence
 from typing import NamedTuple
@@ -12,9 +12,9 @@ from mmengine.server.chat.parsed_request import Envelope
 from mmengine.server.chat.submission import log_request_id, prompt_request_id
 from mmengine.server.storage.answer_store import AnswerRow, AnswerStore
 
-LARGE_ENVELOPE = 2**18  # bytes; larger envelopes go to the store only, not to the log
-_SMALL_INPUT = LARGE_ENVELOPE // 2  # bytes of a call's input with which its envelope is certainly not large
-_JSON_BYTES = 6  # most JSON bytes per character: \u0000
+LARGE_ENVELOPE = 2**18  # Bytes. The input of a larger envelope goes to the store instead of the log.
+_SMALL_INPUT = LARGE_ENVELOPE // 2  # Bytes. An envelope with less input than this is certainly not large.
+_JSON_BYTES = 6  # Maximum number of JSON bytes per character, as in \u0000.
 _encode, _pack = msgspec.json.encode, msgspec.msgpack.encode
 _decode_envelope = msgspec.json.Decoder(Envelope).decode
 _decode_whole = msgspec.msgpack.Decoder(StoredAnswer).decode
@@ -29,7 +29,7 @@ class StoredResponse(NamedTuple):
 
 
 class FinishedResponse(NamedTuple):
-    """A finished response. `logged_envelope`: its envelope as the log has it."""
+    """A finished response. `logged_envelope`: its encoded envelope from the log."""
 
     envelope: Envelope
     request_id: str
@@ -38,14 +38,17 @@ class FinishedResponse(NamedTuple):
 
 
 class StoredResponses:
-    """Stored responses by owner and request id. Its methods raise what Store raises."""
+    """The stored responses; a response is identified by its owner and request id. Methods raise the errors of
+    AnswerStore.
+    """
 
     def __init__(self, store: AnswerStore):
         self._store = store
-        self.begun_before = store.begun_before  # ids in the log of the last process's unfinished responses
+        # Log ids of the responses that the previous process did not finish.
+        self.begun_before = store.begun_before
 
     def fits_log(self, envelope: Envelope, media: Mapping[str, bytes]) -> bool:
-        """Whether `begin` would certainly store nothing."""
+        """Whether the input certainly fits into the log, so that `begin` would store nothing."""
         if media:
             return False
         if (echo := envelope.responses) is None:
@@ -55,7 +58,9 @@ class StoredResponses:
         return texts + others <= _SMALL_INPUT
 
     async def begin(self, envelope: Envelope, request_id: str, media: Mapping[str, bytes]) -> Envelope:
-        """Store a response's input if the log is no place for it, and return the envelope for the log."""
+        """Store a response's input if it has media or is too large for the log, and return the envelope for
+        the log.
+        """
         if self.fits_log(envelope, media):
             return envelope
         data = _encode(envelope)
@@ -74,12 +79,13 @@ class StoredResponses:
         await self._store.delete(prompt_request_id(envelope, request_id, 0), envelope.owner)
 
     async def put_all(self, some: Sequence[FinishedResponse]) -> None:
-        """Store finished responses, and return when they are on the disk."""
+        """Store finished responses, and return when they are durable on the disk."""
         await self._store.put_all(lambda: [_as_kept(*each) for each in some])
 
     async def drop_unlogged(self, logged_ids: Container[str]) -> None:
-        """Delete the last process's unfinished responses, except the ids in `logged_ids`, which the log
-        has."""
+        """Delete the responses that the previous process did not finish and that the log does not continue.
+        `logged_ids`: the ids in the log.
+        """
         if names := [name for name in self.begun_before if name not in logged_ids]:
             await self._store.drop_unfinished(names)
 
@@ -88,7 +94,7 @@ class StoredResponses:
         return _read(await self._store.get(log_request_id(owner, request_id), owner))
 
     async def of(self, key: Key) -> StoredResponse | None:
-        """Return the response that a call with this key created, or None."""
+        """Return the response that an earlier call with this key created, or None."""
         owner, kind, name = key
         return await self.get(owner, name) if kind == ITS_ID else _read(await self._store.of_key(name, owner))
 

@@ -1,8 +1,8 @@
 """An OpenTelemetry span for each call, with child spans for preparation, queue, prefill and decode.
 
-Nothing is recorded while an answer is computed. When a request ends, the engine reports its times
-(`mmengine.serve.requests.request_times`), and the child spans are written with them. Only a server that
-traces loads OpenTelemetry's modules.
+No span is written while an answer is computed. When a request ends, the engine reports its times
+(`mmengine.serve.requests.request_times`), and the child spans are then written with these times. Only a
+server that traces loads OpenTelemetry's modules.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from mmengine.server.chat.submission import prompt_request_id
 from mmengine.server.http.errors import ApiError, ClientLeft, api_error
 from mmengine.version import __version__
 
-MAX_TRACED = 2**14  # requests whose times are awaited; the oldest are dropped
+MAX_TRACED = 2**14  # Maximum number of requests whose times are awaited; the oldest are dropped.
 _OPERATIONS = {"completion": "text_completion"}
 _SAMPLING = ("temperature", "top_p", "top_k", "frequency_penalty", "presence_penalty", "seed", "max_tokens")
 Value = str | int | float | bool | list[str]
@@ -42,7 +42,8 @@ class Tracing:
     def __init__(self, provider: trace.TracerProvider, engine: ServedEngine):
         self._provider = provider
         self._tracer = provider.get_tracer("mmengine", __version__)
-        self._parents: dict[str, Context] = {}  # the context of each call's span, by request id in the log
+        # For each request id in the log, the context of its call's span.
+        self._parents: dict[str, Context] = {}
         self._loop = asyncio.get_running_loop()
         engine.tell_times(self._heard)
 
@@ -82,9 +83,9 @@ class Tracing:
         return traced
 
     def _heard(self, request_id: str, times: Times) -> None:
-        """Receive a request's times, on the engine's thread."""
+        """Receive the times of a finished request. Runs on the engine's thread."""
         if request_id in self._parents:
-            with suppress(RuntimeError):  # the loop is closed
+            with suppress(RuntimeError):  # Raised if the loop is closed.
                 self._loop.call_soon_threadsafe(partial(self._tell, request_id, times))
 
     def _tell(self, request_id: str, times: Times) -> None:
@@ -107,13 +108,13 @@ class Tracing:
                 span.end(ns[1])
 
     def close(self) -> None:
-        """Send the remaining spans, which may take seconds."""
+        """Send the remaining spans to the collector, which may take seconds."""
         if isinstance(self._provider, TracerProvider):
             self._provider.shutdown()
 
 
 class CallSpan:
-    """A call's span."""
+    """The span of a call."""
 
     def __init__(self, span: Span):
         self._span = span
@@ -136,7 +137,9 @@ class CallSpan:
         self._span.end()
 
     def record_answer(self, builder: ResponseBuilder, how: str) -> None:
-        """End the span. `how`: how the stream ended; "whole" for a complete answer."""
+        """End the span of a call whose answer began. `how`: "whole" for a complete answer, otherwise how the
+        stream ended.
+        """
         if self._span.is_recording():
             if how != "whole":
                 self._span.set_attribute("error.type", how)
@@ -145,7 +148,7 @@ class CallSpan:
 
 
 def _told_of(builder: ResponseBuilder) -> dict[str, Value]:
-    """Return the attributes of an answer, which may be incomplete."""
+    """Return the span attributes of an answer, which may be incomplete."""
     completions = builder.completions
     if not completions:
         return {}
@@ -161,8 +164,8 @@ def _told_of(builder: ResponseBuilder) -> dict[str, Value]:
 
 
 def over_otlp(endpoint: str, engine: ServedEngine) -> Tracing:
-    """Return a Tracing that sends spans to this collector URL in the background."""
-    # Lazy: a program with its own provider needs no exporter.
+    """Return a Tracing that sends spans to the OTLP collector at this URL in the background."""
+    # Imported late, because a program with its own provider needs no exporter.
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
     provider = TracerProvider(resource=Resource.create({"service.name": "mmengine"}))

@@ -1,7 +1,7 @@
 """The bodies of /v1/chat/completions, /v1/completions, /tokenize and /detokenize.
 
-Each field is declared once: its type, its limits, and how the server treats it. The OpenAPI document, the
-check of unknown fields and the tables of the HTTP reference are derived from these structs.
+Each field is declared once, with its type, its limits, and how the server treats it. The OpenAPI document,
+the check of unknown fields and the tables of the HTTP reference are derived from these structs.
 """
 
 from typing import Annotated
@@ -12,11 +12,11 @@ from msgspec import Meta
 from mmengine.server.http.body_fields import supported, translated_field
 from mmengine.server.http.errors import Json
 
-MAX_ITEM_KWARGS = 32  # Most names in mm_processor_kwargs.
+MAX_ITEM_KWARGS = 32  # Maximum number of names in mm_processor_kwargs.
 Messages = Annotated[list[Json], Meta(min_length=1)]
 Seconds = Annotated[float, Meta(gt=0)]
 ItemOptions = Annotated[Json, Meta(max_length=MAX_ITEM_KWARGS)]
-# Texts that bodies of other APIs share.
+# Descriptions of fields that other APIs have too.
 MODEL = supported("a served name; default: the first served name")
 TEMPLATE = supported("variables of the chat template, such as enable_thinking")
 ONE_CALL = supported("false: the answer ends after its first call")
@@ -33,7 +33,7 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SharedBody(msgspec.Struct, frozen=True, kw_only=True):
-    """Fields that every answer route has. None means absent or null."""
+    """Fields that all answer routes have. None: the field is absent or null."""
 
     model: Annotated[str | None, MODEL] = None
     temperature: Annotated[float | None, _OPENAI] = None
@@ -84,7 +84,7 @@ class SharedBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Body(SharedBody, frozen=True, kw_only=True):
-    """Fields that chat and completions share."""
+    """Fields that chat completions and completions share."""
 
     n: Annotated[int | None, _OPENAI] = None
     stream_options: Annotated[StreamOptions | None, supported("include_usage, continuous_usage_stats")] = None

@@ -1,7 +1,7 @@
-"""Answers in OpenAI's chat format: stream frames and whole bodies.
+"""Renders answers in OpenAI's chat format, as stream frames or as a whole body.
 
-All output depends only on request and answer: id and `created` come from the envelope in the log. Most bytes
-in a frame are the same for a whole stream, and are encoded once.
+The rendered bytes depend only on the request and the answer: `id` and `created` come from the envelope in the
+log. Most bytes of a frame are the same in the whole stream and are encoded only once.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,19 +23,20 @@ Usage = dict[str, object]
 
 
 class FrameTails:
-    """Frame ends, with or without usage.
+    """The ends of frames, with or without usage.
 
-    "always": the choice's usage so far. "last": a null usage. "none": no usage field. `plain`: the end that
-    all frames share; empty if each frame has its own end.
+    `usage_frames` "always": each frame has the choice's usage so far. "last": frames have a null usage.
+    "none": frames have no usage field. `plain`: the end that all frames share, or b"" if each frame has its
+    own.
     """
 
     def __init__(self, usage_frames: UsageFrames):
         ends = {"none": b"}]}\n\n", "last": b'}],"usage":null}\n\n', "always": b""}
         self.plain = ends[usage_frames]
-        self._num_prompt: dict[int, int] = {}  # Prompt tokens by choice.
+        self._num_prompt: dict[int, int] = {}  # For each choice, the number of its prompt's tokens.
 
     def set_prompt(self, indices: Iterable[int], num_tokens: int) -> None:
-        """Set the prompt token count for these choices. Call this before their first frame."""
+        """Set the prompt token count of these choices. Must be called before their first frame."""
         self._num_prompt.update(dict.fromkeys(indices, num_tokens))
 
     def num_prompt(self, index: int) -> int:
@@ -53,14 +54,15 @@ class FrameTails:
 
 
 class Frames(Protocol):
-    """Writes a route's answers."""
+    """Renders the answers of one API."""
 
     tails: FrameTails
     done: bytes  # Follows the last frame of a stream.
 
     def first(self, index: int, scores: PromptLogprobs | None = None) -> bytes:
-        """Return a choice's first frame. `scores`: the prompt's logprobs, if the prompt is echoed with
-        them."""
+        """Return a choice's first frame. `scores`: the prompt's logprobs, if the call wants the prompt echoed
+        with logprobs.
+        """
 
     def delta(self, index: int, delta: Delta) -> bytes: ...
 
@@ -69,13 +71,13 @@ class Frames(Protocol):
     def usage(self, usage: Usage) -> bytes: ...
 
     def error(self, error: ApiError) -> bytes:
-        """Return the last frame for a stream that ends with an error."""
+        """Return the frame that reports the error at the end of a stream."""
 
     def whole(self, choices: Sequence[AccumulatedChoice], usage: Usage) -> bytes: ...
 
 
 class OpenAiFrames:
-    """How chat and completion streams end."""
+    """The ends of chat and completion streams."""
 
     done = b"data: [DONE]\n\n"
 
@@ -84,10 +86,10 @@ class OpenAiFrames:
 
 
 class ChatFrames(OpenAiFrames):
-    """Writes chat completions as frames or bodies.
+    """Renders chat completions as frames or bodies.
 
-    `texts`: for logprobs; None without logprobs. `names_reasoning_twice`: whether messages have a field
-    `reasoning` beside `reasoning_content`.
+    `texts`: the texts of tokens in logprobs; None for an answer without logprobs. `names_reasoning_twice`:
+    whether messages have `reasoning` as a copy of `reasoning_content`.
     """
 
     def __init__(
@@ -104,7 +106,7 @@ class ChatFrames(OpenAiFrames):
         self._about = {"id": f"chatcmpl-{request_id}", "created": envelope.created, "model": envelope.model}
         head = {"id": self._about["id"], "object": "chat.completion.chunk", **self._about}
         self._head = b"data: " + _encode(head)[:-1] + b',"choices":['
-        self._text_heads: dict[int, bytes] = {}  # Heads of frames that hold only content, by choice.
+        self._text_heads: dict[int, bytes] = {}  # For each choice, the head of frames that have only content.
 
     def _frame(self, index: int, delta: bytes, logprobs: bytes, end: bytes, num_tokens: int) -> bytes:
         return b'%b{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b%b' % (

@@ -41,7 +41,7 @@ _decode = msgspec.json.Decoder(ChatBody).decode
 
 
 class ToolSupport(NamedTuple):
-    """The server parts that tool calls need. `markers`: the texts that start and end reasoning."""
+    """The objects that tool calls need. `markers`: the texts that start and end reasoning."""
 
     processor: Processor
     limits: ToolLimits
@@ -49,8 +49,10 @@ class ToolSupport(NamedTuple):
 
 
 class ChatReader:
-    """Reads chat bodies. `max_model_len`: limit for the tokens in prompt and answer. `media_fetcher`: fetches
-    media that messages name; None: no URLs and files are read.
+    """Reads chat bodies.
+
+    `max_model_len`: maximum number of tokens in prompt and answer together. `media_fetcher`: fetches media
+    from URLs and local files that messages name; None refuses both.
     """
 
     def __init__(
@@ -74,12 +76,13 @@ class ChatReader:
         )
         self._template: Json = {"chat_template": chat_template} if chat_template else {}
         self._ignore_unknown = ignore_unknown
-        with suppress(InvalidRequest):  # Each call reports an invalid template.
-            # Found at startup, so that the first call does not wait.
+        # Found at startup, so that the first call does not wait. If the template is invalid, each call
+        # reports the error.
+        with suppress(InvalidRequest):
             tools.processor.call_format(self._template or None)
 
     def read(self, data: bytes, request_id: str) -> ParsedRequest:
-        """Read a body, however large. `request_id`: the request's id, unless the body has a request_id.
+        """Read a body, which may be large. `request_id`: the request's id, unless the body has a request_id.
         Raises ApiError.
         """
         return read_without_payloads(data, partial(self._read, request_id=request_id))
@@ -123,9 +126,10 @@ class ChatReader:
         payloads: MediaPayloads = NO_PAYLOADS,
         uploads: list[UploadReference] | None = None,
     ) -> tuple[Prompt, ToolCallSpec | None]:
-        """Return the prompt, and the tool calls that the answer may make.
+        """Return the prompt, and the specification of the tool calls that the answer may make, or None.
 
-        `uploads`: receives references to uploaded files; None refuses them. Raises ApiError.
+        `uploads`: the list to which references to uploaded files are added; None refuses them. Raises
+        ApiError.
         """
         tools = self._tools
         if len(body.messages) > self.max_messages:
@@ -143,11 +147,13 @@ class ChatReader:
 
     @property
     def media_options(self) -> Json:
-        """The media options that allow URLs and files."""
+        """The media options with the fetcher that reads URLs and files; empty without a fetcher."""
         return dict(self._media_options)
 
     def template_options(self, given: Json) -> Json:
-        """Return the chat template's variables, with the server's own template. Raises ApiError."""
+        """Check the call's chat template variables, and return them with the template of the server's
+        settings. Raises ApiError.
+        """
         variables = without_nulls(given)
         for name in ("chat_template", "messages", "tools", "add_generation_prompt"):
             if name in variables:
@@ -201,8 +207,8 @@ class ChatReader:
 
 
 def _thinking(body: ChatBody) -> int | None:
-    """Return the thinking budget in tokens, or None if the model decides. An effort other than none has no
-    fixed budget.
+    """Return the thinking budget in tokens, or None if the model decides. Only the effort "none" sets a
+    budget, of 0.
     """
     if body.thinking_token_budget is not None:
         return body.thinking_token_budget

@@ -1,4 +1,4 @@
-"""Answers in OpenAI's completions format."""
+"""Renders answers in OpenAI's completions format."""
 
 import codecs
 import math
@@ -18,8 +18,10 @@ _encode = msgspec.json.encode
 
 
 class CompletionFrames(OpenAiFrames):
-    """Writes completions as frames or bodies. `echo_texts`: each prompt's text, which its answers begin with.
-    `per_prompt`: choices per prompt.
+    """Renders completions as frames or bodies.
+
+    `echo_texts`: for each prompt, its text, with which its answers begin; empty without echo. `per_prompt`:
+    choices per prompt.
     """
 
     def __init__(
@@ -40,7 +42,7 @@ class CompletionFrames(OpenAiFrames):
         }
         self._head = b"data: " + _encode(self._about)[:-1] + b',"choices":['
         self.tails = FrameTails(usage_frames)
-        self._offsets: dict[int, int] = {}  # Characters of each choice that earlier frames hold.
+        self._offsets: dict[int, int] = {}  # For each choice, how many characters earlier frames contain.
 
     def _echo(self, index: int) -> str:
         return self._echo_texts[index // self._per_prompt] if self._echo_texts else ""

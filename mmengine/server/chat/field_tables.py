@@ -1,4 +1,4 @@
-"""The field tables for chat, completions and tokenization: supported, ignored and refused fields."""
+"""Tables of the supported, ignored and refused fields of chat, completions and tokenization."""
 
 from mmengine.server.chat.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from mmengine.server.http.body_fields import Field, fields_of

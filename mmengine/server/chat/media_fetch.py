@@ -1,4 +1,4 @@
-"""The media fetcher that the server's settings configure, and its metrics."""
+"""Builds the media fetcher from the server's settings, and counts its fetches."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,7 +37,7 @@ def make_media_fetcher(settings: ServerSettings) -> MediaFetcher | None:
 
 
 def check_url(where: FieldPath, url: str, media_fetcher: MediaFetcher | None) -> None:
-    """Refuse URLs that this server never reads, before any work is done. Raises ApiError."""
+    """Refuse a URL that this server never reads, before any other work for the call. Raises ApiError."""
     head = url[:16].lower()
     fetches = media_fetcher is not None and media_fetcher.limits.hosts != ()
     if head.startswith(URL_HEADS) and fetches:
@@ -60,8 +60,10 @@ def check_url(where: FieldPath, url: str, media_fetcher: MediaFetcher | None) ->
 
 
 class FetchMetrics:
-    """Metrics for a fetcher, which reports each fetch. The operator log gets hosts, but never a path or a
-    query, because these may hold credentials.
+    """The metrics of a media fetcher, which reports each fetch to this object.
+
+    The operator log gets a failed fetch's host, but never its path or query, because these may contain
+    credentials.
     """
 
     def __init__(self, media_fetcher: MediaFetcher | None) -> None:

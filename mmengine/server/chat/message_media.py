@@ -18,14 +18,16 @@ from mmengine.server.http.media_payloads import (
     UploadReference,
 )
 
-LOW_DETAIL_PIXELS = 512 * 512  # Most pixels for OpenAI's detail "low".
-LOW_SHARE = 4  # Detail "low" also has at most this part of the model's default pixels.
+LOW_DETAIL_PIXELS = 512 * 512  # Maximum number of pixels for OpenAI's detail "low".
+LOW_SHARE = 4  # Detail "low" also has at most 1 / LOW_SHARE of the model's default pixels.
 _TAKEN_PARTS = ("text", "image_url", "image", "video_url", "video", "file")
 _MEDIA = (("image_url", "image"), ("video_url", "video"))
 
 
 class PixelLimits(NamedTuple):
-    """Pixel limits for an image: the most that a call may set, and the value for detail "low"."""
+    """Pixel limits for an image. `most`: the largest limit that a call may set. `low`: the limit for detail
+    "low".
+    """
 
     most: int
     low: int
@@ -46,7 +48,9 @@ class MediaContext(NamedTuple):
 
 
 def read_message(index: int, message: Json, media: MediaContext) -> Json:
-    """Return a message in the processor's format. The processor checks everything else."""
+    """Return a message in the processor's format. Only media are checked here; the processor checks the rest.
+    Raises ApiError.
+    """
     read = without_nulls(message)
     if read.get("role") == "developer":  # OpenAI's newer name, which chat templates do not know.
         read["role"] = "system"
@@ -100,7 +104,7 @@ def _medium(where: FieldPath, part: Json, names: tuple[str, str], media: MediaCo
 
 
 def _image_of_file(where: FieldPath, part: Mapping[str, object]) -> Json:
-    """Return OpenAI's file part as an image part. Raises ApiError."""
+    """Convert OpenAI's file part to an image part. Raises ApiError."""
     file = part.get("file")
     found = without_nulls(file) if isinstance(file, Mapping) else {}
     file_id = found.get("file_id")
@@ -111,7 +115,9 @@ def _image_of_file(where: FieldPath, part: Mapping[str, object]) -> Json:
 
 
 def _uploaded(where: FieldPath, file_id: str, uploads: list[UploadReference] | None) -> Json:
-    """Return the part that will hold an uploaded file's bytes, and note the reference. Raises ApiError."""
+    """Return the part into which the uploaded file's bytes will be read, and add the reference to `uploads`.
+    Raises ApiError.
+    """
     if uploads is None:
         raise ApiError(
             ErrorCode.INVALID_VALUE,

@@ -1,4 +1,4 @@
-"""The request that every API's body becomes: sampling, answer format, and the envelope for the log."""
+"""Converts the bodies of all APIs to a parsed request, which has an envelope for the log."""
 
 import math
 import time
@@ -22,7 +22,7 @@ from mmengine.server.http.field_names import FieldNames
 from mmengine.server.http.media_payloads import UploadReference
 from mmengine.structured_output.request.fields import LARGE
 
-UsageFrames = Literal["none", "last", "always"]  # Frames of a stream that have usage.
+UsageFrames = Literal["none", "last", "always"]  # Which frames of a stream have usage.
 _DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _PIXELS = ("min_pixels", "max_pixels", "total_min_pixels", "total_pixels")
 _SIDES = ("resized_height", "resized_width")
@@ -34,10 +34,10 @@ _SAME = (
 
 
 class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Call data that the log keeps beside the request: everything that frames need and tokens lack.
+    """Data of a call that the log keeps beside the request, so that its answer can be rendered from the log.
 
-    `owner`: see ApiKeys.owner_of. The request's id in the log has the owner as a prefix. Fields are only ever
-    added, with a default.
+    `owner`: see ApiKeys.owner_of. The request's id in the log has the owner as a prefix. New versions may
+    only add fields, with a default, because older logs must stay readable.
     """
 
     api: str
@@ -45,7 +45,7 @@ class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):
     model: str  # The served name that the call used.
     owner: str = ""  # The owner of the API key.
     key: str = ""  # The Idempotency-Key.
-    digest: bytes = b""  # Digest of body and route, by which a repeated call is recognized.
+    digest: bytes = b""  # Digest of the route and the body; identifies a repeated call.
     is_stream: bool = False
     usage_frames: UsageFrames = "none"
     place: int = 0  # Index of this prompt in the call.
@@ -56,8 +56,8 @@ class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class AnswerFormat(NamedTuple):
-    """The answer's format for the engine: at most one of `response_format` and `grammar`. `place`: the body's
-    field that holds the format.
+    """The answer's format, as the engine takes it. At most one of `response_format` and `grammar` is set.
+    `place`: the path of the body's field that sets the format.
     """
 
     response_format: Json | None = None
@@ -75,8 +75,9 @@ NO_FORMAT = AnswerFormat()
 class ParsedRequest(msgspec.Struct, frozen=True):
     """A validated call.
 
-    `ignored`: unknown fields. `field_names`: maps chat's field names to another API's names. `media`: media
-    in a response's input by their SHA-256 in hex, until the engine has them.
+    `ignored`: names of ignored unknown fields. `field_names`: maps the field names of chat completions to
+    another API's names. `media`: the media in a stored response's input, until the engine has them; the key
+    is the SHA-256 in hex.
     """
 
     prompts: list[Prompt]
@@ -87,7 +88,7 @@ class ParsedRequest(msgspec.Struct, frozen=True):
     usage_frames: UsageFrames = "none"
     logprobs: bool = False
     echo_texts: list[str] = []  # Prompt texts that the answers begin with.
-    is_prompt_only: bool = False  # Only the prompt is wanted; generated tokens are dropped.
+    is_prompt_only: bool = False  # The call wants only the prompt; generated tokens are dropped.
     answer_format: AnswerFormat = NO_FORMAT
     priority: int = 0
     cache_salt: str = ""
@@ -98,7 +99,8 @@ class ParsedRequest(msgspec.Struct, frozen=True):
     thinking_token_budget: int | None = None
     field_names: FieldNames | None = None
     media: dict[str, bytes] = {}
-    uploads: list[UploadReference] = []  # Uploaded files that the prompts still lack.
+    # References to uploaded files that are not yet read into the prompts.
+    uploads: list[UploadReference] = []
     adapter: str = ""  # Name of the adapter, "" for the base model.
 
 
@@ -158,7 +160,7 @@ def read_stream_options(body: Body) -> tuple[bool, UsageFrames]:
 
 
 def read_answer_format(body: Body, max_bytes: int) -> AnswerFormat:
-    """Return a body's answer format. `max_bytes`: limit for its JSON text. Raises ApiError."""
+    """Return a body's answer format. `max_bytes`: limit for the format's JSON text. Raises ApiError."""
     answer_format: Json | None = None
     for name in ("response_format", "structured_outputs"):
         given: dict[str, msgspec.Raw] | None = getattr(body, name)
@@ -221,10 +223,10 @@ def build_request(
 
 
 def _decoded(given: Mapping[str, msgspec.Raw], held: str = "", schema: str = "") -> Json:
-    """Decode an object's values, without nulls.
+    """Decode an object's values, and omit nulls.
 
-    A large object in the field `schema`, or in the schema inside the field `held`, stays as bytes. To decode
-    a megabyte with small objects takes ten milliseconds, in which no other thread runs.
+    `schema`: a field whose value stays bytes if it is a large object. `held`: a field that contains a field
+    `schema`, to which the same applies. Decoding 1 MB of small objects holds the interpreter lock for 10 ms.
     """
     values: Json = {}
     for name, raw in given.items():
@@ -248,7 +250,7 @@ def without_nulls(given: Mapping[str, object]) -> Json:
 
 
 def item_options(given: Mapping[str, object] | None, max_pixels: int) -> Json:
-    """Return the media options that apply to a whole prompt, within the server's limits. Raises ApiError."""
+    """Return the media options for all media of a prompt, clamped to the server's limits. Raises ApiError."""
     options = without_nulls(given or {})
     for name in ("local_files", "video_metadata", "images_kwargs", "videos_kwargs", "size", "urls"):
         if name in options:

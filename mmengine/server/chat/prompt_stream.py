@@ -1,4 +1,4 @@
-"""A prompt's stream, turned into updates for its choices."""
+"""Converts the stream of a prompt to updates for its choices."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -23,9 +23,9 @@ class ChoiceUpdate(NamedTuple):
 
 
 class PromptStream:
-    """A prompt in a call, and its n choices. `first`: the first choice's index.
+    """A prompt of a call, and its n choices. `first`: the index of its first choice in the call.
 
-    For each output call `push`, and then `end` if the output has a `finish_reason`.
+    The owner calls `push` for each output, and then `end` if the output has a `finish_reason`.
     """
 
     def __init__(self, stream: AnswerSource, parsed_request: ParsedRequest, tokenizer: Tokenizer, first: int):
@@ -34,8 +34,8 @@ class PromptStream:
         self.indices = range(first, first + parsed_request.sampling.n)
 
     def begin(self) -> None:
-        """Prepare the choices. Call this after the request was accepted, when the texts that end its
-        reasoning are known.
+        """Prepare the choices. Must be called after the request is accepted, because only then the texts that
+        end its reasoning are known.
         """
         parsed_request = self._asked
         self._choices = [
@@ -50,14 +50,16 @@ class PromptStream:
         ]
 
     def push(self, output: RequestOutput) -> list[Delta]:
-        """Return an output's deltas, without the choice's end."""
+        """Return the deltas of an output, without the text that `end` returns."""
         if self._asked.is_prompt_only:
             return []
         return self._choices[output.index].push(output.token_ids, output.logprobs)
 
     def argument_check(self, output: RequestOutput) -> Callable[[], tuple[ChoiceUpdate]] | None:
-        """Return a function that checks the arguments and then returns the `end`, or None if there is no
-        check. The check may take long, so run it on a thread.
+        """Return a function that checks the arguments of the choice's tool calls and returns the result of
+        `end`. None if there is nothing to check.
+
+        The function may take long, so it should run on another thread.
         """
         argument_check = self._choices[output.index].argument_check()
         return None if argument_check is None else lambda: (self.end(output, argument_check()),)
@@ -65,8 +67,8 @@ class PromptStream:
     def end(self, output: RequestOutput, errors: tuple[ArgumentError, ...] = ()) -> ChoiceUpdate:
         """Return a choice's last update, for an output with a `finish_reason`.
 
-        `errors`: the argument check's result. Raises ApiError, InvalidRequest and QueueFull for an aborted
-        answer.
+        `errors`: the result of the argument check. Raises ApiError, InvalidRequest and QueueFull for an
+        aborted answer.
         """
         choice, reason = self._choices[output.index], output.finish_reason or ""
         if reason not in ("stop", "length"):
@@ -79,7 +81,7 @@ class PromptStream:
 
     @property
     def prompt_scores(self) -> PromptLogprobs | None:
-        """The prompt's logprobs, if the call wants them; known at the end."""
+        """The prompt's logprobs, if the call wants them; None before the end."""
         return self.stream.completion.prompt_scores if self.stream.completion else None
 
     def usage(self) -> tuple[int, int, int]:

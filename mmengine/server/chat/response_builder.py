@@ -20,14 +20,15 @@ from mmengine.server.chat.prompt_stream import ChoiceUpdate, PromptStream, abort
 from mmengine.server.http.errors import ApiError
 from mmengine.structured_output.request.tool_calls import calls_of
 
-MAX_OUTPUTS_AT_ONCE = 128  # Outputs per step, so that the event loop returns to its sockets.
+# Maximum number of outputs that one step processes; between steps the event loop serves its sockets.
+MAX_OUTPUTS_AT_ONCE = 128
 
 
 class ResponseBuilder:
-    """The response to a call. Call `open` first, then `take` for frames or `whole` for the body, and always
-    `close`.
+    """The response to a call.
 
-    `sources`: an answer source per prompt.
+    The owner calls `open`, then `take` for frames or `whole` for the body, and always `close`. `sources`: an
+    answer source for each prompt.
     """
 
     def __init__(
@@ -45,15 +46,15 @@ class ResponseBuilder:
         ]
         self._pending: deque[tuple[PromptStream, RequestOutput]] = (
             deque()
-        )  # Outputs that have arrived, but that no frame holds yet.
+        )  # Outputs that have arrived but are in no frame yet.
         self._arrived = asyncio.Event()
         self._listener: Callable[[], None] | None = None
         self._background: asyncio.Future[Sequence[ChoiceUpdate | bytes]] | None = (
-            None  # Work on a thread; outputs wait for its end.
+            None  # Work on a thread; later outputs wait for its end.
         )
 
     async def open(self) -> None:
-        """Wait until the log has all prompts. Raises the engine's errors."""
+        """Wait until all prompts are accepted and so in the log. Raises the engine's errors."""
         for prompt_stream in self._prompt_streams:
             await prompt_stream.stream.accepted()
             prompt_stream.begin()
@@ -80,7 +81,7 @@ class ResponseBuilder:
             prompt_stream.stream.listen(listener)
 
     async def _wait(self) -> None:
-        """Wait for the next output. The listener must be the event."""
+        """Wait for the next output. The listener must be `_arrived.set`."""
         if self.has_more:
             await asyncio.sleep(0)
         elif not self._is_over:
@@ -88,13 +89,13 @@ class ResponseBuilder:
             await self._arrived.wait()
 
     def _fetch(self, prompt_stream: PromptStream) -> None:
-        """Move the prompt's new outputs to `_pending`. Raises a failed prompt's error."""
+        """Move the prompt's new outputs to `_pending`. If the prompt failed, raises its error."""
         for output in prompt_stream.stream.take():
             self._pending.append((prompt_stream, output))
 
     def _outputs(self) -> Iterator[tuple[PromptStream, RequestOutput]]:
-        """Yield the outputs that have arrived, up to MAX_OUTPUTS_AT_ONCE. Raises as `_fetch`, after the
-        earlier outputs.
+        """Yield about MAX_OUTPUTS_AT_ONCE of the outputs that have arrived. If a prompt failed, its error is
+        raised after the outputs of earlier prompts.
         """
         while self._pending:
             yield self._pending.popleft()
@@ -109,7 +110,8 @@ class ResponseBuilder:
     def _updates(self) -> Iterator[ChoiceUpdate | bytes]:
         """Yield updates for the outputs that have arrived, and frames for echoed prompts with logprobs.
 
-        Work that takes long runs on a thread and stops the iteration; the listener is called at its end.
+        If an output needs work that takes long, the work is started on a thread and the iteration ends. The
+        listener is called when the work is done.
         """
         if self._background is not None:
             if not self._background.done():
@@ -143,8 +145,8 @@ class ResponseBuilder:
 
     @property
     def _is_over(self) -> bool:
-        """Whether all outputs have arrived and were taken."""
-        # Every step checks each stream, and most calls have a single prompt.
+        """Whether all streams have ended and no background work remains."""
+        # A fast path: each step reads this property, and most calls have one prompt.
         first = self._prompt_streams[0]
         if not first.stream.is_over or self._background is not None:
             return False
@@ -152,14 +154,14 @@ class ResponseBuilder:
 
     @property
     def unenforced(self) -> tuple[str, ...]:
-        """The tools whose calls are not fully held to their schemas. Known once open."""
+        """The tools whose calls need not fully match their schemas. Only after `open`."""
         calls = calls_of(self._prompt_streams[0].stream.grammar)
         return () if calls is None else calls.unenforced
 
     def first(self) -> bytes:
-        """Return the frames before all outputs."""
+        """Return the frames that precede all outputs."""
         if self.request.sampling.prompt_logprobs is not None:
-            return b""  # Frames that echo prompts with logprobs come later.
+            return b""  # If prompts are echoed with logprobs, their frames come later.
         return b"".join(self._frames.first(index) for index in range(self._num_choices))
 
     @property
@@ -169,8 +171,8 @@ class ResponseBuilder:
     def take(self, to_api_error: Callable[[Exception], ApiError]) -> tuple[bytes, str]:
         """Return frames for the outputs that have arrived, and how the stream ended.
 
-        The second value is "" while more follows, "whole" at the end, and "error" if the last frame is an
-        error, which `to_api_error` made.
+        The second value is "" if more will follow, "whole" at the end, and "error" if an error ended the
+        stream. `to_api_error` converts that error for the last frame.
         """
         frames: list[bytes] = []
         try:
@@ -197,12 +199,12 @@ class ResponseBuilder:
         return b"".join(frames), "whole"
 
     def error_frames(self, error: ApiError) -> bytes:
-        """Return the last frames for a stream that ends with an error."""
+        """Return the last frames of a stream that ends with an error."""
         return self._frames.error(error) + self._frames.done
 
     def _take_plain(self, prompt_stream: PromptStream, frames: list[bytes]) -> None:
-        """Append frames for outputs without an end, which most steps bring. This does the same as `_updates`,
-        but faster. The outputs from the first end on go to `_pending`.
+        """Append frames for the outputs before the first that ends a choice or has prompt logprobs. That
+        output and all later ones go to `_pending`. This is a fast path of `_updates` for most steps.
         """
         outputs = prompt_stream.stream.take()
         for place, output in enumerate(outputs):
@@ -217,13 +219,13 @@ class ResponseBuilder:
         choices = [AccumulatedChoice(index) for index in range(self._num_choices)]
         while True:
             for update in self._updates():
-                if isinstance(update, ChoiceUpdate):  # Frames exist only in streams.
+                if isinstance(update, ChoiceUpdate):  # Bytes are frames, which exist only in streams.
                     choices[update.number].add(update.delta, update.reason, update.stop_reason)
             if self._is_over:
                 for prompt_stream in self._prompt_streams:
                     for index in prompt_stream.indices:
                         choices[index].scores = prompt_stream.prompt_scores
-                if self.request.logprobs:  # Encoding many tokens takes long.
+                if self.request.logprobs:  # Encoding many logprobs takes long.
                     return await asyncio.to_thread(self._frames.whole, choices, self._usage())
                 return self._frames.whole(choices, self._usage())
             await self._wait()
@@ -278,7 +280,7 @@ class ResponseBuilder:
 
     @property
     def has_more(self) -> bool:
-        """Whether `take` would return more frames now."""
+        """Whether `take` would return frames now."""
         if self._background is not None:
             return False
         return bool(self._prompt_streams[0].stream.backlog) or (

@@ -1,4 +1,4 @@
-"""Response fields that repeat the call's parameters."""
+"""The fields of a response object that repeat the call's parameters."""
 
 import msgspec
 
@@ -9,18 +9,18 @@ NO_REASONING = msgspec.Raw(b'{"effort":null,"summary":null}')
 
 
 def echo_json(value: object, default: msgspec.Raw) -> msgspec.Raw:
-    """Return `value` as JSON. Returns `default` itself for an equal value, because msgspec omits a default
-    only by identity.
+    """Return `value` as JSON. If the JSON equals `default`, returns the object `default` itself, because
+    msgspec omits a default only if it is the identical object.
     """
     data = msgspec.Raw(msgspec.json.encode(value))
     return default if data == default else data
 
 
 class ResponseEcho(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The call parameters that a response object repeats, as JSON where the type is Raw.
+    """The call parameters that a response object repeats. Fields of type Raw contain JSON.
 
-    `store`: whether the server stores the response. `input`: for a stored response, this call's items as a
-    JSON list. Media that were sent as data appear there as sha256: and the hex digest.
+    `store`: whether the server stores the response. `input`: for a stored response, the call's input items as
+    a JSON list. In this list, media that were sent as data are replaced by sha256: and their hex digest.
     """
 
     instructions: str | None = None
@@ -42,4 +42,4 @@ class ResponseEcho(msgspec.Struct, frozen=True, omit_defaults=True):
     background: bool = False
     store: bool = True
     input: msgspec.Raw = NOTHING
-    is_begun: bool = False  # Whether the input is too large for the log, and only the store has it.
+    is_begun: bool = False  # True if the input is too large for the log, so that only the store has it.

@@ -1,7 +1,7 @@
 """Response schemas for the OpenAPI document.
 
-The server encodes most frames by hand, for speed. Tests validate every answer against these schemas, which
-allow no other fields.
+The server encodes most frames by hand, for speed. Tests validate each answer against these schemas, which
+allow no unknown fields.
 """
 
 from typing import Literal
@@ -42,8 +42,8 @@ class Usage(_Counts):
 class EventUsage(_Counts):
     """Token counts in events.
 
-    The last event counts all choices, with details. With continuous_usage_stats, each earlier event has its
-    own choice's counts.
+    The last event counts all choices, with details. With continuous_usage_stats, each earlier event has the
+    counts of its choice.
     """
 
     prompt_tokens_details: PromptTokens | UnsetType = UNSET
@@ -122,8 +122,9 @@ class FunctionDelta(ResponseSchema):
 
 
 class CallDelta(ResponseSchema):
-    """A piece from a tool call. The first piece has the id, type and name; later parts extend the
-    arguments."""
+    """A piece of a tool call. The first piece has the id, type and name; later pieces extend the
+    arguments.
+    """
 
     index: int
     function: FunctionDelta
@@ -238,6 +239,6 @@ class Page(ResponseSchema):
 
 
 class Refusal(ResponseSchema):
-    """The body for an error response, and for an error event in a stream."""
+    """The body of an error response, and the data of an error event in a stream."""
 
     error: ErrorBody

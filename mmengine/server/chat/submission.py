@@ -1,4 +1,4 @@
-"""Submit HTTP calls to the engine: a call becomes a request for each of its prompts."""
+"""Submits HTTP calls to the engine, with one engine request for each prompt of a call."""
 
 from collections.abc import Mapping
 
@@ -14,8 +14,8 @@ _encode = msgspec.json.Encoder().encode
 
 
 def log_request_id(owner: str, name: str) -> str:
-    """Return the id that a call has in the log and in the store. The owner's name is its prefix, so that ids
-    from two API keys never collide.
+    """Return the id of a call in the log and in the store. It begins with the owner's name, so that ids from
+    two API keys never collide.
     """
     return f"{owner}:{name}" if owner else name
 
@@ -35,9 +35,9 @@ def submit(
 ) -> list[Stream]:
     """Submit a request for each prompt in the call, and return their streams.
 
-    `hold`: see `AsyncEngine.stream`. `recovered` has requests from the previous process, by prompt number;
-    these are continued and not submitted again. Raises InvalidRequest and QueueFull; in that case the
-    requests already submitted are cancelled.
+    `hold`: see `AsyncEngine.stream`. `recovered`: requests of the previous process, which are continued
+    instead of submitted; the key is the prompt's index. Raises InvalidRequest and QueueFull, after cancelling
+    the requests that were already submitted.
     """
     streams: list[Stream] = []
     envelope, several = parsed_request.envelope, len(parsed_request.prompts)
@@ -58,7 +58,7 @@ def submit(
             stream.cancel()
             stream.delivered()
         raise
-    parsed_request.prompts.clear()  # The engine has the prompts now. Their images take much memory.
+    parsed_request.prompts.clear()  # The engine has the prompts now, and their images take much memory.
     parsed_request.media.clear()
     return streams
 

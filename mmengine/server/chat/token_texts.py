@@ -1,23 +1,23 @@
-"""Single tokens as texts and bytes, for logprobs."""
+"""Returns single tokens as text and bytes, for logprobs."""
 
 from functools import lru_cache
 
 from mmengine.errors import ModelError
 from mmengine.models.plugin import Tokenizer
 
-LEAST_LOGPROB = -9999.0  # The value that vLLM uses: JSON has no infinity.
+LEAST_LOGPROB = -9999.0  # JSON has no infinity; vLLM uses the same value.
 _KEPT = 4096  # Tokens whose texts are cached.
 
 
 class TokenTexts:
-    """Single tokens' texts. Reads the whole vocabulary once, at creation."""
+    """The texts of single tokens. The constructor reads the whole vocabulary."""
 
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer
-        self.special_ids = tokenizer.special_ids  # Tokens that no text shows.
+        self.special_ids = tokenizer.special_ids  # Tokens that are not part of an answer's text.
         try:
             self._bytes = tokenizer.token_bytes()
-        except ModelError:  # The tokenizer's tokens are not bytes.
+        except ModelError:  # The tokenizer cannot give its tokens' bytes.
             self._bytes = []
         self.of = lru_cache(maxsize=_KEPT)(self._of)
 

@@ -1,4 +1,4 @@
-"""Images that messages reference by an uploaded file's id."""
+"""Reads images that messages reference by the id of an uploaded file."""
 
 import asyncio
 from collections.abc import Callable
@@ -18,7 +18,8 @@ def no_file(name: str, path: str | FieldPath = "file_id") -> ApiError:
 class UploadedImages:
     """Reads uploaded images into prompts.
 
-    `files`: None for a server without a log. `max_bytes`: limit per image. `max_files`: limit per call.
+    `files`: the stored files; None for a server without a log. `max_bytes`: limit for an image. `max_files`:
+    limit for the images of a call.
     """
 
     def __init__(self, files: Files | None, max_bytes: int, max_files: int):
@@ -29,8 +30,8 @@ class UploadedImages:
     ) -> None:
         """Read the uploaded images that the request references into its prompts.
 
-        `add(count)`: called with the total bytes before any file is read; may raise ApiError. Raises
-        ApiError.
+        `add`: called with the total number of bytes before any file is read; may raise ApiError. Raises
+        ApiError for a file that is missing or unsuitable.
         """
         if not parsed_request.uploads:
             return
