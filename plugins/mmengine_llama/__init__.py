@@ -15,7 +15,7 @@ from mmengine_llama.config import KINDS, NAMES, ModelConfig, read_config
 
 
 class LlamaPlugin(DescribedPlugin):
-    """Text models of every size, in folders and GGUF files."""
+    """Llama and similar text models of every size, read from folders and GGUF files."""
 
     architectures = tuple(KINDS)
     names = NAMES
@@ -24,7 +24,7 @@ class LlamaPlugin(DescribedPlugin):
         return read_config(folder)
 
     def load_processor(self, folder: Path) -> Processor:
-        from mmengine_llama.processing import load_processor  # Lazy: tokenizers, templates.
+        from mmengine_llama.processing import load_processor  # Imported late: loads tokenizers and templates.
 
         return load_processor(folder)
 

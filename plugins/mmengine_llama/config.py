@@ -1,7 +1,7 @@
 """Reads and checks config.json for Llama and for text models with the same decoder.
 
 Accepts the hub's style (`rope_scaling` beside `rope_theta`), transformers 5's style (`rope_parameters`), and
-a GGUF file's metadata. Fields with a default in transformers may be missing; sizes may not.
+a GGUF file's metadata. Fields that have a default in transformers may be missing, but not the sizes.
 """
 
 import re
@@ -19,13 +19,16 @@ NAMES = TensorNames(((re.compile(r"model\."), "text."),))
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """How an architecture differs from Llama. `says_biases`: attention_bias counts; otherwise only q, k and v
-    have biases, if `qkv_bias`. `head_dim`, `window`: used if the file has no head_dim or no sliding_window.
+    """Tells how an architecture differs from Llama.
+
+    `says_biases`: the file's field attention_bias decides whether q, k, v and o have biases. `qkv_bias`: q, k
+    and v always have biases. `head_dim`, `window`: the values if the file has no head_dim or no
+    sliding_window.
     """
 
     says_biases: bool = False
     qkv_bias: bool = False
-    mlp_bias: bool = False  # The field with that name counts.
+    mlp_bias: bool = False  # The file's field mlp_bias decides whether the MLP has biases.
     qk_norm: bool = False
     head_dim: int | None = None
     window: int | None = None
@@ -47,7 +50,7 @@ class ModelConfig(NetworkConfig):
 
 
 def read_config(model: Path) -> ModelConfig:
-    """Read the config in a folder or a GGUF file. ModelError names the file and the field."""
+    """Read the config in a folder or a GGUF file. Raises ModelError, which names the file and the field."""
     root = Fields(read_model_json(model, "config.json"), model_file(model, "config.json"), "")
     check_served(root, tuple(KINDS))
     kind = KINDS[next(name for name in root.values["architectures"] if name in KINDS)]

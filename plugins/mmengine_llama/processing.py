@@ -12,7 +12,7 @@ VERSION = "llama-processing-1"  # Changes when the same input would give other t
 
 
 def load_processor(model: Path) -> ChatProcessor:
-    """Return the processor for the model in a folder or a GGUF file. Raises ModelError that names the
+    """Return the processor for the model in a folder or a GGUF file. Raises ModelError, which names the
     problem.
     """
     config, tokenizer = read_config(model), ChatTokenizer.of_folder(model)

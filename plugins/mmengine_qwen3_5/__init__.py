@@ -25,7 +25,7 @@ class Qwen35Plugin(DescribedPlugin):
         return read_config(folder)
 
     def load_processor(self, folder: Path) -> Processor:
-        from mmengine_qwen3_5.processing import load_processor  # Lazy: Pillow, tokenizers, templates.
+        from mmengine_qwen3_5.processing import load_processor  # Imported late: loads Pillow and tokenizers.
 
         return load_processor(folder)
 

@@ -1,7 +1,8 @@
-"""Reads and checks config.json for Qwen3.5 and similar models: with `text_config` and `vision_config`, or for
-a text-only model; dense, or a mixture with a shared expert in every layer.
+"""Reads and checks config.json for Qwen3.5 and similar models.
 
-Fields with a default in transformers may be missing; sizes may not.
+The file has `text_config` and `vision_config`, or only a text model's fields. The model is dense, or a
+mixture of experts with a shared expert in every layer. Fields that have a default in transformers may be
+missing, but not the sizes.
 """
 
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ TEXT_ALONE = ("Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM")
 MIXTURES = (WITH_MEDIA[1], TEXT_ALONE[1])
 ARCHITECTURES = (*WITH_MEDIA, *TEXT_ALONE)
 LINEAR, FULL = "linear_attention", "full_attention"
-IMAGE_TOKEN, VIDEO_TOKEN = 248056, 248057  # Used if the file does not name them.
+IMAGE_TOKEN, VIDEO_TOKEN = 248056, 248057  # The ids if the file does not name them.
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,9 @@ class ModelConfig(NetworkConfig):
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """Return the sizes and constants of the model in `folder`. ModelError names the file and the field."""
+    """Return the sizes and constants of the model in `folder`. Raises ModelError, which names the file and
+    the field.
+    """
     path = folder / "config.json"
     root = Fields(read_json(path), path, "")
     has_text = root.values.get("text_config") is not None
@@ -101,8 +104,8 @@ def _text_config(text: Fields, tied: bool, *, is_mixture: bool) -> DecoderConfig
 
 
 def _experts(text: Fields) -> ExpertsConfig:
-    """Read the experts, which are in every layer: other mixtures' `decoder_sparse_step` and `mlp_only_layers`
-    have no effect here.
+    """Read the experts, which are in every layer. The fields `decoder_sparse_step` and `mlp_only_layers` of
+    other mixtures are ignored.
     """
     if not text.flag("norm_topk_prob", True):
         text.fail(f"{text.prefix}norm_topk_prob is false; this family always divides by the sum")
@@ -112,7 +115,9 @@ def _experts(text: Fields) -> ExpertsConfig:
 
 
 def _layer_types(text: Fields) -> list[str]:
-    """Return each layer's type; by default every fourth layer has attention."""
+    """Return each layer's type. By default every fourth layer has full attention, and the others linear
+    attention.
+    """
     count = text.integer("num_hidden_layers", 1, MAX_LAYERS)
     kinds = text.values.get("layer_types")
     if kinds is None:

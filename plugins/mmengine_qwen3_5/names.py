@@ -1,4 +1,6 @@
-"""Tensor names in published files. The draft head in these files (`mtp.`) is not used."""
+"""Maps the tensor names in published files to canonical names. The draft head in these files (`mtp.`) is not
+loaded.
+"""
 
 import re
 from dataclasses import dataclass

@@ -14,7 +14,7 @@ from mmengine_qwen3_vl.positions import rope_positions
 
 
 class Qwen3VLPlugin(DescribedPlugin):
-    """Qwen3-VL in every size, dense and mixtures of experts."""
+    """Qwen3-VL models of every size, dense models and mixtures of experts."""
 
     architectures = ARCHITECTURES
     names = NAMES
@@ -23,7 +23,7 @@ class Qwen3VLPlugin(DescribedPlugin):
         return read_config(folder)
 
     def load_processor(self, folder: Path) -> Processor:
-        from mmengine_qwen3_vl.processing import load_processor  # Lazy: Pillow, tokenizers, templates.
+        from mmengine_qwen3_vl.processing import load_processor  # Imported late: loads Pillow and tokenizers.
 
         return load_processor(folder)
 

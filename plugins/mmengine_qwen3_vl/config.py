@@ -1,7 +1,7 @@
 """Reads and checks Qwen3-VL's config.json, for dense models and mixtures of experts.
 
 Accepts the hub's style (`rope_scaling` beside `rope_theta`) and transformers 5's style (`rope_parameters`).
-Fields with a default in transformers may be missing; sizes may not.
+Fields that have a default in transformers may be missing, but not the sizes.
 """
 
 import math
@@ -30,7 +30,9 @@ class ModelConfig(NetworkConfig):
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """Return the sizes and constants of the model in `folder`. ModelError names the file and the field."""
+    """Return the sizes and constants of the model in `folder`. Raises ModelError, which names the file and
+    the field.
+    """
     path = folder / "config.json"
     root = Fields(read_json(path), path, "")
     check_served(root, ARCHITECTURES, ("text_config", "vision_config"))
@@ -72,8 +74,8 @@ def _text_config(root: Fields) -> DecoderConfig:
 def text_rope(
     text: Fields, head_dim: int, sections: tuple[int, ...] = (24, 20, 20), theta: float = 500000.0
 ) -> RopeConfig:
-    """Read the rotary embedding from either config style. `head_dim`: the rotated part of a head. `sections`
-    and `theta`: used if the file has none.
+    """Read the rotary embedding from either config style. `head_dim`: number of rotated values of a head.
+    `sections`, `theta`: the values if the file has none.
     """
     modern = text.values.get("rope_parameters") is not None
     rope = text.child("rope_parameters" if modern else "rope_scaling", optional=True)
@@ -93,7 +95,9 @@ def text_rope(
 
 
 def read_vision(vision: Fields, *, deepstack: bool = True) -> VisionConfig:
-    """Read the vision tower. `deepstack`: whether layers are tapped, which the file must then name."""
+    """Read the vision tower. `deepstack`: whether the file must name the layers whose outputs are deepstack
+    features.
+    """
     depth = vision.integer("depth", 1, 1024)
     num_heads = vision.integer("num_heads", 1, 1024)
     hidden_size = vision.integer("hidden_size", 1, 2**17)
@@ -126,7 +130,7 @@ def read_vision(vision: Fields, *, deepstack: bool = True) -> VisionConfig:
         merge_size=vision.integer("spatial_merge_size", 1, 16, 2),
         num_positions=num_positions,
         rope_theta=rope.number("rope_theta", 10000.0),
-        norm_eps=1e-6,  # Not in the file.
+        norm_eps=1e-6,  # A constant that the file does not contain.
         gelu=VISION_ACTIVATIONS[activation],
         deepstack_layers=layers,
     )

@@ -1,4 +1,6 @@
-"""Tensor names in published files: transformers 4.5x, 5, and files derived from either."""
+"""Maps the tensor names in files of transformers 4.5x and 5, and in files derived from them, to canonical
+names.
+"""
 
 import re
 

@@ -1,10 +1,10 @@
 """Computes a prompt's M-RoPE positions (Qwen3-VL, arXiv 2511.21631; the rule of transformers'
 get_rope_index).
 
-Text counts up in all three rows. An embedding of an image, or of a temporal patch in a video, has position
-(start, start + y, start + x) for its merged patch (y, x). The next token counts on from start + max(height,
-width). A video's temporal patches have timestamps between them, which are text: each patch is placed like an
-image, and the timestamps carry the time.
+A position has three components: time, row and column. Text tokens count up in all three. In an image that
+begins at position `start`, the embedding of the merged patch (y, x) has position (start, start + y, start +
+x); the next token has position start + max(height, width). A temporal patch of a video has positions like an
+image. The timestamps before the patches are text, and they tell the model the time.
 """
 
 import math
@@ -17,10 +17,11 @@ from mmengine.request import MediaItem
 
 
 def rope_positions(num_tokens: int, media: Sequence[MediaItem]) -> tuple[np.ndarray, int]:
-    """Return positions int32 [3, num_tokens] and the delta for output tokens (position = index + delta).
+    """Return the positions, int32 [3, num_tokens], and the delta for output tokens (position = index +
+    delta).
 
-    `media` is in prompt order. Raises InvalidRequest if runs overlap, leave the prompt, or do not match their
-    grid.
+    `media` is in prompt order. Raises InvalidRequest if runs overlap, lie outside the prompt, or do not match
+    their grid.
     """
     positions = np.empty((3, num_tokens), dtype=np.int32)
     frames = np.array([frame for item in media for frame in _frames(item)], dtype=np.int64)
@@ -29,7 +30,7 @@ def rope_positions(num_tokens: int, media: Sequence[MediaItem]) -> tuple[np.ndar
         return positions, 0
     starts, lengths, heights, widths = frames.T
     ends, extents = starts + lengths, np.maximum(heights, widths)
-    before = np.concatenate(([0], ends[:-1]))  # Where the text before each frame begins.
+    before = np.concatenate(([0], ends[:-1]))  # First index of the text before each frame.
     _check_places(frames, before, num_tokens)
     bases = np.cumsum(starts - before) + np.cumsum(extents) - extents
     last = bases[-1] + extents[-1] - ends[-1]
@@ -53,8 +54,9 @@ def _check_places(frames: np.ndarray, before: np.ndarray, num_tokens: int) -> No
 
 
 def _frames(item: MediaItem) -> list[tuple[int, int, int, int]]:
-    """Return (first token, tokens, merged height, merged width) for each run. The run lengths tell the merge
-    size: an embedding stands for merge x merge patches.
+    """Return (first token, number of tokens, merged height, merged width) for each run.
+
+    The merge size follows from the run length: an embedding stands for merge x merge patches.
     """
     grid_t, grid_h, grid_w = item.grid
     patches = grid_h * grid_w

@@ -18,12 +18,12 @@ from mmengine_qwen3_vl.config import read_config
 from mmengine_qwen3_vl.names import NAMES
 
 VERSION = "qwen3-vl-processing-1"  # Changes when the same input would give other pixels or tokens.
-NORMALISATION = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}  # As in the vision tower.
+NORMALISATION = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}  # The vision tower's constants.
 _IM_END = "<|im_end|>"
 
 
 def load_processor(folder: Path) -> ChatProcessor:
-    """Return the processor for the model in `folder`. Raises ModelError that names the wrong file."""
+    """Return the processor for the model in `folder`. Raises ModelError, which names the wrong file."""
     folder = Path(folder)
     config = read_config(folder)
     tokenizer = ChatTokenizer.of_folder(folder)
@@ -45,14 +45,16 @@ def load_processor(folder: Path) -> ChatProcessor:
 def media_of(
     folder: Path, vision: VisionConfig, pads: dict[int, str], tokenizer: ChatTokenizer, names: TensorNames
 ) -> MediaDescription:
-    """Return the media description for this family and for families with the same media. `pads`: modality by
-    its placeholder's id. `names`: maps tensor names in the folder's files.
+    """Return the media description for this family and for families with the same media. `pads`: maps a
+    placeholder's id to the modality. `names`: maps the tensor names in the folder's files.
     """
     settings = read_grids(folder, _defaults(vision), NORMALISATION)
     start, end = (special_id(tokenizer, f"<|vision_{side}|>", "a Qwen3-VL") for side in ("start", "end"))
 
     def tokens(pad: int, loaded: LoadedMedia) -> Iterator[Piece]:
-        """Yield an item's tokens. Each temporal patch in a video is written like an image, after its time."""
+        """Yield an item's tokens. Each temporal patch of a video is written like an image, after its
+        timestamp.
+        """
         run = Run(pad, settings.patches.embeds(loaded.grid))
         if not loaded.timestamps:
             yield run
@@ -63,7 +65,7 @@ def media_of(
 
 
 def _defaults(vision: VisionConfig) -> GridSettings:
-    """Return the values for fields that may be missing in the files."""
+    """Return the settings for fields that are missing in the files."""
     return GridSettings(
         PatchSettings(vision.patch_size, vision.temporal_patch_size, vision.merge_size),
         ImageSettings(min_pixels=56 * 56, max_pixels=28 * 28 * 1280),

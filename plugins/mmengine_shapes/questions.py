@@ -3,9 +3,9 @@
     image_questions(scene)["where"]  ->  [("Where is the star?", "The star is at the top left.")]
 
 Every function returns a dict from task name to its (question, answer) pairs; the list is empty if the scene
-does not fit the task. Without `rng` a question has its first wording; with `rng` the wording is random. In
-every answer a thing's position comes before its other properties, so that each can be looked up by the
-position just written.
+does not fit the task. Without `rng` a question has the first wording of its task; with `rng` the wording is
+random. In every answer a thing's position comes before its other properties, so that each can be looked up by
+the position just written.
 """
 
 import json
@@ -101,12 +101,12 @@ def describe(scene: Scene) -> str:
 
 
 def how_many(number: int, kind: str) -> str:
-    """Return the counting sentence; `kind` is a colour with a space after it, or nothing."""
+    """Return the sentence that tells the number of shapes. `kind`: a colour followed by a space, or ""."""
     return f"There is 1 {kind}shape." if number == 1 else f"There are {number} {kind}shapes."
 
 
 def image_questions(scene: Scene, rng: random.Random | None = None) -> dict[str, Pairs]:
-    """Return all questions about one scene, by task."""
+    """Return all questions about one scene, keyed by task."""
     items: dict[str, Pairs] = {
         "json": [(wording("json", rng), scene_json(scene))],
         "describe": [(wording("describe", rng), describe(scene))],
@@ -144,7 +144,7 @@ def _lookups_by_shape(scene: Scene, rng: random.Random | None) -> dict[str, Pair
 
 
 def _balanced(present: list[str], words: tuple[str, ...], rng: random.Random | None) -> list[str]:
-    """Return the present words, and as many absent words: most questions should not have the answer no."""
+    """Return the present words and at most as many absent words, so that the answer is not "no" too often."""
     absent = [word for word in words if word not in present]
     number = min(len(present), len(absent))
     return present + (rng.sample(absent, number) if rng else absent[:number])
@@ -163,7 +163,7 @@ def _exists(scene: Scene, rng: random.Random | None) -> Pairs:
 
 
 def pair_questions(first: Scene, second: Scene, rng: random.Random | None = None) -> dict[str, Pairs]:
-    """Return all questions about two images shown one after the other, by task."""
+    """Return all questions about two images shown one after the other, keyed by task."""
     items: dict[str, Pairs] = {"more": [], "count_in": [], "describe_in": []}
     if len(first.things) != len(second.things):
         larger = "first" if len(first.things) > len(second.things) else "second"
@@ -175,7 +175,7 @@ def pair_questions(first: Scene, second: Scene, rng: random.Random | None = None
 
 
 def clip_questions(clip: Clip, rng: random.Random | None = None) -> dict[str, Pairs]:
-    """Return all questions about a clip, by task."""
+    """Return all questions about a clip, keyed by task."""
     items: dict[str, Pairs] = {"direction": [], "becomes": [], "happens": []}
     kind = f"{clip.first.colour} {clip.first.shape}"
     if clip.action == "recolour":

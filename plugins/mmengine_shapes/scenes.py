@@ -70,7 +70,9 @@ class Scene:
     noise_seed: int
 
     def layout(self) -> str:
-        """Return the content without jitter; two scenes with the same layout read the same."""
+        """Return the scene's content as text, without random deviations; scenes with equal layouts have equal
+        answers.
+        """
         words = [f"{t.position} {t.shape} {t.colour} {t.size}" for t in self.things]
         return f"{self.background}: " + ", ".join(words)
 
@@ -103,7 +105,7 @@ class Clip:
         return self.scenes[-1].things[0]
 
     def layout(self) -> str:
-        """Return the content without jitter."""
+        """Return the content as text, without random deviations."""
         return f"{self.scenes[0].layout()} {self.action} {self.last.colour} {len(self.scenes)}"
 
     def frames(self) -> list[Image.Image]:
@@ -179,7 +181,7 @@ def in_split(layout: str, split: str) -> bool:
 
 
 def random_thing(rng: random.Random, position: str) -> Thing:
-    """Return a random thing near the middle of its cell."""
+    """Return a random thing near the middle of the cell at `position`."""
     size = rng.choice(list(SIZES))
     colour = rng.choice(list(COLOURS))
     row, column = divmod(POSITIONS.index(position), 3)
@@ -244,7 +246,7 @@ def random_clip(
 
 
 def _move(start: Scene, number: int, direction: str) -> list[Thing]:
-    """Return the thing in `start`, moved across the picture in even steps."""
+    """Return the thing of `start` for each frame, moved across the picture in even steps."""
     thing, (dx, dy) = start.things[0], DIRECTIONS[direction]
     moved = []
     for k in range(number):
@@ -256,7 +258,7 @@ def _move(start: Scene, number: int, direction: str) -> list[Thing]:
 
 
 def _recolour(rng: random.Random, start: Scene, number: int) -> list[Thing]:
-    """Return the thing in `start`, with a second colour from some frame on."""
+    """Return the thing of `start` for each frame, with a second colour from a random frame on."""
     thing = start.things[0]
     colour = rng.choice([name for name in COLOURS if name != thing.colour])
     second = replace(thing, colour=colour, rgb=COLOURS[colour])

@@ -15,8 +15,7 @@ from mmengine_smolvlm.names import NAMES
 
 
 class SmolVLMPlugin(DescribedPlugin):
-    """SmolVLM2 in every size: images as tiles, videos as frames, and a text model whose positions count
-    up."""
+    """SmolVLM2 in every size. Images become tiles, and videos frames; positions are those of a text model."""
 
     architectures = (ARCHITECTURE,)
     names = NAMES
@@ -25,13 +24,13 @@ class SmolVLMPlugin(DescribedPlugin):
         return read_config(folder)
 
     def load_processor(self, folder: Path) -> Processor:
-        from mmengine_smolvlm.processing import load_processor  # Lazy: Pillow, tokenizers, templates.
+        from mmengine_smolvlm.processing import load_processor  # Imported late: loads Pillow and tokenizers.
 
         return load_processor(folder)
 
     def positions(self, prompt_token_ids: np.ndarray, media: Sequence[MediaItem]) -> tuple[np.ndarray, int]:
-        """Return the prompt's positions. Raises InvalidRequest for an item without a run per tile, all of
-        equal length.
+        """Return the prompt's positions. Raises InvalidRequest unless each item has a run for each tile, all
+        of equal length.
         """
         for item in media:
             if len(item.runs) != item.grid[0] or len({length for _, length in item.runs}) != 1:

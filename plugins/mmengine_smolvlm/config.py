@@ -1,7 +1,7 @@
 """Reads and checks SmolVLM2's config.json.
 
-Published files leave out fields with a default in transformers, including sizes of the tower and the text
-model: this module has these defaults.
+Published files leave out fields that have a default in transformers, even sizes of the vision tower and of
+the text model. This module has the same defaults.
 """
 
 from dataclasses import dataclass
@@ -41,7 +41,9 @@ class ModelConfig(NetworkConfig):
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """Return the sizes and constants of the model in `folder`. ModelError names the file and the field."""
+    """Return the sizes and constants of the model in `folder`. Raises ModelError, which names the file and
+    the field.
+    """
     path = folder / "config.json"
     root = Fields(read_json(path), path, "")
     check_served(root, (ARCHITECTURE,), ("text_config", "vision_config"))

@@ -1,8 +1,9 @@
-"""Converts images to tiles of equal size, followed by a small picture of the whole image, and videos to
-frames of that size.
+"""Converts images to tiles of equal size, followed by a thumbnail of the whole image, and videos to frames of
+the same size.
 
-The sizes are those of transformers' processors: an image is resized to a longest edge, then to whole tiles,
-and cut; an image that fits a tile is not cut. Images use Pillow's filter, videos torch's.
+The sizes are those of transformers' processors. An image is resized to a longest edge, then to a whole number
+of tiles, and cut; an image that fits into one tile is not cut. Images are resized with Pillow's filter, and
+videos with torch's.
 """
 
 import json
@@ -31,7 +32,7 @@ from mmengine.processing.media.video import load_video, span_of
 
 MAX_EDGE = 4096  # Pixels, for a resized image's longest edge.
 SKIPPED_S = 1.0  # Seconds skipped at both ends of a video that is much longer than its sampled part.
-_EDGE, _SIDE = 4 * 364, 364  # Default longest edge and tile in transformers' processors.
+_EDGE, _SIDE = 4 * 364, 364  # Default longest edge and tile side in transformers' processors.
 _DONE = {
     "image_mean": [0.5, 0.5, 0.5],
     "image_std": [0.5, 0.5, 0.5],
@@ -52,10 +53,10 @@ _OPTIONS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class TileSettings:
-    """A MediaSettings, and the rules for its videos.
+    """Implements MediaSettings and VideoRules for SmolVLM2.
 
-    In pixels: `side` of a tile, `longest_edge` of an image before cutting, `frame_edge` of a video's frame
-    before it becomes a tile.
+    In pixels: `side`: a tile's side. `longest_edge`: an image's longest edge before the image is cut.
+    `frame_edge`: a frame's longest edge before the frame is resized to a tile.
     """
 
     patches: PatchSettings
@@ -77,7 +78,7 @@ class TileSettings:
 
     @property
     def seen(self) -> int:
-        """Return the pixels along a tile's side that patches cover."""
+        """Return how many pixels along a tile's side the patches cover."""
         return self.side // self.patches.patch_size * self.patches.patch_size
 
     @property
@@ -116,7 +117,9 @@ class TileSettings:
         return self.do_image_splitting if options.splits is None else options.splits
 
     def _edge(self, size: tuple[int, int], options: ImageOptions, where: str) -> int:
-        """Return the longest edge. `max_pixels` limits it to whole tiles, but never below a single tile."""
+        """Return the longest edge to which an image is resized. `max_pixels` limits the pixels of all its
+        tiles; one tile is always allowed.
+        """
         edge = self.longest_edge if options.longest_edge is None else options.longest_edge
         if edge > MAX_EDGE:
             raise InvalidRequest(f"{where}: longest_edge is {edge}; the limit is {MAX_EDGE} pixels")
@@ -169,8 +172,8 @@ class TileSettings:
 
 
 def fitted(size: tuple[int, ...], edge: int) -> tuple[int, int]:
-    """Return (height, width) with the aspect ratio of `size` and that longest edge; the other edge is even,
-    or 1.
+    """Return the (height, width) whose longest edge is `edge` and whose aspect ratio is that of `size`. The
+    other edge is even, or 1.
     """
     height, width = size
     if width >= height:
@@ -183,8 +186,8 @@ def fitted(size: tuple[int, ...], edge: int) -> tuple[int, int]:
 def read_tiles(folder: Path, patches: PatchSettings, side: int) -> TileSettings:
     """Return the settings in the files, with transformers' defaults for missing fields.
 
-    `side`: tile side of the model's tower, which the files may not contradict. Raises ModelError that names
-    the file and the field.
+    `side`: the tile side that the vision tower expects. Raises ModelError, which names the file and the
+    field, also for files with another tile side.
     """
     image, image_path = read_section(folder, "image_processor", "preprocessor_config.json")
     video, video_path = read_section(

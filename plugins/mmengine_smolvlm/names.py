@@ -1,4 +1,4 @@
-"""Tensor names as transformers writes them, and in files derived from these."""
+"""Maps the tensor names in files of transformers, and in files derived from them, to canonical names."""
 
 import re
 

@@ -42,7 +42,7 @@ def in_words(number: int) -> str:
 
 
 VERSION = "smolvlm-processing-1"  # Changes when the same input would give other pixels or tokens.
-IMAGE, VIDEO, END = "<image>", "<video>", "<end_of_utterance>"  # <video> is no token in published folders.
+IMAGE, VIDEO, END = "<image>", "<video>", "<end_of_utterance>"  # <video> is not a token in published folders.
 # Published templates do not support videos; this template renders the same prompts, and videos too.
 VIDEO_TEMPLATE = (
     "<|im_start|>{% for message in messages %}{{ message.role | capitalize }}"
@@ -54,7 +54,7 @@ VIDEO_TEMPLATE = (
 
 
 def load_processor(folder: Path) -> ChatProcessor:
-    """Return the processor for the model in `folder`. Raises ModelError that names the wrong file."""
+    """Return the processor for the model in `folder`. Raises ModelError, which names the wrong file."""
     folder = Path(folder)
     config = read_config(folder)
     tokenizer = ChatTokenizer.of_folder(folder, (VIDEO,))
@@ -91,8 +91,8 @@ def _media(folder: Path, config: ModelConfig, tokenizer: ChatTokenizer) -> Media
     run, video = Run(image, settings.embeds), tokenizer.marked[VIDEO]
 
     def tokens(pad: int, loaded: LoadedMedia) -> Iterator[Piece]:
-        """Yield an item's tokens: each tile after its place, then the whole image; each frame in a video
-        after its time.
+        """Yield an item's tokens. An image: each tile after its row and column, then the whole image. A
+        video: each frame after its timestamp.
         """
         picture = (fake, whole, run, fake)
         if pad == video:

@@ -1,4 +1,6 @@
-"""Forty texts that state the values of a form: eight realistic schemas, five texts each."""
+"""Forty texts for structured output: eight realistic JSON schemas, and for each schema five texts that state
+all values.
+"""
 
 
 def of(required, **properties):

@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct in the engine and in transformers, with prompts."""
+"""Opens SmolLM2-135M-Instruct in the engine and in transformers, and supplies prompts."""
 
 import re
 from pathlib import Path
@@ -28,8 +28,9 @@ def open_engine(log=None, **settings):
 
 
 def load_transformers():
-    """Return transformers' float32 network with the file's weights; tests/gguf tests that these equal
-    transformers' own reading, to the bit.
+    """Return transformers' float32 network with the weights that our reader gets from the GGUF file.
+
+    tests/gguf tests that these are equal, to the bit, to the weights that transformers reads.
     """
     from transformers import LlamaConfig, LlamaForCausalLM  # Slow to import.
 
@@ -49,7 +50,9 @@ def written_prompts():
 
 
 def prompts(count):
-    """Return the written prompts, then questions about paragraphs from this repository's pages."""
+    """Return `count` prompts: those in prompts.txt, then questions about paragraphs of this repository's
+    documents.
+    """
     asked = written_prompts()
     pages = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
     texts = [
@@ -68,7 +71,9 @@ def chat(question):
 
 
 def scores(network, prompt_ids, token_ids):
-    """Return transformers' log-probabilities at each chosen token's place, float32 [tokens, vocab]."""
+    """Return transformers' log-probabilities at the position of each generated token, float32 [tokens,
+    vocab].
+    """
     ids = torch.tensor([[*prompt_ids, *token_ids[:-1]]])
     with torch.inference_mode():
         hidden = network.model(ids, use_cache=False).last_hidden_state[0, len(prompt_ids) - 1 :]

@@ -1,4 +1,6 @@
-"""Tests a text model through all user interfaces: engine, the server's three APIs, pipeline, a GGUF file."""
+"""Tests a text model through all user interfaces: the engine, the server's three APIs, the pipeline, and a
+GGUF file.
+"""
 
 import asyncio
 import json
@@ -118,7 +120,7 @@ def test_the_pipeline_answers_chats_of_text(folder):
 
 
 def test_a_gguf_file_is_a_model(tmp_path):
-    """Packed weights have their own fingerprint in the log; another file cannot continue the log."""
+    """An engine loads a GGUF file and answers, and the log stores the file's fingerprint."""
     path = tmp_path / "tiny.gguf"
     keys = model() + [("tokenizer.chat_template", STRING, TEMPLATE)] + vocabulary()
     path.write_bytes(write(keys, weights()).data)
@@ -135,7 +137,9 @@ def test_a_gguf_file_is_a_model(tmp_path):
 @pytest.mark.parametrize("head", (False, True))
 @pytest.mark.parametrize("kind", ("Q4_0", "Q4_1"))
 def test_a_gguf_file_whose_ends_have_six_bits_answers_as_its_values(tmp_path, kind, head):
-    """Most 4-bit files store embedding and head this way."""
+    """Most 4-bit files store the embedding and the head as Q6_K. The answers equal those of the dequantized
+    weights.
+    """
     keys = model(embedding_length=(UINT32, 256)) + vocabulary()
     keys += [("tokenizer.chat_template", STRING, TEMPLATE)]
     packed = weights(kind, head=head, hidden=256, ends="Q6_K")

@@ -1,5 +1,6 @@
-"""Tests that SmolLM2 answers as in transformers: greedy tokens, log-probabilities, forms; its log
-verifies."""
+"""Tests that SmolLM2 gives the answers of transformers (greedy tokens and log-probabilities), that JSON
+schemas are followed, and that the log verifies.
+"""
 
 import json
 from typing import NamedTuple
@@ -12,7 +13,7 @@ from tests.llama.smollm2 import EVERY, chat, load_transformers, open_engine, pro
 
 FEW = written_prompts()[::EVERY]
 SAMPLED = {"temperature": 0.8, "top_p": 0.9, "seed": 3}
-NEAR = 1e-3  # Another order of float32 sums changes a log-probability by about 1e-5.
+NEAR = 1e-3  # Summing float32 in another order changes a log-probability by about 1e-5.
 COLOUR = {"type": "object", "properties": {"colour": {"type": "string"}}, "required": ["colour"]}
 
 
@@ -23,7 +24,7 @@ def network():
 
 @pytest.fixture(scope="module")
 def few(tmp_path_factory):
-    """Answers of one engine to 12 prompts, and its log."""
+    """Return the answers of an engine (12 greedy, 3 sampled, 1 with a schema), and the path of its log."""
     log = tmp_path_factory.mktemp("smollm2") / "log"
     with open_engine(log) as engine:
         form = {"type": "json_schema", "json_schema": {"name": "colour", "schema": COLOUR}}
@@ -37,9 +38,11 @@ def few(tmp_path_factory):
 
 
 class Judged(NamedTuple):
-    """Comparison of greedy answers with transformers. `parted`: where answers differ: the prompt's number,
-    the place, and how much less likely the chosen token is than the best; later tokens do not count.
-    `difference`: the largest difference in the chosen tokens' log-probabilities.
+    """A comparison of answers with transformers' log-probabilities.
+
+    `parted`: for each answer whose tokens are not all the likeliest, the first such token: (prompt number,
+    token index, log-probability that the token lacks to the likeliest). `difference`: the largest difference
+    between the engine's and transformers' log-probability of a token.
     """
 
     parted: list[tuple[int, int, float]]
@@ -65,8 +68,8 @@ def test_there_are_200_different_prompts():
 
 
 def test_greedy_tokens_and_their_log_probabilities_are_transformers(network, few):
-    """Each token is the likeliest in transformers' network after the preceding tokens. By induction the
-    tokens equal its `generate`.
+    """Each token is the likeliest one in transformers' network, given the preceding tokens. By induction the
+    tokens equal those of `generate`.
     """
     assert few["greedy"][0].text == "The capital of France is Paris."
     parted, difference = judged(network, few["greedy"])
@@ -102,14 +105,14 @@ def test_200_answers_equal_generate(network, capsys):
     with capsys.disabled():
         print(f"\n{len(asked) - len(differing)} of {len(asked)} answers are those of generate")
         for number, place, margin in near:
-            print(f"  {asked[number][:50]!r} parts at token {place}, by a log-probability of {margin:.6f}")
+            print(f"  {asked[number][:50]!r} diverges at token {place}, by a log-probability of {margin:.6f}")
     assert differing <= {number for number, _, _ in near} and len(near) <= 2
     assert all(margin < NEAR for _, _, margin in near)
     assert difference < NEAR and judged(network, sampled).difference < NEAR
 
 
 def generated(network, prompt_ids, count):
-    """Compare with greedy tokens from transformers' `generate`, given only the prompt."""
+    """Return `count` greedy tokens from transformers' `generate`."""
     ids = torch.from_numpy(prompt_ids).long()[None]
     ends = {"eos_token_id": 2, "pad_token_id": 2}
     with torch.inference_mode():

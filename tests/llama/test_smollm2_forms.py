@@ -1,4 +1,6 @@
-"""Tests that SmolLM2 fills forms from texts that state the values, with drafters reading its output."""
+"""Tests that SmolLM2 extracts values from texts as JSON that follows a schema, and that no drafter changes an
+answer.
+"""
 
 import json
 
@@ -9,13 +11,14 @@ from tests.llama.forms import CASES
 from tests.llama.smollm2 import chat, open_engine, prompts
 
 SPECS = ("none", "ngram", "suffix", "grammar")
-MAX_TOKENS = 256  # The schemas' text lengths allow no more.
-ROWS = 8  # Most are submitted after others were answered, whose text the suffix drafter reads.
-LEAST_RIGHT = 12  # Of 40: the test shows that forms do not prevent the model from giving values it knows.
+MAX_TOKENS = 256  # Enough: the schemas limit the length of strings.
+# Few rows, so that most requests begin after others ended; the suffix drafter reads the earlier answers.
+ROWS = 8
+LEAST_RIGHT = 12  # Of 40: shows that a grammar does not keep the model from giving the right values.
 
 
 def filled(engine):
-    """Return one answer for each form, all submitted at once."""
+    """Return an answer for each case. All requests are submitted at once."""
     ids = {}
     for number, (text, schema, _) in enumerate(CASES):
         form = {"type": "json_schema", "json_schema": {"name": "form", "schema": schema, "strict": True}}
@@ -29,8 +32,7 @@ def filled(engine):
 
 
 def same(said, stated):
-    """Return whether the answer has the stated values; letter case and other parts of the form do not
-    count."""
+    """Return whether the answer has the stated values. Letter case and other properties are ignored."""
     return all(str(said.get(name)).lower() == str(value).lower() for name, value in stated.items())
 
 
@@ -53,7 +55,7 @@ def test_forms_validate_and_drafts_change_no_answer(capsys):
             drafted, accepted = sum(a.num_drafts for a in answers), sum(a.num_accepted for a in answers)
             if spec != "none":
                 share = accepted / max(1, drafted)
-                lines.append(f"  {spec:8} {kind}: {accepted} of {drafted} drafts kept, {share:.0%}")
+                lines.append(f"  {spec:8} {kind}: {accepted} of {drafted} drafts accepted, {share:.0%}")
     values = [json.loads(answer.text) for answer in forms]
     for value, (_, schema, _) in zip(values, CASES, strict=True):
         jsonschema.validate(value, schema, format_checker=jsonschema.FormatChecker())

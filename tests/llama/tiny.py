@@ -5,7 +5,7 @@ import json
 from tests.models.text_reference import EXPERTS, Kind, make_reference
 from tests.processing.test_text_models import NAMES, TEMPLATE, trained
 
-SPARE_ROWS = 3  # Embedding rows without a token: published models are padded like this.
+SPARE_ROWS = 3  # Embedding rows without a token, as in published models, whose vocabulary is padded.
 MODELS = {
     "Llama": {},
     "Qwen2": {},
@@ -16,7 +16,7 @@ MODELS = {
 
 
 def make_tiny(folder, architecture="Llama", **sizes):
-    """Write the model to `folder`. Returns its transformers model in float32."""
+    """Write the model to `folder`, and return it as transformers' model in float32."""
     tokenizer = trained()
     rows = tokenizer.get_vocab_size() + SPARE_ROWS
     ends = {"bos_token_id": 0, "eos_token_id": tokenizer.token_to_id("<|end|>")}

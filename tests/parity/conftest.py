@@ -6,9 +6,9 @@ from mmengine.native import library
 BACKENDS = {"kernels": "auto", "torch attention": "torch", "no compiler": "auto"}
 
 
-@pytest.fixture(scope="module", params=BACKENDS)  # Later tests must find their compiler again.
+@pytest.fixture(scope="module", params=BACKENDS)  # Scope module: later tests must find the compiler again.
 def backend(request, hidden_compiler, tmp_path_factory):
-    """Return the value for `attention`, in an environment with or without a compiler."""
+    """Yield the value for `attention`, while the compiler is visible or hidden."""
     if request.param == "no compiler":
         with hidden_compiler(tmp_path_factory.mktemp("cache")):
             yield BACKENDS[request.param]
@@ -30,6 +30,6 @@ def cases():
 
 @pytest.fixture(scope="session")
 def wanted(cases):
-    """Return transformers' greedy tokens, each request alone."""
+    """Return transformers' greedy tokens; each request is generated alone."""
     model = load_reference()
     return [reference_tokens(model, case) for case in cases]

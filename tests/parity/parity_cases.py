@@ -1,5 +1,5 @@
-"""Requests for the embedded checkpoint, transformers' tokens for them, and a runner for the whole engine with
-other settings.
+"""Requests for the embedded checkpoint, transformers' tokens for them, and a runner that answers them with an
+engine of any settings.
 """
 
 import random
@@ -43,8 +43,8 @@ class Case:
 
 
 def make_cases(processor, seed: int = 11) -> list[Case]:
-    """Return 124 requests in random order: 20 with text only, 56 with one image, 24 with the same image, 14
-    with two or three images, 10 with a video.
+    """Return 124 requests in random order: 20 with text only, 56 with an image (four per image), 24 that
+    share one image, 14 with two or three images, and 10 with a video.
     """
     rng = random.Random(seed)
     asked = [([], [], rng.choice(TEXTS)) for _ in range(20)]
@@ -86,8 +86,8 @@ def load_reference(dtype=torch.float32):
 
 
 def reference_inputs(prepared: Prepared, dtype=torch.float32) -> dict[str, torch.Tensor]:
-    """Return the model inputs that transformers' processor would give, from our ids and pixels (whose
-    equality is tested separately).
+    """Return the model inputs of transformers, made from our token ids and pixels. Other tests check that
+    these equal the output of transformers' processor.
     """
     ids = torch.from_numpy(prepared.prompt_token_ids).long()[None]
     types = torch.zeros_like(ids, dtype=torch.int32)
@@ -120,7 +120,7 @@ def load_processor():
 
 
 class Runner:
-    """A loaded model; every `run` builds a new engine around it."""
+    """A loaded model, and methods that build engines around the model and run requests in them."""
 
     def __init__(self, dtype: str = "float32", attention: str = "auto"):
         self.dtype, self.attention = getattr(torch, dtype), attention
@@ -149,10 +149,10 @@ class Runner:
         sampling: SamplingParams | None = None,
         copies: int = 1,
     ) -> list[list[int]]:
-        """Return every case's tokens. `arrivals`: requests arrive between steps at random, else all at
-        once.
+        """Return the tokens of each case.
 
-        `copies`: this many consecutive cases are answers to the same prompt.
+        `arrivals`: draws how many requests arrive before each step; None: all arrive at once. `copies`:
+        number of consecutive cases that are samples of the same prompt (n > 1).
         """
         sampling = sampling or SamplingParams(seed=0)
         tokens: dict[str, list[int]] = {}

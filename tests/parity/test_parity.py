@@ -1,4 +1,4 @@
-"""Check promise 3: the tokens equal transformers' `generate`, whatever the engine does to a request.
+"""Tests promise 3: the tokens equal those of transformers' `generate`, whatever the engine does to a request.
 
 The runs use fp32, greedy sampling and the embedded checkpoint. Every run writes a log, and the log verifies.
 """
@@ -137,8 +137,9 @@ def test_a_video_cut_at_every_position(runner):
 
 
 def test_bfloat16_differs_only_where_the_top_two_are_within_rounding(backend, cases, capsys):
-    """bf16 keeps 8 bits: logits near 2^k differ by at least 2^(k-7), and sums with a few roundings differ by
-    some such steps. The test prints each margin at which the tokens diverge.
+    """Where the tokens diverge, the two best logits differ by at most 8 bf16 steps. bf16 has 8 significant
+    bits, so logits near 2^k have a step of 2^(k-7), and sums with a few roundings differ by a few steps. The
+    test prints each margin.
     """
     runner, model = Runner("bfloat16", backend), load_reference(torch.bfloat16)
     some = cases[:48]
@@ -163,6 +164,6 @@ def test_bfloat16_differs_only_where_the_top_two_are_within_rounding(backend, ca
     with capsys.disabled():
         print(f"\nbf16: {len(some) - len(parted)} of {len(some)} requests give the same tokens")
         for place, margin, steps in parted:
-            print(f"  parts at token {place}: margin {margin:.4f}, {steps:.1f} bf16 steps")
+            print(f"  diverges at token {place}: margin {margin:.4f}, {steps:.1f} bf16 steps")
     assert all(abs(steps) <= 8 for _, _, steps in parted)
     assert len(parted) <= len(some) // 4

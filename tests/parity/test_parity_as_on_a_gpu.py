@@ -1,6 +1,6 @@
-"""Run a GPU's code path on a CPU: fused decoder operations, packed images, tokens drawn by bounds.
+"""Tests a GPU's code path on a CPU: fused decoder operations, packed images, and the Triton sampling kernels.
 
-The tokens equal `generate`, and with the Triton kernels they equal the CPU sampler's tokens.
+The tokens equal those of `generate`, and sampled tokens equal those of the CPU sampler.
 """
 
 from dataclasses import replace

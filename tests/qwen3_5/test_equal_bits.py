@@ -1,5 +1,5 @@
-"""Test that a row's state depends on no other row and is always computed alike. Log-probabilities have the
-same bits however rows are mixed, chunked, cached, preempted and drafted for, and each log verifies.
+"""Tests that a hybrid model is batch-invariant: log-probabilities have the same bits however requests are
+batched, chunked, cached, preempted or drafted for. Each log verifies.
 """
 
 import numpy as np
@@ -49,7 +49,7 @@ def engine_of(folder, log=None, **settings):
 
 
 def answers(engine):
-    """Return tokens and their log-probabilities' bits."""
+    """Return, for each prompt, the tokens and the log-probabilities."""
     found = engine.generate(PROMPTS, max_tokens=24, ignore_eos=True, logprobs=2)
     return [
         (each.token_ids, [[score for _, score in one] for one in each.choices[0].logprobs]) for each in found
@@ -70,7 +70,7 @@ def test_bits_equal_a_single_row(folder, alone, tmp_path, name):
                 assert tokens == wanted
                 assert np.array_equal(scores, exact)
         stats = engine.stats()
-    if name != "few slots":  # There, states are evicted in the order of arrival.
+    if name != "few slots":  # With few slots, states may be evicted before a request can use them.
         assert (stats.num_cached_tokens > 0) is bool(SETTINGS[name].get("enable_prefix_caching"))
     assert (stats.num_preemptions > 0) is (name == "preempted")
     assert (sum(each.accepted for each in stats.drafts.values()) > 0) is (name == "drafted")

@@ -1,5 +1,6 @@
-"""Test a LoRA adapter on a hybrid model, for gated attention and delta nets. Tokens equal transformers' model
-with the adapter added to the weights, and only requests with the same adapter hit cached states.
+"""Tests a LoRA adapter on a hybrid model, for gated attention and delta nets. Tokens equal those of
+transformers with the adapter merged into the weights, and cached states are hit only by requests with the
+same adapter.
 """
 
 import json
@@ -25,9 +26,7 @@ SETTINGS = {
 
 
 def write_adapter(model, folder):
-    """Make a random adapter, write the adapter in PEFT's format, and add the adapter to the weights in
-    `model`.
-    """
+    """Make a random adapter, write it to `folder` in PEFT's format, and merge it into the weights of `model`."""
     random, stored = torch.Generator().manual_seed(5), {}
     with torch.no_grad():
         for name, module in model.named_modules():

@@ -1,5 +1,5 @@
-"""Test the hybrid family's config.json: no field is ignored, missing fields have defaults, and unsupported
-configs are refused.
+"""Tests how config.json is read for the hybrid family: no field is ignored, missing fields have defaults, and
+unsupported configs are refused.
 """
 
 import json
@@ -17,11 +17,12 @@ from tests.models.config_fields import Noted, ignored
 from tests.qwen3_5.tiny import MIXTURE, TEXT, VISION
 
 VOCABULARY = {"vocab_size": 96}
-TOWER = {*VISION, "in_channels", "patch_size", "spatial_merge_size", "temporal_patch_size"}  # Fields.
+# Fields of the vision tower.
+TOWER = {*VISION, "in_channels", "patch_size", "spatial_merge_size", "temporal_patch_size"}
 
 
 def written(folder, kind="Qwen3_5", *, whole=False, **fields):
-    """Return the config.json that transformers writes."""
+    """Write the config.json that transformers writes, and return its path."""
     import transformers
 
     sizes = (MIXTURE if "Moe" in kind else TEXT) | VOCABULARY | fields
@@ -35,7 +36,9 @@ def written(folder, kind="Qwen3_5", *, whole=False, **fields):
 
 
 def changed(path, **fields):
-    """Return a config with changes. `text_config__x`: x in text_config. None: without the field."""
+    """Change fields in the config.json at `path`, and return its folder. `text_config__x` names the field x
+    in text_config. None removes a field.
+    """
     values = json.loads(path.read_text())
     for name, value in fields.items():
         *parents, last = name.split("__")
@@ -63,7 +66,7 @@ def test_no_field_is_ignored_that_transformers_reads(tmp_path, monkeypatch, kind
 
 
 def test_fields_of_a_mixture(tmp_path):
-    """Other mixtures' dense layers have experts here."""
+    """All layers have experts, even if mlp_only_layers or decoder_sparse_step name dense layers."""
     folder = changed(written(tmp_path, "Qwen3_5Moe"), mlp_only_layers=[1], decoder_sparse_step=2)
     text = read_config(folder).text
     assert text.experts == ExpertsConfig(8, 3, 32, (0, 1, 2, 3), norm_top_k=True, shared_size=40)

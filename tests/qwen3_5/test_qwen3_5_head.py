@@ -1,5 +1,5 @@
-"""Test an EAGLE-3 head that drafts for a hybrid model. The head reads the layers' inputs, and its proposals,
-right or wrong, change no bit.
+"""Tests an EAGLE-3 head that drafts for a hybrid model. The head reads the inputs of the chosen layers, and
+its drafts, accepted or rejected, change no bit of an answer.
 """
 
 import random
@@ -32,7 +32,7 @@ SETTINGS = {
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """Return a model, its transformers model, and a head's folder."""
+    """Return the folder of a model, its transformers model, and the folder of a head."""
     folder, head = tmp_path_factory.mktemp("hybrid"), tmp_path_factory.mktemp("head")
     model = make_text(folder)
     target = Target(TEXT["hidden_size"], model.config.vocab_size, TEXT["num_hidden_layers"])
@@ -83,7 +83,9 @@ def test_the_head_reads_the_layers_inputs(made):
 
 
 class Steered:
-    """Replace a head's drafts by the row's next tokens, some of them wrong."""
+    """Replaces a head's drafts: the first ones by the row's next tokens, which are accepted. The rest stay
+    and are mostly rejected.
+    """
 
     def __init__(self, drafter, texts, seed=3):
         self._propose, self._texts, self._random = drafter.propose, texts, random.Random(seed)

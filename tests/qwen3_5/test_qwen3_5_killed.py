@@ -1,6 +1,6 @@
-"""Tests a batch on a hybrid model in processes that are killed, before a step is computed or before its
-result is logged. The next process computes the states again, and answers equal an uninterrupted run, to the
-bit of each log-probability.
+"""Tests a batch on a hybrid model in processes that are killed before a step is computed or before its result
+is logged. The next process computes the recurrent states again, and all answers and log-probabilities equal,
+to the bit, those of an uninterrupted run.
 """
 
 import json
@@ -18,7 +18,7 @@ from mmengine.serve.engine.engine import Engine
 from tests.forked import exit_code_of
 from tests.qwen3_5.tiny import make_text
 
-# Few rows and small steps, so that there are steps to kill; prompts share states.
+# Few rows and small steps, so that there are many steps to kill at. Prompts share prefixes and so states.
 SETTINGS = {
     "max_model_len": 192,
     "num_blocks": 97,
@@ -52,7 +52,9 @@ def write_requests(folder):
 
 
 def run(folder, model, killed_at=None):
-    """Run the batch in a process that is killed at that executor call; without a number, in this process."""
+    """Run the batch, and kill the process at the executor call with number `killed_at`; None: kill
+    nothing.
+    """
 
     def make_engine(resume):
         config = EngineConfig.from_dict(SETTINGS)
@@ -66,7 +68,9 @@ def run(folder, model, killed_at=None):
 
 
 def die_at(executor, call):
-    """Kill before a dispatch or after a collect, whichever has that number."""
+    """Kill the process at the executor call number `call`: before it if it is a dispatch, after it if it is a
+    collect.
+    """
     dispatch, collect, count = executor.dispatch, executor.collect, iter(range(call + 1))
 
     def here():
@@ -86,11 +90,11 @@ def die_at(executor, call):
 
 
 def answers(folder):
-    """Return answers by custom_id, without fields that a crash may change."""
+    """Return the answers, keyed by custom_id, without the fields that a crash may change."""
     found = {}
     for line in (folder / "answers").read_text().splitlines():
         answer = json.loads(line)
-        assert answer["custom_id"] not in found, "each request once"
+        assert answer["custom_id"] not in found, "a request has more than one answer"
         for figure in ("cached_tokens", "completion_tokens_details"):
             answer["usage"].pop(figure, None)
         found[answer["custom_id"]] = answer

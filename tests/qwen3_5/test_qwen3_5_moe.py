@@ -1,5 +1,5 @@
-"""Test the hybrid family's experts in files: separate or stacked, in FP8 with a tensor for each, or quantised
-to int8 at loading.
+"""Tests how the hybrid family's experts are loaded: from separate or stacked tensors, from FP8 tensors, and
+with quantisation to int8 at loading.
 """
 
 import shutil
@@ -37,7 +37,7 @@ def rewritten(folder, out, change):
 
 
 def scores(folder, **settings):
-    """Return tokens and their log-probabilities' bits, in bfloat16."""
+    """Return, for each prompt, the tokens and log-probabilities of a bfloat16 engine."""
     sizes = {"num_blocks": 257, "max_model_len": 256, "num_threads": 1, "spec": "none"}
     config = EngineConfig.from_dict(sizes | settings)
     with Engine(folder, device="cpu", dtype="bfloat16", config=config) as engine:
@@ -47,7 +47,7 @@ def scores(folder, **settings):
 
 @pytest.mark.parametrize("turned", [False, True])
 def test_stacked_experts_equal_separate_ones(made, tmp_path, turned):
-    """Hub files also contain a draft head, which is ignored."""
+    """The file also contains a draft head, as on the hub, which is ignored."""
 
     def change(tensors):
         found = stacked(tensors, MIXTURE["num_experts"], turned=turned)
@@ -68,7 +68,9 @@ def test_stacked_experts_equal_separate_ones(made, tmp_path, turned):
 
 
 def test_fp8_experts_equal_the_dequantised_model(made, tmp_path):
-    """The FP8 tensors include the delta nets' projections, except the projections for beta and the decay."""
+    """An FP8 model gives the bits of the dequantised model. Its FP8 tensors include the delta nets'
+    projections, except those for beta and the decay.
+    """
     folder = tmp_path / "fp8"
     shutil.copytree(made, folder)
     meant = to_fp8(folder, block=(48, 64))

@@ -1,5 +1,5 @@
-"""Tests videos with the hybrid family: greedy tokens equal transformers', whole, in chunks, and from states
-cached inside and after a video.
+"""Tests videos with the hybrid family. Greedy tokens equal those of transformers if a prompt is prefilled at
+once, in chunks, or from states that were cached inside or after a video.
 """
 
 import random
@@ -53,7 +53,8 @@ def wanted(made):
         prepared = [prompt.prepare(engine.processor) for prompt in prompts()]
     found = []
     for each in prepared:
-        assert any(len(media.item.runs) > 1 for media in each.media), "a run for each frame"
+        assert any(len(media.item.runs) > 1 for media in each.media), "a video has a run for each temporal
+        patch"
         inputs = reference_inputs(each)
         with torch.inference_mode():
             out = model.generate(

@@ -1,4 +1,4 @@
-"""Create tiny random checkpoints for the hybrid family, with their transformers models."""
+"""Creates tiny random checkpoints of the hybrid family, and returns them as transformers' models."""
 
 import json
 import shutil
@@ -47,7 +47,11 @@ VISION = {
 
 
 def lively(model):
-    """Set norms that add 1 to their weights, and decays that neither keep nor forget everything."""
+    """Set random weights that generate varied tokens, and return the model.
+
+    Subtracts 1 from the weights of norms that add 1 to them, and sets decays that neither keep nor forget
+    everything.
+    """
     make_lively(model)
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -67,7 +71,9 @@ def make_text(folder, *, mixture=False, **fields):
 
 
 def make_whole(folder, *, mixture=False, **fields):
-    """Return a checkpoint. `fields` are the text model's config fields."""
+    """Write a checkpoint with text model and vision tower, and return it as transformers' model. `fields`:
+    config fields of the text model.
+    """
     import transformers
 
     kind, sizes = ("Qwen3_5Moe", MIXTURE) if mixture else ("Qwen3_5", TEXT)

@@ -1,5 +1,5 @@
-"""Random Qwen3-VL checkpoints with their transformers models, prompts with any parts, and a dense attention
-port, for the networks' tests.
+"""Random Qwen3-VL checkpoints and their transformers models, random prompts with chosen parts, and attention
+ports, for tests of the networks.
 """
 
 from dataclasses import dataclass, field
@@ -46,7 +46,7 @@ TINY = {
 }
 
 
-# Text decoder options beyond sizes, by name.
+# Checkpoints with different text decoder options, keyed by a name for the test.
 DECODER_KINDS = {
     "tied": {},
     "untied, biases": {"tied": False, "text": {"attention_bias": True}},
@@ -65,10 +65,10 @@ DECODER_KINDS = {
 
 
 def make_reference(folder, seed=0, *, tied=True, text=None, vision=None):
-    """Write a random checkpoint with varied outputs to `folder`. Returns its transformers model in float32.
+    """Write a random checkpoint to `folder`, and return it as transformers' model in float32.
 
-    Plain initialisation makes greedy text repeat a token, and norms of 1 and biases of 0 would hide a
-    wrong name. So every parameter is random, and each part's outputs are scaled up.
+    Every parameter is random, and the outputs of each part are scaled up. With transformers' initialisation,
+    greedy text would repeat a token, and norms of 1 and biases of 0 would hide a wrong tensor name.
     """
     from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
@@ -92,9 +92,9 @@ def make_reference(folder, seed=0, *, tied=True, text=None, vision=None):
             elif name.endswith("bias"):
                 weight.copy_(0.1 * torch.randn_like(weight))
             elif "embed_tokens" in name:
-                # If tied, this scales the logits: to about +-10, as in real models. At +-40 the reference's
-                # own float32 rounding (measured against float64) is 1e-4, and a tolerance of 1e-4 could not
-                # hold.
+                # If tied, this scales the logits to about +-10, as in real models. At +-40 the reference
+                # itself has float32 rounding errors of 1e-4 (measured against float64), so a tolerance of
+                # 1e-4 could not hold.
                 weight.copy_(0.25 * torch.randn_like(weight))
             elif "pos_embed" in name:
                 weight.copy_(torch.randn_like(weight))
@@ -106,8 +106,10 @@ def make_reference(folder, seed=0, *, tied=True, text=None, vision=None):
 
 @dataclass
 class Prompt:
-    """A prompt's token ids with media, for both sides. A part is an int (that many text tokens), ("image",
-    (h, w)) or ("video", (t, h, w)).
+    """A prompt's token ids and media, for our model and for transformers.
+
+    make_prompt builds it from parts: an int (number of text tokens), ("image", (h, w)) or ("video", (t, h,
+    w)), with grids in patches.
     """
 
     ids: np.ndarray
@@ -164,7 +166,9 @@ def reference_inputs(prompt):
 
 
 def reference_pixels(patches):
-    """Normalise uint8 as transformers' Pillow backend does: float64 product, float32 after."""
+    """Normalise uint8 patches as transformers' Pillow backend does: multiply in float64, then continue in
+    float32.
+    """
     scaled = (patches.astype(np.float64) * 0.00392156862745098).astype(np.float32)
     return torch.from_numpy((scaled - np.float32(0.5)) / np.float32(0.5))
 
@@ -175,7 +179,7 @@ def reference_logits(model, prompt):
 
 
 class DenseAttention:
-    """An attention port with a K and V per row and layer, without paging."""
+    """An attention port that keeps a K and a V tensor for each row and layer, without paging."""
 
     def __init__(self):
         self.kept = {}
@@ -211,8 +215,8 @@ def encode(model, prompt):
 
 
 class PagedRows:
-    """A runtime attention backend over its own pool, with `begin` as in DenseAttention. Offers the backend's
-    other methods, except those in `hide`.
+    """An attention backend of the runtime over a pool of its own. `begin` has the parameters of
+    DenseAttention's. All other methods of the backend are passed on, except those in `hide`.
     """
 
     def __init__(self, make, spec, dtype, num_rows, *, longest=128, block_size=4, hide=()):
@@ -245,8 +249,10 @@ class PagedRows:
 
 
 def run_rows(model, prompts, steps, attention=None):
-    """Return logits [n, vocab] for every token of every prompt, computed in `steps`: lists of (row, tokens).
-    `attention`: a PagedRows, or None for a DenseAttention.
+    """Return for each prompt the logits [n, vocab] of its n tokens.
+
+    `steps`: for each step, the list of (row, number of tokens) that it computes. `attention`: a PagedRows, or
+    None for a DenseAttention.
     """
     hidden_size, num_deepstack = model.spec.hidden_size, model.spec.num_deepstack
     embeds, deepstack, positions = [], [], []
@@ -283,12 +289,12 @@ def run_rows(model, prompts, steps, attention=None):
 
 
 def whole_steps(prompts):
-    """Return a step list in which a single step has all prompts."""
+    """Return a list of a single step, which computes all prompts."""
     return [[(row, len(prompt.ids)) for row, prompt in enumerate(prompts)]]
 
 
 def ragged_steps(prompts, rng, largest):
-    """Return random chunks with 1 to `largest` tokens; rows join and leave at random."""
+    """Return steps of random chunks with 1 to `largest` tokens. Each step has a random subset of the rows."""
     left = [len(prompt.ids) for prompt in prompts]
     steps = []
     while any(left):

@@ -1,6 +1,8 @@
-"""Tests a draft head's inputs: the inputs of chosen layers, as hooks on transformers' own layers see them.
+"""Tests the hidden states that a draft head reads: they equal the inputs of the chosen layers in
+transformers, recorded with hooks.
 
-`output_hidden_states` does not serve: transformers records these before it adds the deepstack features.
+The `output_hidden_states` of transformers cannot be used, because they are recorded before the deepstack
+features are added.
 """
 
 import numpy as np
@@ -23,7 +25,7 @@ from mmengine.runtime.attention.native_paged import NativePagedAttention
 from mmengine_qwen3_vl import plugin
 
 NUM_LAYERS, HIDDEN = 4, 48
-DEEPSTACK = [2, 0, 1]  # Added after layers 0, 1 and 2.
+DEEPSTACK = [2, 0, 1]  # Vision blocks; their features are added after text layers 0, 1 and 2.
 PARTS = (
     [3, ("image", (4, 6)), 5],
     [9],
@@ -33,7 +35,9 @@ PARTS = (
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
-    """Return a folder, prompts, and the inputs of all layers and the final norm for each prompt."""
+    """Return a checkpoint's folder, prompts, and for each prompt the inputs of all layers and of the final
+    norm.
+    """
     folder = tmp_path_factory.mktemp("taps")
     text, vision = {"num_hidden_layers": NUM_LAYERS}, {"deepstack_visual_indexes": DEEPSTACK}
     reference = make_reference(folder, seed=8, text=text, vision=vision)
@@ -43,7 +47,7 @@ def checkpoint(tmp_path_factory):
 
 
 def inputs_of_layers(reference, prompt):
-    """Return float32 [n, NUM_LAYERS + 1, HIDDEN]."""
+    """Return the inputs of all layers and of the final norm, float32 [n, NUM_LAYERS + 1, HIDDEN]."""
     seen = []
 
     def keep(module, args, kwargs):
@@ -71,7 +75,7 @@ class AuxRecording:
 
     def forward(self, embeds, deepstack, positions, attention):
         wide = torch.full((len(embeds), (len(self._layers) + 2) * HIDDEN), torch.nan, dtype=embeds.dtype)
-        rows = wide[:, HIDDEN:-HIDDEN]  # The rows' stride is larger than their length.
+        rows = wide[:, HIDDEN:-HIDDEN]  # A view whose row stride is larger than its row length.
         hidden = self._model.forward(
             embeds, deepstack, positions, attention, AuxHiddenStates(self._layers, rows)
         )
@@ -89,7 +93,7 @@ def load(folder, library, dtype="float32"):
 
 
 def aux_rows(model, prompts, layers, attention=None):
-    """Return each prompt's rows, chunked and mixed at random, and the logits."""
+    """Return each prompt's layer inputs and logits, computed in random chunks of mixed prompts."""
     steps = ragged_steps(prompts, np.random.default_rng(10), 6)
     aux_recording = AuxRecording(model, layers)
     with torch.inference_mode():
@@ -118,12 +122,13 @@ def test_taps_are_the_inputs_of_transformers_layers(checkpoint, library, layers,
         got, _ = aux_rows(model, prompts, layers, port)
         for ours, theirs in zip(got, wanted, strict=True):
             theirs = theirs[:, list(layers)]
-            scale = theirs.abs().amax((0, 2), keepdim=True)  # Per layer; the stream grows to about 10.
+            # Per layer, because the residual stream grows to about 10.
+            scale = theirs.abs().amax((0, 2), keepdim=True)
             assert ((ours - theirs).abs() / scale).max() < 1e-5
 
 
 def test_taps_include_deepstack_features(checkpoint):
-    """Without deepstack features the test above would fail."""
+    """Without deepstack features the recorded states differ clearly, so the test above covers them."""
     folder, prompts, _ = checkpoint
     model = load(folder, None)
     with_features, _ = aux_rows(model, prompts, (1, 2, 3))

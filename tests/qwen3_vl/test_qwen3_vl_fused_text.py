@@ -1,4 +1,6 @@
-"""Test that the fused decoder gives the plain decoder's logits, with torch and with our kernels."""
+"""Tests that the fused decoder gives the logits of the plain decoder, with torch's operations and with our
+kernels.
+"""
 
 from dataclasses import replace
 from functools import partial
@@ -54,8 +56,8 @@ def logits_of(model, prompts, attention):
 
 
 def runs_of(folder, dtype, ops):
-    """Return three sets of logits for ragged steps with the same prompts: the plain decoder's, and the fused
-    decoder's over a cache that the operations write to and over a cache that they do not.
+    """Yield three tensors of logits for the same prompts in ragged steps: of the plain decoder, of the fused
+    decoder whose operations write to the KV cache, and of the fused decoder whose attention backend does.
     """
     rng = np.random.default_rng(5)
     prompts = [make_prompt(parts, rng) for parts in PARTS]
@@ -81,7 +83,9 @@ def test_logits_equal_the_plain_decoder(folders, name):
 
 @pytest.mark.parametrize("name", DECODER_KINDS)
 def test_bfloat16_is_as_near_to_float32(folders, name):
-    """Both decoders round in different places, so they are not compared with each other."""
+    """The errors of the two decoders against float32 have about the same size. They round in different
+    operations, so they are not compared with each other.
+    """
     exact = next(runs_of(folders[name], "float32", text_ops.torch_ops()))
     plain, *got = ((each - exact).abs() for each in runs_of(folders[name], "bfloat16", text_ops.torch_ops()))
     for gaps in got:
@@ -117,8 +121,8 @@ def test_taps_equal_the_plain_decoder(folders):
 
 @pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.soak), "float16"])
 def test_bits_do_not_depend_on_the_batch(folders, dtype, kernel_device, dots_in_order):
-    """Compute rows alone, then in chunks of all sizes with any neighbours, then together and as tokens with
-    drafts. One row has image features, which a text-only step lacks.
+    """Rows have the same bits alone, in random chunks with random neighbours, and in chunks of three tokens
+    (like a token with drafts). One row has image features, which steps without that row do not have.
     """
     if kernel_device.type != "cpu":
         pytest.skip("the decoder lies on a CPU here; benchmarks/gpu/bits.py asks a GPU")

@@ -1,5 +1,5 @@
-"""Tests that decoder and tower together give transformers' logits, whatever the batch and the chunks, for the
-CPU kernels and for torch.
+"""Tests that text decoder and vision tower together give transformers' logits for any batch and any chunks,
+with the CPU kernels and with torch.
 """
 
 import numpy as np
@@ -59,7 +59,7 @@ CONFIGS = {
 
 @pytest.fixture(scope="module", autouse=True, params=["compiled", "torch"])
 def decoder(request):
-    """Choose the decoder that a model is loaded with."""
+    """Choose the decoder class with which models are loaded, and yield it."""
     if request.param == "torch":
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("mmengine.models.network.native.load", lambda: None)
@@ -84,7 +84,9 @@ def tiny(tmp_path_factory, decoder):
 def largest_difference(model, reference, prompts, steps):
     with torch.inference_mode():
         ours = run_rows(model, prompts, steps)
-    assert min(logits.std() for logits in ours) > 1000 * TOLERANCE, "logits so quiet hide a difference"
+    assert min(logits.std() for logits in ours) > 1000 * TOLERANCE, (
+        "the logits vary too little to show a difference"
+    )
     return max(
         (mine - reference_logits(reference, prompt)).abs().max().item()
         for mine, prompt in zip(ours, prompts, strict=True)
@@ -127,7 +129,7 @@ def test_greedy_tokens_equal_generate(tiny, kind):
         expected = reference.generate(
             **inputs, do_sample=False, max_new_tokens=20, eos_token_id=None, pad_token_id=0
         )[0, len(prompt.ids) :]
-    assert len(set(expected.tolist())) > 5, "the checkpoint is not lively, the comparison proves nothing"
+    assert len(set(expected.tolist())) > 5, "too few distinct tokens: the comparison proves nothing"
     # Append the generated tokens as text: their positions must follow the prompt's delta.
     _, delta = plugin.positions(prompt.ids, prompt.media)
     prompt.ids = np.concatenate((prompt.ids, expected.numpy().astype(np.int32)))
@@ -156,8 +158,8 @@ def test_hub_style_config_gives_the_same_model(tmp_path):
 
 
 def test_bfloat16_is_as_near_as_its_rounding_allows(tmp_path):
-    """Compare with transformers in bfloat16: the difference must be smaller than between transformers' own
-    two precisions.
+    """The difference to transformers in bfloat16 is smaller than the difference between transformers in
+    bfloat16 and in float32.
     """
     from transformers import Qwen3VLForConditionalGeneration
 
@@ -176,7 +178,9 @@ def test_bfloat16_is_as_near_as_its_rounding_allows(tmp_path):
 
 @pytest.mark.parametrize("equal", [True, False])
 def test_a_head_stored_beside_a_tied_config(tmp_path, equal):
-    """transformers ties equal matrices and keeps both if they differ."""
+    """A file stores a head although the config says tied. As in transformers, an equal head is tied, and a
+    different head is used.
+    """
     from safetensors.torch import load_file, save_file
     from transformers import Qwen3VLForConditionalGeneration
 

@@ -1,4 +1,4 @@
-"""Compare the CPU kernels' text decoder with torch's decoder, for each instruction set on this CPU."""
+"""Tests the CPU kernels' text decoder against torch's decoder, for each instruction set of this CPU."""
 
 import numpy as np
 import pytest
@@ -20,9 +20,9 @@ from mmengine.runtime.attention.native_paged import NativePagedAttention
 from mmengine.runtime.attention.torch_paged import TorchPagedAttention
 from mmengine_qwen3_vl import plugin
 
-# Largest and mean difference of logits of about +-7. In bfloat16 the decoder rounds where torch does, but
-# sums in another order: occasionally a value is rounded the other way, and the difference passes through all
-# layers. The kernels' attention rounds less often than torch's.
+# Bounds on the largest and the mean difference of logits of about +-7. In bfloat16 the decoder rounds where
+# torch does but sums in another order. So a value is sometimes rounded the other way, and the difference
+# spreads through all later layers. The kernels' attention rounds less often than torch's.
 BOUNDS = {
     ("float32", "torch"): (1e-4, 1e-5),
     ("float32", "kernels"): (1e-4, 1e-5),
@@ -39,7 +39,7 @@ PARTS = (
 )
 
 
-LIVELY = "untied, biases"  # A tied head tends to repeat a token.
+LIVELY = "untied, biases"  # The checkpoint that generates varied tokens; a tied head tends to repeat a token.
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def prompts_of(seed=5):
 
 
 def paged(model, library, num_rows, **options):
-    """The kernels' attention backend: the whole step is a single call."""
+    """Return the kernels' attention backend, with which a whole step is a single call."""
     return PagedRows(
         lambda spec, kv: NativePagedAttention(spec, kv, library), model.spec, model.dtype, num_rows, **options
     )
@@ -102,7 +102,9 @@ def test_greedy_tokens_equal_the_torch_decoder(folders, library):
 
 
 def greedy(model, tokens, attention, length=40):
-    """Return int64 [rows, length]: the further tokens for each row, which starts with a single token."""
+    """Return the next `length` greedy tokens of each row, int64 [rows, length]. A row starts with a single
+    token.
+    """
     chosen = []
     with torch.inference_mode():
         for position in range(length):

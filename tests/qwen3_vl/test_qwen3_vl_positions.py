@@ -1,4 +1,6 @@
-"""Tests that rotary positions equal transformers' get_rope_index, for prompts with any parts."""
+"""Tests that rotary positions equal those of transformers' get_rope_index, for random prompts with text,
+images and videos.
+"""
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from mmengine_qwen3_vl.positions import rope_positions
 
 @pytest.fixture(scope="module")
 def reference():
-    """Return transformers' models by merge size; the networks' sizes do not matter here."""
+    """Return a transformers model for each merge size. The networks' sizes do not matter here."""
     from transformers import Qwen3VLConfig, Qwen3VLModel
 
     models = {}

@@ -1,4 +1,6 @@
-"""Test folders that cannot be served: each gives a clear ModelError before any large allocation."""
+"""Tests model folders that cannot be served: each gives a ModelError that names the file, before any large
+allocation. Also tests fingerprints and shards.
+"""
 
 import json
 import shutil
@@ -195,7 +197,7 @@ FUZZ = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCh
 @FUZZ
 @given(data=st.data())
 def test_any_bytes_changed_in_a_header(folder, pristine, data):
-    """For any header, the model loads or a short ModelError explains the refusal."""
+    """With random bytes in the header, the model either loads or is refused with a short ModelError."""
     stored = bytearray((pristine / "model.safetensors").read_bytes())
     header_end = 8 + struct.unpack("<Q", stored[:8])[0]
     places = st.integers(0, 7) | st.integers(8, header_end - 1)

@@ -1,4 +1,4 @@
-"""Tests the vision tower: pixels, many items at once, and refusals."""
+"""Tests the vision tower: normalisation, features of many items at once, and refusals."""
 
 import itertools
 
@@ -17,8 +17,8 @@ GRIDS = [(1, 4, 6), (3, 2, 4), (1, 8, 2), (1, 6, 4), (2, 4, 4), (1, 2, 2)]
 
 @pytest.fixture(scope="module", params=["kernels", "torch", "as on a GPU"])
 def tower(request, tmp_path_factory):
-    """Return the reference and our towers: with the CPU kernels, with torch alone, and with frames packed as
-    for a GPU.
+    """Return the reference and our model, with the CPU kernels, with torch alone, or with frames packed as on
+    a GPU.
     """
     folder = tmp_path_factory.mktemp("tower")
     reference = make_reference(folder, seed=2)
@@ -51,7 +51,7 @@ def test_packed_features_equal_the_reference(tower):
         out = reference.model.get_image_features(
             reference_pixels(patches.numpy()), torch.tensor(GRIDS), return_dict=True
         )
-    # Per image, or in older versions for all images joined.
+    # A list with a tensor per image, or in older versions one tensor for all images.
     features = [
         torch.cat(tuple(x)) if isinstance(x, (list, tuple)) else x
         for x in (out.pooler_output, *out.deepstack_features)
@@ -75,8 +75,8 @@ def test_packed_equals_alone_in_any_order(tower, order):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_features_depend_on_neither_the_pack_nor_the_threads(tmp_path, dtype):
-    """With the kernels the features are equal to the bit: features are cached by content, so neighbours must
-    not matter.
+    """With the kernels an item's features have the same bits in any pack and with any number of threads.
+    Features are cached by content, so they must not depend on neighbours.
     """
     make_reference(tmp_path, seed=3)
     model = plugin.load_model(tmp_path, device="cpu", dtype=dtype)
@@ -95,7 +95,7 @@ def test_features_depend_on_neither_the_pack_nor_the_threads(tmp_path, dtype):
 
 
 def test_items_do_not_see_each_other(tower):
-    """Another neighbour of the same size leaves an item's features unchanged, to the bit."""
+    """An item's features are the same, to the bit, beside another neighbour of the same size."""
     _, model = tower
     grid = (1, 4, 4)
     with torch.inference_mode():

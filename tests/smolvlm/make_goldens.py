@@ -3,8 +3,9 @@
     pip install --no-deps --target DIR torchvision==0.28.0 num2words==0.5.14 docopt==0.6.2
     PYTHONPATH=. python tests/smolvlm/make_goldens.py DIR
 
-Run once by hand, with the CPU build of torch 2.13 and transformers: their video processor needs torchvision,
-which nothing else here does. Pixels are stored as SHA-256 of the tiles' visible part.
+Run once by hand, with the CPU build of torch 2.13 and with transformers. The video processor of transformers
+needs torchvision, which nothing else here needs. Pixels are stored as the SHA-256 of the part of the tiles
+that patches cover.
 """
 
 import hashlib
@@ -25,8 +26,8 @@ MAX_NUMBER = 2048
 
 
 def let_torchvision_be_imported():
-    """Declare two operators, so that torchvision can be imported: its wheel looks for CUDA. The caller must
-    keep the return value.
+    """Declare two operators of torchvision before the import, because its CUDA wheel cannot load its own on a
+    CPU build. The caller must keep the return value.
     """
     library = torch.library.Library("torchvision", "DEF")
     library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")

@@ -1,4 +1,6 @@
-"""Tests config.json of SmolVLM2: defaults for fields that published files leave out, and refusals."""
+"""Tests how SmolVLM2's config.json is read: defaults for fields that published files leave out, and
+refusals.
+"""
 
 import json
 

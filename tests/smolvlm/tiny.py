@@ -1,5 +1,5 @@
-"""A tiny random SmolVLM2 in a folder like the hub's, and its transformers processor without videos, which
-need torchvision.
+"""Writes a tiny random SmolVLM2 in hub layout, and opens transformers' processor for it without videos, which
+would need torchvision.
 """
 
 import json
@@ -10,9 +10,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from mmengine.testing.contract import make_lively
 
-# Of a tile, 30 pixels are visible: 6 x 6 patches, which become 2 x 2 embeddings.
+# Patches cover 30 pixels of a tile's side: 6 x 6 patches, which become 2 x 2 embeddings.
 SIDE, PATCH, SCALE = 34, 5, 3
-TEMPLATE = (  # As published.
+TEMPLATE = (  # The template of published folders.
     "<|im_start|>{% for message in messages %}{{message['role'] | capitalize}}"
     "{% if message['content'][0]['type'] == 'image' %}{{':'}}{% else %}{{': '}}{% endif %}"
     "{% for line in message['content'] %}{% if line['type'] == 'text' %}{{line['text']}}"
@@ -81,7 +81,9 @@ def write_words(folder):
 
 
 def make_tiny(folder, seed=3, **fields):
-    """Write the model to `folder`. Returns its transformers model in float32. `fields`: of the text model."""
+    """Write the model to `folder`, and return it as transformers' model in float32. `fields`: config fields
+    of the text model.
+    """
     from transformers import SmolVLMConfig, SmolVLMForConditionalGeneration
 
     tokenizer = write_words(folder)
@@ -103,7 +105,7 @@ def make_tiny(folder, seed=3, **fields):
         "hidden_size": 48,
         "intermediate_size": 64,
         "num_hidden_layers": 3,
-        "num_attention_heads": 2,  # Heads of 24.
+        "num_attention_heads": 2,  # A head has 24 values.
         "image_size": SIDE,
         "patch_size": PATCH,
     }
@@ -116,7 +118,8 @@ def make_tiny(folder, seed=3, **fields):
     torch.manual_seed(seed)
     model = SmolVLMForConditionalGeneration(config).eval()
     make_lively(model)
-    with torch.no_grad():  # An answer must not contain it: transformers would need another image.
+    # An answer must not contain an image token, because transformers would then expect another image.
+    with torch.no_grad():
         model.lm_head.weight[tokenizer.token_to_id("<image>")] = 0
     model.save_pretrained(folder)
     hub = {**json.loads((folder / "config.json").read_text()), "text_config": text, "vision_config": vision}
@@ -128,7 +131,7 @@ def make_tiny(folder, seed=3, **fields):
 
 
 def images_only(folder):
-    """Return transformers' processor, with images by Pillow."""
+    """Return transformers' processor for images only, with its Pillow backend."""
     from transformers import AutoImageProcessor, AutoTokenizer, SmolVLMProcessor
     from transformers.models.smolvlm import processing_smolvlm
 
@@ -150,7 +153,7 @@ def images_only(folder):
 
 
 def patches_of(pixel_values):
-    """Convert transformers' tile pixels, float [n, 3, side, side], to the rows that our encoder reads."""
+    """Convert transformers' tiles, float [n, 3, side, side], to the uint8 patches that our encoder reads."""
     seen, joined = SIDE // PATCH * PATCH, SIDE // PATCH // SCALE
     values = (pixel_values.double() * 0.5 + 0.5) * 255
     pixels = values.round()

@@ -9,14 +9,16 @@ class VideoCase(NamedTuple):
     shape: tuple[int, int, int]  # Frames, height, width.
     fps: float
     options: dict = {}
-    indices: tuple[int, ...] | None = None  # Sampled before.
+    # Indices of the frames in the original video, if they were sampled before.
+    indices: tuple[int, ...] | None = None
 
 
 CASES = (
     VideoCase((12, 40, 40), 4.0),
     VideoCase((31, 97, 53), 10.0),
     VideoCase((5, 20, 200), 2.0),
-    VideoCase((220, 24, 36), 10.0, {"num_frames": 4}),  # So long that its ends are skipped.
+    # Long enough that the first and last second are skipped.
+    VideoCase((220, 24, 36), 10.0, {"num_frames": 4}),
     VideoCase((40, 61, 30), 8.0, {"fps": 2.5}),
     VideoCase((3, 200, 301), 30.0),
     VideoCase((6, 33, 31), 12.5, {}, (0, 3, 5, 8, 11, 900)),

@@ -28,13 +28,15 @@ class Answerer:
     """Answers batches of items with a checkpoint."""
 
     def __init__(self, folder: pathlib.Path) -> None:
-        # fp32 arithmetic on the bf16 file: answers then do not depend on the batch.
+        # fp32 arithmetic on the bf16 weights, so that answers do not depend on the batch.
         self.model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.processor = AutoImageProcessor.from_pretrained(folder, backend="pil")
 
     def answer(self, items: list[Item]) -> list[str]:
-        """Return the greedy answer to each item; all items must have the same kind of pictures."""
+        """Return the greedy answer to each item. All items must have media of the same kind: images, clips or
+        none.
+        """
         pixels, grids, texts = [], [], []
         for item in items:
             text = str(
@@ -65,14 +67,16 @@ class Answerer:
 
 
 def image_text(text: str, grids: torch.Tensor) -> str:
-    """Return the prompt with as many pads for each image as its (h, w) grid merges to."""
+    """Return the prompt with each image's placeholder repeated for its merged tokens. `grids`: (t, h, w) per
+    image.
+    """
     first, *others = text.split(IMAGE)
     fills = [IMAGE * (int(grid.prod()) // 4) for grid in grids]
     return first + "".join(fill + piece for fill, piece in zip(fills, others, strict=True))
 
 
 def clip_input(clip: Clip) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a clip as (T * P, 1536) fp32 patches and its grid (1, 3)."""
+    """Return a clip's patches, fp32 (T * P, 1536), and its grid, (1, 3)."""
     frames = clip.frames()
     views = [(frames[k], frames[k + 1], clip.scenes[k]) for k in range(0, len(frames), 2)]
     side = clip.scenes[0].side // 16

@@ -17,7 +17,7 @@ from mmengine_shapes.training.tokenizer import write_tokenizer
 
 
 def special_ids(folder: pathlib.Path) -> dict[str, int]:
-    """Return token ids by name, for the tokenizer in `folder`."""
+    """Return the vocabulary of the tokenizer in `folder`: a dict from token text to id."""
     return Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab(with_added_tokens=True)
 
 
@@ -25,7 +25,7 @@ def write_config(model: Qwen3VLForConditionalGeneration, ids: dict[str, int], fo
     """Write config.json and generation_config.json."""
     config = model.config.to_dict()
     config["architectures"] = ["Qwen3VLForConditionalGeneration"]
-    # The sub-configs have the dtype that the model was built in, which differs from the file's.
+    # The sub-configs have the dtype in which the model was built; the file's dtype is another.
     for part in (config, config["text_config"], config["vision_config"]):
         part["dtype"] = "bfloat16"
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")

@@ -1,7 +1,8 @@
 """A training forward pass over the weights of transformers' model.
 
-All views in a batch have the same size, so the vision tower runs them as a batch, and the text part uses the
-tree mask from `packing`. Both compute the same as transformers; `evaluate` uses transformers itself.
+All views in a batch have the same size, so the vision tower processes them as one batch. The text model uses
+the mask of the trees that `packing` builds. Both compute the same as transformers' own forward pass, which
+`evaluate` uses.
 """
 
 import torch
@@ -24,7 +25,7 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
 def vision_block(
     block: Qwen3VLVisionBlock, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
 ) -> torch.Tensor:
-    """Run a block over (V, P, H); every view attends only to itself."""
+    """Run a vision block over (V, P, H). Attention stays within a view."""
     views, patches, hidden = x.shape
     attention = block.attn
     qkv = attention.qkv(block.norm1(x)).view(views, patches, 3, attention.num_heads, -1)
@@ -62,8 +63,9 @@ def norm(module: Qwen3VLTextRMSNorm, x: torch.Tensor) -> torch.Tensor:
 
 
 def tree_mask(segments: torch.Tensor) -> torch.Tensor:
-    """Return the mask (B, 1, L, L), bool: causal, within a branch or towards the prefix; padding sees
-    itself."""
+    """Return the attention mask, bool (B, 1, L, L). A token sees earlier tokens of its branch and of the
+    prefix; padding sees padding.
+    """
     length = segments.shape[1]
     same = segments[:, :, None] == segments[:, None, :]
     prefix = (segments[:, None, :] == 0) & (segments[:, :, None] >= 0)
@@ -72,7 +74,7 @@ def tree_mask(segments: torch.Tensor) -> torch.Tensor:
 
 
 class Forward:
-    """Features, hidden states and losses for a model."""
+    """Computes features, hidden states and logits with the weights of a model."""
 
     def __init__(self, model: Qwen3VLForConditionalGeneration, compiled: bool = True) -> None:
         self.vision = model.model.visual
@@ -83,7 +85,9 @@ class Forward:
         self.vision_block = torch.compile(vision_block, dynamic=True) if compiled else vision_block
 
     def _geometry(self, grid: int) -> tuple[torch.Tensor, ...]:
-        """Return position taps and weights, and rotary cos and sin, for a `grid` x `grid` view."""
+        """Return, for a `grid` x `grid` view, the indices and weights of position embeddings, and rotary cos
+        and sin.
+        """
         if grid not in self.geometry:
             vision, thw = self.vision, torch.tensor([[1, grid, grid]])
             aux_hidden_states, shares = get_vision_interpolation_indices_and_weights(
@@ -127,7 +131,9 @@ class Forward:
         return norm(self.text.norm, x).flatten(0, 1)
 
     def logits(self, batch: dict) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return logits (N, vocab) fp32 at the N target tokens, their flat places, and merged tokens."""
+        """Return the logits at the N target tokens, fp32 (N, vocab), the targets' indices in the flattened
+        batch, and the merged visual tokens.
+        """
         features = self.features(batch["patches"], batch["grid"])
         places = (batch["targets"].flatten() >= 0).nonzero()[:, 0]
         hidden = self.hidden(batch, features)[places]

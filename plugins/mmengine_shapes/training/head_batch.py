@@ -9,12 +9,14 @@ import torch.nn.functional as F
 from mmengine_shapes.training.head_data import Sample
 from mmengine_shapes.training.head_model import HeadBatch
 
-POOL = 16  # Batches that are sorted by length together.
+POOL = 16  # Number of batches whose samples are sorted by length together.
 
 
 def collate(samples: Sequence[Sample]) -> HeadBatch:
-    """Pad at the end. Rows: the last prompt token and every answer token except the last two, which have no
-    second next token.
+    """Return the samples as a batch, padded at the end.
+
+    Drafts begin at the last prompt token and at every answer token except the last two, after which a draft
+    has no token to predict.
     """
     length = max(len(sample.ids) for sample in samples)
     counts = [max(1, len(sample.ids) - sample.num_prompt - 1) for sample in samples]

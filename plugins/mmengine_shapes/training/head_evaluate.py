@@ -1,9 +1,10 @@
-"""Measures tokens per target pass with a draft head, on held-out items: a table by task and drafts per pass.
+"""Measures the tokens per target pass with a draft head, on held-out items. Prints a table with a row per
+task and a column per number of drafts.
 
     python -m mmengine_shapes.training.head_evaluate [--head FOLDER] [--items 200] [--tasks json describe]
 
-The target answers greedily and the head drafts greedily, so an engine's passes are known exactly
-(`head_simulate`). The target's own token counts; a pass without drafts yields 1.
+The target and the head are both greedy, so an engine's passes can be computed exactly (`head_simulate`). The
+target's own token is counted, so a pass without drafts yields 1.
 """
 
 import argparse

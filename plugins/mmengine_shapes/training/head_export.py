@@ -1,5 +1,5 @@
-"""Writes a trained draft head as hub folders, in the layout of EAGLE's, SpecForge's and SGLang's heads and in
-that of speculators, and reads the first layout.
+"""Writes a trained draft head as a hub folder, in the layout of EAGLE, SpecForge and SGLang or in that of
+speculators. Reads the first layout.
 
 python -m mmengine_shapes.training.head_export HEAD.pt FOLDER [--speculators FOLDER]
 """
@@ -23,8 +23,8 @@ STORED = torch.float16
 
 
 def tensors_of(head: DraftHead, vocabulary: Tensor) -> dict[str, Tensor]:
-    """Return the stored tensors by hub name. `d2t`, int64 [draft_vocab]: the offset from a draft id to the
-    target's id. `t2d`, bool [vocab]: whether a target id has a draft id.
+    """Return the stored tensors, keyed by their names on the hub. `d2t`, int64 [draft_vocab]: the offset from
+    a draft id to the target's id. `t2d`, bool [vocab]: whether a target id has a draft id.
     """
     weights = {name: value.detach().to(STORED).contiguous() for name, value in head.state_dict().items()}
     known = torch.zeros(head.config.vocab_size, dtype=torch.bool)
@@ -33,7 +33,7 @@ def tensors_of(head: DraftHead, vocabulary: Tensor) -> dict[str, Tensor]:
 
 
 def layer_config(head: DraftHead) -> dict[str, Any]:
-    """Return the layer's configuration in Llama's terms; its rotary positions are the target's."""
+    """Return the layer's configuration with LlamaConfig's names. The rotary embedding is the target's."""
     config = head.config
     return {
         "architectures": ["LlamaForCausalLM"],
@@ -61,8 +61,8 @@ def layer_config(head: DraftHead) -> dict[str, Any]:
 
 
 def switches(head: DraftHead) -> dict[str, Any]:
-    """Return the options that both layouts store beside the layer. An auxiliary layer's id is the layer whose
-    input it is.
+    """Return the options that both layouts store beside the layer's configuration. An auxiliary layer id i
+    means the input of layer i.
     """
     return {
         "draft_vocab_size": head.shape.draft_vocab_size,
@@ -121,8 +121,9 @@ def _write(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> 
 
 
 def read_hub(folder: Path, target: Path | None = None) -> tuple[DraftHead, Tensor]:
-    """Return a head that `write_hub` wrote, in float32, and its draft vocabulary, int64 target ids. `target`:
-    folder of the checkpoint that it drafts for; default: the embedded checkpoint.
+    """Return a head that `write_hub` wrote, in float32, and its draft vocabulary, int64 target ids.
+
+    `target`: folder of the checkpoint for which the head drafts (default: the embedded checkpoint).
     """
     target = target or checkpoint_path()
     config = json.loads((folder / "config.json").read_text())

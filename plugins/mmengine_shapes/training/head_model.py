@@ -1,10 +1,10 @@
-"""A trainable EAGLE-3 draft head (arXiv 2503.01840): a decoder layer that reads the target's layer inputs and
-guesses ahead.
+"""A trainable EAGLE-3 draft head (arXiv 2503.01840): a decoder layer that reads the inputs of some of the
+target's layers and predicts tokens ahead.
 
-At row p the input is the tapped layers' inputs at p and the token after p; the output is a guess for the next
-token. In later steps the head's own output replaces the target's states. Parameters have the names of heads
-on the hub. The switches `fc_norm` (norm each tapped state before joining) and `norm_output` (norm the state
-for the next step) are those of EAGLE 3.1.
+At position p the head reads the tapped layers' inputs at p and the token at p + 1, and predicts the token at
+p + 2. In later draft steps the head's own output replaces the target's states. Parameters have the names of
+published heads. The options `fc_norm` (norm each tapped state before they are joined) and `norm_output` (norm
+the state for the next step) are those of EAGLE 3.1.
 """
 
 from collections.abc import Callable
@@ -20,9 +20,9 @@ from mmengine.models.decoder.rotary import Rotary
 
 @dataclass(frozen=True, slots=True)
 class HeadShape:
-    """The head's own sizes; all others are the target's."""
+    """The head's own sizes; all other sizes are the target's."""
 
-    levels: tuple[int, ...]  # Auxiliary layers: i is the input of the target's layer i.
+    levels: tuple[int, ...]  # Tapped layers: i means the input of the target's layer i.
     draft_vocab_size: int
     intermediate_size: int
     fc_norm: bool = True
@@ -31,18 +31,21 @@ class HeadShape:
 
 @dataclass(frozen=True, slots=True)
 class HeadBatch:
-    """Padded conversations: B with at most n tokens, and up to R rows each where drafts begin."""
+    """B padded conversations of at most n tokens, each with up to R positions at which drafts begin
+    (`rows`).
+    """
 
     ids: Tensor  # int64 [B, n], padding at the end.
     positions: Tensor  # int64 [3, B, n]
     aux_hidden_states: Tensor  # float32 [B, n, levels, hidden]
-    rows: Tensor  # int64 [B, R]: the last prompt token, then answer tokens; padding repeats the last row.
+    # int64 [B, R]: index of the last prompt token, then of answer tokens; padding repeats the last.
+    rows: Tensor
     valid: Tensor  # bool [B, R]
     lengths: Tensor  # int64 [B]
 
 
 class DraftAttention(nn.Module):
-    """The projections; q, k and v read the embedding and the hidden state side by side."""
+    """The attention's projections. The input of q, k and v is the embedding joined with the hidden state."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -80,7 +83,7 @@ class DraftLayer(nn.Module):
 
 
 class DraftHead(nn.Module):
-    """The head. `embedding` is the target's, frozen, and not a parameter."""
+    """The draft head. `embedding` is the target's; it is frozen and not a parameter."""
 
     embedding: Tensor
 
@@ -97,7 +100,7 @@ class DraftHead(nn.Module):
         self._rotary = Rotary(config.rope, config.head_dim, embedding.device)
 
     def fuse(self, aux_hidden_states: Tensor) -> Tensor:
-        """Combine [..., levels, hidden] to [..., hidden], which replaces the target's hidden state."""
+        """Combine the tapped states, [..., levels, hidden], into a single hidden state, [..., hidden]."""
         if self.fc_norm:
             aux_hidden_states = torch.stack(
                 [norm(aux_hidden_states[..., i, :]) for i, norm in enumerate(self.fc_norm)], -2
@@ -107,11 +110,12 @@ class DraftHead(nn.Module):
     def unroll(
         self, batch: HeadBatch, steps: int, token_of: Callable[[int, Tensor | None], Tensor]
     ) -> list[Tensor]:
-        """Return logits [B, R, draft_vocab] for each step, for drafts that begin at every row at once.
+        """Draft from every position in `rows` at once, and return the logits of each step, [B, R,
+        draft_vocab].
 
-        `token_of(k, logits of step k - 1)`: int64 [B, R], the token input of step k. At step 0 every row
-        reads the target's states. At step k a row sees step 0's keys up to its own place, and only its own
-        keys from later steps, like a head that drafts from there.
+        `token_of(k, logits of step k - 1)`: returns the tokens that step k reads, int64 [B, R]. Step 0 reads
+        the target's states. At step k a draft sees the keys of step 0 up to the position where it begins and,
+        of steps 1 to k, only its own keys. An engine that drafts from this position sees the same.
         """
         attn = self.midlayer.self_attn
         fused = self.fuse(batch.aux_hidden_states)
@@ -142,7 +146,9 @@ class DraftHead(nn.Module):
         return outputs
 
     def _inputs(self, tokens: Tensor, hidden: Tensor) -> Tensor:
-        """Join [...] and [..., hidden] to [..., 2 * hidden], the embedding first."""
+        """Return the normed embeddings of `tokens` joined with the normed `hidden` states, [..., 2 *
+        hidden].
+        """
         layer = self.midlayer
         embeds = layer.input_layernorm(F.embedding(tokens, self.embedding))
         return torch.cat((embeds, layer.hidden_norm(hidden)), -1)
@@ -152,7 +158,7 @@ class DraftHead(nn.Module):
         return x.unflatten(-1, (-1, self.config.head_dim))
 
     def _rotate(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Rotate [B, m, heads, head_dim] by its interleaved M-RoPE positions, int64 [3, B, m]."""
+        """Rotate x, [B, m, heads, head_dim], by interleaved M-RoPE positions, int64 [3, B, m]."""
         cos, sin = self._rotary.rows(positions.flatten(1), x.dtype)
         shape = (*x.shape[:2], 1, x.shape[-1])
         return x * cos.view(shape) + x.roll(x.shape[-1] // 2, -1) * sin.view(shape)
@@ -161,8 +167,10 @@ class DraftHead(nn.Module):
 def _attend(
     q: Tensor, keys: Tensor, values: Tensor, visible: Tensor, own: list[tuple[Tensor, Tensor]]
 ) -> Tensor:
-    """Attend with q [B, R, heads, d] over keys and values [B, n, kv, d] where visible [B, R, n], and over
-    each row's own later steps, [B, R, kv, d] each. Returns [B, R, heads * d].
+    """Return the attention output, [B, R, heads * d], for queries q, [B, R, heads, d].
+
+    A query attends to the keys and values of step 0, [B, n, kv, d], where `visible` [B, R, n] is true, and to
+    its own keys and values of the later steps (`own`, each [B, R, kv, d]).
     """
     batch, rows, heads, d = q.shape
     kv = keys.shape[2]

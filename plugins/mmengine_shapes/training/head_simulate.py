@@ -1,8 +1,8 @@
 """Simulates exactly how many tokens a target pass yields with a head's drafts.
 
-Drafting and the target are greedy, so a draft chain's value depends only on where it begins. All rows of an
-answer draft at once; a walk over the answer then takes an engine's passes: each yields the drafts that agree
-and a token from the target.
+The head and the target are greedy, so the accepted drafts depend only on the position where drafting begins.
+First the head drafts from all positions of an answer at once. Then a walk over the answer takes the passes of
+an engine: each pass yields the accepted drafts and a token of the target.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,9 @@ def held_out_samples(target: Target, tasks: Sequence[str], number: int, seed: in
 
 @torch.no_grad()
 def accepted_from(head: DraftHead, vocabulary: Tensor, samples: Sequence[Sample], k: int) -> list[list[int]]:
-    """Return, for each sample and row, how many of k drafts that begin there equal the answer's tokens."""
+    """Return, for each sample and each position in `rows`, how many of k drafts from there the target
+    accepts.
+    """
     batch = collate(samples)
 
     def token_of(step: int, logits: Tensor | None) -> Tensor:
@@ -53,8 +55,10 @@ def accepted_from(head: DraftHead, vocabulary: Tensor, samples: Sequence[Sample]
 
 
 def passes_of(accepted: Sequence[int], num_answer: int) -> list[int]:
-    """Return the tokens in each pass over an answer with `num_answer` tokens; the prompt's pass gave the
-    first. `accepted[i]`: accepted drafts when token i of the answer was the last known token.
+    """Return the number of tokens that each pass yields, for an answer with `num_answer` tokens.
+
+    The prefill yields the first token and is not counted. `accepted[i]`: number of accepted drafts if token i
+    of the answer is the last known token.
     """
     yields, known = [], 0
     while known < num_answer - 1:
@@ -65,8 +69,9 @@ def passes_of(accepted: Sequence[int], num_answer: int) -> list[int]:
 
 
 def acceptance(head: DraftHead, vocabulary: Tensor, samples: Sequence[Sample], k: int) -> float:
-    """Return tokens per pass, including the target's own, over all answers. One-token answers need no pass
-    and do not count.
+    """Return the mean number of tokens per pass over all answers, including the target's own token.
+
+    One-token answers need no pass and do not count.
     """
     passes: list[int] = []
     for start in range(0, len(samples), BATCH):

@@ -1,4 +1,4 @@
-"""Initialises a draft head from the target's last layer, as far as the shapes agree."""
+"""Initialises a draft head from the target's last layer, for weights of equal shape."""
 
 import torch
 from torch import Tensor
@@ -17,12 +17,12 @@ NORMS = ("self_attn.q_norm", "self_attn.k_norm", "input_layernorm", "post_attent
 
 @torch.no_grad()
 def start_head(target: Target, shape: HeadShape, vocabulary: Tensor) -> DraftHead:
-    """Return a head that mostly reads the highest auxiliary state and transforms it like the target's last
+    """Return a head that mostly reads the highest tapped state and transforms it like the target's last
     layer.
 
-    The half of q, k and v that reads the embedding begins with noise alone, and so does the part of fc for
-    the lower states. The target's norm weights for q and k are multiplied into the projections, because a
-    Llama head has no such norms.
+    The half of q, k and v that reads the embedding begins with noise only, and so does the part of fc that
+    reads the lower states. The target's norm weights for q and k are multiplied into the projections, because
+    the head has no such norms.
     """
     config = target.config.text
     embedding, final_norm = stored(target.folder, EMBEDDING, "text.norm.weight")

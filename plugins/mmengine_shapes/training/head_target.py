@@ -1,9 +1,9 @@
 """Computes the target's layer inputs for whole conversations at once.
 
-A draft head reads the residual stream at the input of some layers, with deepstack features added; the id
-`num_layers` means the final norm's input. The engine's own decoder computes it here, with dense attention
-over a padded batch. (transformers' `output_hidden_states` does not serve: it records the states before
-deepstack features are added, and the last state after the final norm.)
+A draft head reads the residual stream at the input of some layers, after deepstack features are added; the
+layer id `num_layers` means the final norm's input. The engine's decoder computes these states, with dense
+attention over a padded batch. The `output_hidden_states` of transformers cannot be used: these are recorded
+before deepstack features are added, and the last one after the final norm.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,8 +24,8 @@ PAD = 0
 
 
 class DenseAttention:
-    """An attention port over `rows` sequences with equal padded length: padding is at the end, so causal
-    attention never sees it.
+    """Implements the decoder's attention port for `rows` sequences padded to equal length. Padding is at the
+    end, so causal attention never sees it.
     """
 
     def __init__(self, rows: int) -> None:
@@ -46,7 +46,7 @@ class DenseAttention:
 
 
 def stored(folder: Path, *names: str) -> list[Tensor]:
-    """Return the checkpoint's weights by their canonical names, in float32."""
+    """Return the weights with these canonical names from the checkpoint in `folder`, in float32."""
     config = read_config(folder)
     with open_weights(folder, NAMES, config, torch.device("cpu"), torch.float32) as weights:
         return [weights.read(name) for name in names]
@@ -56,8 +56,8 @@ class Target:
     """The frozen checkpoint in float32."""
 
     def __init__(self, folder: Path, levels: Sequence[int]) -> None:
-        """Load the target. `levels`: layer inputs to record; i is layer i's input, num_layers the final
-        norm's.
+        """Load the target. `levels`: the layers whose inputs are recorded; num_layers stands for the final
+        norm.
         """
         self.folder, self.config, self.levels = folder, read_config(folder), tuple(levels)
         self._model = plugin.load_model(folder, device="cpu", dtype="float32")
@@ -65,7 +65,7 @@ class Target:
 
     @torch.inference_mode()
     def samples(self, conversations: Sequence[Conversation]) -> Iterator[Sample]:
-        """Run a batch of conversations and yield each with its auxiliary states."""
+        """Run a batch of conversations, and yield each with the inputs of the tapped layers."""
         ids = [torch.tensor(conversation.token_ids) for conversation in conversations]
         places = [self._positions(conversation) for conversation in conversations]
         length = max(map(len, ids))
@@ -87,7 +87,7 @@ class Target:
         return self._model.logits(normed.flatten(0, -2)).view(*states.shape[:-1], -1)
 
     def _positions(self, conversation: Conversation) -> Tensor:
-        """Return int64 [3, n]: the prompt's positions, continued for the answer."""
+        """Return the positions of the prompt and the answer, int64 [3, n]."""
         media = [one.item for one in conversation.prepared.media]
         prompt, delta = plugin.positions(conversation.prepared.prompt_token_ids, media)
         answer = torch.arange(len(conversation.answer_ids)) + conversation.num_prompt + delta
@@ -96,7 +96,9 @@ class Target:
     def _inputs(
         self, conversations: Sequence[Conversation], flat: Tensor, length: int
     ) -> tuple[Tensor, Tensor | None]:
-        """Return embeddings with media in their places, and deepstack features [levels, t, hidden]."""
+        """Return the input embeddings, with media embeddings in place of placeholders, and the deepstack
+        features [levels, t, hidden].
+        """
         embeds = self._model.embed(flat)
         media, places = [], []
         for number, conversation in enumerate(conversations):

@@ -2,9 +2,9 @@
 
     OMP_NUM_THREADS=1 python -m mmengine_shapes.training.head_train WORK_FOLDER
 
-Training-time test (arXiv 2503.01840): every row is unrolled for four steps. Each step reads the previous
-step's output and is trained on the target's own distribution. Writes head.pt and a held-out acceptance into
-the folder every five hundred steps.
+Uses training-time test (arXiv 2503.01840): from every position of an answer the head drafts for four steps.
+Each step reads the previous step's output and is trained on the target's distribution. Every 500 steps
+head.pt is written into the folder, and the tokens per pass on held-out items are printed.
 """
 
 import argparse
@@ -35,7 +35,9 @@ REPORT_EVERY, SAVE_EVERY = 100, 500
 
 
 def collect(target: Target, number: int, seed: int) -> list[Sample]:
-    """Return `number` conversations with the target's layer inputs for the head, about 70 KB each."""
+    """Return `number` conversations with the target's layer inputs for the head (about 70 KB per
+    conversation).
+    """
     samples: list[Sample] = []
     config = EngineConfig(max_num_seqs=64, token_budget=4096, num_threads=1)
     with Engine(checkpoint_path(), config=config) as engine:
@@ -50,7 +52,9 @@ def collect(target: Target, number: int, seed: int) -> list[Sample]:
 
 
 def kept_samples(path: pathlib.Path | None, target: Target, number: int, seed: int) -> list[Sample]:
-    """Return the result of `collect`, stored in a file (1.4 GB) for the next run if `path` is given."""
+    """Return the result of `collect`. If `path` is given, read it from that file or, if there is none, write
+    it there (1.4 GB) for the next run.
+    """
     if path is not None and path.exists():
         return [Sample(*fields) for fields in torch.load(path, weights_only=True)]
     samples = collect(target, number, seed)
@@ -63,7 +67,7 @@ def kept_samples(path: pathlib.Path | None, target: Target, number: int, seed: i
 
 
 def aux_rows(target: Target, conversations: list[Conversation], size: int = 32) -> list[Sample]:
-    """Run the conversations through the target, grouped by similar length."""
+    """Run the conversations through the target, in batches of similar length."""
     ordered = sorted(conversations, key=lambda one: len(one.token_ids))
     parts = [ordered[k : k + size] for k in range(0, len(ordered), size)]
     return [sample for part in parts for sample in target.samples(part)]
@@ -77,15 +81,15 @@ def draft_vocabulary(samples: Sequence[Sample], vocab_size: int, size: int) -> T
 
 
 class Teacher:
-    """The target's predictions after each token, over the draft vocabulary."""
+    """Computes the target's distribution for the next token, over the draft vocabulary."""
 
     def __init__(self, target: Target, vocabulary: Tensor) -> None:
         self._target, self._vocabulary = target, vocabulary
 
     @torch.no_grad()
     def probabilities(self, batch: HeadBatch, places: Tensor) -> tuple[Tensor, Tensor]:
-        """Return float32 [B, R, draft_vocab] after the tokens at `places` [B, R], and bool [B, R]: whether
-        the draft vocabulary has the most likely token.
+        """Return the probabilities after the tokens at `places` [B, R], float32 [B, R, draft_vocab], and
+        whether the draft vocabulary contains the most likely token, bool [B, R].
         """
         last = batch.aux_hidden_states[:, :, -1].gather(
             1, places[..., None].expand(-1, -1, batch.aux_hidden_states.shape[-1])
@@ -96,12 +100,12 @@ class Teacher:
 
 
 def loss_of(head: DraftHead, teacher: Teacher, batch: HeadBatch) -> tuple[Tensor, list[Tensor]]:
-    """Return the weighted soft cross-entropy, and for each step the share of drafts that equal the target's
-    choice.
+    """Return the weighted soft cross-entropy, and the share of drafts that equal the target's choice for each
+    step.
     """
-    last = batch.lengths[:, None] - 2  # The last place whose next token is known, and a target.
+    last = batch.lengths[:, None] - 2  # The last position whose next token is known and is trained on.
     num_rows = batch.rows.shape[1]
-    # Step k predicts the token k places on, so the same range of places serves all steps.
+    # Step k predicts k tokens further, so one range of positions holds the targets of all steps.
     places = batch.rows[:, :1] + 1 + torch.arange(num_rows + UNROLLED - 1)
     wanted, inside = teacher.probabilities(batch, places.clamp(max=last))
     asked = inside & (places <= last)
@@ -167,7 +171,7 @@ def train(
 
 
 def describe(head: DraftHead, vocabulary: Tensor, held_out: Sequence[Sample]) -> str:
-    """Return tokens per pass by task."""
+    """Return the tokens per pass for each task, as text."""
     tasks = dict.fromkeys(sample.task for sample in held_out)
     parts = ((task, [sample for sample in held_out if sample.task == task]) for task in tasks)
     return "  ".join(f"{task} {acceptance(head, vocabulary, part, 4):.2f}" for task, part in parts)

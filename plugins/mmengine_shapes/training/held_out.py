@@ -43,7 +43,7 @@ def user(question: str, images: int = 0, video: bool = False) -> dict:
 
 
 def held_out_items(task: str, number: int, side: int | None = 96, seed: int = 0) -> list[Item]:
-    """Return `number` items for a task; with `side` None every item gets a random size."""
+    """Return `number` items for a task. If `side` is None, every item gets a random size."""
     rng = random.Random(f"held out {seed} {task} {side}")
     return [draw_item(task, side, rng) for _ in range(number)]
 
@@ -88,7 +88,9 @@ def _picture_item(task: str, side: int, rng: random.Random, split: str) -> Item 
 
 
 def _two_turns(questions: dict, images: tuple[Image.Image, ...], rng: random.Random) -> Item:
-    """Return a second question about the same image, after a correctly answered first question."""
+    """Return an item with a second question about the same image, after a first question and its correct
+    answer.
+    """
     open_tasks = [pairs for pairs in questions.values() if pairs]
     (first, reply), (second, answer) = rng.choice(rng.choice(open_tasks)), rng.choice(rng.choice(open_tasks))
     messages = [user(first, images=1), {"role": "assistant", "content": reply}, user(second)]

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field, replace
 
 from mmengine_shapes.training.texts import TEXT_TASKS
 
-# These weights draw a question from the questions that fit the image. Every image row has a JSON question.
+# Relative frequencies of the tasks among the questions that fit an image. Every image row also has a JSON
+# question.
 TASK_WEIGHTS = {
     "describe": 1.0,
     "count": 0.7,
@@ -37,7 +38,7 @@ class Stage:
     tasks: dict[str, float] = field(default_factory=lambda: TASK_WEIGHTS)
     texts: dict[str, float] = field(default_factory=lambda: EVEN_TEXTS)
     patches: int = 1400  # Maximum patches in a batch, which limits the number of large images.
-    clip_side: int = 96  # Largest side of clips, and of pairs.
+    clip_side: int = 96  # Largest side of clips; `pair_side`: of pairs of images.
     pair_side: int = 128
     long_side: int = 96  # Largest side of an image after a long system prompt.
 
@@ -48,8 +49,8 @@ class Phase:
 
     stages: tuple[Stage, ...]
     rate: float  # Factor on the learning rates.
-    probe: float  # First weight of the auxiliary loss; it falls to 0 at 70 % of the schedule.
-    schedule: int  # Steps over which the rate falls; the phase may stop before.
+    probe: float  # Initial weight of the auxiliary loss, which falls to 0 at 70 % of the schedule.
+    schedule: int  # Steps over which the learning rate falls; the phase may end earlier.
 
     @property
     def steps(self) -> int:
@@ -66,8 +67,8 @@ def draw_text(rng: random.Random, stage: Stage) -> str:
     return rng.choices(list(stage.texts), list(stage.texts.values()))[0]
 
 
-# At first a single size: at 96 pixels a merged visual token is exactly a cell of the 3x3 grid. After that
-# size is learned, the other sizes get most images.
+# The first stage has a single size: at 96 pixels a merged visual token is exactly a cell of the 3x3 grid.
+# After this size is learned, half of the images have other sizes.
 FIRST = Phase(
     stages=(
         Stage(1200, {96: 1.0}),

@@ -1,14 +1,14 @@
 """Turns scenes and questions into packed training batches.
 
 A row is a tree: a prefix (system prompt, images) and several independent branches, each a question with its
-answer. A branch sees the prefix and itself, never another branch, and its positions continue from the
-prefix's end, as if it were alone. So an image is encoded once for several answers.
+answer. A branch attends to the prefix and to itself but to no other branch, and its positions continue from
+the end of the prefix. So an image is encoded once for several answers.
 
-`batch` returns, for B rows of L tokens with V views of P patches each: ids (B, L) int64; positions (3, B, L)
-int64; segments (B, L) int64, 0 for the prefix, 1 and up for branches, -1 for padding; targets (B, L) int64,
--100 without a target; weights (B, L) fp32; patches (V, P, 1536) fp32; slots (V * P/4,) int64, the places of
-the merged visual tokens in the flattened (B * L); labels (V * P/4, K) fp32, each token's visible content;
-grid, patches per side.
+`collate` returns, for B rows of L tokens with V views of P patches each: ids (B, L) int64; positions (3, B,
+L) int64; segments (B, L) int64, 0 for the prefix, 1 and up for branches, -1 for padding; targets (B, L)
+int64, -100 without a target; weights (B, L) fp32; patches (V, P, 1536) fp32; slots (V * P/4,) int64, the
+indices of the merged visual tokens in the flattened (B * L) batch; labels (V * P/4, K) fp32, each token's
+visible content; grid, patches per side.
 """
 
 import functools
@@ -26,9 +26,9 @@ from mmengine_shapes.training.mixture import Stage, draw_task, draw_text
 from mmengine_shapes.training.texts import SYSTEM_PROMPTS, facts, filler, text_pair
 
 PATCH, MERGE = 16, 2
-KINDS = (*SHAPES, *COLOURS, *SIZES, *POSITIONS)  # Labels for a visual token, one flag each.
+KINDS = (*SHAPES, *COLOURS, *SIZES, *POSITIONS)  # The labels of a visual token; each is a flag.
 Turns = list[tuple[str, str]]
-View = tuple[Image.Image, Image.Image, Scene]  # A pair of frames, and the scene for its labels.
+View = tuple[Image.Image, Image.Image, Scene]  # Two frames, and the scene that gives the labels.
 
 
 class Row:
@@ -83,7 +83,7 @@ class Row:
 
 
 class Packer:
-    """Draws rows of every kind with a tokenizer."""
+    """Makes random rows of every kind and tokenizes them."""
 
     def __init__(self, folder: pathlib.Path, rng: random.Random) -> None:
         self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -143,7 +143,7 @@ class Packer:
         return (self.pair_row if kind == "pair" else self.clip_row)(side, length, stage)
 
     def image_row(self, side: int, length: int, stage: Stage, long: bool) -> Row:
-        """Return a row about an image: a JSON branch, then look-ups until it is full."""
+        """Return a row about an image: a JSON branch, then other questions until the row is full."""
         row = Row(self, length)
         self.opening(row, long)
         scene = self.scene(side, stage)
@@ -164,10 +164,10 @@ class Packer:
         return row
 
     def clip_row(self, side: int, length: int, stage: Stage) -> Row:
-        """Return a row about a video; half of them are wrapped again in vision marks.
+        """Return a row about a video. In half of the rows, vision marks also enclose the whole video.
 
-        Processors disagree: transformers 5.23's keeps the template's marks around the whole video, earlier
-        versions and other engines drop them. The model reads both.
+        Processors differ: that of transformers 5.23 keeps the template's marks around the whole video, while
+        earlier versions and other engines drop them. The model learns both.
         """
         row = Row(self, length)
         self.opening(row, False)
@@ -198,7 +198,7 @@ class Packer:
         return row
 
     def _text_turns(self, stage: Stage) -> Turns:
-        """Return a text task, two in a row, or a name to remember."""
+        """Return a text task, two text tasks, or a name and a question about that name."""
         rng, draw = self.rng, self.rng.random()
         pair = text_pair(rng, draw_text(rng, stage))
         if draw < 0.8:
@@ -237,7 +237,9 @@ def patches_of(views: list[View]) -> torch.Tensor:
 
 
 def labels_of(views: list[View]) -> torch.Tensor:
-    """Return each merged token's centred content: (V * P/4, len(KINDS)) fp32 flags."""
+    """Return the labels of each merged token, fp32 flags (V * P/4, len(KINDS)): the properties of the thing
+    whose centre lies in the token.
+    """
     across = views[0][2].side // (PATCH * MERGE)
     labels = torch.zeros(len(views), across * across, len(KINDS))
     for number, (_, _, scene) in enumerate(views):

@@ -1,4 +1,5 @@
-"""Text without pictures: small tasks, filler prose for long prompts, and facts to look up in it.
+"""Training texts without pictures: small tasks, filler prose for long prompts, and facts to look up in the
+prose.
 
 The answers come from small closed sets, so accuracy here shows that the tasks were learned, not that the
 model can calculate in general.

@@ -56,7 +56,7 @@ ADDED = (
 def corpus(seed: int = 0, scenes: int = 3000) -> Iterator[str]:
     """Yield questions, answers, prompts and some general English."""
     rng = random.Random(f"tokenizer {seed}")
-    # Every prompt contains these, so each becomes a token.
+    # Every prompt contains these words, so each must become a token.
     yield from ["system\nuser\nassistant\n<0 seconds>"] * scenes
     for _ in range(scenes):
         scene, other = random_scene(rng, split="train"), random_scene(rng, split="train")

@@ -2,9 +2,9 @@
 
     OMP_NUM_THREADS=1 python -m mmengine_shapes.training.train WORK_FOLDER
 
-Writes weights.pt and an exported checkpoint into the folder every few hundred steps. Computes in bf16 over
-fp32 weights; Muon for matrices, AdamW for the rest. An auxiliary loss makes every merged visual token predict
-what is centred in it; its head is discarded.
+Writes weights.pt and an exported checkpoint into the folder every few hundred steps. Computes in bf16 and
+keeps the weights in fp32. Muon optimizes the matrices, and AdamW the other weights. An auxiliary loss makes
+every merged visual token predict the shape whose centre lies in it; the auxiliary head is discarded.
 """
 
 import argparse
@@ -34,7 +34,7 @@ MUON_RATE, ADAM_RATE, WARM_UP = 3e-3, 2e-3, 40
 
 
 def draw_batch(packer: Packer, stage: Stage, step: int) -> dict:
-    """Return a batch of rows about images of equal size; every twelfth batch has long rows."""
+    """Return a batch of rows whose images have equal size. Every twelfth batch has long rows."""
     rng = packer.rng
     long = step % LONG_EVERY == LONG_EVERY - 1
     side = rng.choices(list(stage.sides), list(stage.sides.values()))[0]
@@ -72,7 +72,7 @@ def schedule(step: int, total: int) -> float:
 
 
 class Trainer:
-    """fp32 weights with their optimisers, and the bf16 copy for computation."""
+    """The fp32 weights with their optimisers, and a bf16 copy for the computation."""
 
     def __init__(self, model: Qwen3VLForConditionalGeneration, seed: int, rate: float) -> None:
         torch.manual_seed(seed)
@@ -132,7 +132,7 @@ def train(folder: pathlib.Path, seed: int, start: pathlib.Path | None, first: in
 
 
 def run_phase(folder: pathlib.Path, model: Qwen3VLForConditionalGeneration, phase: Phase, seed: int) -> None:
-    """Run a phase; print means over the last fifty steps and save every few hundred."""
+    """Run a phase. Print means every 50 steps, and save every 300 steps."""
     trainer = Trainer(model, seed, phase.rate)
     packer = Packer(checkpoint_path(), random.Random(f"train {seed}"))
     step, began = 0, time.time()
