@@ -26,7 +26,9 @@ SETTINGS = {
 
 
 def write_adapter(model, folder):
-    """Make a random adapter, write it to `folder` in PEFT's format, and merge it into the weights of `model`."""
+    """Make a random adapter, write it to `folder` in PEFT's format, and merge it into the weights of
+    `model`.
+    """
     random, stored = torch.Generator().manual_seed(5), {}
     with torch.no_grad():
         for name, module in model.named_modules():

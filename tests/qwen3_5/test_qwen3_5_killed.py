@@ -94,7 +94,7 @@ def answers(folder):
     found = {}
     for line in (folder / "answers").read_text().splitlines():
         answer = json.loads(line)
-        assert answer["custom_id"] not in found, "a request has more than one answer"
+        assert answer["custom_id"] not in found, "a request is answered twice"
         for figure in ("cached_tokens", "completion_tokens_details"):
             answer["usage"].pop(figure, None)
         found[answer["custom_id"]] = answer

@@ -53,8 +53,7 @@ def wanted(made):
         prepared = [prompt.prepare(engine.processor) for prompt in prompts()]
     found = []
     for each in prepared:
-        assert any(len(media.item.runs) > 1 for media in each.media), "a video has a run for each temporal
-        patch"
+        assert any(len(media.item.runs) > 1 for media in each.media), "one run per temporal patch"
         inputs = reference_inputs(each)
         with torch.inference_mode():
             out = model.generate(

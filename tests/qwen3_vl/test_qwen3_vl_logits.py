@@ -84,9 +84,7 @@ def tiny(tmp_path_factory, decoder):
 def largest_difference(model, reference, prompts, steps):
     with torch.inference_mode():
         ours = run_rows(model, prompts, steps)
-    assert min(logits.std() for logits in ours) > 1000 * TOLERANCE, (
-        "the logits vary too little to show a difference"
-    )
+    assert min(logits.std() for logits in ours) > 1000 * TOLERANCE, "the logits vary too little to tell"
     return max(
         (mine - reference_logits(reference, prompt)).abs().max().item()
         for mine, prompt in zip(ours, prompts, strict=True)
