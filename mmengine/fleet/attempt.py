@@ -1,4 +1,4 @@
-"""A single attempt at having a replica answer a request, and the replica's choice."""
+"""A single attempt to have a replica answer a request, and the choice of the replica."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -18,8 +18,8 @@ from mmengine.fleet.wire import (
     encode,
 )
 
-MAX_AVOIDED = 8  # replicas that failed the request last, and get no further attempt
-FAILED_CHOICES = 8  # choices that led to an avoided replica, after which no others may exist
+MAX_AVOIDED = 8  # last replicas that failed the request, which get no further attempt
+FAILED_CHOICES = 8  # after so many choices of avoided replicas, no replica is avoided any more
 
 
 class ReplicaLost(Exception):
@@ -32,8 +32,8 @@ class Carrier(Protocol):
     def call(self, key: str, data: bytes) -> AsyncGenerator[bytes, None]:
         """Yield a replica's messages for a ReplicaRequest.
 
-        `key` selects the replica, or its successor if that takes no requests. Closing the generator cancels
-        the request there. Raises ReplicaLost.
+        `key` selects the replica, or its successor on the ring if the replica takes no requests. Closing the
+        generator cancels the request there. Raises ReplicaLost.
         """
 
     def is_leaving(self, replica: str) -> bool:
@@ -44,7 +44,8 @@ class RoutingLimits(NamedTuple):
     """Limits for routing, in seconds.
 
     A replica that is silent for `silence_s` is given up. A request waits `patience_s` for a replica that
-    takes it. After `deaths` consecutive replicas that ended without a token, the request counts as the cause.
+    accepts it. If `deaths` replicas in a row end without a token of the request, the request counts as the
+    cause.
     """
 
     silence_s: float = 10.0
@@ -55,8 +56,8 @@ class RoutingLimits(NamedTuple):
 class Reroute(Exception):
     """The request has to continue on another replica.
 
-    `replica` may still have it ("" if none has). `is_death` says whether that replica ended or seems to have
-    ended.
+    `replica` may still be computing the request ("" if no replica is). `is_death` says whether that replica
+    ended or seems to have ended.
     """
 
     def __init__(self, reason: str, replica: str = "", *, is_death: bool = False):
@@ -70,11 +71,11 @@ class ReplicaChoice:
     def __init__(self, key: str):
         self._key = key
         self.avoided: tuple[str, ...] = ()
-        self._num_failed = 0  # choices that led to a replica to avoid
+        self._num_failed = 0  # choices that led to a silent or an avoided replica
 
     @property
     def key(self) -> str:
-        """The routing key for the next attempt: a different place on the ring after each failed choice."""
+        """The routing key for the next attempt: a different position on the ring after each failed choice."""
         return f"{self._key}/{self._num_failed}" if self._num_failed else self._key
 
     def avoid(self, replica: str) -> None:
@@ -83,11 +84,11 @@ class ReplicaChoice:
             self.avoided = (*self.avoided, replica)[-MAX_AVOIDED:]
 
     def note_silent(self) -> None:
-        """A replica that the key leads to was silent."""
+        """Record that the replica to which the key leads was silent."""
         self._num_failed += 1
 
     def note_reached(self, replica: str) -> None:
-        """The key led to this replica. After several avoided ones, none is avoided any more."""
+        """Record that the key led to `replica`. After FAILED_CHOICES failures none is avoided any more."""
         if replica in self.avoided:
             self._num_failed += 1
             if self._num_failed % FAILED_CHOICES == 0:
@@ -102,13 +103,13 @@ class Receiver(Protocol):
         """Whether any replica's log has had the request."""
 
     def note_alive(self) -> None:
-        """A replica has answered."""
+        """Called when a replica has sent a message."""
 
     async def accept(self, message: Accepted) -> None:
-        """A replica's log has the request."""
+        """Called when a replica's log has the request."""
 
     def receive(self, message: Outputs) -> None:
-        """A replica has sent outputs."""
+        """Called when a replica has sent outputs."""
 
 
 class Attempt:
@@ -163,7 +164,7 @@ class Attempt:
             raise self._failed("its messages ended before the answer did") from None
         except ReplicaLost as lost:
             raise self._failed(f"it is lost ({lost})") from None
-        except QueueFull as full:  # on the way to all replicas
+        except QueueFull as full:  # raised by the carrier before any replica has the request
             self._reject(full)
             raise AssertionError("unreachable") from None
         except TimeoutError:
@@ -184,7 +185,9 @@ class Attempt:
         return Reroute(text, self._replica)
 
     def _reject(self, error: MMEngineError) -> None:
-        """Raise `error`, or Reroute if the request was accepted before and the replica only has no room."""
+        """Raise `error`, or Reroute if a replica accepted the request before and only this replica refuses
+        it.
+        """
         if not self._receiver.is_accepted or not isinstance(error, (QueueFull, InvalidRequest)):
             raise error
         self._choice.avoid(self._replica)

@@ -1,4 +1,4 @@
-"""The outputs that a caller has for each choice, or that replicas' logs hold."""
+"""The outputs of each choice that were forwarded to the caller, or that the replicas' logs hold."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -49,9 +49,9 @@ def logged_outputs(
     grammar: GrammarRequest | None,
     logs: Iterable[Mapping[str, ResumedAnswer]],
 ) -> list[RequestOutput]:
-    """Return the outputs that logs (by core id) hold for a request's choices, each from its first token on.
+    """Return the outputs of a request's choices that `logs` hold, each from its first token on.
 
-    A choice that several replicas computed stands in several logs.
+    Each log maps core ids to answers. A choice that several replicas computed is in several logs.
     """
     names = core_ids(request_id, sampling.n)
     found = [[log[name] for log in logs if name in log] for name in names]
@@ -111,5 +111,5 @@ def _joined(answers: Sequence[ResumedAnswer]) -> Logprobs:
 
 
 def _num_given(answer: ResumedAnswer) -> int:
-    """Return the token count (int32) that came with the request."""
+    """Return how many output tokens (int32) came with the request."""
     return len(answer.queued.outputs) // 4

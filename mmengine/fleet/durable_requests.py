@@ -23,14 +23,14 @@ from mmengine.serve.text.request_output import RequestOutput
 
 INGRESS = "ingress"  # below the folder of all logs
 REQUESTS = "requests"
-OWNER_WAIT_S, OWNER_AGAIN_S = 15.0, 0.05  # while another ingress ends
+OWNER_WAIT_S, OWNER_AGAIN_S = 15.0, 0.05  # time limit and interval of waiting for another ingress to end
 NOT_ADOPTED = "requests do not survive the ingress, and store, background, files and batches are off"
 
 
 class DurableRequests:
-    """The requests to keep and the replicas' logs below the folder `root`.
+    """The durable requests and the replicas' logs below the folder `root`.
 
-    `open_durable_requests` makes it. It belongs to an event loop.
+    `open_durable_requests` creates instances. Belongs to an event loop.
     """
 
     def __init__(self, root: Path, ledger: Ledger, patience_s: float):
@@ -54,7 +54,7 @@ class DurableRequests:
         return self._ledger.found.pop(request_id)
 
     async def logged_outputs(self, entry: LedgerEntry) -> list[RequestOutput]:
-        """Return the outputs in the replicas' logs, choice by choice, once no replica computes it."""
+        """Return the outputs in the replicas' logs, by choice, once no replica computes the request."""
         sampling, names = entry.request.sampling, core_ids(entry.request_id, entry.request.sampling.n)
         logs = await self._logs.answers(names)
         grammar = entry.accepted.grammar

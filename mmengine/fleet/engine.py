@@ -1,4 +1,4 @@
-"""Many replicas as an engine for a server, with AsyncEngine's methods and without a model."""
+"""An engine for a server that has AsyncEngine's methods and no model: many replicas compute its requests."""
 
 import asyncio
 import secrets
@@ -47,8 +47,8 @@ from mmengine.serve.text.output_text import OutputText
 from mmengine.serve.text.reasoning import Reasoning
 from mmengine.serve.text.request_output import RequestOutput, engine_failed
 
-COUNT_TRIES = 3  # replicas that may be lost during one count of a prompt's tokens
-STRANDED_S = 5.0  # without an answer of any replica, after which the fleet is not ready
+COUNT_TRIES = 3  # attempts to have a replica count a prompt's tokens
+STRANDED_S = 5.0  # the fleet is not ready if no replica has answered a request for so long
 LEFT = "the ingress ends; the request is kept and continues when another ingress serves with the same --log"
 FORWARDED = SUBMIT - {"request_id", "calls", "outputs", "sample_index"}  # ReplicaRequest has its own fields
 
@@ -56,10 +56,10 @@ FORWARDED = SUBMIT - {"request_id", "calls", "outputs", "sample_index"}  # Repli
 class FleetEngine(AsyncAnswers):
     """An engine whose requests are computed by replicas.
 
-    `processor` and `config` belong to the replicas' model. At most `max_open` requests are open at once;
-    another raises QueueFull. Outputs are kept in memory, so this process's end breaks all callers'
-    connections. Requests with `hold` survive it if there is `durable`, which this engine closes: the next
-    ingress continues them. Must be created on the event loop that it belongs to.
+    `processor` and `config` belong to the replicas' model. At most `max_open` requests are open at once; a
+    further request raises QueueFull. When this process ends, all callers' streams break. With `durable`,
+    which this engine closes, requests with `hold` survive: the next ingress continues them. Must be created
+    on the event loop that it belongs to.
     """
 
     metrics: FleetMetrics
@@ -152,7 +152,8 @@ class FleetEngine(AsyncAnswers):
         hold: bool = False,
         **options: Unpack[SubmitOptions],
     ) -> Stream:
-        """Submit a prompt as `AsyncEngine.stream` does; the seed is drawn here, for all replicas.
+        """Submit a prompt as `AsyncEngine.stream` does. A missing seed is drawn here, the same for all
+        replicas.
 
         `hold` has no effect without `durable`.
         """
@@ -306,7 +307,7 @@ class FleetEngine(AsyncAnswers):
         return Stats(num_output_tokens=self.metrics.num_tokens + live, num_running=len(self._open))
 
     def readiness(self) -> Readiness:
-        """Return not ready if no replica has answered a request for STRANDED_S."""
+        """Return not ready if a request has waited longer than STRANDED_S for any replica's message."""
         if self._is_closing:
             return Readiness(("the engine is closed",), is_over=True)
         now = time.monotonic()
@@ -318,13 +319,14 @@ class FleetEngine(AsyncAnswers):
     async def close(self, *, drain: bool = True, leave: bool = False) -> None:
         """Refuse new requests and end the running ones.
 
-        They finish (`drain`), or are cancelled; with `leave` durable ones stay for the next ingress, and the
-        others are cancelled. Closing twice is no error.
+        With `drain` they finish; otherwise they are cancelled. With `leave`, durable requests stay for the
+        next ingress, and all others are cancelled. Closing twice is no error.
         """
         self._is_closing, self._leaves = True, leave
         for channel, task in [] if drain and not leave else list(self._open.items()):
             if leave and self._durable is not None and channel.request_id in self._durable:
-                self._loop.call_soon(task.cancel)  # after its first step, without which it has no end
+                # later, since a task cancelled before its first step does not end its channel
+                self._loop.call_soon(task.cancel)
             else:
                 self._close_channel(channel)
         await asyncio.gather(*self._open.values(), return_exceptions=True)

@@ -1,6 +1,4 @@
-"""Media that a fleet's prompts name by URL: fetched here, so that a replica that continues has the same
-bytes.
-"""
+"""Fetches, in the ingress, the media that prompts name by URL, so that all replicas get the same bytes."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -14,11 +12,11 @@ from mmengine.serve.prompt.prompt_media import PromptMedia, names_urls
 async def with_fetched_media(
     prompt: Prompt, is_over: Callable[[], bool] = lambda: False
 ) -> AsyncIterator[Prompt]:
-    """Give the prompt with its media's bytes in place of URLs.
+    """Yield the prompt with the bytes of its media in place of their URLs.
 
     The bytes count against the limit for fetched media until the block ends. No thread from the event loop's
     pool waits for hosts, since a few silent hosts would occupy them all. `is_over` says whether the caller
-    has given up. Raises the same errors as PromptMedia.
+    has cancelled the request. Raises the same errors as PromptMedia.
     """
     if not names_urls(prompt):
         yield prompt

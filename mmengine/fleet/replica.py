@@ -44,9 +44,9 @@ class Load(NamedTuple):
 class Replica:
     """A replica's process.
 
-    Another process has another `name` and another log. A heartbeat is sent after `beat_s` seconds without
-    output. A step that takes longer than `hang_s` seconds hangs: its requests move, and `check` raises.
-    Belongs to an event loop.
+    A replica that is started again has a new `name` and a new log. A heartbeat is sent after `beat_s` seconds
+    without output. A step that takes longer than `hang_s` seconds counts as hung: its requests move, and
+    `check` raises. Belongs to an event loop.
     """
 
     def __init__(self, name: str, engine: AsyncEngine, *, beat_s: float = BEAT_S, hang_s: float = HANG_S):

@@ -25,7 +25,7 @@ SLACK_S = 600.0  # tolerance in seconds between clocks of machines, and between 
 
 class _LogState(NamedTuple):
     """A log as it was read. `looked_at` is monotonic time, `is_known` says whether the log was readable.
-    `answers` holds the open and the wanted answers by core id.
+    `answers` maps core ids to the open and the wanted answers.
     """
 
     looked_at: float
@@ -38,7 +38,7 @@ class _LogState(NamedTuple):
         return sum(len(self.answers[name].token_ids) for name in core_ids if name in self.answers)
 
     def has_open(self, core_ids: Collection[str]) -> bool:
-        """Return whether a live process may compute any such request."""
+        """Return whether a live process may still be computing one of these requests."""
         if not self.is_locked:
             return False
         found = (self.answers.get(core_id) for core_id in core_ids)
@@ -48,9 +48,9 @@ class _LogState(NamedTuple):
 class ReplicaLogs:
     """The logs below the folder `root`, each under its replica's name.
 
-    `wanted` are core ids for requests that began before this process, since `since` (Unix time). If a replica
-    makes no progress, a warning is logged every `patience_s` seconds and the wait goes on. Belongs to an
-    event loop.
+    `wanted` are core ids of requests that earlier processes began. The oldest began at `since` (Unix time).
+    If a replica makes no progress, a warning is logged every `patience_s` seconds and the wait goes on.
+    Belongs to an event loop.
     """
 
     def __init__(
@@ -74,11 +74,14 @@ class ReplicaLogs:
                 yield log
 
     async def released(self, replica: str, core_ids: Collection[str]) -> None:
-        """Wait until no live process has any such request in the replica's log."""
+        """Wait until, by the replica's log, no live process can be computing one of these requests."""
         await self._settled(self._root / replica, core_ids)
 
     async def answers(self, core_ids: Collection[str]) -> list[dict[str, ResumedAnswer]]:
-        """Return the answers in each earlier log by core id, when no live process has any such request."""
+        """Return, for each earlier log, a dict from core id to answer.
+
+        Waits until no live process can be computing one of the requests.
+        """
         found = [await self._settled(log, core_ids) for log in self._before]
         return [{name: life.answers[name] for name in core_ids if name in life.answers} for life in found]
 

@@ -1,9 +1,9 @@
-"""An ingress's request on its way over replicas.
+"""An ingress's request, which may move from replica to replica.
 
-A request begins as a whole. When its replica dies, hangs or drains, each unfinished choice continues as a
-separate request on another replica, with the forwarded tokens as `outputs` and its `sample_index`. Any engine
-with the same weights continues with the same tokens: sampling noise depends on seed, sample index and
-position, and grammars, penalties and stop strings depend on tokens only.
+At first a single replica computes the whole request. When this replica dies, hangs or drains, each unfinished
+choice continues as a separate request on another replica, with the forwarded tokens as `outputs` and its
+`sample_index`. Any engine with the same weights continues with the same tokens: sampling noise depends on
+seed, sample index and position, and grammars, penalties and stop strings depend on tokens only.
 """
 
 import asyncio
@@ -32,8 +32,9 @@ class RequestKeeper(Protocol):
     """Keeps a request that has to survive its ingress."""
 
     async def accept(self, request: ReplicaRequest, accepted: Accepted) -> None:
-        """Store the request: a replica's log has recorded the request, and its caller does not know yet.
-        Raises its refusal.
+        """Store the request. Called after a replica's log has recorded it, before the caller learns that.
+
+        Raises an error if the request is refused.
         """
 
     async def released(self, replica: str, names: Collection[str]) -> None:
@@ -43,10 +44,10 @@ class RequestKeeper(Protocol):
 class RoutedRequest:
     """A request and its choices' state.
 
-    `request` has its seed drawn; `key` selects replicas; `moved` is called with the reason for each move.
-    With a `keeper` the request survives this process: a single replica computes it at any time, and the next
-    only when its predecessor's log shows an end. Once accepted, such a request waits for that and for a
-    replica without a limit, and a failure is its answer.
+    `request` must have a seed. `key` selects replicas. `moved` is called with the reason for each move. With
+    a `keeper` the request survives this process. Only a single replica computes it at any time: the next
+    replica begins when the previous replica's log shows that it has ended. Once accepted, such a request
+    waits without a time limit for a replica, and a failure becomes its answer.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class RoutedRequest:
         self._ends: list[AnswerEnd] = []
         self._last: RequestOutput | None = None
         self._num_prompt_tokens = 0
-        self._deaths = 0  # consecutive, of replicas that had the whole request
+        self._deaths = 0  # consecutive replicas that ended while they had the whole request
         self.news_at = time.monotonic()  # when a replica accepted it or sent outputs last
         self.is_unheard = True  # whether no live replica is known to have it
 
@@ -102,7 +103,7 @@ class RoutedRequest:
         self._channel.wake()
 
     async def run(self) -> None:
-        """Run the request to its end, which the channel then has."""
+        """Run the request to its end, and put the last output into the channel."""
         try:
             await self._run_whole()
             await _all(self._run_choice(choice) for choice in self._choices if choice.last is None)
@@ -180,7 +181,7 @@ class RoutedRequest:
         return True
 
     def _whole_request(self) -> ReplicaRequest:
-        """Return the request with its remaining deadline, which counts from the ingress."""
+        """Return the request with its remaining deadline, which counts from its submission to the ingress."""
         options = self._request.options
         rest_s = self._channel.options.after(self._channel.age_s).deadline_s
         if rest_s:

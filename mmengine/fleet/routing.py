@@ -1,9 +1,9 @@
 """Chooses a replica by the prefix that a request shares with others.
 
-Requests share what they begin with: their cache salt and adapter, without which no block is shared, and then
+The routing key is a hash of cache salt and adapter, which must be equal for requests to share blocks, and of
 the first image, whose features and blocks cost most. Consistent hashing does not consider load. A popular
-image stays on a single replica and, when that is full, moves to the next replicas on the ring, so that each
-computes its prefix at most once.
+image stays on a single replica. When this replica is full, requests go to the next replicas on the ring, so
+that each of them computes the prefix at most once.
 """
 
 import bisect
@@ -15,13 +15,16 @@ import msgspec
 
 from mmengine.serve.prompt.prompt import MAX_LOOKED_AT, MEDIA_KEYS, Prompt
 
-TEXT_CHARS = 1024  # characters that count of a prompt without media
+TEXT_CHARS = 1024  # characters that are hashed of a prompt without media
 VIRTUAL_NODES = 100  # points of one replica on the ring
 _KEY_BYTES = 16
 
 
 def affinity(prompt: Prompt, salt: str = "", adapter: str = "") -> str:
-    """Return 32 hex characters, equal for requests that should share a replica. A URL counts as text."""
+    """Return the routing key, 32 hex characters, equal for requests that should share a replica.
+
+    For an image given by URL, the URL is hashed.
+    """
     digest = hashlib.blake2b(digest_size=_KEY_BYTES)
     for part in (salt.encode(), adapter.encode(), _beginning(prompt)):
         digest.update(len(part).to_bytes(8, "little"))
@@ -64,8 +67,8 @@ def _texts(prompt: Prompt) -> Iterator[str]:
 
 
 class Ring:
-    """Replica names on a consistent-hash ring. A replica that comes or goes changes only the keys next to its
-    points.
+    """Replica names on a consistent-hash ring. When a replica comes or goes, only keys next to its points
+    change their replica.
     """
 
     def __init__(self, names: Iterable[str]):

@@ -1,8 +1,8 @@
 """The messages between an ingress and its replicas: msgpack, checked against their types when decoded.
 
 An ingress sends a ReplicaRequest. A replica answers with a ReplicaName, with Accepted when its log has the
-request, and with Outputs up to the answer's end. A Heartbeat comes if nothing else did for a while. Redirect
-and Rejection end the answer early.
+request, and with Outputs up to the answer's end. A Heartbeat comes if the replica has sent nothing else for a
+while. Redirect and Rejection end the answer early.
 """
 
 from collections.abc import Mapping
@@ -64,7 +64,7 @@ class WirePrompt(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ReplicaRequest(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One request.
+    """A request to a replica.
 
     `options` are the `AsyncEngine.stream` options that have no field here; the replica's engine checks their
     types. `outputs` (int32 [m]) are the answer's tokens that the ingress has. Replicas in `avoid` redirect
@@ -90,7 +90,7 @@ class ReplicaRequest(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ReplicaName(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The name of the answering replica, which is also its log's."""
+    """The name of the answering replica, which is also the name of its log."""
 
     replica: str
 
@@ -113,7 +113,7 @@ class Accepted(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class WireScores(NamedTuple):
-    """PromptLogprobs row by row: int32 and float32 [n, 1 + k]."""
+    """PromptLogprobs as bytes in row-major order: int32 and float32 [n, 1 + k], for n prompt tokens."""
 
     num_columns: int
     token_ids: bytes
@@ -169,13 +169,13 @@ class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Redirect(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Another replica has to continue, for this reason."""
+    """Another replica has to continue the request, for this reason."""
 
     reason: str
 
 
 class Rejection(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The request has ended with an error, by its class name, instead of an answer."""
+    """The request has ended with an error instead of an answer. `kind` is the name of the error's class."""
 
     kind: str
     text: str
@@ -236,7 +236,7 @@ def accepted_message(request: AcceptedRequest) -> Accepted:
 
 
 def answer_end(stream: Stream) -> AnswerEnd | None:
-    """Return the end facts for a stream's answer; None if the stream runs or has failed."""
+    """Return the AnswerEnd of a stream's answer; None if the stream is running or has failed."""
     answer = stream.completion
     if answer is None or not stream.is_over:
         return None
@@ -289,7 +289,7 @@ _decode_message = msgspec.msgpack.Decoder(ReplicaMessage).decode
 
 
 def encode(message: ReplicaRequest | ReplicaMessage) -> bytes:
-    """Raises InvalidRequest for values other than text, numbers, bytes, lists and mappings."""
+    """Encode a message. Raises InvalidRequest unless values are text, numbers, bytes, lists or mappings."""
     try:
         return _encode(message)
     except TypeError as error:
@@ -299,7 +299,7 @@ def encode(message: ReplicaRequest | ReplicaMessage) -> bytes:
 
 
 def decode_request(data: bytes) -> ReplicaRequest:
-    """Raises InvalidRequest."""
+    """Decode an ingress's request. Raises InvalidRequest."""
     try:
         return _decode_request(data)
     except (msgspec.MsgspecError, RecursionError) as error:
@@ -307,7 +307,7 @@ def decode_request(data: bytes) -> ReplicaRequest:
 
 
 def decode_message(data: bytes) -> ReplicaMessage:
-    """Raises RequestFailed."""
+    """Decode a replica's message. Raises RequestFailed."""
     try:
         return _decode_message(data)
     except (msgspec.MsgspecError, RecursionError) as error:

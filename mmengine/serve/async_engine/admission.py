@@ -20,9 +20,10 @@ from mmengine.structured_output.request.fields import Normalizer
 
 
 class Admission:
-    """Has prompts prepared and submits them to the engine, or ends their requests with an error.
+    """Has each prompt prepared on worker threads, then submits the request to the engine.
 
-    `work_out` computes large schemas. `timeout_s` limits each preparation. `add` and `close` may be called
+    A request whose preparation fails ends with an error. `work_out` normalizes large schemas in other
+    processes. `timeout_s` limits each preparation. `add` and `close` may be called
     from any thread; the engine's thread calls the rest and alone uses `preparing`.
     """
 
@@ -39,7 +40,7 @@ class Admission:
         self.preparing: dict[Channel, PreparingRequest] = {}
 
     def add(self, channel: Channel, prompt: Prompt, form: Callable[[], ResponseFormat] | None) -> None:
-        """Begin to prepare a request. Raises as OpenRequests.add does."""
+        """Begin to prepare a request. Raises the same errors as OpenRequests.add."""
         self._open.add(channel)
         request = PreparingRequest(channel, prompt, form, self._timeout_s)
         self._thread.put(lambda: self.preparing.update({channel: request}))
@@ -49,7 +50,7 @@ class Admission:
         self.preparation.begin(request)
 
     def close(self) -> None:
-        """Wait for the preparation's threads."""
+        """Wait until the preparation threads have ended."""
         self.preparation.close()
 
     def _prepared(self, request: PreparingRequest, result: Prepared | Exception) -> None:
@@ -76,7 +77,7 @@ class Admission:
             self._thread.engine.cancel(channel.request_id)
 
     def give_up_all(self) -> None:
-        """Stop all preparation; the requests are ended elsewhere."""
+        """Stop all preparations. The caller must end the requests."""
         for request in list(self.preparing.values()):
             self._give_up(request)
 
@@ -106,7 +107,7 @@ class Admission:
                 self._open.end(channel, None)
             else:
                 request_id = engine.submit_prepared(result, request.options)
-                if channel.options.place is not None:  # the prompt is now that of the whole session
+                if channel.options.place is not None:  # it now has the whole session's tokens
                     whole = engine.requests.prepared(request_id)
                     channel.num_prompt_tokens = len(whole.prompt_token_ids)
                 self._open.begin(channel, request_id)
@@ -129,7 +130,11 @@ class Admission:
         self.preparation.release(request.channel)
 
     def _end_late(self, request: PreparingRequest) -> None:
-        """End a request as the core does after its deadline, or with an error if preparation was slow."""
+        """End a request whose preparation reached its time limit.
+
+        If the request's deadline has passed, the output is the same as the core's for a passed deadline.
+        Otherwise the request ends with an error.
+        """
         channel = request.channel
         if not request.is_late:
             self._open.end(channel, request.too_slow())

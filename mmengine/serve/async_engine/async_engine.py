@@ -285,8 +285,9 @@ class AsyncEngine(AsyncAnswers):
         return self.metrics.text()
 
     def readiness(self) -> Readiness:
-        """Return the engine's readiness, with further reasons from the engine's thread, the current step and
-        the preparation of requests.
+        """Return whether the engine is ready for more requests, and the reasons if not.
+
+        The reasons come from the engine, its thread, the current step and the preparation of requests.
 
         Thread-safe.
         """

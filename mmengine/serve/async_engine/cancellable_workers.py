@@ -6,9 +6,9 @@ from collections.abc import Callable, Hashable
 
 
 class CancellableWorkers:
-    """Runs calls in their order on up to `num_threads` threads, which start when they are needed.
+    """Starts queued calls in order, on up to `num_threads` threads that are created when needed.
 
-    Calls must raise nothing. Thread-safe.
+    Calls must not raise. Thread-safe.
     """
 
     def __init__(self, num_threads: int, name: str) -> None:
@@ -47,7 +47,7 @@ class CancellableWorkers:
             del call  # so that the call's objects are freed while this thread waits
 
     def close(self) -> None:
-        """Run the waiting calls and wait for them."""
+        """Wait until all queued calls have run and the threads have ended."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

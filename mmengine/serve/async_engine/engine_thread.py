@@ -50,7 +50,7 @@ class EngineThread:
         self._is_stuck = False  # a step hangs and no other engine could be started
 
     def start(self, open_requests: OpenRequests) -> None:
-        """Begin to step. Called again for the engine that replaces another one."""
+        """Start the thread that steps the engine. Called again for the engine that replaces a hung engine."""
         self._open = open_requests
         self._thread = threading.Thread(target=self._run, args=(self.engine,), name="mmengine", daemon=True)
         self._thread.start()
@@ -60,14 +60,14 @@ class EngineThread:
         return self._thread.is_alive()
 
     def put(self, call: Callable[[], None]) -> None:
-        """Queue a call that the engine's thread makes between two steps. It must raise nothing."""
+        """Queue a call that the engine's thread makes between two steps. The call must not raise."""
         self._calls.put(call)
 
     async def call(self, function: Callable[[Engine], T]) -> T:
         """Call `function` on the engine's thread and return its result.
 
-        Raises the same errors as `function`, RequestFailed after the engine's failure, InvalidRequest after
-        its end.
+        Raises the same errors as `function`, RequestFailed if the engine has failed, and InvalidRequest if
+        the engine is closed.
         """
         loop = asyncio.get_running_loop()
         result: asyncio.Future[T] = loop.create_future()
@@ -113,7 +113,7 @@ class EngineThread:
                     open_requests.acknowledge(engine)
                 if open_requests.is_closing:
                     engine.check_stall()
-        except BaseException as error:  # every caller must learn of it, whatever it is
+        except BaseException as error:  # every caller must get an error, whatever the reason
             if engine is self.engine:
                 self._failed(engine_failed(error))
         finally:

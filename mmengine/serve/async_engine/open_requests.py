@@ -10,7 +10,9 @@ from mmengine.serve.text.request_output import RequestOutput, engine_failed
 
 
 class OpenRequests:
-    """The channels for open requests, at most `limit`, and why no further request can be added.
+    """The channels of the open requests, of which there are at most `limit`.
+
+    `failure` and `is_closing` say why no further request can be added.
 
     `running` maps request ids in the engine to channels. Only the engine's thread calls `deliver` and
     `acknowledge` and changes `running`; any thread may call the other methods.
@@ -74,12 +76,12 @@ class OpenRequests:
             self.end(channel, engine_failed(error))
 
     def forget(self, channel: Channel) -> None:
-        """Free the request's place."""
+        """Remove the request, so that another request can be added."""
         with self._lock:
             self._channels.discard(channel)
 
     def end(self, channel: Channel, error: MMEngineError | None) -> None:
-        """End the request's stream, with `error` unless that is None, and free its place."""
+        """Remove the request and end its stream, with `error` unless that is None."""
         self.forget(channel)
         try:
             channel.loop.call_soon_threadsafe(channel.end, error)
@@ -89,12 +91,15 @@ class OpenRequests:
     # The engine's thread
 
     def end_with(self, channel: Channel, outputs: list[RequestOutput]) -> None:
-        """End a request that never reached the engine with these outputs, and free its place."""
+        """Remove a request that never reached the engine, and end its stream with these outputs."""
         self.forget(channel)
         deliver((channel, output) for output in outputs)
 
     def begin(self, channel: Channel, request_id: str) -> None:
-        """The engine has queued the channel's request under this id; no step has logged the request yet."""
+        """Record that the engine has queued the channel's request under this id.
+
+        The request counts as accepted only when a step has written it to the log, see `acknowledge`.
+        """
         channel.request_id = request_id
         self.running[request_id] = channel
         self._unwritten.append(channel)
@@ -102,7 +107,7 @@ class OpenRequests:
     def deliver(self, outputs: list[RequestOutput], engine: Engine) -> None:
         """Pass outputs to their callers. Cancels requests whose caller's event loop is closed."""
         finished = [output.request_id for output in outputs if output.completion is not None]
-        for request_id in finished:  # the place is free before the caller can submit again
+        for request_id in finished:  # removed before the caller can submit the next one
             self.forget(self.running[request_id])
         for channel in deliver((self.running[output.request_id], output) for output in outputs):
             channel.closed = True
@@ -112,7 +117,7 @@ class OpenRequests:
                 engine.requests.delivered(request_id)
 
     def acknowledge(self, engine: Engine) -> None:
-        """Tell callers whose requests are now on the disk that these are accepted."""
+        """Tell the callers of requests that are now in the log on disk that the requests are accepted."""
         waiting, self._unwritten = self._unwritten, []
         written: list[Channel] = []
         for channel in waiting:

@@ -1,8 +1,8 @@
 """Prepares prompts on worker threads, within a time limit.
 
-Answer formats, texts, and prompts with media have separate threads, so that a text never waits for media.
-Media that a prompt names by URL are fetched first, on the fetcher's threads, where only this prompt waits for
-them.
+Response formats, prompts without media, and prompts with media have separate threads, so that a prompt
+without media never waits for media. Media that a prompt names by URL are fetched first, on the fetcher's
+threads, where only this prompt waits for them.
 """
 
 import threading
@@ -25,17 +25,17 @@ from mmengine.serve.stream.channel import Channel
 from mmengine.serve.text.response_format import ResponseFormat
 from mmengine.structured_output.request.fields import Normalizer, normalize_large_by
 
-FORM_WORKERS = 2  # a large schema takes seconds, which requests without one need not wait for
-TEXT_WORKERS = 2  # a long text does not delay short ones
-URL_WORKERS = 1  # finds the URLs of a prompt
-STANDSTILL_S = 30.0  # a request whose preparation takes longer keeps an engine from being ready
+FORM_WORKERS = 2  # a large schema takes seconds; other requests do not wait for it
+TEXT_WORKERS = 2  # so that a long text does not delay short texts
+URL_WORKERS = 1  # finds a prompt's URLs and begins to fetch them
+STANDSTILL_S = 30.0  # the engine is not ready while a preparation takes longer
 
 
 class PreparationBacklog(NamedTuple):
-    """The request count in preparation, and the oldest request's age in seconds.
+    """The number of requests in preparation, and the oldest request's age in seconds.
 
-    A request does not age before and while its media are fetched, since slow hosts on the internet are not
-    the engine's fault.
+    While a request's media are fetched, its age does not count. Afterwards the age starts at 0, since slow
+    hosts on the internet are not the engine's fault.
     """
 
     num_requests: int = 0
@@ -43,7 +43,7 @@ class PreparationBacklog(NamedTuple):
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Why no further work should be sent."""
+        """The reasons why the engine is not ready, if any."""
         if self.oldest_s <= STANDSTILL_S:
             return ()
         return (
@@ -53,7 +53,7 @@ class PreparationBacklog(NamedTuple):
 
 
 class PreparingRequest:
-    """A request in preparation. `form` makes its answer's form; None for free text."""
+    """A request in preparation. `form` builds its response format; None for free text."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class PreparingRequest:
     ) -> None:
         self.channel, self.prompt, self.form = channel, prompt, form
         self.media: PromptMedia | None = None  # the media that are fetched
-        self.loaded: tuple[MediaInput, ...] | None = None  # older media of its session, once they are decoded
+        self.loaded: tuple[MediaInput, ...] | None = None  # its session's older media, decoded again
         self.waits_since = time.monotonic()
         self.timeout_s = timeout_s
         limits = [limit for limit in (channel.options.deadline_s, timeout_s) if limit]
@@ -77,7 +77,7 @@ class PreparingRequest:
 
     @property
     def is_over(self) -> bool:
-        """Whether the request was cancelled. The engine's thread may not know yet."""
+        """Whether the request was cancelled or its time is over. The engine's thread may not know yet."""
         return self.channel.closed or self.attempt.is_over
 
     def check(self) -> None:
@@ -109,8 +109,8 @@ class Preparation:
     """Prepares requests for an engine.
 
     `engine` returns the current engine. `done` is called on some thread with each request's result, unless
-    the request was cancelled while it waited. `work_out` normalizes large schemas; with None the form threads
-    do.
+    the request was cancelled while it waited. `work_out` normalizes large schemas; with None, the form
+    threads do.
     """
 
     def __init__(
@@ -239,12 +239,12 @@ class Preparation:
     def _loaded(
         self, request: PreparingRequest, prepared: Prepared, loads: Sequence[Load]
     ) -> tuple[MediaInput, ...]:
-        """Return the first media for which there is room;
+        """Return the older media, decoded in order, until the memory is full.
 
-        a step decodes each further item when needed.
+        The first item is always decoded. A step decodes each of the remaining items when it needs the item.
         """
         memory, channel = self._engine().media_memory, request.channel
-        memory.release(channel)  # the request waits for the room of others, not for its own
+        memory.release(channel)  # its own pixels must not block the wait
         memory.wait_for_room(lambda: request.is_over)
         memory.hold(channel, prepared.media)
         loaded: list[MediaInput] = []

@@ -25,13 +25,16 @@ _SYNC_LIMIT_S = 10.0  # how long `settled` waits for an engine that may have end
 
 
 class Recovery:
-    """Attaches callers to requests that the log holds. Thread-safe but for methods marked below."""
+    """Attaches callers to requests that the log holds.
+
+    Thread-safe, except for the methods below a comment that names their thread.
+    """
 
     def __init__(self, thread: EngineThread, open_requests: OpenRequests) -> None:
         self._thread, self._open = thread, open_requests
         self._lock = threading.Lock()
         self._waiting, unclaimed = find_recovered(thread.engine.requests.resumed)
-        for core_id in unclaimed:  # the log would keep their answers for ever
+        for core_id in unclaimed:  # else the log keeps their answers forever
             thread.engine.requests.drop_resumed(core_id)
 
     def waiting(self) -> list[RecoveredRequest]:
@@ -76,7 +79,8 @@ class Recovery:
 
     async def settled(self) -> None:
         """Wait until the log has recorded all earlier releases, or the engine has failed."""
-        for _ in range(2):  # the engine makes queued calls before a step, which then writes their changes
+        # The engine makes queued calls before a step, which writes the releases, so wait for two calls.
+        for _ in range(2):
             done = asyncio.Event()
             self._thread.put(partial(_set, asyncio.get_running_loop(), done))
             with suppress(TimeoutError):

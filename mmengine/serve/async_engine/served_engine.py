@@ -20,7 +20,7 @@ from mmengine.serve.text.request_output import Completion
 
 
 class Collects(Protocol):
-    """Metrics, as Prometheus' registry takes them."""
+    """A collector of metrics, as prometheus_client's registry expects it."""
 
     def collect(self) -> Iterable[Metric]: ...
 

@@ -1,9 +1,12 @@
 """An AsyncEngine's sessions: many callers, and a single running request per session.
 
-session = await engine.session(system="You watch a door.") await session.frame(picture, seconds) async with
-session.stream("Who came in?", max_tokens=64) as stream:
-    async for output in stream:
-        print(output.text, end="")
+Example:
+
+    session = await engine.session(system="You watch a door.")
+    await session.frame(picture, seconds)
+    async with session.stream("Who came in?", max_tokens=64) as stream:
+        async for output in stream:
+            print(output.text, end="")
 """
 
 import asyncio
@@ -64,7 +67,7 @@ class AsyncSessions:
 
 
 class AnswerFacts(NamedTuple):
-    """How the answer to a session's request with this number ended; the session has its tokens."""
+    """How the answer to a session's request `number` ended. The session holds the answer's tokens."""
 
     number: int
     reason: str
@@ -90,11 +93,11 @@ class AsyncSession:
         self._turns = asyncio.Lock()
         self._num_waiting = 0
         self._frames = Frames(getattr(self._thread.engine.processor, "frames_in_patch", 1))
-        self.last_answer: AnswerFacts | None = None  # the last answer that a caller here has read
+        self.last_answer: AnswerFacts | None = None  # the last answer that was read in this process
 
     async def facts(self) -> SessionFacts:
-        """Return the session's state. Raises InvalidRequest for a session that is closed, by a call or for
-        being idle.
+        """Return the session's state. Raises InvalidRequest if the session is closed, for example because it
+        was idle.
         """
         facts = await self._thread.call(lambda engine: engine.sessions.facts(self.session_id))
         self._frames.settle(facts.num_requests)
@@ -102,22 +105,24 @@ class AsyncSession:
 
     @property
     def num_frames_held(self) -> int:
-        """How many frames waited for others in the same encoder patch at the last `facts`."""
+        """Number of frames that, at the last call of `facts`, waited for the other frames of their encoder
+        patch.
+        """
         return len(self._frames.held)
 
     @property
     def num_bytes_held(self) -> int:
-        """Encoded bytes in waiting frames."""
+        """Size of the waiting frames in encoded bytes."""
         return self._frames.num_bytes
 
     @property
     def next_frame_waits(self) -> bool:
-        """Whether the next frame would wait for others. Valid within a `turn`."""
+        """Whether the next frame would wait for further frames. Valid within a `turn`."""
         return not self._frames.is_almost_whole
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[SessionFacts]:
-        """Wait for this caller's turn and give the session's state. The session is not idle until the turn
+        """Wait for this caller's turn and yield the session's state. The session is not idle until the turn
         ends.
 
         Raises SessionBusy if too many requests wait.
@@ -139,7 +144,7 @@ class AsyncSession:
             self._num_waiting -= 1
 
     async def append(self, content: object, *, anchor: bool = False) -> Appended:
-        """Append content, see Session."""
+        """Append content as `Session.append` does."""
         async with self.turn() as facts:
             return await self.append_in_turn(facts, content, anchor=anchor)
 
@@ -149,7 +154,7 @@ class AsyncSession:
         return await self._computed(facts, content, is_anchor=anchor)
 
     async def frame(self, image: object, seconds: float) -> Appended | None:
-        """Append a frame, see Session."""
+        """Append a frame as `Session.frame` does."""
         async with self.turn() as facts:
             return await self.frame_in_turn(facts, image, seconds)
 
@@ -165,7 +170,7 @@ class AsyncSession:
         return None
 
     def has_frame(self, image: object, seconds: float, index: int | None) -> bool:
-        """Return whether a frame with this index came before and waits for others. Valid within a `turn`."""
+        """Return whether the same frame with this index waits for further frames. Valid within a `turn`."""
         return self._frames.holds(image, seconds, index)
 
     def _placed(
@@ -194,9 +199,10 @@ class AsyncSession:
         hold: bool = False,
         **options: Unpack[SubmitOptions],
     ) -> AsyncIterator[Stream]:
-        """Ask a question, see Session, and give the answer's stream. `hold` as for `AsyncEngine.stream`.
+        """Ask a question as `Session.ask` does, and yield the answer's stream. `hold` as for
+        `AsyncEngine.stream`.
 
-        Leaving the block before the end takes the question back.
+        Leaving the block before the answer's end removes the question from the session.
         """
         async with (
             self.turn() as facts,
@@ -240,7 +246,7 @@ class AsyncSession:
     async def ask(
         self, question: object, sampling: SamplingParams | None = None, **options: Unpack[SubmitOptions]
     ) -> Completion:
-        """Ask a question and return the answer, see Session."""
+        """Ask a question and return the answer, as `Session.ask` does."""
         async with self.stream(question, sampling, **options) as stream:
             return require_success(await stream.completed())
 

@@ -1,4 +1,4 @@
-"""Answers as a conversation's messages, completions and values of schemas, for engines that stream."""
+"""Return answers as completions, as chat messages, and as values of a schema, for engines with `stream`."""
 
 from abc import ABC, abstractmethod
 from collections import deque
@@ -81,7 +81,7 @@ class AsyncChatStream:
 
 
 class AsyncAnswers(ABC):
-    """Methods that an engine with `stream` gets."""
+    """Adds `generate`, `chat` and the JSON methods to an engine with `stream`."""
 
     config: EngineConfig
 

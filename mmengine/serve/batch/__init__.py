@@ -1,1 +1,1 @@
-"""Many prompts through a single engine: request files, answer files, and the bounded window in flight."""
+"""Batches of prompts for a single engine: request files, answer files, and the loop with a bounded window."""

@@ -1,8 +1,8 @@
 """A batch's progress: which request lines have an answer in the answer file.
 
-Only the answer file counts. An incomplete line at its end is removed. Each line answers the request with its
-custom_id; if that is null or several requests have it, the request at the number in its field `line`.
-`batch.json` beside the log names the request file that the log belongs to.
+Only the answer file counts. An incomplete line at its end is removed. The `custom_id` of an answer line names
+the request. If the custom_id is null, or several requests have it, the field `line` gives the request's line
+number. `batch.json` in the log's folder identifies the request file that the log belongs to.
 """
 
 import copy
@@ -59,7 +59,7 @@ class RequestIndex:
         return len(self.numbers)
 
     def of(self, shard: Shard) -> "RequestIndex":
-        """Return a shard's index, made from the whole file's, without reading the file again."""
+        """Return the index of a shard. Call it on the whole file's index; the file is not read again."""
         part = copy.copy(self)
         part.shard = shard
         part.numbers = self.numbers[shard.index :: shard.count]
@@ -72,7 +72,7 @@ class RequestIndex:
         return lambda core_id: core_id in missing or core_id.rpartition("/")[0] in missing
 
     def begin(self, log: Path) -> None:
-        """Write beside a new log which request file it belongs to."""
+        """Write into a new log's folder which request file the log belongs to."""
         manifest = _Manifest(self.sha256, len(self))
         write_whole(log / MANIFEST, msgspec.json.encode(manifest))
 
@@ -114,9 +114,9 @@ class _Hashing:
 
 
 class AnswerFile:
-    """Appends answers, each of which counts as delivered once it is on the disk.
+    """Appends answers to the answer file. An answer counts as delivered once it is on the disk.
 
-    With `fresh` the file's contents belong to another run and are removed; otherwise an incomplete line at
+    With `fresh` the file's contents belong to another run and are removed. Otherwise an incomplete line at
     the end is removed. Raises InvalidRequest for a file that does not belong to this batch.
     """
 
@@ -142,7 +142,7 @@ class AnswerFile:
     def write(self, line: bytes, request_id: str) -> None:
         """Append a line. `request_id` is empty for a line that never became a request.
 
-        Raises OSError; the file then ends with its last whole line, and the same line may be written again.
+        After an OSError the file ends with its last complete line, and the same line may be written again.
         """
         rest = memoryview(line)
         try:
@@ -168,7 +168,7 @@ class AnswerFile:
         return written
 
     def _cut(self) -> None:
-        """Remove everything after the last whole line."""
+        """Remove everything after the last complete line."""
         self._file.seek(self._end)
         self._file.truncate()
 
@@ -177,9 +177,9 @@ class AnswerFile:
 
 
 def answered_in(path: Path, index: RequestIndex) -> set[int]:
-    """Return which request indices a file answers, without changing the file.
+    """Return the indices of the requests that a file answers. Raises InvalidRequest.
 
-    Raises InvalidRequest.
+    The file is not changed.
     """
     if not path.exists():
         return set()
@@ -194,7 +194,7 @@ def num_errors(path: Path) -> int:
 
 
 def _read_answers(file: BinaryIO, path: Path, index: RequestIndex) -> tuple[set[int], int]:
-    """Return the answered requests' indices, and the last whole line's end."""
+    """Return the answered requests' indices, and the offset in bytes at which the last complete line ends."""
     places = {number: place for place, number in enumerate(index.numbers)}
     owners: dict[str, list[int]] = {}
     for place, name in enumerate(index.custom_ids):
@@ -224,7 +224,7 @@ def _whole_lines(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _owner(line: bytes, owners: dict[str, list[int]], places: dict[int, int]) -> int | None:
-    """Return the index for the request that a line answers, or None."""
+    """Return the index of the request that an answer line belongs to, or None."""
     head = read_head(line)
     named = owners.get(head.custom_id, []) if isinstance(head.custom_id, str) else []
     if len(named) == 1:

@@ -1,15 +1,15 @@
-"""Request files: a JSON object in each line, and an answer for each.
+"""Request files have a JSON object in each line, and answer files have an answer for each request.
 
     {"custom_id": "a", "messages": […], "max_tokens": 64, "temperature": 0.7, "seed": 1, "n": 1, …}
     {"custom_id": "a", "text": "…", "token_ids": […], "finish_reason": "stop", "usage": {…}}
     {"custom_id": "b", "error": "…"}
 
-A line may request a form with `response_format` or `grammar` (docs/how-to/structured_output.md); an answer
-that was cut then has a `detail`.
+A request may set a response format with `response_format` or `grammar` (docs/how-to/structured_output.md). An
+answer that was cut then has a `detail`.
 
 With n above 1 an answer has `choices`, each with index, text, token_ids and finish_reason. Messages are in
-OpenAI's shape. A path is resolved against the file's folder, so do not run files from untrusted sources
-unchanged.
+OpenAI's format. A media path is relative to the request file's folder and can name any file, so check request
+files from untrusted sources before you run them.
 """
 
 from collections.abc import Iterator, Mapping, Set
@@ -54,8 +54,8 @@ WHOLE_FILE = Shard()
 class RequestFile:
     """Reads a shard's lines as jobs; a line with an error yields the error instead.
 
-    `custom_ids` holds each line's id until `answer_line` takes it; indices count the shard's lines.
-    `answered` are indices whose lines have an answer in the answer file. `media_options` apply to all
+    Indices count the shard's lines from 0. `custom_ids` holds each line's id until `answer_line` takes it.
+    `answered` has the indices of the lines that the answer file answers already. `media_options` apply to all
     prompts.
     """
 
@@ -109,14 +109,14 @@ class RequestFile:
             )
         keywords = {name: value for name, value in fields.items() if name not in _OWN_FIELDS}
         options = make_options(None, keywords, LINE)
-        form = ResponseFormat.of(*as_form(fields))  # JSON has a schema, never a type
+        form = ResponseFormat.of(*as_form(fields))  # a line's JSON can hold a schema, but no Python type
         options = form.added_to(replace(options, request_id=custom_id))
         options.check()
         folder, media_options = self._base_folder, self._media_options
         return Prompt(fields["messages"], base_folder=folder, media_options=media_options), options
 
     def answer_line(self, index: int, answer: Completion | MMEngineError) -> bytes:
-        """Return the line, with its newline, that answers request `index`."""
+        """Return the answer line for request `index`, with a newline at its end."""
         try:
             body: dict[str, object] = require_success(answer).as_json()
         except MMEngineError as error:
@@ -133,9 +133,9 @@ class LineSource(Protocol):
 
 
 def numbered_lines(file: LineSource) -> Iterator[tuple[int, bytes | None]]:
-    """Yield the lines that are not blank, without line ends, and their numbers in the file, from 1.
+    """Yield (number, line) for each line that is not blank. Numbers count all lines of the file, from 1.
 
-    None stands for a line that is too long, which is not kept in memory.
+    The line has no line end. It is None for a line that is too long, which is not kept in memory.
     """
     for number, line in enumerate(_bounded_lines(file), 1):
         if line is None or line.strip():

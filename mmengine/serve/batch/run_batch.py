@@ -1,4 +1,4 @@
-"""Runs many prompts through an engine: workers prepare them ahead, and a bounded window is in flight."""
+"""Runs many prompts through an engine. Workers prepare prompts ahead; a limited number is in flight."""
 
 import threading
 from collections import deque
@@ -29,7 +29,7 @@ class AnsweredJob(NamedTuple):
 Job = tuple[Prompt, Options]
 Result = tuple[int, Completion | MMEngineError]
 PREPARE_AHEAD = 16  # prompts that are prepared before they enter the engine
-ABANDON_LIMIT_S = 1.0  # how long the end waits for a log that cannot be written
+ABANDON_LIMIT_S = 1.0  # how long `abandon` waits for a log that cannot be written
 
 
 class BatchEngine(Protocol):
@@ -75,16 +75,16 @@ def run_batch(
     drain: threading.Event | None = None,
     stop: threading.Event | None = None,
 ) -> Iterator[Result]:
-    """Yield (index, answer) as the answers end, not in order.
+    """Yield (index, answer) as soon as each answer is complete, in any order.
 
-    A job that is an error, or fails, yields the error at its index, and the others go on. Jobs enter the
-    engine in order. At most twice as many answers as there are rows are in flight, and never more than
-    `max_waiting`, so that the engine always has room. Requests that the engine has from a previous process
-    are resumed by their ids.
+    For a job that is an error, or that fails, the error is yielded as its answer, and the other jobs go on.
+    Jobs enter the engine in order. At most min(2 * max_num_seqs, max_waiting) answers are in flight, so that
+    the engine always has room. If the engine has a request with a job's id from a previous process, the job
+    resumes that request.
 
-    With `received` False an answer counts as received when the caller calls `engine.requests.delivered`, and
-    otherwise when it takes the next answer. Once `drain` is set, no further job is taken and running ones
-    finish. Setting `stop`, or leaving the iteration early, cancels running ones. Raises InvalidRequest if
+    An answer counts as received when the caller takes the next answer; with `received` False, only when the
+    caller calls `engine.requests.delivered`. Once `drain` is set, no further job is taken, and running jobs
+    finish. Setting `stop`, or leaving the iteration early, cancels running jobs. Raises InvalidRequest if
     other submitted requests are running, since their outputs would be lost.
     """
     engine.check_batchable()
@@ -101,7 +101,7 @@ def run_batch(
 
 @contextmanager
 def outputs_of(engine: BatchEngine, request_id: str) -> Iterator[Iterator[RequestOutput]]:
-    """Give a request's outputs, stepping the engine; the last output has the completion.
+    """Yield an iterator over a request's outputs, which steps the engine. The last output has the completion.
 
     Leaving the block cancels a running request. Answers that belong to running batches are kept for them.
     """
@@ -199,7 +199,7 @@ class _Batch:
         self._engine.requests.drop_resumed(*known_as)
         self._holding.add(index)
         try:
-            # media are fetched while other jobs are prepared
+            # begins to fetch the media, while other jobs are prepared
             media = PromptMedia(prompt, is_over=lambda: self._stopped)
         except MMEngineError as error:
             return _failed(error)
@@ -208,8 +208,9 @@ class _Batch:
         return prepared
 
     def _prepare_one(self, index: int, media: PromptMedia, options: Options) -> Prepared:
-        """Prepare a prompt on a worker. The job that enters next needs no room, since the held pixels may
-        belong to later jobs.
+        """Prepare a prompt on a worker, when there is room for its pixels.
+
+        The job that enters the engine next does not wait for room, since later jobs may hold the pixels.
         """
         memory = self._engine.media_memory
         memory.wait_for_room(lambda: self._stopped or self._awaited == index)
@@ -230,7 +231,7 @@ class _Batch:
             if self._running and self._inside + job.options.sampling.n > self._window:
                 return  # later steps make room
             if job.prepared is not None and not job.prepared.done() and self._running:
-                return  # compute meanwhile
+                return  # step while it is prepared
             self._ahead.popleft()
             self._awaited = job.index
             answer = self._begin(job)
@@ -242,7 +243,7 @@ class _Batch:
                 yield job.index, answer
 
     def _begin(self, job: _Ahead) -> Completion | MMEngineError | None:
-        """Submit a job. Returns its answer or error if that is already known."""
+        """Submit a job. Returns its answer or error if the job has already ended, else None."""
         error = None if job.prepared is None else _error_of(job.prepared)
         if error is not None:
             return error
@@ -270,9 +271,9 @@ class _Batch:
             yield index, done.pop(request_id)
 
     def _advance(self) -> None:
-        """Make one step.
+        """Make a step, and store the answers that ended in `batch_done`.
 
-        Its answers may belong to another batch that runs between two answers of this one.
+        An answer may belong to another batch, which the caller of this batch runs between two answers.
         """
         for output in self._engine.step(received=self._received):
             if output.completion is not None:

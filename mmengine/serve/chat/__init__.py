@@ -1,1 +1,1 @@
-"""Answers in OpenAI's chat API shapes: messages, tool calls, reasoning, and stream chunks."""
+"""Answers in the formats of OpenAI's chat API: messages, tool calls, reasoning, and stream chunks."""

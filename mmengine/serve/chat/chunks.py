@@ -1,4 +1,4 @@
-"""Stream chunks in OpenAI's shape, which the server writes as events."""
+"""Stream chunks in OpenAI's format, which the server writes as server-sent events."""
 
 from collections.abc import Iterator
 
@@ -9,14 +9,16 @@ from mmengine.serve.text.tool_call_parser import CallDelta, call_id
 
 
 class FunctionDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A call's piece: the function's `name` at its beginning, then the text of its JSON `arguments`."""
+    """A piece of a tool call: first the function's `name`, then pieces of its JSON `arguments` as text."""
 
     name: str | None = None
     arguments: str
 
 
 class ToolCallDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A piece of the answer's call `index`. Its first piece has `id`, `type` and the function's name."""
+    """A piece of the answer's tool call `index`. The call's first piece has `id`, `type` and the function's
+    name.
+    """
 
     index: int
     id: str | None = None
@@ -25,7 +27,7 @@ class ToolCallDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class MessageDelta(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A message's piece. The first chunk has the `role`."""
+    """A piece of a message. The first chunk has the `role`."""
 
     role: str | None = None
     content: str | None = None
@@ -36,8 +38,8 @@ class MessageDelta(msgspec.Struct, frozen=True, omit_defaults=True):
 class ChunkChoice(msgspec.Struct, frozen=True):
     """A piece of the choice `index`.
 
-    Its last chunk has `finish_reason`, `stop_reason` and `argument_errors` as in ChatChoice. `logprobs`, if
-    requested, cover the tokens since the previous chunk.
+    The choice's last chunk has `finish_reason`, `stop_reason` and `argument_errors` as in ChatChoice.
+    `logprobs`, if requested, cover the tokens since the previous chunk.
     """
 
     index: int
@@ -49,7 +51,7 @@ class ChunkChoice(msgspec.Struct, frozen=True):
 
 
 class ChatChunk(msgspec.Struct, frozen=True):
-    """A stream's chunk, with a piece of a choice."""
+    """A chunk of a stream, with a piece of a single choice."""
 
     request_id: str
     choices: tuple[ChunkChoice]
@@ -79,7 +81,7 @@ def _call(request_id: str, index: int, call: CallDelta) -> ToolCallDelta:
 
 
 def end_of(rest: Delta) -> tuple[Delta, ...]:
-    """Return an answer's remaining text, if any, and the end, which has no text."""
+    """Split an answer's last delta: the remaining text, if any, and then a delta without text."""
     if not rest.content and not rest.reasoning:
         return (rest,)
     end = Delta(num_tokens=rest.num_tokens, argument_errors=rest.argument_errors)

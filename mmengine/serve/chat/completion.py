@@ -1,6 +1,6 @@
-"""Answers to conversations in OpenAI's chat API shape: messages with tool calls and reasoning.
+"""Answers to conversations in the format of OpenAI's chat API: messages with tool calls and reasoning.
 
-The server and `Engine.chat` make equal answers from equal tokens.
+The server and `Engine.chat` both use this module, so the same tokens give the same answer.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,9 +26,10 @@ from mmengine.structured_output.json_schema.vocabulary.notes import Note
 
 
 class FunctionCall(msgspec.Struct, frozen=True):
-    """A called function.
+    """The function that a tool call names, and its arguments.
 
-    `arguments` is a JSON object as text; if the model writes JSON, exactly its bytes.
+    `arguments` is a JSON object as text. If the model's call format is JSON, this is exactly the model's
+    text.
     """
 
     name: str
@@ -36,8 +37,9 @@ class FunctionCall(msgspec.Struct, frozen=True):
 
 
 class ToolCall(msgspec.Struct, frozen=True):
-    """A tool call. `id` is made from the ids of request, answer and call; a tool's result has the same
-    tool_call_id.
+    """A tool call. `id` is derived from the request id and the indices of choice and call.
+
+    The message with the tool's result must have this id as `tool_call_id`.
     """
 
     id: str
@@ -53,16 +55,16 @@ class ChatMessage(msgspec.Struct, frozen=True, omit_defaults=True):
     reasoning_content: str | None = None
 
     def as_json(self) -> dict[str, object]:
-        """Return the message for `messages` of the next call."""
+        """Return the message as a dict, to append to `messages` of the next call."""
         return {"role": "assistant", **msgspec.json.decode(msgspec.json.encode(self))}
 
 
 class ChatChoice(msgspec.Struct, frozen=True):
     """A single answer to the conversation.
 
-    finish_reason is stop, length, or tool_calls if the model calls tools by choice or has to call any tool.
-    `stop_reason` is the stop string or token that ended the answer. `argument_errors` concern calls to tools
-    that `ChatCompletion.notes` names.
+    `finish_reason` is "stop", "length", or "tool_calls" if the answer has calls and tool_choice is auto or
+    required. `stop_reason` is the stop string or token that ended the answer. `argument_errors` concern calls
+    to tools that `ChatCompletion.notes` names.
     """
 
     index: int
@@ -76,8 +78,8 @@ class ChatChoice(msgspec.Struct, frozen=True):
 class ChatCompletion(msgspec.Struct, frozen=True):
     """All answers to the conversation.
 
-    `usage` has token counts by OpenAI's names. `notes` concern the requested form, for example tools whose
-    schemas are not enforced.
+    `usage` has token counts under OpenAI's names. `notes` concern the response format and the tools, for
+    example tools whose schemas are not enforced.
     """
 
     request_id: str
@@ -146,7 +148,7 @@ class AccumulatedChoice:
 
 
 class ChatOptions(SubmitOptions, total=False):
-    """Options of `chat`: OpenAI's for tools, and a request's."""
+    """Options of `chat`: the options of `submit`, and OpenAI's options for tools."""
 
     tools: Sequence[Mapping[str, object]] | None
     tool_choice: str | Mapping[str, object] | None
@@ -154,7 +156,7 @@ class ChatOptions(SubmitOptions, total=False):
 
 
 class ChatRequest:
-    """A call of `chat`: the prompt with its tools, and the `options` to submit it with.
+    """A call of `chat`: `prompt` has the tools, and `options` are to be submitted with it.
 
     Raises InvalidRequest.
     """
@@ -187,7 +189,7 @@ class ChatRequest:
 
 
 class ChatAnswer:
-    """Turns a request's outputs into chunks. `completion` is the whole answer, set by `finish`."""
+    """Turns a request's outputs into chunks. `finish` sets `completion`, the whole answer."""
 
     def __init__(self, request_id: str, deltas: list[ChoiceDeltas]):
         self._request_id, self._deltas = request_id, deltas
@@ -242,7 +244,7 @@ def final_completion(answer: ChatAnswer | None) -> ChatCompletion:
 def with_tools(
     prompt: Prompt, selection: ToolSelection | None, processor: Processor, markers: tuple[str, str]
 ) -> tuple[Prompt, ToolCallSpec | None]:
-    """Return the prompt with the tools, and its answer's form.
+    """Return the prompt with the tools in its template options, and the format of calls (None without tools).
 
     `markers` enclose the model's reasoning. Raises InvalidRequest.
     """

@@ -1,4 +1,4 @@
-"""Values of JSON answers while the model writes them."""
+"""Parses a JSON answer while the model writes it, and returns the value so far."""
 
 from typing import Any
 
@@ -13,8 +13,8 @@ from mmengine.structured_output.partial_json import PartialJson
 class JsonStream:
     """Turns a request's outputs into values of `schema`.
 
-    Skips reasoning at the beginning and applies the stop strings `stop` to the rest. `on_truncation` belongs
-    to the response format.
+    Skips reasoning at the beginning and applies the stop strings `stop` to the rest. `on_truncation` is that
+    of the response format: with "close" the engine completes a cut value.
     """
 
     def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...], on_truncation: str, schema: object):
@@ -24,7 +24,8 @@ class JsonStream:
         self._unopened: list[int] | None = []  # tokens of reasoning; None after its end
 
     def push(self, output: RequestOutput) -> list[Any]:
-        """Return the value so far if `output` adds to it, else []; with the last output the decoded value.
+        """Return [the value so far] if `output` changes it, else []. The last output gives [the decoded
+        value].
 
         Raises RequestFailed if the request failed or its answer was cut.
         """

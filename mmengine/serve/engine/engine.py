@@ -1,7 +1,9 @@
 """The single-threaded engine: prompts in, texts out, step by step.
 
-with Engine() as engine:
-    print(engine.generate(["What is a triangle?"], max_tokens=32)[0].text)
+Example:
+
+    with Engine() as engine:
+        print(engine.generate(["What is a triangle?"], max_tokens=32)[0].text)
 """
 
 import os
@@ -51,11 +53,11 @@ class Engine(TypedAnswers):
 
     * `model`: a folder, a hub id, or None for the embedded checkpoint.
     * `log`: folder for the event log; None keeps a bounded log in memory.
-    * `resume`: continue the log in that folder, if there is one. Its live requests run on, and
+    * `resume`: continue the log in the folder `log`, if there is one. Its unfinished requests continue, and
       `requests.resume` returns their answers and all answers that were not delivered.
     * `on_hang`: called on another thread when a step makes no progress for step_timeout_s; with None the
       log records the hang and the process ends.
-    * `texts`: with False, outputs and answers have no texts, and `serve.text` makes them on another thread.
+    * `texts`: with False, outputs and answers have only tokens; callers decode them on another thread.
     * `untrusted`: whether media come from untrusted callers, for `media_decoding` auto.
     * `loras`: LoRA adapters (folders or hub ids) by the names that requests use; {} if adapters are only
       loaded later.
@@ -97,7 +99,7 @@ class Engine(TypedAnswers):
         self._core, self._grammars = self.built.core, self.built.grammars
         self.batch_done: dict[str, Completion] = {}  # answers that no batch has taken yet
         self._closed = False
-        self._received = True  # whether the next step marks the answers of the last one as received
+        self._received = True  # whether the next step marks the last step's answers as received
         self.media_memory = MediaMemory(self.config.media_ahead_bytes)
         self.grammar_memory = GrammarMemory()
         media_cache = getattr(self.processor, "media_cache", None)
@@ -137,7 +139,7 @@ class Engine(TypedAnswers):
 
     @contextmanager
     def _log_closed_on_error(self) -> Iterator[None]:
-        """Close the log without a last event if the constructor fails, since nothing was begun."""
+        """Close the log without a last event if the constructor fails, since no request was begun."""
         try:
             yield
         except BaseException:
@@ -155,11 +157,11 @@ class Engine(TypedAnswers):
         """Queue a prompt and return its request id.
 
         Sampling is given as `sampling` or as keywords (`max_tokens=64, temperature=0.7, n=2, …`). Further
-        options are `request_id`, `priority`, `cache_salt`, `deadline_s`, and `response_format` or `grammar`,
-        the answer's form (docs/how-to/structured_output.md). With `stream` False, text comes only with
-        complete answers, which saves work. `outputs` are token ids with which the answer begins, computed by
-        another engine with the same weights: they count as the answer's own, and outputs begin after them.
-        Raises InvalidRequest, InvalidMedia, QueueFull; then nothing is queued.
+        options are `request_id`, `priority`, `cache_salt`, `deadline_s`, and `response_format` or `grammar`
+        for the answer's format (docs/how-to/structured_output.md). With `stream` False, only complete answers
+        have text, which saves work. `outputs` are the answer's first token ids, which another engine with the
+        same weights computed: they belong to the answer, and this engine's outputs begin after them. If
+        InvalidRequest, InvalidMedia or QueueFull is raised, nothing is queued.
         """
         begun = time.monotonic()
         form = response_format_of(options)
@@ -177,12 +179,13 @@ class Engine(TypedAnswers):
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do anything."""
+        """Whether a step has anything to do."""
         return self._core.has_work
 
     def check_batchable(self) -> None:
-        """Raise InvalidRequest while requests that were submitted with `stream` run: a batch would lose their
-        outputs.
+        """Raise InvalidRequest if requests that were submitted with `stream` are running.
+
+        A batch steps the engine and would lose their outputs.
         """
         if self.requests.has_streams:
             raise InvalidRequest("submitted requests are running: step until has_work is False")
@@ -197,16 +200,16 @@ class Engine(TypedAnswers):
         return bool(self._core.stalled)
 
     def check_stall(self, limit_s: float | None = None) -> None:
-        """Raise LogError if the disk was full and nothing progressed for `limit_s` (a minute by default).
+        """Raise LogError if the disk is full and no request has progressed for `limit_s` (default: a minute).
 
-        A server may wait for room on the disk; a batch, or an engine that closes, should not wait for ever.
+        A server may wait for room on the disk. A batch, or an engine that closes, should not wait forever.
         """
         self._health.check_stall(limit_s)
 
     def is_on_disk(self, request_id: str) -> bool:
-        """Return whether the log has all the request's choices, after a step.
+        """Return whether a step has written all of the request's choices to the log.
 
-        With a log on disk the request is then answered even if this process ends.
+        With a log on disk, the request will then be answered even if this process ends.
         """
         return all(map(self._core.is_on_disk, self.requests.core_ids(request_id)))
 
@@ -259,13 +262,13 @@ class Engine(TypedAnswers):
         return self.requests.take(output)
 
     def run_batch(self, jobs: Iterable[Job]) -> Iterator[Result]:
-        """Yield (index, completion or error) for each job when that ends, not in order; see
-        batch/run_batch.py.
-        """
+        """Yield (index, completion or error) when each job ends, in any order; see batch/run_batch.py."""
         return run_batch(self, jobs)
 
     def outputs_of(self, request_id: str) -> AbstractContextManager[Iterator[RequestOutput]]:
-        """Give a request's outputs while the engine steps; leaving the block cancels the request."""
+        """Yield an iterator over a request's outputs, which steps the engine. Leaving the block cancels the
+        request.
+        """
         return outputs_of(self, request_id)
 
     def session(
@@ -278,20 +281,20 @@ class Engine(TypedAnswers):
     ) -> Session:
         """Open a session, a request that grows (docs/how-to/sessions.md), or continue an open session.
 
-        Appended content is computed at once, and questions about it are answered. `length` limits the
-        session's tokens (0: max_model_len); beyond it a new chain begins with the anchor and at most the last
-        `keep` tokens (0: half of the length). The session is closed after `idle_s` seconds without a request
-        (0: never). `adapter` names the LoRA adapter that computes all of it. The session may come from the
-        previous process. Raises InvalidRequest, QueueFull.
+        Appended content is computed at once, and questions about the content are answered. `length` limits
+        the session's tokens (0: max_model_len). A longer session is cut to the anchor and at most its last
+        `keep` tokens (0: half of the length), and continues as a new chain. The session is closed after
+        `idle_s` seconds without a request (0: never). `adapter` names the LoRA adapter for the whole session.
+        The session may come from the previous process. Raises InvalidRequest, QueueFull.
         """
         if session_id not in self.sessions.names():
             session_id = self.sessions.open(session_id, SessionSettings.of(options), idle_s)
         return Session(self, session_id, media_options)
 
     def cancel(self, request_id: str) -> None:
-        """Cancel a request;
+        """Cancel a request. Its last output has the finish_reason "abort".
 
-        its last output has finish_reason "abort". An id that does not run is no error.
+        The id of a request that is not running is ignored.
         """
         for core_id in self.requests.core_ids(request_id):
             self._core.cancel(core_id)
@@ -320,8 +323,8 @@ class Engine(TypedAnswers):
     def abandon(self) -> bool:
         """Record in the log that the step hangs, and close the log so that another engine can continue.
 
-        Called on another thread. This engine cannot be used any more. Returns False, and does nothing, if the
-        step does not hang in its device.
+        Called on another thread. This engine cannot be used any more. If the step does not hang in a call to
+        the device, the method does nothing and returns False.
         """
         if not self._core.hang(f"hang: {self.hang_text}"):
             return False

@@ -7,7 +7,7 @@
 
 Appended content is computed at once, without sampling. Its KV blocks stay with the session within limits
 (`session_blocks`), and a question reuses them. All content and answers form a single prompt: an answer equals
-that of a request with the same content.
+the answer to a single request with the same content.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ from mmengine.serve.text.response_format import response_format_of
 
 
 class Appended(NamedTuple):
-    """The session's token count, and how many were found in the cache."""
+    """The session's number of tokens, and how many of them were prefix cache hits."""
 
     num_tokens: int
     num_cached_tokens: int
@@ -41,7 +41,7 @@ class SessionEngine(BatchEngine, Protocol):
 
 
 class Frame(NamedTuple):
-    """A frame of a video. `number` is the index that its sender gave, if any."""
+    """A frame of a video. `number` is the sender's index of the frame, if any."""
 
     seconds: float
     image: object
@@ -49,28 +49,29 @@ class Frame(NamedTuple):
 
 
 class Frames:
-    """Collects frames until a patch is complete (`in_patch` frames, which the encoder reads together).
+    """Collects frames until a patch is complete: `in_patch` frames, which the encoder reads together.
 
-    They stay until a request with them has joined the session, so a failed request loses no frame.
+    Frames are held until a request that includes them has joined the session, so a failed request loses no
+    frame.
     """
 
     def __init__(self, in_patch: int):
         self._in_patch = in_patch
         self.held: list[Frame] = []
-        self._taken: int | None = None  # the session's number of requests when one was to include the frames
+        self._taken: int | None = None  # the session's num_requests when the frames were last submitted
 
     def settle(self, num_requests: int) -> None:
-        """Drop the frames if a request has included them; the session has this many requests now."""
+        """Drop the frames if a request has included them. `num_requests` is the session's current count."""
         if self._taken is not None and num_requests > self._taken:
             self.held, self._taken = [], None
 
     def holds(self, image: object, seconds: float, index: int | None) -> bool:
-        """Return whether this frame came before with the same index."""
+        """Return whether the same frame with the same index is held."""
         return index is not None and Frame(seconds, image, index) in self.held
 
     @property
     def num_bytes(self) -> int:
-        """Encoded bytes in held frames."""
+        """Size of the held frames in encoded bytes."""
         return sum(len(frame.image) for frame in self.held if isinstance(frame.image, (bytes, str)))
 
     @property
@@ -81,10 +82,10 @@ class Frames:
     def add(
         self, num_requests: int, image: object, seconds: float, index: int | None = None
     ) -> list[dict[str, object]]:
-        """Return a complete patch's parts; [] if the frame has to wait for others.
+        """Hold a frame. Return the message parts of a complete patch, or [] if the patch is not complete.
 
-        `num_requests` is the session's request count. Raises InvalidRequest for an invalid time or a time
-        before the last frame's.
+        `num_requests` is the session's request count. Raises InvalidRequest if the time is invalid or before
+        the last frame's time.
         """
         is_time = type(seconds) in (int, float) and 0 <= seconds < 10**9
         if not is_time or (self.held and seconds < self.held[-1].seconds):
@@ -100,7 +101,7 @@ class Frames:
 
     @contextmanager
     def preview(self) -> Iterator[list[dict[str, object]]]:
-        """Give the last frame's parts, as if the frame were alone.
+        """Yield the last frame's message parts, as if the frame were alone.
 
         If the block fails, the frame is dropped.
         """
@@ -117,7 +118,7 @@ class Frames:
         return self._in_patch > 1
 
     def rest(self, num_requests: int) -> list[dict[str, object]]:
-        """Return the waiting frames' parts. The last frame of an incomplete patch counts twice."""
+        """Return the held frames' message parts. The last frame of an incomplete patch is repeated."""
         self._taken = num_requests
         return self._parts(self.held)
 
@@ -140,7 +141,7 @@ class Session:
 
     @property
     def facts(self) -> SessionFacts:
-        """The session's state. Raises InvalidRequest for a session that is closed, by a call or for being
+        """The session's state. Raises InvalidRequest if the session is closed, for example because it was
         idle.
         """
         facts = self._engine.sessions.facts(self.session_id)
@@ -150,9 +151,9 @@ class Session:
     def append(self, content: object, *, anchor: bool = False) -> Appended:
         """Append and compute a text, a message part (an image, a video), or a list.
 
-        With `anchor` the content stays when the session becomes too long. A text is tokenized by itself.
-        Raises InvalidRequest, InvalidMedia, QueueFull, SessionBusy, RequestFailed; the session is then
-        unchanged.
+        With `anchor` the content is kept when a session that is too long is cut. Each text is tokenized
+        separately. Raises InvalidRequest, InvalidMedia, QueueFull, SessionBusy, RequestFailed; the session is
+        then unchanged.
         """
         facts = self.facts
         content = [*self._frames.rest(facts.num_requests), *as_parts(content)]
@@ -162,8 +163,8 @@ class Session:
     def frame(self, image: object, seconds: float) -> Appended | None:
         """Append a video frame at the time `seconds`.
 
-        Returns None if the frame waits for others in its patch or for the next content; the image is checked
-        at once. Raises the same errors as `append`.
+        Returns None if the frame has to wait for the other frames of its patch, or for the next content. The
+        image is checked at once. Raises the same errors as `append`.
         """
         facts, given, is_film = self.facts, Options(PREFILL), self._frames.are_read_together
         parts = self._frames.add(facts.num_requests, image, seconds)

@@ -1,4 +1,4 @@
-"""An Engine's answers: as completions, as values of schemas, and as messages."""
+"""Return an Engine's answers as completions, as values of a schema, and as chat messages."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Iterator
@@ -29,8 +29,8 @@ from mmengine.structured_output.partial_json import JsonValue
 class ChatStream:
     """An iterator of ChatChunk; the engine steps while the caller reads.
 
-    Leaving `with`, `close`, or dropping it cancels an unfinished request. Its first chunk raises the same
-    errors as `chat`.
+    Leaving `with`, calling `close`, or dropping the iterator cancels an unfinished request. Reading the first
+    chunk raises the same errors as `chat`.
     """
 
     def __init__(self, chunks: Generator[ChatChunk, None, ChatAnswer]):
@@ -103,8 +103,8 @@ class TypedAnswers(ABC):
     ) -> list[Completion]:
         """Return the answers to all prompts, in their order. They are computed in batches.
 
-        Options as for `submit`, without `request_id` and `deadline_s`. Raises the first refused or failed
-        prompt's error, after the others have ended.
+        The options are those of `submit`, without `request_id` and `deadline_s`. If prompts are refused or
+        fail, the error of the first of them is raised after all other prompts have ended.
         """
         form = response_format_of(options)
         request_options = form.added_to(make_options(sampling, options, GENERATE))
@@ -194,11 +194,11 @@ class TypedAnswers(ABC):
     ) -> Iterator[JsonValue]:
         """Yield the value of `generate_json` while the model writes it.
 
-        Each value is the known part as JSON types (a dict for an object) and extends its predecessor; the
-        last is the value that `generate_json` returns. Values contradict each other only if a key that the
-        schema does not name comes twice. Later values share the complete parts with earlier ones, so do not
-        modify them. No other request may run meanwhile. Closing the iterator cancels the request. The first
-        value raises the same errors as `generate_json`.
+        Each value is the part that is known so far, as JSON types (a dict for an object). A later value
+        extends the earlier ones, except if a key that the schema does not name occurs twice. The last value
+        is the one that `generate_json` returns. Values share their complete parts, so do not modify them. No
+        other request may run meanwhile. Closing the iterator cancels the request. The first value raises the
+        same errors as `generate_json`.
         """
         options["response_format"] = json_format(schema, sampling, options, reasoning, on_truncation)
         stop = make_options(sampling, options).sampling.stop

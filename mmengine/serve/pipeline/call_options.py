@@ -1,4 +1,6 @@
-"""Sorts the keywords of a pipeline's call by their readers, as transformers' pipeline does."""
+"""Sorts the keywords of a pipeline call into generation, processing and template options, as transformers
+does.
+"""
 
 import warnings
 from collections.abc import Callable, Mapping
@@ -38,7 +40,7 @@ _OF_IMAGES = ("min_pixels", "max_pixels")
 _OF_VIDEOS = ("fps", "num_frames", "do_sample_frames", "cap_pixels_per_frame")
 _OF_BOTH = ("size", "do_resize")
 _NESTED = ("images_kwargs", "videos_kwargs")
-# Options of our processing alone, which processor_kwargs may name.
+# Options that only mmengine's processing has. processor_kwargs may name them.
 _OURS = (
     "local_files",
     "urls",
@@ -79,10 +81,10 @@ _TEXT_KWARGS = ("text_kwargs", "common_kwargs")
 
 
 def settle_generation(given: Keywords, defaults: Keywords) -> dict[str, object]:
-    """Return a call's generation keywords over the pipeline's defaults.
+    """Return a call's generation keywords, merged over the pipeline's defaults.
 
-    As in transformers, a call's generation keywords stand in `generate_kwargs`, and only some work beside the
-    prompts. A generation_config replaces the pipeline's.
+    As in transformers, a call's generation keywords belong in `generate_kwargs`; only a few of them have an
+    effect as direct keywords of the call. A generation_config replaces the pipeline's defaults.
     """
     beside = {
         name: value for name, value in given.items() if is_generation_option(name) and value is not None
@@ -112,7 +114,7 @@ def _generation(options: Keywords) -> dict[str, object]:
 
 
 def settle_processing(options: Keywords) -> dict[str, object]:
-    """Return the prompts' media_options from keywords and from `processor_kwargs`. Raises InvalidRequest."""
+    """Return the prompts' media_options from keywords and processor_kwargs. Raises InvalidRequest."""
     inner = options.get("processor_kwargs") or {}
     if not isinstance(inner, Mapping):
         raise InvalidRequest(f"processor_kwargs must be a dict, not a {type(inner).__name__}")
@@ -162,13 +164,13 @@ _FIXED = ("patch_size", "temporal_patch_size", "merge_size", "max_video_tokens",
 
 
 def is_processing_option(name: str) -> bool:
-    """Return whether the model's processors in transformers have such a keyword."""
+    """Return whether the model's processors in transformers have a keyword `name`."""
     known = (*_OF_IMAGES, *_OF_VIDEOS, *_OF_BOTH, *_NESTED, *_TEXT_KWARGS, *_ONLY, *_PIXELS, *_FIXED)
     return name in known or name in _ALWAYS
 
 
 def settle_template(options: Keywords, read: frozenset[str]) -> dict[str, object]:
-    """Return the keywords for the chat template: all that have no other reader.
+    """Return the keywords for the chat template: all keywords that belong to nothing else.
 
     `read` are the variables that the model's template reads.
     """
@@ -194,7 +196,9 @@ def settle_template(options: Keywords, read: frozenset[str]) -> dict[str, object
 
 
 def _schema(tool: Callable[..., object]) -> object:
-    """Describe a function as transformers does for a template, from its docstring and annotations."""
+    """Return a function's JSON schema from its docstring and annotations, as transformers does for a
+    template.
+    """
     try:
         from transformers.utils import get_json_schema
     except ImportError:

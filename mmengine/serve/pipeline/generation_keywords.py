@@ -1,4 +1,4 @@
-"""transformers' generation keywords, sorted by their support here."""
+"""transformers' generation keywords: supported (TAKEN), without effect, and refused."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -31,8 +31,8 @@ TAKEN = frozenset(
         *WHEN_SAMPLING,
     }
 )
-# Keywords of beams and assistants, which are refused; of how transformers computes; of values that records do
-# not have.
+# Accepted without effect: options of beam search and assistants (which are refused themselves), of how
+# transformers computes, and of values that records do not have.
 CHANGES_NOTHING = frozenset(
     {
         "assistant_confidence_threshold",
@@ -76,7 +76,7 @@ _BEAMS = "for several answers give do_sample=True and num_return_sequences"
 _BIAS = "use repetition_penalty, no_repeat_ngram_size or sequence_bias"
 _DRAFTS = "drafts are a setting of the engine (docs/explanation/speculation.md)"
 _FILTERS = "use top_p, min_p or typical_p"
-# By name: values without an effect, and the replacement for other values.
+# For each name: the values that are accepted since they have no effect, and advice if another value is given.
 REFUSED: dict[str, tuple[tuple[object, ...], str]] = {
     "assistant_model": ((), _DRAFTS),
     "assistant_tokenizer": ((), _DRAFTS),

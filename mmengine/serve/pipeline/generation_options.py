@@ -1,4 +1,4 @@
-"""Converts transformers' generation keywords to a prompt's options. Unsupported ones are refused by name."""
+"""Converts transformers' generation keywords to Options. An unsupported keyword is refused."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -44,11 +44,11 @@ def is_generation_option(name: str) -> bool:
 def options_from_generation(
     given: Keywords, defaults: Keywords, eos_token_ids: Iterable[int] = ()
 ) -> Options:
-    """Return options for the caller's generation keywords `given` over `defaults`, the checkpoint's
+    """Return options from the caller's generation keywords `given`, merged over `defaults`, the checkpoint's
     generation_config.
 
-    As in transformers, decoding is greedy unless do_sample is set, which turns on top_k 50 by default. Raises
-    InvalidRequest.
+    As in transformers, decoding is greedy unless do_sample is set; sampling then uses top_k 50 by default.
+    Raises InvalidRequest.
     """
     given = {name: value for name, value in _unfold_config(given).items() if value is not None}
     values: dict[str, Any] = {"top_k": DEFAULT_TOP_K}
@@ -94,7 +94,7 @@ def _same(value: object, other: object) -> bool:
 
 
 def _with_lengths(values: Keywords, options: dict[str, object]) -> Options:
-    """Return options with lengths that include the prompt, and the time limit."""
+    """Return Options with the lengths that include the prompt (max_length, min_length), and max_time."""
     max_length = 0
     if "max_new_tokens" not in values:
         max_length = options["max_tokens"] = _whole(values, "max_length", 1)
@@ -124,7 +124,10 @@ def _whole(values: Keywords, name: str, least: int) -> int:
 
 
 def _sequences(values: Keywords, ends: set[tuple[int, ...]]) -> dict[str, object]:
-    """Return sequence_bias as pairs, and bad words without the end token, as transformers does."""
+    """Return sequence_bias as pairs, and bad_words_ids without end tokens, as transformers does.
+
+    A bias of minus infinity becomes a bad word.
+    """
     found: dict[str, object] = {}
     banned: list[tuple[int, ...]] = []
     if "bad_words_ids" in values:
@@ -153,7 +156,7 @@ def _is_biased(pair: object) -> bool:
 
 
 def _unfold_config(given: Keywords) -> dict[str, object]:
-    """Merge a generation_config (a dict, or transformers' object) below the other keywords."""
+    """Merge a generation_config (a dict, or transformers' object) with the keywords, which win."""
     config = given.get("generation_config")
     if config is None:
         return dict(given)

@@ -1,4 +1,4 @@
-"""Converts the prompts that transformers' pipeline accepts to chats and to texts with images."""
+"""Converts the inputs that transformers' pipeline accepts to chats, or to texts with images."""
 
 import itertools
 import warnings
@@ -14,9 +14,9 @@ Shown = tuple[str | Chat, Sequence[object]]
 
 
 def source_of(images: object, text: object) -> Iterable[object] | None:
-    """Return the generator, iterator or dataset that a call passes instead of prompts; None for prompts.
+    """Return the generator, iterator or dataset if the call passes one instead of prompts, else None.
 
-    A generator that yields messages is a chat, as in transformers: a list.
+    As in transformers, a generator that yields messages is a chat, and is returned as a list.
     """
     given = images if text is None else text
     if isinstance(given, Iterator):
@@ -54,9 +54,9 @@ class _Items:
 
 
 class Results:
-    """Results in order, each computed when it is read or before.
+    """An iterator over results in order, which are computed ahead.
 
-    Their length is the source's, if that is known.
+    `len` is that of the source, and raises TypeError for a generator.
     """
 
     def __init__(self, results: Iterator[object], source: Iterable[object]):
@@ -77,10 +77,10 @@ class Results:
 def group_inputs(
     images: object, text: object, count_images: Callable[[str], int]
 ) -> tuple[list[list[Shown]], bool]:
-    """Return a call's prompts in groups, each with a list of records, and whether the call returns nested
-    lists.
+    """Return a call's prompts in groups, and whether the call returns a list for each group.
 
-    `count_images` returns a text's image placeholder count.
+    The records of a group's prompts form a single list. `count_images` returns a text's number of image
+    placeholders. Raises InvalidRequest.
     """
     if images is None and text is None:
         raise InvalidRequest("give text, or images with text")
@@ -119,8 +119,9 @@ def single_input(given: object) -> Shown:
 
 
 def without_video_urls(chat: Chat) -> Chat:
-    """Return the chat without parts of the type video_url, which transformers' pipeline ignores, with a
-    warning.
+    """Return the chat without its video_url parts, and warn if there are any.
+
+    transformers' pipeline ignores these parts.
     """
     if not any(_is_video_url(part) for message in chat for part in _parts(message)):
         return chat
@@ -167,7 +168,7 @@ def _are_texts(value: object) -> TypeGuard[Sequence[str]]:
 
 
 def _is_prompt(value: object) -> bool:
-    """Return whether a value given as images is a prompt: transformers takes some strings as prompts."""
+    """Return whether a value given as `images` is text: neither URLs nor names of image files."""
     texts = value if _is_sequence(value) else [value]
     return bool(texts) and all(isinstance(text, str) and not _names_image(text) for text in texts)
 
@@ -185,7 +186,11 @@ def _flat(images: object) -> list[object]:
 
 
 def _match(images: object, texts: Sequence[str], count_images: Callable[[str], int]) -> list[Shown]:
-    """Return each text's images: as many as it has placeholders, in order, however they are nested."""
+    """Return each text with its images.
+
+    If there are as many images as placeholders, each text takes its number of images in order, and the
+    nesting of `images` does not matter. Otherwise `images` must have an item or a list for each text.
+    """
     counts, flat = [count_images(text) for text in texts], _flat(images)
     if flat and sum(counts) == len(flat):
         left = iter(flat)

@@ -250,9 +250,7 @@ def _ended(
 
 
 def _model_name(model: Any) -> str | Path | None:
-    """Return the model that Engine must load. For a transformers model, this is the folder or hub id from
-    which it was loaded.
-    """
+    """Return the model for Engine to load. For a transformers model: the folder or hub id of its weights."""
     if model is None or isinstance(model, (str, Path)):
         return model
     name = getattr(model, "name_or_path", "")

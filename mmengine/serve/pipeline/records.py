@@ -1,4 +1,4 @@
-"""The results of transformers' pipeline: the prompt's records and the generated text."""
+"""Builds the records that transformers' pipeline returns: the prompt, and the generated text or tokens."""
 
 from mmengine.errors import InvalidRequest
 from mmengine.models.plugin import Tokenizer
@@ -11,7 +11,7 @@ RAW_TEXT = "RAW_TEXT"  # prompt and answer as one text, for any other return_typ
 
 
 def return_type(options: Keywords) -> str:
-    """Return the result form that a call requests."""
+    """Return a call's result type: TENSORS, NEW_TEXT, FULL_TEXT or RAW_TEXT."""
     kind = options.get("return_type")
     if kind is not None:
         name = str(getattr(kind, "name", ""))
@@ -24,7 +24,7 @@ def return_type(options: Keywords) -> str:
 
 
 def continues(chat: Chat, continue_final: bool | None) -> bool:
-    """Return whether the last message is the answer's beginning."""
+    """Return whether the answer continues the chat's last message."""
     if continue_final is not None:
         return continue_final
     return bool(chat) and chat[-1].get("role") == "assistant"
@@ -34,7 +34,7 @@ Record = dict[str, object]
 
 
 class Recorder:
-    """Makes the records for a call's answers."""
+    """Builds the records of a call's answers."""
 
     def __init__(self, tokenizer: Tokenizer, options: Keywords):
         self._tokenizer = tokenizer

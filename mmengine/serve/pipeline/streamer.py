@@ -19,7 +19,9 @@ class Streamer(Protocol):
 
 
 def as_streamer(given: object, options: Options) -> Streamer | None:
-    """Return the streamer. Raises InvalidRequest for another object, or for several answers."""
+    """Return `given` as a streamer. Raises InvalidRequest if it is no streamer, or if several answers are
+    requested.
+    """
     if given is None:
         return None
     if not isinstance(given, Streamer):
@@ -32,8 +34,8 @@ def as_streamer(given: object, options: Options) -> Streamer | None:
 
 
 def stream_answer(engine: Engine, prompt: Prompt, options: Options, streamer: Streamer) -> Completion:
-    """Pass an answer to `streamer` during its computation, and return the answer. A streamer's error cancels
-    the request.
+    """Pass an answer's tokens to `streamer` as they are computed, and return the answer. An exception in the
+    streamer cancels the request.
 
     Answers that belong to running batches are kept for them. Raises InvalidRequest, InvalidMedia, QueueFull.
     """

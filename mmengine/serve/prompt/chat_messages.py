@@ -1,4 +1,4 @@
-"""Converts messages with tool calls from OpenAI's shape to the shape that chat templates expect."""
+"""Converts messages with tool calls from OpenAI's format to the format that chat templates expect."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from mmengine.errors import FIELD, FieldPath, InvalidRequest, shown
 from mmengine.structured_output.request.fields import check_mapping
 
-MAX_ARGUMENT_CHARS = 2**20  # characters of one call's arguments
+MAX_ARGUMENT_CHARS = 2**20  # of a single call's arguments
 _FUNCTION = "function"
 Json = dict[str, object]
 
@@ -15,9 +15,9 @@ def for_template(messages: Sequence[Json]) -> Sequence[Json]:
     """Return the messages with each call's arguments as an object, which templates need, instead of JSON
     text.
 
-    A message with calls and no content gets an empty content, and a tool's result in text parts becomes a
-    single text. Raises InvalidRequest with the path of the wrong field. The processor checks each message
-    further.
+    A message with calls and no content gets the content "". A tool result that is a list of text parts
+    becomes a single text. Raises InvalidRequest with the path of the wrong field. All other checks are the
+    processor's.
     """
     if not any(isinstance(each, (dict, Mapping)) and _is_of_tools(each) for each in messages):
         return messages

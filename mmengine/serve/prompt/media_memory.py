@@ -1,4 +1,4 @@
-"""Memory for prepared prompts' pixels: workers wait for room before they prepare another prompt."""
+"""Limits the memory for prepared prompts' pixels: workers wait for room before they prepare a prompt."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -18,8 +18,8 @@ _POLL_S = 0.1  # interval in seconds at which a waiting worker checks whether it
 def media_workers(setting: int) -> int:
     """Return how many threads prepare media.
 
-    With 0, half the usable cores, from 1 to 4: Pillow and numpy release the interpreter lock while they work,
-    and the model's threads need cores too.
+    This is `setting`, or for 0 half of the usable cores, from 1 to 4: Pillow and numpy release the
+    interpreter lock while they work, and the model's threads need cores too.
     """
     return setting or max(1, min(MOST_WORKERS, usable_cores().count // 2))
 
@@ -27,7 +27,7 @@ def media_workers(setting: int) -> int:
 def decoders_of(processor: Processor, config: EngineConfig, untrusted: bool) -> Decoders | None:
     """Return the processes that decode a processor's media, or None if its threads decode them.
 
-    `untrusted` is how `media_decoding` auto treats media.
+    With `media_decoding` auto, media are decoded in processes if `untrusted`, else in threads.
     """
     recipe = getattr(processor, "decoder_recipe", None)
     auto = "processes" if untrusted else "threads"
@@ -41,7 +41,7 @@ def decoders_of(processor: Processor, config: EngineConfig, untrusted: bool) -> 
 def schema_processes_of(config: EngineConfig, num_processes: int) -> SchemaProcesses | None:
     """Return the processes that normalize large schemas from untrusted callers.
 
-    None if threads decode media too.
+    Returns None if `media_decoding` is "threads", since schemas are then normalized in threads too.
     """
     if config.media_decoding == "threads":
         return None
@@ -49,11 +49,11 @@ def schema_processes_of(config: EngineConfig, num_processes: int) -> SchemaProce
 
 
 class MediaMemory:
-    """Bytes of pixel patches, by holder: prepared prompts, and requests until they end. Thread-safe.
+    """Counts the bytes of pixel patches that each holder (a prepared prompt or a request) keeps. Thread-safe.
 
     An array with several holders (the same picture, n answers) counts once. A prompt's size is known only
-    after its preparation, so each worker may exceed `max_bytes` by a prompt. A prompt that is larger than the
-    limit is admitted when nothing else is held.
+    after its preparation, so each worker may exceed `max_bytes` by the size of a prompt. A prompt that is
+    larger than `max_bytes` is admitted when nothing else is held.
     """
 
     def __init__(self, max_bytes: int) -> None:

@@ -14,7 +14,7 @@ Message = dict[str, object]
 
 
 class Place(NamedTuple):
-    """Where a prompt has a medium's reference: as text for an error, and as a path."""
+    """The position of a media reference in a prompt: as text for error messages, and as a field path."""
 
     text: str
     path: FieldPath
@@ -29,7 +29,8 @@ Replace = Callable[[str, Place], str | bytes]  # returns the replacement for a r
 def replaced(messages: Sequence[Message], replace: Replace, reads_files: bool) -> list[Message]:
     """Return the messages with each reference replaced by `replace`.
 
-    Processors report invalid messages. With `reads_files`, `file:` URLs and paths are references too.
+    Invalid messages stay unchanged; processors report them. With `reads_files`, `file:` URLs and paths are
+    references too.
     """
     walk = _Walk(replace, reads_files)
     return [walk.message(index, message) for index, message in enumerate(messages)]
@@ -38,7 +39,7 @@ def replaced(messages: Sequence[Message], replace: Replace, reads_files: bool) -
 def replaced_items(
     items: Sequence[object], modality: str, replace: Replace, reads_files: bool
 ) -> Sequence[object]:
-    """Return images or videos that came beside the messages, with their references replaced."""
+    """Return the images or videos that were passed beside the messages, with their references replaced."""
     walk = _Walk(replace, reads_files)
     if isinstance(items, (list, tuple)):
         return [walk.value(item, "", _beside(modality, number)) for number, item in enumerate(items)]
@@ -46,7 +47,7 @@ def replaced_items(
 
 
 def _beside(modality: str, number: int) -> Place:
-    """Return the place for an item that came beside the messages."""
+    """Return the position of an item that was passed beside the messages."""
     return Place(f"{modality} {number}", FieldPath(f"{modality}s", number))
 
 

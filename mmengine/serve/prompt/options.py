@@ -1,6 +1,6 @@
 """Options of a prompt: the keywords that callers use, and the validated Options made from them.
 
-`Engine`, `AsyncEngine` and request files' lines take the keywords of the typed dicts here and refuse others.
+`Engine`, `AsyncEngine` and the lines of request files accept only the keywords of the typed dicts here.
 `Options` and `SamplingParams` hold the defaults.
 """
 
@@ -78,8 +78,8 @@ class SessionOptions(CacheOptions, total=False):
 class GenerateOptions(SamplingOptions, CacheOptions, total=False):
     """Options for many prompts.
 
-    `thinking_token_budget` limits an answer's reasoning tokens. `response_format` or `grammar` is the
-    answer's form (docs/how-to/structured_output.md); vLLM's names work too (vllm_options.py).
+    `thinking_token_budget` limits an answer's reasoning tokens. `response_format` or `grammar` sets the
+    answer's format (docs/how-to/structured_output.md); vLLM's names work too (vllm_options.py).
     """
 
     priority: int
@@ -125,17 +125,17 @@ class Options:
     """How to answer a prompt.
 
     * `deadline_s`: seconds after which the request is aborted; 0 for no deadline.
-    * `grammar`: the answer's form; None for free text. `notes` are notes on the form.
-    * `reasoning`: whether the form begins after the model's reasoning; None if the prompt decides.
+    * `grammar`: the grammar of the answer; None for free text. `notes` concern the response format.
+    * `reasoning`: whether the grammar begins after the model's reasoning; None if the prompt decides.
     * `max_length`, `min_length`: limits that include the prompt; 0 for none. They determine
       `sampling.max_tokens`.
     * `envelope`: bytes that the log keeps with the request.
     * `outputs`: the first tokens in an answer that another engine began; this engine continues after them.
-    * `sample_index`: this answer's index among several that are requested separately. The index selects the
-      same sampling noise as for that answer among n, and the outputs have the same index.
+    * `sample_index`: this answer's index among several that are requested separately. The answer gets the
+      sampling noise and the output index that it would have in a single request with `n`.
     * `prepared_s`: seconds that the prompt's preparation took.
-    * `thinking_token_budget`: maximum reasoning token count; None and -1 for no limit. `thinking` is that
-      limit for this prompt.
+    * `thinking_token_budget`: maximum number of reasoning tokens; None and -1 for no limit. `thinking` is
+      the same limit as the core takes it for this prompt.
     * `adapter`: the LoRA adapter's name; "" for the model alone.
     """
 
@@ -156,22 +156,19 @@ class Options:
     thinking_token_budget: int | None = None
     thinking: ThinkingBudget | None = None
     adapter: str = ""
-    place: SessionPlace | None = None  # in a session, to which the prompt adds a piece
+    place: SessionPlace | None = None  # in a session: how the prompt extends it
 
     @property
     def is_prefill(self) -> bool:
-        """Whether a session's piece is computed without an answer."""
+        """Whether a session's content is computed without an answer."""
         return self.sampling == PREFILL
 
     def at(self, place: SessionPlace, request_id: str) -> "Options":
-        """Return options for a session's request."""
+        """Return the options of a session's request at `place`."""
         return replace(self, place=place, request_id=request_id)
 
     def after(self, seconds: float) -> "Options":
-        """Return the options after `seconds` spent on preparation;
-
-        the deadline counts from the submission.
-        """
+        """Return the options after a preparation of `seconds`, with the time left until the deadline."""
         left_s = max(self.deadline_s - seconds, SHORTEST_DEADLINE_S) if self.deadline_s else 0.0
         return replace(self, deadline_s=left_s, prepared_s=seconds)
 
@@ -255,8 +252,10 @@ DEFAULT_OPTIONS = Options()
 
 
 def _check_ends(sampling: SamplingParams) -> None:
-    """Raise InvalidRequest for options that end an answer, which only the grammar may do. A cut answer would
-    count as complete.
+    """Raise InvalidRequest for options that conflict with a grammar.
+
+    Only the grammar may end an answer, since a cut answer would count as complete. Options that exclude
+    tokens could leave no token that the grammar allows.
     """
     for name in ("stop_token_ids", "ignore_eos", "min_tokens"):
         if getattr(sampling, name):
@@ -279,8 +278,8 @@ def make_options(
 ) -> Options:
     """Return options from `sampling`, or from its fields as keywords, and from the keywords in `taken`.
 
-    `taken` is SUBMIT, LINE or GENERATE. `response_format_of` parses the answer's form, which takes seconds if
-    it is large. Raises InvalidRequest.
+    `taken` is SUBMIT, LINE or GENERATE. The answer's format is not parsed here but by `response_format_of`,
+    which takes seconds for a large schema. Raises InvalidRequest.
     """
     fields = {name: value for name, value in keywords.items() if name not in taken}
     if sampling is not None and fields:

@@ -15,7 +15,7 @@ from mmengine.models.plugin import Prepared, Processor
 from mmengine.request import Adapter, Request
 from mmengine.serve.prompt.options import DEFAULT_OPTIONS, Options
 
-MAX_LOOKED_AT = 1024  # parts of messages
+MAX_LOOKED_AT = 1024  # message parts that `has_media` examines
 MEDIA_KEYS = frozenset({"image", "image_url", "video", "video_url"})
 
 
@@ -57,7 +57,7 @@ class Prompt:
 
     @property
     def has_media(self) -> bool:
-        """Whether its preparation may take longer than a text's.
+        """Whether the prompt has images or videos, so that its preparation may take long.
 
         Only the first MAX_LOOKED_AT parts are examined; a prompt with more counts as a prompt with media.
         """
@@ -71,7 +71,7 @@ class Prompt:
 
     def prepare(self, processor: Processor, options: Options = DEFAULT_OPTIONS) -> Prepared:
         """Return the prompt's tokens and patches. Raises InvalidRequest, InvalidMedia."""
-        # A processor may support neither keyword.
+        # Passed only if they are set, because a processor may support neither keyword.
         salt: dict[str, Any] = {"cache_salt": options.cache_salt} if options.cache_salt else {}
         template: dict[str, Any] = {}
         if self.template_options:
@@ -102,7 +102,7 @@ class Prompt:
         )
 
 
-PromptInput = Prompt | str | list[dict[str, Any]]  # what `Prompt.of` takes
+PromptInput = Prompt | str | list[dict[str, Any]]  # accepted by `Prompt.of`
 
 
 def _of_tokens(token_ids: Sequence[int], processor: Processor) -> Prepared:
@@ -175,7 +175,7 @@ def core_ids(request_id: str, count: int) -> list[str]:
 
 
 def request_ids() -> Callable[[], str]:
-    """Return a function that generates ids unknown to other processes."""
+    """Return a function that generates request ids: a random prefix for this process, and a counter."""
     prefix, count = secrets.token_hex(4), 0
 
     def next_id() -> str:

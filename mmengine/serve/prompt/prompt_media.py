@@ -19,12 +19,12 @@ from mmengine.processing.fetch.refusals import FetchRefused
 from mmengine.serve.prompt.media_references import Place, Replace, replaced, replaced_items
 from mmengine.serve.prompt.prompt import Prompt
 
-MAX_FETCHERS = 16  # fetchers for callers that name hosts; each has its own threads
+MAX_FETCHERS = 16  # cached fetchers, one for each list of hosts; each has its own threads
 _lock = threading.Lock()
 
 
 def names_urls(prompt: Prompt) -> bool:
-    """Return whether the prompt's options permit fetching, without a look at its media."""
+    """Return whether the prompt's options permit fetching. Its media are not examined."""
     return bool((prompt.media_options or {}).get("urls"))
 
 
@@ -51,10 +51,10 @@ def _shared_fetcher(hosts: tuple[str, ...] | None) -> MediaFetcher:
 
 
 class PromptMedia:
-    """A prompt whose media are fetched from its construction on.
+    """A prompt with media to fetch. The constructor begins to fetch them.
 
-    `done` is called when `prompt` no longer waits: on a fetcher's thread, or at once. `is_over` returns
-    whether the request was cancelled. Raises InvalidRequest.
+    `done` is called when `prompt` no longer has to wait: on a fetcher's thread, or in the constructor.
+    `is_over` returns whether the request was cancelled. Raises InvalidRequest.
     """
 
     def __init__(

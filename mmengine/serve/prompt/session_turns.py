@@ -1,7 +1,7 @@
-"""Lays out a session's tokens: pieces of turns, and the chain that they form.
+"""Lays out a session's tokens. Each request adds a piece, and all pieces form the chain, which is the prompt.
 
 If the chain would exceed the session's length, a new chain begins with the anchor, the last pieces, and the
-new piece. Its tokens are computed like any prompt's, so that dropped pieces have no influence.
+new piece. The new chain's tokens are computed like any prompt's, so that dropped pieces have no influence.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,11 +20,11 @@ Part = dict[str, object]  # a part of a message
 
 @dataclass(frozen=True, slots=True)
 class SessionPlace:
-    """A prompt's place in a session.
+    """How a prompt extends a session.
 
-    `opens` says which turn the prompt opens (see TurnProcessor), and `is_anchor` whether it stays when older
-    pieces are dropped. `length` limits the session's tokens; `keep` limits the tokens that a new chain begins
-    with. `loaded` are older media that the session has to encode again.
+    `opens` says which turn the prompt opens (see TurnProcessor), and `is_anchor` whether the prompt's piece
+    stays when older pieces are dropped. `length` limits the session's tokens; `keep` limits the tokens that a
+    new chain begins with. `loaded` are older media that the session has to encode again.
     """
 
     session_id: str
@@ -107,7 +107,7 @@ def build_chain(
 
 
 class _Piece(NamedTuple):
-    """Tokens and media, whose positions count from the first token."""
+    """A piece's tokens, and its media with positions relative to the piece's first token."""
 
     tokens: np.ndarray
     media: tuple[MediaItem, ...]

@@ -56,9 +56,9 @@ class ToolSelection(msgspec.Struct, frozen=True):
 
 
 class ToolCallSpec(msgspec.Struct, frozen=True):
-    """The form of an answer with tools.
+    """The tools and the call format of an answer.
 
-    `reasoning` holds the markers if the model may reason on its own.
+    `reasoning` has the start and end markers of the model's reasoning; None if the model has no markers.
     """
 
     selection: ToolSelection
@@ -72,9 +72,9 @@ def parse_tools(
     parallel_tool_calls: object = None,
     limits: ToolLimits = ToolLimits(),  # noqa: B008 (it is frozen)
 ) -> ToolSelection | None:
-    """Parse a request's tools. Returns None if no tool may be called.
+    """Parse a request's tools. Returns None without tools, or if `tool_choice` is none.
 
-    That is so without tools, or if `tool_choice` is none. Raises InvalidRequest with the field's path.
+    Raises InvalidRequest with the field's path.
     """
     parallel = parallel_tool_calls is None or check_flag(
         FieldPath("parallel_tool_calls"), parallel_tool_calls
@@ -199,9 +199,9 @@ def _list(names: Sequence[str]) -> str:
 def call_grammar(
     calls: ToolCallSpec, answer: GrammarRequest | None, on_truncation: Truncation
 ) -> GrammarRequest:
-    """Return the grammar for an answer with tools.
+    """Return the grammar for an answer that may call tools.
 
-    `answer` is its text's grammar. Raises InvalidRequest.
+    `answer` is the grammar for an answer without calls, if any. Raises InvalidRequest.
     """
     if answer is not None and answer.kind != "json_schema":
         raise InvalidRequest(
@@ -239,7 +239,7 @@ def _made(
 
 
 def notes_on(grammar: GrammarRequest) -> tuple[Note, ...]:
-    """Return notes on an answer's form: the tools whose schemas are enforced only in part."""
+    """Return a note for each tool whose schema the grammar does not enforce."""
     text = "its schema cannot be enforced: calls must be objects, and are checked when they are complete"
     calls = calls_of(grammar)
     names = () if calls is None else calls.unenforced

@@ -1,4 +1,4 @@
-"""Answer formats by vLLM's names: `structured_outputs`, `guided_json`, `guided_regex` and others.
+"""Answer formats under vLLM's names: `structured_outputs`, `guided_json`, `guided_regex` and others.
 
 Each is translated to a response_format or a grammar. Options without a translation are refused by name.
 """
@@ -31,7 +31,7 @@ _REFUSED = {
 _IDLE = {
     "backend": ("auto",),
     "disable_fallback": (True, False),
-}  # these change nothing, since there is no fallback
+}  # accepted without effect, since there is no fallback
 _EBNF = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 
 
@@ -75,7 +75,7 @@ def _structured(value: object) -> dict[str, object]:
 
 
 def _form(where: FieldPath, value: object) -> dict[str, object]:
-    """Return the form that a field requests, {} if it requests none."""
+    """Return the field as a keyword response_format or grammar; {} if it requests no format."""
     name = str(where[-1])
     kind = _GUIDED.get(name, name)
     if kind in _REFUSED or kind in _IDLE:

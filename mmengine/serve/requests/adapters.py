@@ -1,4 +1,4 @@
-"""LoRA adapters by name: which ones requests may name, and the folders that they are read from."""
+"""The LoRA adapters that requests may name, and the folders from which they are read."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -32,7 +32,9 @@ class LocalAdapter:
 
 @dataclass(slots=True)
 class _Use:
-    """The requests that use an adapter's contents, and the names for these contents, the most recent last."""
+    """The requests that use an adapter's weights, and the names under which these weights are loaded, newest
+    last.
+    """
 
     requests: set[str] = field(default_factory=set)
     names: dict[str, LocalAdapter] = field(default_factory=dict)
@@ -41,8 +43,8 @@ class _Use:
 class Adapters:
     """An engine's adapters. Only the engine's thread changes them; other threads may read.
 
-    A RequestResource: a request's adapter can be read until the request ends, even if its name is unloaded or
-    loaded again.
+    As a RequestResource, this keeps a request's adapter readable until the request ends, even if the
+    adapter's name is unloaded or given to another adapter.
     """
 
     def __init__(self, built: "Built") -> None:
@@ -132,8 +134,8 @@ class Adapters:
     def recover(self, resumed: ResumeState, coming: Iterable[LocalAdapter] = ()) -> list[tuple[str, str]]:
         """Load the adapters that the continued log had loaded, and hold its requests' adapters.
 
-        Contents are also found among `coming`, the adapters that are loaded next. Returns the requests whose
-        adapter is missing, with the reason.
+        A request's adapter may also be among `coming`, the adapters that are loaded next. Returns (request
+        id, reason) for each request whose adapter is missing.
         """
         pool, lost = resumed.state.adapters, []
         sources = {
@@ -158,7 +160,9 @@ class Adapters:
         return lost
 
     def _found(self, loaded: ev.AdapterLoaded) -> LocalAdapter | None:
-        """Return an adapter that the log had loaded; None if its folder is gone or has other contents now."""
+        """Read an adapter again that the log had loaded. None if its folder is gone or its weights have
+        changed.
+        """
         with suppress(MMEngineError, OSError):
             known = self.read(loaded.adapter.name, Path(loaded.source))
             if known.adapter.digest == loaded.adapter.digest:
@@ -172,7 +176,7 @@ class Adapters:
         self._note(known)
 
     def _note(self, known: LocalAdapter) -> None:
-        """Have the adapter's contents read from its folder from now on."""
+        """Tell the executor to read the adapter's weights from this folder."""
         self._use(known.adapter.digest)
         self._built.executor.know_adapter(known.adapter.digest, partial(self._read, known.folder))
 
@@ -182,7 +186,7 @@ class Adapters:
     def _drop_name(self, known: LocalAdapter) -> None:
         names = self._use(known.adapter.digest).names
         del names[known.adapter.name]
-        if names:  # the folder of the unloaded name may be removed too
+        if names:  # the unloaded name's folder may be removed: read from another
             self._note(next(reversed(names.values())))
         self._forget_unused(known.adapter.digest)
 

@@ -15,7 +15,7 @@ from mmengine.serve.requests.operator_log import operator_log
 from mmengine.serve.text.request_output import engine_failed
 from mmengine.structured_output.rows.grammars import Grammars
 
-THRASH_STEPS = 256  # steps for which a thrash keeps a busy engine from being ready
+THRASH_STEPS = 256  # number of steps after a thrash in which a busy engine is not ready
 STALL_PAUSE_S = 0.05
 STALL_LIMIT_S = 60.0  # seconds without progress while the disk is full
 HANG_EXIT = 75  # "try again": exit code of a process whose step hung, after the log recorded the hang
@@ -23,15 +23,14 @@ HANG_EXIT = 75  # "try again": exit code of a process whose step hung, after the
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """Whether an engine may be given work; its truth value says so.
+    """Whether an engine may be given work: true in a boolean context if so.
 
-    `reasons` are sentences for operators that say why not; `public` replaces them for other readers if it
-    differs.
+    `reasons` tell operators why not. `public` has the reasons for other readers, if they differ.
     """
 
     reasons: tuple[str, ...] = ()
-    num_preparing: int = 0  # requests whose prompts are being prepared or wait for that
-    oldest_preparing_s: float = 0.0  # since the submission of the oldest of these requests
+    num_preparing: int = 0  # requests whose prompts are being prepared or queued for it
+    oldest_preparing_s: float = 0.0  # the oldest request's age, without the time to fetch its media
     is_over: bool = False  # whether this engine will never be ready again
     public: tuple[str, ...] = ()
 
@@ -48,7 +47,7 @@ class Readiness:
 
 
 def stopped_engine(error: MMEngineError | None) -> Readiness:
-    """Return the readiness after `error` stopped the engine, or after a close."""
+    """Return the readiness after `error` stopped the engine, or for None after a close."""
     if error is None:
         return Readiness(("the engine stopped: it was closed",), is_over=True)
     public = f"the engine stopped: {error}"
@@ -90,16 +89,14 @@ def core_reasons(core: EngineCore) -> list[str]:
 
 
 class StallWatch:
-    """Watches for a full disk: called after each step."""
+    """Watches for a full disk. The engine calls `stepped` after each step."""
 
     def __init__(self, core: EngineCore):
         self._core = core
         self._since = 0.0  # time of the last progress on a full disk; 0 while the disk is not full
 
     def stepped(self, *, moved: bool) -> None:
-        """Record a step and whether it gave outputs. Without outputs on a full disk, pause until there may be
-        room.
-        """
+        """Record a step and whether it gave outputs. Without outputs on a full disk, pause STALL_PAUSE_S."""
         if not self._core.stalled:
             self._since = 0.0
             return
@@ -111,7 +108,7 @@ class StallWatch:
             time.sleep(STALL_PAUSE_S)
 
     def check(self, limit_s: float | None = None) -> None:
-        """Raise LogError if the disk was full and nothing progressed for `limit_s` (a minute by default)."""
+        """Raise LogError if the disk is full and nothing progressed for `limit_s` (default: a minute)."""
         limit_s = STALL_LIMIT_S if limit_s is None else limit_s
         if self._since and time.monotonic() - self._since > limit_s:
             raise LogError(f"no progress for {limit_s:g} seconds: {self._core.stalled}")
@@ -145,8 +142,8 @@ class EngineHealth:
         """Return whether work should be sent to the engine, and if not, why.
 
         Reasons are: the log cannot be written, a request is preempted again and again, the last step failed
-        (for example without progress), grammars hang their compiler, no decoder process starts, or the engine
-        is closed.
+        (for example because no request could progress), the compilation of a grammar hangs, no decoder
+        process starts, or the engine is closed.
         """
         if is_closed:
             reasons = ["the engine is closed"]

@@ -5,9 +5,9 @@ log.
     ROUTER   on (empty, first number): (empty, topic, number, payload) for each batch since then, and number
              -1 at the end
 
-Numbers and batches follow from the log. Requested batches are read from the disk, from any number on, even
-after a restart of the engine or this process. When retention has dropped the log's beginning, only the
-batches in memory are available.
+The batches and their numbers depend only on the log. So requested batches can be read from the disk, from any
+number on, even after a restart of the engine or this process. When retention has dropped the log's beginning,
+only the batches in memory are available.
 """
 
 import time
@@ -71,7 +71,7 @@ class KvPublisher:
         return bound[0], bound[1]
 
     def run(self, goes_on: Callable[[], bool]) -> None:
-        """Publish until `goes_on` returns False; it is called when there is nothing to publish.
+        """Publish until `goes_on` returns False. `goes_on` is called whenever there is nothing to publish.
 
         Raises LogError, CorruptLog.
         """
@@ -103,7 +103,7 @@ class KvPublisher:
             operator_log.warning("a subscriber to KV events has left, or does not read", reason=str(error))
 
     def _since(self, first: int) -> Iterator[Numbered]:
-        """Yield the published batches from this number on that are still available under their numbers."""
+        """Yield the published batches from number `first` on that are still available."""
         recent = self._recent
         if recent and first < recent[0].seq:
             yield from self._read_again(first, recent[0].seq)
@@ -124,7 +124,7 @@ class KvPublisher:
 
 
 def _sent(router: "zmq.Socket[bytes]", frames: tuple[bytes, ...], left_s: float) -> float:
-    """Send an answer's part and return the time left for its receiver, in seconds.
+    """Send a part of an answer. Return how many of the receiver's `left_s` seconds are left.
 
     Raises ZMQError if the receiver has left or the time is over: a slow receiver delays all others.
     """

@@ -30,12 +30,12 @@ SUFFIX = ".media"
 MAGIC, VERSION = b"MMMD", 1
 ENCODED, PATCHES = 1, 2
 HEADER = struct.Struct("<4sHHIIQI")
-MAX_META = 2**16  # bytes of the description before an item
+MAX_META = 2**16  # bytes of `meta`
 _CHUNK = 2**20
 
 
 class MediaStore:
-    """A folder's files, at most `max_bytes` in all. Not thread-safe.
+    """The media files in a folder, with at most `max_bytes` in total. Not thread-safe.
 
     Raises LogError if the folder cannot be used.
     """
@@ -88,9 +88,10 @@ class MediaStore:
             self._holders.setdefault(mm_hash, set()).add(request_id)
 
     def keep(self, holder: str, items: Iterable[MediaItem], new: Sequence[MediaInput]) -> None:
-        """Make `holder` hold these items and no others; `new` ones may have to be written.
+        """Make `holder` hold `items` and release its other items. `new` has the data that may have to be
+        written.
 
-        Raises as `hold` does; then the holder keeps its earlier items.
+        Raises the same errors as `hold`; then the holder keeps its earlier items.
         """
         before = self._held.get(holder, ())
         self.hold_stored(holder, items)

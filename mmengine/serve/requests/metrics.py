@@ -1,7 +1,9 @@
 """An engine's Prometheus metrics: the core's counters, and times of requests as their callers see them.
 
-print(engine.metrics_text())                             # the text format, for any scraper
-prometheus_client.REGISTRY.register(engine.metrics)      # or beside a program's own metrics
+Example:
+
+    print(engine.metrics_text())                             # the text format, for any scraper
+    prometheus_client.REGISTRY.register(engine.metrics)      # or beside a program's own metrics
 """
 
 from collections.abc import Callable, Iterator
@@ -23,7 +25,7 @@ if TYPE_CHECKING:  # importing mmengine.build imports torch
     from mmengine.build import Built
 
 REASONS = ("stop", "length", "abort", "error", "rejected")
-COUNTERS = {  # by field of Stats: name and help text
+COUNTERS = {  # for each field of Stats: metric name and help text
     "steps": ("steps", "Steps that the executor ran."),
     "num_prompt_tokens": ("prompt_tokens", "Prompt tokens of accepted requests."),
     "num_output_tokens": ("output_tokens", "Tokens sampled."),
@@ -47,21 +49,22 @@ GAUGES = {
     "sessions_open": ("sessions_open", "Sessions that are open."),
 }
 STALLS = {"num_thrashes": "thrash", "num_no_progress": "no_progress"}
-DRAFTS = {  # by field of DraftCounts
+DRAFTS = {  # for each field of DraftCounts: metric name and help text
     "runs": ("draft_runs", "Draft runs of rows in steps, by drafter."),
     "proposed": ("draft_tokens", "Drafts that were computed, by drafter."),
     "accepted": ("accepted_draft_tokens", "Drafts that were kept, by drafter."),
 }
 GRAPHS = {"steps": "Steps", "chains": "Chains of drafts", "encodings": "Encodings of media"}
-# exported by reason; in seconds; by drafter; by mode
+# Stats that `collect` exports separately: by reason, in seconds, by drafter, and by mode.
 ELSEWHERE = {"num_finished", "device_ns", "drafts", "overlap"}
 
 
 class Metrics(Collector):
     """An engine's metrics. Other threads see values from some moment between two steps.
 
-    `stats` returns the core's counters, `ready` whether work may be sent, and `drafters` their names and
-    failure counts. `graphs` returns, by keys of GRAPHS, how many were replayed and why others were not.
+    `stats` returns the core's counters, `ready` whether work may be sent, and `drafters` each drafter's name
+    and failure count. `graphs` returns, for each key of GRAPHS, how often a CUDA graph was replayed, and how
+    often not for each reason.
     """
 
     def __init__(
@@ -74,7 +77,7 @@ class Metrics(Collector):
     ):
         self._stats, self.ready, self._media, self._drafters = stats, ready, media, drafters
         self._graphs = graphs
-        # number of requests and age of the oldest
+        # returns the number of requests in preparation, and the oldest request's age in seconds
         self.preparing: Callable[[], tuple[int, float]] = lambda: (0, 0.0)
         self.decoders_lost: Callable[[], int] = lambda: 0
         self._times, self._num_scheduled = RequestTimes(), 0
@@ -172,7 +175,7 @@ def _by_how(name: str, help_text: str, counts: dict[str, int]) -> Metric:
 
 
 def _media_metrics(cache: MediaCache | None) -> Iterator[Metric]:
-    cache = cache or MediaCache()  # the model has none
+    cache = cache or MediaCache()  # a model without a cache reports zeros
     hits = "Images and videos found prepared, by content."
     yield CounterMetricFamily("mmengine_media_cache_hits", hits, value=cache.hits)
     misses = "Images and videos that were decoded and resized."

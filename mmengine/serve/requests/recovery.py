@@ -60,7 +60,7 @@ class RecoveredRequest:
 
 def find_recovered(resumed: Mapping[str, ResumedAnswer]) -> tuple[dict[str, RecoveredRequest], list[str]]:
     """Return the recovered requests by request id, and the core ids of answers that no caller can claim.
-    `resumed` has the answers by core id.
+    `resumed` maps core ids to answers.
 
     An answer cannot be claimed if its request was cancelled, or if another choice of the request was already
     delivered or cancelled.

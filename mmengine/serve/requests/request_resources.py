@@ -1,4 +1,4 @@
-"""Requests' resources, each held from a request's submission to its end, and the memory for grammars."""
+"""The resources that a request holds from its submission to its end, and the memory for grammar sources."""
 
 import sys
 import threading
@@ -22,13 +22,13 @@ MAX_BYTES = 128 * 2**20  # bytes of all different sources; each has at most 8 Mi
 
 
 class GrammarMemory:
-    """Grammar sources by holder. Equal sources share an object and count once. Thread-safe."""
+    """The grammar sources that requests hold. Equal sources share an object and count once. Thread-safe."""
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self.max_bytes = max_bytes
         self._lock = threading.Lock()
-        self._held: dict[object, str] = {}  # by holder
-        self._known: dict[str, list] = {}  # by source: [its object, the number of its holders]
+        self._held: dict[object, str] = {}  # each holder's source
+        self._known: dict[str, list] = {}  # source -> [the shared object, its number of holders]
         self.num_bytes = 0
 
     def hold(self, holder: object, grammar: GrammarRequest, *, was_accepted: bool = False) -> GrammarRequest:
@@ -77,14 +77,15 @@ def _with_source(grammar: GrammarRequest, source: str) -> GrammarRequest:
 
 
 class RequestResource(Protocol):
-    """Holds something for requests, by their core ids."""
+    """A resource that requests hold. Core ids identify the requests."""
 
     def release(self, request_id: str, /) -> None:
         """Release the resources that an ended request holds. An unknown id is no error."""
 
 
 class RequestResources:
-    """All an engine's resources; each is released for every request that ends, however it ends.
+    """All of an engine's RequestResources. When a request ends, for whatever reason, each of them is
+    released.
 
     Not thread-safe.
     """

@@ -1,7 +1,7 @@
 """Measures how long requests wait and run, from steps' outputs, into histograms.
 
-All tokens in a step arrive at the same moment. For all rows with a token in the previous step the time since
-then is the same, so a single addition, with the row count, suffices.
+All tokens of a step arrive at the same moment. So all rows that also got a token in the previous step have
+the same inter-token time, and a single `add` with their count records it.
 """
 
 import time
@@ -18,7 +18,7 @@ from mmengine.request import Request
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 TOKEN_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2.5)
 COUNTS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000)
-ANSWERED = ("stop", "length")  # reasons of ends that are measured
+ANSWERED = ("stop", "length")  # finish reasons of the answers that are measured
 CHOICES = (1, 2, 5, 10, 20, 50, 100)
 
 
@@ -47,7 +47,7 @@ class Buckets:
 class Times(NamedTuple):
     """An ended answer's times, on the monotonic clock in seconds; 0 for a stage it never reached.
 
-    `begun` is when its preparation began, or its submission without a preparation.
+    `begun` is when the preparation began, or the submission if there was no preparation.
     """
 
     begun: float
@@ -62,7 +62,7 @@ class Times(NamedTuple):
 class _Live:
     """A running answer's times, on the monotonic clock in seconds; 0 for a future stage."""
 
-    begun: float  # beginning of its preparation, or its submission without one
+    begun: float  # as in Times
     queued: float
     num_prompt: int
     admitted: float = 0.0
@@ -101,7 +101,7 @@ class RequestTimes:
         return self._all[-1]
 
     def submitted(self, request: Request, num_choices: int, prepared_s: float) -> None:
-        """Record that an answer was submitted, among `num_choices` to a prompt whose preparation took
+        """Record the submission of one of `num_choices` answers to a prompt, whose preparation took
         `prepared_s`.
         """
         now = time.monotonic()

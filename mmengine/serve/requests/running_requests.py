@@ -53,8 +53,8 @@ class _Pending:
 class RunningRequests:
     """An engine's running requests.
 
-    `resumed` are the previous process's answers without a caller, by core id. With `texts` False all texts
-    are empty, and the outputs' reader makes them.
+    `resumed` maps core ids to the previous process's answers that no caller has claimed. With `texts` False
+    all texts are empty, and the reader of the outputs decodes the tokens.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class RunningRequests:
         return self._pending[request_id].prepared
 
     def prompt_tokens(self, request_id: str) -> tuple[int, int]:
-        """Return how many prompt tokens are computed and how many there are, summed over running choices."""
+        """Return (computed prompt tokens, all prompt tokens), each summed over the running choices."""
         state, computed, whole = self._core.view, 0, 0
         for req_state in map(state.requests.get, self.core_ids(request_id)):
             if req_state is not None:
@@ -120,8 +120,8 @@ class RunningRequests:
         stream: bool,
         notes: tuple[Note, ...] = (),
     ) -> None:
-        """Add a request that the core has accepted, with a core request for each choice. `notes` are on its
-        form.
+        """Add a request that the core has accepted, with a core request for each choice. `notes` concern its
+        response format.
         """
         pending = _Pending(request_id, prepared, len(requests), notes)
         self._pending[request_id] = pending
@@ -170,7 +170,7 @@ class RunningRequests:
         )
 
     def _take_unclaimed(self, output: Output) -> None:
-        """Record an output for a request without a caller: recovered, or taken back."""
+        """Record an output of a request without a caller: a recovered or a detached request."""
         if output.request_id in self.resumed:
             self.resumed[output.request_id].add(output)
         elif output.finish_reason is not None:
@@ -210,9 +210,9 @@ class RunningRequests:
         )
 
     def delivered(self, request_id: str) -> None:
-        """Release an answer that its caller has stored. The next step logs that.
+        """Release an answer that its caller has stored. The next step records this in the log.
 
-        Until then, another process that resumes the log has the answer too.
+        Until then, a process that resumes the log returns the answer again.
         """
         for core_id in self._undelivered.pop(request_id, ()):
             self._core.delivered(core_id)
@@ -232,7 +232,7 @@ class RunningRequests:
     def resume_with_outputs(self, request_id: str, num_choices: int = 1) -> list[RequestOutput]:
         """Resume a request and return an output for each choice that has tokens, from the first token on.
 
-        If the answer is complete, the last output has it. Raises KeyError as `resume` does.
+        If the answer is complete, the last output has the completion. Raises KeyError as `resume` does.
         """
         found = [self.resumed[name] for name in core_ids(request_id, num_choices)]
         completion = self.resume(request_id, num_choices)
@@ -259,8 +259,8 @@ class RunningRequests:
     def resume(self, request_id: str, num_choices: int = 1, *, stream: bool = False) -> Completion | None:
         """Continue the previous process's request.
 
-        Returns the answer if that is complete; otherwise the engine's `step` returns its outputs, with
-        `stream` including new text. Raises KeyError if `can_resume` is False.
+        Returns the completion if the answer is complete. Otherwise `Engine.step` returns the further outputs,
+        which have text only with `stream`. Raises KeyError if `can_resume` is False.
         """
         names = core_ids(request_id, num_choices)
         found = [self.resumed.pop(name) for name in names]
@@ -287,7 +287,7 @@ class RunningRequests:
             self._core.delivered(core_id)
 
     def drop_resumed(self, request_id: str, num_choices: int = 1) -> None:
-        """Drop the answers to the previous process's request, if any."""
+        """Drop the answers to the previous process's request, if any, and cancel unfinished ones."""
         for name in core_ids(request_id, num_choices):
             if (one := self.resumed.pop(name, None)) is None:
                 continue

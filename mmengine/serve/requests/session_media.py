@@ -21,17 +21,17 @@ _Kept = MediaSource | MediaInput
 
 
 class SessionMedia:
-    """Sessions' media, at most `max_bytes` in memory. Not thread-safe."""
+    """The media of all sessions, with at most `max_bytes` in memory. Not thread-safe."""
 
     def __init__(self, store: MediaStore | None, processor: Processor, max_bytes: int):
         self._store, self._processor, self._max_bytes = store, processor, max_bytes
-        self._kept: dict[str, dict[bytes, _Kept]] = {}  # by session and mm_hash; empty with a store
+        self._kept: dict[str, dict[bytes, _Kept]] = {}  # session id -> mm_hash -> media; empty with a store
         self.num_bytes = 0
 
     def take(self, session: SessionState, items: Sequence[MediaItem], new: Sequence[MediaInput]) -> None:
         """Hold `items` for a session's request, which brought the `new` media.
 
-        Raises InvalidMedia if another item is lost, QueueFull if there is no room.
+        Raises InvalidMedia if an older item is lost, QueueFull if there is no room.
         """
         wanted = (*session.media, *items)
         if self._store is not None:
@@ -65,9 +65,9 @@ class SessionMedia:
     def inputs(
         self, session_id: str, items: Sequence[MediaItem], there: Sequence[MediaInput]
     ) -> Sequence[MediaInput]:
-        """Return a request's pixels; items that are not in `there` are loaded when they are read.
+        """Return a request's pixels. Items that are not in `there` are loaded when they are read.
 
-        A step reads them and must not wait for decoders that work for others.
+        A step reads them, so loading does not wait for decoder processes that other requests use.
         """
         fresh = {one.item.mm_hash: one for one in there}
         kept = self._kept.get(session_id, {})

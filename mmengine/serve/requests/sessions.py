@@ -42,7 +42,7 @@ class SessionSettings(msgspec.Struct, frozen=True, kw_only=True):
     """A session's settings, which the log keeps.
 
     `length` limits its tokens; 0 means max_model_len. `keep` limits the tokens that a new chain begins with;
-    0 means half of the length. `adapter` names the LoRA adapter that computes all of it, "" for none.
+    0 means half of the length. `adapter` names the LoRA adapter for the whole session, "" for none.
     `envelope` are the caller's bytes.
     """
 
@@ -153,8 +153,9 @@ class Sessions:
         self._core.sessions.hold(session_id)
 
     def end_turn(self, session_id: str) -> None:
-        """End a turn: the request has ended, or its frame waits for others. The session may be idle from now
-        on.
+        """End a turn, after which the session counts as idle.
+
+        Called when the turn's request has ended, or when its frame waits for further frames.
         """
         self._core.sessions.release(session_id)
 
@@ -168,7 +169,7 @@ class Sessions:
 
     @property
     def idle_s(self) -> float | None:
-        """Seconds until the next session has been idle for too long; None if there is none."""
+        """Seconds until a session will have been idle for too long; None without idle sessions."""
         next_ns = self._core.inbox.next_idle_ns
         return None if next_ns is None else max(0.0, (next_ns - time.monotonic_ns()) / 1e9)
 
@@ -194,7 +195,8 @@ class Sessions:
         return self._settings[session_id]
 
     def adapter(self, session_id: str) -> Adapter | None:
-        """Return the adapter for the next request, which the session's adapter name stands for now.
+        """Return the adapter for the next request: the adapter that now has the name in the session's
+        settings.
 
         Raises InvalidRequest if that adapter is not loaded, or the session is not open.
         """
@@ -218,7 +220,7 @@ class Sessions:
         )
 
     def question(self, session_id: str) -> np.ndarray:
-        """Return the tokens (int32 [n]) that its last request added, without the answer.
+        """Return the tokens (int32 [n]) that the session's last request added, without the answer.
 
         Raises InvalidRequest if the session is not open.
         """
@@ -238,7 +240,7 @@ class Sessions:
         is_film: bool = False,
         media_options: Mapping[str, object] | None = None,
     ) -> tuple[TurnPrompt, SessionPlace]:
-        """Return appended content as a prompt, with its place. Raises InvalidRequest."""
+        """Return appended content as a prompt, and how it extends the session. Raises InvalidRequest."""
         settings = facts.settings
         prompt = TurnPrompt(
             messages=[{"role": "user", "content": parts_of(content)}],
@@ -267,10 +269,10 @@ class Sessions:
         return build_chain(found, prepared, place, max(1, num_answer), film_begins)
 
     def to_load(self, prepared: Prepared, place: SessionPlace, options: Options) -> list[Load]:
-        """Return loaders for older media that a request has to encode again, in that order.
+        """Return loaders for the older media that a request has to encode again, in prompt order.
 
         These are all media after the computed tokens, unless the encoder cache has all their features. Raises
-        as `chain` does.
+        the same errors as `chain`.
         """
         sampling = options.of_prompt(len(prepared.prompt_token_ids)).sampling
         chain, session = self.chain(prepared, place, sampling.max_tokens), self._found(place)
@@ -327,5 +329,5 @@ def make_sessions(
 
 
 def request_id_of(session_id: str, number: int) -> str:
-    """Return the id that a session's request has after `number` requests."""
+    """Return the id of the session's request that follows `number` earlier requests."""
     return f"{session_id}.{number}"

@@ -27,8 +27,8 @@ if TYPE_CHECKING:  # importing mmengine.build imports torch
     from mmengine.build import Built
 
 LOWERED_BY = "max_pixels"  # an option of requests and of `mmengine run`
-MAX_NOTED = 1_000  # notes on forms that are remembered; further ones are logged again
-MAX_LOGGED_NOTES = 10  # notes of one form in the operator log
+MAX_NOTED = 1_000  # different notes that are remembered, so that they are logged once
+MAX_LOGGED_NOTES = 10  # notes of a single response format in the operator log
 OTHER_ADAPTER = (
     "a session keeps the adapter that it was opened with: leave out adapter, or open another session"
 )
@@ -120,7 +120,7 @@ class Submission:
     def _submit_to_session(
         self, request_id: str, prepared: Prepared, options: Options, place: SessionPlace
     ) -> tuple[Prepared, list[Request]]:
-        """Append a piece to its session and return the session's whole prompt."""
+        """Append a prompt to its session. Returns the session's whole prompt, and its core request."""
         adapter = self._sessions.adapter(place.session_id)
         if options.adapter and (adapter is None or options.adapter != adapter.name):
             raise InvalidRequest(OTHER_ADAPTER)
@@ -167,14 +167,14 @@ class Submission:
             )
 
     def _log_notes(self, request_id: str, notes: tuple[Note, ...]) -> None:
-        """Log notes once for all requests with the same form."""
+        """Log notes once for all requests with the same notes."""
         if len(self._noted) < MAX_NOTED:
             self._noted.add(notes)
         texts = [f"{note.pointer}: {note.text}" for note in notes[:MAX_LOGGED_NOTES]]
         operator_log.info("form has notes", request_id=request_id, count=len(notes), notes=texts)
 
     def _submit_all(self, requests: list[Request], prepared: Prepared, prepared_s: float) -> None:
-        """Submit all choices or none: if the queue becomes full, cancel the choices that it has."""
+        """Submit all choices or none: if the queue becomes full, cancel the choices that were queued."""
         for count, request in enumerate(requests):
             try:
                 self._submit_one(request, prepared.media)

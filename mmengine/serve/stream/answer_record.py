@@ -54,11 +54,11 @@ class AnswerSource(Protocol):
 
 
 class AnswerRecord:
-    """Records a stream's outputs, up to its end, or holds a stored answer's.
+    """Records a stream's outputs up to the end, or holds the outputs of a stored answer.
 
     `ended` is called after the stream's last output. Belongs to the stream's event loop. While a stream has a
-    single reader, that reader takes the outputs from the stream and adds them to the record: most streams
-    have no other reader.
+    single reader, which is the usual case, the reader takes the outputs from the stream and adds them to the
+    record.
     """
 
     def __init__(self, source: "Stream | StoredAnswer", ended: Callable[[], None] | None = None):
@@ -146,7 +146,7 @@ class AnswerRecord:
         return self.items[-1].completion if self.items else None
 
     def stored_answer(self) -> StoredAnswer:
-        """Return a stream's complete answer for a store."""
+        """Return the stream's complete answer as a store keeps it."""
         stream, completion = self.source, self.completion
         assert isinstance(stream, Stream) and completion is not None
         choices = [
@@ -262,8 +262,8 @@ class RecordReader:
 
     @property
     def backlog(self) -> int:
-        """The unread output count. A final error counts too, as in a stream; otherwise no reader would take
-        it.
+        """The unread output count. A final error counts too, as in a stream; otherwise no reader would call
+        `take` to get the error.
         """
         ends = self._record.error is not None and not self.is_over
         return len(self._record.items) - self._at + ends

@@ -26,7 +26,7 @@ class Channel:
 
     def __init__(self, options: Options, texts: OutputText, is_held: bool = False, *, is_count: bool = False):
         self.options, self.is_held = options, is_held
-        self.is_count = is_count  # whether the prompt is only counted
+        self.is_count = is_count  # whether only the prompt's tokens are counted
         self.texts = texts
         self.begun = time.monotonic()
         self.loop = asyncio.get_running_loop()

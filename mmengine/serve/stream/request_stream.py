@@ -47,8 +47,9 @@ class ChannelReader:
         self.completion: Completion | None = None
 
     def listen(self, listener: Callable[[], None] | None) -> None:
-        """Have `listener` called on the caller's loop when outputs arrive, once for each step, instead of
-        waking.
+        """Have `listener` called on the caller's loop when outputs arrive, once for each step.
+
+        Without a listener, a caller that waits is woken instead.
         """
         self._channel.listener = listener
 
@@ -99,7 +100,7 @@ class ChannelReader:
 
     @property
     def grammar(self) -> GrammarRequest | None:
-        """The answer's form, once `accepted`."""
+        """The answer's grammar, once `accepted`."""
         return self._channel.options.grammar
 
     @property
@@ -187,7 +188,7 @@ class Stream(ChannelReader):
         return found
 
     async def completed(self) -> Completion:
-        """Read to the end, without making texts on the way, and return the completion."""
+        """Read to the end, without decoding partial texts, and return the completion."""
         self.texts.pieces = False
         async for _ in self:
             pass
@@ -204,13 +205,16 @@ class Stream(ChannelReader):
         self.is_over, self._close = True, _nothing
 
     def delivered(self) -> None:
-        """Let the log forget the held answer once it is complete: the caller has stored the answer or does
-        not need one.
+        """Let the log forget the held answer once it is complete.
+
+        Call this when the answer is stored or not needed.
         """
         self._release([self.release()])
 
     def release(self) -> HeldAnswer:
-        """Return the answer for `AsyncEngine.release_answers`, which the caller calls for several at once."""
+        """Stop holding the answer, and return its name for `AsyncEngine.release_answers`, which takes
+        several.
+        """
         self._channel.is_held = False
         return self.held_answer
 

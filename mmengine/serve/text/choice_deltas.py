@@ -22,10 +22,10 @@ from mmengine.structured_output.request.tool_calls import calls_of
 
 Entry = tuple[
     tuple[int, float], ...
-]  # one token: the chosen one's id and logprob, then those of the likeliest tokens
+]  # of a token: the chosen token's id and logprob, then those of the likeliest tokens
 
 
-_AT_STOP = ("string", CUT, "closed")  # details of ends that a stop string may have caused
+_AT_STOP = ("string", CUT, "closed")  # `detail` of answers that a stop string may have ended
 
 
 class ArgumentError(msgspec.Struct, frozen=True):
@@ -36,10 +36,10 @@ class ArgumentError(msgspec.Struct, frozen=True):
 
 
 class Delta(NamedTuple):
-    """An answer's piece.
+    """A piece of an answer.
 
     `logprobs` cover the tokens since the previous delta, `num_tokens` counts the answer's tokens so far, and
-    `call` is a piece from a tool call. `argument_errors` come with the last delta, for calls whose schemas
+    `call` is a piece of a tool call. `argument_errors` come with the last delta, for calls whose schemas
     are not enforced.
     """
 
@@ -58,7 +58,7 @@ ChoiceDelta = tuple[Delta, str | None, str | int | None]
 class ChoiceDeltas:
     """Builds an answer's deltas.
 
-    If the answer has a form (`grammar`), stop strings apply neither to its reasoning nor to tool calls. With
+    If the answer has a `grammar`, stop strings apply neither to its reasoning nor to tool calls. With
     `show_reasoning` False, reasoning is counted and not shown.
     """
 
@@ -97,7 +97,9 @@ class ChoiceDeltas:
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string ended or cut the text; the following tokens then complete the form."""
+        """Whether a stop string ended the text. With `grammar.closes`, further tokens then complete the JSON
+        value.
+        """
         return self._stream.stopped or self._until.stopped
 
     @property
@@ -106,7 +108,9 @@ class ChoiceDeltas:
         return self._stream.cut_off or self._until.cut_off
 
     def take(self, output: RequestOutput) -> Iterator[ChoiceDelta]:
-        """Yield the deltas of the engine's output; nothing at an aborted answer's end."""
+        """Yield the deltas of the engine's output. Only an answer that ends with stop or length has a last
+        delta.
+        """
         for delta in self.push(output.token_ids, output.logprobs):
             yield delta, None, None
         if (reason := output.finish_reason) in ("stop", "length"):
@@ -149,7 +153,7 @@ class ChoiceDeltas:
                 text = self._until.finish()
             if text:
                 found.append(self._delta(text))
-            if self._until.stopped:  # the text that completes the form has no calls
+            if self._until.stopped:  # the text that completes the answer has no calls
                 self._parser, self._stream = None, TextStream(self._tokenizer)
                 break
             if not isinstance(piece, str):
@@ -201,10 +205,10 @@ class ChoiceDeltas:
         return reason
 
     def stop_reason(self, detail: str) -> str | int | None:
-        """Return the stop string or token that ended the answer, as in vLLM's field; None for its natural
-        end.
+        """Return the stop string or token that ended the answer, as vLLM's stop_reason, or None if neither
+        did.
 
-        `detail` is the engine's.
+        `detail` is that of the engine's output.
         """
         if detail in _AT_STOP:
             return self._stream.stopped_by or self._until.stopped_by or None

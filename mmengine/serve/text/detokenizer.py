@@ -20,7 +20,7 @@ CONTEXT = 4  # tokens that stay in the window: a character has at most four byte
 
 
 class ByteDetokenizer:
-    """The text of a growing token list, for tokens that stand for bytes: `pieces`, by token id."""
+    """Decodes a growing token list. `pieces` has the bytes that each token id stands for."""
 
     def __init__(self, pieces: Sequence[bytes]):
         self._pieces, self._size = pieces, len(pieces)
@@ -47,7 +47,7 @@ class ByteDetokenizer:
 
 
 class Detokenizer:
-    """The text of a growing token list, for any tokenizer. Decodes O(1) tokens for each new token."""
+    """Decodes a growing token list with any tokenizer. Calls it with O(1) tokens for each new token."""
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True):
         self._tokenizer = tokenizer
@@ -76,11 +76,10 @@ class Detokenizer:
         return self._tokenizer.decode(token_ids, skip_special_tokens=self._skip_special)
 
     def _shrink(self, text: str) -> None:
-        """Drop tokens from the window where this splits no character, so that the rest decodes to the text's
-        end.
+        """Drop tokens from the window's beginning, up to a token that begins a character.
 
-        Among any four consecutive tokens, at least a single token begins a character, unless tokens are
-        empty.
+        The remaining tokens then decode to the end of `text`. Among any four consecutive tokens, at least a
+        single token begins a character, unless tokens are empty.
         """
         for keep in range(CONTEXT, len(self._window)):
             tail = self._decode(self._window[-keep:])
@@ -96,10 +95,11 @@ class Detokenizer:
 
 
 class UntilStop:
-    """Text that ends before the first stop string.
+    """Cuts a text before its first stop string.
 
-    `stopped` becomes true there; `stopped_by` is the string and `cut_off` the dropped text from that string
-    on. Later text is dropped; with `closes` it completes the text and is returned.
+    After a stop string `stopped` is true, `stopped_by` is the string, and `cut_off` is the dropped text,
+    which begins with the string. Later text is dropped too. With `closes`, later text is returned instead,
+    because it completes the JSON value.
     """
 
     def __init__(self, stop: Sequence[str], closes: bool = False):
@@ -134,9 +134,10 @@ class UntilStop:
 class TextStream:
     """An answer's text, ready to be shown: stop strings never appear, not even in part.
 
-    A stop string counts if a token completes it that is not among the first `min_tokens` and comes after the
-    tokens `after`. Then `stopped` becomes true and `stopped_by` is the string. The text ends before the stop
-    string; later tokens are ignored, or with `closes` they complete the text.
+    A stop string counts only if the token that completes it comes after the first `min_tokens` tokens and
+    after the token sequence `after`. Then `stopped` becomes true, and `stopped_by` is the string. The text
+    ends before the stop string, and later tokens are ignored. With `closes`, later tokens are decoded
+    instead, because they complete the JSON value.
     """
 
     def __init__(
@@ -203,13 +204,13 @@ def _detokenizer(tokenizer: Tokenizer) -> "Detokenizer | ByteDetokenizer":
 
 
 def _first_match(text: str, stop: Sequence[str], old: int) -> int | None:
-    """Return where the earliest stop string begins that ends after the first `old` characters."""
+    """Return the start of the earliest stop string whose end lies beyond the first `old` characters."""
     places = [text.find(string, max(0, old - len(string) + 1)) for string in stop]
     return min((place for place in places if place >= 0), default=None)
 
 
 def _longest_partial(text: str, stop: Sequence[str]) -> int:
-    """Return the length of the longest suffix that begins a stop string without completing any."""
+    """Return the length of the longest suffix of `text` with which a stop string begins, but does not end."""
     longest = 0
     for string in stop:
         for length in range(min(len(string) - 1, len(text)), longest, -1):

@@ -1,7 +1,7 @@
-"""Finds where reasoning ends, which is where an answer's form begins.
+"""Finds where reasoning ends, which is where an answer's grammar begins to apply.
 
 A chat template that makes a model reason ends its prompt with an open start marker, such as <think>. The text
-from there to the end marker is reasoning; the form applies to the text after that.
+from there to the end marker is reasoning, and the grammar applies to the text after the end marker.
 """
 
 from collections.abc import Sequence
@@ -35,14 +35,14 @@ NO_REASONING = ReasoningTokens()
 
 
 def spelled(marker: str, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Return a marker's tokens, () if the tokenizer has none for it."""
+    """Return a marker's tokens, or () if the tokenizer cannot encode it in at most MAX_AFTER tokens."""
     ids = tokenizer.encode(marker, allow_special=True) if marker else []
     known = tokenizer.decode(ids, skip_special_tokens=False) == marker
     return tuple(ids) if known and len(ids) <= MAX_AFTER else ()
 
 
 def reasoning_of(form: GrammarRequest, tokenizer: Tokenizer) -> ReasoningTokens:
-    """Return the markers for an answer whose form is settled."""
+    """Return the reasoning markers for an answer whose grammar `Reasoning.settle` has returned."""
     if form.after:
         return ReasoningTokens(True, (), form.after)
     calls = calls_of(form)
@@ -72,7 +72,7 @@ class Reasoning:
 
     @property
     def can_end(self) -> bool:
-        """Whether an answer can be made to end its reasoning."""
+        """Whether the engine can end an answer's reasoning, by forcing the end marker."""
         return bool(self._end)
 
     def tokens(self, options: Options, prompt_token_ids: np.ndarray) -> ReasoningTokens:
@@ -91,7 +91,7 @@ class Reasoning:
         return np.array(sorted(self._tokenizer.special_ids.difference(markers)), np.int32)
 
     def settle(self, options: Options, prompt_token_ids: np.ndarray) -> Options:
-        """Return options whose grammar says after which tokens it begins for this prompt.
+        """Return the options with `grammar.after` set, if for this prompt the grammar begins after reasoning.
 
         Raises InvalidRequest if the grammar should begin after reasoning whose end marker is unknown.
         """
@@ -119,7 +119,7 @@ class Reasoning:
             )
         is_open, start, end = self.tokens(options, prompt_token_ids)
         if not end or not (is_open or start):
-            return options  # the form begins with the first token
+            return options  # no reasoning: the grammar begins with the first token
         return replace(options, thinking=ThinkingBudget(budget, is_open, start, end))
 
     def is_open_in(self, prompt_token_ids: np.ndarray) -> bool:

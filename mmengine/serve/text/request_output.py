@@ -26,16 +26,16 @@ Logprobs = list[tuple[tuple[int, float], ...]]
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A choice: an answer to a prompt, among n.
+    """A choice: one of n answers to a prompt.
 
     `text` ends before a stop string; `token_ids` are all sampled tokens. finish_reason is stop, length,
-    abort, error or rejected. `detail` says more, for example CUT or CUT_AT_STOP if an answer with a form ends
-    with "length", or CLOSED. `logprobs` has for each token its (token id, logprob) pairs, the chosen token's
-    first.
+    abort, error or rejected. `detail` says more, for example CUT or CUT_AT_STOP if an answer with a response
+    format ends with "length", or CLOSED. `logprobs` has for each token its (token id, logprob) pairs, the
+    chosen token's first.
 
-    If the form begins after reasoning, `after` are the tokens that end that. Then `reasoning` is the text
-    before them and `content` the text after them, None if they did not come. Otherwise `content` is the whole
-    text, and there is no `reasoning`.
+    If the grammar begins after reasoning, `after` are the tokens that end the reasoning. Then `reasoning` is
+    the text before these tokens, and `content` the text after them, or None if the answer ended before them.
+    Otherwise `content` is the whole text, and there is no `reasoning`.
     """
 
     index: int
@@ -62,9 +62,9 @@ class Choice:
 class Completion:
     """The complete answer to a prompt; `text`, `token_ids` and `finish_reason` are the first choice's.
 
-    `num_drafts` were computed for all choices and `num_accepted` were kept, by the process that returns the
-    answer. `notes` on the requested form come from the process that got the request. `prompt_logprobs` is
-    computed from `prompt_scores`.
+    `num_drafts` draft tokens were computed for all choices and `num_accepted` of them accepted, in the
+    process that returns the answer. `notes` on the response format come from the process that got the
+    request. `prompt_logprobs` is computed from `prompt_scores`.
     """
 
     request_id: str
@@ -98,10 +98,10 @@ class Completion:
 
     @property
     def usage(self) -> dict[str, Any]:
-        """Token counts by OpenAI's names; cached tokens are part of the prompt's.
+        """Token counts under OpenAI's names. prompt_tokens includes the cached tokens.
 
-        Includes the reasoning token count if a form begins after reasoning, and accepted and rejected draft
-        counts if there were drafts.
+        Includes the reasoning token count if a grammar begins after reasoning, and accepted and rejected
+        draft counts if there were drafts.
         """
         prompt, completion = len(self.prompt_token_ids), sum(len(choice.token_ids) for choice in self.choices)
         found: dict[str, object] = {
@@ -121,7 +121,9 @@ class Completion:
         return found
 
     def error(self) -> MMEngineError | None:
-        """Return an aborted choice's error; None after stop and length."""
+        """Return the error of the first choice that failed or was aborted; None if all ended with stop or
+        length.
+        """
         for choice in self.choices:
             if choice.finish_reason == "rejected":
                 return QueueFull(choice.detail)  # after admission there is no other reason
@@ -207,7 +209,7 @@ def split_output(output: RequestOutput) -> list[RequestOutput]:
 
 
 def entries_of(scores: PromptLogprobs) -> list[tuple[tuple[int, float], ...]]:
-    """Return for each prompt token its id and logprob, then the likeliest tokens'.
+    """Return (token id, logprob) pairs for each prompt token: its own, then those of the likeliest tokens.
 
     The first token's logprobs are NaN.
     """
@@ -216,14 +218,14 @@ def entries_of(scores: PromptLogprobs) -> list[tuple[tuple[int, float], ...]]:
 
 
 def engine_failed(error: BaseException) -> MMEngineError:
-    """Return the engine's failure as an error for each caller."""
+    """Return `error` as a new MMEngineError, because each caller raises a separate object."""
     if isinstance(error, MMEngineError):
         return copy(error)
     return ExecutorFailed(f"{type(error).__name__}: {error}")
 
 
 def finish_detail(reason: str, detail: str, *, has_form: bool) -> str:
-    """Return the detail that Choice has: for a form that was cut, where."""
+    """Return `Choice.detail`: CUT or CUT_AT_STOP for an answer with a grammar that was cut, else `detail`."""
     if has_form and reason == "length":
         return CUT_AT_STOP if detail == CUT_BY_STRING else CUT
     return detail

@@ -1,4 +1,4 @@
-"""Answer formats as callers give them, with Python types beside schemas, and answers as values."""
+"""Parses response formats, which may hold Python types instead of schemas, and decodes answers to values."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,7 +17,7 @@ from mmengine.structured_output.types.types import decode, schema_of
 
 
 class ResponseFormat(NamedTuple):
-    """An answer's form, with the fields that Options has."""
+    """An answer's format, as fields of Options."""
 
     grammar: GrammarRequest | None
     reasoning: bool | None
@@ -25,7 +25,7 @@ class ResponseFormat(NamedTuple):
 
     @classmethod
     def of(cls, form: Mapping[str, object] | None, grammar: Mapping[str, object] | None) -> "ResponseFormat":
-        """Return the form for a response_format or a grammar. Raises InvalidRequest."""
+        """Return the format that a response_format or a grammar describes. Raises InvalidRequest."""
         return cls(grammar_of(form, grammar), reasoning_of(form, grammar), notes_of(form))
 
     def added_to(self, options: Options) -> Options:
@@ -33,9 +33,9 @@ class ResponseFormat(NamedTuple):
 
 
 def response_format_of(options: Mapping[str, Any]) -> ResponseFormat:
-    """Return the form that `response_format`, `grammar` or vLLM's names for them request in `options`.
+    """Return the format that `options` request with `response_format`, `grammar` or vLLM's names for them.
 
-    A response_format, or the schema in it, may be a type. With `calls` the form allows tool calls. Raises
+    A response_format, or the schema in it, may be a type. With `calls` the format allows tool calls. Raises
     InvalidRequest.
     """
     form, grammar = as_form(options)
@@ -77,7 +77,7 @@ def json_format(
 ) -> dict[str, Any]:
     """Return the response_format for a schema or a type.
 
-    Raises InvalidRequest for options that request another form or several answers.
+    Raises InvalidRequest for options that request another format or several answers.
     """
     for name in sorted(FORM):
         if options.get(name) is not None:

@@ -26,7 +26,7 @@ class _Text(Protocol):
 
 
 class StopStrings:
-    """The texts for rows whose requests have stop strings; other rows cost nothing.
+    """Decodes the rows whose requests have stop strings; other rows cost nothing.
 
     A text is not examined any more after a stop string.
     """
@@ -35,7 +35,7 @@ class StopStrings:
         self._tokenizer = tokenizer
         self._watched = np.zeros(0, dtype=bool)
         self._texts: dict[int, _Text] = {}
-        self._tokens: dict[int, list[int]] = {}  # tokens, up to a stop string, of rows that have a form
+        self._tokens: dict[int, list[int]] = {}  # for rows with a grammar: their tokens up to a stop string
 
     def admit(self, row: int, request: Request, token_ids: Sequence[int]) -> None:
         """Assign `row` to `request`; `token_ids` are its prompt and its output so far."""
@@ -80,7 +80,7 @@ class StopStrings:
         return [index for index in watched if self._push(int(rows[index]), int(token_ids[index]))]
 
     def cut(self, row: int) -> Cut | None:
-        """Return where a stop string ended the row's text if the row has a form, else None."""
+        """Return where a stop string ended the row's text if the row has a grammar, else None."""
         text = self._texts.get(row)
         if text is None or row not in self._tokens or not text.stopped:
             return None

@@ -1,4 +1,4 @@
-"""Parses tool calls in an answer's text on arrival: text, a call's beginning, and its arguments.
+"""Parses an answer's text as it arrives, into plain text, beginnings of tool calls, and their arguments.
 
 The text follows the grammar of its `ToolCalls`, so the parser never guesses and reads each character once.
 JSON arguments are passed on unchanged; XML arguments are converted to JSON.
@@ -60,8 +60,8 @@ class ToolCallParser:
         self.num_calls = 0
         self._state: Callable[[], Iterator[Piece]] = self._text
         self._held = ""  # text that cannot be parsed yet
-        self._may_call = True  # an answer with a form has no calls after the form has begun
-        self._space = ""  # white space before a possible call, to which it belongs
+        self._may_call = True  # with a response format, no call follows after the text has begun
+        self._space = ""  # white space that belongs to a call, if a call follows
         self._depth, self._in_string, self._escaped = 0, False, False  # state of JSON arguments
         self._tool = _NO_PARAMETERS
         self._names: set[str] = set()  # parameters of the call so far
