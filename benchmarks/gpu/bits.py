@@ -1,4 +1,4 @@
-"""batch_invariant at real sizes: test that a token has the same bits alone and in any batch."""
+"""Check `batch_invariant` at real sizes: a row's logits have the same bits alone and in any batch."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,15 +16,16 @@ from mmengine.runtime.device.registry import open_device
 from mmengine.runtime.kv.pool import KVPool
 from mmengine_qwen3_vl.config import ModelConfig
 
-Steps = list[list[tuple[int, int]]]  # a step's rows, and the number of tokens in each
-DRAFTED = 4  # tokens at each row's end that are decoded, or verified as drafts
+Steps = list[list[tuple[int, int]]]  # for each step: (row, number of tokens) pairs
+DRAFTED = 4  # how many tokens at each row's end are decoded one by one, or verified together as drafts
 
 
 def compare_bits(device: str, dtype: torch.dtype, dry: bool) -> Verdict:
-    """Compare the logits of every token in three rows, alone and batched.
+    """Compare the logits of every token in three rows that run alone with those of the same rows in batches.
 
-    The model has two layers of the 8B's width and its head; the first row has features behind its layers.
-    Each row runs alone, and in steps of all kinds. Raises ConfigError where batch_invariant is not supported.
+    `companies` lists the batches. The model has two layers of the 8B's width and the 8B's head. The first row
+    has image features that are added after each layer. Raises ConfigError if the device does not
+    support batch_invariant.
     """
     shape = reduced(SHAPES["8B"]) if dry else SHAPES["8B"]
     shape = replace(shape, text=replace(shape.text, num_layers=2))
@@ -45,7 +46,10 @@ def compare_bits(device: str, dtype: torch.dtype, dry: bool) -> Verdict:
 
 
 def companies(lengths: Sequence[int]) -> dict[str, Steps]:
-    """Return ways to compute rows of these lengths; the first way is each row alone."""
+    """Return several ways to divide rows of these lengths into steps.
+
+    "alone", the first, has one row a step.
+    """
     rows = range(len(lengths))
     ones: Steps = [[(row, 1)] for row in rows]
     alone = [step for row in rows for step in ([(row, lengths[row] - DRAFTED)], *[ones[row]] * DRAFTED)]
@@ -67,7 +71,7 @@ def companies(lengths: Sequence[int]) -> dict[str, Steps]:
 def _logits(
     shape: ModelConfig, device: str, dtype: torch.dtype, lengths: Sequence[int], batch_invariant: bool
 ) -> list[torch.Tensor]:
-    """Return the logits of every token, row by row, for each of `companies`."""
+    """Return for each of `companies` the logits of every token [t, vocab], ordered by row."""
     where, spec = torch.device(device), make_spec(shape)
     weights = RandomWeights(shape, where, dtype)
     decoder = text_decoder(shape.text, weights, where, dtype, batch_invariant=batch_invariant)

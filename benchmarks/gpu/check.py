@@ -63,14 +63,16 @@ def check(run: Run) -> int:
 
 
 def help_compiler(folder: Path) -> None:
-    """Let FlashInfer's compiler find files that a compiler-only toolkit lacks: the header cublasLt.h, which
-    came with torch, and a library to link the driver with.
+    """Let FlashInfer's compiler find two files that a compiler-only toolkit lacks.
+
+    They are the header cublasLt.h, which torch's packages contain, and a library to link in place of the
+    driver's libcuda.so.
     """
     folders = [each for entry in sys.path for each in Path(entry).glob("nvidia/*/include")]
     _look_behind("CPATH", [each for each in folders if (each / "cublasLt.h").is_file()])
     compiler = shutil.which(os.environ.get("CXX", "c++"))
     if compiler is not None:
-        empty = folder / "libcuda.so"  # the driver's own library is loaded at run time
+        empty = folder / "libcuda.so"  # only for linking; the driver's library is loaded at run time
         words = ("-shared", "-x", "c", os.devnull, "-Wl,-soname,libcuda.so.1", "-o", str(empty))
         done = subprocess.run([compiler, *words], capture_output=True)
         _look_behind("LIBRARY_PATH", [folder] if done.returncode == 0 else [])
@@ -83,11 +85,14 @@ def _look_behind(variable: str, folders: list[Path]) -> None:
 
 
 def begin(run: Run) -> str | None:
-    """Query the device and choose the JSON file; return one sentence if there is no usable device."""
+    """Query the device and choose the JSON file.
+
+    Returns an error message if no device can be used, else None.
+    """
     run.facts["date"] = str(date.today())
     run.part("the device", 20, parts.device)
     why = "; ".join([*run.skipped.values(), *run.failed.values()])
-    if "fork" in why:  # something loaded CUDA before processes were forked, which is a bug
+    if "fork" in why:  # CUDA was loaded before the fork, which is a bug: start new processes instead
         run.start = "spawn"
         run.skipped.clear()
         run.failed.clear()
@@ -102,9 +107,9 @@ def begin(run: Run) -> str | None:
 
 
 def everything(run: Run) -> None:
-    """Run the parts in order of value; parts without FlashInfer run while it is compiled.
+    """Run all parts, the most important first. Parts that need no FlashInfer run while it is compiled.
 
-    The seconds include a process start and are estimates for an H100, derived from lower bounds.
+    Each part's seconds include its process start. They are estimates for an H100, from lower bounds.
     """
     began = time.monotonic()
     compiled = [run.begin(f"compiling {name}", work) for name, work in parts.compiling(run.dry).items()]
@@ -112,7 +117,7 @@ def everything(run: Run) -> None:
     run.part("tokens", 40, parts.tokens)
     run.part("tokens beside transformers", 40, parts.tokens_beside_transformers)
     well = [run.end(going, max(0.0, began + COMPILING - time.monotonic())) for going in compiled]
-    if not all(well):  # otherwise each part would compile it again
+    if not all(well):  # a failed compilation is not tried again in every later part
         os.environ["FLASHINFER_DISABLE_JIT"] = "1"
     run.part("attention backends", 40, parts.backends)
     run.part("kernels", 20, parts.kernels)

@@ -1,4 +1,4 @@
-"""A draft head with random weights: compare captured passes with launched ones, and time both."""
+"""Compare the captured passes of a draft head (random weights) with launched passes, and time both."""
 
 import time
 from dataclasses import replace
@@ -33,7 +33,9 @@ REPEATS = 30
 
 
 def random_head(shape: ModelConfig, device: str, dtype: torch.dtype) -> DraftHead:
-    """Return a head with one layer of the model's width, an embedding and its own small vocabulary."""
+    """Return a draft head with one layer of the model's width, its own embedding and a small draft
+    vocabulary.
+    """
     c, where = shape.text, torch.device(device)
     generator = torch.Generator(where).manual_seed(3)
 
@@ -94,8 +96,9 @@ def random_head(shape: ModelConfig, device: str, dtype: torch.dtype) -> DraftHea
 
 
 def pass_bytes(shape: ModelConfig) -> int:
-    """Return the bytes that a pass must read: every matrix once; q, k and v are twice as wide as a
-    decoder's.
+    """Return the bytes that a pass must read, which is every matrix once.
+
+    The input of q, k and v is twice as wide as in a decoder layer.
     """
     c = shape.text
     twice = c.hidden_size * c.head_dim * (c.num_heads + 2 * c.num_kv_heads)
@@ -103,8 +106,9 @@ def pass_bytes(shape: ModelConfig) -> int:
 
 
 class Chains:
-    """Draft chains after random rows of up to `blocks` blocks, for one head and pool. Raises ConfigError
-    where attention cannot be captured.
+    """Computes chains of drafts for rows with random KV of up to `blocks` blocks, launched or captured.
+
+    Raises ConfigError if the attention backend cannot be captured.
     """
 
     def __init__(self, head: DraftHead, device: str, max_rows: int, blocks: int) -> None:
@@ -147,10 +151,11 @@ class Chains:
 
 
 def compare_chains(device: str, dtype: torch.dtype) -> Verdict:
-    """Compare captured and launched chains for every number of rows.
+    """Compare captured and launched chains for every number of rows, with attention heads of 128 and 32
+    values.
 
-    With given drafts, the cache contents must agree; where the head chooses, the number of equal drafts
-    counts. Heads have 128 and 32 values. Raises ConfigError where passes cannot be captured.
+    If the drafts are given, the KV written must agree. If the head chooses them, more than half of the drafts
+    must be equal. Raises ConfigError if passes cannot be captured.
     """
     gaps: list[float] = []
     same = total = 0
@@ -163,14 +168,17 @@ def compare_chains(device: str, dtype: torch.dtype) -> Verdict:
                 gap, equal, of = _compare(chains, count)
                 gaps, same, total = [*gaps, gap], same + equal, total + of
     bound = max(8 * torch.finfo(dtype).eps, 1e-5)
-    said = f"largest gap {max(gaps):.1e} in {len(gaps)} chains, at most {bound:.1e}; {same} of {total} drafts"
-    # Where two drafts score equally, either may be chosen; the drafts after it differ too.
+    said = (
+        f"largest gap {max(gaps):.1e} in {len(gaps)} chains (tolerance {bound:.1e}); {same} of {total} drafts"
+    )
+    # If two tokens score almost equally, the passes may choose different ones, and all later drafts differ.
     return Verdict("drafts captured beside launched", said, max(gaps) <= bound and 2 * same > total)
 
 
 def _compare(chains: Chains, count: int) -> tuple[float, int, int]:
-    """Return, for `count` rows, the gap with given drafts, and how many chosen drafts agree, out of how
-    many.
+    """Return (gap, number of equal drafts, number of drafts) for `count` rows.
+
+    The gap (see `_gap`) is measured with given drafts; the drafts that are counted are chosen by the head.
     """
     rng = np.random.default_rng(count)
     lens = rng.integers(1, LONGEST * BLOCK_SIZE - MAX_DRAFTS, count)
@@ -184,8 +192,8 @@ def _compare(chains: Chains, count: int) -> tuple[float, int, int]:
 
 
 def _gap(chains: Chains, states: tuple[torch.Tensor, torch.Tensor], rows: ChainRows) -> float:
-    """Return the largest difference from the launched passes' cache writes, relative to the largest value;
-    infinite if another place is written.
+    """Return the largest difference between the KV that captured and launched passes write, relative to the
+    largest value. Infinite if they write to different positions.
     """
     before = chains.pool.blocks.clone()
     written = []
@@ -205,8 +213,9 @@ def _gap(chains: Chains, states: tuple[torch.Tensor, torch.Tensor], rows: ChainR
 
 
 def chain_seconds(shape: ModelConfig, device: str, dtype: torch.dtype, context: int) -> dict[str, float]:
-    """Return median seconds by method for a chain of MAX_DRAFTS drafts after one row with `context` tokens,
-    transfer to the host included.
+    """Return the median seconds of a chain of MAX_DRAFTS drafts for one row with `context` tokens.
+
+    The keys are "captured" and "launched". The transfer of the drafts to the host is included.
     """
     blocks = -(-(context + MAX_DRAFTS) // BLOCK_SIZE)
     with torch.inference_mode():

@@ -1,5 +1,5 @@
-"""Compare captured decode steps with kernel-by-kernel launches over the same KV blocks, and the encoder's
-captured calls for images and videos.
+"""Compare captured decode steps with launched steps over the same KV blocks, and captured encoder calls for
+images and videos with launched calls.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ MAX_ROWS, BLOCK_SIZE, LONGEST = 9, 16, 20  # maximum blocks per row
 
 
 class EagerRecorder:
-    """A stand-in for CUDA graphs on a CPU: a captured function is called again."""
+    """Replaces CUDA graphs on a CPU: a replay calls the recorded function again."""
 
     def record(self, compute: Callable[[], None]) -> Callable[[], None]:
         compute()
@@ -40,8 +40,9 @@ def make_recorder(device: str) -> Recorder:
 
 
 def compare_graphs(device: str, dtype: torch.dtype, num_heads: int) -> Verdict:
-    """Compare hidden states of random decode steps, captured and launched, for every number of rows, with two
-    K and V heads. Raises ConfigError where attention, or every step, cannot be captured.
+    """Compare the hidden states of random decode steps, captured and launched, for every number of rows.
+
+    The model has two KV heads. Raises ConfigError if attention, or every step, cannot be captured.
     """
     model, where = random_model(wide_shape(num_heads), device, dtype), torch.device(device)
     pool = KVPool(model.spec, 1 + MAX_ROWS * LONGEST, BLOCK_SIZE, dtype, open_device(device))
@@ -59,10 +60,11 @@ def compare_graphs(device: str, dtype: torch.dtype, num_heads: int) -> Verdict:
 
 
 def compare_encoder_graphs(device: str, dtype: torch.dtype, most_embeds: int) -> Verdict:
-    """Compare features of random images and videos, captured and launched, in calls of up to `most_embeds`.
+    """Compare the features of random images and videos, captured and launched, in calls of up to
+    `most_embeds` embeddings.
 
-    Towers are narrow, with heads of 64 values (as in the 2B) and 72 (as in the 8B). Raises ConfigError where
-    a tower, or every call, cannot be captured.
+    The towers are narrow, with heads of 64 values (as in the 2B) and 72 (as in the 8B). Raises ConfigError if
+    a tower or a call cannot be captured.
     """
     gaps = []
     for num_heads, width in ((1, 64), (2, 144)):
@@ -82,7 +84,8 @@ def _encoder_gaps(model: Network, recorder: Recorder, most_embeds: int) -> list[
     if encoder is None:
         raise ConfigError("images of any sizes cannot be attended in one call")
     graphs, rng, gaps = EncoderGraphs(encoder, sizes, recorder), np.random.default_rng(5), []
-    for share in (1.0, 0.5, 0.8, 0.2, 0.3, 0.1):  # a smaller call sees the larger call's leftovers
+    # A smaller call after a larger one finds the larger call's data in the buffers.
+    for share in (1.0, 0.5, 0.8, 0.2, 0.3, 0.1):
         grids = _grids(rng, int(share * sizes[-1].num_patches), sizes[-1].num_segments)
         patches = [rng.integers(0, 256, (t * h * w, model.spec.patch_width), np.uint8) for t, h, w in grids]
         found = graphs.encode(patches, grids)
@@ -94,7 +97,9 @@ def _encoder_gaps(model: Network, recorder: Recorder, most_embeds: int) -> list[
 
 
 def _grids(rng: np.random.Generator, num_patches: int, num_frames: int) -> list[tuple[int, int, int]]:
-    """Return as many images and two-frame videos as fit, at least one."""
+    """Return random grids (t, h, w) of images and two-frame videos until the next does not fit, at
+    least one.
+    """
     grids: list[tuple[int, int, int]] = []
     side = int((num_patches / 2) ** 0.5) // 2
     while True:
@@ -107,12 +112,12 @@ def _grids(rng: np.random.Generator, num_patches: int, num_frames: int) -> list[
 
 def _verdict(name: str, gaps: list[float], dtype: torch.dtype) -> Verdict:
     bound = max(8 * torch.finfo(dtype).eps, 1e-5)
-    said = f"largest gap {max(gaps):.1e} in {len(gaps)} calls, at most {bound:.1e}"
+    said = f"largest gap {max(gaps):.1e} in {len(gaps)} calls (tolerance {bound:.1e})"
     return Verdict(name, said, max(gaps) <= bound)
 
 
 def _gap(model, attention, graphs: DecodeGraphs, rows: int) -> float:
-    """Return the captured step's difference from the launched step, relative to the largest value."""
+    """Return the largest difference between a captured and a launched step, relative to the largest value."""
     rng = np.random.default_rng(rows)
     size = next(size for size in row_sizes(MAX_ROWS) if size >= rows)
     ids = np.zeros((4, size), np.int64)  # token ids and three rows of positions

@@ -8,9 +8,10 @@ from torch.profiler import ProfilerActivity, profile
 
 
 class Idle:
-    """A context that measures the idle share between the first kernel's begin and the last one's end.
+    """A context manager that measures how long the GPU is idle between the first and the last kernel.
 
-    `share` is set afterwards. The profiler slows the host down, so the share is an upper bound.
+    On exit `share` is set: the idle time divided by the whole time. The profiler slows the host down, so the
+    share is an upper bound.
     """
 
     def __init__(self) -> None:
@@ -30,7 +31,7 @@ class Idle:
 
 
 def idle_share(spans: Iterable[tuple[float, float]]) -> float:
-    """Return the share, from the first begin to the last end, that no span covers."""
+    """Return the share of the time from the first begin to the last end that no (begin, end) span covers."""
     ordered = sorted(spans)
     if not ordered:
         raise ValueError("the profiler recorded no kernel")

@@ -1,4 +1,4 @@
-"""Test GPU kernels at real sizes: decoder layers beside text.py, sampled tokens beside the CPU's."""
+"""Check GPU kernels at real sizes: the fused decoder against decoder/text.py, sampling against the CPU's."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -33,10 +33,10 @@ SAMPLINGS = (
 
 
 def compare_layers(device: str, dtype: torch.dtype, dry: bool) -> Verdict:
-    """Compare the fused decoder with the plain one over two layers of the 8B's width.
+    """Compare the fused decoder with the plain decoder over two layers of the 8B's width.
 
-    A prompt and then a decode step run over the same attention. Hidden states are normed, so their magnitude
-    is about 1.
+    Both run three prompts and then a decode step over torch's attention. Hidden states are normed, so their
+    magnitude is about 1.
     """
     shape = reduced(SHAPES["8B"]) if dry else SHAPES["8B"]
     shape, where = replace(shape, text=replace(shape.text, num_layers=2)), torch.device(device)
@@ -60,7 +60,7 @@ def compare_layers(device: str, dtype: torch.dtype, dry: bool) -> Verdict:
     largest, mean = float(gaps.max()), float(gaps.mean())
     eps = torch.finfo(dtype).eps
     bounds = max(32 * eps, 1e-4), max(eps, 1e-5)
-    said = f"largest gap {largest:.1e}, mean {mean:.1e}, at most {bounds[0]:.1e} and {bounds[1]:.1e}"
+    said = f"largest gap {largest:.1e}, mean {mean:.1e} (tolerances {bounds[0]:.1e}, {bounds[1]:.1e})"
     return Verdict("fused layers beside plain ones", said, largest <= bounds[0] and mean <= bounds[1])
 
 
@@ -73,10 +73,10 @@ def forward_rows(
     computed: np.ndarray,
     with_features: int | None = None,
 ) -> torch.Tensor:
-    """Return normed hidden states for a step of (row, number of tokens) pairs, one row after another.
+    """Return the normed hidden states [t, width] of a step, which is a list of (row, number of tokens) pairs.
 
-    Each of three rows has 30 blocks, and `computed` tokens (int32 [3], updated in place). Tokens in row
-    `with_features` get features added after two layers, as images do.
+    There are three rows of 30 blocks. `computed` (int32 [3], updated in place) is how many tokens each row
+    has. After each of the two layers, features are added to the tokens of row `with_features`, as for images.
     """
     rows, counts = (np.array(each, np.int32) for each in zip(*step, strict=True))
     table = 1 + np.arange(90, dtype=np.int32).reshape(3, 30)
@@ -97,8 +97,10 @@ def forward_rows(
 
 
 def compare_sampling(device: str, rows: int, vocab: int) -> Verdict:
-    """Compare tokens sampled from equal logits on the CPU and the device, for all kinds of sampling. One row
-    in 500 may differ: where two scores are closer than the two libraries' logarithms agree.
+    """Compare tokens sampled from the same logits on the CPU and on the device, for all kinds of sampling.
+
+    One row in 500 may differ, because the two devices' `log` differ: if two scores are very close, either may
+    be the highest.
     """
     random = np.random.default_rng(3)
     logits = torch.from_numpy(random.normal(0, 2.5, (rows, vocab)).astype(np.float32))

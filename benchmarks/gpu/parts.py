@@ -37,7 +37,10 @@ PACKAGES = ("transformers", "triton", "flashinfer-python", "numpy")
 
 
 def device(tell: PartReporter) -> None:
-    """Report the device and package versions. `device` is not reported if it cannot be used."""
+    """Report the package versions and the device.
+
+    If the device cannot be used, only the reason is reported.
+    """
     if not tell.dry:
         problem = CudaDevice.problem(None)
         if problem is not None:
@@ -58,8 +61,9 @@ def device(tell: PartReporter) -> None:
 
 
 def compiling(dry: bool) -> dict[str, Work]:
-    """Return FlashInfer's compilations by name; empty without FlashInfer. They run all together, since the
-    machine has many cores.
+    """Return the parts that compile FlashInfer's kernels, keyed by name; empty without FlashInfer.
+
+    They can run in parallel, because such a machine has many cores.
     """
     if dry or flashinfer_capability.package_problem() is not None:
         return {}
@@ -75,7 +79,7 @@ def _compile_text_ops(tell: PartReporter) -> None:
 
 
 def _compile_attention(num_heads: int, tell: PartReporter) -> None:
-    """Compile attention as for the 2B (16 heads) and the 8B (32), over a small pool."""
+    """Compile attention over a small KV pool, for the 2B (`num_heads` 16) or the 8B (32)."""
     spec = ModelSpec(1, num_heads, 8, 128, 64, 64, 4096, 0, 1)
     make_backend("flashinfer", spec, KVPool(spec, 2, 16, torch.bfloat16, CudaDevice()))
 
@@ -117,7 +121,7 @@ def bits(tell: PartReporter) -> None:
 def captured(tell: PartReporter) -> None:
     device, dtype = tell.device, _dtype(tell)
     for what, compare in (
-        # Two K and V heads: FlashInfer decodes eight query heads on tensor cores.
+        # The model has two KV heads. With eight query heads FlashInfer decodes on tensor cores.
         ("captured steps, 4 heads", partial(compare_graphs, device, dtype, 4)),
         ("captured steps, 8 heads", partial(compare_graphs, device, dtype, 8)),
         ("captured images", partial(compare_encoder_graphs, device, dtype, 96 if tell.dry else 512)),

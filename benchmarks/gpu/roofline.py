@@ -1,5 +1,5 @@
-"""Lower bounds for a step's time: its bytes over the measured copy rate, or its FLOPs over the measured
-matmul rate.
+"""Lower bounds for a step's time: its bytes divided by the measured copy rate, or its FLOPs divided by the
+measured matmul rate.
 """
 
 import time
@@ -25,8 +25,10 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A figure beside its lower bound. `fraction`: the reached part of the bound; `wanted`: the target, or
-    None.
+    """A measured figure and the bound or rival figure that it is compared with, `floor`, in the same `unit`.
+
+    `fraction`: how much of the bound is reached (1: all), or ours divided by the rival's. `wanted`: the
+    lowest fraction that meets the goal, or None.
     """
 
     measured: float
@@ -54,8 +56,10 @@ class Goal:
 
 
 def measure_rates(device: str, dry: bool) -> Rates:
-    """Return the device's rates, as medians of ten: a copy of 1 GiB, and a product of two random 8,192 x
-    8,192 matrices (with zeros or ones the product is faster, since it needs less power).
+    """Return the device's rates: a copy of 1 GiB, and a product of two random 8,192 x 8,192 matrices.
+
+    Each is the median of ten. The matrices are random because a product of zeros or ones needs less power and
+    so is faster.
     """
     size, side = (2**20, 128) if dry else (2**30, 8192)
     source = torch.zeros(size, dtype=torch.uint8, device=device)
@@ -69,7 +73,9 @@ def measure_rates(device: str, dry: bool) -> Rates:
 
 
 def timed(run: Callable[[], object], device: str, repeats: int = 10) -> float:
-    """Return the median seconds of `run` after a warm-up, by the device's own clock if it has one."""
+    """Return the median seconds of `run` after a warm-up, by CUDA events on a GPU, else by the host's
+    clock.
+    """
     run()
     if device == "cuda":
         warm = time.perf_counter()
@@ -99,8 +105,8 @@ def layer_weights(c: DecoderConfig) -> int:
 
 
 def decode_bytes(shape: ModelConfig, rows: int, context: int) -> int:
-    """Return the bytes that a decode step must read: every matrix once, and K and V for `context` tokens per
-    row.
+    """Return the bytes that a decode step must read: every matrix once, and the KV of `context` tokens for
+    each row.
     """
     c = shape.text
     weights = c.num_layers * layer_weights(c) + c.vocab_size * c.hidden_size
@@ -109,8 +115,9 @@ def decode_bytes(shape: ModelConfig, rows: int, context: int) -> int:
 
 
 def prefill_flops(shape: ModelConfig, tokens: int) -> int:
-    """Return the FLOPs of one prompt: all matrices and causal attention, without the head, which only one
-    token needs.
+    """Return the FLOPs of one prompt: all matrices and causal attention.
+
+    The output head is left out, because only the last token needs it.
     """
     c = shape.text
     linear = 2 * tokens * c.num_layers * layer_weights(c)
@@ -118,8 +125,9 @@ def prefill_flops(shape: ModelConfig, tokens: int) -> int:
 
 
 def vision_flops(shape: ModelConfig, grid: tuple[int, int, int]) -> int:
-    """Return the FLOPs of one image: patches, layers with full attention within each frame, and all
-    mergers.
+    """Return the FLOPs of one image or video with `grid` (frames, height, width in patches).
+
+    Counted are the patch embedding, all layers (each frame attends to itself) and all mergers.
     """
     c: VisionConfig = shape.vision
     frames, patches = grid[0], grid[1] * grid[2]

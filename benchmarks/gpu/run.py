@@ -1,8 +1,8 @@
 """Run the GPU check's parts, each in its own process with a time limit.
 
-A part that hangs loses only its own time. A CUDA error, after which a process cannot use the GPU any more,
-affects only its own part. Each part can use the whole memory. This process never touches CUDA: it loads all
-modules and forks the others. Not yet run on a GPU.
+So a part that hangs uses up only its own time, and a CUDA error, after which a process cannot use the GPU any
+more, ends only its own part. Each part can use the whole GPU memory. The parent process never touches CUDA:
+it imports all modules and forks the parts. Not yet run on a GPU.
 """
 
 import json
@@ -27,7 +27,7 @@ SHORTEST = 30.0  # seconds; a process that loads CUDA may have to wait
 
 
 class PartReporter:
-    """A part's connection to the runner. Results are sent at once, so that a part that is cut off loses
+    """Sends a part's results to the parent process, each at once, so that a part that is cut off loses
     none.
     """
 
@@ -62,7 +62,7 @@ Work = Callable[[PartReporter], None]
 
 @dataclass(frozen=True, slots=True)
 class RunningPart:
-    """A running part."""
+    """A part that runs in its own process, and the pipe that its results come from."""
 
     name: str
     process: BaseProcess
@@ -71,18 +71,18 @@ class RunningPart:
 
 @dataclass(slots=True)
 class Run:
-    """The options of a check and the results so far."""
+    """The options of a check, its results so far, and the parts that are running."""
 
     dry: bool
     ends: float  # time.monotonic() at which the last part is cut off
     out: Path | None
-    start: str = "fork"  # how processes start; with "spawn" each loads its modules itself
+    start: str = "fork"  # how parts' processes start; after "spawn" each process imports its modules again
     facts: dict[str, object] = field(default_factory=dict)
     checks: dict[str, Verdict] = field(default_factory=dict)
     goals: dict[str, Goal] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
-    # by part; for parallel parts, the seconds spent waiting
+    # keyed by part; for a part that runs in parallel, only the seconds in which the parent waited for it
     seconds: dict[str, float] = field(default_factory=dict)
     _going: list[RunningPart] = field(default_factory=list)
 
@@ -114,8 +114,9 @@ class Run:
         return self._going[-1]
 
     def end(self, going: RunningPart, seconds: float) -> bool:
-        """Collect a part's results for at most `seconds`; return whether it ended by itself without an
-        error.
+        """Collect a part's results for at most `seconds`, then stop the part.
+
+        Returns whether the part ended by itself and without an error.
         """
         begin = time.monotonic()
         why = self._listen(going, min(begin + seconds, self.ends))
@@ -132,7 +133,7 @@ class Run:
             self._stop(self._going[-1])
 
     def _listen(self, going: RunningPart, until: float) -> str | None:
-        """Return why the part did not finish, or None if it did."""
+        """Receive results until the part ends. Returns why the part did not finish, or None if it did."""
         while going.pipe.poll(max(0.0, until - time.monotonic())):
             try:
                 told = going.pipe.recv()
@@ -147,8 +148,9 @@ class Run:
         return "cut off: time limit reached"
 
     def _stop(self, going: RunningPart) -> None:
-        """Kill the process and its children if it still runs, and forget it. A process that hangs in the
-        driver may not end; this does not wait for it.
+        """Kill the part's process and its children if it still runs, and forget the part.
+
+        A process that hangs in the driver may not end, so this waits for at most 5 s.
         """
         if going.process.is_alive():
             try:
@@ -160,7 +162,7 @@ class Run:
         self._going.remove(going)
 
     def write(self) -> None:
-        """Write the results after every part, so that an interrupted run keeps them."""
+        """Write the results so far. Called after every part, so that an interrupted run keeps them."""
         if self.out is not None:
             self.out.parent.mkdir(parents=True, exist_ok=True)
             self.out.write_text(json.dumps(self.as_dict(), indent=1) + "\n", encoding="utf-8")

@@ -2,7 +2,8 @@
 
     python benchmarks/gpu/setup.py FOLDER      FOLDER must be on PYTHONPATH
 
-Lists missing packages. If mmengine is not installed, writes its entry points to FOLDER.
+Exits with 1 and prints the missing packages if there are any. If mmengine is not installed, writes its entry
+points to FOLDER.
 """
 
 import re
@@ -37,8 +38,9 @@ def _name(dependency: str) -> str:
 
 
 def _installed(dependency: str) -> bool:
-    """Return whether a package is installed with at least the required version. For `name>=1.9,<2` only
-    `>=1.9` is checked.
+    """Return whether a package is installed in the required version.
+
+    Only the lower limit is checked: `>=1.9` of `name>=1.9,<2`.
     """
     try:
         version = metadata.version(_name(dependency))

@@ -1,4 +1,4 @@
-"""A Qwen3-VL with a given shape and random weights, made on the device, for timing."""
+"""Make a Qwen3-VL of a given shape with random weights, directly on the device, for checks and timing."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,7 +20,7 @@ def _rope(*sections: int) -> RopeConfig:
 
 
 def _shape(text: dict[str, object], vision: dict[str, object]) -> ModelConfig:
-    """Return a configuration: the fields that all sizes share, with the given ones."""
+    """Return a model configuration: the fields that all sizes share, and `text` and `vision` in addition."""
     return ModelConfig(
         text=DecoderConfig(
             vocab_size=151_936,
@@ -94,7 +94,7 @@ def wide_shape(num_heads: int) -> ModelConfig:
 
 
 class RandomWeights:
-    """A stand-in for a WeightReader. Norms are ones; matrices are small enough to stay finite."""
+    """Replaces a WeightReader. Norm weights are ones; matrices are so small that no result overflows."""
 
     def __init__(self, shape: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
         self._shapes = expected_tensors(shape)

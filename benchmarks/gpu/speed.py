@@ -1,4 +1,4 @@
-"""Speed of one model on one device, as the engine runs it: decode by batch size, a long prompt, images."""
+"""Measure the speed of one model in the engine: decode at several batch sizes, a long prompt, and images."""
 
 import time
 from collections.abc import Sequence
@@ -39,10 +39,10 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Decode:
-    """Medians over the steps in which every row made one token."""
+    """Medians over the steps in which every row generated one token."""
 
     step_s: float
-    cpu_s: float  # for this process, all its threads
+    cpu_s: float  # CPU time of this process, summed over its threads
     context: int  # tokens per row, on average over rows and steps
 
 
@@ -77,8 +77,9 @@ class Bench:
         self._count = 0
 
     def _prompt_steps(self, rows: int) -> int:
-        """Return the steps until the last of `rows` prompts is computed, while the first ones decode
-        already.
+        """Return after how many steps the last of `rows` prompts is computed.
+
+        Meanwhile the first rows decode already.
         """
         return -(-rows * self._sizes.context // (self._sizes.budget - rows))
 
@@ -97,7 +98,9 @@ class Bench:
         self.core.close()
 
     def prefill(self, tokens: int, repeats: int = 3) -> float:
-        """Return the median seconds from a prompt of `tokens` to its first token, after a warm-up."""
+        """Return the median seconds to compute a prompt of `tokens` and its first new token, after a
+        warm-up.
+        """
         return median([self._until_first(tokens) for _ in range(repeats + 1)][1:])
 
     def _until_first(self, tokens: int) -> float:
@@ -113,12 +116,14 @@ class Bench:
         watch: AbstractContextManager | None = None,
         sampling: SamplingParams | None = None,
     ) -> Decode:
-        """Decode `rows` rows over `steps` steps, greedily without `sampling`. `watch` is entered when all of
-        them decode.
+        """Decode `rows` rows for `steps` steps and return the medians.
+
+        Without `sampling` decoding is greedy. `watch` is entered once all rows decode and SETTLE steps are
+        done.
         """
         prompts = self._prompts(rows, self._sizes.context)
         self._submit(prompts, self._answer_length(rows, steps), sampling)
-        settled = 0  # steps in which all rows decode: the first ones allocate for this batch size
+        settled = 0  # steps in which all rows decoded; the first such steps allocate for this batch size
         while settled < SETTLE:
             settled += self._whole_step(rows)
             if not self.core.has_work:
@@ -137,15 +142,16 @@ class Bench:
         return Decode(median(walls), median(cpus), context)
 
     def encode(self, grids: Sequence[tuple[int, int, int]]) -> float:
-        """Return the vision tower's seconds for images with these patches, in one call."""
+        """Return the vision tower's seconds for images with these grids (t, h, w in patches), in one call."""
         patches = sum(t * h * w for t, h, w in grids)
         there = torch.zeros(patches, self._network.spec.patch_width, dtype=torch.uint8, device=self._device)
         with torch.inference_mode():
             return timed(lambda: self._network.encode(there, grids), self._device, 5)
 
     def encode_small(self, grid: tuple[int, int, int]) -> dict[str, float]:
-        """Return the seconds from an image's pixels on the host to its features, launched, and replayed if
-        captured.
+        """Return the seconds from an image's pixels on the host to its features.
+
+        The keys are "launched" and, if the image's size is captured, "replayed".
         """
         t, h, w = grid
         pixels, device = (
@@ -160,8 +166,9 @@ class Bench:
             return {how: timed(way, self._device, 9) for how, way in ways.items()}
 
     def answer(self, asks: Sequence[Ask]) -> float:
-        """Return tokens per second over whole answers, with all requests submitted first: the second of two
-        runs.
+        """Return generated tokens per second over whole answers, in the second of two runs.
+
+        All requests are submitted before the first step.
         """
         return [self._answer_all(asks) for _ in range(2)][1]
 

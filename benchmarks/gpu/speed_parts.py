@@ -1,4 +1,4 @@
-"""The parts of the GPU check that measure speed beside lower bounds, with random weights.
+"""The parts of the GPU check that measure speed with random weights and compare it with lower bounds.
 
 Not yet run on a GPU.
 """
@@ -20,7 +20,8 @@ from mmengine_qwen3_vl.config import ModelConfig
 
 SIZES = Sizes(rows=(1, 16, 64, 256), context=1024, steps=48, budget=8192, prefill=8192, grid=(1, 64, 64))
 DRY = Sizes(rows=(1, 8), context=24, steps=4, budget=32, prefill=64, grid=(1, 4, 4))
-# Fractions: of the lower bound, or of the matmul rate; of the time in which kernels run.
+# Decode (keyed by rows) and prefill: the lower bound divided by the time. Busy: the share with a kernel
+# running.
 WANTED_DECODE = {1: 0.7, 64: 0.6, 256: 0.6}
 WANTED_PREFILL = 0.55
 WANTED_BUSY = 0.97
@@ -44,8 +45,9 @@ def shape_and_sizes(name: str, dry: bool) -> tuple[ModelConfig, Sizes]:
 
 
 def decode(name: str, facts: dict[str, object], tell: PartReporter) -> None:
-    """Measure greedy decode by rows; then 64 rows with top-k and top-p, and with top-p alone, beside the same
-    bound.
+    """Measure greedy decode for each batch size, then 64 rows with top-k and top-p, and with top-p alone.
+
+    All are compared with the same lower bound.
     """
     found, (shape, sizes) = _rates(facts), shape_and_sizes(name, tell.dry)
     network = random_model(shape, tell.device, torch.bfloat16)
@@ -65,7 +67,7 @@ def decode(name: str, facts: dict[str, object], tell: PartReporter) -> None:
 
 
 def drafts(name: str, facts: dict[str, object], tell: PartReporter) -> None:
-    """Measure one row's chain of drafts, with a random head."""
+    """Measure a chain of MAX_DRAFTS drafts for one row, with a draft head of random weights."""
     found, (shape, sizes) = _rates(facts), shape_and_sizes(name, tell.dry)
     floor = MAX_DRAFTS * pass_bytes(shape) / found.copy
     try:
@@ -97,8 +99,9 @@ def prompts(name: str, facts: dict[str, object], tell: PartReporter) -> None:
 
 
 def invariant(name: str, facts: dict[str, object], tell: PartReporter) -> None:
-    """Measure a step of 64 rows and a long prompt with batch_invariant, beside the bounds of steps without
-    it.
+    """Measure decode of 64 rows and a long prompt with batch_invariant.
+
+    The lower bounds are the same as without batch_invariant.
     """
     found, (shape, sizes) = _rates(facts), shape_and_sizes(name, tell.dry)
     try:
@@ -116,7 +119,7 @@ def invariant(name: str, facts: dict[str, object], tell: PartReporter) -> None:
 
 
 def compare_invariant_times(run: Run, name: str) -> None:
-    """Record the slowdown with batch_invariant, from the parts' results."""
+    """Record how many times as long a goal takes with batch_invariant, from the results of earlier parts."""
     context = shape_and_sizes(name, run.dry)[1].context
     for key, goal in run.goals.items():
         work, _, how = key.partition(", ")

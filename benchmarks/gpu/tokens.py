@@ -1,4 +1,6 @@
-"""Correctness: attention backends, and the embedded checkpoint's tokens on another device."""
+"""Check attention backends against torch's, and the embedded checkpoint's tokens on another device against
+the CPU's and transformers'.
+"""
 
 from dataclasses import dataclass, field
 
@@ -20,15 +22,15 @@ from mmengine.serve.engine.engine import Engine
 from mmengine.serve.prompt.options import Options
 from mmengine.serve.text.request_output import Choice
 
-# Maximum gap between the CPU's two best logprobs where another device may choose another token.
+# A device may choose another token than the CPU only if the CPU's two best logprobs differ by at most this.
 ROUNDING = {"float32": 1e-3, "bfloat16": 0.5}
-POOL = EngineConfig(num_blocks=4096)  # not all the memory: several engines run one after another
-Answer = tuple[list[int], list[float]]
+POOL = EngineConfig(num_blocks=4096)  # a fixed size, because several engines share the memory in turn
+Answer = tuple[list[int], list[float]]  # tokens, and for each token the gap between the two best logprobs
 
 
 @dataclass(slots=True)
 class Verdict:
-    """One comparison; `notes` list the differences."""
+    """The result of one comparison. `said` summarizes it, `notes` list the differences."""
 
     name: str
     said: str
@@ -37,7 +39,9 @@ class Verdict:
 
 
 def compare_tokens(device: str, count: int) -> list[Verdict]:
-    """Compare the embedded checkpoint's tokens on `device` with the CPU's in float32, by dtype."""
+    """Compare the embedded checkpoint's tokens on `device`, in float32 and in bfloat16, with the CPU's in
+    float32.
+    """
     with Engine(device="cpu", dtype="float32", config=POOL) as engine:
         asks = mixed(engine.processor, count, 48)
         wanted = answers(engine, asks)
@@ -48,7 +52,7 @@ def compare_tokens(device: str, count: int) -> list[Verdict]:
         largest = max((one["gap"] for one in parted), default=0.0)
         said = f"{count - len(parted)} of {count} equal, largest gap {largest:.1e}"
         notes = [
-            f"request {one['request']} parts at token {one['token']}, gap {one['gap']}" for one in parted
+            f"request {one['request']} diverges at token {one['token']}, gap {one['gap']}" for one in parted
         ]
         right = largest <= ROUNDING[dtype]
         verdicts.append(Verdict(f"tokens on {device} in {dtype} beside the CPU's", said, right, notes[:4]))
@@ -56,7 +60,7 @@ def compare_tokens(device: str, count: int) -> list[Verdict]:
 
 
 def answers(engine: Engine, asks: list[Ask]) -> list[Answer]:
-    """Return tokens up to the natural end, and at each token the gap between the two best logprobs."""
+    """Return each request's answer, greedy and until its end of sequence or length limit."""
     samplings = [SamplingParams(max_tokens=ask.num_new, logprobs=2, seed=0) for ask in asks]
     return [
         (choice.token_ids, [best[1] - second[1] for _, best, second in choice.logprobs])
@@ -65,7 +69,9 @@ def answers(engine: Engine, asks: list[Ask]) -> list[Answer]:
 
 
 def _choices(engine: Engine, asks: list[Ask], samplings: list[SamplingParams]) -> list[Choice]:
-    """Return the answers, with all requests submitted first."""
+    """Submit all requests, run the engine until all are finished, and return the answers in the same
+    order.
+    """
     names = [
         engine.submit_prepared(ask.prepared, Options(sampling), stream=False)
         for ask, sampling in zip(asks, samplings, strict=True)
@@ -79,7 +85,9 @@ def _choices(engine: Engine, asks: list[Ask], samplings: list[SamplingParams]) -
 
 
 def compare_answers(wanted: list[Answer], got: list[Answer]) -> list[dict[str, float | int]]:
-    """Return where answers differ: request, token, and the gap between the CPU's two best logprobs."""
+    """Return the first difference in each differing answer: request index, token index, and `wanted`'s gap
+    there.
+    """
     parted = []
     for request, ((want, gaps), (mine, _)) in enumerate(zip(wanted, got, strict=True)):
         if want != mine:
@@ -90,8 +98,9 @@ def compare_answers(wanted: list[Answer], got: list[Answer]) -> list[dict[str, f
 
 
 def compare_transformers(device: str, count: int) -> Verdict:
-    """Compare the engine's tokens with transformers' `generate` for one prompt at a time, in float32 on the
-    same device.
+    """Compare the engine's tokens with those of transformers' `generate`, in float32 on the same device.
+
+    The engine batches the prompts; `generate` gets one at a time.
     """
     reference = Reference(resolve_folder(None), torch.float32, device)
     with Engine(device=device, dtype="float32", config=POOL) as engine:
@@ -108,10 +117,10 @@ def compare_transformers(device: str, count: int) -> Verdict:
 
 
 def compare_backends(device: str, dtype: torch.dtype, rounds: int) -> tuple[list[Verdict], dict[str, str]]:
-    """Compare every available attention backend with torch's, on random ragged batches.
+    """Compare every available attention backend with torch's, on `rounds` random ragged batches.
 
-    Heads are as in the 2B, the 8B and the embedded checkpoint. Returns the verdicts, and by name the reason
-    why a backend is not available.
+    The heads are those of the 2B, the 8B and the embedded checkpoint. Returns the verdicts, and a dict from
+    an unavailable backend's name to the reason.
     """
     bound = max(8 * torch.finfo(dtype).eps, 1e-5)
     verdicts, skipped = [], {}
@@ -129,7 +138,7 @@ def compare_backends(device: str, dtype: torch.dtype, rounds: int) -> tuple[list
             skipped[f"attention {name}"] = why
         else:
             gaps = ", ".join(f"{gap:.1e} with {heads}" for heads, gap in found.items())
-            said = f"largest gap {gaps} in {rounds} ragged batches, at most {bound:.1e}"
+            said = f"largest gap {gaps} in {rounds} ragged batches (tolerance {bound:.1e})"
             verdicts.append(Verdict(f"attention {name} beside torch", said, max(found.values()) <= bound))
     return verdicts, skipped
 
@@ -157,7 +166,9 @@ def _largest_gap(name: str, spec: ModelSpec, device: torch.device, dtype: torch.
 
 
 def _ragged(rng: np.random.Generator, longest_query: int, longest: int) -> tuple[AttentionMeta, int]:
-    """Return a step with up to nine rows at random positions, with their blocks anywhere in the pool."""
+    """Return a step with up to nine rows of random lengths and scattered blocks, and the pool's block
+    count.
+    """
     rows = int(rng.integers(1, 10))
     queries = rng.integers(1, longest_query + 1, rows).astype(np.int32)
     kv_lens = (queries + rng.integers(0, longest, rows)).astype(np.int32)

@@ -26,8 +26,10 @@ WANTED_CONTINUOUS, WANTED_GENERATE = 5.0, 8.0  # wanted multiples of transformer
 
 
 def _asks(name: str, dry: bool) -> tuple[ModelConfig, list[Ask], list[Ask]]:
-    """Return text requests and image requests, the same for every side and equally long, so that padding
-    costs nothing.
+    """Return the model's shape, text requests and image requests, which are the same for mmengine and
+    transformers.
+
+    All requests of a kind have the same length, so that padding costs transformers nothing.
     """
     shape, _ = shape_and_sizes(name, dry)
     texts, images, words, num_new = (4, 2, 12, 4) if dry else (64, 32, 32, 128)
@@ -49,7 +51,7 @@ def ours(name: str, tell: PartReporter) -> None:
 
 
 def by_generate(name: str, tell: PartReporter) -> None:
-    """Answer an eighth of the image requests one by one, and all of them in one batch."""
+    """Answer all image requests in one batch, and an eighth of them one by one, with `generate`."""
     shape, _, images = _asks(name, tell.dry)
     rival = transformers_model(shape, tell.device, torch.bfloat16)
     few = images[: len(images) // 8 or 1]
@@ -69,7 +71,7 @@ def by_continuous_batching(name: str, tell: PartReporter) -> None:
 
 
 def beside(run: Run, name: str) -> None:
-    """Record goals from both sides' figures: ours beside their best."""
+    """Record goals that compare mmengine's tokens per second with the best of transformers'."""
     for what, other, wanted in (
         ("texts", "continuous batching", WANTED_CONTINUOUS),
         ("images", "generate", WANTED_GENERATE),

@@ -1,4 +1,4 @@
-"""transformers on the same work: random weights with the same shape, `generate` and continuous batching."""
+"""Measure transformers on the same requests and model shape, by `generate` and by continuous batching."""
 
 import logging
 import time
@@ -72,7 +72,9 @@ def transformers_model(shape: ModelConfig, device: str, dtype: torch.dtype) -> R
 def image_asks(
     shape: ModelConfig, count: int, grid: tuple[int, int, int], tokens: int, num_new: int
 ) -> list[Ask]:
-    """Return questions with `tokens` random tokens, each after its own image of random pixels."""
+    """Return requests with `tokens` random text tokens each, and an image of random pixels after the first
+    two.
+    """
     rng = np.random.default_rng(11)
     embeds = grid[0] * grid[1] * grid[2] // shape.vision.merge_size**2
     asks = []
@@ -86,8 +88,9 @@ def image_asks(
 
 
 def generate_rate(rival: Reference, asks: Sequence[Ask], batch: int) -> float:
-    """Return `generate`'s tokens per second over batches of `batch`, after a short warm-up; pixels are
-    converted before the clock starts.
+    """Return `generate`'s tokens per second over batches of `batch` requests, after a short warm-up.
+
+    Pixels are converted before the clock starts.
     """
     dtype = next(rival.model.parameters()).dtype
     batches = [asks[first : first + batch] for first in range(0, len(asks), batch)]
@@ -99,15 +102,16 @@ def generate_rate(rival: Reference, asks: Sequence[Ask], batch: int) -> float:
 
 
 def continuous_rates(rival: Reference, asks: Sequence[Ask]) -> Iterator[tuple[str, float | str]]:
-    """Yield tokens per second of transformers' continuous batching, text only, by method.
+    """Yield pairs of a method's name and the tokens per second of transformers' continuous batching (text
+    only).
 
-    The methods are its own choice, and on a GPU its other options. A method that fails yields the reason
-    instead. Its best attention needs flash-attn or `kernels`, which bring their own builds; without them
-    transformers uses torch's SDPA with masks.
+    The first method uses transformers' default options; on a GPU two more methods set other options. If a
+    method fails, the reason replaces its figure. Transformers' best attention needs the packages flash-attn
+    or `kernels`, which bring their own builds; without them it uses torch's SDPA with masks.
     """
     yield "as it chooses", _rate_or_why(rival, asks, {})
     if rival.model.device.type == "cuda":
-        # cuDNN plans anew for each length, where torch prefers it
+        # If torch prefers cuDNN's attention, cuDNN makes a new plan for each length.
         torch.backends.cuda.enable_cudnn_sdp(False)
         yield "without cuDNN", _rate_or_why(rival, asks, {})
         graphs = {"use_cuda_graph": True, "use_async_batching": True}
@@ -125,12 +129,15 @@ def _rate_or_why(rival: Reference, asks: Sequence[Ask], options: dict[str, objec
 def answer_continuously(
     rival: Reference, asks: Sequence[Ask], options: dict[str, object], runs: int = 2
 ) -> tuple[float, list[list[int]]]:
-    """Return the last run's seconds and the answers; this run reuses the first run's caches and graphs. On a
-    GPU transformers sizes its cache from the free memory.
+    """Return the seconds and the answers of the last of `runs` runs, which reuses the caches and graphs of
+    earlier runs.
+
+    On a GPU transformers sizes its KV cache from the free memory. Raises RuntimeError if an answer is too
+    short.
     """
     logging.getLogger("ContinuousBatchingLogger").setLevel(logging.CRITICAL)
     num_new, model = asks[0].num_new, rival.model
-    # Otherwise the last run would reuse the first run's computed prompts.
+    # With block sharing the last run would get the first run's prompts as prefix cache hits.
     options = {"allow_block_sharing": False} | options
     if model.device.type == "cpu":
         options |= {"num_blocks": 16, "max_batch_tokens": 64}
@@ -161,7 +168,9 @@ def answer_continuously(
 
 
 def attention_of(rival: Reference, asks: Sequence[Ask]) -> str:
-    """Return the attention that continuous batching uses here, as its model reports while running."""
+    """Return the name of the attention that continuous batching uses here, as a layer's config says during a
+    run.
+    """
     seen: set[str] = set()
     layer = rival.model.model.language_model.layers[0]
     hook = layer.register_forward_pre_hook(lambda *_: seen.add(layer.self_attn.config._attn_implementation))

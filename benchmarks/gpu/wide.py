@@ -1,7 +1,7 @@
-"""The whole engine on a device, with heads of 128 values as in real models.
+"""Check the whole engine on a device, with heads of 128 values as in real models.
 
-Logprobs of greedy answers with random weights are compared with the plain decoder's over torch's attention in
-float32, one request at a time. Not yet run on a GPU.
+The engine answers greedily with random weights. Its logprobs are compared with those of the plain decoder
+with torch's attention in float32, which computes one request at a time. Not yet run on a GPU.
 """
 
 import numpy as np
@@ -24,25 +24,27 @@ from mmengine_qwen3_vl import plugin
 from mmengine_qwen3_vl.config import ModelConfig
 
 LONGEST, NUM_NEW = 512, 24  # tokens in a prompt, and in an answer
-ROUNDING = {torch.float32: 1e-4, torch.bfloat16: 0.02}  # of a logprob
+ROUNDING = {torch.float32: 1e-4, torch.bfloat16: 0.02}  # largest allowed difference of a logprob
 Answer = tuple[np.ndarray, list[int], list[float]]  # a prompt, the following tokens, their logprobs
 
 
 class Widened(RandomWeights):
-    """The same weights in float32."""
+    """The same random weights, converted to float32."""
 
     def read(self, *names: str) -> torch.Tensor:
         return super().read(*names).float()
 
 
 def compare_wide(device: str, dtype: torch.dtype, num_heads: int, count: int) -> tuple[Verdict, str]:
-    """Compare `count` prompts that run together through chunks, mixed steps, and captured steps where
-    attention supports them. Also return the attention's name, with the number of replayed steps.
+    """Compare the answers to `count` prompts that run together with the reference.
+
+    The run has prompt chunks, mixed steps, and captured steps if the attention backend supports them. Also
+    returns the backend's name with the number of replayed steps.
     """
     shape = wide_shape(num_heads)
     answers, how = greedy_answers(shape, device, dtype, count)
     largest = max(gaps(shape, answers, device, dtype))
-    said = f"logprobs at most {largest:.1e} apart, may be {ROUNDING[dtype]:.1e}"
+    said = f"logprobs at most {largest:.1e} apart (tolerance {ROUNDING[dtype]:.1e})"
     name = f"answers of {num_heads} heads of 128 on {device} by {how.partition(',')[0]}"
     return Verdict(name, said, largest <= ROUNDING[dtype]), how
 
@@ -50,7 +52,7 @@ def compare_wide(device: str, dtype: torch.dtype, num_heads: int, count: int) ->
 def greedy_answers(
     shape: ModelConfig, device: str, dtype: torch.dtype, count: int
 ) -> tuple[list[Answer], str]:
-    """Return the engine's answers, with two steps in flight."""
+    """Return the engine's answers (two steps in flight), and the attention's name with the graph counts."""
     rng = np.random.default_rng(9)
     lengths = rng.integers(1, LONGEST, count)
     prompts = [rng.integers(3, shape.text.vocab_size, n, dtype=np.int32) for n in lengths]
@@ -80,9 +82,7 @@ def greedy_answers(
 
 
 def gaps(shape: ModelConfig, answers: list[Answer], device: str, dtype: torch.dtype) -> list[float]:
-    """Return each answer's largest logprob difference from the reference; infinite where tokens are
-    missing.
-    """
+    """Return each answer's largest logprob difference from the reference; infinite if tokens are missing."""
     where, spec = torch.device(device), make_spec(shape)
     apart = []
     with torch.inference_mode():

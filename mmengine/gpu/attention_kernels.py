@@ -1,9 +1,10 @@
 """Paged attention for head sizes and machines that FlashInfer does not support. Not yet run on a GPU.
 
-A program processes a row's query tiles in order; the heads that share a KV head are side by
-side in a tile. Keys are read in tiles of KEYS, counted from the row's position 0. SPAN keys form one
-softmax, which is then joined with the previous spans' softmax. So several programs may also compute a row's
-spans, and their stored softmaxes are joined in the same order, with exactly the same bits.
+A query tile has some consecutive queries of one row (request), each with all heads that share a KV head
+(attention_tiles.py). A program computes one tile after another and reads a tile's keys in groups of KEYS.
+Every SPAN keys, counted from the row's position 0, have a softmax of their own, which is then joined with the
+softmax of the spans before. So a tile's spans may also be computed by several programs: their stored
+softmaxes are joined in the same order, and the result has the same bits.
 """
 
 import torch
@@ -13,16 +14,16 @@ import triton.language as tl
 from mmengine.gpu.attention_tiles import SPAN, Work
 
 _LOG2_E = 1.4426950408889634
-_KEY_BYTES = 256  # bytes per key above which a tile has half as many keys
-_WIDE_BYTES = 2**15  # bytes per query tile from which it uses twice as many warps
+_KEY_BYTES = 256  # if a key has more bytes than this, half as many keys are read at once
+_WIDE_BYTES = 2**15  # a query tile with at least this many bytes gets 8 warps instead of 4
 
 
 @triton.jit
 def _join(top, mass, total, other_top, other_mass, other_total):
-    """Join the softmaxes over two key sets: each query's highest score and weight sum, and the
-    weighted sum over V.
+    """Join the softmaxes over two sets of keys.
 
-    Written with fma, so that every compilation rounds alike.
+    Each has, for every query, the highest score (`top`), the sum of the weights (`mass`) and the weighted sum
+    of V (`total`). fma is written out, so that every compilation rounds in the same way.
     """
     joined = tl.maximum(top, other_top)
     base = tl.where(joined == float("-inf"), 0.0, joined)
@@ -33,7 +34,9 @@ def _join(top, mass, total, other_top, other_mass, other_total):
 
 @triton.jit
 def _values(x, IS_FP8: tl.constexpr, dtype: tl.constexpr):
-    """Return `x` in `dtype`; bytes are float8_e4m3fn, whose bits read as half precision are 1/256 of the
+    """Return `x` in `dtype`; with IS_FP8 `x` are bytes of float8_e4m3fn.
+
+    The sign, exponent and mantissa of such a byte, moved to their places in a float16, give 1/256 of the
     value.
     """
     if IS_FP8:
@@ -43,7 +46,7 @@ def _values(x, IS_FP8: tl.constexpr, dtype: tl.constexpr):
     return x
 
 
-# Values that change per step are not specialised, so one binary serves every step.
+# Triton must not specialise on values that change from step to step, so that one binary serves every step.
 @triton.jit(do_not_specialize=["num_parts", "width"])
 def _attend_kernel(
     q,
@@ -72,7 +75,9 @@ def _attend_kernel(
     SPAN: tl.constexpr,
     IS_FP8: tl.constexpr,
 ):
-    """See `attend`. Each program handles a KV head, with a stride over the tiles."""
+    """See `attend`. Program (i, h) computes KV head h of the tiles i, i + n, ... for n programs per KV
+    head.
+    """
     kv_head = tl.program_id(1)
     dtype: tl.constexpr = q.dtype.element_ty
     rows, lanes = tl.arange(0, ROWS), tl.arange(0, LANES)
@@ -154,7 +159,7 @@ def _join_kernel(
     LANES: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Join the parts for tiles whose spans several programs computed, in the order in which a single program
+    """Join the parts of tiles that several programs computed, in the order in which a single program
     would.
     """
     kv_head = tl.program_id(1)
@@ -183,7 +188,7 @@ def _join_kernel(
 
 
 def shapes(num_heads: int, num_kv_heads: int, head_dim: int, rows: int, dtype: torch.dtype) -> dict[str, int]:
-    """Return the compile-time constants for both kernels, including warps, if q has `dtype`."""
+    """Return the compile-time constants of both kernels, and their number of warps, for q in `dtype`."""
     lanes = max(16, triton.next_power_of_2(head_dim))
     return {
         "NUM_KV_HEADS": num_kv_heads,
@@ -196,8 +201,9 @@ def shapes(num_heads: int, num_kv_heads: int, head_dim: int, rows: int, dtype: t
 
 
 def tiling(lanes: int, dtype: torch.dtype) -> dict[str, int]:
-    """Return the keys per tile, and the tiles in flight that registers and shared memory
-    can hold.
+    """Return KEYS, the keys that are read at once, and num_stages, how many such reads are in flight.
+
+    Both are limited by registers and shared memory.
     """
     is_narrow = lanes * dtype.itemsize <= _KEY_BYTES
     keys = (64 if is_narrow else 32) // (1 if dtype.itemsize == 2 else 2)
@@ -205,10 +211,11 @@ def tiling(lanes: int, dtype: torch.dtype) -> dict[str, int]:
 
 
 def attend(q: torch.Tensor, blocks: torch.Tensor, work: Work) -> torch.Tensor:
-    """Return causal attention from q [t, heads, d] over the rows in `work`, in the same shape, contiguous.
+    """Return causal attention of q [t, heads, d] over the rows of `work`: contiguous, with q's shape and
+    dtype.
 
-    A token's heads are contiguous in q. `blocks` [n, 2, block_size, kv_heads, d] have q's dtype, or are bytes
-    of float8_e4m3fn. A query that sees no key gets zeros.
+    In q the heads of one token are contiguous. `blocks` [n, 2, block_size, kv_heads, d] have q's dtype, or
+    are bytes (uint8) of float8_e4m3fn. A query that sees no key gets zeros.
     """
     num_heads, head_dim = q.shape[1:]
     _, _, block_size, num_kv_heads, _ = blocks.shape

@@ -1,8 +1,9 @@
 """Plan which program in attention_kernels attends which keys, on the host, from a step's lengths.
 
-A tile is some consecutive queries in a row, with the heads that share a KV head. Normally a single program
-reads all keys that a tile sees. If there are fewer tiles than programs, each span (SPAN keys) is a part for
-its own program, and the parts are joined. A result has the same bits either way.
+A tile has some consecutive queries of one row (request), each with all heads that share a KV head. Normally a
+single program reads all keys that a tile sees. If there are fewer tiles than programs, each span (SPAN keys)
+of a long tile is a part that its own program computes, and the parts are joined. The result has the same bits
+either way.
 """
 
 from typing import NamedTuple
@@ -12,35 +13,37 @@ from torch import Tensor
 
 from mmengine.ragged import counting
 
-SPAN = 256  # keys; a multiple of a tile's keys
-WHOLE = -1  # in place of a part number: all spans of the tile
-TILE_ROWS = (16, 32, 64)  # queries times heads; a tensor core needs at least 16
-ONE_TILE_ROWS = 32  # for any number of queries
+SPAN = 256  # keys; a multiple of the keys that a program reads at once
+WHOLE = -1  # instead of a part's index: one program computes all spans of the tile
+TILE_ROWS = (16, 32, 64)  # rows of a tile: queries times heads; a tensor core needs at least 16
+ONE_TILE_ROWS = 32  # rows of a tile if the size must not depend on the queries
 
 
 class Work(NamedTuple):
-    """A step on the device: n rows, in `programs` programs per KV head. int32 except `totals` and `sums`,
-    which are float32.
+    """The plan of a step with n requests, for `programs` programs per KV head.
+
+    Tensors are on the device, in int32; `totals` and `sums` are workspaces in float32.
     """
 
-    rows: int  # per tile
-    width: int  # rows stored for a part
+    rows: int  # rows of a tile: queries times heads that share a KV head
+    width: int  # how many of a tile's rows have room in a part
     programs: int
     totals: Tensor  # [parts, kv_heads, width, d]
     sums: Tensor  # [2, parts, kv_heads, width]
-    counts: Tensor  # number of tiles, number of joins
+    counts: Tensor  # [2]: number of tiles, number of joins
     tiles: Tensor  # [i, 4]: row, first query, part or WHOLE, span
     joins: Tensor | None  # [j, 4]: row, first query, first part, end of the parts; None: no parts
     query_starts: Tensor  # [n + 1]
     befores: Tensor  # [n], tokens before the row's first query
     lengths: Tensor  # [n], tokens that the row's queries may see
-    page_starts: Tensor  # [n]
-    pages: Tensor  # [p], blocks
+    page_starts: Tensor  # [n], where each row's blocks begin in `pages`
+    pages: Tensor  # [p], the block ids of all rows
 
 
 def tile_rows(group: int, longest: int | None) -> int:
-    """Return the rows per tile, for `group` heads per KV head and at most `longest` queries per row; None: a
-    fixed size.
+    """Return the rows of a tile, for `group` heads per KV head and at most `longest` queries per request.
+
+    With `longest` None, the size depends only on `group`.
     """
     wanted = ONE_TILE_ROWS if longest is None else min(group * longest, TILE_ROWS[-1])
     return max(TILE_ROWS[0], _power_of_2(max(wanted, group)))
@@ -51,7 +54,7 @@ def _power_of_2(least: int) -> int:
 
 
 def num_tiles(query_lens: np.ndarray, queries: int) -> np.ndarray:
-    """Return each row's tile count, with `queries` per tile."""
+    """Return each request's number of tiles, with `queries` queries per tile."""
     return -(-query_lens // queries)
 
 
@@ -63,7 +66,11 @@ def cut(
     programs: int,
     max_parts: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return `tiles` and `joins` for a Work, longest tiles first."""
+    """Return `tiles` [i, 4] and `joins` [j, 4] of a Work, the tiles with the most spans first.
+
+    A tile is divided into parts only if there are fewer tiles than `programs`, and while at most `max_parts`
+    parts are used.
+    """
     tiles = num_tiles(query_lens, queries)
     num_all = int(tiles.sum())
     rows = np.arange(len(tiles))

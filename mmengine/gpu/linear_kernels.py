@@ -1,9 +1,9 @@
-"""Linear layers that give a row the same bits for any row count and any position among them.
+"""Linear layers in which the bits of a row's result depend neither on the number of rows nor on its index.
 
-cuBLAS chooses a kernel, and the split of its sums, by the row count. Here a program computes a tile in the
-result, and sums over the whole depth in a fixed order. Tiles depend on the dtype and the layer's width, never
-on the row count, and the same binary handles any row count. Other rows in a tile have no influence: missing
-rows are zeros. Not yet run on a GPU.
+cuBLAS chooses a kernel, and how its sums are split, by the number of rows. Here a program computes one tile
+of the result and sums over the whole depth in a fixed order. Tile sizes depend on the dtype and the layer's
+width, never on the number of rows, and the same binary handles any number. The rows of a tile do not
+influence each other; missing rows are zeros. Not yet run on a GPU.
 """
 
 from collections.abc import Callable
@@ -14,26 +14,26 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-GROUP = 8  # tiles of rows that read the same weights side by side, so that the weights come from L2
+GROUP = 8  # this many row tiles read the same weights at the same time, so that the weights come from L2
 ALIGNED = 16  # bytes: Triton compiles another kernel for unaligned addresses
 
 
 class Tile(NamedTuple):
-    """The part of y that a program computes, [rows, columns]."""
+    """The part of y that a program computes, [rows, columns], and how it sums."""
 
     rows: int
     columns: int
-    depth: int  # of one step along the sums
-    stages: int  # of the prefetch pipeline
+    depth: int  # products that are added to a sum at once
+    stages: int  # length of the prefetch pipeline
 
 
-# The widest tile that still gives MANY tiles. When one tile of rows decodes, about 2 MB of weights are then
-# in flight, as much as a GPU's memory delivers within its latency. 64 rows are the minimum for sm_90's wgmma,
-# and leave a step with one row bound by memory. Below sm_90 all tiles fit into the 99 KiB of shared memory
-# that smaller GPUs have.
+# A layer uses the widest of these tiles that still divides its columns into MANY tiles. In a decode step with
+# a single row tile about 2 MB of weights are then in flight, as much as a GPU's memory delivers within its
+# latency. sm_90's wgmma needs at least 64 rows, and with 64 a step of one row is still bound by memory. Below
+# sm_90 all tiles fit into the 99 KiB of shared memory that smaller GPUs have.
 MANY = 64
 TILES_16 = (Tile(64, 128, 64, 4), Tile(64, 64, 64, 6), Tile(64, 32, 128, 5))
-# Without tensor cores, because float32 is not rounded to TF32.
+# float32 does not use tensor cores, because they would round it to TF32.
 TILE_32 = Tile(16, 64, 32, 3)
 
 
@@ -59,8 +59,8 @@ def _linear_kernel(
     STEP: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """A program per tile in y. x [num_rows, DEPTH], weight [WIDTH, DEPTH], y [num_rows, WIDTH], all
-    contiguous.
+    """Each program computes a tile of y. x [num_rows, DEPTH], weight [WIDTH, DEPTH] and y [num_rows, WIDTH]
+    are contiguous.
     """
     program = tl.program_id(0)
     COLUMN_TILES: tl.constexpr = (WIDTH + COLUMNS - 1) // COLUMNS
@@ -93,8 +93,9 @@ def _linear_kernel(
 
 
 def fixed_linear(weight: Tensor, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
-    """Return the layer x weight^T + bias, from [t, k] to [t, n], for weight [n, k]; the same dtype
-    throughout, sums in float32.
+    """Return a function that maps x [t, k] to x weight^T + bias [t, n], for weight [n, k].
+
+    All tensors have the same dtype; sums are in float32.
     """
     weight = weight.contiguous()
     width, depth = weight.shape

@@ -1,4 +1,4 @@
-"""Find the sampling kernels for a device. Not yet run on a GPU."""
+"""Choose the sampling kernels for a device: Triton's if they work there, else none. Not yet run on a GPU."""
 
 from functools import cache
 from types import ModuleType
@@ -12,17 +12,16 @@ _EXAMPLE = 70  # vocabulary size for trying the kernels
 
 
 def sampling_kernels(device: torch.device) -> ModuleType | None:
-    """Return mmengine.gpu.sampling_kernels if they run on `device` and give the expected tokens, else
+    """Return the module sampling_kernels if its kernels run on `device` and give the right tokens, else
     None.
     """
     return _checked_kernels(device)[0] if device.type in DEVICE_TYPES else None
 
 
 def compile_all(kernels: ModuleType, vocab_size: int, device: torch.device) -> None:
-    """Run each kernel once with this vocabulary size.
+    """Run each kernel once with this vocabulary size, so that Triton compiles all of them now.
 
-    Triton compiles for the size, which takes seconds, and the first step that samples would otherwise wait
-    for it.
+    A compilation takes seconds. The first step that samples would otherwise wait for it.
     """
     logits, zero = torch.zeros(1, vocab_size, device=device), torch.zeros(1, device=device)
     keys = torch.zeros(3, 1, dtype=torch.int64, device=device)
@@ -35,7 +34,7 @@ def compile_all(kernels: ModuleType, vocab_size: int, device: torch.device) -> N
 
 
 def describe(device: torch.device) -> str:
-    """Return the library that samples on `device`: Triton, or torch with the reason."""
+    """Return which library samples on `device`, with its version; for torch on a GPU with the reason."""
     if device.type == "cpu":
         return "the CPU's kernels"
     return _checked_kernels(device)[1] if device.type in DEVICE_TYPES else "torch"
@@ -56,16 +55,18 @@ def _checked_kernels(device: torch.device) -> tuple[ModuleType | None, str]:
 
 
 def gives_known_tokens(kernels: ModuleType, device: torch.device) -> bool:
-    """Run each kernel once and return whether the tokens are right.
+    """Run each kernel once on a small example and return whether all results are right.
 
-    With equal logits the token is the argmax over the noise for seed 1, output 2 and sample 3
-    (runtime/sampling/gumbel.py): token 15 of 70.
+    With equal logits `draw` returns the argmax of the noise. For seed 1, output 2 and sample 3
+    (runtime/sampling/gumbel.py) that is token 15 of 70.
     """
     logits, zero = torch.zeros(1, _EXAMPLE, device=device), torch.zeros(1, device=device)
     keys = torch.tensor([[1], [2], [3]], device=device)
     ramp = torch.arange(_EXAMPLE, device=device).float()[None]
-    least = kernels.top_p_bound(ramp, ramp.amax(-1), zero + 1, zero + 0.7)  # e**0 / sum(e**-n): 0.632, 0.865
-    among = kernels.top_k_bound(ramp.flip(1), keys[2], zero + 0.9)  # of three tokens: 0.665, 0.910
+    # The best token has the probability 0.632, the best two 0.865 (sums over e**-n): top_p 0.7 keeps two.
+    least = kernels.top_p_bound(ramp, ramp.amax(-1), zero + 1, zero + 0.7)
+    # Among the best three tokens, the best has 0.665 and the best two 0.910: top_p 0.9 keeps two.
+    among = kernels.top_k_bound(ramp.flip(1), keys[2], zero + 0.9)
     drawn = kernels.draw(logits, zero, zero + 1, zero - 1, keys)
     likely = kernels.log_softmax(ramp)[0]
     bits = torch.tensor([[0b1010, 0, 0]], dtype=torch.int32, device=device)

@@ -1,13 +1,15 @@
-"""Sample tokens from logits in a single pass: filters.py and gumbel.py in runtime/sampling, and masks.
+"""Triton kernels that filter, mask and sample logits, with the results of runtime/sampling/filters.py and
+gumbel.py.
 
-A row is divided into chunks, a program each, which store their best token; torch picks the best among these.
+`draw` and `keep_allowed` divide a row of logits into chunks. A program for each chunk stores the chunk's best
+token, and torch then takes the best of these. The other kernels have one program per row.
 """
 
 import torch
 import triton
 import triton.language as tl
 
-# tokens per program; four times the lanes, because one Philox call gives the noise of four tokens
+# Tokens that a program handles at once. One Philox call gives the noise for four tokens.
 CHUNK = 4096
 
 
@@ -15,7 +17,7 @@ CHUNK = 4096
 def _noise(bits):
     """Return standard Gumbel noise from 32 random bits, as runtime/sampling/gumbel.py defines it."""
     uniform = tl.minimum((bits.to(tl.float32) + 0.5) * 2.3283064365386963e-10, 0.9999999403953552)
-    # log1p(-u) from the logarithm alone (Kahan): the error of 1 - u is divided out again.
+    # log1p(-u) computed with log only (Kahan's formula), which cancels the rounding error of 1 - u.
     rest = 1.0 - uniform
     lost = rest - 1.0
     logs = tl.where(lost == 0.0, -uniform, tl.log(rest) * (-uniform / tl.where(lost == 0.0, 1.0, lost)))
@@ -27,7 +29,8 @@ def _scaled(logits, largest, temperature):
     return tl.div_rn(logits - largest, temperature)
 
 
-# Pointers into a tensor may have any alignment, and Triton would compile each anew, within a step.
+# `least` may point into a tensor with any alignment. Triton would compile for each alignment, in the middle
+# of a step.
 @triton.jit(do_not_specialize_on_alignment=["least"])
 def _draw_kernel(
     logits,
@@ -71,10 +74,12 @@ def _draw_kernel(
 def _top_p_kernel(
     logits, stride, largest, temperature, top_p, least, VOCAB: tl.constexpr, CHUNK: tl.constexpr
 ):
-    """A program per row. Kept tokens have less mass than `top_p` before them.
+    """Each program finds the bound of one row. See `top_p_bound`.
 
-    A token is ordered by its distance from the row's best; the distance's bits order alike, so the bound
-    is found bit by bit, two at a time.
+    A token is kept if the tokens with higher logits have less mass than `top_p` together. Tokens are ordered
+    by the scaled distance of their logit from the row's largest. A distance is a float of at least 0, and the
+    bits of such floats, read as integers, have the same order. So the largest kept distance is found by a
+    search over its bits, two per turn.
     """
     row = tl.program_id(0).to(tl.int64)
     top, heat, share = tl.load(largest + row), tl.load(temperature + row), tl.load(top_p + row)
@@ -104,7 +109,7 @@ def _top_p_kernel(
 
 @triton.jit(do_not_specialize=["width"], do_not_specialize_on_alignment=["top_k"])
 def _top_k_kernel(best, width, top_k, top_p, least, CHUNK: tl.constexpr):
-    """A program per row in `best`, which is sorted. Other rows' top_k have no influence."""
+    """Each program finds the bound of one row of `best`, which is sorted. See `top_k_bound`."""
     row = tl.program_id(0).to(tl.int64)
     count, share = tl.load(top_k + row), tl.load(top_p + row)
     source = best + row * width
@@ -114,7 +119,8 @@ def _top_k_kernel(best, width, top_k, top_p, least, CHUNK: tl.constexpr):
         place = start + tl.arange(0, CHUNK)
         values = tl.load(source + place, mask=place < count, other=float("-inf"))
         total += tl.sum(tl.exp(values - top))
-    wanted = tl.where(share >= 1.0, float("inf"), share * total)  # rounding must not cut a tail
+    # With top_p 1 all k tokens stay; rounding of the sums must not exclude the last ones.
+    wanted = tl.where(share >= 1.0, float("inf"), share * total)
     bound, before = top, 0.0
     for start in range(0, count, CHUNK):
         place = start + tl.arange(0, CHUNK)
@@ -128,7 +134,7 @@ def _top_k_kernel(best, width, top_k, top_p, least, CHUNK: tl.constexpr):
 
 @triton.jit
 def _log_softmax_kernel(logits, stride, largest, out, VOCAB: tl.constexpr, CHUNK: tl.constexpr):
-    """One program per row."""
+    """Each program computes one row. See `log_softmax`."""
     row = tl.program_id(0).to(tl.int64)
     top, source = tl.load(largest + row), logits + row * stride
     total = 0.0
@@ -167,12 +173,11 @@ def draw(
     least: torch.Tensor,
     keys: torch.Tensor,
 ) -> torch.Tensor:
-    """Return the tokens, int64 [r], that filters.apply_temperature and gumbel.gumbel_noise give for float32
-    logits [r, vocab].
+    """Return a sampled token for each row of float32 logits [r, vocab], int64 [r].
 
-    Only tokens whose logit, minus `largest` and divided by `temperature` (float32 [r], above 0), is at least
-    `least` [r] are candidates. `keys`, int64 [3, r]: seeds, output and sample indices. Rows of logits are
-    contiguous.
+    The result is that of filters.apply_temperature and gumbel.gumbel_noise. A token is a candidate if its
+    logit, minus `largest` and divided by `temperature` (above 0), is at least `least` (all float32 [r]).
+    `keys`, int64 [3, r]: seeds, output indices and sample indices. Each row of logits is contiguous.
     """
     rows, vocab = logits.shape
     scores, tokens = _partial(rows, vocab, logits.device)
@@ -185,10 +190,10 @@ def draw(
 def top_p_bound(
     logits: torch.Tensor, largest: torch.Tensor, temperature: torch.Tensor, top_p: torch.Tensor
 ) -> torch.Tensor:
-    """Return `least` for `draw`, float32 [r]: the bound that keeps the fewest tokens with mass `top_p` [r],
-    and ties.
+    """Return `least` for `draw`, float32 [r], that keeps the smallest set of likeliest tokens with mass
+    `top_p`.
 
-    `top_p` is between 0 and 1, exclusive.
+    Tokens that tie with the last of these are kept too. `top_p` [r] is between 0 and 1, exclusive.
     """
     least = torch.empty_like(largest)
     _top_p_kernel[(len(logits),)](
@@ -206,9 +211,10 @@ def top_p_bound(
 
 
 def top_k_bound(best: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """Return filters.top_bound, float32 [r], from each row's largest logits `best` [r, k], largest first.
+    """Return filters.top_bound, float32 [r], from each row's largest logits `best` [r, k], sorted descending.
 
-    top_k is int64 [r], in 1 to k; top_p is float32 [r].
+    top_k is int64 [r], from 1 to k; top_p is float32 [r]. A row's result does not depend on other rows'
+    top_k.
     """
     best, least = best.contiguous(), torch.empty_like(top_p)
     _top_k_kernel[(len(best),)](best, best.shape[1], top_k, top_p, least, CHUNK=min(CHUNK, 1024))
@@ -216,8 +222,9 @@ def top_k_bound(best: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) ->
 
 
 def log_softmax(logits: torch.Tensor) -> torch.Tensor:
-    """Return the log softmax over float32 [r, vocab]. torch's sums depend on a row's address; these depend on
-    the row alone.
+    """Return the log softmax of float32 logits [r, vocab].
+
+    Unlike torch's, its sums do not depend on the address of a row, so equal rows have equal bits.
     """
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
     out = torch.empty(logits.shape, device=logits.device)
@@ -236,10 +243,11 @@ def log_softmax(logits: torch.Tensor) -> torch.Tensor:
 def keep_allowed(
     logits: torch.Tensor, places: torch.Tensor, bits: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Exclude tokens that `bits` (int32 [m, words]) do not allow, in place, in rows `places` (int64 [m]) in
-    float32 logits [s, vocab].
+    """Set the logits of tokens that are not allowed to -inf, in place.
 
-    Returns each row's largest remaining logit and its token (int64), ties to the lowest id.
+    Row `places[i]` of the float32 logits [s, vocab] gets the mask `bits[i]`: `places` int64 [m], `bits` int32
+    [m, words], one bit per token, 1 if allowed. Returns the largest remaining logit of each masked row and
+    its token (float32 [m], int64 [m]). Ties go to the lowest id.
     """
     scores, tokens = _partial(len(places), logits.shape[1], logits.device)
     _mask_kernel[scores.shape](

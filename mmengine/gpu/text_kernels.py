@@ -1,5 +1,5 @@
-"""Norm, rotation and storing into KV blocks in one kernel, between the qkv matmul and attention; and the
-rotation alone, for the vision tower.
+"""One kernel for the steps between the qkv matmul and attention: the q and k norms, the rotation (RoPE), and
+the store into KV blocks. The vision tower uses its rotation alone.
 """
 
 import torch
@@ -26,7 +26,7 @@ def _rotate_kernel(
     NORMS: tl.constexpr,
     APPENDS: tl.constexpr,
 ):
-    """A program per head and token, in halves."""
+    """Each program computes one head of one token, as two halves."""
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     HALF: tl.constexpr = HEAD_DIM // 2
     lanes = tl.arange(0, LANES)
@@ -45,7 +45,7 @@ def _rotate_kernel(
         low, high = low * c - high * s, high * c + low * s
         tl.store(source, low.to(qkv.dtype.element_ty), mask=inside)
         tl.store(source + HALF, high.to(qkv.dtype.element_ty), mask=inside)
-    if APPENDS:  # noqa: SIM102, known when it is compiled; what follows, when it runs
+    if APPENDS:  # noqa: SIM102, this condition is evaluated at compile time, the next at run time
         if head >= NUM_HEADS:
             slot = tl.load(slots + token)
             is_v = (head >= NUM_HEADS + NUM_KV_HEADS).to(tl.int64)
@@ -65,7 +65,10 @@ def norm_rotate(
     num_heads: int,
     cache: tuple[torch.Tensor, torch.Tensor] | None,
 ) -> None:
-    """See text_ops.TextOps. A value is rounded once, after the rotation."""
+    """Norm, rotate and store in place; see text_ops.TextOps.
+
+    A value is rounded to its dtype only at the end.
+    """
     num_tokens, num_all, head_dim = qkv.shape
     num_kv_heads = (num_all - num_heads) // 2
     blocks, slots = (qkv, qkv) if cache is None else cache  # without a cache neither is used
@@ -91,8 +94,9 @@ def norm_rotate(
 
 
 def rotate(qk: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
-    """Rotate every head in qk [p, heads, d] in place, with contiguous heads; cos and sin float32 [p, d / 2]
-    with equal row strides.
+    """Rotate every head of qk [p, heads, d] in place. The heads of a patch are contiguous.
+
+    cos and sin are float32 [p, d / 2] with equal row strides.
     """
     num_patches, num_heads, head_dim = qk.shape
     _rotate_kernel[(num_patches, num_heads)](

@@ -1,10 +1,9 @@
 """The operations of a decoder layer, each from the best available kernel.
 
-FlashInfer provides the norms and the gate, and the Triton kernels replace FlashInfer where it is missing. The
-rotation is always a Triton kernel, because no library combines M-RoPE, the q and k norms and the store into
-KV blocks. torch provides the matmuls, the fallback for everything, and the reference: a kernel that does not
-build on this machine, or differs from torch on a small example, is not used. Batch invariance uses the Triton
-kernels for everything. Not yet run on a GPU.
+FlashInfer provides the norms and the gate; Triton kernels replace it if it is missing. The rotation is a
+Triton kernel, because no library combines M-RoPE, the q and k norms and the store into KV blocks. torch
+provides the matmuls. A kernel that does not build on this machine, or differs from torch on a small example,
+is not used: torch replaces it. With batch invariance all operations are Triton kernels. Not yet run on a GPU.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,17 +30,18 @@ class TextOps:
 
     rms_norm(x [t, h], weight [h], eps): returns a new tensor.
 
-    add_norm(x [t, h], residual [t, h], weight, eps): adds x to `residual` in place and returns the sum's
-    norm; may overwrite x.
+    add_norm(x [t, h], residual [t, h], weight, eps): adds x to `residual` in place and returns the RMS norm
+    of the sum; may overwrite x.
 
     silu_mul(gate_up [t, 2 * i]): returns [t, i], silu(first half) times the second half.
 
     norm_rotate(qkv [t, heads + 2 * kv_heads, d], weight [heads + kv_heads, d] or None, cos, sin, eps, heads,
-    cache): norms each head of q and k, if there is a weight, and rotates each head, in place; cos and sin
-    are contiguous float32 [t, d / 2]. `cache`: KV blocks [n, 2, block_size, kv_heads, d] and slots
-    int64 [t], where k and v are stored as well; or None.
+    cache): norms each head of q and k, if there is a weight, then rotates it, all in place. cos and sin are
+    contiguous float32 [t, d / 2]. `cache`: KV blocks [n, 2, block_size, kv_heads, d] and slots int64 [t],
+    into which k and v are also stored; or None.
 
-    `by`: the library that provides each operation. `batch_invariant`: a row's bits depend on that row alone.
+    `by`: the library that provides each operation, keyed by "matmuls", "norms", "gate" and "rotation".
+    `batch_invariant`: the bits of a row's results depend on that row alone.
     """
 
     linear: Callable[[Tensor, Tensor | None], Linear]
@@ -91,7 +91,7 @@ def _norm_rotate(
 
 
 def torch_ops() -> TextOps:
-    """Return the operations by torch, for any device."""
+    """Return the operations implemented with torch, for any device."""
     names = dict.fromkeys(("matmuls", "norms", "gate", "rotation"), "torch")
     return TextOps(
         _linear,
@@ -104,10 +104,10 @@ def torch_ops() -> TextOps:
 
 
 def text_ops(device: torch.device, dtype: torch.dtype, *, batch_invariant: bool = False) -> TextOps:
-    """Return the best operations for `device` and `dtype`; `by` explains when a first choice was not
-    available.
+    """Return the best operations for `device` and `dtype`; `by` says why a better library is not used.
 
-    Raises ConfigError if they must be `batch_invariant` and the Triton kernels do not run.
+    Raises ConfigError if they must be `batch_invariant` and the Triton kernels do not run, or are not
+    batch invariant.
     """
     ops = torch_ops()
     if batch_invariant:
@@ -120,9 +120,9 @@ def text_ops(device: torch.device, dtype: torch.dtype, *, batch_invariant: bool 
 
 
 def invariant_ops(ops: TextOps, device: torch.device, dtype: torch.dtype) -> TextOps:
-    """Return `ops` with all operations by Triton kernels.
+    """Return `ops` with every operation replaced by a Triton kernel.
 
-    Raises ConfigError if a kernel does not run, or if a row's bits change among more rows.
+    Raises ConfigError if a kernel does not run, or if a row's bits change when other rows are in the batch.
     """
     ours = {"matmuls": our_matmuls, "norms": our_norms, "gate": our_gate, "rotation": our_rotation}
     for name, make in ours.items():
@@ -141,9 +141,10 @@ def invariant_ops(ops: TextOps, device: torch.device, dtype: torch.dtype) -> Tex
 def choose(
     ops: TextOps, name: str, makers: Sequence[Maker], device: torch.device, dtype: torch.dtype
 ) -> TextOps:
-    """Return `ops` with the functions from the first maker that runs here and agrees with torch.
+    """Return `ops` with the functions of the first maker that runs here and agrees with torch.
 
-    A maker returns its name, and functions by field. `by` gets the reasons why earlier makers were not used.
+    A maker returns its library's name and a dict from fields of TextOps to functions. `by[name]` gets the
+    library's name, and the reasons why earlier makers were not used.
     """
     reasons: list[str] = []
     for make in makers:
@@ -165,8 +166,9 @@ def _because(who: str, reasons: list[str]) -> str:
 
 
 def _largest_gap(ops: TextOps, device: torch.device, dtype: torch.dtype) -> float:
-    """Return the largest difference between `ops` and torch on a small example, relative to the largest
-    value.
+    """Return the largest difference between results of `ops` and of torch on a small example.
+
+    A difference is relative to the largest value in torch's result.
     """
     mine, wanted = _example(ops, device, dtype), _example(torch_ops(), device, dtype)
     gaps = [float((a - b).abs().max() / b.abs().max()) for a, b in zip(mine, wanted, strict=True)]
@@ -174,8 +176,9 @@ def _largest_gap(ops: TextOps, device: torch.device, dtype: torch.dtype) -> floa
 
 
 def _example(ops: TextOps, device: torch.device, dtype: torch.dtype) -> list[Tensor]:
-    """Return results from `ops` on fixed numbers, float32: five tokens, four heads of 64, two of them for k
-    and v.
+    """Return the results of `ops` on fixed inputs, converted to float32.
+
+    There are five tokens with four heads of 64 values: two for q, one for k and one for v.
     """
     ramp = torch.arange(5 * 256, device=device, dtype=torch.float32).view(5, 256)
     x, residual = ramp.sin().to(dtype), (ramp * 0.7).cos().to(dtype)
@@ -193,7 +196,7 @@ def _example(ops: TextOps, device: torch.device, dtype: torch.dtype) -> list[Ten
 
 
 def _keeps_bits(ops: TextOps, device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether rows have the same bits alone as among 67."""
+    """Return whether some of 67 rows give the same bits when computed without the other rows."""
     ramp = torch.arange(67 * 128, device=device, dtype=torch.float32).view(67, 128)
     x, weight = (ramp * ramp).sin().to(dtype), (ramp * 0.7).cos().to(dtype)
     linear = ops.linear(weight, None)

@@ -1,7 +1,8 @@
-"""Vision tower attention on a GPU: all the step's frames in a single call, whatever their lengths.
+"""Attention of a vision tower on a GPU, with all frames of a step in a single call, whatever their lengths.
 
-Uses torch's varlen attention (flash attention, 16 bits) and a Triton kernel for the rotation. Both are tried
-on a small example, and used if they agree with attention frame by frame. Not yet run on a GPU.
+Uses torch's varlen attention (flash attention, only for 16-bit dtypes) and a Triton kernel for the rotation.
+Both are tried on a small example and used only if they agree with torch's attention frame by frame. Not yet
+run on a GPU.
 """
 
 from collections.abc import Callable
@@ -20,9 +21,9 @@ class VisionOps:
 
     rotate(qk [p, heads, d], cos, sin): in place; cos and sin float32 [p, d / 2] with equal row strides.
 
-    attend(q, k, v, starts, longest): each [p, heads, d], returns the same shape; `starts` int32 [frames + 1]
-    on the device, where a frame may be empty; no frame has more patches than `longest`. A patch sees its own
-    frame.
+    attend(q, k, v, starts, longest): q, k, v and the result are [p, heads, d]. A patch attends to all patches
+    of its own frame. Frame i has the patches starts[i] to starts[i + 1] (`starts` int32 [frames + 1], on the
+    device); it may be empty, and has at most `longest` patches.
     """
 
     rotate: Callable[[Tensor, Tensor, Tensor], None]
@@ -30,31 +31,35 @@ class VisionOps:
 
 
 def rotate(qk: Tensor, cos: Tensor, sin: Tensor) -> None:
-    """Rotate with torch."""
+    """Rotate qk in place with torch; see VisionOps."""
     low, high = qk.float().chunk(2, -1)
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     qk.copy_(torch.cat((low * cos - high * sin, high * cos + low * sin), -1))
 
 
 def attend_by_frames(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int) -> Tensor:
-    """Attend frame by frame with torch: the reference, which waits for the device."""
+    """Attend frame by frame with torch, as a reference. Synchronizes with the device to read the lengths."""
     sizes = [size for size in starts.diff().tolist() if size]
     frames = zip(*(x.transpose(0, 1).split(sizes, 1) for x in (q, k, v)), strict=True)
     return torch.cat([F.scaled_dot_product_attention(*frame) for frame in frames], 1).transpose(0, 1)
 
 
 def attend_at_once(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int) -> Tensor:
-    """Attend with torch's flash attention. Raises AttributeError or ImportError if this torch has none."""
+    """Attend to all frames in one call of torch's varlen (flash) attention.
+
+    Raises AttributeError or ImportError if this version of torch has none.
+    """
     from torch.nn.attention.varlen import varlen_attn
 
     mixed = varlen_attn(q, k, v, starts, starts, longest, longest)
-    assert isinstance(mixed, Tensor)  # further results are returned only on request
+    assert isinstance(mixed, Tensor)  # a tuple only if more results are requested
     return mixed
 
 
 def vision_ops(device: torch.device, dtype: torch.dtype, head_dim: int) -> VisionOps | None:
-    """Return the operations for `device`, or None; without them, frames with equal lengths are attended
-    together.
+    """Return the operations for `device`, or None if the device, dtype or torch does not support them.
+
+    The vision tower then calls attention once for each group of frames with equal lengths.
     """
     if device.type not in DEVICE_TYPES or dtype not in (torch.bfloat16, torch.float16):
         return None
@@ -69,8 +74,9 @@ def vision_ops(device: torch.device, dtype: torch.dtype, head_dim: int) -> Visio
 
 
 def gives_known_numbers(ops: VisionOps, device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
-    """Return whether `ops` run and agree with torch frame by frame, on three frames (one empty) and
-    two heads.
+    """Return whether `ops` run, and agree with torch's attention frame by frame.
+
+    The example has four frames (one is empty) and two heads.
     """
     ramp = torch.arange(13 * 6 * head_dim, device=device, dtype=torch.float32).view(13, 6, head_dim)
     angles = ramp[:, 0] * 0.01
