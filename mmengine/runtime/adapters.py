@@ -1,8 +1,8 @@
-"""Hold LoRA adapters on the device and assign them to rows.
+"""Holds the LoRA adapters on the device, and knows which adapter each row uses.
 
-The core names with each step the adapters that may be resident. An adapter is read when a row first needs its
-matrices, from the files that were checked when the adapter was registered. Files that changed since are
-refused: a row must compute with the content that its request names.
+With each step the core says which adapters may stay on the device. An adapter is read from its files when a
+row first needs it. If the files have changed since the adapter was registered, reading fails, because a row
+must compute with the content that its request names.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,9 +22,7 @@ ReadAdapter = Callable[[], AdapterFiles]
 
 
 class AdapterStore:
-    """A model's adapters, and the adapter that each row uses. `register` and `forget` register where an
-    adapter is read from.
-    """
+    """The adapters of one model. `register` sets the function that reads an adapter; `forget` removes it."""
 
     def __init__(self, model: VisionLanguageModel, max_rows: int) -> None:
         self._make: Callable[[AdapterFiles], LoadedAdapter] | None = getattr(model, "adapter", None)
@@ -53,7 +51,8 @@ class AdapterStore:
             del self._loaded[digest]
 
     def rows_of(self, plan: StepPlan) -> tuple[AdapterRows, ...]:
-        """Return the step's tokens that use adapters, grouped by adapter.
+        """Return, for each adapter in the step, the loaded adapter and the indices of its tokens in the
+        batch.
 
         Raises ExecutorFailed for an adapter that can no longer be read.
         """
@@ -76,7 +75,9 @@ class AdapterStore:
         return self._get(digest) if digest else None
 
     def groups(self, items: Sequence[EncodeItem]) -> Iterator[tuple[LoadedAdapter | None, list[EncodeItem]]]:
-        """Yield the items grouped by the adapter that encodes them, in order."""
+        """Yield each adapter (None: no adapter) with the items that it encodes, in order of the first
+        item.
+        """
         by_digest: dict[bytes, list[EncodeItem]] = {}
         for item in items:
             by_digest.setdefault(item.request.visual_adapter, []).append(item)

@@ -1,5 +1,7 @@
-"""Compile the Triton kernels for GPUs without a GPU (TRITON_INTERPRET must be off); with `--attention` the
-attention kernels, for all heads and tiles.
+"""Compile the Triton kernels for several GPUs on a machine without a GPU. TRITON_INTERPRET must be off.
+
+Without options each kernel is compiled for a few shapes; with `--attention` only the attention kernels, for
+all heads and tiles. With `--newest` only the newest compute capability is compiled for.
 """
 
 import re
@@ -41,7 +43,7 @@ CHUNK = {"CHUNK": sampling_kernels.CHUNK}
 
 
 def linear(width: int, depth: int, kind: str, has_bias: bool = False):
-    """Return the linear layer kernel for a Qwen3-VL shape, and its launch arguments."""
+    """Return a KERNELS entry of the linear layer: kernel, argument types, constants, warps, stages."""
     tile = linear_kernels.tile_of(width, torch.bfloat16 if kind == "bf16" else torch.float32)
     arguments = dict.fromkeys(("x", "weight", "bias", "y"), f"*{kind}") | {"num_rows": "i32"}
     constants = {"WIDTH": width, "DEPTH": depth, "HAS_BIAS": has_bias, "GROUP": linear_kernels.GROUP}
@@ -55,7 +57,8 @@ def norm(adds: bool):
 
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-# Heads, KV heads, head size, dtype of q, dtype of the blocks: the embedded checkpoint, the 8B, a wider model.
+# Heads, KV heads, head size, dtype of q, dtype of the blocks, as in the embedded checkpoint, the 8B and
+# others.
 HEADS = [(4, 2, 32, "bf16", "bf16"), (4, 2, 32, "fp32", "fp32"), (14, 2, 64, "fp16", "fp16")]
 HEADS += [(32, 8, 128, each, of) for each, of in (("bf16", "bf16"), ("fp32", "fp32"), ("bf16", "u8"))]
 HEADS += [(8, 1, 256, "bf16", "bf16")]
@@ -63,7 +66,7 @@ ATTENDED = [(HEADS[0], 16), (HEADS[1], 64), (HEADS[2], 32), (HEADS[3], 16), (HEA
 
 
 def attend(heads: int, kv_heads: int, head_dim: int, kind: str, blocks: str, rows: int, joins: bool = False):
-    """Return an attention kernel as it is launched for tiles with this many rows."""
+    """Return a KERNELS entry of an attention kernel, as it is launched for tiles of this many rows."""
     name = "_join_kernel" if joins else "_attend_kernel"
     kernel = getattr(attention_kernels, name)
     constants = attention_kernels.shapes(heads, kv_heads, head_dim, rows, DTYPES[kind])
@@ -147,7 +150,7 @@ def main() -> None:
 
 
 def stack_bytes(cubin: bytes) -> int:
-    """Return the bytes that a thread spills because its registers do not suffice."""
+    """Return the bytes per thread that the kernel spills to the stack because registers do not suffice."""
     with NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()

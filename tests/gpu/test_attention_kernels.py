@@ -1,5 +1,6 @@
-"""Check the Triton attention kernels against dense attention, on a GPU or in Triton's interpreter, and that
-bits do not depend on how tokens are spread over steps.
+"""Tests of the Triton attention kernels, on a GPU or in Triton's interpreter.
+
+The results equal dense attention, and a token's bits do not depend on how tokens are spread over steps.
 """
 
 from contextlib import contextmanager
@@ -34,7 +35,7 @@ def short_spans():
 
 
 def make(spec, kv, programs=2, **options):
-    """Build a backend without its trial. With more `programs` than tiles, spans are computed separately."""
+    """Build a backend without its trial run. If there are more `programs` than tiles, each span is a part."""
     backend = TritonPagedAttention(spec, kv, **({"kernels": load()} | options))
     backend._programs = programs
     return backend
@@ -58,7 +59,7 @@ def make(spec, kv, programs=2, **options):
 def test_ragged_steps_are_as_dense_attention(
     kernel_device, group, kv_heads, head_dim, block_size, dtype, programs, first, steps
 ):
-    """Fill the pool with NaN wherever nothing was written."""
+    """Positions that were not written hold NaN (see Rows), so that reading one would show in the result."""
     spec = spec_of(group * kv_heads, kv_heads, head_dim, layers=1)
     with short_spans():
         rows = Rows(
@@ -71,7 +72,7 @@ def test_ragged_steps_are_as_dense_attention(
 
 @FLOATS
 def test_a_new_backend_is_tried_beside_torch(kernel_device, dtype):
-    """Accept the backend for all heads and blocks."""
+    """The trial accepts the kernels for several shapes and block sizes, with and without fp8."""
     for heads, kv_heads, head_dim, block_size, is_fp8 in ((4, 2, 6, 16, False), (6, 1, 16, 1, True)):
         spec = spec_of(heads, kv_heads, head_dim)
         kv = KVPool(spec, 4, block_size, dtype, open_device(str(kernel_device)), is_fp8=is_fp8)
@@ -86,7 +87,10 @@ def test_heads_as_wide_as_they_may_be(kernel_device):
 
 
 def filled(device, dtype, **options):
-    """Return a pool of random KV, and a function that attends rows (queries, KV tokens, table row)."""
+    """Return a model spec, and a function that attends rows over a pool of random KV.
+
+    The function takes rows (number of queries, number of KV tokens, block ids) and q [t, heads, d].
+    """
     spec = spec_of(4, 2, 16, layers=1)
     pool = KVPool(spec, 60, 4, dtype, open_device(str(device)))
     pool.blocks.copy_(torch.randn(pool.blocks.shape, generator=torch.Generator().manual_seed(1)).to(dtype))
@@ -97,7 +101,9 @@ def filled(device, dtype, **options):
         counts, lens = np.array(counts, np.int32), np.array(lens, np.int32)
         none = np.zeros(counts.sum(), np.int64)
         attention.begin(AttentionMeta(counts, lens, none, np.stack(tables).astype(np.int32)))
-        assert attention._step[1].rows == ONE_TILE_ROWS, "a GPU may add up otherwise in tiles of another size"
+        assert attention._step[1].rows == ONE_TILE_ROWS, (
+            "with other tile sizes a GPU may sum in another order"
+        )
         return attention.run(0, q.to(device)).cpu()
 
     return spec, attend
@@ -105,7 +111,10 @@ def filled(device, dtype, **options):
 
 @FLOATS
 def test_a_query_has_the_same_bits_alone_in_a_chunk_and_beside_drafts(kernel_device, dots_in_order, dtype):
-    """Compare bits next to any rows, with a row's spans computed together or separately."""
+    """Compute some queries of a 70-token chunk in other steps, and compare their bits with the chunk's.
+
+    A row's spans are computed by one program (`together`) or by several (`apart`).
+    """
     with short_spans():
         spec, together = filled(kernel_device, dtype, programs=1)
         _, apart = filled(kernel_device, dtype, programs=99)
@@ -133,7 +142,7 @@ def test_scores_far_apart_do_not_overflow(kernel_device, dtype):
 
 
 def test_every_byte_of_fp8_is_its_value(kernel_device):
-    """Attend a row of one token, whose result is its V."""
+    """Attend a row of one token: the result is the token's V, which holds all 256 bytes."""
     spec = spec_of(2, 2, 128, layers=1)
     for dtype in (torch.float32, torch.float16):
         kv = KVPool(spec, 2, 1, dtype, open_device(str(kernel_device)), is_fp8=True)
@@ -170,10 +179,11 @@ def test_no_kernel_is_compiled_anew_for_other_steps(kernel_device, monkeypatch):
     a number is 1.
     """
     if kernel_device.type != "cpu":
-        pytest.skip("the interpreter is looked at")
+        pytest.skip("this test observes Triton's interpreter, which runs only on a CPU")
     from triton.runtime.interpreter import InterpretedFunction
 
-    seen, run = set(), InterpretedFunction.run  # kernels, and the specialisations that they are compiled for
+    # `seen`: kernels with the specialisations that a GPU would compile them for
+    seen, run = set(), InterpretedFunction.run
 
     def noted(self, *arguments, **options):
         kinds, free = [], self.kwargs["do_not_specialize"] or ()
@@ -206,7 +216,7 @@ def test_no_kernel_is_compiled_anew_for_other_steps(kernel_device, monkeypatch):
 
 
 class Watched:
-    """Record the kernels and their launch arguments."""
+    """Replaces the module attention_kernels and records the Work of each call in `works`."""
 
     def __init__(self):
         from mmengine.gpu import attention_kernels
@@ -220,8 +230,10 @@ class Watched:
 
 @pytest.mark.parametrize("query_len, programs", [(1, 2), (1, 50), (4, 50)])
 def test_a_captured_step_reads_buffers_that_stay(kernel_device, query_len, programs):
-    """Replay a captured launch over the same buffers with other lengths, including padded rows whose ends
-    hold NaN.
+    """Begin the same bucket twice with different lengths. A replay must get the same buffers and right
+    results.
+
+    The step has a padding row and padding drafts, and the pool holds NaN wherever no row's KV is.
     """
     spec, size, kernels = spec_of(4, 2, 16), 4, Watched()
     kv = KVPool(spec, 80, size, torch.float32, open_device(str(kernel_device)))
@@ -246,7 +258,7 @@ def test_a_captured_step_reads_buffers_that_stay(kernel_device, query_len, progr
             slots[1] %= size  # a padding row
             slots[0, 1:] %= size  # padding drafts
             attention.begin(AttentionMeta(counts, kv_lens, slots.reshape(-1).astype(np.int64), table), bucket)
-            assert attention._step[1] is captured, "a replay could not be told of others"
+            assert attention._step[1] is captured, "a replay only reads the buffers of the capture"
             own = [lens[0] - query_len + 1, 0, lens[2]]
             known = {}
             for row in (0, 2):

@@ -1,4 +1,4 @@
-"""Check the tile plan: every query once, every span of a tile once, and parts where programs are free."""
+"""Tests of the tile plan: every query and every span is planned once, and idle programs get parts."""
 
 import numpy as np
 import pytest

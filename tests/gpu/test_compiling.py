@@ -1,4 +1,4 @@
-"""Check that the Triton kernels compile for real GPUs with Triton's compiler, which needs no GPU."""
+"""Test that the Triton kernels compile for real GPUs. Triton's compiler needs no GPU for that."""
 
 import os
 import subprocess
@@ -7,12 +7,15 @@ from pathlib import Path
 
 import pytest
 
-SPILLED_BYTES = 160  # stack bytes per thread: a handful of its 255 registers
+SPILLED_BYTES = 160  # most bytes that a thread may spill, as much as 40 of its 255 registers
 
 
 @pytest.mark.parametrize("words, count", [(["--newest"], 23), pytest.param([], 46, marks=pytest.mark.soak)])
 def test_every_kernel_compiles(kernel_device, words, count):
-    """Compiled kernels are cached in build/triton by source, options and Triton's version."""
+    """Run compile_kernels.py and check its report.
+
+    Compiled kernels are cached in build/triton, keyed by source, options and Triton's version.
+    """
     cache = Path(__file__).parents[2] / "build" / "triton"
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(cache)}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))

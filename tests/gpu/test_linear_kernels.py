@@ -1,6 +1,4 @@
-"""Check that the Triton matmul equals torch's, and that a row has the same bits for any row count and
-position.
-"""
+"""Tests of the Triton matmul: results equal torch's, and a row has the same bits in any batch."""
 
 import pytest
 import torch
@@ -44,7 +42,7 @@ def test_products_equal_torch(kernels, kernel_device, rows, width, depth, dtype,
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_row_has_the_same_bits_in_any_batch(kernels, kernel_device, dots_in_order, dtype):
-    """Compare bits for every row count, at an offset among 70 rows, and among rows of NaN."""
+    """Compare rows of a batch of 70 with the same rows in smaller batches, and among rows of NaN."""
     linear, x, _, _ = layer(kernels, kernel_device, dtype, 40, 72, True, 1)
     whole = linear(x)
     for count in range(1, 71):
@@ -67,7 +65,7 @@ def test_unaligned_and_strided_rows_give_the_same(kernels, kernel_device, dots_i
 
 
 def test_programs_cover_every_tile_once(kernels, kernel_device, dots_in_order, monkeypatch):
-    """Also use incomplete groups of row tiles."""
+    """Compute 35 rows together and one by one, with groups of row tiles that are complete or not."""
     linear, x, _, _ = layer(kernels, kernel_device, torch.float32, 150, 8, False, 3)
     x = x[:35]
     ones = torch.cat([linear(row[None]) for row in x])
@@ -80,7 +78,9 @@ def test_programs_cover_every_tile_once(kernels, kernel_device, dots_in_order, m
     ("width", "columns"), [(24_576, 128), (12_288, 128), (6144, 64), (4096, 64), (2048, 32), (151_936, 128)]
 )
 def test_tiles_follow_from_the_width(kernels, width, columns):
-    """Check the tiles of the 8B and the 2B: enough tiles, each as wide as that allows."""
+    """Check the tiles for layers of the 8B and the 2B: at least 64 tiles, and over 2 MB of weights in
+    flight.
+    """
     tile = kernels.tile_of(width, torch.bfloat16)
     assert tile.columns == columns
     in_flight = width // tile.columns * (tile.stages - 1) * tile.columns * tile.depth * 2

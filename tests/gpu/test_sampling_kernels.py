@@ -1,4 +1,4 @@
-"""Check that the Triton kernels sample the same tokens as the filters, noise and masks on a CPU."""
+"""Tests that the Triton kernels sample the same tokens as torch's filters, noise and masks on a CPU."""
 
 import sys
 from types import SimpleNamespace
@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def kernels(kernel_device):
-    """Use small chunks: a row of 300 tokens has 19."""
+    """Return the kernels with chunks of 16 tokens, so that a vocabulary of 300 tokens has 19 chunks."""
     from mmengine.gpu import sampling_kernels
 
     with pytest.MonkeyPatch.context() as patch:
@@ -32,7 +32,7 @@ def kernels(kernel_device):
 
 @pytest.fixture
 def steps(monkeypatch):
-    """Draw on a CPU with torch's operations in steps."""
+    """Draw on a CPU with separate torch operations (filters, then noise), without the C kernel."""
     monkeypatch.setattr(drawing, "draw_on_cpu", lambda *args: None)
 
 
@@ -84,7 +84,9 @@ def test_the_bound_among_the_best_is_that_of_the_filters(kernels, kernel_device,
 
 
 def test_a_rows_bound_and_logprobs_have_the_same_bits_in_any_batch(kernels, kernel_device):
-    """Compare a row among other rows, at another address, with a longer list of best logits."""
+    """Compare a row alone with the same row in a batch, at another address and with a longer list of best
+    logits.
+    """
     random = np.random.default_rng(4)
     logits = random_logits(random, 5, 301).to(kernel_device)
     likely, best = kernels.log_softmax(logits), logits.topk(99, dim=-1).values
@@ -100,7 +102,10 @@ def test_a_rows_bound_and_logprobs_have_the_same_bits_in_any_batch(kernels, kern
 
 @pytest.mark.parametrize("vocab", [1, 16, 31, 33, 77, 150])
 def test_masks_exclude_the_same_as_on_a_cpu(vocab, kernels, kernel_device, monkeypatch):
-    """Call the function that a GPU uses, with ties, and check that unmasked rows stay unchanged."""
+    """Mask three of five rows, whose logits have ties, with the function that a GPU uses.
+
+    Logits, largest logits and tokens must equal the CPU's; the other two rows stay unchanged.
+    """
     monkeypatch.setattr(masking, "sampling_kernels", lambda device: kernels)
     random = np.random.default_rng(vocab)
     logits = random.integers(-3, 4, (5, vocab)).astype(np.float32)
@@ -133,7 +138,7 @@ def test_a_cpu_has_kernels_of_its_own():
 
 
 def test_without_triton_torch_samples_and_says_why(monkeypatch):
-    """Pretend to be on a GPU: only the device type is read, and nothing runs on it."""
+    """The test needs no GPU: only the type of the device "cuda" is read."""
     monkeypatch.setitem(sys.modules, "triton", None)
     sampling._checked_kernels.cache_clear()
     try:
@@ -144,13 +149,13 @@ def test_without_triton_torch_samples_and_says_why(monkeypatch):
 
 
 def test_no_kernel_is_compiled_anew_for_other_rows(kernels, kernel_device, monkeypatch):
-    """Check that steps cause no new compilation.
+    """Check that `compile_all` compiles everything that steps of any row count use.
 
     Triton compiles again if a pointer's alignment to 16 bytes or a number's divisibility by 16 changes, or if
-    a number is 1; within a step all rows would wait for it.
+    a number is 1. In the middle of a step all rows would wait for the compiler.
     """
     if kernel_device.type != "cpu":
-        pytest.skip("the interpreter is looked at")
+        pytest.skip("this test observes Triton's interpreter, which runs only on a CPU")
     from triton.runtime.interpreter import InterpretedFunction
 
     seen, run = {}, InterpretedFunction.run
@@ -169,7 +174,7 @@ def test_no_kernel_is_compiled_anew_for_other_rows(kernels, kernel_device, monke
     sampling.compile_all(kernels, 40, kernel_device)
     compiled = {name: set(kinds) for name, kinds in seen.items()}
     random = np.random.default_rng(2)
-    for rows in (1, 2, 5):  # one, even and odd row counts
+    for rows in (1, 2, 5):  # a single row, an even and an odd number
         for options in ({"top_k": 8 * rows}, {"top_p": 0.8}, {"min_p": 0.1}):
             bench = Bench(40, [SamplingParams(temperature=0.7, seed=1, **options)] * rows, random)
             columns = bench.batch.columns

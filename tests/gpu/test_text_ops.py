@@ -1,4 +1,4 @@
-"""Check the choice of a decoder layer's operations: kernels that agree with torch, and torch otherwise."""
+"""Tests of the decoder layer's operations: which library is chosen, and that the kernels agree with torch."""
 
 import re
 import sys
@@ -80,7 +80,9 @@ def test_a_maker_with_other_numbers_is_skipped(dtype):
 
 
 def test_flashinfers_functions_are_called_as_they_are_declared(monkeypatch):
-    """Bind fake functions to the recorded signatures and compute with torch."""
+    """A fake FlashInfer binds each call to the real signatures, which are recorded, and computes with
+    torch.
+    """
     good, known = text_ops.torch_ops(), signatures()
 
     def rmsnorm(*of, **by_name):
@@ -116,7 +118,10 @@ def test_flashinfers_functions_are_called_as_they_are_declared(monkeypatch):
 def test_the_rotation_is_torchs(
     kernel_device, tokens, heads, kv_heads, half, block_size, dtype, cached, normed, seed
 ):
-    """Rotate part of a wider matrix; values outside that part keep their bits."""
+    """Rotate part of a wider matrix, with or without a norm and KV blocks.
+
+    The results equal torch's. v and all values and KV slots that the call does not name keep their bits.
+    """
     _, functions = text_ops.our_rotation()
     generator = torch.Generator().manual_seed(seed)
     wide = torch.randn(tokens, heads + 2 * kv_heads + 1, 2 * half, generator=generator).to(dtype)
@@ -174,7 +179,7 @@ def test_norms_and_gate_are_torchs(kernel_device, rows, width, dtype, seed):
     bound = 4 * torch.finfo(dtype).eps
     for mine, wanted in zip(*found, strict=True):
         assert mine.shape == wanted.shape and (mine - wanted).abs().max() <= bound * wanted.abs().max()
-    assert torch.equal(found[0][2], found[1][2])  # the sum, rounded once
+    assert torch.equal(found[0][2], found[1][2])  # x + residual, rounded once
 
 
 def test_batch_invariance_uses_the_triton_kernels(kernel_device, dots_in_order):
@@ -192,7 +197,7 @@ def test_where_a_kernel_does_not_run_it_is_refused(monkeypatch):
 
 @pytest.mark.parametrize("name", ["rms_norm", "add_norm", "silu_mul", "linear"])
 def test_where_bits_depend_on_the_number_of_rows_it_is_refused(name, monkeypatch):
-    """The fake kernels return slightly larger values for more than one row."""
+    """A fake kernel returns slightly larger values if there is more than one row."""
     good = text_ops.torch_ops()
 
     def off(x, *of):

@@ -1,6 +1,4 @@
-"""Check attention over many frames at once: which implementation is chosen, and that it equals attention
-frame by frame.
-"""
+"""Tests of a vision tower's operations: which are chosen, and that they equal torch's, frame by frame."""
 
 from types import SimpleNamespace
 
@@ -47,8 +45,9 @@ def test_wrong_or_failing_kernels_are_detected():
 
 
 def test_the_varlen_call_fits_torchs_signature(monkeypatch):
-    """Replace flash attention, which no CPU has: bind the call to its signature and compute frame by
-    frame.
+    """Replace torch's varlen attention, which needs a GPU, by a fake.
+
+    The fake binds the call to the real signature and attends frame by frame.
     """
     varlen = pytest.importorskip("torch.nn.attention.varlen")
     from inspect import signature

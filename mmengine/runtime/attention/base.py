@@ -1,4 +1,4 @@
-"""The interface for attention backends, and the metadata that they get once per step."""
+"""The interface of attention backends, and the metadata that a backend gets once per step."""
 
 from typing import NamedTuple, Protocol
 
@@ -12,22 +12,23 @@ from mmengine.runtime.kv.pool import KVPool
 
 
 class AttentionMeta(msgspec.Struct, frozen=True, eq=False):
-    """Lengths and places for a step on the host: n rows, t tokens, row after row.
+    """The lengths, slots and block tables of a step with n rows (requests) and t tokens, on the host.
 
-    CPU kernels read these arrays in place; a backend that computes with tensors copies them to its device.
+    The tokens of a row are adjacent. CPU kernels read these arrays in place; other backends copy them to
+    their device.
     """
 
     query_lens: np.ndarray  # int32 [n], tokens of each row in this step, at least 1
     kv_lens: np.ndarray  # int32 [n], tokens of each row after this step
-    slots: np.ndarray  # int64 [t]: block * block_size + offset
-    # int32 [n, b]. A view: the row stride may exceed b. A row owns only the blocks that its kv_lens tokens
-    # fill; the entries after them are arbitrary blocks of the pool.
+    slots: np.ndarray  # int64 [t], where each token's KV is stored: block * block_size + offset
+    # int32 [n, b], each row's block ids. A view: the row stride may exceed b. Only the entries for a row's
+    # kv_lens tokens are the row's blocks; later entries are arbitrary blocks of the pool.
     table: np.ndarray
-    # int32 [n], number of drafts among a row's last tokens; None: no drafts
+    # int32 [n], how many of each row's last tokens are drafts; None: no drafts
     num_drafts: np.ndarray | None = None
 
     def on_device(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return slots [t], table [n, b] and kv_lens [n] as int64 tensors on `device`, with a single copy."""
+        """Copy slots [t], table [n, b] and kv_lens [n] to `device` as int64 tensors, in a single transfer."""
         num_rows, num_tokens, places = len(self.kv_lens), len(self.slots), self.table.size
         packed = np.empty(num_tokens + places + num_rows, dtype=np.int64)
         packed[:num_tokens] = self.slots
@@ -38,7 +39,7 @@ class AttentionMeta(msgspec.Struct, frozen=True, eq=False):
 
 
 class Bucket(NamedTuple):
-    """A captured step's size: `num_rows` rows with `query_len` tokens each."""
+    """The size of a captured step: `num_rows` rows with `query_len` tokens each."""
 
     num_rows: int
     query_len: int
@@ -57,27 +58,30 @@ def too_old(capability: tuple[int, int], needed: tuple[int, int]) -> str | None:
 
 
 class AttentionBackend(Protocol):
-    """Paged attention over a KVPool. Implements models.plugin.AttentionPort after `begin`.
+    """Paged attention over a KVPool. After `begin` it also implements models.plugin.AttentionPort.
 
-    Scores are scaled by head_dim ** -0.5. A row's queries are its last `query_lens` tokens, and see every
-    earlier token of the row and themselves. All rows in a layer are appended before any row is attended, so a
+    Scores are scaled by head_dim ** -0.5. A row's queries are its last `query_lens` tokens, and each sees
+    itself and all earlier tokens of the row. In each layer `append` is called for all rows before `run`, so a
     row may read blocks that another row fills in the same step.
     """
 
     reads_unwritten: bool
-    """Whether `run` multiplies values after a row's last token, even if by 0. Blocks are then zeroed before
-    their first use, because an earlier request may have left NaN there."""
+    """Whether `run` reads KV after a row's last token, even if only to multiply it by 0. Blocks are then
+    zeroed before their first use, because an earlier request may have left NaN there, and 0 times NaN is NaN.
+    """
 
     captures: bool
-    """Whether `append` and `run` may be captured in a CUDA graph after `begin(meta, bucket)` and replayed
-    after any other `begin` with that bucket. All differences are then in buffers with fixed addresses."""
+    """Whether `append` and `run` may be captured in a CUDA graph after `begin(meta, bucket)`, and replayed
+    after another `begin` with the same bucket. `begin` then writes the step's data to buffers with fixed
+    addresses.
+    """
 
     def __init__(self, spec: ModelSpec, kv: KVPool) -> None: ...
 
     def begin(self, meta: AttentionMeta, bucket: Bucket | None = None) -> None:
         """Prepare a step: build everything that all layers share.
 
-        `bucket`: the step has the bucket's size, and is captured or replayed.
+        With `bucket` the step has the bucket's size and is captured or replayed.
         """
 
     def append(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:

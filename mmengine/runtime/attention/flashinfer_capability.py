@@ -1,4 +1,7 @@
-"""Check whether FlashInfer can be used on this machine. The package is imported only for use."""
+"""Checks whether FlashInfer can be used on this machine.
+
+The checks do not import the package; `load` does.
+"""
 
 import re
 from importlib import import_module, metadata
@@ -14,7 +17,7 @@ from mmengine.runtime.device.port import Device
 from mmengine.runtime.kv.pool import KVPool
 
 PACKAGE = "flashinfer-python"
-OLDEST, BEYOND = (0, 7, 2), (0, 8)  # versions whose signatures were checked: from OLDEST, before BEYOND
+OLDEST, BEYOND = (0, 7, 2), (0, 8)  # supported versions: from OLDEST to before BEYOND; signatures may change
 CAPABILITY = (8, 0)  # lowest compute capability with fa2 kernels
 HEAD_DIMS = (64, 128, 256)
 QUERY_DTYPES = (torch.bfloat16, torch.float16)
@@ -22,7 +25,7 @@ INSTALL = install_hint("cuda")
 
 
 def missing(device: Device) -> str | None:
-    """Return what is missing on this machine and what to do about it, or None."""
+    """Return what FlashInfer needs that this machine lacks, and what to do about it, or None."""
     problem = package_problem()
     if problem is not None:
         return problem

@@ -1,9 +1,9 @@
-"""Hold the buffers into which FlashInfer's wrappers write their plans.
+"""Holds the buffers into which FlashInfer's wrappers write their plans.
 
-A plan is made on the host in the wrapper's pinned buffer, and copied to the device without waiting. With
-two steps in flight the next plan is made before that copy has run. So there are two buffers, used
-alternately, and a buffer is overwritten only after its last copy is done. Wrappers that share a host plan
-also share the plan's device buffer: a plan is valid for one wrapper until the next plan.
+A wrapper makes its plan on the host, in a pinned buffer, and copies it to the device asynchronously. With two
+steps in flight the next plan is made before this copy has run. So there are two pinned buffers, used in turn,
+and a buffer is overwritten only after its last copy is done. Wrappers that share a HostPlan also share the
+plan's buffer on the device: a plan is valid until any of them makes the next plan.
 """
 
 from typing import Any
@@ -15,12 +15,13 @@ from mmengine.extras import install_hint
 from mmengine.runtime.device.port import Device, Event
 
 WORKSPACE_BYTES = 8 * 2**20  # the size that the wrappers of 0.7.2 allocate
-PINNED = "_pin_memory_int_workspace_buffer"  # a wrapper's attribute, because there is no public setter
+PINNED = "_pin_memory_int_workspace_buffer"  # attribute of a wrapper; there is no public way to set it
 
 
 class HostPlan:
-    """Two pinned plan buffers and a device buffer. `events`: an event per pinned buffer, by default the
-    device's.
+    """Two pinned plan buffers and a device buffer.
+
+    `events`: one event per pinned buffer, recorded after its copy (default: events of the device).
     """
 
     def __init__(self, device: Device, events: tuple[Event, Event] | None = None) -> None:
@@ -32,7 +33,10 @@ class HostPlan:
         self._turn = 0
 
     def attach(self, wrapper: Any, floats: torch.Tensor) -> Any:
-        """Make `wrapper` use this host plan, and `floats` as its workspace. Returns the wrapper."""
+        """Make `wrapper` use these buffers for its plans, and `floats` as its workspace.
+
+        Returns the wrapper.
+        """
         if not hasattr(wrapper, PINNED):
             raise ConfigError(
                 "this version of FlashInfer stores its plans differently; install flashinfer-python 0.7.2 "
@@ -45,7 +49,8 @@ class HostPlan:
     def plan(self, wrapper: Any, *arguments: Any, **options: Any) -> None:
         """Call `wrapper.plan(...)` without waiting for the device."""
         self._turn = 1 - self._turn
-        self._copied[self._turn].synchronize()  # with two steps in flight this copy was done long ago
+        # This copy belongs to the plan before last, so with two steps in flight it is normally done.
+        self._copied[self._turn].synchronize()
         setattr(wrapper, PINNED, self._pinned[self._turn])
         wrapper.plan(*arguments, **options)
         self._copied[self._turn].record()

@@ -1,9 +1,9 @@
-"""Compute paged attention on a GPU with FlashInfer's fa2 kernels (version 0.7.2; not yet run on a GPU).
+"""Paged attention on a GPU with FlashInfer's fa2 kernels (version 0.7.2; not yet run on a GPU).
 
-Before the layers run, `begin` plans the step on the host. A step with both decoding and other rows has two
-plans, any other step has one. For a captured step, the kernels read their arguments from buffers with fixed
-addresses, so a CUDA graph can be captured and replayed. All buckets share these buffers, because only one
-bucket is planned at a time.
+Before the layers run, `begin` plans the step on the host. A step with both decoding and prompt rows has two
+plans; any other step has one. In a captured step the kernels read their arguments from buffers with fixed
+addresses, so that the CUDA graph can be replayed. All buckets share these buffers, because only one bucket is
+planned at a time.
 """
 
 from typing import Any
@@ -20,7 +20,8 @@ from mmengine.runtime.attention.pages import Part, row_pages, split, whole_step
 from mmengine.runtime.device.upload import upload
 from mmengine.runtime.kv.pool import FP8, KVPool, kv_places
 
-LAYOUT, KERNELS = "NHD", "fa2"  # [pages, 2, page_size, kv_heads, head_dim]; fa3 is slower at decoding
+# NHD: [pages, 2, page_size, kv_heads, head_dim]. fa3 kernels are slower at decoding.
+LAYOUT, KERNELS = "NHD", "fa2"
 FLOAT_WORKSPACE_BYTES = 256 * 2**20  # workspace for rows whose KV is divided among several thread blocks
 # With at least this many KV heads in a captured step (rows x KV heads), the KV heads alone occupy a GPU with
 # two thread blocks on each of its 132 or more multiprocessors. Splitting each head's KV further would reserve
@@ -32,7 +33,7 @@ TENSOR_CORE_GROUP = 4  # minimum number of query heads per KV head for which ten
 class FlashInferAttention:
     """Implements AttentionBackend. An fp8 pool stores K and V rounded to fp8 without scaling (scale 1)."""
 
-    # the padding tokens of a captured step read the unwritten end of a row's last block
+    # The padding tokens of a captured step read the unwritten end of a row's last block.
     reads_unwritten = True
     captures = True
 
@@ -57,7 +58,7 @@ class FlashInferAttention:
         self._host_plans = {
             True: HostPlan(kv.device),
             False: HostPlan(kv.device),
-        }  # key: whether all rows in the part decode
+        }  # keyed by whether all rows in the part decode
         self._decode, self._prompt = self._make(True), self._make(False)
         self._captured: dict[Bucket, Any] = {}
         self._buffers: tuple[torch.Tensor, ...] = ()  # shared by all captured steps
@@ -84,7 +85,7 @@ class FlashInferAttention:
             self._calls.append((tokens, wrapper))
 
     def cache_of(self, layer: int) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Implements AttentionPort. Returns None for an fp8 pool, because K and V are rounded before they are
+        """See AttentionPort. Returns None for an fp8 pool, because K and V are converted before they are
         stored.
         """
         return None if self._is_fp8 else (self._pool.layers[layer], self._places[0])
@@ -108,8 +109,8 @@ class FlashInferAttention:
     def _plan(
         self, wrapper: Any, part: Part, pages: torch.Tensor, decodes: bool, bucket: Bucket | None
     ) -> None:
-        """Plan the step's part for `wrapper`. The planner reads the start arrays on the host; `pages` is a
-        tensor on the device.
+        """Plan `part` with `wrapper`. The planner reads `part` on the host; `pages` are its pages on
+        the device.
         """
         spec, size = self._spec, self._block_size
         starts, last = torch.from_numpy(part.page_starts), torch.from_numpy(part.last_page_len)
@@ -155,10 +156,10 @@ class FlashInferAttention:
         return self._host_plans[decodes].attach(wrapper, self._floats)
 
     def _buffers_for(self, bucket: Bucket) -> tuple[torch.Tensor, ...]:
-        """Return the buffers for captured steps: places int64 [3, t]; int32 query_starts and page_starts [n +
-        1], last_page_len [n] and pages.
+        """Return the buffers of captured steps: places, query_starts, page_starts, last_page_len, pages.
 
-        The first call allocates the buffers. The first captured bucket must therefore be the largest.
+        Places are int64 [3, t]; the others are int32: the starts [n + 1], last_page_len [n]. The first call
+        allocates the buffers for its bucket, so the largest bucket must be captured first.
         """
         if not self._buffers:
             rows = bucket.num_rows
@@ -171,10 +172,10 @@ class FlashInferAttention:
     def _upload(
         self, slots: np.ndarray, parts: list[Part]
     ) -> tuple[torch.Tensor, *tuple[tuple[slice | torch.Tensor, torch.Tensor], ...]]:
-        """Copy a step's arrays to the device with a single copy.
+        """Copy a step's arrays to the device in a single transfer.
 
-        Returns the slots and the places for K and V as a tensor int64 [3, t]. For each part follow its
-        tokens' indices in the step (a slice or int64) and its pages (int32).
+        Returns first the slots, the places for K and the places for V as one tensor, int64 [3, t]. Then, for
+        each part, a pair: its tokens' indices in the step (a slice or int64) and its pages (int32).
         """
         num_tokens = len(slots)
         indices = [part.tokens for part in parts if not isinstance(part.tokens, slice)]

@@ -1,4 +1,4 @@
-"""Paged attention on a CPU by the native kernels, which read K and V in place without gathering."""
+"""Paged attention on a CPU by the native C++ kernels, which read K and V directly from the blocks."""
 
 import ctypes
 
@@ -18,7 +18,7 @@ _ADDRESS, _SIZE = ctypes.c_void_p, ctypes.c_int64
 
 
 class Step(ctypes.Structure):
-    """The C structure mm_attention_step in src/attention/attention.h."""
+    """The C struct mm_attention_step of native/src/attention/attention.h."""
 
     _fields_ = (
         *((name, ctypes.c_int32) for name in ("num_rows", "num_tokens", "table_stride", "block_size")),
@@ -31,7 +31,8 @@ class Step(ctypes.Structure):
 class NativePagedAttention:
     """See AttentionBackend. A row's result depends neither on the step's other rows nor on the thread count.
 
-    With `tiles_only` the result does not depend on how many of the row's tokens a step computes, either.
+    With `tiles_only` a token's result does not depend on how many tokens of its row the step computes,
+    either.
     """
 
     reads_unwritten = False
@@ -40,7 +41,7 @@ class NativePagedAttention:
     def __init__(
         self, spec: ModelSpec, kv: KVPool, library: ctypes.CDLL | None = None, *, tiles_only: bool = False
     ) -> None:
-        """Build the backend. `library` replaces the process's kernels.
+        """Build the backend. `library`: the compiled kernels (default: those that this process has loaded).
 
         Raises ConfigError if the kernels are not available or do not support the shape or dtype.
         """
@@ -101,12 +102,15 @@ class NativePagedAttention:
         return out
 
     def step_address(self) -> int:
-        """Return the address for the mm_attention_step that `begin` filled, valid until the next `begin`."""
+        """Return the address of the mm_attention_step that `begin` filled.
+
+        It is valid until the next `begin`.
+        """
         return ctypes.addressof(self._step)
 
     def layers_address(self) -> int:
-        """Return the address for an array with each layer's KV address, which mm_attention_append and
-        mm_attention_run take.
+        """Return the address of an array with the KV address of each layer, for C++ code that calls
+        mm_attention_append and mm_attention_run.
         """
         return ctypes.addressof(self._layers)
 

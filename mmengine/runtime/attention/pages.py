@@ -1,9 +1,7 @@
-"""Convert a step's metadata to FlashInfer's format: row after row, and their blocks (pages) in a single
-list.
+"""Converts a step's metadata to FlashInfer's format, in which the blocks (pages) of all rows are one list.
 
-Row i has the queries query_starts[i] to query_starts[i + 1] in its call and the pages page_starts[i] to
-page_starts[i + 1] in the list. All these pages are full except the last, which holds last_page_len[i]
-tokens.
+Row i of a call has the queries query_starts[i] to query_starts[i + 1], and the pages page_starts[i] to
+page_starts[i + 1] of the list. Its pages are full except the last, which holds last_page_len[i] tokens.
 """
 
 from typing import NamedTuple
@@ -19,9 +17,9 @@ Places = slice | np.ndarray
 
 
 class Part(NamedTuple):
-    """n rows that a single call attends. int32, on the host."""
+    """n rows that a single call attends. Arrays are int32 on the host."""
 
-    tokens: Places  # positions of the rows' tokens in the batch: a slice, or intp [query_starts[-1]]
+    tokens: Places  # indices of the rows' tokens in the step: a slice, or intp [query_starts[-1]]
     query_starts: np.ndarray  # [n + 1]
     page_starts: np.ndarray  # [n + 1]
     pages: np.ndarray  # [page_starts[-1]]
@@ -29,15 +27,16 @@ class Part(NamedTuple):
 
 
 def whole_step(meta: AttentionMeta, block_size: int) -> Part:
-    """Return all the step's rows as a single part."""
+    """Return all rows of the step as a single part."""
     return Part(slice(0, len(meta.slots)), *_lists(meta.query_lens, meta.kv_lens, meta.table, block_size))
 
 
 def split(meta: AttentionMeta, block_size: int) -> tuple[Part | None, Part | None]:
-    """Return the rows with one query, and the other rows; None for an empty part.
+    """Return a part with the rows that have one query, and a part with all other rows; None if a part is
+    empty.
 
-    Decode kernels read a row's KV once for all heads in a group. Prompt kernels use query tiles, which a
-    single query would leave almost empty.
+    A decode kernel reads a row's KV once for all heads that share it. A prompt kernel computes tiles of
+    queries, which a row with a single query would leave almost empty.
     """
     is_decode = meta.query_lens == 1
     num_decode = int(np.count_nonzero(is_decode))
@@ -51,18 +50,18 @@ def split(meta: AttentionMeta, block_size: int) -> tuple[Part | None, Part | Non
 
 
 def row_pages(spec: ModelSpec, block_size: int, num_blocks: int) -> int:
-    """Return the largest possible page count per row.
+    """Return the largest number of pages that a row may have.
 
-    The number covers the longest request that the model and a pool with `num_blocks` allow, plus the pages
-    for its drafts.
+    That is the longest request that the model and a pool of `num_blocks` allow, and the pages for its drafts.
     """
     longest = -(-spec.max_model_len // block_size) or num_blocks
     return min(longest, num_blocks) + -(-MAX_DRAFT_TOKENS // block_size)
 
 
 def _part(meta: AttentionMeta, rows: np.ndarray, starts: np.ndarray, block_size: int) -> Part:
-    """Return a part with a step's `rows` (ascending). `starts` [n]: each row's first token position in
-    the batch.
+    """Return a part with these `rows` of the step (ascending).
+
+    `starts` [n]: index of each row's first token.
     """
     counts = meta.query_lens[rows]
     if rows[-1] - rows[0] + 1 == len(rows):
@@ -87,7 +86,7 @@ def _lists(
 
 
 def _starts(lengths: np.ndarray) -> np.ndarray:
-    """Return each row's start, int32 [n + 1]."""
+    """Return where each row starts and where the last one ends, int32 [n + 1]."""
     starts = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=starts[1:])
     return starts

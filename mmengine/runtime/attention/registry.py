@@ -26,7 +26,8 @@ ATTENTION_BACKENDS: Registry[Callable[..., AttentionBackend]] = Registry(
     },
     beside=("auto",),
 )
-# These say why a built-in backend cannot attend over a pool; a third-party backend raises when it is built.
+# Modules whose `unfit` says why a built-in backend cannot attend over a pool. A third-party backend raises
+# ConfigError when it is built.
 _CAPABILITIES = {"flashinfer": flashinfer_capability, "native": native_paged, "triton": triton_capability}
 log = structlog.get_logger("mmengine.operators")
 
@@ -37,10 +38,11 @@ def make_backend(
     """Return the backend called `name`.
 
     "auto" returns the first backend in the device's preferred order that works for the pool and the
-    model's shape, else torch. `batch_invariant`: return a backend whose result for a row has the same bits
-    whatever else is in the step and however the row's tokens are spread over steps.
+    model's shape, else torch. With `batch_invariant` a row's result has the same bits whatever other rows are
+    in the step, and however the row's tokens are spread over steps.
 
-    Raises ConfigError for an unregistered name, or a backend that cannot be used on this machine.
+    Raises ConfigError if the name is not registered, or if the backend cannot be used on this machine or is
+    not batch invariant.
     """
     if batch_invariant:
         return _invariant(name, spec, kv)
@@ -68,7 +70,7 @@ def _invariant(name: str, spec: ModelSpec, kv: KVPool) -> AttentionBackend:
 
 
 def _automatic(spec: ModelSpec, kv: KVPool) -> AttentionBackend:
-    reasons: dict[str, str] = {}  # why a backend cannot be used, by name
+    reasons: dict[str, str] = {}  # why each backend tried so far cannot be used
     for name in kv.device.attention:
         capability = _CAPABILITIES.get(name)
         reason = None if capability is None else capability.unfit(spec, kv)

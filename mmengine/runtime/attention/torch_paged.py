@@ -1,10 +1,12 @@
-"""The reference backend for CPU and CUDA: gather a group's KV, then call torch's SDPA.
+"""The reference backend for CPU and CUDA: gathers the KV of a group of rows, then calls torch's SDPA.
 
-Rows with one query (decode) form one group, padded to the longest row and masked by length. If padding would
-cost more than MAX_PADDING times the rows themselves, the rows are first split by length. Other rows are
-grouped by equal query and KV length, so that such a group needs no padding. Not yet run on CUDA; there,
-chunks that do not start a prompt use SDPA's slow kernel (a mask with grouped heads), and the gathered KV for
-a step's longest group takes its own buffer.
+Rows with one query (decode) form one group, padded to the longest row and masked by length. If the padding
+would be more than MAX_PADDING times the rows' own KV, the rows are split into groups of similar length. All
+other rows are grouped by equal query and KV length, so that their groups need no padding. A workspace as
+large as the KV of a step's largest group is needed in addition to the KV pool.
+
+This backend has not been run on CUDA yet. There, a chunk that does not start its prompt needs a mask, and
+SDPA has no fast kernel for a mask with grouped heads.
 """
 
 from dataclasses import dataclass
@@ -20,17 +22,17 @@ from mmengine.runtime.device.upload import upload
 from mmengine.runtime.kv.pool import FP8, KVPool
 
 Places = slice | torch.Tensor
-MAX_PADDING = 0.5  # largest share of padding in a batch
+MAX_PADDING = 0.5  # most padding in a decode group, as a multiple of its rows' own blocks
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """g rows with equal query length.
+    """g rows with the same number of queries, which one call of SDPA attends.
 
-    `mask`: None means that query i sees KV 0 to i, or, in decode, that every row has kv_len tokens. Otherwise
-    0 or -inf, [g, 1, 1, kv_len] for decode, [query_len, kv_len] for other rows. `tokens`: batch positions for
-    the rows' g * query_len tokens. `pages`: int64 [2 * g * b], the K pages and then the V pages for every
-    row.
+    `tokens`: the indices of the rows' g * query_len tokens in the step. `pages`: int64 [2 * g * b], the K
+    pages of all rows, then the V pages of all rows. `mask`: values 0 or -inf, [g, 1, 1, kv_len] for decode,
+    [query_len, kv_len] for other rows. None: in decode, every row has kv_len tokens; else query i sees the
+    tokens 0 to i.
     """
 
     tokens: Places
@@ -42,7 +44,7 @@ class Group:
 
 
 class TorchPagedAttention:
-    """See AttentionBackend. Scores for fp32 inputs are computed in fp32."""
+    """See AttentionBackend. For float32 inputs the scores are computed in float32."""
 
     reads_unwritten = True
     captures = False
@@ -60,7 +62,8 @@ class TorchPagedAttention:
         self._slots = self._k_places = self._v_places = torch.empty(0, dtype=torch.int64)
 
     def begin(self, meta: AttentionMeta, bucket: Bucket | None = None) -> None:
-        # A block's V follows its K: the K of slot s is at s + block * block_size. Sizes are powers of 2.
+        # In the pool each block's V follows its K, so the K of slot s = block * block_size + offset is stored
+        # at s + block * block_size. The block size is a power of 2, so s & -block_size is block * block_size.
         slots, table, lens = meta.on_device(self._device)
         # A group reads as many blocks per row as its longest row has. Missing blocks are replaced by the
         # dummy block, which holds zeros: another request's block might hold NaN.
@@ -81,7 +84,9 @@ class TorchPagedAttention:
             self._workspace = self._workspace.new_empty(need)
 
     def cache_of(self, layer: int) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """See AttentionPort. Returns None if K and V are rounded first."""
+        """See AttentionPort. Returns None for an fp8 pool, because K and V are converted before they
+        are stored.
+        """
         return None if self._is_fp8 else (self._pool.layers[layer], self._slots)
 
     def append(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
@@ -112,7 +117,7 @@ class TorchPagedAttention:
     def _gather(self, layer: int, group: Group) -> torch.Tensor:
         """Return the group's K and V, [2, g, num_kv_heads, kv_len, head_dim].
 
-        Without rounding, the result is a workspace view, valid until the next call.
+        Unless the pool is fp8, the result is a view of the workspace, valid until the next call.
         """
         pages = group.pages
         gathered = self._workspace[: pages.numel() * self._page_values].view(-1, self._page_values)
@@ -123,7 +128,9 @@ class TorchPagedAttention:
         return gathered[:, :, : group.kv_len].transpose(2, 3)
 
     def _cut_by_length(self, rows: np.ndarray, kv_lens: np.ndarray) -> list[np.ndarray]:
-        """Return `rows` as a single part, or split by powers of two in the block count."""
+        """Return `rows` as a single part or, if padding would be large, split by powers of two of their
+        blocks.
+        """
         blocks = -(-kv_lens[rows] // self._block_size)
         if int(blocks.max()) * len(rows) <= (1 + MAX_PADDING) * int(blocks.sum()):
             return [rows]
@@ -167,7 +174,9 @@ class TorchPagedAttention:
         return groups
 
     def _page_index(self, table: torch.Tensor, kv_len: int) -> torch.Tensor:
-        """Convert a block table, int64 [g, b], to pages [2 * g * b'], where kv_len tokens take b' blocks."""
+        """Convert a block table, int64 [g, b], to `Group.pages` [2 * g * b']; b' is the blocks of
+        kv_len tokens.
+        """
         k_pages = table[:, : -(-kv_len // self._block_size)] * 2
         return torch.stack((k_pages, k_pages + 1)).view(-1)
 

@@ -1,4 +1,4 @@
-"""Check whether the Triton attention kernels can be used on this machine. Triton is imported only for use."""
+"""Checks whether the Triton attention kernels can be used on this machine."""
 
 from importlib import import_module
 from importlib.util import find_spec
@@ -24,7 +24,7 @@ def package_problem() -> str | None:
 
 
 def missing(device: Device) -> str | None:
-    """Return what the kernels miss on this GPU and what to do about it, or None."""
+    """Return what the kernels need that this machine lacks, and what to do about it, or None."""
     problem = package_problem()
     if problem is not None:
         return problem
@@ -35,8 +35,8 @@ def missing(device: Device) -> str | None:
 def unfit(spec: ModelSpec, kv: KVPool) -> str | None:
     """Return why the kernels cannot attend over this pool, or None.
 
-    On a CPU the kernels run in Triton's interpreter, for tests only: slowly, and with wrong results in
-    bfloat16. So the interpreter must be chosen explicitly.
+    On a CPU the kernels run only if TRITON_INTERPRET=1 selects Triton's interpreter, which is meant for
+    tests: the interpreter is slow, and its results in bfloat16 are wrong.
     """
     if kv.dtype not in DTYPES:
         return f"it computes in float32, bfloat16 and float16, not {str(kv.dtype).removeprefix('torch.')}"
@@ -57,7 +57,7 @@ def load() -> ModuleType:
     """Import the kernels. Raises ConfigError if Triton cannot be imported."""
     try:
         return import_module("mmengine.gpu.attention_kernels")
-    # Triton raises various exceptions without a driver, or next to parts of another version
+    # Triton raises various exceptions if there is no driver or if its parts have different versions.
     except Exception as error:
         raise ConfigError(
             f"attention 'triton' cannot be used: importing it fails ({in_one_line(error)}); choose 'torch' "

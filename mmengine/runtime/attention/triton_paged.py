@@ -1,9 +1,9 @@
-"""Paged attention on a GPU by the Triton kernels: for head sizes that FlashInfer does not support, for
-float32, and where no CUDA compiler is installed. Not yet run on a GPU.
+"""Paged attention on a GPU by the Triton kernels. Not yet run on a GPU.
 
-Once per step the host plans what each program attends. After `begin(meta, bucket)` the kernels read the plan
-from a single buffer with a fixed layout per bucket, and the launched program count is fixed. So a CUDA graph
-captured there can be replayed.
+Used for head sizes that FlashInfer does not support, for float32, and if no CUDA compiler is installed. Once
+per step the host plans what each program attends. In a captured step the kernels read this plan from a buffer
+whose layout is fixed for each bucket, and the number of programs is fixed too. So the CUDA graph can be
+replayed.
 """
 
 from dataclasses import replace
@@ -25,18 +25,20 @@ from mmengine.runtime.device.port import Device
 from mmengine.runtime.device.upload import upload, upload_into
 from mmengine.runtime.kv.pool import KVPool, fp8_bytes, kv_places
 
-PARTS_BYTES = 64 * 2**20  # for rows whose KV several programs share
-MAX_PARTS = 4096  # most parts that all rows' KV is split into
+PARTS_BYTES = 64 * 2**20  # workspace for the parts of tiles that several programs compute
+MAX_PARTS = 4096  # most parts in a step
 PROGRAMS_PER_PROCESSOR = 4
 
 
 def _aligned(size: int) -> int:
-    """Round up a size in four-byte units: kernels are compiled for GPU reads aligned to 16 bytes."""
+    """Round a size in int32 units up to 16 bytes, the alignment that the kernels are compiled for."""
     return -(-size // 4) * 4
 
 
 class Layout(NamedTuple):
-    """Capacity for a step's lists, one after the other; `pages` take the rest."""
+    """The capacity of each list of a step in one int32 buffer. The lists are adjacent; the last one, `pages`,
+    takes the rest of the buffer.
+    """
 
     num_rows: int
     num_tokens: int
@@ -44,8 +46,8 @@ class Layout(NamedTuple):
     num_joins: int
 
     def places(self) -> list[slice]:
-        """The lists as slices in int32 units: slots and places for K and V (int64 [3, t]), and the integer
-        lists in a Work.
+        """Return a slice of the buffer for each list: first slots and places for K and V (int64 [3, t]), then
+        the integer lists of a Work.
         """
         rows = self.num_rows
         sizes = (6 * self.num_tokens, 2, 4 * self.num_tiles, 4 * self.num_joins, rows + 1, rows, rows, rows)
@@ -58,10 +60,11 @@ class Layout(NamedTuple):
 
 class TritonPagedAttention:
     """See AttentionBackend. A row's result depends only on its own queries, keys and values, and on the
-    step's longest query.
+    largest number of queries that a row of the step has.
 
-    With `one_tile` the longest query does not matter either: a token then has the same bits computed alone,
-    within a prompt chunk, or next to drafts. An fp8 pool holds K and V rounded without scaling (scale 1).
+    With `one_tile` this number does not matter either: a token's result has the same bits whether the token
+    is computed alone, within a prompt chunk, or next to drafts. An fp8 pool holds K and V rounded to fp8
+    without scaling.
     """
 
     reads_unwritten = False
@@ -91,7 +94,7 @@ class TritonPagedAttention:
         width = self._group * min(queries, longest)
         lengths, befores = meta.kv_lens, meta.kv_lens - meta.query_lens
         if bucket is not None:
-            # Tokens in the dummy block only pad the bucket; nothing is stored at their positions.
+            # Tokens with a slot in the dummy block only pad the bucket, and their row must not see them.
             lengths = lengths - (meta.slots < self._block_size).reshape(bucket).sum(1)
         tiles, joins = cut(meta.query_lens, befores, lengths, queries, self._programs, self._max_parts(width))
         lists = whole_step(meta, self._block_size)
@@ -109,7 +112,9 @@ class TritonPagedAttention:
         self._step = self._captured[bucket]
 
     def cache_of(self, layer: int) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """See AttentionPort. Returns None if K and V are rounded first."""
+        """See AttentionPort. Returns None for an fp8 pool, because K and V are converted before they
+        are stored.
+        """
         return None if self._kv.is_fp8 else (self._kv.layers[layer], self._step[0][0])
 
     def append(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
@@ -129,16 +134,16 @@ class TritonPagedAttention:
         return min(MAX_PARTS, (self._parts.numel() - 4) // values)
 
     def _layout(self, bucket: Bucket, queries: int, width: int) -> Layout:
-        """Return a layout with capacity for every result that `cut` may give for this bucket."""
+        """Return a layout with enough capacity for every plan that `cut` can make for this bucket."""
         tiles = bucket.num_rows * int(num_tiles(np.array(bucket.query_len), queries))
         if tiles >= self._programs:
             return Layout(bucket.num_rows, bucket.num_tokens, tiles, 0)
         return Layout(bucket.num_rows, bucket.num_tokens, tiles + self._max_parts(width), tiles)
 
     def _buffer_for(self, bucket: Bucket, layout: Layout) -> torch.Tensor:
-        """Return the buffer that all buckets share, because buckets are planned one at a time.
+        """Return the buffer that all buckets share, because only one bucket is planned at a time.
 
-        The buffer is allocated for the first bucket, which is captured first and must be the largest.
+        The first call allocates it, so the largest bucket must be captured first.
         """
         if not self._buffer.numel():
             room = layout._replace(num_tiles=layout.num_tiles + MAX_PARTS, num_joins=layout.num_tiles)
@@ -147,7 +152,7 @@ class TritonPagedAttention:
         return self._buffer
 
     def _pack(self, slots: np.ndarray, columns: tuple[np.ndarray, ...], layout: Layout) -> np.ndarray:
-        """Return the lists in one int32 array, including the pages."""
+        """Write all lists, as `layout` says, into one int32 array."""
         tiles, joins, *_, pages = columns
         at, *places = layout.places()
         packed = np.zeros(places[-1].start + len(pages), np.int32)
@@ -158,7 +163,9 @@ class TritonPagedAttention:
         return packed
 
     def _views(self, there: torch.Tensor, layout: Layout, rows: int, width: int) -> tuple[torch.Tensor, Work]:
-        """Return views into the lists that `_pack` laid out, on the device."""
+        """Return the places (int64 [3, t]) and the Work as views of `there`, the packed lists on the
+        device.
+        """
         places, counts, tiles, joins, *others = (there[place] for place in layout.places())
         shape = (self._max_parts(width), self._spec.num_kv_heads, width)
         num = prod(shape)
@@ -171,8 +178,9 @@ class TritonPagedAttention:
 
 
 def _programs(device: Device, num_kv_heads: int) -> int:
-    """Return the program count per KV head: a few in the interpreter, which runs programs
-    sequentially.
+    """Return the number of programs per KV head.
+
+    On a CPU there are only 4, because Triton's interpreter runs them one after the other.
     """
     processors = device.num_processors()
     if not processors:
@@ -181,9 +189,10 @@ def _programs(device: Device, num_kv_heads: int) -> int:
 
 
 def _compiled_kernels(spec: ModelSpec, kv: KVPool, one_tile: bool) -> ModuleType:
-    """Compile the kernels, run them once per tile size, and compare them with torch. Raises ConfigError.
+    """Compile the kernels, run them once per tile size, and compare the results with torch's.
 
-    A missing compiler is then reported at startup, not in the first step.
+    So a missing compiler is reported at startup, not in the first step. Raises ConfigError if the kernels
+    cannot be used or their results differ.
     """
     problem = unfit(spec, kv)
     if problem:
@@ -206,10 +215,10 @@ def _compiled_kernels(spec: ModelSpec, kv: KVPool, one_tile: bool) -> ModuleType
 
 
 def _gap(spec: ModelSpec, kv: KVPool, kernels: ModuleType, one_tile: bool, rows: int) -> float:
-    """Return the largest difference from torch on a small example with its own pool.
+    """Return the largest difference between the kernels' and torch's results on a small example.
 
-    The example has a row whose queries fill a tile with `rows` and whose keys take two spans, and a row with
-    three tokens.
+    The example has its own pool. The queries of its first row fill a tile of `rows` rows, and the keys take
+    two spans; its second row has three tokens.
     """
     size, device = kv.block_size, kv.device.torch_device
     counts = np.array([max(1, rows * spec.num_kv_heads // spec.num_heads), 1], np.int32)

@@ -1,4 +1,4 @@
-"""Read the limits of a process's cgroup and its ancestors: version 2, and version 1 by controller."""
+"""Reads the resource limits of this process's cgroup and its ancestors, for cgroups of version 1 and 2."""
 
 import math
 from collections.abc import Callable
@@ -10,9 +10,10 @@ Read = Callable[[Path], float]  # maps a group's folder to its limit; infinite w
 
 
 def least_of(controller: str, read_v2: Read, read_v1: Read, root: Path = ROOT) -> float:
-    """Return the smallest limit among the groups. `root`: the folder that holds /proc and /sys.
+    """Return the smallest limit of `controller` among this process's groups; infinite without a limit.
 
-    A missing or unreadable file means no limit.
+    `read_v2` and `read_v1` read one group's limit. A missing or unreadable file means no limit. `root`: the
+    folder that contains proc and sys.
     """
     least, mount = math.inf, root / "sys/fs/cgroup"
     with suppress(OSError, ValueError):
@@ -31,11 +32,11 @@ def least_of(controller: str, read_v2: Read, read_v1: Read, root: Path = ROOT) -
 
 
 def _upwards(mount: Path, name: str) -> list[Path]:
-    """Return the folders for a group and its ancestors, as far as they are mounted on this machine."""
+    """Return the folders of a group and its ancestors up to `mount`. A container may not see all of them."""
     parts = [part for part in name.split("/") if part not in ("", "..")]
     return [mount.joinpath(*parts[:length]) for length in range(len(parts), -1, -1)]
 
 
 def number(path: Path) -> int:
-    """Return the number in a file. Raises OSError or ValueError."""
+    """Return the integer that a file contains. Raises OSError or ValueError."""
     return int(path.read_text(encoding="ascii"))

@@ -1,12 +1,13 @@
-"""Measure how long a step's parts take on a CPU."""
+"""Clocks that measure how long steps take: on a CPU, and on a device that computes asynchronously."""
 
 from time import perf_counter_ns, process_time_ns
 
 
 class LaunchClock:
-    """Measures a step's time on an asynchronous device: from one result to the next.
+    """Measures the time of a step on an asynchronous device, from one step's result to the next step's.
 
-    The time includes both the device's and the engine's share, so two steps in flight are not counted twice.
+    This includes the work of the device and of the engine. The time in which two steps are in flight is
+    counted once.
     """
 
     __slots__ = ("_before_ns", "_host", "_since_ns")
@@ -15,13 +16,14 @@ class LaunchClock:
         self._host, self._before_ns, self._since_ns = StepClock(), 0, perf_counter_ns()
 
     def launch(self) -> None:
-        """Begin a step while none is in flight. The time since the last result counts as far as this process
-        was busy.
+        """Begin a step while no step is in flight.
+
+        Of the time since the last result, only the time in which this process was busy is counted.
         """
         self._before_ns, self._since_ns = self._host.lap(), perf_counter_ns()
 
     def finish(self) -> int:
-        """Return the oldest step's duration in ns; the step was just read."""
+        """Return the duration in ns of the oldest step, whose result was just read."""
         now_ns = perf_counter_ns()
         passed = self._before_ns + now_ns - self._since_ns
         self._before_ns, self._since_ns = 0, now_ns
@@ -32,8 +34,8 @@ class LaunchClock:
 class StepClock:
     """Measures elapsed time, or the process's CPU time if that is less.
 
-    So neither other programs on the same cores nor several threads that compute at once make a step seem
-    longer.
+    So a step does not seem longer if other programs use the same cores (they add elapsed time) or if several
+    threads compute at once (they add CPU time).
     """
 
     __slots__ = ("_cpu_ns", "_wall_ns")

@@ -1,4 +1,4 @@
-"""The CPU as a device, on which every call completes its work before it returns."""
+"""The CPU as a Device. Every call completes its work before it returns."""
 
 import math
 from collections.abc import Callable
@@ -128,8 +128,8 @@ class CpuDevice:
 def available_memory(root: Path = ROOT) -> int:
     """Return the bytes that can be allocated without swapping, limited by this process's cgroup.
 
-    Returns 2 GiB if the system does not report its memory. `root`: the folder that holds /proc and
-    /sys.
+    If the system does not report its memory, 2 GiB are assumed. `root`: the folder that contains proc and
+    sys.
     """
     try:
         with (root / "proc/meminfo").open(encoding="ascii") as file:
@@ -153,6 +153,6 @@ def _available_v1(folder: Path) -> float:
 
 
 def _cached(folder: Path, name: str) -> int:
-    """Return how many bytes in a group's file cache the kernel frees on demand."""
+    """Return how many bytes of a group's file cache the kernel can free, from `name` in memory.stat."""
     lines = (folder / "memory.stat").read_text(encoding="ascii").splitlines()
     return int(dict(line.split() for line in lines)[name])

@@ -1,4 +1,4 @@
-"""An NVIDIA GPU as a device: the only file that names torch's CUDA parts. Not yet run on a GPU."""
+"""An NVIDIA GPU as a Device. Only this file uses torch.cuda. Not yet run on a GPU."""
 
 import os
 from collections import deque
@@ -15,8 +15,9 @@ from mmengine.errors import ConfigError
 from mmengine.runtime.device.port import CopyStream, Device, Event, Meter, Recorder
 
 GIB = 2**30
-WARM_UPS = 2  # libraries create handles and workspaces, and compile, before the capture
-MOST_STAGED = 512 * 2**20  # bytes being copied out at once; above, the computation waits for the oldest copy
+WARM_UPS = 2  # runs before a capture, in which libraries compile and create handles and workspaces
+# Most bytes in flight from the device to the host. Above this the computation waits for the oldest copy.
+MOST_STAGED = 512 * 2**20
 
 
 class CudaDevice:
@@ -100,8 +101,9 @@ class CudaDevice:
         torch.cuda.set_device(self.torch_device)
 
     def answers(self) -> bool:
-        """See Device. Most CUDA errors destroy a process's context; a GPU whose memory is full still
-        answers.
+        """See Device. After most CUDA errors this process cannot use the GPU any more.
+
+        If only the GPU's memory is full, the result is True.
         """
         try:
             return torch.ones(1, device=self.torch_device).item() == 1
@@ -140,12 +142,12 @@ class CudaDevice:
     def process_group(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> Any:
         """Return an NCCL group."""
         self.set_current()
-        # Otherwise ranks would exchange buffer addresses during the capture, and wait for a rank that fails
-        # then.
+        # With graph registration, ranks exchange buffer addresses during a capture. If one rank then fails,
+        # the others wait for it.
         os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
         options = dist.ProcessGroupNCCL.Options()
-        # torch would end the process; rank 0 notices the failure earlier and reports the reason
-        # (parallel/leader.py).
+        # After its timeout torch ends the process. With twice the timeout, rank 0 notices the failure first
+        # and reports the reason (parallel/leader.py).
         options._timeout = 2 * timeout
         return dist.ProcessGroupNCCL(store, rank, size, options)
 
@@ -167,7 +169,7 @@ class CudaCopyStream:
             copies()
         self._staged.append((self._side.record_event(), staged))
         while sum(each.nbytes for _, each in self._staged) > MOST_STAGED or self._staged[0][0].query():
-            # so that the staged memory can be reused from here on
+            # After this wait, later work on the usual stream may reuse the staged memory.
             usual.wait_event(self._staged.popleft()[0])
             if not self._staged:
                 return
@@ -194,7 +196,7 @@ class CudaMeter:
 
 
 class CudaRecorder:
-    """A Recorder for CUDA graphs that share a memory pool, so graphs must run one at a time."""
+    """A Recorder that captures CUDA graphs. They share a memory pool, so only one may run at a time."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)
@@ -209,7 +211,7 @@ class CudaRecorder:
                 compute()
         usual.wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        # Threads that prepare images may allocate pinned memory during the capture; that affects only them.
+        # thread_local: other threads, which prepare images, may allocate pinned memory during the capture.
         capture = torch.cuda.graph(
             graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
         )
@@ -218,8 +220,8 @@ class CudaRecorder:
             with torch.cuda.stream(usual), capture:
                 compute()
         except BaseException:
-            # For torch's allocator the capture would continue: memory requests would go to the graph, and the
-            # pool would be refused to other captures.
+            # For torch's allocator a failed capture goes on: it serves requests from the graph's pool, and
+            # refuses the pool to other captures. So the graph is kept, and the next capture gets a new pool.
             self._broken.append(graph)
             self._pool = None
             raise

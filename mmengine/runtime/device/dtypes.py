@@ -1,4 +1,4 @@
-"""Dtypes that an engine can compute in, by name."""
+"""The dtypes that an engine can compute in, keyed by name."""
 
 import torch
 
@@ -6,5 +6,5 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """Return a dtype's name; the dtype is in DTYPES."""
+    """Return the name of a dtype of DTYPES, such as "float32"."""
     return str(dtype).removeprefix("torch.")

@@ -12,7 +12,10 @@ NOT_INVARIANT = (
 
 
 def check_invariant(model: VisionLanguageModel, device: Device) -> None:
-    """Raise ConfigError if results depend on the batch, apart from attention (see make_backend)."""
+    """Raise ConfigError if the decoder's or sampler's results depend on the batch.
+
+    make_backend checks attention.
+    """
     if not getattr(model, "batch_invariant", False):
         raise ConfigError(NOT_INVARIANT)
     where = device.torch_device

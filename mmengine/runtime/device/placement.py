@@ -9,7 +9,9 @@ from mmengine.runtime.device.port import Device
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """`dtype`: for weights, hidden states and the KV pool. `attention`: a backend's name, or "auto"."""
+    """A device, the dtype of weights, hidden states and KV pool, and an attention backend's name or
+    "auto".
+    """
 
     device: Device
     dtype: torch.dtype
