@@ -1,4 +1,4 @@
-"""Admits calls: readiness, shutdown, and a fair share for each API key."""
+"""Admits or refuses calls, by the engine's readiness, the shutdown, and each API key's fair share."""
 
 from collections import Counter
 from functools import partial
@@ -30,16 +30,16 @@ class Admission:
             settings.max_body_bytes, settings.max_bodies_bytes, settings.body_timeout_s, self.rate
         )
         self.shares = FairShares(engine.max_open, settings.key_share, self.bodies, self.rate)
-        self.is_ending = False  # Clients should send no more calls.
-        self.is_draining = False  # No more calls are admitted.
+        self.is_ending = False  # Health checks report the shutdown, so that clients send no more calls.
+        self.is_draining = False  # New calls are refused.
 
     @property
     def has_several_keys(self) -> bool:
-        """Whether several keys share the server, so that each has a limited share."""
+        """Whether the server has several keys, so that each has a limited share."""
         return self._keys.are_several
 
     def take(self, owner: str) -> None:
-        """Admit a call with this key; `give` ends the call. Raises ApiError."""
+        """Count an admitted call of this key, until `give`. Raises ApiError if the call is refused."""
         if (why := self.draining()) is not None:
             raise why
         reasons = self._of_engine()
@@ -51,7 +51,7 @@ class Admission:
         self.shares.give(owner)
 
     def reserve(self, owner: str) -> BodyReservation:
-        """Reserve space for a body with this key."""
+        """Return a reservation for a body of a call with this key."""
         return self.shares.reserve(owner, is_alone=not self._keys.are_several)
 
     def reasons(self) -> tuple[str, ...]:
@@ -67,22 +67,22 @@ class Admission:
         return shutdown_error(self.retry_later_s()) if self.is_draining else None
 
     def interrupted_error(self, request_id: str, *, can_reattach: bool) -> ApiError:
-        """Return the error for a call that the server's shutdown cuts. `can_reattach`: whether a later call
-        may get the answer.
+        """Return the error for a call that the server's shutdown interrupts. `can_reattach`: whether a later
+        call may get the answer.
         """
         stays = self._engine.has_log or (can_reattach and self._engine.keeps_held)
         return interrupted_error(request_id, stays, self.retry_later_s())
 
     def retry_later_s(self) -> int:
-        """Return the seconds after which all open calls have probably ended."""
+        """Return the estimated seconds until all open calls have ended."""
         return max(LATER_S, self.rate.retry_after_s(self.rate.num_open))
 
 
 class FairShares:
     """Limits each API key's open calls and body bytes to its share.
 
-    `limit`: open calls at most, over all keys. `share`: the fraction of calls and body bytes that a key may
-    have when there are several keys.
+    `limit`: maximum number of open calls of all keys together. `share`: the fraction of `limit` and of the
+    body bytes that a key may have if there are several keys.
     """
 
     def __init__(self, limit: int, share: float, bodies: BodyBudget, rate: DrainRate):
@@ -90,10 +90,12 @@ class FairShares:
         self._most_bytes = int(bodies.max_bytes * share)
         self._bodies, self._rate = bodies, rate
         self._open: Counter[str] = Counter()
-        self._held: Counter[str] = Counter()  # Bytes by owner.
+        self._held: Counter[str] = Counter()  # Body bytes of each owner.
 
     def take(self, owner: str, *, is_alone: bool) -> None:
-        """Count a call with this key; `give` ends the call. Raises ApiError."""
+        """Count a call with this key, until `give`. Raises ApiError if the key has its share of open
+        calls.
+        """
         if not is_alone and self._open[owner] >= self._most:
             raise self._refused(
                 owner,
@@ -110,11 +112,15 @@ class FairShares:
         self._rate.end()
 
     def reserve(self, owner: str, *, is_alone: bool) -> BodyReservation:
-        """Reserve space for a body with this key, as `BodyBudget.reserve`. A key's first body always fits."""
+        """Return a reservation for a body with this key, as `BodyBudget.reserve` does. The share does not
+        limit a key's only body.
+        """
         return self._bodies.reserve(partial(self._added, owner, is_alone))
 
     def _added(self, owner: str, is_alone: bool, held: int, count: int) -> None:
-        """Count `count` bytes for a body that has `held` bytes so far."""
+        """Add `count` bytes to a body that has `held` bytes so far. Raises ApiError beyond the key's
+        share.
+        """
         others = self._held[owner] - held
         if count > 0 and not is_alone and others and self._held[owner] + count > self._most_bytes:
             raise self._refused(
@@ -127,7 +133,7 @@ class FairShares:
             del self._held[owner]
 
     def _refused(self, owner: str, text: str) -> ApiError:
-        # Ended calls, over all keys, for each ended call with this key.
+        # This many calls of all keys end for each call of this key.
         num_others = self._rate.num_open / max(1, self._open[owner])
         return ApiError(
             ErrorCode.KEY_SHARE_FULL,
@@ -141,5 +147,5 @@ class FairShares:
 
     @property
     def num_bytes(self) -> int:
-        """Return all bodies' bytes, from the keys' counts."""
+        """The bytes of all bodies, as the sum over the keys."""
         return self._held.total()

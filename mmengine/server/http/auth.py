@@ -1,4 +1,4 @@
-"""API keys. Keys are compared in constant time, and read again on request."""
+"""Checks API keys in constant time. The keys can be read again while the server runs."""
 
 import hashlib
 import hmac
@@ -16,7 +16,7 @@ ADMIN_ENVIRONMENT = "MMENGINE_ADMIN_KEY"
 class ApiKeys:
     """The API keys from a file and from an environment variable. Without any key, every call is allowed.
 
-    Each line in the file holds a key; lines that start with # are comments.
+    Each line of the file is a key; lines that start with # are comments.
     """
 
     def __init__(self, path: Path | None, variable: str = ENVIRONMENT):
@@ -52,10 +52,11 @@ class ApiKeys:
         return len(self._digests) > 1
 
     def owner_of(self, headers: dict[bytes, bytes]) -> str | None:
-        """Return the owner for the key in `Authorization: Bearer …` or `x-api-key`.
+        """Return the owner of the key in `Authorization: Bearer …` or `x-api-key`.
 
-        The owner is a digest that does not reveal the key. Returns None for an unknown key, and "" when no
-        keys are configured. The key is compared with every known key.
+        The owner is 16 hex digits of the key's digest, which do not reveal the key. Returns None for an
+        unknown key, and "" if no keys are configured. The key is always compared with all known keys, so that
+        the time reveals nothing.
         """
         if not self._digests:
             return ""

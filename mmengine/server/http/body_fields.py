@@ -1,5 +1,5 @@
-"""How the server treats each body field. Structs declare the fields; this module checks them, and the HTTP
-reference lists them.
+"""Declares how the server treats each body field, and checks bodies. The structs of bodies declare their
+fields with these functions, and the HTTP reference lists them.
 """
 
 import difflib
@@ -23,8 +23,8 @@ _decode_value = msgspec.json.Decoder().decode
 class Field(NamedTuple):
     """How the server treats a body field.
 
-    `says`: for a refused field, what to do instead; for others, what the field means here. `neutral`: values
-    with which a refused field asks for nothing, and is accepted.
+    `says`: for a refused field, the alternative; for any other field, its meaning. `neutral`: values with
+    which a refused field is accepted, because they have no effect.
     """
 
     name: str
@@ -34,18 +34,19 @@ class Field(NamedTuple):
 
 
 def supported(says: str) -> Meta:
-    """Annotate a struct's field that the server reads as its API defines it."""
+    """Return the annotation for a field that has the meaning that its API defines."""
     return Meta(description=says, extra={"how": "taken"})
 
 
 def translated_field(says: str) -> Meta:
-    """Annotate a struct's field that means something else here, as `says` explains."""
+    """Return the annotation for a field that means something else in this server, as `says` explains."""
     return Meta(description=says, extra={"how": "translated"})
 
 
 def fields_of(body: type[msgspec.Struct]) -> tuple[Field, ...]:
-    """Return the fields of `body` in their order. Each must be annotated by `supported` or
-    `translated_field`."""
+    """Return the fields of `body` in their order. Each field must have an annotation from `supported` or
+    `translated_field`.
+    """
     hints = get_type_hints(body, include_extras=True)
     found = []
     for name in body.__struct_fields__:
@@ -68,7 +69,7 @@ class Fields:
         return self.check_given(decode_body(body, _decode), ignore_unknown=ignore_unknown)
 
     def check_given(self, given: Mapping[str, msgspec.Raw], *, ignore_unknown: bool) -> list[str]:
-        """Return the same as `check`, for a decoded body."""
+        """Do the same as `check` for a decoded body."""
         if len(given) > MAX_FIELDS:
             raise ApiError(
                 ErrorCode.INVALID_VALUE, f"the body has {len(given)} fields; at most {MAX_FIELDS} are taken"
@@ -76,7 +77,7 @@ class Fields:
         ignored = []
         for name, raw in given.items():
             field = self.by_name.get(name)
-            # Compare lengths first: copying a large value takes long.
+            # The lengths are compared first, because `bytes` would copy a large value.
             if len(raw) == len(_NULL) and bytes(raw) == _NULL:
                 continue
             if field is None:
@@ -89,7 +90,7 @@ class Fields:
 
     def _refuse(self, field: Field, raw: msgspec.Raw) -> None:
         if field.neutral and len(raw) <= 64:
-            value = decode_body(raw, _decode_value)  # A Raw may hold invalid UTF-8 or an invalid number.
+            value = decode_body(raw, _decode_value)  # A Raw may contain invalid UTF-8 or an invalid number.
             if any(type(value) is type(one) and value == one for one in field.neutral):
                 return
         raise ApiError(ErrorCode.UNSUPPORTED_FIELD, f"{FIELD} is not supported; {field.says}", field.name)
@@ -101,6 +102,6 @@ class Fields:
 
 
 def ignored_header(names: Sequence[str]) -> dict[str, str]:
-    """Return the header that lists the ignored unknown fields, if there are any."""
+    """Return the header that lists the ignored unknown fields; empty if `names` is empty."""
     shown_names = ", ".join(name for name in names if name.isascii() and name.isprintable())
     return {IGNORED_HEADER: shown_names[:_MAX_DROPPED_CHARS]} if names else {}

@@ -1,4 +1,4 @@
-"""Request bodies: a budget for their bytes, and threads that parse them."""
+"""Reads request bodies within a budget of bytes, and parses them on threads."""
 
 import asyncio
 from collections.abc import Callable
@@ -11,14 +11,14 @@ from mmengine.errors import ErrorCode
 from mmengine.server.http.drain_rate import DrainRate
 from mmengine.server.http.errors import ApiError, ClientLeft
 
-WHOLE = "mmengine.whole"  # ASGI extension that is set when the whole body has arrived.
-SMALL_BODY = 2**13  # Bytes. Larger bodies may take a millisecond to parse, so a thread parses them.
-LARGE_BODY = 2**20  # Bytes. Larger bodies wait only for each other.
+WHOLE = "mmengine.whole"  # ASGI extension that the transport sets if the whole body has arrived.
+SMALL_BODY = 2**13  # Bytes. Larger bodies may take over 1 ms to parse, so a thread parses them.
+LARGE_BODY = 2**20  # Bytes. Larger bodies have their own thread.
 _T = TypeVar("_T")
 
 
 class BodyBudget:
-    """Limits how many bytes all bodies together may hold while they are read or prepared."""
+    """Limits how many bytes all bodies together may have while they are read or prepared."""
 
     def __init__(self, max_body_bytes: int, max_bytes: int, timeout_s: float, rate: DrainRate):
         self._max_body, self.max_bytes, self._timeout_s = max_body_bytes, max_bytes, timeout_s
@@ -31,12 +31,14 @@ class BodyBudget:
         """Return a reservation for a body.
 
         `added(held, count)`: called before `count` bytes are added to a body that has `held` bytes; a
-        negative count releases bytes. The callback may raise ApiError to refuse them.
+        negative count releases bytes. It may raise ApiError to refuse the bytes.
         """
         return BodyReservation(self, added)
 
     def add(self, reservation: "BodyReservation", count: int) -> None:
-        """Add `count` bytes for the body. Raises ApiError if the body or the budget is full."""
+        """Add `count` bytes to the body. Raises ApiError beyond the limit for a body or the budget
+        for all.
+        """
         if reservation.num_bytes - reservation.num_before + count > self._max_body:
             raise ApiError(
                 ErrorCode.REQUEST_TOO_LARGE,
@@ -47,8 +49,8 @@ class BodyBudget:
         self._take(reservation, count)
 
     def add_before(self, reservation: "BodyReservation", count: int) -> None:
-        """Add `count` bytes for earlier responses that the body continues. Raises ApiError if the budget is
-        full.
+        """Add `count` bytes for earlier responses that the body continues. They do not count against the
+        limit for a body. Raises ApiError beyond the budget for all bodies.
         """
         self._take(reservation, count)
         reservation.num_before += count
@@ -66,8 +68,9 @@ class BodyBudget:
         self.num_bytes += count
 
     async def read(self, scope: Scope, receive: Receive, reservation: "BodyReservation") -> list[bytes]:
-        """Return the body's chunks, with `reservation.num_bytes` bytes in total. Raises ApiError,
-        ClientLeft."""
+        """Read a body and return its chunks, whose bytes are added to `reservation`. Raises ApiError and
+        ClientLeft.
+        """
         headers = dict(scope["headers"])
         length = headers.get(b"content-length", b"")
         if length.isdigit() and int(length) > self._max_body:
@@ -76,7 +79,8 @@ class BodyBudget:
             raise ApiError(
                 ErrorCode.BODY_COMPRESSED, "compressed bodies are not supported; send the body uncompressed"
             )
-        if WHOLE in scope["extensions"]:  # True for most bodies; a timeout costs more than the read.
+        # Most bodies are read without a timeout, which would take longer than reading.
+        if WHOLE in scope["extensions"]:
             return await self._chunks(receive, reservation)
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -102,9 +106,9 @@ class BodyBudget:
 
 
 class BodyReservation:
-    """The bytes that a body takes, until `release` or until the `with` block ends.
+    """The bytes that a body takes from the budget, until `release` or the end of the `with` block.
 
-    `num_before`: how many bytes belong to earlier responses that the body continues.
+    `num_before`: how many of them belong to earlier responses that the body continues.
     """
 
     def __init__(self, bodies: BodyBudget, added: Callable[[int, int], None]):
@@ -118,16 +122,18 @@ class BodyReservation:
         self.release()
 
     def release(self) -> None:
-        """Release the bytes: the body became a request, which the engine counts."""
+        """Release the bytes, for example because the body has become a request, whose memory the engine
+        limits.
+        """
         count, self.num_bytes, self.num_before = self.num_bytes, 0, 0
         self._bodies.num_bytes -= count
         self.added(count, -count)
 
 
 class ParserThreads:
-    """Parses bodies on two threads; the second thread takes only large bodies.
+    """Parses bodies on two threads, one of which is only for large bodies.
 
-    More threads would compete for the interpreter lock, also with the event loop.
+    More threads would compete with each other and with the event loop for the interpreter lock.
     """
 
     def __init__(self) -> None:
@@ -135,8 +141,9 @@ class ParserThreads:
         self._large = ThreadPoolExecutor(1, "mmengine-parse-large")
 
     async def run(self, num_bytes: int, work: Callable[[], _T]) -> _T:
-        """Run `work`, whose time grows with the body's size `num_bytes`, and return its result. Small bodies
-        are parsed on the event loop. Raises what `work` raises.
+        """Run `work`, which parses a body of `num_bytes` bytes, and return its result.
+
+        Small bodies are parsed on the event loop. Raises the errors of `work`.
         """
         if num_bytes <= SMALL_BODY:
             return work()

@@ -1,18 +1,18 @@
-"""The rate at which calls end, from which Retry-After is estimated."""
+"""Measures the rate at which calls end, from which Retry-After is estimated."""
 
 import time
 from collections import deque
 from collections.abc import Callable
 
-MEASURED = 64  # Calls over which the rate is measured.
+MEASURED = 64  # The rate is measured over this many calls.
 LONGEST_S = 60
 
 
 class DrainRate:
     """Measures how fast open calls end.
 
-    The measurement starts when a call comes to an idle server, so idle hours do not count as slowness. If
-    calls do not end, the measured rate falls with time.
+    The measurement starts when a call comes to an idle server, so that idle time does not lower the rate. If
+    no call ends, the rate falls with time.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -30,11 +30,11 @@ class DrainRate:
     def end(self) -> None:
         self.num_open -= 1
         if len(self._ends) == MEASURED:
-            self._since = self._ends[0]  # The oldest end leaves the window.
+            self._since = self._ends[0]  # The window now begins at its oldest end.
         self._ends.append(self._clock())
 
     def retry_after_s(self, num_ends: float = 1) -> int:
-        """Return the seconds in which `num_ends` calls are likely to end: 1 to 60."""
+        """Return the estimated seconds until `num_ends` calls end, clamped to 1 to 60."""
         if not self.num_open:
             return 1
         mean_s = (self._clock() - self._since) / max(1, len(self._ends))

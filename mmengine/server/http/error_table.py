@@ -1,15 +1,17 @@
-"""The table from error codes to HTTP statuses and public codes. No other module decides a status."""
+"""Maps error codes to HTTP statuses and public codes. Only this module decides statuses, except for
+Anthropic's.
+"""
 
 from typing import Literal, NamedTuple
 
 from mmengine.errors import ErrorCode as C
 
-# When a client may retry: as soon as the queue has drained a little, after a pause, or never.
+# When a client may retry: "soon", once some calls have ended; "later", after a pause; or "never".
 Retry = Literal["soon", "later", "never"]
 
 
 class HttpError(NamedTuple):
-    """The response to an error code. `code`: the value in the error's body."""
+    """The response to an error. `code`: the `code` in the error's body."""
 
     status: int
     code: str | None = None
@@ -76,9 +78,9 @@ HTTP_ERRORS = {
     C.SHUTTING_DOWN: HttpError(503, "shutting_down"),
     C.DEADLINE_EXCEEDED: HttpError(504, "deadline_exceeded", "never"),
 }
-# Codes for settings, models and logs. Clients see them as engine_failed.
+# Codes of errors in settings, models and logs. Clients get the code engine_failed for all of them.
 INTERNAL = frozenset(C) - HTTP_ERRORS.keys()
-# Codes for media. Every API names the field by its place in the messages.
+# Codes of errors in media. In all APIs, these errors name the field by its path in the messages.
 MEDIA_CODES = frozenset((C.INVALID_MEDIA, C.MEDIA_NOT_FETCHED))
 TYPES = {
     401: "authentication_error",
@@ -87,7 +89,7 @@ TYPES = {
     429: "rate_limit_error",
     **dict.fromkeys((400, 405, 408, 409, 413, 415, 422, 431), "invalid_request_error"),
 }
-STATUSES = {  # Descriptions for the OpenAPI document.
+STATUSES = {  # Descriptions in the OpenAPI document.
     400: "The request is invalid; param names the field",
     401: "The API key is missing or unknown",
     403: "The call is not allowed",

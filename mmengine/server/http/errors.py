@@ -1,4 +1,4 @@
-"""Errors in OpenAI's format: {"error": {"message", "type", "param", "code"}} and an HTTP status."""
+"""Errors in OpenAI's format: an HTTP status and {"error": {"message", "type", "param", "code"}}."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
@@ -11,10 +11,10 @@ from mmengine.server.http.error_table import HTTP_ERRORS, INTERNAL, MEDIA_CODES,
 from mmengine.server.http.json_values import MAX_VALUES, has_too_many_values
 
 Json = dict[str, object]
-MAX_MESSAGE_CHARS = 2000  # Longer error messages are cut.
-LATER_S = 5  # Least Retry-After in seconds while the server is not ready or shuts down.
+MAX_MESSAGE_CHARS = 2000  # Longer error messages are truncated.
+LATER_S = 5  # Minimum Retry-After in seconds while the server is not ready or shuts down.
 _STOPPED = "the engine failed, and its log says why; try again later"
-_OF_ALL = frozenset(("prompt", "request_id", "session_id"))  # Fields that errors on every route may name.
+_OF_ALL = frozenset(("prompt", "request_id", "session_id"))  # Fields that errors of all routes may name.
 _D = TypeVar("_D")
 _T = TypeVar("_T")
 
@@ -29,8 +29,8 @@ class ErrorBody(msgspec.Struct, frozen=True):
 class ApiError(Exception):
     """An error for an HTTP client.
 
-    `path`: the body's invalid field; FIELD in `text` is replaced by its name. `has_param`: whether the
-    response names the field in `param`. The status and the response's code follow from `code` by HTTP_ERRORS.
+    `path`: the invalid field of the body, whose name replaces FIELD in `text`. `has_param`: whether the
+    response names the field in `param`. HTTP_ERRORS maps `code` to the status and to the response's code.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class ApiError(Exception):
 
     @property
     def names_field(self) -> bool:
-        """Whether the message holds the field's name."""
+        """Whether the message contains the field's name."""
         return FIELD in self.text
 
     @property
@@ -84,14 +84,15 @@ class ClientLeft(Exception):
 
 
 def api_error(error: BaseException, params: frozenset[str] = frozenset(), retry_after_s: int = 1) -> ApiError:
-    """Return the error to send to a client for an exception. `params`: fields that `param` may name."""
+    """Convert an exception to the error that the client gets. `params`: fields that `param` may name."""
     if isinstance(error, ApiError):
         return error
     if not isinstance(error, MMEngineError):
         text = f"the server failed ({type(error).__name__}); its log says more"
         return ApiError(ErrorCode.INTERNAL_ERROR, text)
     code, text = error.code, error.text
-    if code is ErrorCode.EXECUTOR_FAILED:  # The text may quote a library, with addresses and paths.
+    # The original text may quote a library's error, with addresses and paths.
+    if code is ErrorCode.EXECUTOR_FAILED:
         text = _STOPPED
     elif code in INTERNAL:
         code = ErrorCode.ENGINE_FAILED
@@ -107,7 +108,7 @@ def api_error(error: BaseException, params: frozenset[str] = frozenset(), retry_
 
 
 def _in_body(path: FieldPath, params: frozenset[str]) -> FieldPath:
-    """Return the path in the body for a path in the engine's input."""
+    """Convert a path in the engine's input to a path in the body."""
     if path[:1] == (PROMPTS,):
         path = FieldPath(*path[2:])
     return FieldPath("messages") if path == ("prompt",) and "messages" in params else path
@@ -127,7 +128,8 @@ def cancelled_error() -> ApiError:
 def request_failed_error(request_id: str) -> ApiError:
     """Return the error for a request that ended with an error.
 
-    The reason may quote a library, with addresses and paths, so only the log has it, under the request's id.
+    The text does not say the reason, which may quote a library's error with addresses and paths. The server's
+    log has the reason under the request's id.
     """
     return ApiError(ErrorCode.REQUEST_FAILED, f"request {request_id} failed; the server's log says why")
 
@@ -160,7 +162,7 @@ def unknown_model_error(name: str, names: Sequence[str]) -> ApiError:
 
 
 def decode_body(data: _D, decode: Callable[[_D], _T]) -> _T:
-    """Return `data` as decoded by `decode` of msgspec: a body, or a value kept raw. Raises ApiError."""
+    """Decode a body, or a Raw value in a body, with msgspec's `decode`. Raises ApiError."""
     if isinstance(data, bytes) and has_too_many_values(data):
         text = (
             f"the body has more than {MAX_VALUES} values (commas, brackets and braces outside of strings): "
@@ -174,7 +176,7 @@ def decode_body(data: _D, decode: Callable[[_D], _T]) -> _T:
 
 
 def _undecodable(error: Exception) -> ApiError:
-    """Return the error for a body that is invalid JSON or has a value with a wrong type."""
+    """Return the error for a body that is invalid JSON or has a value of the wrong type."""
     if not isinstance(error, msgspec.ValidationError):
         return ApiError(ErrorCode.INVALID_JSON, f"the body is not valid JSON: {in_one_line(error, 120)}")
     found = decode_error(error)

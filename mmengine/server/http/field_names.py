@@ -1,21 +1,21 @@
-"""Field names for bodies in the Responses and Messages APIs.
+"""Maps error paths back to the bodies of the Responses and Messages APIs.
 
-Both APIs are translated into a chat body, so errors have paths in the chat body. This module maps such a path
-back to the body that the client sent, by tables with prefixes.
+Bodies of these APIs are converted to a chat body, so errors have paths in the chat body. Tables of prefixes
+map such a path back to the body that the client sent.
 """
 
 from typing import NamedTuple
 
 from mmengine.errors import FieldPath
 
-INDEX = None  # Matches any index in a prefix; the target keeps the index.
+INDEX = None  # Matches any index in a prefix. In the replacement, it stands for the matched index.
 Prefix = tuple[str | None, ...]
 Renames = tuple[tuple[Prefix, Prefix], ...]
 
 
 class Place(NamedTuple):
-    """The place in the client's body for a chat message. `parts`: its content parts' places; (): the
-    message's own content, part by part.
+    """The path in the client's body of a chat message. `parts`: the paths of its content parts. A part that
+    `parts` lacks has the path content / index below the message.
     """
 
     message: FieldPath
@@ -26,9 +26,11 @@ class Place(NamedTuple):
 
 
 class FieldNames(NamedTuple):
-    """The client's names for chat's fields. `places`: an entry per message. `renames`: pairs: a chat path's
-    prefix and its replacement; the first match wins. `media`: the client's name for image_url and video_url,
-    "" for the same names.
+    """The client's names of chat fields.
+
+    `places`: an entry for each chat message. `renames`: pairs of a prefix of a chat path and its replacement;
+    the first match wins. `media`: the client's name of image_url and video_url, or "" if the names are the
+    same.
     """
 
     places: tuple[Place, ...]
@@ -36,7 +38,7 @@ class FieldNames(NamedTuple):
     media: str = ""
 
     def path(self, path: FieldPath) -> FieldPath:
-        """Return the path in the client's body for a path in the chat body."""
+        """Convert a path in the chat body to the path in the client's body."""
         match path:
             case ("messages", int(number), *rest) if number < len(self.places):
                 return self._in_message(self.places[number], rest)
@@ -57,7 +59,7 @@ class FieldNames(NamedTuple):
 
 
 def _fit(path: FieldPath, prefix: Prefix) -> list[int] | None:
-    """Return the indices that match INDEX if the path begins with `prefix`, else None."""
+    """Return the indices that match INDEX if the path begins with `prefix`, otherwise None."""
     indices = []
     if len(path) < len(prefix):
         return None

@@ -1,20 +1,23 @@
 """Counts the values in a JSON body before the body is parsed.
 
-Parsed values take up to thirty times their text's bytes. A parser also holds the interpreter lock, which
-stops the event loop, until all values exist.
+Parsed values take up to thirty times the bytes of their text. A parser also holds the interpreter lock until
+all values exist, which stops the event loop.
 """
 
 from collections.abc import Iterator
 
-# Values per body: enough for the maximum of message parts, with two fields each, and tools.
+# Enough for a body with the maximum number of tools and of message parts with two fields each.
 MAX_VALUES = 2**18
-_PIECE = 2**16  # Bytes per step.
-_SIGNS = (b",", b"[", b"{")  # One sign per value, except for the first values of lists and objects.
+_PIECE = 2**16  # Bytes in each step.
+# Each value has one of these signs before it, or, as a list's or object's first value, its container's sign.
+_SIGNS = (b",", b"[", b"{")
 
 
 def has_too_many_values(body: bytes) -> bool:
-    """Whether `body` has more than MAX_VALUES values. Run this on a thread if the body is large: the whole
-    count takes long, but no single step does.
+    """Whether `body` has more than MAX_VALUES values.
+
+    For a large body, call this on a thread: the whole count takes long, but the interpreter lock is released
+    between short steps.
     """
     if len(body) <= MAX_VALUES or _count_at_most(body) <= MAX_VALUES:
         return False
@@ -22,7 +25,9 @@ def has_too_many_values(body: bytes) -> bool:
 
 
 def count_of_values(body: bytes) -> int:
-    """Count the commas, brackets and braces outside strings. Counting stops beyond MAX_VALUES."""
+    """Count the commas, opening brackets and opening braces outside strings. Stops once the count exceeds
+    MAX_VALUES.
+    """
     count = 0
     for piece in _outside(body):
         count += sum(map(piece.count, _SIGNS))
@@ -32,7 +37,7 @@ def count_of_values(body: bytes) -> int:
 
 
 def _count_at_most(body: bytes) -> int:
-    """Return an upper bound: the same count, with the signs inside strings."""
+    """Return an upper bound of the count, which includes the signs inside strings."""
     count = 0
     for at in range(0, len(body), _PIECE):
         count += sum(body.count(sign, at, at + _PIECE) for sign in _SIGNS)

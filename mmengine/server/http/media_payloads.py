@@ -1,8 +1,9 @@
-"""Removes media from a body before the body is parsed, because a parser holds the interpreter lock, and so
-stops the event loop, for as long as a large body takes.
+"""Removes media from a body before the body is parsed. The parser holds the interpreter lock, so parsing a
+large body would stop the event loop.
 
-Base64 in data: URLs, or in fields named data, is decoded piece by piece and replaced by an unguessable word.
-If the reader does not find every word in a place for media, the whole body is parsed instead.
+Base64 in data: URLs, or in fields named data, is decoded in pieces and replaced by an unguessable
+placeholder. If the reader does not find each placeholder in a field for media, the unchanged body is parsed
+instead.
 """
 
 import binascii
@@ -13,14 +14,14 @@ from typing import NamedTuple, TypeVar
 
 from mmengine.errors import FieldPath
 
-MIN_CHARS = 2**15  # Least number of base64 characters to remove.
+MIN_CHARS = 2**15  # Shorter base64 texts stay in the body.
 FILE_ID = re.compile(r"file-[0-9a-f]{24}")  # The id of an uploaded file.
 CUT_CHARS = 2**12  # Base64 characters that `cut_short` keeps.
-PIECE = 2**15  # Characters decoded per step; four characters are three bytes.
-_LOOKED_THROUGH = 2**20  # Bytes per search step.
+PIECE = 2**15  # Characters that a step decodes; 4 characters give 3 bytes.
+_LOOKED_THROUGH = 2**20  # Bytes that a step searches.
 _BEGIN, _HEAD, _END = b'"data:', b";base64,", b'"'
-_MAX_HEAD = 128  # Most bytes from the URL's start to its data.
-_MAX_HEADS = 4096  # Most URL heads that are examined.
+_MAX_HEAD = 128  # Maximum number of bytes from the URL's start to its data.
+_MAX_HEADS = 4096  # Maximum number of URL heads that are examined.
 _FIELD = b'"data"'
 _VALUE = re.compile(rb'\s*:\s*"')
 _T = TypeVar("_T")
@@ -47,13 +48,13 @@ class MediaPayloads:
         self._used: set[str] = set()
 
     def add(self, data: bytes) -> bytes:
-        """Store `data`, and return the word that replaces it."""
+        """Store `data`, and return the placeholder that replaces it in the body."""
         word = f"{self._word}{len(self._data)}"
         self._data[word] = data
         return word.encode()
 
     def of(self, url: str) -> bytes | None:
-        """Return a media URL's data, or None if the URL still holds its data."""
+        """Return the data that a placeholder in `url` stands for, or None if `url` has none."""
         word = url.rpartition(",")[2] if self._data else ""
         if word not in self._data:
             return None
@@ -108,9 +109,10 @@ def in_data_fields(body: bytes) -> Iterator[tuple[int, int]]:
 def read_without_payloads(
     body: bytes, read: Callable[[bytes, MediaPayloads], _T], places: _Places = in_urls
 ) -> _T:
-    """Return the result of `read` for the body without its media, and the media.
+    """Call `read` with the body without its media and with the media, and return its result.
 
-    If `read` did not use all media, return its result for the whole body. `places`: finds the media.
+    If `read` did not use all media, call it again with the unchanged body and return that result. `places`:
+    yields the start and end of each base64 text.
     """
     small, payloads = take_out(body, places) if len(body) > MIN_CHARS else (body, NO_PAYLOADS)
     result = read(small, payloads)
@@ -118,8 +120,10 @@ def read_without_payloads(
 
 
 def take_out(body: bytes, places: _Places = in_urls) -> tuple[bytes, MediaPayloads]:
-    """Return the body without its media, and the media. Run this on a thread: the whole work takes long, but
-    no single step does.
+    """Return the body without its media, and the media.
+
+    For a large body, call this on a thread: the whole work takes long, but the interpreter lock is released
+    between short steps.
     """
     payloads, parts, done = MediaPayloads(), list[bytes](), 0
     for start, end in places(body):
@@ -130,8 +134,8 @@ def take_out(body: bytes, places: _Places = in_urls) -> tuple[bytes, MediaPayloa
 
 
 def cut_short(body: bytes) -> bytes:
-    """Return the body with each base64 text cut to its first characters. That is enough to check the other
-    fields, and to see that a text is too long.
+    """Return the body with each long base64 text in a data: URL truncated to CUT_CHARS, which is enough to
+    check the body's other fields.
     """
     parts, done = list[bytes](), 0
     for start, end in in_urls(body):
@@ -148,7 +152,7 @@ def _is_escaped(body: bytes, at: int) -> bool:
 
 
 def find(body: bytes, what: bytes, at: int, end: int | None = None) -> int:
-    """Return the first position of `what` from `at` on, or -1. Searches piece by piece."""
+    """Return the first position of `what` in body[at:end], or -1. Searches in short steps."""
     end = len(body) if end is None else end
     for start in range(at, end, _LOOKED_THROUGH):
         found = body.find(what, start, min(end, start + _LOOKED_THROUGH + len(what) - 1))

@@ -1,4 +1,4 @@
-"""Metrics for the HTTP layer, beside the engine's own metrics."""
+"""Metrics of the HTTP layer. The engine has its own metrics."""
 
 from collections.abc import Callable, Iterator
 
@@ -72,13 +72,14 @@ class HttpMetrics:
         )
         for outcome in OUTCOMES:
             self.batch_lines.labels(outcome)
-        for reason in REFUSALS:  # A series that exists from the start has a rate at its first count.
+        # Series are created at startup, so that Prometheus sees the increase from 0 to 1.
+        for reason in REFUSALS:
             self.refusals.labels(reason)
         for how in ENDS:
             self.ends.labels(how)
 
     def line_answered(self, is_good: bool) -> None:
-        """Count a batch's line. `is_good`: whether the line got an answer or an error."""
+        """Count a line of a batch. `is_good`: True if the line got an answer, False for an error."""
         self.batch_lines.labels(OUTCOMES[not is_good]).inc()
 
     def count_error(self, error: ApiError) -> None:
@@ -116,7 +117,7 @@ class FunctionCollector(Collector):
 
 
 def vllm_http_families(families: Iterator[Metric]) -> Iterator[Metric]:
-    """Yield request counts and times under the names in vLLM's server, computed from our own `families`."""
+    """Yield the request counts and times in `families` under the names of vLLM's server."""
     for family in families:
         if family.name == "mmengine_http_requests":
             counter = CounterMetricFamily(

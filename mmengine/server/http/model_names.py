@@ -1,4 +1,4 @@
-"""The served names for the model and its LoRA adapters."""
+"""Resolves the served names of the model and its LoRA adapters."""
 
 from mmengine.serve.async_engine.served_engine import ServedEngine
 from mmengine.server.http.errors import unknown_model_error
@@ -19,7 +19,7 @@ class ModelNames:
         return (*self.model_names, *self.adapter_names)
 
     def resolve(self, given: str | None) -> tuple[str, str]:
-        """Return the served name for a call and the adapter's name, "" for the model itself.
+        """Return the served name that a call uses, and the adapter's name ("" for the base model).
 
         `given`: the call's model name; None or "" for the default. Raises ApiError for an unknown name.
         """

@@ -1,4 +1,4 @@
-"""List pages with OpenAI's query parameters: after=ID, limit=N, order=asc or desc."""
+"""Paginates lists with OpenAI's query parameters: after=ID, limit=N, order=asc or desc."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -23,8 +23,8 @@ def page(
 ) -> Json:
     """Return a page from `items`, which are sorted from oldest to newest.
 
-    `max_limit` and `default_limit`: items per page. `position_of`: maps an id to a number that grows with
-    creation order, also for deleted items. Raises ApiError.
+    `max_limit` and `default_limit`: items per page. `position_of`: maps an item's id, even after its
+    deletion, to a number that grows in creation order. Raises ApiError.
     """
     query = request.query_params
     limit = query.get("limit") or str(default_limit)

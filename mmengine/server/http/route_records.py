@@ -1,7 +1,8 @@
-"""A route as a record: method, path, endpoint, and the operation that the OpenAPI document shows for it.
+"""The record of a route: method, path, endpoint, and operation in the OpenAPI document.
 
-Each module with routes declares its records beside the class that answers them. The application binds the
-records to an instance; `app/openapi.py` renders the operations. Neither repeats a path.
+Each package declares the records of its routes beside the class that handles them. The application binds the
+records to an instance of the class, and `app/openapi.py` renders their operations, so that each path is
+written once.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -15,19 +16,19 @@ from starlette.types import ASGIApp
 from mmengine.server.http.errors import Json
 
 Endpoint = Callable[[Request], Awaitable[ASGIApp]]
-Endpoints = dict[tuple[str, str], Endpoint]  # by method and path
+Endpoints = dict[tuple[str, str], Endpoint]  # The key is (method, path).
 Body = type[msgspec.Struct]
 
-OVERLOADED = 529  # Anthropic's status for 429 and 503
-READS = (401, 405, 408, 413, 415, 429, 431, 500, 503)  # refusals of a route that reads a body
-NO_BODY = (401, 404, 405, 431, 500)  # refusals of a route that reads no body
-ANSWERS = (400, 404, 409, 422, 504, *READS)  # refusals of a route that creates an answer
+OVERLOADED = 529  # Anthropic's status in place of 429 and 503.
+READS = (401, 405, 408, 413, 415, 429, 431, 500, 503)  # Error statuses of a route that reads a body.
+NO_BODY = (401, 404, 405, 431, 500)  # Error statuses of a route without a body.
+ANSWERS = (400, 404, 409, 422, 504, *READS)  # Error statuses of a route that creates an answer.
 
 
 class Stream(NamedTuple):
-    """A route's server-sent events.
+    """The server-sent events of a route.
 
-    `events`: the structs that `data` holds. `done`: the last event's text; "" when events carry names, which
+    `events`: the structs of `data`. `done`: the text of the last event; "" if the events have names, which
     are the structs' tags.
     """
 
@@ -36,12 +37,12 @@ class Stream(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """A route's OpenAPI description.
+    """The OpenAPI description of a route.
 
-    `answer`: the struct for status 200, or a media type. `refusals`: the error statuses. `refusal`: the
-    struct for error bodies, None for OpenAI's. `not_ready`: the struct for status 503 if that status is an
-    answer. `query`: the query parameters' names. `creates_answer`: the route takes and returns the answer
-    headers.
+    `answer`: the struct or the media type of the body with status 200. `refusals`: the error statuses.
+    `refusal`: the struct of error bodies; None for OpenAI's. `not_ready`: the struct of the body with status
+    503, if it is not an error body. `query`: the names of query parameters. `creates_answer`: whether the
+    route has the request and response headers of answers.
     """
 
     summary: str
@@ -55,11 +56,13 @@ class Operation(NamedTuple):
     refusal: Body | None = None
     not_ready: Body | None = None
     creates_answer: bool = False
-    is_public: bool = False  # no key is needed
+    is_public: bool = False  # Needs no API key.
 
 
 class RouteRecord(NamedTuple):
-    """`endpoint`: a method in the class that answers the route. `operation` None: not in the document."""
+    """A route. `endpoint`: the unbound method that handles it. `operation`: None if the OpenAPI document
+    omits the route.
+    """
 
     method: str
     path: str
@@ -74,7 +77,7 @@ class RouteRecord(NamedTuple):
 def answer_operation(
     summary: str, body: Body, answer: Body, stream: Stream, refusal: Body | None = None
 ) -> Operation:
-    """Return the operation for a route that creates an answer, streamed or whole."""
+    """Return the operation of a route that creates answers, streamed or not."""
     return Operation(
         summary,
         answer,
@@ -88,17 +91,17 @@ def answer_operation(
 
 
 def bind(records: Iterable[RouteRecord], instance: object) -> Endpoints:
-    """Return the endpoints in `records`, bound to `instance`."""
+    """Return the endpoints of `records`, bound to `instance`."""
     return {record.key: MethodType(record.endpoint, instance) for record in records}
 
 
 def answer_all(records: Iterable[RouteRecord], endpoint: Endpoint) -> Endpoints:
-    """Return `endpoint` for every record, as where the server lacks the part that answers them."""
+    """Return `endpoint` for each record. Used for a refusal if the server does not have these routes."""
     return {record.key: endpoint for record in records}
 
 
 def parameter(name: str, place: str) -> Json:
-    """Return the OpenAPI parameter `name` in `place` (path or query), a string."""
+    """Return the OpenAPI parameter object of a string parameter. `place`: path or query."""
     return {"name": name, "in": place, "required": place == "path", "schema": {"type": "string"}}
 
 
@@ -108,4 +111,4 @@ HEADERS: Mapping[int, tuple[str, ...]] = {
     503: ("retry-after",),
     OVERLOADED: ("retry-after",),
 }
-PAGES = ("after", "limit", "order")  # query parameters of a list
+PAGES = ("after", "limit", "order")  # Query parameters of lists.

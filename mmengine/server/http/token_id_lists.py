@@ -1,6 +1,7 @@
 """Removes token id lists from a body before the body is parsed.
 
-The lists are read piece by piece into four bytes per id. An unguessable number replaces each list.
+The lists are decoded in pieces to 4 bytes per id. An unguessable number replaces each list, because the
+parser would hold the interpreter lock for a long list and so stop the event loop.
 """
 
 import re
@@ -13,11 +14,11 @@ import msgspec
 
 from mmengine.server.http.media_payloads import find
 
-MIN_BYTES = 2**15  # Least number of bytes of a list to remove.
-MAX_LISTS = 4096  # Most prompts per body.
-_PIECE = 2**15  # Bytes per step.
-_MAX_HEAD = 128  # Most bytes from a field's name to its value.
-_MAX_PLACES = 64  # Most occurrences of the name that are examined.
+MIN_BYTES = 2**15  # Shorter lists stay in the body.
+MAX_LISTS = 4096  # Maximum number of prompts in a body.
+_PIECE = 2**15  # Bytes that a step decodes.
+_MAX_HEAD = 128  # Maximum number of bytes from a field's name to its value.
+_MAX_PLACES = 64  # Maximum number of occurrences of the name that are examined.
 _SIGNS = b"-0123456789,[] \t\r\n"  # Characters that lists of integers may contain.
 _BEGIN = re.compile(rb"\s*(,?)\s*\[")
 _VALUE = re.compile(rb"\s*:\s*\[")
@@ -26,8 +27,8 @@ _decode = msgspec.json.Decoder(list[int]).decode
 
 
 class TokenIds(NamedTuple):
-    """The removed lists; `lists` is empty if nothing was removed. `stands`: the value in the body that
-    replaces the lists.
+    """The lists that were removed from a body, or none. `stands`: the list with one number that replaces them
+    in the body.
     """
 
     lists: Sequence[Sequence[int]]
@@ -38,9 +39,11 @@ NO_IDS = TokenIds((), [])
 
 
 def take_out(body: bytes, field: bytes, *, may_nest: bool = False) -> tuple[bytes, TokenIds]:
-    """Return the body without the long integer list in `field`, and the list. Integers beyond 32 bits become
-    -1, which is no valid token either. Run this on a thread: the whole work takes long, but no single step
-    does.
+    """Remove the long list of integers in `field`, and return the body and the list.
+
+    `may_nest`: whether the value may be a list of lists. Integers beyond 32 bits become -1, which is not a
+    valid token either. Call this on a thread: the whole work takes long, but the interpreter lock is released
+    between short steps.
     """
     at, name = 0, b'"%b"' % field
     for _ in range(_MAX_PLACES if len(body) > MIN_BYTES else 0):
@@ -56,7 +59,7 @@ def take_out(body: bytes, field: bytes, *, may_nest: bool = False) -> tuple[byte
         is_nested = may_nest and body[start : start + _MAX_HEAD].lstrip()[:1] == b"["
         try:
             lists = _nested(body, start, end) if is_nested else [_ids(body, start, end)]
-        # The value is no list of integers. It stays in the body, so that the reader can report the error.
+        # The value is not a list of integers. It stays in the body, so that the reader reports the error.
         except ValueError:
             break
         stands = secrets.randbits(62)
@@ -65,7 +68,9 @@ def take_out(body: bytes, field: bytes, *, may_nest: bool = False) -> tuple[byte
 
 
 def _end(body: bytes, start: int) -> int:
-    """Return the last bracket's position within the characters that integer lists may contain."""
+    """Return the position of the last closing bracket before the first character that integer lists cannot
+    contain.
+    """
     end = start
     while end < len(body) and not body[end : end + _PIECE].translate(None, _SIGNS):
         end += _PIECE
@@ -88,7 +93,7 @@ def _nested(body: bytes, at: int, end: int) -> "list[array[int]]":
 
 
 def _ids(body: bytes, at: int, end: int) -> "array[int]":
-    """Return the integers in a list's text. Raises ValueError."""
+    """Return the integers in the text of a list, without its brackets. Raises ValueError."""
     found = array("i")
     while at < end:
         comma = body.find(b",", at + _PIECE, end)

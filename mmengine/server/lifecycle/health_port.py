@@ -1,8 +1,8 @@
-"""GET /health, /health/ready and /health/live on a port of their own, also before an engine exists.
+"""Serves /health, /health/ready and /health/live on a separate port, even before an engine exists.
 
-A small HTTP/1.1 server over non-blocking sockets. Anyone may connect, so a head has at most MAX_HEAD_BYTES, a
-connection lasts at most ASKING_S, and MAX_ASKING connections exist at once: a new connection replaces the
-oldest.
+This is a small HTTP/1.1 server over non-blocking sockets. Any client may connect, so there are limits: a
+request head has at most MAX_HEAD_BYTES, a connection lasts at most ASKING_S, and beyond MAX_PROBES
+connections a new connection closes the oldest.
 """
 
 import http
@@ -17,9 +17,9 @@ import msgspec
 from mmengine.errors import ErrorCode
 from mmengine.server.http.errors import ApiError, not_ready_error
 
-MAX_HEAD_BYTES = 4096  # of a call to the health port
-MAX_PROBES = 64  # connections to the health port at once
-ASKING_S = 5.0  # seconds that a connection to the health port may last
+MAX_HEAD_BYTES = 4096  # Limit for the request head.
+MAX_PROBES = 64  # Maximum number of concurrent connections.
+ASKING_S = 5.0  # Maximum number of seconds that a connection lasts.
 READ_BYTES = 4096
 PATHS = ("/health", "/health/ready", "/health/live")
 
@@ -27,8 +27,9 @@ PATHS = ("/health", "/health/ready", "/health/live")
 class Health(msgspec.Struct, frozen=True):
     """The state that the health port reports.
 
-    `has_report`: an engine that serves reported it; no `reasons` then means ready. Otherwise the supervisor
-    gives the `reasons`. `is_alive`: False when a restart of everything would help.
+    `has_report`: whether a serving engine reported the state; without `reasons` it is then ready. Otherwise
+    the `reasons` are the supervisor's. `is_alive`: False if the supervisor and the engine should be
+    restarted.
     """
 
     reasons: tuple[str, ...]
@@ -38,15 +39,15 @@ class Health(msgspec.Struct, frozen=True):
 
 
 class HealthPort:
-    """The listening socket and its connections, as callbacks of a selector: a key's data is called when its
-    socket is readable.
+    """The listening socket and its connections. They are registered with `selector`; the owner calls a key's
+    data when its socket is readable.
     """
 
     def __init__(
         self, bound: socket.socket, selector: selectors.BaseSelector, health: Callable[[], Health]
     ) -> None:
         self._selector, self._health, self._bound = selector, health, bound
-        self._asking: dict[socket.socket, _Probe] = {}  # oldest first
+        self._asking: dict[socket.socket, _Probe] = {}  # Oldest first.
         selector.register(bound, selectors.EVENT_READ, self._take)
 
     def wait_s(self) -> float | None:
@@ -67,7 +68,7 @@ class HealthPort:
             self._drop(probe)
 
     def _take(self) -> None:
-        with suppress(OSError):  # the client has left already
+        with suppress(OSError):  # The client has already disconnected.
             connection, _ = self._bound.accept()
             connection.setblocking(False)
             if len(self._asking) >= MAX_PROBES:
@@ -76,7 +77,7 @@ class HealthPort:
             self._selector.register(connection, selectors.EVENT_READ, lambda: self._read(probe))
 
     def _read(self, probe: "_Probe") -> None:
-        # it was dropped for a connection that arrived at the same moment
+        # A connection that arrived in the same round of the selector has replaced this one.
         if probe.connection not in self._asking:
             return
         try:
@@ -89,7 +90,8 @@ class HealthPort:
         if not data or len(probe.head) > 2 * MAX_HEAD_BYTES:
             self._drop(probe)
             return
-        if probe.is_answered:  # reading goes on, because closing with unread bytes would cut the answer off
+        # Read until the client closes: closing a socket with unread bytes would discard the answer.
+        if probe.is_answered:
             return
         if b"\r\n\r\n" in probe.head or len(probe.head) > MAX_HEAD_BYTES:
             self._answer(probe)
@@ -97,7 +99,8 @@ class HealthPort:
     def _answer(self, probe: "_Probe") -> None:
         probe.is_answered = True
         try:
-            probe.connection.send(answer_to(probe.head, self._health))  # fits into an empty socket buffer
+            # The answer fits into the empty socket buffer.
+            probe.connection.send(answer_to(probe.head, self._health))
             probe.connection.shutdown(socket.SHUT_WR)
         except OSError:
             self._drop(probe)
@@ -115,7 +118,7 @@ class _Probe:
 
 
 def answer_to(head: bytes, health: Callable[[], Health]) -> bytes:
-    """Return the whole answer to a call's head."""
+    """Return the HTTP response to a request head."""
     line = head.partition(b"\r\n")[0].split(b" ")
     if len(head) > MAX_HEAD_BYTES:
         return _refusal(ApiError(ErrorCode.HEAD_TOO_LARGE, f"the head exceeds {MAX_HEAD_BYTES} bytes"))
@@ -138,7 +141,9 @@ def _live(found: Health) -> bytes:
 
 
 def _ready(found: Health) -> bytes:
-    """Answer as the engine does on its own port, if an engine reported the state."""
+    """Return the response of /health. If an engine reported the state, it equals the engine's own
+    response.
+    """
     if not found.has_report:
         return _refusal(not_ready_error(found.reasons, found.retry_after_s))
     status = "not ready" if found.reasons else "ready"

@@ -1,8 +1,9 @@
-"""Heartbeats from the engine's process to its supervisor, four times a second and with new tokens.
+"""Heartbeats from the engine's process to its supervisor: every BEAT_S seconds, and when tokens were
+delivered.
 
-The event loop sends them over a pair of sockets, and each holds the answer of /health/ready. Silence
-therefore means that no client would be answered. A call over the real socket would need a key or a
-certificate, and would queue with the clients.
+The engine's event loop sends them over a socket pair, and each contains the state that /health/ready reports.
+If they stop, the event loop is stuck, so clients get no answers either. Probing the server's own port instead
+could need a key or a certificate, and would wait in the same queue as clients.
 """
 
 import os
@@ -13,17 +14,17 @@ from typing import NamedTuple
 import msgspec
 
 BEAT_S = 0.25
-MAX_BEAT_BYTES = 64 * 2**10  # of one heartbeat
-MAX_REASONS = 16  # reasons in one heartbeat
-MAX_REASON_CHARS = 500  # of one reason
+MAX_BEAT_BYTES = 64 * 2**10  # Limit for one heartbeat.
+MAX_REASONS = 16  # Maximum number of reasons in one heartbeat.
+MAX_REASON_CHARS = 500  # Longer reasons are truncated.
 
 
 class Beat(msgspec.Struct, frozen=True, array_like=True):
     """A heartbeat.
 
-    `is_built`: the weights are loaded, and recovered requests may run. `is_regular`: heartbeats follow at a
-    fixed interval, so silence means a fault. `is_serving`: clients are answered. `reasons`: why the server is
-    not ready. `num_tokens`: tokens delivered since the process began.
+    `is_built`: the weights are loaded, and recovered requests may run. `is_regular`: heartbeats now come at a
+    fixed interval, so a missing one is a fault. `is_serving`: clients get answers. `reasons`: why the server
+    is not ready. `num_tokens`: output tokens since the process began.
     """
 
     is_built: bool = False
@@ -52,10 +53,11 @@ class HeartbeatSender:
         self.send(msgspec.structs.replace(self._last, reasons=(reason,)))
 
     def send(self, beat: Beat) -> None:
-        """Send a heartbeat; a supervisor that does not read loses it.
+        """Send a heartbeat. It is dropped if the socket's buffer is full, because the supervisor does not
+        read.
 
-        If the supervisor is gone, end this process, so that its successor can lock the log. The kernel does
-        the same where it can.
+        If the supervisor has ended, this process ends too, so that a new server can lock the log. On Linux
+        the kernel also ends it.
         """
         self._last = beat
         reasons = tuple(reason[:MAX_REASON_CHARS] for reason in beat.reasons[:MAX_REASONS])
@@ -65,11 +67,11 @@ class HeartbeatSender:
         except ConnectionError:
             os._exit(1)
         except OSError:
-            return  # the socket's buffer is full
+            return  # The socket's buffer is full.
 
 
 class HeartbeatReceiver(NamedTuple):
-    """The supervisor's end of the socket pair, and the descriptor for the engine."""
+    """The socket pair: the supervisor receives at one end, and the engine inherits the other."""
 
     receiving_end: socket.socket
     sending_end: socket.socket

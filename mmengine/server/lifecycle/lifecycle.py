@@ -1,4 +1,4 @@
-"""From a model to a server that listens, and back."""
+"""Runs the server: warms up the engine, listens, answers calls until a signal, and shuts down."""
 
 import asyncio
 import base64
@@ -36,25 +36,27 @@ from mmengine.server.transport.protocol import http_protocol
 if TYPE_CHECKING:  # OpenTelemetry is an extra
     from mmengine.server.calls.tracing import Tracing
 
-# seconds that a thread keeps the interpreter while the event loop waits; Python's default is 5 ms
+# Seconds that a thread may keep the interpreter lock while the event loop waits. Python's default is 5 ms.
 SWITCH_S = 0.0005
-LAST_WORDS_S = 1.0  # seconds for the last answers to callers when the server shuts down
-LOOK_S = 0.05  # seconds between two checks for news that the supervisor must hear
-WARM_UP_TOKENS = 2  # a prefill step and a decode step
-WARM_UP_PIXELS = 64  # width and height
-COLLECTED = (5000, 2, 10)  # garbage collector thresholds: 5,000 objects take half a millisecond
+LAST_WORDS_S = 1.0  # At shutdown, seconds in which the last errors are sent to clients.
+LOOK_S = 0.05  # Seconds between two checks whether a heartbeat is due.
+WARM_UP_TOKENS = 2  # One prefill step and one decode step.
+WARM_UP_PIXELS = 64  # Width and height of the warm-up image.
+COLLECTED = (5000, 2, 10)  # Thresholds of the garbage collector; collecting 5,000 objects takes 0.5 ms.
 
 
 class _Uvicorn(uvicorn.Server):
-    """The first signal lets streams finish, a second signal ends the server at once.
+    """A uvicorn server with our shutdown.
 
-    Unfinished requests stay in the log, and their callers are told.
+    After the first signal open streams may finish within drain_s. A second signal ends the server at once.
+    Unfinished requests stay in the log, and their clients get an error that says so.
     """
 
     def __init__(self, config: uvicorn.Config, app: App):
         super().__init__(config)
         self._app = app
-        self._loop: asyncio.AbstractEventLoop | None = None  # set when the server listens, as are the sockets
+        # The loop and the sockets are set when the server starts.
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._sockets: list[socket.socket] = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -70,8 +72,8 @@ class _Uvicorn(uvicorn.Server):
     def _take_no_more(self) -> None:
         """Close the listening sockets.
 
-        New clients then wait for another process that has the same socket. Connected clients are answered
-        until `shutdown`, a tenth of a second later.
+        If another process has the same socket, it serves new clients. Connected clients can still send calls
+        until `shutdown` begins, up to 0.1 s later.
         """
         for server in self.servers:
             server.close()
@@ -83,7 +85,7 @@ class _Uvicorn(uvicorn.Server):
         self._app.admission.is_draining = True
         await super().shutdown(sockets)
         waiting = set(self.server_state.tasks)
-        if self.force_exit:  # otherwise they were told when drain_s was over
+        if self.force_exit:  # Without a second signal, they were cancelled when drain_s ended.
             for task in waiting:
                 task.cancel()
         if waiting:
@@ -113,11 +115,11 @@ async def serve(
 ) -> None:
     """Answer calls until a signal arrives, then close the engine.
 
-    `listening`: called when the first steps have run and the socket is served. `media_fetcher`: fetches media
-    by URL. `open_storage`: opens the store beside the log. `heartbeats`: sends heartbeats to a supervisor; an
-    engine that stops then raises ExecutorFailed, so that another process can replace this process.
-    `in_haste`: clients of the last process wait, so they are answered while the first steps run. `live`: the
-    log folder that /live shows. `admin_keys`: may load adapters; SIGHUP reloads them with `keys`.
+    `listening`: called once the server listens. `media_fetcher`: fetches media from URLs and local files.
+    `open_storage`: opens the store beside the log. `heartbeats`: sends heartbeats to a supervisor.
+    `in_haste`: answer calls during the warm-up already, because clients of the previous process wait. `live`:
+    the log folder that /live shows. `admin_keys`: keys that may load adapters; SIGHUP reloads them and
+    `keys`. Raises ExecutorFailed if the engine fails, so that the supervisor starts another process.
     """
     pulse = _Pulse(engine, heartbeats)
     tasks, storage = [asyncio.create_task(pulse.beat())], None
@@ -126,16 +128,16 @@ async def serve(
         storage = open_storage() if open_storage is not None else None
         if in_haste:
             tasks.append(asyncio.create_task(_warm_up_meanwhile(engine, settings.chat_template)))
-            _collect_rarely()  # few thousand objects are garbage by now
+            _collect_rarely()  # A full collection is not worth its time, as only few objects are garbage.
         else:
             await _warm_up(engine, settings.chat_template)
             freeze_garbage()
         app = App(engine, settings, keys, names, media_fetcher, storage, tracing, live, admin_keys)
-        # the application reports these errors itself
+        # The application logs these errors itself.
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         server = web_server(app, settings)
         pulse.app, pulse.server = app, server
-        with suppress(NotImplementedError, ValueError):  # not on the main thread
+        with suppress(NotImplementedError, ValueError):  # Raised outside the main thread.
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reload, keys, admin_keys)
         running = asyncio.create_task(app.run())
         tasks.append(asyncio.create_task(_tell(server, listening)))
@@ -143,7 +145,7 @@ async def serve(
             await server.serve(sockets=[bound])
         finally:
             running.cancel()
-            # batches have written their answers to the disk then
+            # Afterwards batches have written their answers to the disk.
             await asyncio.gather(running, return_exceptions=True)
     finally:
         await engine.close(leave=True)
@@ -160,19 +162,19 @@ async def serve(
 def _tracing(settings: ServerSettings, engine: ServedEngine) -> "Tracing | None":
     if not settings.otlp_traces_endpoint:
         return None
-    from mmengine.server.calls.tracing import over_otlp  # lazy: OpenTelemetry is an extra
+    from mmengine.server.calls.tracing import over_otlp  # Imported late, because OpenTelemetry is an extra.
 
     return over_otlp(settings.otlp_traces_endpoint, engine)
 
 
 class _Pulse:
-    """Sends heartbeats, and ends a server whose engine stopped: only another process can load the model
-    again.
+    """Sends heartbeats, and ends the server if its engine has failed, because only a new process can load the
+    model again.
     """
 
     def __init__(self, engine: ServedEngine, heartbeats: HeartbeatSender | None):
         self._engine, self._beats = engine, heartbeats
-        self.app: App | None = None  # set when the application exists, as is the server
+        self.app: App | None = None  # The application and the server are set once they exist.
         self.server: uvicorn.Server | None = None
         self.failure = ""
 
@@ -205,9 +207,10 @@ def freeze_garbage() -> None:
 
 
 def _collect_rarely() -> None:
-    """Exempt all objects in memory from collection, and collect new objects less often.
+    """Exempt all objects in memory from garbage collection, and collect new objects less often.
 
-    With Python's own thresholds four concurrent calls trigger a collection, although they leave no garbage.
+    With Python's default thresholds four concurrent calls trigger a collection, although calls leave no
+    cyclic garbage.
     """
     gc.freeze()
     gc.set_threshold(*COLLECTED)
@@ -240,10 +243,11 @@ async def _tell(server: uvicorn.Server, listening: Callable[[], None]) -> None:
 
 
 async def _warm_up(engine: ServedEngine, chat_template: str) -> None:
-    """Run the first steps: a text, a chat with structured output, and an image if the model takes images.
+    """Generate from a text, then from a chat with structured output and, if the model accepts images, an
+    image.
 
-    They compile kernels, and create the processes and tables that a first request needs. A model without a
-    chat template only gets the text.
+    The steps compile kernels and create the processes and tables that the first request of each kind needs. A
+    model without a chat template gets only the text.
     """
     await engine.generate(Prompt(text="Hello"), max_tokens=WARM_UP_TOKENS, ignore_eos=True)
     content: list[dict[str, object]] = [{"type": "text", "text": "Hello"}]
@@ -260,7 +264,7 @@ async def _warm_up(engine: ServedEngine, chat_template: str) -> None:
 
 
 async def _warm_up_meanwhile(engine: ServedEngine, chat_template: str) -> None:
-    # A full queue or a shutdown fails this too; callers hear of both where it matters.
+    # A full queue or a shutdown also fails the warm-up, and clients' own calls report both.
     with suppress(MMEngineError):
         await _warm_up(engine, chat_template)
 
@@ -277,7 +281,7 @@ def _reload(*every: ApiKeys | None) -> None:
         for keys in every:
             if keys is not None:
                 keys.read()
-    except MMEngineError as error:  # the previous keys stay valid
+    except MMEngineError as error:  # The previous keys stay valid.
         operator_log.error("API keys not reloaded", reason=str(error))
     else:
         operator_log.info("API keys reloaded")

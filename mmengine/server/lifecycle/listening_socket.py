@@ -1,4 +1,4 @@
-"""The socket that a server answers on: bound here, or inherited from a supervisor or from systemd. Needs no
+"""Creates the server's listening socket, or takes a socket that a supervisor or systemd passed. Needs no
 engine.
 """
 
@@ -9,20 +9,20 @@ from collections.abc import MutableMapping
 from mmengine.errors import ConfigError
 from mmengine.server.settings import ServerSettings
 
-FIRST_FD = 3  # the first descriptor that systemd passes
+FIRST_FD = 3  # The first descriptor that systemd passes.
 _FAMILIES = (socket.AF_INET, socket.AF_INET6)
 
 
 def listen(settings: ServerSettings) -> socket.socket:
-    """Return the socket that systemd passed, or a socket bound to the address. Raises ConfigError if neither
-    works.
+    """Return the socket that systemd passed, otherwise a socket bound to the settings' address. Raises
+    ConfigError.
     """
     return find_inherited_socket(os.environ) or bind(settings.host, settings.port, settings.max_connections)
 
 
 def bind(host: str, port: int, backlog: int, options: str = "--host or --port") -> socket.socket:
-    """Return a listening socket. `backlog`: limit for connections not yet accepted. `options`: the options
-    named in the error. Raises ConfigError if the address cannot be bound.
+    """Return a listening socket. `backlog`: limit for connections that are not yet accepted. `options`: the
+    options that the error names. Raises ConfigError if the address cannot be bound.
     """
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -36,11 +36,11 @@ def bind(host: str, port: int, backlog: int, options: str = "--host or --port") 
 
 
 def find_inherited_socket(environment: MutableMapping[str, str]) -> socket.socket | None:
-    """Return the socket of a systemd unit, or None, following sd_listen_fds(3).
+    """Return the socket that systemd passed to this process, or None, as in sd_listen_fds(3).
 
-    systemd passes LISTEN_FDS descriptors, starting at 3, to the process LISTEN_PID. The variables are removed
-    so that child processes do not read them. Raises ConfigError unless there is exactly one listening TCP
-    socket.
+    systemd passes LISTEN_FDS descriptors, starting at 3, to the process LISTEN_PID. These variables are
+    removed from `environment`, so that child processes do not read them. Raises ConfigError if systemd passed
+    anything but one listening TCP socket.
     """
     meant_for, count = (environment.pop(name, "") for name in ("LISTEN_PID", "LISTEN_FDS"))
     environment.pop("LISTEN_FDNAMES", None)
@@ -52,7 +52,9 @@ def find_inherited_socket(environment: MutableMapping[str, str]) -> socket.socke
 
 
 def adopt_socket(fd: int) -> socket.socket:
-    """Return the listening socket of an inherited descriptor. Raises ConfigError."""
+    """Return the listening socket with this inherited descriptor. Raises ConfigError if it is
+    something else.
+    """
     try:
         found = socket.socket(fileno=fd)
         listens = found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)

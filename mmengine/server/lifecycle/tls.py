@@ -1,4 +1,4 @@
-"""TLS settings as uvicorn's options."""
+"""Converts TLS settings to uvicorn's options."""
 
 import ssl
 from typing import TypedDict
@@ -16,8 +16,8 @@ class TlsOptions(TypedDict):
 
 
 def tls_options(settings: ServerSettings) -> TlsOptions:
-    """Return uvicorn's TLS options. With `ssl_ca_certs` clients must present a certificate that these
-    authorities signed.
+    """Return uvicorn's TLS options. With `ssl_ca_certs`, clients must present a certificate of one of these
+    authorities.
     """
     return TlsOptions(
         ssl_certfile=settings.ssl_certfile or None,
@@ -29,7 +29,7 @@ def tls_options(settings: ServerSettings) -> TlsOptions:
 
 
 def check_tls(settings: ServerSettings) -> None:
-    """Raise ConfigError if the files cannot be read or do not match."""
+    """Raise ConfigError if the TLS files cannot be read, or if the key does not belong to the certificate."""
     if not settings.ssl_certfile:
         return
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

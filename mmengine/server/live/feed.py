@@ -1,4 +1,4 @@
-"""The events of live pages: a single process follows the log for all pages while any page is open."""
+"""Feeds events to live pages. While a page is open, one process follows the log for all pages."""
 
 import asyncio
 import sys
@@ -10,27 +10,27 @@ from mmengine.errors import ErrorCode
 from mmengine.serve.requests.operator_log import operator_log
 from mmengine.server.http.errors import LATER_S, ApiError, shutdown_error
 
-MAX_VIEWERS = 16  # pages at once
-MAX_LINE_BYTES = 64 * 2**20  # of one message of the follower
-MAX_HELD_BYTES = 128 * 2**20  # of the messages since the last `begin`, which a new page receives
-LINGER_S = 5.0  # seconds that the follower runs on without pages, for a page that reloads
+MAX_VIEWERS = 16  # Maximum number of open pages.
+MAX_LINE_BYTES = 64 * 2**20  # Limit for one message from the follower.
+MAX_HELD_BYTES = 128 * 2**20  # Limit for the events since the last `begin`, which are sent to each new page.
+LINGER_S = 5.0  # Seconds that the follower continues without pages, in case a page is being reloaded.
 _BEGIN = b'{"type":"begin"'
 
 
 class Feed:
-    """The follower and its pages. Belongs to the event loop that creates it."""
+    """The follower process and the open pages. Belongs to the event loop that creates it."""
 
     def __init__(self, folder: Path):
         self._folder = folder
         self._viewers: set[Viewer] = set()
-        self._held: list[bytes] = []  # events since the last `begin`
+        self._held: list[bytes] = []  # Events since the last `begin`.
         self._num_held = 0
         self._following: asyncio.Task[None] | None = None
         self._leaving: asyncio.TimerHandle | None = None
         self._is_over = False
 
     def view(self) -> "Viewer":
-        """Add a page. Raises ApiError when there are too many, or during shutdown."""
+        """Add a page. Raises ApiError if there are MAX_VIEWERS pages, or during shutdown."""
         if self._is_over:
             raise shutdown_error(LATER_S)
         if len(self._viewers) >= MAX_VIEWERS:
@@ -54,7 +54,7 @@ class Feed:
             self._following.cancel()
 
     def close(self) -> None:
-        """End the streams of all pages, which would delay the shutdown."""
+        """End the streams of all pages, which otherwise would delay the shutdown."""
         self._is_over = True
         self._stop()
 
@@ -72,12 +72,12 @@ class Feed:
             while line := await process.stdout.readline():
                 self._take(line)
                 if self._num_held > MAX_HELD_BYTES:
-                    break  # the next follower begins anew
-        except ValueError:  # a message exceeds the limit
+                    break  # The pages reconnect, and a new follower starts with a new `begin`.
+        except ValueError:  # A message exceeds MAX_LINE_BYTES.
             operator_log.warning("a message for live pages is too large", limit=MAX_LINE_BYTES)
         finally:
             self._following, self._held, self._num_held = None, [], 0
-            for viewer in list(self._viewers):  # the pages connect again
+            for viewer in list(self._viewers):  # The pages reconnect.
                 viewer.end()
             if process is not None and process.returncode is None:
                 process.kill()
@@ -96,7 +96,7 @@ class Feed:
 
 
 class Viewer:
-    """An open page, as a frame source."""
+    """An open page: the source of the frames of its event stream."""
 
     def __init__(self, held: list[bytes], left: Callable[["Viewer"], None]):
         self._events, self._left = deque(held), left
@@ -116,7 +116,7 @@ class Viewer:
             self._listener()
 
     def take(self, to_api_error: Callable[[Exception], ApiError]) -> tuple[bytes, str]:
-        """Return the new events, and "whole" after the follower ended."""
+        """Return the new events, and "whole" if the follower has ended, otherwise ""."""
         found = b"".join(self._events)
         self._events.clear()
         return found, "whole" if self._is_over else ""

@@ -1,7 +1,7 @@
-"""Follows a log and writes each message for live pages as a line of JSON.
+"""Follows a log and writes messages for live pages to stdout, each as a line of JSON.
 
-Runs as a process of its own, so that it takes no time from the engine: `python -m
-mmengine.server.live.follower FOLDER`.
+Runs as a separate process, so that the engine does not wait for it: `python -m mmengine.server.live.follower
+FOLDER`.
 """
 
 import contextlib
@@ -16,10 +16,10 @@ from mmengine.errors import MMEngineError
 from mmengine.replay.checked_log import CheckedLog
 from mmengine.replay.report.live import LiveReport
 
-EVERY_S = 0.1  # least seconds between two messages
-LOOK_S = 0.02  # seconds between two checks for new records
-NEWEST = 2**63 - 1  # a sequence number after all others: the fold begins at the newest snapshot
-NICENESS = 5  # the engine has priority
+EVERY_S = 0.1  # Minimum seconds between two messages.
+LOOK_S = 0.02  # Seconds between two checks for new records.
+NEWEST = 2**63 - 1  # A sequence number after all others, so that the fold begins at the newest snapshot.
+NICENESS = 5  # The engine has priority.
 
 
 class _Page:
@@ -44,7 +44,9 @@ class _Page:
         sys.stdout.buffer.flush()
 
     def _wait(self) -> bool:
-        """Wait for records at the log's end. Return True to go on."""
+        """Wait for new records at the log's end. Always returns True, so that the log is followed for
+        ever.
+        """
         self._tell()
         time.sleep(LOOK_S)
         return True
@@ -52,7 +54,7 @@ class _Page:
 
 def main() -> None:
     os.nice(NICENESS)
-    with contextlib.suppress(BrokenPipeError, KeyboardInterrupt):  # no page is open any more
+    with contextlib.suppress(BrokenPipeError, KeyboardInterrupt):  # The server has ended or no page is open.
         try:
             _Page(Path(sys.argv[1]))
         except MMEngineError as error:

@@ -1,4 +1,4 @@
-// The live page: the report's charts over a log that goes on.
+// The live page: the charts of the report for a log that is still being written.
 
 const NOTHING = { type: /** @type {"begin"} */ ("begin"), name: "", version: "", states: [], first_step: 0, config: { num_blocks: 1, token_budget: 1, encoder_cache_size: 1, encoder_budget: 1, max_num_seqs: 1 } };
 const KEY = "mmengine key";
@@ -11,7 +11,7 @@ class LivePage {
     this.lanes = new LaneChart(this.byId("lanes"), this.view);
     this.tracks = new TrackChart(this.byId("tracks"), this.view);
     this.isDue = this.isStale = false;
-    this.frames = 0; // that were drawn
+    this.frames = 0; // Number of frames drawn so far.
     this.key = () => sessionStorage.getItem(KEY) ?? "";
     this.draw = this.draw.bind(this);
     this.choose = this.choose.bind(this);
@@ -32,7 +32,7 @@ class LivePage {
     this.isDue = true;
   }
 
-  /** The log has gone on. */
+  /** Updates the page after new data from the log. */
   renew() {
     const { view, byId } = this, data = this.columns.data();
     this.isStale = false;
@@ -143,7 +143,7 @@ class LivePage {
     });
   }
 
-  /** A message of the server. @param {string} event @param {any} data */
+  /** Handles a message from the server. @param {string} event @param {any} data */
   take(event, data) {
     if (event === "begin") {
       this.columns = new LiveColumns(data);
@@ -161,7 +161,7 @@ class LivePage {
     status.title = error instanceof Error ? error.message : "";
   }
 
-  /** When somebody gave another key. @returns {Promise<void>} */
+  /** Resolves when the user has entered another key. @returns {Promise<void>} */
   keyGiven() {
     const form = this.byId("key-form"), key = this.byId("key");
     form.hidden = false;
@@ -191,33 +191,18 @@ function writeSummary(summary, data) {
   summary.textContent = parts.join(" · ");
 }
 
-/** What may be asked of a request. @param {string} name @param {() => string} key @param {HTMLElement} story */
-function actionsOf(name, key, story) {
-  const tell = async () => {
-    story.replaceChildren(element("p", { className: "more" }, "reading the log …"));
-    try {
-      const claims = await (await ask(`/live/ask/why?request=${encodeURIComponent(name)}`, key())).json();
-      story.replaceChildren(
-        element("h3", {}, `Why ${name} went as it did`),
-        element("ol", {}, ...claims.map((/** @type {{ step: number, text: string }} */ claim) => element("li", {}, `step ${formatCount(claim.step)}: ${claim.text}`))),
-      );
-    } catch (error) {
-      story.replaceChildren(element("p", { className: "note" }, error instanceof Error ? error.message : String(error)));
-    }
-  };
-  const save = async () => {
-    const trace = await (await ask("/live/ask/trace", key())).blob();
-    const link = element("a", { href: URL.createObjectURL(trace), download: "mmengine-trace.json" });
-    link.click();
-    URL.revokeObjectURL(link.href);
-  };
-  return [
-    element("p", { className: "actions" },
-      element("button", { type: "button", className: "why", click: () => void tell() }, "Why? (w)"),
-      element("button", { type: "button", className: "trace", click: () => void save() }, "Perfetto trace"),
-    ),
-  ];
-}
+/** Returns the buttons for a request: its story and the trace. @param {string} name @param {() => string} key
+@param {HTMLElement} story */ function actionsOf(name, key, story) { const tell = async () => {
+story.replaceChildren(element("p", { className: "more" }, "reading the log …")); try { const claims = await
+(await ask(`/live/ask/why?request=${encodeURIComponent(name)}`, key())).json(); story.replaceChildren(
+element("h3", {}, `Why ${name} went as it did`), element("ol", {}, ...claims.map((/** @type {{ step: number,
+text: string }} */ claim) => element("li", {}, `step ${formatCount(claim.step)}: ${claim.text}`))), ); } catch
+(error) { story.replaceChildren(element("p", { className: "note" }, error instanceof Error ? error.message :
+String(error))); } }; const save = async () => { const trace = await (await ask("/live/ask/trace",
+key())).blob(); const link = element("a", { href: URL.createObjectURL(trace), download: "mmengine-trace.json"
+}); link.click(); URL.revokeObjectURL(link.href); }; return [ element("p", { className: "actions" },
+element("button", { type: "button", className: "why", click: () => void tell() }, "Why? (w)"),
+element("button", { type: "button", className: "trace", click: () => void save() }, "Perfetto trace"), ), ]; }
 
 const shown = new LivePage();
 Object.assign(window, { mmengineReport: shown });

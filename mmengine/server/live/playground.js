@@ -1,4 +1,4 @@
-// Ask the model: an image, a question, a form; the answer's tokens with their probabilities, and which were drafts.
+// probabilities and marks accepted drafts.
 
 const SHAPE = {
   type: "object",
@@ -62,7 +62,7 @@ class Playground {
     else this.byId("file").value = "";
   }
 
-  /** Throws where the schema is no JSON. */
+  /** Returns the request body. Throws if the user's schema is not valid JSON. */
   body() {
     const { byId, image } = this, question = { type: "text", text: byId("question").value };
     const content = image ? [{ type: "image_url", image_url: { url: image } }, question] : [question];
@@ -118,31 +118,22 @@ class Playground {
     return usage;
   }
 
-  /** Which tokens were drafts that were kept, as the log has it. @param {string} name @param {HTMLElement} answer */
-  async mark(name, answer) {
-    const response = await ask(`/live/ask/drafts?request=${encodeURIComponent(name)}`, this.key());
-    const drafts = await response.json();
-    let count = 0;
-    for (const span of /** @type {NodeListOf<HTMLElement>} */ (answer.querySelectorAll(".token"))) {
-      const first = Number(span.dataset.first), last = Number(span.dataset.last);
-      const kept = drafts.slice(first, last).reduce((/** @type {number} */ sum, /** @type {number} */ one) => sum + one, 0);
-      count += kept;
-      if (kept) span.classList.add("draft");
-      if (kept) span.title += "\na draft";
-    }
-    return count ? `, ${formatCount(count)} of them drafts` : "";
-  }
-}
+  /** Marks the tokens that the log says were accepted drafts, and returns a text with their number. @param
+  {string} name @param {HTMLElement} answer */ async mark(name, answer) { const response = await
+  ask(`/live/ask/drafts?request=${encodeURIComponent(name)}`, this.key()); const drafts = await
+  response.json(); let count = 0; for (const span of /** @type {NodeListOf<HTMLElement>} */
+  (answer.querySelectorAll(".token"))) { const first = Number(span.dataset.first), last =
+  Number(span.dataset.last); const kept = drafts.slice(first, last).reduce((/** @type {number} */ sum, /**
+  @type {number} */ one) => sum + one, 0); count += kept; if (kept) span.classList.add("draft"); if (kept)
+  span.title += "\na draft"; } return count ? `, ${formatCount(count)} of them drafts` : ""; } }
 
-/** What tokens said: pale where they were unlikely. @param {string} text @param {Entry[]} entries @param {number} first of the answer's tokens */
-function tokenOf(text, entries, first) {
-  const span = element("span", { className: "token" }, text);
-  const least = entries.reduce((low, entry) => Math.min(low, entry.logprob), 0);
-  span.dataset.first = String(first);
-  span.dataset.last = String(first + entries.length);
-  span.classList.add(`p${Math.min(3, Math.floor(-least / 0.7))}`);
-  const percent = (/** @type {number} */ logprob) => `${(100 * Math.exp(logprob)).toFixed(1)} %`;
-  const others = (/** @type {Entry} */ entry) => entry.top_logprobs.map((each) => `  ${JSON.stringify(each.token)} ${percent(each.logprob)}`);
-  span.title = entries.map((entry) => [`${JSON.stringify(entry.token)} ${percent(entry.logprob)}`, ...others(entry)].join("\n")).join("\n");
-  return span;
-}
+/** Returns the element for a piece of text and its tokens; the less likely its least likely token, the higher
+its class p0 to p3. @param {string} text @param {Entry[]} entries @param {number} first of the answer's tokens
+*/ function tokenOf(text, entries, first) { const span = element("span", { className: "token" }, text); const
+least = entries.reduce((low, entry) => Math.min(low, entry.logprob), 0); span.dataset.first = String(first);
+span.dataset.last = String(first + entries.length); span.classList.add(`p${Math.min(3, Math.floor(-least /
+0.7))}`); const percent = (/** @type {number} */ logprob) => `${(100 * Math.exp(logprob)).toFixed(1)} %`;
+const others = (/** @type {Entry} */ entry) => entry.top_logprobs.map((each) => `
+${JSON.stringify(each.token)} ${percent(each.logprob)}`); span.title = entries.map((entry) =>
+[`${JSON.stringify(entry.token)} ${percent(entry.logprob)}`, ...others(entry)].join("\n")).join("\n"); return
+span; }

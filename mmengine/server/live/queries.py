@@ -1,5 +1,5 @@
-"""Questions that a live page asks about the log. A separate process answers each question; questions run in
-turn.
+"""Answers a live page's questions about the log. Each question runs in a separate process, and only one runs
+at a time.
 
 `python -m mmengine.server.live.queries FOLDER why|trace|drafts REQUEST` writes the answer to stdout.
 """
@@ -21,9 +21,9 @@ from mmengine.replay.queries.why import why
 from mmengine.replay.timeline import fold, taken_tokens
 from mmengine.server.http.errors import ApiError
 
-MAX_ANSWER_BYTES = 256 * 2**20  # of one answer
-MAX_ASKED_S = 60.0  # seconds per question
-NICENESS = 5  # the engine has priority
+MAX_ANSWER_BYTES = 256 * 2**20  # Limit for one answer.
+MAX_ASKED_S = 60.0  # Time limit for one question.
+NICENESS = 5  # The engine has priority.
 _PIECE = 2**16
 QUESTIONS = ("why", "trace", "drafts")
 
@@ -65,7 +65,7 @@ class LogQueries:
 
 
 async def _all_of(reader: asyncio.StreamReader, most: int) -> bytes:
-    """Read to the end, or until the bytes exceed `most`."""
+    """Read to the end, or until more than `most` bytes have been read."""
     pieces, count = list[bytes](), 0
     while count <= most and (piece := await reader.read(_PIECE)):
         pieces.append(piece)
@@ -74,7 +74,7 @@ async def _all_of(reader: asyncio.StreamReader, most: int) -> bytes:
 
 
 def drafts(folder: Path, request_id: str) -> list[int]:
-    """Return 1 for every output token that was an accepted draft, 0 for the others. Raises LogError."""
+    """Return a number for each output token: 1 for an accepted draft token, otherwise 0. Raises LogError."""
     log = CheckedLog(folder)
     found: list[int] | None = None
     for state, record in fold(log):

@@ -1,5 +1,5 @@
-"""/live, its events and its questions. The page itself is public and holds no data. Its requests carry the
-API key, as other clients' requests do.
+"""Handlers of the page /live, its events and its questions about the log. The page itself is public and has
+no data. Its script sends the API key with each call, as other clients do.
 """
 
 from collections.abc import Awaitable, Callable
@@ -22,15 +22,15 @@ from mmengine.server.settings import ServerSettings
 from mmengine.server.transport.sse import EventStream, FrameSource, unless_gone
 
 LIVE = "/live"
-MAX_BACKLOG = 1024  # messages that wait for a slow page
-# Scripts that the report's page has, too.
+MAX_BACKLOG = 1024  # Maximum number of events that wait for a slow page.
+# Scripts that the page shares with the report.
 SHARED = ("data.js", "view.js", "lanes.js", "tracks.js", "panel.js", "input.js")
 OWN = ("columns.js", "stream.js", "playground.js", "live.js")
 
 
 def live_page() -> tuple[str, str]:
-    """Return the live page's HTML, a single file with the report's drawing code, and its content security
-    policy: its own script and style, and connections to this server.
+    """Return the live page's HTML, which includes all scripts and styles, and its content security policy,
+    which allows only these and connections to this server.
     """
     report, here = files("mmengine.replay.report"), files("mmengine.server.live")
     style = (report / "page.css").read_text("utf-8") + (here / "live.css").read_text("utf-8")
@@ -83,7 +83,8 @@ class LiveRoutes:
     async def ask(self, request: Request) -> ASGIApp:
         question = request.path_params["question"]
         name = request.query_params.get("request", "")
-        if question == "drafts":  # `drafts` belongs to an answer that the page requested with its own key
+        # The page asks about an answer that it requested with its own key, so the id gets the owner's prefix.
+        if question == "drafts":
             name = log_request_id(request.scope[OWNER], name)
         if question not in QUESTIONS or not (name or question == "trace"):
             raise ApiError(

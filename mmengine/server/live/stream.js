@@ -1,8 +1,8 @@
-// Server-sent events over fetch, which sends the key as other clients do; EventSource cannot.
+// Reads server-sent events with fetch, because EventSource cannot send the API key in a header.
 
 const LEAST_WAIT_MS = 500, MOST_WAIT_MS = 5000;
 
-/** What the server said instead of an answer. */
+/** An error response of the server. */
 class Refused extends Error {
   /** @param {number} status @param {string} message */
   constructor(status, message) {
@@ -25,7 +25,7 @@ async function ask(path, key, options = {}) {
 }
 
 /**
- * The events of an answer, as they come.
+ * Yields the events of a response as they arrive.
  * @param {Response} response
  * @returns {AsyncGenerator<{ event: string, data: string }>}
  */
@@ -47,10 +47,10 @@ async function* eventsOf(response) {
 }
 
 /**
- * Follows /live/events for good: where the connection breaks, or the server, it comes again.
+ * Follows /live/events forever: reconnects after the connection or the server has ended.
  * @param {() => string} key
  * @param {{ take: (event: string, data: any) => void, status: (text: string, error?: unknown) => void }} told
- * @param {() => Promise<void>} keyGiven ends when there is another key to try
+ * @param {() => Promise<void>} keyGiven resolves when the user has entered another key
  */
 async function follow(key, told, keyGiven) {
   for (let wait = LEAST_WAIT_MS; ; wait = Math.min(2 * wait, MOST_WAIT_MS)) {

@@ -13,7 +13,7 @@ Turns = Annotated[list[Json], Meta(min_length=1)]
 
 
 class Thinking(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The `thinking` field. `display` omitted: thinking is counted, but not returned."""
+    """The `thinking` field. With `display` "omitted", thinking is counted, but not returned."""
 
     type: Literal["enabled", "adaptive", "disabled"]
     budget_tokens: Annotated[int, Meta(ge=1)] | None = None
@@ -45,7 +45,7 @@ _ITEMS = translated_field(
 
 
 class MessagesBody(SharedBody, frozen=True, kw_only=True):
-    """The body of /v1/messages. None means absent or null."""
+    """The body of /v1/messages. None: the field is absent or null."""
 
     messages: Annotated[Turns, _TURNS]
     system: Annotated[str | list[Json] | None, _SYSTEM] = None
@@ -60,7 +60,7 @@ class MessagesBody(SharedBody, frozen=True, kw_only=True):
 
 
 class CountBody(msgspec.Struct, frozen=True, kw_only=True):
-    """The body of /v1/messages/count_tokens: the fields that determine the prompt token count."""
+    """The body of /v1/messages/count_tokens, with the fields that determine the prompt token count."""
 
     messages: Annotated[Turns, _TURNS]
     model: Annotated[str | None, MODEL] = None

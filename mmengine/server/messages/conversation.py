@@ -1,7 +1,7 @@
-"""Converts turns in Anthropic's messages to chat messages.
+"""Converts the turns of Anthropic's Messages API to chat messages.
 
-Tool results, which belong to user turns there, become separate messages. Consecutive turns with the same role
-become one message.
+Tool results, which are blocks of user turns in this API, become separate chat messages. Consecutive turns
+with the same role become one chat message.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from mmengine.server.http.field_names import Place
 from mmengine.server.http.media_payloads import FILE_ID, MediaPayloads
 from mmengine.server.messages.field_table import BLOCKS
 
-MAX_BLOCKS = 4096  # Most blocks in a turn or in a tool result.
+MAX_BLOCKS = 4096  # Maximum number of blocks in a turn or a tool result.
 _USER_BLOCKS = ("text", "image", "tool_result")  # Block types in a user turn.
 _TOOL_BLOCKS = ("text", "image")  # Block types in a tool result.
 _ASSISTANT_BLOCKS = ("text", "thinking", "redacted_thinking", "tool_use")  # Block types in an assistant turn.
@@ -22,8 +22,7 @@ _ROLES = ("user", "assistant", "system")
 
 
 class Conversation:
-    """Chat messages, and their places in the client's body. The methods raise ApiError for an invalid
-    turn."""
+    """Chat messages, and their paths in the client's body. The methods raise ApiError for an invalid turn."""
 
     def __init__(self, payloads: MediaPayloads):
         self._payloads = payloads
@@ -135,8 +134,8 @@ class Conversation:
             self._add(where, {"role": "assistant", "content": ""})
 
     def _grow_text(self, where: FieldPath, field: str, text: str, behind: tuple[str, ...]) -> None:
-        """Append text to a field in the assistant's message. If the message already has a field in `behind`,
-        a new message begins.
+        """Append text to a field of the assistant's last message. A new message begins if that message
+        already has a field in `behind`, which comes after the text.
         """
         if not self._follows("assistant") or any(name in self.messages[-1] for name in behind):
             self._add(where, {"role": "assistant"})
@@ -162,7 +161,7 @@ class Conversation:
         return {"type": "image_url", "image_url": {"url": self._source(where / "source", block)}, **options}
 
     def _source(self, where: FieldPath, block: Json) -> str | bytes:
-        """Return an image's bytes, or the URL for chat."""
+        """Return an image's bytes, or its URL for the chat message. Raises ApiError."""
         given = block.get("source")
         source = without_nulls(given) if isinstance(given, dict) else {}
         match source.get("type"):
@@ -185,12 +184,12 @@ class Conversation:
         raise ApiError(ErrorCode.UNSUPPORTED_CONTENT, text, where / "type")
 
     def finished(self) -> list[Json]:
-        """Return the messages, each with a content."""
+        """Return the messages; a message without content gets an empty one."""
         return [message if "content" in message else {**message, "content": ""} for message in self.messages]
 
 
 def _blocks(where: FieldPath, given: object, kinds: tuple[str, ...]) -> list[tuple[FieldPath, Json]]:
-    """Return the blocks with their places, if all have an allowed type. Raises ApiError."""
+    """Return the blocks with their paths. `kinds`: the allowed types. Raises ApiError."""
     if not isinstance(given, list):
         raise ApiError(
             ErrorCode.INVALID_VALUE, f"{FIELD} must be a text or a list of blocks, not {shown(given)}", where
@@ -213,7 +212,7 @@ def _blocks(where: FieldPath, given: object, kinds: tuple[str, ...]) -> list[tup
 
 
 def check_fields(where: FieldPath, given: Json, kind: str) -> None:
-    """Raise ApiError for a field that this block type, or a tool, does not have."""
+    """Raise ApiError for an unknown field. `kind`: a block type, or "custom" for a tool."""
     taken, ignored = BLOCKS[kind]
     for name in given:
         if name != "type" and name not in taken and name not in ignored:
@@ -226,7 +225,7 @@ def _unknown(where: FieldPath, name: str) -> ApiError:
 
 
 def _text(where: FieldPath, block: Json, name: str) -> str:
-    """Return a block's string field. Raises ApiError."""
+    """Return the field `name` of a block. Raises ApiError if it is not a string."""
     value = block.get(name)
     if not isinstance(value, str):
         raise ApiError(ErrorCode.INVALID_VALUE, f"{FIELD} must be a string, not {shown(value)}", where / name)

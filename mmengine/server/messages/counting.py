@@ -1,4 +1,4 @@
-"""/v1/messages/count_tokens: prepares a message's prompt, with its media, and counts the tokens."""
+"""Handler of /v1/messages/count_tokens, which prepares the prompt with its media and counts its tokens."""
 
 from functools import partial
 from typing import Protocol
@@ -19,7 +19,7 @@ from mmengine.server.transport.sse import unless_gone
 
 
 class MessageReaders(Protocol):
-    """The readers that counting needs, and their error conversion."""
+    """The members of `RequestReaders` that counting needs."""
 
     messages: MessagesReader
     parser_threads: ParserThreads
@@ -39,7 +39,8 @@ class MessageCounts:
     async def count(self, request: Request) -> ASGIApp:
         check_version(request.headers.get("anthropic-version", ""))
         owner, readers = request.scope[OWNER], self._readers
-        self._admission.take(owner)  # Counting takes as much preparation as an answer.
+        # Counting is admitted like an answer, because it takes the same preparation.
+        self._admission.take(owner)
         try:
             with self._admission.reserve(owner) as reservation:
                 data = await self._admission.bodies.read(request.scope, request.receive, reservation)

@@ -1,4 +1,4 @@
-"""Errors in Anthropic's format: {"type": "error", "error": {"type", "message"}, "request_id"}."""
+"""Renders errors in Anthropic's format: {"type": "error", "error": {"type", "message"}, "request_id"}."""
 
 import msgspec
 
@@ -6,7 +6,7 @@ from mmengine.errors import ErrorCode
 from mmengine.server.http.errors import ApiError
 from mmengine.server.http.route_records import OVERLOADED
 
-# Codes for temporary conditions.
+# Codes of temporary conditions, which become status 529.
 _OVERLOADED = (
     ErrorCode.QUEUE_FULL,
     ErrorCode.BODIES_FULL,
@@ -33,7 +33,9 @@ def kind_of(error: ApiError) -> tuple[int, str]:
 
 
 def error_json(error: ApiError, request_id: str | None) -> bytes:
-    """Return the error's body as JSON. The message names the field, because the format has no `param`."""
+    """Return the body of the error as JSON. The message names the field, because Anthropic's format has no
+    `param`.
+    """
     message, param = error.message, error.param
     if param is not None and not error.names_field:
         message = f"{param}: {message}"

@@ -1,4 +1,4 @@
-"""The field tables for /v1/messages and count_tokens, and the fields in content blocks."""
+"""Tables of the fields of /v1/messages, of count_tokens, and of content blocks."""
 
 from mmengine.server.chat.field_tables import CHAT
 from mmengine.server.http.body_fields import Field, Fields, fields_of

@@ -1,7 +1,7 @@
-"""Answers in Anthropic's Messages format: stream events and whole bodies.
+"""Renders answers in Anthropic's Messages format, as stream events or as a whole body.
 
-All output follows from the tokens, the request's id and its envelope, so a stream can be repeated byte for
-byte.
+The rendered bytes depend only on the tokens, the request's id and its envelope, so a stream can be repeated
+byte for byte.
 """
 
 import hashlib
@@ -26,8 +26,8 @@ _decode_object = msgspec.json.Decoder(dict[str, object]).decode
 
 
 class MessagesFrames:
-    """Writes messages as frames or bodies. The first delta with a new kind opens a block, and the next block
-    or the end closes it.
+    """Renders messages as frames or bodies. A delta of another kind than the open block closes that block and
+    opens a new one.
     """
 
     done = b""
@@ -38,7 +38,8 @@ class MessagesFrames:
         self._about["model"] = envelope.model
         self._kind = ""  # Type of the open block.
         self._number = 0  # Number of closed blocks.
-        self._head = b""  # Start of the deltas for the open block, which are most events.
+        # The bytes before the text in each delta of the open block. Built once, as most events are deltas.
+        self._head = b""
         self._digest = hashlib.sha256()  # Digest of the open thinking block.
         self._stop: tuple[str, str | None] = ("", None)
         self._errors: tuple[ArgumentError, ...] = ()
@@ -50,7 +51,7 @@ class MessagesFrames:
         return _event("message_start", {"message": message})
 
     def delta(self, index: int, delta: Delta) -> bytes:
-        if delta.content and self._kind == "text":  # The case of most tokens.
+        if delta.content and self._kind == "text":  # Most deltas take this path.
             return b"%b%b}}\n\n" % (self._head, _encode(delta.content))
         data = b""
         if delta.reasoning:
@@ -79,8 +80,8 @@ class MessagesFrames:
         return CALL_PREFIX + call_id(self._request_id, 0, number).removeprefix("call_")
 
     def _open(self, kind: str, block: Mapping[str, object], grows: str, field: str) -> bytes:
-        """Close the open block, and begin a block. `grows`: the deltas' type; they have their text in
-        `field`.
+        """Close the open block, and begin another. `grows`: the type of its deltas. `field`: the field of the
+        deltas' text.
         """
         data = self._close()
         self._kind = kind
@@ -154,10 +155,10 @@ def _stop(finish_reason: str, stop_reason: str | int | None, *, calls: bool) -> 
 
 
 def _arguments_object(arguments: str) -> Json | msgspec.Raw:
-    """Return a call's arguments as an object.
+    """Return the arguments of a tool call as an object.
 
-    Text that is valid JSON but not representable here (half of a surrogate pair, 1e999) stays as the model
-    wrote it. Arguments that were cut, or are nested too deeply for clients, become an empty object.
+    Valid JSON that msgspec cannot represent (half of a surrogate pair, 1e999) stays as the model wrote it.
+    Incomplete arguments, or arguments that are nested too deeply, become an empty object.
     """
     try:
         return _decode_object(arguments)
@@ -167,14 +168,14 @@ def _arguments_object(arguments: str) -> Json | msgspec.Raw:
 
 def _is_object(text: str) -> bool:
     """Whether the text is a JSON object."""
-    try:  # Numbers stay strings: Python refuses integers with thousands of digits.
+    try:  # Numbers are not converted, because Python refuses integers with thousands of digits.
         return isinstance(json.loads(text, parse_int=str, parse_float=str, parse_constant=_refuse), dict)
     except (ValueError, RecursionError):
         return False
 
 
 def _refuse(name: str) -> object:
-    """Refuse NaN and Infinity: Python accepts them, but JSON does not."""
+    """Raise ValueError for NaN and Infinity, which Python's parser accepts but JSON does not allow."""
     raise ValueError(name)
 
 
@@ -188,7 +189,7 @@ def _usage(num_prompt: int, num_cached: int, num_output: int) -> Json:
 
 
 def _whole_usage(usage: Usage) -> Json:
-    """Convert usage from chat's names."""
+    """Convert chat's usage to Anthropic's names."""
     prompt, completion = usage["prompt_tokens_details"], usage["completion_tokens_details"]
     num_prompt, num_output = usage["prompt_tokens"], usage["completion_tokens"]
     assert isinstance(prompt, dict) and isinstance(completion, dict)

@@ -1,4 +1,4 @@
-"""Reads the body of /v1/messages into a request, by conversion to a chat body."""
+"""Reads the body of /v1/messages into a request. The body is first converted to a chat body."""
 
 import re
 from functools import partial
@@ -30,15 +30,15 @@ _RENAMES: Renames = (
 
 
 def check_version(given: str) -> None:
-    """Raise ApiError for an invalid anthropic-version. All versions get the same answers."""
+    """Raise ApiError if the header anthropic-version is not a date. All versions get the same answers."""
     if given and not _VERSION.fullmatch(given):
         text = f"anthropic-version must be a date as 2023-06-01, not {shown(given)}"
         raise ApiError(ErrorCode.INVALID_VALUE, text, "anthropic-version")
 
 
 class MessagesReader:
-    """Reads message bodies. `chat`: reads the converted body. `can_end_reasoning`: whether the model supports
-    thinking budgets.
+    """Reads bodies of /v1/messages. `chat`: reads the converted body. `can_end_reasoning`: whether the model
+    supports thinking budgets.
     """
 
     def __init__(self, chat: ChatReader, *, ignore_unknown: bool, can_end_reasoning: bool):
@@ -46,13 +46,15 @@ class MessagesReader:
         self._can_end_reasoning = can_end_reasoning
 
     def read(self, data: bytes, request_id: str) -> ParsedRequest:
-        """Read a body, however large. `request_id`: the request's id, unless the body has a request_id.
+        """Read a body, which may be large. `request_id`: the request's id, unless the body has a request_id.
         Raises ApiError.
         """
         return read_without_payloads(data, partial(self._read, request_id=request_id), in_data_fields)
 
     def read_count(self, data: bytes, request_id: str) -> ParsedRequest:
-        """Read a body of /v1/messages/count_tokens, for its prompt. Raises ApiError."""
+        """Read a body of /v1/messages/count_tokens. Only the prompt of the returned request is used. Raises
+        ApiError.
+        """
         return read_without_payloads(data, partial(self._read_count, request_id=request_id), in_data_fields)
 
     def _read(self, data: bytes, payloads: MediaPayloads, request_id: str) -> ParsedRequest:

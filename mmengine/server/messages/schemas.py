@@ -14,7 +14,9 @@ class TextBlock(ResponseSchema, tag="text"):
 
 
 class ThinkingBlock(ResponseSchema, tag="thinking"):
-    """A thinking block. `signature`: the text's digest. In requests, any signature is accepted."""
+    """A thinking block. `signature`: the SHA-256 of the text in hex. In requests, any signature is
+    accepted.
+    """
 
     thinking: str
     signature: str
@@ -125,7 +127,7 @@ class MessageFault(ResponseSchema):
 
 
 class MessageRefusal(ResponseSchema, tag="error"):
-    """The body for an error response, and for an error event in a stream."""
+    """The body of an error response, and the data of an error event in a stream."""
 
     error: MessageFault
     request_id: str | None

@@ -9,13 +9,13 @@ from mmengine.server.chat.bodies import FUNCTIONS, ONE_CALL, SHOW_REASONING, TEM
 from mmengine.server.http.body_fields import supported, translated_field
 from mmengine.server.http.errors import Json
 
-MAX_METADATA = 16  # Most pairs in metadata.
-MAX_METADATA_NAME = 64  # Most characters of a name in metadata.
-MAX_METADATA_TEXT = 512  # Most characters of a text in metadata.
-# Most characters of user, prompt_cache_key and previous_response_id, which a response repeats.
+MAX_METADATA = 16  # Maximum number of pairs in metadata.
+MAX_METADATA_NAME = 64  # Maximum number of characters in a name in metadata.
+MAX_METADATA_TEXT = 512  # Maximum number of characters in a text in metadata.
+# Maximum number of characters in user, prompt_cache_key and previous_response_id, which a response repeats.
 MAX_NAME_CHARS = 256
-MAX_SAFETY_CHARS = 128  # Most characters of safety_identifier.
-MAX_INCLUDE = 16  # Most names in include.
+MAX_SAFETY_CHARS = 128  # Maximum number of characters in safety_identifier.
+MAX_INCLUDE = 16  # Maximum number of names in include.
 LOGPROBS = "message.output_text.logprobs"
 Metadata = dict[
     Annotated[str, Meta(max_length=MAX_METADATA_NAME)], Annotated[str, Meta(max_length=MAX_METADATA_TEXT)]
@@ -33,7 +33,7 @@ class TextOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ReasoningOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The `reasoning` field. `summary`, and its older name `generate_summary`, have no effect."""
+    """The `reasoning` field. `summary` and its older name `generate_summary` have no effect."""
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
@@ -41,7 +41,7 @@ class ReasoningOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ResponsesBody(SharedBody, frozen=True, kw_only=True):
-    """The body of /v1/responses. None means absent or null."""
+    """The body of /v1/responses. None: the field is absent or null."""
 
     input: Annotated[
         str | Annotated[list[Json], Meta(min_length=1)],
@@ -112,7 +112,7 @@ class ResponsesBody(SharedBody, frozen=True, kw_only=True):
     include_reasoning: Annotated[bool | None, SHOW_REASONING] = None
 
 
-AS_CHAT = (  # Fields that chat has too, with the same meaning.
+AS_CHAT = (  # Fields that have the same name and meaning in chat.
     *SharedBody.__struct_fields__,
     *("chat_template_kwargs", "include_reasoning", "parallel_tool_calls"),
 )

@@ -1,5 +1,7 @@
-"""Converts tools and answer formats from the Responses API to chat, and to the form that responses repeat.
-The chat reader checks everything else.
+"""Converts tools and answer formats of the Responses API to chat's fields, and to the fields that a response
+repeats.
+
+Only errors that the conversion would hide are found here; the chat reader finds the rest.
 """
 
 from collections.abc import Sequence
@@ -17,7 +19,7 @@ _encode = msgspec.json.encode
 
 
 def chat_tools(tools: Sequence[Json]) -> list[Json]:
-    """Return the tools for chat. Raises ApiError."""
+    """Convert tools to chat's `tools`. Raises ApiError."""
     return [_tool(FieldPath("tools", n), each) for n, each in enumerate(tools)]
 
 
@@ -37,7 +39,7 @@ def echo_tools(tools: Sequence[Json]) -> msgspec.Raw:
 
 
 def chat_choice(given: str | Json | None) -> str | Json | None:
-    """Return chat's `tool_choice`, where functions are named in an object."""
+    """Convert `tool_choice` to chat's, which has a function's name in an object `function`."""
     if not isinstance(given, dict):
         return given
     if given.get("type") == "allowed_tools":
