@@ -1,4 +1,4 @@
-"""The server's settings. EngineConfig has the engine's."""
+"""The settings of the server. EngineConfig has the settings of the engine."""
 
 import ipaddress
 from typing import Annotated, Literal
@@ -18,11 +18,13 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """The settings of a server. Times are in seconds, sizes in bytes."""
 
     host: Annotated[str, described("Address to listen on.")] = "127.0.0.1"
-    port: Annotated[int, between(0, 65535, "TCP port; 0: a free one. A used port ends the start.")] = 8000
+    port: Annotated[int, between(0, 65535, "TCP port; 0: any free port. Starting fails if it is in use.")] = (
+        8000
+    )
     health_host: Annotated[str, described("Address of the health port; empty: `host`.")] = ""
     health_port: Annotated[
         Annotated[int, Meta(ge=0, le=65535)] | None,
-        described("Port of the supervisor's health routes; 0: a free one."),
+        described("Port of the supervisor's health routes; 0: any free port."),
     ] = None
     served_model_names: Annotated[
         tuple[str, ...], described("Names of the model in calls; none: the model's own name.")
@@ -168,7 +170,9 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @classmethod
     def of(cls, values: dict[str, object]) -> "ServerSettings":
-        """Return the settings of a dict. Raises ConfigError for a wrong type or range."""
+        """Convert a dict to settings. Raises ConfigError for an unknown name, a wrong type or a value out of
+        range.
+        """
         try:
             settings = msgspec.convert(values, cls)
         except msgspec.ValidationError as error:

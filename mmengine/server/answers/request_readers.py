@@ -114,12 +114,14 @@ class RequestReaders:
         parsed_request = self.read(reader, data, name, owner)
         if parsed_request.stream:
             raise ApiError(
-                ErrorCode.INVALID_VALUE, f"{FIELD} is not taken in a batch; leave it out", FieldPath("stream")
+                ErrorCode.INVALID_VALUE,
+                f"{FIELD} is not supported in a batch; leave it out",
+                FieldPath("stream"),
             )
         if parsed_request.request_id != name:
             raise ApiError(
                 ErrorCode.INVALID_VALUE,
-                f"{FIELD} is not taken in a batch; custom_id names a line",
+                f"{FIELD} is not supported in a batch; custom_id identifies a line",
                 FieldPath("request_id"),
             )
         return parsed_request

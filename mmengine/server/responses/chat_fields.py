@@ -34,7 +34,7 @@ def _tool(where: FieldPath, tool: Json) -> Json:
 
 
 def echo_tools(tools: Sequence[Json]) -> msgspec.Raw:
-    """Return the tools as JSON, with the fields that a response always has."""
+    """Return the tools as a response repeats them: as JSON, each with `parameters` and `strict`."""
     return echo_json([{"parameters": None, "strict": None, **tool} for tool in tools], NOTHING)
 
 

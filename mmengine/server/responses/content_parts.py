@@ -1,5 +1,5 @@
-"""Content parts in items: converted to chat parts, and to the parts that a response repeats without media
-bytes.
+"""Converts the content parts of items to chat's parts, and to the parts that a response repeats, in which
+hashes replace the media bytes.
 """
 
 import binascii
@@ -11,9 +11,10 @@ from mmengine.server.chat.parsed_request import Json, without_nulls
 from mmengine.server.http.errors import ApiError
 from mmengine.server.http.media_payloads import FILE_ID, PIECE, MediaPayloads
 
-MAX_PARTS = 4096  # Most parts of an item.
+MAX_PARTS = 4096  # Maximum number of parts in an item.
 REFERENCE = "sha256:"
-_MEDIA = {"input_image": "image_url", "input_video": "video_url"}  # The media field of each type.
+# For each type of media part, the field with its URL.
+_MEDIA = {"input_image": "image_url", "input_video": "video_url"}
 _OPTIONS = ("detail", "min_pixels", "max_pixels")
 _DATA, _MAX_HEAD = "data:", 256
 _ASSISTANT_PARTS = {"output_text": "text", "refusal": "refusal"}
@@ -22,8 +23,9 @@ _ASSISTANT_PARTS = {"output_text": "text", "refusal": "refusal"}
 class Parts:
     """Converts content parts.
 
-    `stored_media`: returns media from earlier responses by their SHA-256 in hex. `reads_stored_media`:
-    whether parts may refer to them. `media`: media that were sent as data, by their SHA-256 in hex.
+    `stored_media`: returns a medium of an earlier response, given its SHA-256 in hex. `reads_stored_media`:
+    whether parts may refer to such media. `media`: the media that were sent as data; the key is the SHA-256
+    in hex.
     """
 
     def __init__(self, payloads: MediaPayloads, stored_media: Callable[[str], bytes | None]):
@@ -32,7 +34,7 @@ class Parts:
         self.media: dict[str, bytes] = {}
 
     def read(self, where: FieldPath, given: object) -> tuple[str | list[Json], list[Json]]:
-        """Return the content for chat, and the parts that a response repeats. Raises ApiError."""
+        """Return the content for the chat message, and the parts that a response repeats. Raises ApiError."""
         if isinstance(given, str):
             return given, [{"type": "input_text", "text": given}]
         read, repeated = [], []
@@ -72,7 +74,9 @@ class Parts:
         return read, {"type": kind, **options, "detail": detail, given: reference}
 
     def _source(self, where: FieldPath, url: str) -> tuple[str | bytes, str]:
-        """Return a medium's source for the model, and the reference that a response repeats."""
+        """Return the source (bytes or URL) of a medium for the model, and the reference that a response
+        repeats.
+        """
         if url.startswith(REFERENCE):
             data = self._stored_media(url.removeprefix(REFERENCE)) if self.reads_stored_media else None
             if data is None:
@@ -90,7 +94,7 @@ class Parts:
         return data, REFERENCE + name
 
     def assistant_text(self, where: FieldPath, given: object) -> tuple[str, list[Json]]:
-        """Return an assistant message's text, and its parts. Raises ApiError."""
+        """Return an assistant message's text, and the parts that a response repeats. Raises ApiError."""
         if isinstance(given, str):
             given = [{"type": "output_text", "text": given}]
         texts, repeated = [], []
@@ -106,7 +110,7 @@ class Parts:
         return "".join(texts), repeated
 
     def reasoning(self, where: FieldPath, given: object, kind: str) -> list[dict[str, str]]:
-        """Return a reasoning item's texts, if all parts have this type. Raises ApiError."""
+        """Return the parts of a reasoning item, all of which must have the type `kind`. Raises ApiError."""
         if given is None:
             return []
         repeated = []
@@ -136,7 +140,7 @@ def _list(where: FieldPath, given: object) -> Sequence[Json]:
 
 
 def text_of(where: FieldPath, part: Json, name: str) -> str:
-    """Return a part's or item's string field. Raises ApiError."""
+    """Return the field `name` of a part or an item. Raises ApiError if it is not a string."""
     value = part.get(name)
     if not isinstance(value, str):
         raise ApiError(ErrorCode.INVALID_VALUE, f"{FIELD} must be a string, not {shown(value)}", where / name)
@@ -144,7 +148,7 @@ def text_of(where: FieldPath, part: Json, name: str) -> str:
 
 
 def _file_id(where: FieldPath, kind: str, part: Json) -> str:
-    """Return an uploaded image's id. Raises ApiError."""
+    """Return the id of the uploaded image that a part names. Raises ApiError."""
     value = text_of(where, part, "file_id")
     if kind != "input_image" or "image_url" in part or not FILE_ID.fullmatch(value):
         text = f"{FIELD}={shown(value)} must name an uploaded image, without image_url beside it"
@@ -153,7 +157,7 @@ def _file_id(where: FieldPath, kind: str, part: Json) -> str:
 
 
 def _data_of(where: FieldPath, url: str) -> bytes:
-    """Return a data: URL's bytes. Decodes piece by piece, because a decoder holds the interpreter lock."""
+    """Decode a data: URL. It is decoded in pieces, because the decoder holds the interpreter lock."""
     comma = url.find(",", 0, _MAX_HEAD)
     if comma < 0 or not url[:comma].lower().endswith(";base64"):
         text = f"{FIELD} has no base64; a data: URL begins like data:image/png;base64,"
@@ -165,7 +169,7 @@ def _data_of(where: FieldPath, url: str) -> bytes:
             end = len(piece) // 4 * 4
             rest = piece[end:]
             pieces.append(binascii.a2b_base64(piece[:end], strict_mode=True))
-    except ValueError:  # From binascii, and for text that is not ASCII.
+    except ValueError:  # Raised for invalid base64 and for text that is not ASCII.
         rest = "="
     if rest:
         raise ApiError(ErrorCode.INVALID_MEDIA, f"{FIELD} is not valid base64", where)

@@ -1,6 +1,6 @@
 """Converts input items to chat messages, and to the items that a response repeats.
 
-Consecutive assistant items (reasoning, text, calls) become one message.
+Consecutive items of the assistant (reasoning, text, calls) become one chat message.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,17 +13,17 @@ from mmengine.server.http.errors import ApiError
 from mmengine.server.http.media_payloads import MediaPayloads
 from mmengine.server.responses.content_parts import Parts, text_of
 
-MAX_ARGUMENT_CHARS = 2**20  # Most characters of a call's arguments in the input.
+MAX_ARGUMENT_CHARS = 2**20  # Maximum number of characters in the arguments of a call in the input.
 _ROLES = ("user", "system", "developer", "assistant")
 _TAKEN = "message, function_call, function_call_output and reasoning"
 _decode_object = msgspec.json.Decoder(dict[str, object]).decode
 
 
 class Conversation:
-    """Chat messages from input items, and for each message its place in the body.
+    """Chat messages from input items, and the path in the body of each message.
 
-    `items`: the input as a response repeats it. `media`: media that were sent as data, by their SHA-256 in
-    hex. The methods raise ApiError for an invalid item.
+    `items`: the input as a response repeats it. `media`: the media that were sent as data; the key is the
+    SHA-256 in hex. The methods raise ApiError for an invalid item.
     """
 
     def __init__(self, request_id: str, payloads: MediaPayloads, stored_media: Callable[[str], bytes | None]):
@@ -32,8 +32,8 @@ class Conversation:
         self.messages: list[Json] = []
         self.places: list[FieldPath] = []
         self.items: list[Json] = []
-        self._known: set[str] = set()  # Item ids of the previous response.
-        # Whether the last message is the assistant's, so that the next item may belong to it.
+        self._known: set[str] = set()  # Ids of the items of the previous responses.
+        # Whether the last message is the assistant's, to which the next item may belong.
         self._is_assistant = False
 
     @property
@@ -44,7 +44,7 @@ class Conversation:
         self._add(FieldPath("instructions"), {"role": "system", "content": text})
 
     def add_previous(self, items: Sequence[Json]) -> None:
-        """Add the previous responses' items."""
+        """Add the items of the previous responses."""
         self._parts.reads_stored_media = True
         for number, item in enumerate(items):
             self._item(FieldPath("previous_response_id", number), item)
@@ -74,8 +74,8 @@ class Conversation:
         self._is_assistant = False
 
     def _item(self, where: FieldPath, item: Json) -> tuple[str, Json] | None:
-        """Add an item. Return its id's prefix and the item without id, or None for a reference to a known
-        item.
+        """Add an item. Return the prefix for its id and the item without id as a response repeats it. None
+        for a reference to an item of a previous response.
         """
         kind = item.get("type", "message" if "role" in item else "item_reference" if "id" in item else None)
         match kind:
@@ -112,8 +112,8 @@ class Conversation:
         return {"type": "message", "status": _status(item), "role": role, "content": repeated}
 
     def _growing(self, where: FieldPath, closed_by: tuple[str, ...]) -> Json:
-        """Return the assistant's message that an item belongs to: the last message, unless the message
-        already has a field in `closed_by`.
+        """Return the assistant's message that an item belongs to. This is the last message, or a new message
+        if the last one is not the assistant's or has a field in `closed_by`.
         """
         if not self._is_assistant or any(name in self.messages[-1] for name in closed_by):
             self._add(where, {"role": "assistant"})
@@ -166,7 +166,7 @@ class Conversation:
         return repeated
 
     def finished(self) -> list[Json]:
-        """Return the messages, each with a content."""
+        """Return the messages; a message without content gets an empty one."""
         return [message if "content" in message else {**message, "content": ""} for message in self.messages]
 
 

@@ -1,4 +1,4 @@
-"""The field table for /v1/responses: supported, ignored and refused fields."""
+"""The table of supported, ignored and refused fields of /v1/responses."""
 
 from mmengine.server.chat.field_tables import CHAT
 from mmengine.server.http.body_fields import Field, Fields, fields_of

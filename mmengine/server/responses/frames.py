@@ -1,7 +1,7 @@
-"""Answers in OpenAI's Responses format: stream events and whole bodies, made by the same steps.
+"""Renders answers in OpenAI's Responses format, as stream events or as a whole body. Both use the same code.
 
-Events are numbered from 0. Every event follows from the tokens, the request's id and its envelope, so a
-client may continue a stream after any event, also at another process.
+Events are numbered from 0. They depend only on the tokens, the request's id and its envelope, so a client can
+continue a stream after any event, even after a restart of the server.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,10 +25,10 @@ _encode = msgspec.json.encode
 
 
 class ResponsesFrames:
-    """Writes responses as events or bodies.
+    """Renders responses as events or bodies.
 
-    `texts`: for logprobs; None without logprobs. `after`: the last event number that the client has; events
-    up to this number are not written.
+    `texts`: the texts of tokens in logprobs; None for an answer without logprobs. `after`: the number of the
+    last event that the client has; events up to this number are omitted.
     """
 
     done = b""
@@ -45,7 +45,7 @@ class ResponsesFrames:
         self._errors: tuple[ArgumentError, ...] = ()
 
     def _numbered(self, begun: bytes) -> bytes:
-        """Return an event, completed by its number."""
+        """Complete an event with its number, and return it; b"" if the client has it."""
         number = self._number
         self._number = number + 1
         return b'%b,"sequence_number":%d}\n\n' % (begun, number) if number > self._after else b""
@@ -69,7 +69,7 @@ class ResponsesFrames:
 
     def delta(self, index: int, delta: Delta) -> bytes:
         item = self._open
-        if delta.content and isinstance(item, Message):  # The case of most tokens.
+        if delta.content and isinstance(item, Message):  # Most deltas take this path.
             return self._numbered(item.grown(delta.content, delta.logprobs))
         return self._all(self._news(delta))
 
@@ -98,11 +98,11 @@ class ResponsesFrames:
 
     @property
     def _place(self) -> int:
-        """The next item's index."""
+        """The index of the next output item."""
         return len(self._closed) + (self._open is not None)
 
     def _begin(self, item: OutputItem) -> Iterator[bytes]:
-        """Close the open item, and begin an item."""
+        """Close the open item, and begin another."""
         yield from self._close("completed")
         self._open = item
         yield from item.begun()
@@ -125,7 +125,7 @@ class ResponsesFrames:
         return "incomplete" if self._end_reason == "length" else "completed"
 
     def usage(self, usage: Usage) -> bytes:
-        """Return the last event, which holds the whole response."""
+        """Return the last event, which contains the whole response."""
         return self._of_response(self._status.encode(), self._whole(usage))
 
     def _whole(self, usage: Usage) -> bytes:
@@ -148,9 +148,9 @@ class ResponsesFrames:
         """Return the event for an error.
 
         A failed or cancelled request ends its response as failed, because OpenAI's clients have no event for
-        a cancelled response. If only this server stops, the response does not end: the error event then
-        repeats the previous event's number, so that a client can continue after it. The event also has
-        `error`, as in chat, because OpenAI's clients raise an exception for that field.
+        a cancelled response. If only this server stops, the response does not end. The error event then
+        repeats the number of the previous event, so that a client can continue after that event. It also has
+        the field `error`, as in chat, for which OpenAI's clients raise an exception.
         """
         if error.code is ErrorCode.CANCELLED:
             return self._of_response(b"failed", self.response.of("cancelled"))
@@ -168,7 +168,7 @@ class ResponsesFrames:
 
 
 def _deltas(choice: AccumulatedChoice) -> Iterator[Delta]:
-    """Yield a delta per item, and two per call."""
+    """Yield one delta for the reasoning, one for the text, and two for each call."""
     if choice.reasoning:
         yield Delta(reasoning="".join(choice.reasoning))
     if choice.content:

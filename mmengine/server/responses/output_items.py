@@ -1,6 +1,6 @@
-"""Output items in a response: their events while they grow, and the complete items.
+"""The output items of a response: the events of an item while it grows, and the complete item.
 
-The methods return events without their ends, which hold the event numbers.
+The methods return events without their ends, which contain the event numbers.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,29 +15,33 @@ _ADDED, _DONE = b"added", b"done"
 
 
 def event(kind: bytes, text_json: bytes) -> bytes:
-    """Return an event without its end, which holds its number. `text_json`: the event's properties as
-    JSON."""
+    """Return an event without its end, which contains its number. `text_json`: the event's properties as
+    JSON.
+    """
     return b'event: response.%b\ndata: {"type":"response.%b",%b' % (kind, kind, text_json)
 
 
 class OutputItem:
-    """An output item. `place`: its index in the output. `whole`: the complete item as JSON, after its end."""
+    """An output item. `place`: its index in the output. `whole`: the complete item as JSON, or b"" before its
+    end.
+    """
 
-    kind: bytes  # Name of its content in events.
+    kind: bytes  # The name of the item's content in event types.
 
     def __init__(self, name: str, place: int):
         self._texts: list[str] = []
         self._id, self._place = _encode(name), place
         self._where = b'"item_id":%b,"output_index":%d' % (self._id, place)
         self.whole = b""
-        self._delta_head = b""  # Start of the deltas for this item, which are most events.
+        # The bytes before the text in each delta. Built once, as most events are deltas.
+        self._delta_head = b""
 
     def begun(self) -> Iterator[bytes]:
         self._delta_head = event(self.kind + b".delta", self._where + b',"delta":')
         yield self._event(_ADDED, self._item("in_progress", b""))
 
     def grown(self, text: str, entries: Sequence[Entry]) -> bytes:
-        """Return the event for more text. `entries`: its tokens' logprobs."""
+        """Append `text`, and return its event. `entries`: the logprobs of its tokens."""
         self._texts.append(text)
         return self._delta_head + _encode(text)
 
@@ -52,20 +56,20 @@ class OutputItem:
         return event(b"output_item." + what, b'"output_index":%d,"item":%b' % (self._place, item))
 
     def _said(self, text_json: bytes) -> bytes:
-        """Return the content for the event that holds the whole text. `text_json`: the text as JSON."""
+        """Return the properties of the event with the whole text. `text_json`: the text as JSON."""
         raise NotImplementedError
 
     def _item(self, status: str, text_json: bytes) -> bytes:
-        """Return the item as JSON. `text_json`: its text as JSON, empty at the beginning."""
+        """Return the item as JSON. `text_json`: its text as JSON, or b"" when the item begins."""
         raise NotImplementedError
 
     def _ended(self, text_json: bytes) -> Iterator[bytes]:
-        """Yield the events after the whole text."""
+        """Yield the events between the event with the whole text and the item's last event."""
         yield from ()
 
 
 class Call(OutputItem):
-    """A function call. `call`: the call's id, which its output names."""
+    """A function call. `call`: the call's id, which the client's function_call_output refers to."""
 
     kind = b"function_call_arguments"
 
@@ -87,7 +91,7 @@ class Call(OutputItem):
 
 
 class _Parted(OutputItem):
-    """An item with a single content part, which holds the text."""
+    """An item whose text is in a single content part."""
 
     def __init__(self, name: str, place: int):
         super().__init__(name, place)
@@ -131,7 +135,7 @@ class Reasoning(_Parted):
 
 
 class Message(_Parted):
-    """A message with text. `texts`: for logprobs; None without logprobs."""
+    """A message with text. `texts`: the texts of tokens in logprobs; None without logprobs."""
 
     kind = b"output_text"
 

@@ -1,4 +1,4 @@
-"""Reads the body of /v1/responses into a request, by conversion to a chat body."""
+"""Reads the body of /v1/responses into a request. The body is first converted to a chat body."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -31,7 +31,9 @@ _decode_previous = msgspec.json.Decoder(_Previous).decode
 
 
 def previous_of(data: bytes) -> str | None:
-    """Return the response id that a body continues. Raises ApiError if the body is not a JSON object."""
+    """Return the id of the response that a body continues, or None. Raises ApiError if the body is not a JSON
+    object.
+    """
     return decode_body(cut_short(data), _decode_previous).previous_response_id
 
 
@@ -40,8 +42,10 @@ def _no_media(name: str) -> bytes | None:
 
 
 class ResponsesReader:
-    """Reads response bodies. `chat`: reads the converted body. `stores_responses`: whether the server stores
-    responses. `refusal`: the message for fields that require storage, if the server stores no responses.
+    """Reads bodies of /v1/responses.
+
+    `chat`: reads the converted body. `stores_responses`: whether the server stores responses. `refusal`:
+    otherwise, the error text for fields that require storage.
     """
 
     def __init__(
@@ -57,10 +61,10 @@ class ResponsesReader:
         before: Sequence[Json] = (),
         stored_media: Callable[[str], bytes | None] = _no_media,
     ) -> ParsedRequest:
-        """Read a body, however large. Raises ApiError.
+        """Read a body, which may be large. Raises ApiError.
 
-        `request_id`: the request's id, unless the body has a request_id. `before`: the previous responses'
-        input and output items. `stored_media`: returns their media by the SHA-256 in hex.
+        `request_id`: the request's id, unless the body has a request_id. `before`: the input and output items
+        of the previous responses. `stored_media`: returns one of their media, given its SHA-256 in hex.
         """
         return read_without_payloads(
             data, partial(self._read, request_id=request_id, before=before, stored_media=stored_media)
@@ -103,7 +107,7 @@ class ResponsesReader:
         return msgspec.structs.replace(parsed_request, envelope=envelope)
 
     def _check(self, body: ResponsesBody, before: Sequence[Json]) -> None:
-        """Raise ApiError for fields that exclude each other."""
+        """Raise ApiError for values and combinations of fields that this server does not support."""
         if body.background and body.store is False:
             raise ApiError(
                 ErrorCode.INVALID_VALUE,
@@ -178,7 +182,9 @@ def _make_echo(
 
 
 class ContinuationReader:
-    """Reads bodies that continue earlier responses, with their items and media."""
+    """Reads bodies that continue earlier responses. `items`, `media`: the items and media of these
+    responses.
+    """
 
     def __init__(self, reader: ResponsesReader, items: Sequence[Json], media: Mapping[str, bytes]):
         self._reader, self._items, self._media = reader, items, media
@@ -200,6 +206,8 @@ RENAMES: Renames = (
 
 
 def upload_place(where: FieldPath, names: FieldNames) -> FieldPath:
-    """Return the client's field for an uploaded image, which chat calls image_url."""
+    """Return the path in the client's body of an uploaded image's file_id, whose path in the chat body is
+    `where`.
+    """
     path = names.path(where)
     return FieldPath(*path[:-1], "file_id") if path[-1] == "image_url" else path / "file_id"

@@ -1,4 +1,4 @@
-"""The response object in answers, events and lookups."""
+"""Renders the response object of answers, events and the routes for stored responses."""
 
 import msgspec
 
@@ -14,7 +14,9 @@ _encode = msgspec.json.encode
 
 
 class ResponseObject:
-    """Writes a request's response object, which depends only on id, envelope and arguments."""
+    """Renders the response object of a request, which depends only on the id, the envelope and the arguments
+    of `of`.
+    """
 
     def __init__(self, request_id: str, envelope: Envelope):
         echo = envelope.responses or ResponseEcho()
@@ -57,7 +59,7 @@ class ResponseObject:
         more: bytes = b"",
     ) -> bytes:
         """Return the response as JSON. `status`: queued, in_progress, cancelled, completed, incomplete or
-        failed. The other arguments are JSON too. `more`: further properties, each after a comma.
+        failed. The other arguments are JSON. `more`: further properties, each preceded by a comma.
         """
         return b'%b,"status":"%b","error":%b,"incomplete_details":%b,"output":%b,"usage":%b%b}' % (
             self._head,
@@ -75,7 +77,7 @@ class ResponseObject:
 
 
 def _code(error: ApiError) -> str:
-    """Return the error's code in OpenAI's list, which is closed."""
+    """Map the error to one of OpenAI's codes, which are a fixed list."""
     if error.status == 429:
         return "rate_limit_exceeded"
     if error.body.code in _MEDIA_CODES:
@@ -84,7 +86,7 @@ def _code(error: ApiError) -> str:
 
 
 def usage_json(usage: Usage) -> bytes:
-    """Return usage as JSON, converted from chat's names."""
+    """Convert chat's usage to the names of the Responses API, and return it as JSON."""
     prompt, completion = usage["prompt_tokens_details"], usage["completion_tokens_details"]
     assert isinstance(prompt, dict) and isinstance(completion, dict)
     return _encode(

@@ -1,4 +1,4 @@
-"""The routes for stored responses, as records."""
+"""Route records of the routes for stored responses."""
 
 from mmengine.server.http.route_records import NO_BODY, PAGES, Operation, RouteRecord, Stream
 from mmengine.server.responses.routes import ResponseRoutes

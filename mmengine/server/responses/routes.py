@@ -1,4 +1,6 @@
-"""Routes for existing responses: get, stream again, cancel, delete, list input items, and continue."""
+"""Handlers of the routes for existing responses: get, stream again, cancel, delete, and list input items.
+Also collects the earlier responses that a new one continues.
+"""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -29,18 +31,19 @@ from mmengine.server.responses.content_parts import REFERENCE
 from mmengine.server.responses.frames import ResponsesFrames
 from mmengine.server.responses.response import ID_PREFIX, ResponseObject
 
-MAX_CHAIN = 1000  # Most previous responses in a chain.
-MAX_BEFORE_BYTES = 256 * 2**20  # Bytes of their items and media.
-MAX_BEFORE_VALUES = 2**20  # Values of their input: commas, brackets and braces outside of strings.
+MAX_CHAIN = 1000  # Maximum number of previous responses in a chain.
+MAX_BEFORE_BYTES = 256 * 2**20  # Limit for the bytes of the items and media in a chain.
+# Limit for the commas, opening brackets and opening braces outside strings in a chain's inputs.
+MAX_BEFORE_VALUES = 2**20
 MAX_LISTED = 100  # Items per page.
-_LISTED = 20  # Items per page without a limit.
+_LISTED = 20  # Items per page if the call sets no limit.
 _NUMBER = re.compile(r"-?[0-9]{1,18}")
 _CANCELLED = "cancelled"
 _Streamed = Callable[[ResponseBuilder, str], ASGIApp]
 
 
 class FoundResponse(NamedTuple):
-    """An owner's response. `call`: the running call, until the store has the response."""
+    """A response of an owner. `call`: its call, as long as the store does not have the response."""
 
     request_id: str
     envelope: Envelope
@@ -54,14 +57,14 @@ class FoundResponse(NamedTuple):
 
 
 class PreviousItems(NamedTuple):
-    """All previous responses' items, and their media."""
+    """The items of all previous responses, oldest first, and their media by the SHA-256 in hex."""
 
     items: list[Json]
     media: dict[str, bytes]
 
 
 class ResponseRoutes:
-    """The routes for existing responses. `streamed`: returns a builder's event stream for an owner."""
+    """The routes for existing responses. `streamed`: returns the event stream of a builder for an owner."""
 
     def __init__(
         self,
@@ -99,7 +102,7 @@ class ResponseRoutes:
         if found.call is not None:
             found.call.cancel()
             await found.record.wait_over()
-            await self._calls.flush()  # Otherwise a restarted server would not know about the cancellation.
+            await self._calls.flush()  # Otherwise a restarted server might not know about the cancellation.
         return _json(await self._object(found))
 
     async def delete(self, request: Request) -> ASGIApp:
@@ -114,16 +117,16 @@ class ResponseRoutes:
         return _json(msgspec.json.encode(deletion))
 
     async def input_items(self, request: Request) -> ASGIApp:
-        """Return a page with input items. Media that were sent as data appear as their hash."""
+        """Return a page of input items, in which hashes replace media that were sent as data."""
         found = await self._found(request)
         given = await self._input(request.scope[OWNER], found)
         return _json(await self._parser_threads.run(len(given), partial(_page, request, given)))
 
     async def before(self, owner: str, response_id: str | None, add: Callable[[int], None]) -> PreviousItems:
-        """Return the items and media that a response continues.
+        """Return the items and media of the chain of responses that ends with `response_id`.
 
-        `add(count)`: called with their bytes as they arrive; may raise ApiError. Raises ApiError if a
-        response in the chain does not exist or has not ended.
+        `add(count)`: called for each part with its number of bytes; may raise ApiError. Raises ApiError if a
+        response of the chain does not exist or has not ended, or if the chain is too large.
         """
         chain: list[list[Json]] = []
         num_bytes = num_values = 0
@@ -177,7 +180,7 @@ class ResponseRoutes:
         return FoundResponse(request_id, stored.envelope, AnswerRecord(stored.answer), None)
 
     async def _input(self, owner: str, found: FoundResponse) -> msgspec.Raw:
-        """Return its input items as a JSON list."""
+        """Return the input items of the response as a JSON list."""
         echo = found.envelope.responses
         assert echo is not None
         if echo.is_begun and (stored := await self._stored.get(owner, found.request_id)) is not None:
@@ -193,7 +196,7 @@ class ResponseRoutes:
         return ResponseBuilder(parsed_request, frames, readers, self._tokenizer)
 
     async def _object(self, found: FoundResponse) -> bytes:
-        """Return the current response as JSON."""
+        """Return the response as JSON, with its current status."""
         response = ResponseObject(found.request_id, found.envelope)
         if not found.record.is_over:
             return response.of("in_progress" if found.record.items else "queued")
@@ -217,12 +220,14 @@ _decode_items, _decode_output = msgspec.json.Decoder(list[Json]).decode, msgspec
 
 
 def _items(given: msgspec.Raw, body: bytes) -> list[Json]:
-    """Return a response's input and output items; `body` is the response as JSON."""
+    """Return the input and output items of a response. `given`: the input items. `body`: the response. Both
+    are JSON.
+    """
     return [*_decode_items(given), *_decode_output(body).output]
 
 
 def _page(request: Request, given: msgspec.Raw) -> bytes:
-    """Return a page with items as JSON. Raises ApiError."""
+    """Return a page of the input items `given` as JSON. Raises ApiError."""
     items = _decode_items(given)
     items_page = page(
         request,
@@ -240,7 +245,7 @@ def _request_id(request: Request) -> str:
 
 
 def _after(request: Request) -> int:
-    """Return the last event number that the client has. Raises ApiError."""
+    """Return the number of the last event that the client has, or -1. Raises ApiError."""
     given = request.query_params.get("starting_after", "-1")
     if not _NUMBER.fullmatch(given):
         raise ApiError(
@@ -269,7 +274,7 @@ def _check_room(count: int, num_bytes: int, num_values: int = 0) -> None:
 
 
 def _media_parts(items: Sequence[Json]) -> Iterator[Json]:
-    """Yield the parts whose media are stored elsewhere."""
+    """Yield the content parts in which a hash replaces the medium."""
     for item in items:
         for field in ("content", "output"):
             parts = item.get(field)

@@ -206,7 +206,9 @@ class ArgumentsDone(_InItem, tag="response.function_call_arguments.done"):
 
 
 class StreamError(_Event, tag="error"):
-    """The server ends the stream before the response ends. The event repeats the previous event's number."""
+    """The last event of a stream that ends before its response. It repeats the number of the previous
+    event.
+    """
 
     code: str | None
     message: str
@@ -228,6 +230,6 @@ class ResponseDeleted(ResponseSchema):
 
 
 class InputItems(Page):
-    """A page with input items. Media that were sent as data appear as sha256: and their hash."""
+    """A page of input items. Media that were sent as data are replaced by sha256: and their hash."""
 
     data: list[_Json]

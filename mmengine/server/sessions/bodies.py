@@ -1,4 +1,4 @@
-"""Bodies and answers of /v1/sessions."""
+"""The request and response bodies of /v1/sessions."""
 
 from typing import Annotated
 
@@ -11,9 +11,10 @@ from mmengine.server.chat.parsed_request import Json
 from mmengine.server.http.body_fields import Field, Fields
 from mmengine.server.http.errors import ApiError, decode_body
 
-# tokens of an answer when the call sets no limit; a session reserves room for its answer
+# Maximum number of tokens in an answer if the call sets no limit, because a session reserves space for its
+# answer.
 DEFAULT_ANSWER = 256
-SHORTEST_IDLE_S = 0.1  # shorter times would round to 0, which means never
+SHORTEST_IDLE_S = 0.1  # Shorter times would be rounded to 0, which means never.
 Index = Annotated[int, Meta(ge=0)]
 Content = str | list[Json]
 
@@ -21,8 +22,9 @@ Content = str | list[Json]
 class SessionBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The body that opens a session.
 
-    `length`: limit in tokens; beyond it the session continues with the anchor and the last `keep` tokens.
-    `idle_s`: seconds without a call after which the session is closed. `anchor`: content that always stays.
+    `length`: maximum number of tokens. If more come, the session continues with the anchor and its last
+    `keep` tokens. `idle_s`: seconds without a call after which the session is closed. `anchor`: content at
+    the beginning that is never dropped.
     """
 
     model: str | None = None
@@ -37,8 +39,8 @@ class SessionBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class AppendBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Content to append. `index`: number of requests in the session before this call; a repeated call is not
-    applied again.
+    """Content to append. `index`: number of requests in the session before this call. With an index, a
+    repeated call has no effect.
     """
 
     content: Content
@@ -46,7 +48,7 @@ class AppendBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class AskBody(msgspec.Struct, frozen=True, kw_only=True):
-    """A question. All other fields are chat's, except the fields that REFUSED_IN_SESSIONS refuses."""
+    """A question. All other fields of chat are allowed too, except those in REFUSED_IN_SESSIONS."""
 
     content: Content
     index: Index | None = None
@@ -60,10 +62,10 @@ class FrameBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     index: Index | None = None
 
 
-_OPENED = "the session was opened with its own; give them to /v1/sessions"
-_TOOLS = "a session calls no tools; ask with them in one request of chat"
-_WRITES = "a question is a turn of its own, and its answer the next one"
-# Fields of chat that the session sets itself, or that it does not support.
+_OPENED = "it is set when the session is opened; send it to /v1/sessions"
+_TOOLS = "a session calls no tools; use /v1/chat/completions"
+_WRITES = "each question and each answer is a turn of its own"
+# Fields of chat that the session sets or does not support.
 REFUSED_IN_SESSIONS = Fields(
     (
         Field("messages", "refused", "the session has them: send content"),
@@ -84,9 +86,9 @@ REFUSED_IN_SESSIONS = Fields(
 class SessionObject(msgspec.Struct, frozen=True, kw_only=True):
     """A session as the API returns it.
 
-    `requests`: requests applied so far, which is the next call's index. `cached_tokens`: tokens of this
-    call's content that were in the prefix cache. `frames_held`: frames that wait for others, which the
-    encoder reads together.
+    `requests`: number of requests so far, which is the index of the next call. `cached_tokens`: tokens of
+    this call's content that were in the prefix cache. `frames_held`: video frames that wait for further
+    frames, because the encoder takes several frames together.
     """
 
     id: str
@@ -96,7 +98,7 @@ class SessionObject(msgspec.Struct, frozen=True, kw_only=True):
     requests: int = 0
     tokens: int = 0
     media: int = 0
-    kept_tokens: int = 0  # tokens whose KV the session holds
+    kept_tokens: int = 0  # Tokens whose KV blocks the session holds.
     length: int = 0
     cached_tokens: int | None = None
     frames_held: int = 0
@@ -132,8 +134,8 @@ _BUDGETS = ("max_tokens", "max_completion_tokens")
 
 
 def as_chat_body(data: bytes, *, asks: bool) -> tuple[bytes, int | None]:
-    """Return a body of …/append or …/ask as a body of /v1/chat/completions with one message, and its index.
-    Raises ApiError.
+    """Convert a body of …/append or …/ask (`asks`) to a body of /v1/chat/completions with one message. Return
+    it and the body's `index`. Raises ApiError.
     """
     if not asks:
         decode_body(data, _decode_append)
@@ -157,7 +159,9 @@ def content_as_chat_body(content: Content) -> bytes:
 
 
 def stored_session_of(facts: SessionFacts) -> StoredSession:
-    """Return the stored owner and options. A session that the API did not open has no owner."""
+    """Return the stored owner and options. If the API did not open the session, the owner is one that no key
+    has.
+    """
     try:
         return msgspec.json.decode(facts.settings.envelope, type=StoredSession)
     except (msgspec.MsgspecError, UnicodeDecodeError):

@@ -1,4 +1,6 @@
-"""Open sessions: their owners, and the part of each session that only this process holds."""
+"""The open sessions, with their owners and the state that only this process has, such as waiting video
+frames.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -18,11 +20,11 @@ from mmengine.server.http.errors import ApiError
 from mmengine.server.sessions.bodies import StoredSession, stored_session_of
 from mmengine.server.settings import ServerSettings
 
-FORGET_EVERY_S = 5.0  # seconds until the memory of a session that ended by itself is released
+FORGET_EVERY_S = 5.0  # Seconds between two checks for sessions that the engine has closed.
 
 
 class SessionRegistry:
-    """An engine's sessions. `opened`: media options that all sessions get in addition to their own."""
+    """The sessions of an engine. `opened`: media options that all sessions get in addition to their own."""
 
     def __init__(
         self,
@@ -34,14 +36,17 @@ class SessionRegistry:
     ):
         self.engine, self._settings, self._config = engine, settings, config
         self._admission, self._opened = admission, opened
-        self._open: dict[str, AsyncSession] = {}  # by id in the log
-        self._turns = WeakValueDictionary[str, asyncio.Lock]()  # locks of the keys that are opening a session
+        self._open: dict[str, AsyncSession] = {}  # The key is the id in the log.
+        # A lock for each API key that is opening a session.
+        self._turns = WeakValueDictionary[str, asyncio.Lock]()
 
     @classmethod
     def of_engine(
         cls, engine: ServedEngine, settings: ServerSettings, admission: Admission, opened: Json
     ) -> "SessionRegistry | None":
-        """Return None when requests go to several engines, which keep no sessions."""
+        """Return the registry, or None if `engine` distributes requests to several engines, which support no
+        sessions.
+        """
         if not isinstance(engine, AsyncEngine):
             return None
         return cls(engine, settings, engine.config, admission, opened)
@@ -56,7 +61,9 @@ class SessionRegistry:
             self._open.pop(session.session_id, None)
 
     async def found(self, owner: str, name: str) -> tuple[AsyncSession, str]:
-        """Return the session and its adapter's name. Raises ApiError if this key has no such session."""
+        """Return the session `name` of this API key, and the name of its adapter. Raises ApiError if the
+        session does not exist or has another owner.
+        """
         session_id = log_request_id(owner, name)
         try:
             facts = await self.engine.attach_session(session_id).facts()
@@ -66,12 +73,12 @@ class SessionRegistry:
         kept = stored_session_of(facts)
         if kept.owner != owner:
             raise _unknown(name)
-        if session_id not in self._open:  # the last process opened it
+        if session_id not in self._open:  # A previous process opened the session.
             self._open[session_id] = self.engine.attach_session(session_id, self.media_options(kept))
         return self._open[session_id], facts.settings.adapter
 
     async def of(self, owner: str) -> list[SessionFacts]:
-        """Return the sessions of a key."""
+        """Return the sessions of an API key."""
         return [facts for facts in await self.engine.sessions() if stored_session_of(facts).owner == owner]
 
     def media_options(self, kept: StoredSession) -> Json:
@@ -81,8 +88,8 @@ class SessionRegistry:
     async def opening(self, owner: str) -> AsyncIterator[None]:
         """Guard the opening of a session.
 
-        With several keys, each key opens one session at a time, so that the next opening counts it. Raises
-        ApiError when the key would exceed its share.
+        If there are several API keys, each can open only one session at a time, so that the count of its
+        sessions is exact. Raises ApiError if the key has its share of sessions.
         """
         if not self._admission.has_several_keys:
             yield
@@ -95,8 +102,8 @@ class SessionRegistry:
             yield
 
     def check_room(self, owner: str, session: AsyncSession, image: str) -> None:
-        """Check the memory for a frame that waits for the frames after it. Raises QueueFull, and ApiError
-        when the key would exceed its share.
+        """Check that there is memory for the frame `image`, if it must wait for further frames. Raises
+        QueueFull, and ApiError beyond the key's share.
         """
         if not session.next_frame_waits:
             return
@@ -117,11 +124,11 @@ class SessionRegistry:
         """Release the memory of sessions that were idle for too long, until cancelled."""
         while True:
             await asyncio.sleep(FORGET_EVERY_S)
-            with suppress(MMEngineError):  # the engine ends, and all sessions with it
+            with suppress(MMEngineError):  # The engine has ended.
                 await self._forget_ended()
 
     async def _forget_ended(self) -> None:
-        known = set(self._open)  # without sessions that open meanwhile
+        known = set(self._open)  # A copy, without sessions that are opened during the call below.
         if known:
             names = await self.engine.on_engine(lambda engine: engine.sessions.names())
             for session_id in known.difference(names):

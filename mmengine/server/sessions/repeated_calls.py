@@ -1,4 +1,4 @@
-"""Repeated calls of a session: recognises a call that was made before, and returns its first answer again."""
+"""Recognises a call that repeats a session's last call, and returns its answer again."""
 
 from dataclasses import replace
 
@@ -18,8 +18,8 @@ from mmengine.structured_output.request.spec import reasoning_of
 
 
 def is_repeated(facts: SessionFacts, index: int | None) -> bool:
-    """Whether the call repeats the session's last request. Raises ApiError for any index but the last and the
-    next.
+    """Whether a call with this index repeats the session's last request. None never does. Raises ApiError for
+    an index that is neither the last request's nor the next one.
     """
     if index is None or index == facts.num_requests:
         return False
@@ -31,11 +31,11 @@ def is_repeated(facts: SessionFacts, index: int | None) -> bool:
 async def repeat_answer(
     engine: AsyncEngine, session: AsyncSession, facts: SessionFacts, parsed_request: ParsedRequest
 ) -> StoredAnswer:
-    """Return the session's last answer in the format that the repeated call asks for. Raises ApiError if the
-    answer cannot be reproduced.
+    """Return the session's last answer, from which the repeated call's answer is rendered. Raises ApiError if
+    the answer cannot be reproduced.
     """
     if not facts.answer:
-        raise _refused("the request at this index was no question")
+        raise _refused("the request at this index only appended content, so it has no answer to repeat")
     if parsed_request.logprobs:
         raise _refused("a session does not store the logprobs of its answers; repeat the call without them")
     ended = session.last_answer
@@ -61,7 +61,9 @@ async def repeat_answer(
 
 
 def _grammar_of(parsed_request: ParsedRequest) -> GrammarRequest | None:
-    """Return the parts of the answer's format that decide how it is streamed. Compiles nothing."""
+    """Return a grammar request with only the settings that affect how the answer is streamed. The grammar is
+    not compiled.
+    """
     form, grammar = parsed_request.answer_format.response_format, parsed_request.answer_format.grammar
     if form is None and grammar is None:
         return None
@@ -70,21 +72,21 @@ def _grammar_of(parsed_request: ParsedRequest) -> GrammarRequest | None:
 
 
 def _ended_as_asked(facts: SessionFacts, parsed_request: ParsedRequest, processor: Processor) -> AnswerFacts:
-    """Return how a recovered answer ended, derived from the repeated call's options. Raises ApiError if they
-    do not tell.
+    """Return how a recovered answer ended, derived from its tokens and the repeated call's options. Raises
+    ApiError if they leave it open.
     """
     sampling, last = parsed_request.sampling, facts.answer[-1]
     reason, detail = "length", ""
     if parsed_request.answer_format and (sampling.stop or len(facts.answer) >= sampling.max_tokens):
         raise _refused(
-            "the server restarted, and whether this answer was complete is unknown; ask it as the next "
-            "request"
+            "the server restarted, and it is unknown whether this answer was complete; send the question "
+            "again with the next index"
         )
     if last in processor.eos_token_ids and not sampling.ignore_eos:
         reason, detail = "stop", "eos"
     elif last in sampling.stop_token_ids:
         reason, detail = "stop", "token"
-    elif parsed_request.answer_format:  # nothing else can have ended it
+    elif parsed_request.answer_format:  # Only the complete format can have ended the answer.
         reason = "stop"
     else:
         stream = Stops.of(sampling, None).stream(processor.tokenizer)

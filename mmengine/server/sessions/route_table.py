@@ -1,4 +1,4 @@
-"""The routes of /v1/sessions, as records."""
+"""Route records of /v1/sessions."""
 
 from mmengine.server.chat.response_schemas import ChatAnswer, ChatEvent
 from mmengine.server.http.route_records import (
@@ -33,19 +33,19 @@ SESSION_ROUTES = (
         "GET",
         "/v1/sessions",
         SessionRoutes.list_sessions,
-        Operation("The caller's sessions", SessionObjects, "All of them", (503, *NO_BODY)),
+        Operation("List the caller's sessions", SessionObjects, "All sessions", (503, *NO_BODY)),
     ),
     RouteRecord(
         "GET",
         _SESSION,
         SessionRoutes.get,
-        Operation("It as it is now", SessionObject, "The session", (503, *NO_BODY)),
+        Operation("Get a session", SessionObject, "The session", (503, *NO_BODY)),
     ),
     RouteRecord(
         "DELETE",
         _SESSION,
         SessionRoutes.delete,
-        Operation("Close it", SessionDeleted, "It is gone", (503, *NO_BODY)),
+        Operation("Close a session", SessionDeleted, "Closed", (503, *NO_BODY)),
     ),
     RouteRecord(
         "POST",
@@ -63,8 +63,6 @@ SESSION_ROUTES = (
         "POST",
         f"{_SESSION}/ask",
         SessionRoutes.ask,
-        answer_operation(
-            "Ask it, and answer as chat does", AskBody, ChatAnswer, Stream((ChatEvent,), "[DONE]")
-        ),
+        answer_operation("Ask a question in a session", AskBody, ChatAnswer, Stream((ChatEvent,), "[DONE]")),
     ),
 )

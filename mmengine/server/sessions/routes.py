@@ -1,8 +1,8 @@
-"""/v1/sessions: requests that grow. Frames and texts are computed as they arrive; questions are answered as
-in chat.
+"""Handlers of /v1/sessions. A session is a conversation that grows call by call.
 
-A session's requests run in order of arrival; a call gets 409 when too many wait. A session belongs to its
-key: other keys get 404. The log holds the whole session, so a session survives a restart.
+Frames and texts are prefilled when they arrive, and questions are answered as in chat. The calls of a session
+run in order of arrival; a call gets 409 if too many wait. A session belongs to the API key that opened it;
+other keys get 404. The log contains the whole session, so it survives a restart.
 """
 
 import asyncio
@@ -52,8 +52,8 @@ T = TypeVar("T")
 
 
 class SessionRoutes:
-    """Handlers of /v1/sessions. `names`: the served names. `answers`: parses bodies and writes answers as
-    chat does.
+    """Handlers of /v1/sessions. `names`: the served names. `answers`: parses bodies and renders answers as
+    for chat.
     """
 
     def __init__(
@@ -183,8 +183,8 @@ class SessionRoutes:
 
     @asynccontextmanager
     async def _call(self, request: Request) -> AsyncIterator[tuple[bytes, BodyReservation]]:
-        """Admit a call and yield its body and the body's memory reservation. Raises ApiError for errors of
-        the engine.
+        """Admit a call, and yield its body and the body's reservation. Converts the engine's errors to
+        ApiError.
         """
         owner = request.scope[OWNER]
         self._admission.take(owner)
@@ -201,8 +201,8 @@ class SessionRoutes:
         return await self._answers.readers.parser_threads.run(len(data), work)
 
     async def _parse_body(self, request: Request, chat: bytes, name: str, adapter: str = "") -> ParsedRequest:
-        """Parse a body of chat. `name`: the request's id. `adapter`: the session's adapter. Raises ApiError
-        if the body names another adapter.
+        """Parse a chat body. `name`: the request's id. `adapter`: the session's adapter. Raises ApiError,
+        also if the body names another adapter.
         """
         parsed_request = await self._parsed(chat, partial(self._answers.readers.chat.read, chat, name))
         if not parsed_request.envelope.model:
@@ -214,7 +214,7 @@ class SessionRoutes:
         return parsed_request
 
     async def _fill(self, parsed_request: ParsedRequest, reservation: BodyReservation) -> None:
-        """Read the uploaded files that the message names, and count them with its body."""
+        """Read the uploaded files that the message names. Their bytes count against `reservation`."""
         await self._answers.readers.uploads.fill(
             parsed_request, partial(self._admission.bodies.add, reservation)
         )
@@ -230,8 +230,8 @@ class SessionRoutes:
         return _json(object_of(await session.facts(), name, cached, session.num_frames_held))
 
     async def _found(self, request: Request) -> tuple[AsyncSession, str, str]:
-        """Return the path's session, its public id, and its adapter's name. Raises ApiError if this key has
-        no such session.
+        """Return the session in the request's path, its public id, and the name of its adapter. Raises
+        ApiError if this key has no such session.
         """
         name = request.path_params["session_id"]
         session, adapter = await self._sessions.found(request.scope[OWNER], name)
@@ -239,14 +239,14 @@ class SessionRoutes:
 
 
 def session_error(error: MMEngineError) -> ApiError:
-    """Return an engine error as the caller gets it."""
+    """Convert an engine error to the error that the client gets."""
     if error.code is ErrorCode.SESSION_NOT_FOUND:
         return ApiError(ErrorCode.SESSION_NOT_FOUND, "the session was closed", FieldPath("session_id"))
     return api_error(error)
 
 
 def _content(parsed_request: ParsedRequest) -> list[Json]:
-    """Return the parts of the single message, as processors read them."""
+    """Return the content parts of the request's only message, in the processor's format."""
     messages = parsed_request.prompts[0].messages
     assert messages is not None
     content = messages[0]["content"]
@@ -272,10 +272,10 @@ def _json(answer: msgspec.Struct) -> Response:
 
 
 def _aside(ending: AsyncExitStack) -> None:
-    """Release the session and the call's memory when its stream is over."""
+    """Release the session and the call's memory in a task, after the end of its stream."""
     task = asyncio.get_running_loop().create_task(ending.aclose())
     _ending.add(task)
     task.add_done_callback(_ending.discard)
 
 
-_ending: set[asyncio.Task[None]] = set()  # keeps the tasks from being garbage collected
+_ending: set[asyncio.Task[None]] = set()  # Keeps the tasks from being garbage collected.

@@ -1,5 +1,5 @@
-"""Answers that outlive the log: request, answer and media, until they expire, are deleted, or make room for
-others.
+"""Stores responses with their media beside the log, until they expire, are deleted, or make room for newer
+ones.
 """
 
 import sqlite3
@@ -12,18 +12,18 @@ import msgspec
 from mmengine.errors import QueueFull, id_in_use
 from mmengine.server.storage.database import Database
 
-SWEEP_S = 30.0  # seconds between two searches for expired answers
-_SWEPT_AT_ONCE = 256  # answers that one commit removes
-_ROWS_AT_ONCE = (64, 16, 4, 1)  # rows per statement: other threads run between two statements
+SWEEP_S = 30.0  # Seconds between two searches for expired answers.
+_SWEPT_AT_ONCE = 256  # Maximum number of expired answers that a commit removes.
+_ROWS_AT_ONCE = (64, 16, 4, 1)  # Rows per statement. Other threads can run between two statements.
 _UNFINISHED = "SELECT id FROM responses WHERE answer IS NULL ORDER BY id"
 
 
 class AnswerRow(msgspec.Struct, frozen=True):
     """A row of the table `responses`.
 
-    `created`: Unix time in seconds. `answer`: None until the answer is finished. `media`: SHA-256 in hex.
-    `key`: the Idempotency-Key by which the owner may ask for the answer, too. `keeps_envelope`: a row that
-    exists keeps its envelope.
+    `created`: Unix time in seconds. `answer`: None until the answer is finished. `media`: SHA-256 of each
+    medium in hex. `key`: the Idempotency-Key under which the owner can also find the answer.
+    `keeps_envelope`: if the row exists, its envelope is not replaced.
     """
 
     response_id: str
@@ -40,8 +40,8 @@ class AnswerStore:
     """The stored answers of all owners.
 
     `ttl_s`: seconds from an answer's end until it expires, measured by `clock` (Unix time). `max_bytes`:
-    limit for all answers together. When they exceed it, the oldest finished answers go first; unfinished
-    answers stay. All methods raise KeepFailed when the disk fails.
+    limit for all answers together, beyond which the oldest finished answers are deleted. All methods raise
+    KeepFailed if the disk fails.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class AnswerStore:
     ):
         self._database, self._ttl_s, self._max_bytes, self._clock = database, ttl_s, max_bytes, clock
         self.num_bytes = database.now(_num_bytes)
-        # ids of the last process's unfinished answers
+        # Ids of the answers that the previous process did not finish.
         self.begun_before = database.now(partial(_ids, _UNFINISHED))
 
     async def begin(
@@ -61,10 +61,10 @@ class AnswerStore:
         media: Mapping[str, bytes],
         key: str = "",
     ) -> None:
-        """Store a request that was accepted and has no answer yet.
+        """Store a request that has no answer yet. It may be stored again.
 
-        `media`: bytes by SHA-256 in hex. Calling `begin` again is no error. Raises QueueFull when unfinished
-        answers alone fill the store, InvalidRequest when another owner has the id.
+        `media`: the bytes of its media; the key is the SHA-256 in hex. Raises QueueFull if unfinished answers
+        fill the store, and InvalidRequest if another owner has the id.
         """
         await self._save(AnswerRow(response_id, owner, created, envelope, None, key=key), media)
 
@@ -77,17 +77,16 @@ class AnswerStore:
         answer: bytes,
         media: Mapping[str, bytes] | None = None,
     ) -> None:
-        """Store an answer, and return when it is on the disk.
+        """Store an answer, and return when it is durable on the disk. A second call replaces the answer.
 
-        `media`: media that `begin` did not get. A second call replaces the answer. Raises InvalidRequest when
-        another owner has the id.
+        `media`: media that `begin` did not get. Raises InvalidRequest if another owner has the id.
         """
         await self._save(AnswerRow(response_id, owner, created, envelope, answer), media or {})
 
     async def put_all(self, made: Callable[[], Sequence[AnswerRow]]) -> None:
-        """Store several answers in a single commit. Skip ids that another owner has.
+        """Store several answers in a single commit, except ids that another owner has.
 
-        `made` returns the answers; it runs on the thread that writes.
+        `made`: returns the answers; it runs on the writing thread.
         """
         self.num_bytes = await self._database.write(lambda connection: self._save_all(connection, made()))
 
@@ -115,7 +114,7 @@ class AnswerStore:
         return await self._database.read(job)
 
     async def media(self, sha: str) -> bytes | None:
-        """Return the bytes of a media item, or None if no answer holds it any more."""
+        """Return the bytes of a medium, or None if no answer refers to it."""
 
         def job(connection: sqlite3.Connection) -> bytes | None:
             row = connection.execute("SELECT data FROM media WHERE sha=?", (sha,)).fetchone()
@@ -124,8 +123,8 @@ class AnswerStore:
         return await self._database.read(job)
 
     async def delete(self, response_id: str, owner: str) -> bool:
-        """Delete an answer and return whether it existed. Its text leaves the disk, and so do media that no
-        other answer holds.
+        """Delete an answer, and return whether it existed. Its text is erased from the disk, and so are media
+        that no other answer refers to.
         """
 
         def job(connection: sqlite3.Connection) -> tuple[bool, int]:
@@ -140,11 +139,11 @@ class AnswerStore:
         return await self._database.read(partial(_ids, "SELECT id FROM responses ORDER BY id"))
 
     async def unfinished(self) -> list[str]:
-        """Return the ids of answers that are not finished."""
+        """Return the ids of all unfinished answers, sorted."""
         return await self._database.read(partial(_ids, _UNFINISHED))
 
     async def drop_unfinished(self, names: Sequence[str]) -> None:
-        """Delete the unfinished answers among `names`, for all owners."""
+        """Delete the answers in `names` that are unfinished, for all owners."""
 
         def job(connection: sqlite3.Connection) -> int:
             rows = [(name,) for name in names]
@@ -154,7 +153,7 @@ class AnswerStore:
         self.num_bytes = await self._database.write(job, scrub=True)
 
     async def sweep(self) -> int:
-        """Remove expired answers and return how many there were."""
+        """Delete expired answers, and return their number."""
         total = 0
         while await self._any_expired():
             count, self.num_bytes = await self._database.write(self._sweep, scrub=True)
@@ -192,8 +191,8 @@ class AnswerStore:
         return self._make_room(connection, answers)
 
     def _make_room(self, connection: sqlite3.Connection, answers: Sequence[AnswerRow]) -> int:
-        """Delete the oldest finished answers, except `answers`, until the rest fits; return its bytes. Raises
-        QueueFull.
+        """Delete the oldest finished answers, except `answers`, until the rest fits. Return the bytes of the
+        rest. Raises QueueFull.
         """
         total = _num_bytes(connection)
         names = {kept.response_id for kept in answers}
@@ -203,7 +202,8 @@ class AnswerStore:
             )
             row = next((row for row in oldest.fetchall() if row[0] not in names), None)
             if row is None:
-                if answers[0].answer is not None:  # a finished answer was accepted, so it is stored
+                # A finished answer belongs to an accepted request, so it is stored even beyond the limit.
+                if answers[0].answer is not None:
                     return total
                 raise QueueFull(
                     f"unfinished answers fill the store of {self._max_bytes} bytes (--store-bytes); try "
@@ -216,7 +216,7 @@ class AnswerStore:
 
 
 def _chunks(answers: Sequence[AnswerRow]) -> Iterator[Sequence[AnswerRow]]:
-    """Yield groups of a few fixed sizes, so that SQLite can reuse prepared statements."""
+    """Yield groups of the sizes in _ROWS_AT_ONCE, so that SQLite can reuse prepared statements."""
     at = 0
     while at < len(answers):
         size = next(size for size in _ROWS_AT_ONCE if size <= len(answers) - at)
@@ -225,9 +225,9 @@ def _chunks(answers: Sequence[AnswerRow]) -> Iterator[Sequence[AnswerRow]]:
 
 
 def _put(connection: sqlite3.Connection, answers: Sequence[AnswerRow], now: float) -> int:
-    """Insert rows in a single statement, or update each row separately when an id exists.
+    """Insert rows in a single statement. If an id exists, insert or update each row separately.
 
-    Returns how many rows exist afterwards: all rows except ids that another owner has.
+    Returns how many of `answers` were written: all except ids that another owner has.
     """
     rows = ", ".join(["(?, ?, ?, ?, ?, ?, ?)"] * len(answers))
     values: list[object] = []
@@ -244,7 +244,7 @@ def _put(connection: sqlite3.Connection, answers: Sequence[AnswerRow], now: floa
 
 
 def _change(connection: sqlite3.Connection, kept: AnswerRow, now: float) -> int:
-    """Update an existing row and return 1, or 0 if another owner has it."""
+    """Update an existing row and return 1. If another owner has the row, return 0."""
     return connection.execute(
         "UPDATE responses SET envelope=iif(?, envelope, ?), kept=iif(answer IS NULL, ?, kept), "
         "answer=coalesce(?, answer) WHERE id=? AND owner=?",
@@ -253,7 +253,9 @@ def _change(connection: sqlite3.Connection, kept: AnswerRow, now: float) -> int:
 
 
 def _count(connection: sqlite3.Connection, num_bytes: int) -> None:
-    """Add bytes of new rows to the total. A trigger per row would cost as much as the row."""
+    """Add the bytes of new rows to the total. A trigger for each row would take as long as inserting
+    the row.
+    """
     connection.execute("UPDATE totals SET num_bytes = num_bytes + ?", (num_bytes,))
 
 

@@ -1,4 +1,4 @@
-"""Batches as rows of the database: their request, status and counts."""
+"""Stores batches as rows of the database: options, status and counts."""
 
 import hashlib
 import secrets
@@ -13,13 +13,13 @@ from mmengine.server.storage.database import Database
 from mmengine.server.storage.files import Files, StoredFile, insert
 from mmengine.server.storage.list_positions import ListPositions
 
-MAX_BATCHES = 10_000  # of all owners together; the oldest ended batches are deleted first
+MAX_BATCHES = 10_000  # Limit for all owners together; beyond it the oldest ended batches are deleted.
 MAX_LIVE_BATCHES = 200
 LIVE = ("validating", "in_progress", "finalizing", "cancelling")
 
 
 class LineError(msgspec.Struct, frozen=True):
-    """The reason a batch failed. `line`: 1-based, or None if the error belongs to no line."""
+    """A reason why a batch failed. `line`: 1-based line number, or None if the error concerns no line."""
 
     code: str
     message: str
@@ -36,8 +36,8 @@ class Counts(msgspec.Struct, frozen=True):
 class Batch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A batch and its status.
 
-    `at`: Unix times in seconds by OpenAI's names (in_progress_at, …). `output_file_id` and `error_file_id`
-    are "" until the file exists.
+    `at`: maps OpenAI's names (in_progress_at, …) to Unix times in seconds. `output_file_id` and
+    `error_file_id` are "" until the batch has ended with such a file.
     """
 
     batch_id: str
@@ -55,33 +55,34 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     output_file_id: str = ""
     error_file_id: str = ""
     output_expires_s: int = 0
-    key: str = ""  # the Idempotency-Key that created it
-    digest: bytes = b""  # of the call's body
+    key: str = ""  # The Idempotency-Key of the call that created the batch.
+    digest: bytes = b""  # Digest of the call's route and body.
 
     @property
     def is_live(self) -> bool:
         return self.status in LIVE
 
     def file_id(self, kind: str) -> str:
-        """Return the id of the file of answers ("output") or errors ("errors").
+        """Return the id of the batch's output file (`kind` "output") or error file ("errors").
 
-        The id is known before the file exists, so a batch that ends twice still writes a single file per
-        kind.
+        The id is derived from the batch's id, so a batch that is run again after a crash writes the same two
+        files.
         """
         return f"file-{hashlib.sha256(f'{self.batch_id} {kind}'.encode()).hexdigest()[:24]}"
 
     def turned(self, status: str, now: float) -> "Batch":
-        """Return a copy that has another status from `now` on."""
+        """Return a copy with the status `status`, entered at `now` (Unix time in seconds)."""
         return msgspec.structs.replace(self, status=status, at={**self.at, f"{status}_at": int(now)})
 
 
 class Batches:
     def __init__(self, database: Database):
         self._database = database
-        self._batches: dict[str, Batch] = {}  # by id, in order of creation
-        self._live: dict[str, Batch] = {}  # batches that have not ended; the runner asks twice a second
+        self._batches: dict[str, Batch] = {}  # The key is the id; in order of creation.
+        # Batches that have not ended. Kept apart, because the runner reads them twice a second.
+        self._live: dict[str, Batch] = {}
         self.places = ListPositions()
-        self._num_coming = 0  # batches whose creation is being written
+        self._num_coming = 0  # Batches that are being written to the database.
         rows = database.now(lambda it: it.execute("SELECT state FROM batches ORDER BY number").fetchall())
         for (state,) in rows:
             self._put(msgspec.json.decode(state, type=Batch))
@@ -108,7 +109,7 @@ class Batches:
         return next((each for each in self.of_owner(owner) if each.key == key), None)
 
     def created_alike(self, owner: str, digest: bytes, since: float) -> Batch | None:
-        """Return the latest batch of a call without a key and with this digest, created at `since` or later,
+        """Return the latest batch that a call with this digest and without a key created at `since` or later,
         or None.
         """
         found = (each for each in reversed(self.of_owner(owner)) if not each.key and each.digest == digest)
@@ -131,7 +132,7 @@ class Batches:
         return {batch.input_file_id for batch in self.live()}
 
     async def create(self, batch: Batch) -> None:
-        """Add a batch and return when it is on the disk. Raises QueueFull, KeepFailed."""
+        """Add a batch, and return when it is durable on the disk. Raises QueueFull and KeepFailed."""
         if len(self._live) + self._num_coming >= MAX_LIVE_BATCHES:
             raise QueueFull(f"{MAX_LIVE_BATCHES} batches run or wait already; try again later")
         ended = (each.batch_id for each in self._batches.values() if not each.is_live)
@@ -152,7 +153,9 @@ class Batches:
         self._put(batch)
 
     async def save(self, batch: Batch) -> None:
-        """Write a batch's new state, with the counts known here. Raises KeepFailed."""
+        """Write the new state of a batch. In memory, the batch keeps its current counts. Raises
+        KeepFailed.
+        """
         await self._database.write(lambda connection: _save(connection, batch))
         counts = self._batches[batch.batch_id].counts
         self._put(msgspec.structs.replace(batch, counts=counts))
@@ -162,8 +165,8 @@ class Batches:
         self._put(msgspec.structs.replace(self._batches[batch_id], counts=counts))
 
     async def end(self, batch: Batch, written: Iterable[StoredFile], files: Files) -> None:
-        """Write the end of a batch together with the rows of its files. Calling it again is no error. Raises
-        KeepFailed.
+        """Write the final state of a batch and the rows of its files in one transaction. May be repeated.
+        Raises KeepFailed.
         """
         made = list(written)
 

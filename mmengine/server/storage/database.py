@@ -1,7 +1,7 @@
-"""The SQLite file beside a log: a single process, with a thread that writes and a thread that reads.
+"""The SQLite file beside a log. Only one process opens it, with a writing thread and a reading thread.
 
-A caller's write completes when it is on the disk. Writes that wait together share a commit, so many writes
-cost as much as a single write.
+A write completes when it is durable on the disk. Writes that wait at the same time share a commit, so many
+writes take about as long as one.
 """
 
 import asyncio
@@ -22,12 +22,13 @@ from mmengine.serve.requests.operator_log import operator_log
 from mmengine.server.storage.tables import TABLES, UPGRADE_FROM_1
 
 NAME = "answers.db"
-VERSION = 2  # of the tables; version 1 had no keys, and a trigger for each new row
-MAX_TOGETHER = 256  # writes per commit
-MAX_CHECKED_BYTES = 64 * 2**20  # size up to which a database is checked on opening
-VACUUMED_PAGES = 1024  # pages that one scrub returns to the disk at most
-BUSY_S = 5.0  # seconds that a checkpoint waits for readers
-_FULL = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)  # primary result codes: the low byte of an error's code
+VERSION = 2  # Version of the tables. Version 1 had no idempotency keys, and triggers for inserted rows.
+MAX_TOGETHER = 256  # Writes per commit.
+MAX_CHECKED_BYTES = 64 * 2**20  # A larger database is not checked on opening.
+VACUUMED_PAGES = 1024  # Maximum number of pages that a scrub returns to the file system.
+BUSY_S = 5.0  # Seconds that a checkpoint waits for readers.
+# Primary result codes, which are the low byte of an error's code.
+_FULL = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 
 
 _R = TypeVar("_R")
@@ -36,7 +37,7 @@ Fault = Callable[[str], None]
 
 
 def no_fault(place: str) -> None:
-    """Do nothing: the default fault."""
+    """Do nothing. The default of `Database`; tests pass functions that fail or exit."""
 
 
 class _Write(NamedTuple):
@@ -47,7 +48,7 @@ class _Write(NamedTuple):
 
     def tell(self, error: MMEngineError | None) -> None:
         """Complete the caller's future. Runs on the caller's event loop."""
-        if self.done.done():  # the caller no longer waits
+        if self.done.done():  # The caller no longer waits.
             return
         if error is None:
             self.done.set_result(None)
@@ -58,8 +59,8 @@ class _Write(NamedTuple):
 class Database:
     """The connections and threads for a SQLite file.
 
-    `fault`: called before and after each commit, on the thread that writes. Raises ConfigError when another
-    process has the file, when it is damaged or newer than this program, and when its folder cannot be
+    `fault`: called before and after each commit, on the writing thread. Raises ConfigError if another process
+    has the file, if the file is damaged or from a newer version of mmengine, or if the folder cannot be
     written.
     """
 
@@ -116,7 +117,7 @@ class Database:
         return connection
 
     def now(self, job: Job[_R]) -> _R:
-        """Run `job` on this thread and commit. For use before the first write. Raises ConfigError."""
+        """Run `job` on the calling thread and commit. Only before the first `write`. Raises ConfigError."""
         try:
             with _transaction(self._reading):
                 return job(self._reading)
@@ -124,10 +125,10 @@ class Database:
             raise ConfigError(f"{self._path} cannot be read or written ({in_one_line(error)})") from None
 
     async def write(self, job: Job[_R], *, scrub: bool = False) -> _R:
-        """Run `job` on the writing thread, and return its result when its changes are on the disk.
+        """Run `job` on the writing thread, and return its result when its changes are durable on the disk.
 
-        `scrub`: deleted bytes are then in no file any more. Raises KeepFailed, and any MMEngineError that
-        `job` raises; neither changes anything.
+        `scrub`: also erase deleted bytes from the database's files. Raises KeepFailed, and any MMEngineError
+        that `job` raises; in both cases the changes of `job` are rolled back.
         """
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
@@ -164,10 +165,12 @@ class Database:
 
     def _run(self) -> None:
         while self._turn():
-            pass  # so that no local variable keeps the last writes in memory while the thread waits
+            # A separate method, so that no local variable keeps the last writes in memory while the thread
+            # waits.
+            pass
 
     def _turn(self) -> bool:
-        """Wait for writes and commit them together. Return whether more may come."""
+        """Wait for writes and commit them together. Return False after `close`."""
         found = [self._queue.get()]
         while len(found) < MAX_TOGETHER and not self._queue.empty():
             found.append(self._queue.get())
@@ -179,7 +182,7 @@ class Database:
     def _commit(self, writes: list[_Write]) -> None:
         try:
             errors = self._written(writes)
-        except Exception as failure:  # a caller that waits must get an answer, whatever failed
+        except Exception as failure:  # The waiting callers must get a result, whatever failed.
             operator_log.error("answers cannot be stored", reason=in_one_line(failure))
             errors = [_to_storage_error(failure)] * len(writes)
         if any(write.scrub for write in writes) and (failed := self._scrub()) is not None:
@@ -191,12 +194,12 @@ class Database:
         for write, error in zip(writes, errors, strict=True):
             loops.setdefault(write.loop, []).append((write, error))
         for loop, some in loops.items():
-            with suppress(RuntimeError):  # the loop is closed
+            with suppress(RuntimeError):  # The loop is closed.
                 loop.call_soon_threadsafe(_tell_all, some)
 
     def _written(self, writes: list[_Write]) -> list[MMEngineError | None]:
-        """Run the writes in a single transaction, and return each write's error. If the commit raises,
-        nothing is written.
+        """Run the writes in a single transaction, and return an error or None for each write. If the commit
+        raises, nothing is written.
         """
         connection, errors = self._writing, list[MMEngineError | None]()
         with _transaction(connection):
@@ -206,7 +209,8 @@ class Database:
                     write.run(connection)
                     errors.append(None)
                 except (sqlite3.DatabaseError, MMEngineError) as error:
-                    if not connection.in_transaction:  # a full disk may roll back the other writes, too
+                    # If the disk is full, SQLite may have rolled back the whole transaction.
+                    if not connection.in_transaction:
                         raise
                     errors.append(_to_storage_error(error))
                     connection.execute("ROLLBACK TO one")
@@ -216,7 +220,9 @@ class Database:
         return errors
 
     def _scrub(self) -> MMEngineError | None:
-        """Return freed pages to the disk and truncate SQLite's log, which may hold deleted bytes."""
+        """Return freed pages to the file system, and truncate SQLite's write-ahead log, which may contain
+        deleted bytes.
+        """
         try:
             self._writing.execute(f"PRAGMA incremental_vacuum({VACUUMED_PAGES})").fetchall()
             busy, _, _ = self._writing.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
@@ -226,7 +232,7 @@ class Database:
 
 
 class _transaction:
-    """A transaction that is rolled back when its body raises."""
+    """A transaction that commits at the end of the `with` block, or rolls back if the block raises."""
 
     def __init__(self, connection: sqlite3.Connection):
         self._connection = connection
@@ -245,7 +251,7 @@ class _transaction:
         self._roll_back()
 
     def _roll_back(self) -> None:
-        if self._connection.in_transaction:  # SQLite rolls back by itself on some errors
+        if self._connection.in_transaction:  # After some errors SQLite has already rolled back.
             self._connection.execute("ROLLBACK")
 
 
@@ -261,7 +267,7 @@ def _to_storage_error(error: BaseException) -> MMEngineError:
 
 
 def _prepare(connection: sqlite3.Connection, path: Path) -> None:
-    """Create or upgrade the tables and check the file. Raises ConfigError, sqlite3.DatabaseError."""
+    """Check the file, and create or upgrade its tables. Raises ConfigError and sqlite3.DatabaseError."""
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     if version > VERSION:
         raise ConfigError(

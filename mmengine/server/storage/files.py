@@ -1,7 +1,7 @@
-"""Files of uploads and of batches: bytes in a folder, metadata in the database.
+"""Stores the files of uploads and batches: the bytes in a folder, the metadata in the database.
 
-A file is complete on the disk before its row exists, and its row is deleted before its bytes. The next start
-removes whatever an interruption leaves.
+A file is complete on the disk before its row is inserted, and its row is deleted before its bytes. After a
+crash, the next start deletes files without rows and rows without files.
 """
 
 import asyncio
@@ -24,14 +24,13 @@ from mmengine.events.file_system import open_file, sync_data, sync_folder
 from mmengine.server.storage.database import Database
 from mmengine.server.storage.list_positions import ListPositions
 
-MAX_FILES = 20_000  # of all owners, files of batches included
-MAX_SHOWN = 10_000  # files in one list
+MAX_FILES = 20_000  # Limit for all owners together, including the files of batches.
+MAX_SHOWN = 10_000  # Files in one list.
 PART = ".part"
 
 
 class StoredFile(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A file's metadata. `created`, `expires_at`: Unix time in seconds; an `expires_at` of 0 never
-    expires."""
+    """The metadata of a file. `created`, `expires_at`: Unix time in seconds. `expires_at` 0: never."""
 
     file_id: str
     owner: str
@@ -43,7 +42,7 @@ class StoredFile(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class FileLimits(NamedTuple):
-    """Limits in bytes: for a file, for all files, and for an owner's files."""
+    """Limits in bytes for one file, for all files, and for all files of an owner."""
 
     max_file_bytes: int
     max_bytes: int
@@ -53,8 +52,8 @@ class FileLimits(NamedTuple):
 class Files:
     """The files of all owners.
 
-    `spared`: ids of files that live batches are still writing. Raises ConfigError when the folder cannot be
-    used.
+    `spared`: ids of files that live batches are writing, which have no rows yet but must not be deleted.
+    Raises ConfigError if the folder cannot be used.
     """
 
     def __init__(
@@ -66,11 +65,11 @@ class Files:
     ):
         self._database, self.limits, self.clock = database, limits, clock
         self.folder = database.folder / "files"
-        self._files: dict[str, StoredFile] = {}  # by id, in order of creation
+        self._files: dict[str, StoredFile] = {}  # The key is the id; in order of creation.
         self._owners: dict[str, dict[str, StoredFile]] = {}
         self.places = ListPositions()
-        self._lock = threading.Lock()  # guards `_taken`
-        self._taken: Counter[str] = Counter()  # bytes by owner, uploads in progress included
+        self._lock = threading.Lock()  # Guards `_taken`.
+        self._taken: Counter[str] = Counter()  # Bytes of each owner, including uploads in progress.
         self.threads = ThreadPoolExecutor(2, "mmengine-files")
         try:
             self.folder.mkdir(mode=0o700, exist_ok=True)
@@ -90,7 +89,7 @@ class Files:
         self._owners.setdefault(file.owner, {})[file.file_id] = file
 
     def get(self, file_id: str, owner: str) -> StoredFile | None:
-        """Return the file, or None if it does not exist, has another owner, or is expired."""
+        """Return the file, or None if it does not exist, has another owner, or has expired."""
         file = self._files.get(file_id)
         if file is None or file.owner != owner or (file.expires_at and file.expires_at <= self.clock()):
             return None
@@ -114,18 +113,19 @@ class Files:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all files, uploads in progress included."""
+        """The bytes of all files, including uploads in progress."""
         return self._taken.total()
 
     def incoming(self, owner: str) -> "IncomingFile":
-        """Return a new file to write to. Raises QueueFull when there are too many files, KeepFailed."""
+        """Return a new file to write to. Raises QueueFull if there are MAX_FILES files."""
         if len(self._files) >= MAX_FILES:
             raise QueueFull(f"the server stores {MAX_FILES} files, its limit; delete some first")
         return IncomingFile(self, f"file-{secrets.token_hex(12)}", owner)
 
     def reserve(self, owner: str, num_bytes: int) -> None:
-        """Reserve bytes for an upload, or release them with a negative number. Thread-safe. Raises
-        QueueFull."""
+        """Reserve bytes for an upload. A negative number releases bytes. Thread-safe. Raises QueueFull beyond
+        a limit.
+        """
         with self._lock:
             total = self._taken.total() + num_bytes
             if num_bytes > 0 and self._taken[owner] + num_bytes > self.limits.max_owner_bytes:
@@ -142,7 +142,7 @@ class Files:
     async def add(
         self, incoming: "IncomingFile", filename: str, purpose: str, expires_s: int = 0
     ) -> StoredFile:
-        """Register a complete file. Raises KeepFailed."""
+        """Insert the row of a complete file, and return its metadata. Raises KeepFailed."""
         now = int(self.clock())
         expires_at = now + expires_s if expires_s else 0
         file = StoredFile(
@@ -159,24 +159,24 @@ class Files:
             return False
         await self._database.write(lambda connection: _delete(connection, file_id))
         if self._files.pop(file_id, None) is None:
-            return False  # another call deleted it first
+            return False  # A concurrent call has deleted the file.
         self.places.remove(file_id)
         self._owners[owner].pop(file_id)
         with self._lock:
             self._taken[owner] -= file.num_bytes
         if not self._owners[owner]:
             del self._owners[owner]
-        # On a thread: to unlink a large file takes a tenth of a second.
+        # On a thread, because deleting a large file takes 0.1 s.
         await asyncio.get_running_loop().run_in_executor(self.threads, _remove, self.path(file_id))
         return True
 
     def added(self, file: StoredFile) -> None:
-        """Register a file whose row is in the database."""
+        """Add a file whose row is already in the database."""
         if file.file_id not in self._files:
             self._add(file)
 
     async def sweep(self, used: Collection[str]) -> None:
-        """Remove expired files that are not in `used`."""
+        """Delete expired files whose ids are not in `used`."""
         now = self.clock()
         over = [each for each in list(self._files.values()) if each.expires_at and each.expires_at <= now]
         for file in over:
@@ -188,7 +188,7 @@ class Files:
 
 
 class IncomingFile:
-    """A file that is being written; its methods block. Call `discard` for a file that is not added."""
+    """A file that is being written. Its methods block. The owner calls `discard` if the file is not added."""
 
     def __init__(self, files: Files, file_id: str, owner: str):
         self._files, self.file_id, self.owner = files, file_id, owner
@@ -214,7 +214,7 @@ class IncomingFile:
         self.num_bytes += len(data)
 
     def finish(self) -> None:
-        """Sync the complete file to the disk under its name. Raises KeepFailed."""
+        """Sync the complete file to the disk, and rename it to its final name. Raises KeepFailed."""
         self.write(b"")
         assert self._file is not None
         try:
@@ -227,12 +227,12 @@ class IncomingFile:
             raise _failed(error) from None
 
     def release(self) -> None:
-        """Return the reserved bytes, after the file was added or discarded."""
+        """Release the reserved bytes, after the file was added or discarded."""
         reserved, self._reserved = self._reserved, 0
         self._files.reserve(self.owner, -reserved)
 
     def discard(self) -> None:
-        """Delete the bytes and return the reservation."""
+        """Delete the file and release its reserved bytes."""
         with suppress(OSError):
             if self._file is not None:
                 self._file.close()
@@ -242,13 +242,15 @@ class IncomingFile:
 
 
 class FileTooLarge(InvalidRequest):
-    """A file exceeds the limit for a single file."""
+    """A file is larger than max_file_bytes."""
 
     code = ErrorCode.FILE_TOO_LARGE
 
 
 def _rows(connection: sqlite3.Connection, there: Collection[str]) -> list[StoredFile]:
-    """Return the files in order of creation, and delete rows whose bytes are missing from the folder."""
+    """Return the stored files in order of creation, and delete the rows whose files are not in the folder
+    (`there`).
+    """
     rows = connection.execute("SELECT state FROM files ORDER BY number").fetchall()
     found = [msgspec.json.decode(state, type=StoredFile) for (state,) in rows]
     for file in found:
@@ -258,7 +260,7 @@ def _rows(connection: sqlite3.Connection, there: Collection[str]) -> list[Stored
 
 
 def insert(connection: sqlite3.Connection, file: StoredFile) -> None:
-    """Insert the file's row. Inserting it again is no error."""
+    """Insert the row of a file, unless it exists."""
     connection.execute(
         "INSERT OR IGNORE INTO files(id, state) VALUES (?, ?)", (file.file_id, msgspec.json.encode(file))
     )
@@ -269,7 +271,7 @@ def _delete(connection: sqlite3.Connection, file_id: str) -> None:
 
 
 def _remove(path: Path) -> None:
-    with suppress(OSError):  # it does not exist, or the next start removes it
+    with suppress(OSError):  # The file does not exist, or the next start deletes it.
         path.unlink()
 
 

@@ -1,4 +1,4 @@
-"""Everything that a server stores beside its log, opened and closed together."""
+"""Opens and closes all data that a server stores beside its log."""
 
 import asyncio
 import time
@@ -13,14 +13,14 @@ from mmengine.server.storage.batches import Batches
 from mmengine.server.storage.database import Database, Fault, no_fault
 from mmengine.server.storage.files import FileLimits, Files
 
-FOLDER = "store"  # below the log's folder
+FOLDER = "store"  # Name of the folder below the log's folder.
 
 
 class Storage:
-    """A server's answers, files and batches.
+    """The stored answers, files and batches of a server.
 
-    `log`: the log's folder. `has_several_keys`: limits each key to its share of the bytes for files. `clock`:
-    Unix time in seconds. `fault`: see Database. Raises ConfigError.
+    `log`: the log's folder. `has_several_keys`: whether each API key is limited to its share of the bytes for
+    files. `clock`: returns Unix time in seconds. `fault`: see Database. Raises ConfigError.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Storage:
             raise
 
     async def watch(self) -> None:
-        """Remove expired entries until cancelled."""
+        """Delete expired answers and files every SWEEP_S seconds, until cancelled."""
         while True:
             await asyncio.sleep(SWEEP_S)
             await self.sweep()

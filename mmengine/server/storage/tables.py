@@ -2,8 +2,9 @@
 
 
 def _counted(table: str, size: str) -> tuple[str, ...]:
-    """Return triggers that keep the byte sum of a table's rows in `totals`. New rows are added by the
-    writer."""
+    """Return triggers that update the sum in `totals` when rows of a table are deleted or changed. For new
+    rows, the code that inserts them updates the sum.
+    """
     new, old = size.format(row="NEW"), size.format(row="OLD")
     change = "BEGIN UPDATE totals SET num_bytes = num_bytes {change}; END"
     return (
@@ -12,7 +13,7 @@ def _counted(table: str, size: str) -> tuple[str, ...]:
     )
 
 
-UPGRADE_FROM_1 = (  # statements that turn version 1's tables into version 2's
+UPGRADE_FROM_1 = (  # Statements that convert the tables of version 1 to version 2.
     "DROP TRIGGER IF EXISTS responses_come",
     "DROP TRIGGER IF EXISTS media_come",
     "ALTER TABLE responses ADD COLUMN key TEXT NOT NULL DEFAULT ''",

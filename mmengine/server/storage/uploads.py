@@ -1,5 +1,5 @@
-"""The body of an upload, multipart/form-data: the file goes to the disk as it arrives; other fields are
-small.
+"""Parses the multipart/form-data body of an upload. The file is written to the disk as it arrives; the other
+fields are small and stay in memory.
 """
 
 import logging
@@ -10,20 +10,21 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from mmengine.errors import InvalidRequest
 from mmengine.server.storage.files import IncomingFile
 
-MAX_FIELD_BYTES = 1024  # of one field beside the file
+MAX_FIELD_BYTES = 1024  # Limit for each field except the file.
 MAX_FIELDS = 16
-MAX_HEADER_BYTES = 8192  # of one part; older parsers have no limit
-MAX_FILENAME_CHARS = 255  # longer names are truncated
+MAX_HEADER_BYTES = 8192  # Limit for the headers of one part; older versions of the parser have none.
+MAX_FILENAME_CHARS = 255  # Longer names are truncated.
 _TAKEN = ("file", "purpose", "expires_after[anchor]", "expires_after[seconds]")
-# the application reports these errors itself
+# The application reports these errors itself.
 logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
 
 
 class Upload:
     """A parser for an upload's body.
 
-    `content_type`: the call's header. Pass the body's pieces to `feed`, which blocks, then call `check`.
-    After that `fields` and `filename` are known, and `incoming` is complete. Raises InvalidRequest.
+    `content_type`: the header of the call. The owner passes the body's pieces to `feed`, which blocks, and
+    then calls `check`. Afterwards `fields` and `filename` are set, and `incoming` has all bytes. Raises
+    InvalidRequest.
     """
 
     def __init__(self, content_type: str, incoming: IncomingFile):
@@ -37,7 +38,7 @@ class Upload:
         self._is_over = self._in_file = False
         self._name, self._value = "", bytearray()
         self._header, self._header_value = bytearray(), bytearray()
-        self._num_header_bytes = 0  # of the current part
+        self._num_header_bytes = 0  # Header bytes of the current part.
         self._disposition = b""
         self._num_parts = 0
         try:
@@ -126,6 +127,6 @@ class Upload:
 
 
 def _filename(given: bytes) -> str:
-    """Return the file's name without folders and unprintable characters."""
+    """Return the file name without folders and unprintable characters, at most MAX_FILENAME_CHARS long."""
     name = given.decode("utf-8", "replace").replace("\\", "/").rpartition("/")[2]
     return "".join(each for each in name if each.isprintable())[:MAX_FILENAME_CHARS] or "upload"

@@ -1,5 +1,5 @@
-"""Runs the application below an ASGI server other than ours. Such a server provides no Line, so writes wait
-for its `send`.
+"""Runs the application under any ASGI server. Servers other than ours do not provide a `Line` (sse.py), so
+this module implements `Line` with the server's `send` and `receive`.
 """
 
 import asyncio
@@ -11,11 +11,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mmengine.server.transport.sse import LINE
 
-FULL_BYTES = 64 * 2**10  # bytes waiting from which on the reader counts as slow
+FULL_BYTES = 64 * 2**10  # If more bytes wait, the reader counts as slow.
 
 
 class AnyServer:
-    """Wraps `app`, an App whose streams write to a Line."""
+    """Wraps `app`, whose streams write to a `Line`, and provides the `Line`."""
 
     def __init__(self, app: ASGIApp):
         self._app = app
@@ -33,7 +33,7 @@ class AnyServer:
 
 
 class _Line:
-    """A Line over a call's `receive` and `send` callables."""
+    """A `Line` that uses the `receive` and `send` of a call."""
 
     def __init__(self, receive: Receive, send: Send):
         self._receive, self._send = receive, send
@@ -87,8 +87,8 @@ class _Line:
             self.on_gone()
 
     async def receive(self) -> Message:
-        """Return the server's next message. After the body's end, a task here reads on and notices when the
-        client leaves.
+        """Return the server's next message. After the body's last message, a task continues to receive and so
+        notices when the client disconnects.
         """
         message = await self._receive()
         if message["type"] == "http.disconnect":

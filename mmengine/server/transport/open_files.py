@@ -1,4 +1,4 @@
-"""The number of files and sockets that this process may open."""
+"""Raises and reads the limit of files and sockets that this process may open."""
 
 import resource
 import sys
@@ -8,14 +8,17 @@ from contextlib import suppress
 def raise_limit() -> None:
     """Raise the soft limit to the hard limit.
 
-    The usual soft limit (1024) protects programs that call select(2), which this program does not.
+    The usual soft limit (1024) exists for programs that call select(2), which this program does not use.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(OSError, ValueError):  # macOS has no hard limit, and rejects that as a soft limit
+    # macOS reports an infinite hard limit, which it rejects as a soft limit.
+    with suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def most_connections() -> int:
-    """Return half the limit: answers may read files, and the engine opens some, too."""
+    """Return the maximum number of connections: half the limit of open files, because answers and the engine
+    also open files.
+    """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return sys.maxsize if soft == resource.RLIM_INFINITY else max(1, soft // 2)

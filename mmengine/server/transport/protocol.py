@@ -1,4 +1,4 @@
-"""uvicorn's HTTP connection with our error bodies, and with limits on every wait."""
+"""uvicorn's HTTP connection, with our error bodies and with time limits for slow clients."""
 
 import asyncio
 from collections.abc import Callable
@@ -16,14 +16,14 @@ from mmengine.server.transport.sse import LINE
 
 _TUNNEL = b"CONNECT"
 _REASONS = {400: b"Bad Request", 408: b"Request Timeout", 431: b"Request Header Fields Too Large"}
-_PIECE = 2**16  # bytes of a whole answer that the client must read within slow_reader_s
+_PIECE = 2**16  # Bytes of an answer that the client must read in each slow_reader_s.
 
 
 class Connection(HttpToolsProtocol):
-    """A connection, which is also the Line of its answer.
+    """An HTTP connection, which is also the `Line` of its answer (sse.py).
 
-    `limits`: the server's settings. `most`: limit for connections at once. `idle`: the server's connections
-    without a request, longest idle first.
+    `limits`: the server's settings. `most`: maximum number of connections. `idle`: all connections without a
+    request, longest idle first.
     """
 
     limits: ServerSettings
@@ -32,10 +32,10 @@ class Connection(HttpToolsProtocol):
     on_room: Callable[[], None] | None = None
     on_gone: Callable[[], None] | None = None
     is_full = False
-    _num_head_bytes = 0  # since the last request's body, or since the connection's start
+    _num_head_bytes = 0  # Bytes since the last request's body, or since the connection's start.
     _head_timer: asyncio.TimerHandle | None = None
     _reader_timer: asyncio.TimerHandle | None = None
-    _unread = 0  # bytes that waited for the reader at the last check
+    _unread = 0  # Bytes that waited for the reader at the last check.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert _has_both_ways(transport)
@@ -45,7 +45,8 @@ class Connection(HttpToolsProtocol):
             self.timeout_keep_alive, self.timeout_keep_alive_handler
         )
         if len(self.connections) > self.most:
-            longest = next(iter(self.idle))  # this connection itself, if all others have a request
+            # If all others have a request, this is the new connection itself.
+            longest = next(iter(self.idle))
             del self.idle[longest]
             longest.abort()
 
@@ -75,8 +76,11 @@ class Connection(HttpToolsProtocol):
             self._head_timer = self.loop.call_later(self.limits.body_timeout_s, self._give_head_up)
 
     def _give_head_up(self) -> None:
-        """Close the connection: the head is not complete in time, however many bytes arrive."""
-        if not self._num_head_bytes:  # only the rest of a body arrived that was answered before its end
+        """Refuse the request and close the connection, because the head did not arrive within
+        body_timeout_s.
+        """
+        # The bytes were the rest of a body whose request was answered before the body's end.
+        if not self._num_head_bytes:
             self.timeout_keep_alive_handler()
         elif not self.transport.is_closing():
             seconds = self.limits.body_timeout_s
@@ -99,19 +103,20 @@ class Connection(HttpToolsProtocol):
                 return
             except httptools.HttpParserUpgrade as upgrade:
                 if not self._is_read_again:
-                    return  # the remaining bytes belong to a tunnel, which the server does not offer
+                    return  # The remaining bytes belong to a tunnel, which the server does not support.
                 data, head = data[upgrade.args[0] :], self._head_without_upgrade()
-                # the old parser may consider the connection closed
+                # A new parser, because the old one may consider the connection closed.
                 self.parser = httptools.HttpRequestParser(self)
-                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as the old parser had
+                # The old parser has this setting too.
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
                 self.parser.feed_data(head)
 
     @property
     def _is_read_again(self) -> bool:
-        """Whether the head asks for another protocol.
+        """Whether the head asks for another protocol, so that it must be parsed again.
 
-        A server may ignore that (RFC 9110, 7.8), but the parser ends such a request after its head. The head
-        is then parsed again without the request to upgrade.
+        A server may ignore `Upgrade` (RFC 9110, 7.8), but the parser ends such a request after its head. The
+        head is therefore parsed again without the header `Upgrade`.
         """
         return self.parser.should_upgrade() and self.parser.get_method() != _TUNNEL
 
@@ -145,7 +150,7 @@ class Connection(HttpToolsProtocol):
         super().on_response_complete()
         if self.transport.is_closing():
             self._end_with_reader()
-        elif self.timeout_keep_alive_task is not None:  # no pipelined request waits
+        elif self.timeout_keep_alive_task is not None:  # No pipelined request waits.
             self.idle[self] = None
 
     def timeout_keep_alive_handler(self) -> None:
@@ -186,7 +191,9 @@ class Connection(HttpToolsProtocol):
             self.on_room()
 
     def _end_with_reader(self) -> None:
-        """Keep a closed connection while bytes wait for its reader."""
+        """If a closed connection still has bytes for its reader, start the timer that aborts a slow
+        reader.
+        """
         if self._reader_timer is None and self.transport.get_write_buffer_size():
             self._watch_reader()
 
@@ -202,19 +209,21 @@ class Connection(HttpToolsProtocol):
 
     def _look_at_reader(self) -> None:
         num_taken = self._unread - self.transport.get_write_buffer_size()
-        if num_taken < _PIECE and self.on_room is None:  # a stream watches its reader itself
+        if num_taken < _PIECE and self.on_room is None:  # An event stream watches its reader itself.
             self.transport.abort()
         else:
             self._watch_reader()
 
 
 def _has_both_ways(transport: asyncio.BaseTransport) -> TypeGuard[asyncio.Transport]:
-    """Whether the transport reads and writes. uvloop's transports are not subclasses of asyncio.Transport."""
+    """Whether the transport can read and write. The methods are checked, because uvloop's transports are not
+    subclasses of asyncio.Transport.
+    """
     return hasattr(transport, "write") and hasattr(transport, "pause_reading")
 
 
 def http_protocol(settings: ServerSettings) -> type[asyncio.Protocol]:
-    """Return a class of connections with these limits."""
+    """Return a connection class with the limits in `settings`."""
 
     class Limited(Connection):
         limits, most, idle = settings, most_connections(), {}

@@ -1,4 +1,6 @@
-"""Server-sent events over ASGI. Frames are written to the socket as they arrive, without a task per frame."""
+"""Sends server-sent events over ASGI. Frames are written to the socket as they arrive, without an `await` for
+each frame.
+"""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -10,41 +12,42 @@ from starlette.types import Receive, Scope, Send
 
 from mmengine.server.http.errors import ApiError, ClientLeft
 
-LINE = "mmengine.line"  # the key in a scope's extensions: {"line": Line}
+LINE = "mmengine.line"  # The key in a scope's extensions; the value is {"line": Line}.
 PING = b": ping\n\n"
 
 
 class Line(Protocol):
-    """The connection under an answer. `on_room` is called when its buffer is no longer full, `on_gone` when
-    the client leaves.
+    """The connection that an answer is written to. `on_room` is called when its buffer is no longer full,
+    `on_gone` when the client disconnects.
     """
 
     on_room: Callable[[], None] | None
     on_gone: Callable[[], None] | None
-    is_full: bool  # the reader is slow: writes wait in memory
+    is_full: bool  # The reader is slow, so writes wait in memory.
 
     @property
     def is_gone(self) -> bool:
         """Whether the client left."""
 
     def write(self, data: bytes) -> None:
-        """Write a part of the body at once."""
+        """Write a part of the body without waiting."""
 
     def abort(self) -> None:
-        """Close the connection without waiting for its reader."""
+        """Close the connection at once; unread bytes are lost."""
 
 
 class FrameSource(Protocol):
     """The source of a stream's frames.
 
-    `take` returns the new frames, and a word when the stream ends. `has_more`: more frames wait for another
-    `take`. `to_api_error` converts an exception to the error that the caller gets.
+    `take` returns the new frames and "", or at the end of the stream the last frames and how it ended:
+    "whole" or "error". Its argument `to_api_error` converts an exception to the error that the client gets.
+    `has_more`: whether `take` would return more frames now.
     """
 
     def take(self, to_api_error: Callable[[Exception], ApiError]) -> tuple[bytes, str]: ...
 
     def error_frames(self, error: ApiError) -> bytes:
-        """Return the last frames of an answer that the server's shutdown cuts."""
+        """Return the last frames of a stream that ends with this error."""
 
     def listen(self, listener: Callable[[], None] | None) -> None: ...
 
@@ -57,13 +60,14 @@ class FrameSource(Protocol):
     def close(self) -> None: ...
 
     def leave(self) -> None:
-        """Close the source but let unfinished requests run on."""
+        """Close the source, but let unfinished requests continue."""
 
 
 @contextmanager
 def unless_gone(scope: Scope) -> Iterator[None]:
-    """Cancel the body, and raise ClientLeft, when the client leaves. The request's body must have been
-    read."""
+    """Cancel the `with` block and raise ClientLeft if the client disconnects. The request's body must have
+    been read.
+    """
     line: Line = scope["extensions"][LINE]["line"]
     if line.is_gone:
         raise ClientLeft
@@ -78,7 +82,8 @@ def unless_gone(scope: Scope) -> Iterator[None]:
     try:
         yield
     except asyncio.CancelledError:
-        if left and task is not None and not task.uncancel():  # otherwise the server is shutting down, too
+        # Otherwise the server's shutdown cancelled the task too.
+        if left and task is not None and not task.uncancel():
             raise ClientLeft from None
         raise
     finally:
@@ -88,11 +93,12 @@ def unless_gone(scope: Scope) -> Iterator[None]:
 class EventStream:
     """A streamed answer as an ASGI application.
 
-    The thread or task that brings news writes all new frames in a single call; this task wakes up only for
-    the end. A reader is disconnected when it keeps the line full for longer than `slow_reader_s`, or lets
-    `max_backlog` outputs wait. `sent` gets the number of events. `to_api_error` converts an exception to the
-    error that the caller gets. `shutting_down` returns the error for streams that the server's shutdown cuts;
-    their requests run on.
+    The source's listener writes all new frames in a single call; the stream's own task wakes up only for the
+    end. A slow reader is disconnected if the line is full for `slow_reader_s` seconds, or if more than
+    `max_backlog` outputs wait. `sent`: called with the number of events that were written. `to_api_error`:
+    converts an exception to the error that the client gets. `ended`: called with how the stream ended.
+    `shutting_down`: returns the error for a stream that the server's shutdown interrupts, or None; its
+    request continues.
     """
 
     def __init__(
@@ -117,8 +123,8 @@ class EventStream:
             ended,
             shutting_down,
         )
-        self._last = b""  # frames that are sent with the end
-        self._how = ""  # how the stream ended
+        self._last = b""  # The last frames, which are sent with the end of the body.
+        self._how = ""  # How the stream ended.
         self._written_at = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -131,7 +137,7 @@ class EventStream:
             if self._line.is_gone:
                 self._end("left")
             await self._start(send)
-            # the server drops the body of HEAD, but not bytes written to the line
+            # The server omits the body of a response to HEAD, but not bytes that are written to the line.
             if scope["method"] == "HEAD":
                 self._end("whole")
             else:
@@ -161,7 +167,7 @@ class EventStream:
             self._ended(self._how)
 
     def _pump(self) -> None:
-        """Write new frames, when outputs arrived or the line has room again."""
+        """Write new frames. Called when outputs arrive and when the line has room again."""
         if self._how:
             return
         if self._line.is_full:
@@ -176,7 +182,7 @@ class EventStream:
         if data:
             self._write(data)
         if self._source.has_more:
-            self._loop.call_soon(self._pump)  # other tasks run first
+            self._loop.call_soon(self._pump)  # Let other tasks run first.
 
     def _write(self, data: bytes) -> None:
         self._written_at = self._loop.time()
@@ -197,7 +203,7 @@ class EventStream:
         self._line.abort()
 
     def _watch(self) -> None:
-        """Check the reader and send pings, by a timer per stream."""
+        """Disconnect a slow reader, send a ping after silence, and set the timer for the next check."""
         now = self._loop.time()
         if self._line.is_full:
             if now - self._written_at >= self._slow_reader_s:
@@ -210,7 +216,7 @@ class EventStream:
         headers = {
             "content-type": "text/event-stream; charset=utf-8",
             "cache-control": "no-cache",
-            "x-accel-buffering": "no",  # tells nginx not to buffer
+            "x-accel-buffering": "no",  # Tells nginx not to buffer.
             **self._headers,
         }
         raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
