@@ -1,7 +1,7 @@
-"""Run a benchmark by its name: `python -m benchmarks NAME [arguments]`; without a name, list all of them.
+"""Run a benchmark: `python -m benchmarks NAME [arguments]`. Without a name, list all benchmarks.
 
-The folder also runs as `python benchmarks NAME` from anywhere. Benchmarks start their worker processes this
-way, by a dotted name such as `cpu.day_one_side`.
+`python benchmarks NAME` also works, from any directory. Benchmarks start their worker processes this way,
+with a dotted module name such as `cpu.day_one_side`.
 """
 
 import ast

@@ -1,10 +1,10 @@
-"""JSON Schema coverage and its cost, beside bare llguidance and bare xgrammar in one run.
+"""Measure JSON Schema coverage and its cost, for mmengine, bare llguidance and bare xgrammar in one run.
 
     python benchmarks/structured_coverage.py                          the project's own schemas
     python benchmarks/structured_coverage.py --suite DIR --schemas DIR --vocabulary FILE.gguf --out FILE.md
 
     --suite DIR       a checkout of JSON-Schema-Test-Suite; every draft in it is tested
-    --schemas DIR     schemas with instances, a file each, in MaskBench's format (guidance-ai/jsonschemabench)
+    --schemas DIR     schemas with instances, one file per schema, in MaskBench's format
     --vocabulary FILE tekken_240911.json or a .gguf file; also time compilation and masks with its tokens
     --sides A,B       some of mmengine, llguidance, xgrammar (default: all that are installed);
                       mmengine/ordered=N (1, 4, 64) sets the bound on key order, which is off otherwise;
@@ -13,13 +13,13 @@
     --seconds N       maximum time for one schema on one side (default 60)
     --verbose         print every schema that is not exact to stderr
 
-A text counts as accepted when the mask allows each byte at its place, and then the end; bounds are off. Each
-instance is written by json.dumps, with spaces and without. If the order of its keys is refused, the order in
-the schema is used. A schema's verdict is
+A text counts as accepted if the masks allow each of its bytes in turn, and then the end; bounds are off. Each
+instance is written by json.dumps, with spaces and without. If the order of its keys is refused, its keys are
+tried in the schema's order. A schema's verdict is
 
-    exact     every valid instance is accepted, and no invalid one in any of four spellings
+    exact     every valid instance is accepted, and no invalid instance is accepted in any of four spellings
     refused   the schema is refused; mmengine names the keyword and the pointer
-    over      a valid instance is not accepted (and no invalid one is)
+    over      a valid instance is not accepted, and no invalid instance is accepted
     under     an invalid instance is accepted
     crashed   the process ended, raised another error than a refusal, or ran out of time
 
@@ -50,7 +50,7 @@ LIMIT_S = 60.0  # default, for one schema
 OURS, BARE = "mmengine", "llguidance"
 MADE_UP = ("Handwritten", "Synthesized")  # MaskBench's groups that are no real-world schemas
 DRAFT = "draft2020-12"
-Results = dict[str, list[tuple[Case, Found]]]  # by side
+Results = dict[str, list[tuple[Case, Found]]]  # keyed by side
 
 
 def run_all(cases: Sequence[Case], sides: Sequence[str], options: argparse.Namespace) -> Results:
@@ -97,7 +97,7 @@ def _counted(counts: Counter) -> tuple[str, ...]:
 
 
 def refusal_table(title: str, found: Iterable[tuple[Case, Found]]) -> Table:
-    """Return a table of refusals by keyword, with the first reason for each."""
+    """Return a table with the number of refusals for each keyword, and the first reason."""
     table = Table(f"{title}, refused by mmengine", ("keyword", "schemas", "for example"))
     by_keyword: dict[str, list[str]] = defaultdict(list)
     for _, each in found:
@@ -124,8 +124,9 @@ def clock_table(results: Results) -> Table:
 
 
 def clocked(results: Results) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Return seconds of compilations and masks by side, over the schemas and answers that both mmengine and
-    bare llguidance accept (for xgrammar: those of them that it accepts).
+    """Return, for each side, the seconds of its compilations and of its masks. They cover the schemas and
+    answers that both mmengine and bare llguidance accept, and for xgrammar only the ones that xgrammar
+    accepts too.
     """
     fair = [found for name, found in results.items() if name != "xgrammar" and "/" not in name]
     both = [all(each[number][1].masks_s for each in fair) for number in range(len(fair[0]))]
@@ -193,8 +194,8 @@ def sources(options: argparse.Namespace) -> dict[str, list[Case]]:
 
 
 def parts_of(results: Results, title: str) -> dict[str, tuple[Results, float]]:
-    """Split one source into the parts that are counted apart, each with its least percentage of exact
-    schemas.
+    """Split the results of a source into parts that are counted separately. Return {title: (results, minimum
+    percentage of exact schemas)}.
     """
 
     def part(chosen: set[str]) -> Results:

@@ -1,11 +1,11 @@
-"""mmengine beside transformers on a CPU, with equal weights and prompts, in turns.
+"""Compare mmengine's speed with transformers' on a CPU, with equal weights and prompts, in alternating runs.
 
     python benchmarks/throughput.py # all sections, about six minutes
     python benchmarks/throughput.py --section embedded --quick # one section, fewer rounds
     python benchmarks/throughput.py --repeat 3 --out table.md # three runs, medians
     python benchmarks/throughput.py --profile # time by phase and a flame graph
 
-`--quick` ends within two minutes on every CPU. There the half_billion section uses one thread count, and
+`--quick` ends within two minutes on every CPU. To do so, the half_billion section uses one thread count, and
 leaves transformers out where its bfloat16 is too slow; a note says so.
 """
 

@@ -1,14 +1,15 @@
-"""Drafts on real text: speed and acceptance beside an engine without drafts.
+"""Measure drafts on real text: speed and acceptance, compared with an engine without drafts.
 
 SmolLM2-135M-Instruct (build/smollm2, see tests/gguf/fetched.py) answers the prompts in
-tests/llama/prompts.txt ("texts") and fills in the forms in tests/llama/forms.py ("forms"). An engine without
-drafts runs in turns with each side. `auto` has its defaults: goodput decides how many drafts are verified.
-For ngram, suffix and grammar all drafts are verified.
+tests/llama/prompts.txt ("texts") and fills in the forms in tests/llama/forms.py ("forms"). Runs with each
+drafter alternate with runs without drafts. `auto` uses its defaults: goodput decides how many drafts are
+verified. With ngram, suffix and grammar, all drafts are verified.
 
-Greedy, float32, one thread, CPU time of the process. A figure is the median of the rounds' ratios. Its
-interval goes from the smallest to the largest with fewer than six rounds, else it is 95 % by bootstrap. The
-drafter of past answers knows no request of another cell, nor one from before the same requests repeat. "kept"
-is the accepted share of the verified drafts; "tokens a pass" includes the token that is no draft.
+Greedy, float32, one thread, CPU time of the process. A result is the median of the rounds' ratios. Its
+interval is the bootstrapped 95 % interval, or, with fewer than six rounds, the interval from the smallest to
+the largest ratio. The drafter `suffix` finds no answers from other cells, nor answers from before the prompts
+of a cell repeat. "kept" is the share of the verified drafts that were accepted; "tokens a pass" includes the
+sampled token after the drafts.
 
     --batch 1,4    rows (default: 1, 4, 16 and 64)
     --tasks LIST   some of texts, forms
@@ -49,19 +50,21 @@ DRAFTERS = {
 DRAFT_IN = {TEXTS: ("auto", "ngram", "suffix"), FORMS: tuple(DRAFTERS)}
 SIZES = {"token_budget": 8192, "num_blocks": 1025, "max_model_len": 512, "enable_prefix_caching": False}
 NEVER_BELOW = 0.98
-FEW = 6  # with fewer rounds, the interval is not estimated
+FEW = 6  # with fewer rounds, the interval is not bootstrapped
 COLUMNS = ("", "decoding", "interval", "whole", "drafts", "kept", "tokens a pass", "equal")
 Ask = tuple[str, dict | None]  # a prompt, and its answer's schema
 
 
 class Side:
-    """An engine with drafts by `settings`."""
+    """An engine with the given `settings`."""
 
     def __init__(self, name: str, **settings: object):
         self.name, self.engine = name, open_engine(**SIZES, **settings)
 
     def run(self, groups: Sequence[Sequence[Ask]], tokens: int, salt: str) -> Decoded:
-        """Answer the groups one after another; the drafter does not know answers with another `salt`."""
+        """Answer the groups one after another. The drafter finds only answers that were generated with the
+        same `salt`.
+        """
         found = Decoded()
         for group in groups:
             answer(self.engine, [self._prepared(each, tokens, salt) for each in group], found)
@@ -89,8 +92,8 @@ def asks_of(task: str) -> list[Ask]:
 
 
 def measured(task: str, batch: int, options: argparse.Namespace, sides: dict[str, Side]) -> dict[str, Pairs]:
-    """Run each drafter beside the engine without drafts, `rounds` times, and return the pairs by drafter;
-    every second round goes backwards.
+    """Run each drafter and the engine without drafts `rounds` times, in reverse order in every second round.
+    Return the pairs of results, keyed by drafter.
     """
     found = {name: Pairs() for name in DRAFT_IN[task] if name in sides}
     asked, plain = cycle(asks_of(task)), sides[NONE]
@@ -112,7 +115,7 @@ def measured(task: str, batch: int, options: argparse.Namespace, sides: dict[str
 
 
 def between(ratios: Sequence[float]) -> tuple[float, float, float]:
-    """Return the median and an interval around it."""
+    """Return the median and its interval."""
     mid, low, high = interval(ratios)
     return (mid, min(ratios), max(ratios)) if len(ratios) < FEW else (mid, low, high)
 

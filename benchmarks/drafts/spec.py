@@ -1,27 +1,29 @@
-"""Benefit and cost of drafts on the embedded checkpoint.
+"""Measure the benefit and the cost of drafts on the embedded checkpoint.
 
     python -m benchmarks spec
 
-Each cell is a task, a number of concurrent requests, and a drafter, beside an engine without drafts:
+Each cell is a task, a number of concurrent requests, and a drafter. It is compared with an engine without
+drafts. The tasks:
 
     schema    describe a synthetic picture as JSON, with a schema for the answer
-    json      the same without the schema
+    json      describe a synthetic picture as JSON, without a schema
     describe  describe a synthetic picture in words
     short     a question about a synthetic picture, answered in a sentence
     text      stories, facts to look up, counting: no picture
 
-All drafts of a drafter are verified. With "K chosen" the draft_policy is goodput, which decides how many
-drafts are worth verifying.
+All drafts of a drafter are verified, except with "auto" and "K chosen", whose draft_policy is goodput: it
+decides how many drafts are worth verifying.
 
-"nobody asked" means that drafters exist and get no drafts granted in any step: this measures the cost of
-being able to draft. The engine beside it gets the same settings without drafters. The decision's cost is not
-included.
+In the cells "nobody asked", drafters exist but may not draft in any step. This measures the cost of being
+able to draft, without the cost of deciding whether to draft. They are compared with an engine that has the
+same settings and no drafters.
 
-Greedy, float32, one thread. Every round draws new pictures and texts, so that drafters of past answers never
-saw the request. The time is the process's CPU time, from the step that ends the prompts to the last token
-("decoding"), and from submit ("whole"). A figure is the median of the rounds' ratios, with its 95 % interval
-by bootstrap; a bar is missed only if the upper end misses it. "length" is a row's tokens per pass, without
-and with the token that is no draft; "equal" counts answers whose tokens equal those without drafts.
+Greedy, float32, one thread. Every round draws new pictures and texts, so that drafters that search past
+answers have not seen the request. The time is the process's CPU time, from the end of the prompts' last step
+("decoding") or from the first submit ("whole") to the last token. A result is the median of the rounds'
+ratios, with its bootstrapped 95 % interval; a bar counts as missed only if the upper end of the interval
+misses it. "length" is the number of tokens of a row in a pass without the sampled token after the drafts, and
+"with bonus" includes this token. "equal" counts answers whose tokens equal the tokens without drafts.
 
     --batch 1,4    concurrent requests (default: 1, 4, 16 and 64)
     --tasks LIST   some of the tasks above, separated by commas
@@ -91,7 +93,7 @@ def cells_of(options: argparse.Namespace) -> Cells:
 
 
 def _beside(plain: Side, sides: list[Side], options: argparse.Namespace) -> Cells:
-    """Run each task and batch beside `plain`, then close the engines."""
+    """Run each task and batch size on `sides` and, for comparison, on `plain`; then close the engines."""
     found: Cells = {}
     gc.freeze()  # permanent objects are not scanned before each run
     for task in options.tasks:
@@ -115,7 +117,7 @@ class _Ticks:
 
 
 def tables_of(cells: Cells) -> list[Table]:
-    """Return one table for every task and batch."""
+    """Return one table for each task and batch size."""
     tables: dict[tuple[str, int], Table] = {}
     for cell, pairs in cells.items():
         title = f"{cell.task}, batch {cell.batch}: times as fast as without drafts"
@@ -137,7 +139,7 @@ def tables_of(cells: Cells) -> list[Table]:
 
 
 def targets_of(cells: Cells) -> list[Target]:
-    """Return the targets whose cells were measured. Times are the upper ends of their intervals."""
+    """Return the targets of the measured cells. The values for speed are the upper ends of the intervals."""
     found = [
         Target(f"tokens a pass, {cell.name}", cells[cell].length, bar)
         for cell, bar in (
@@ -175,7 +177,7 @@ def _upper(pairs: Pairs) -> float:
 
 
 def prefix_hits(rounds: int) -> tuple[Table, list[Target]]:
-    """Count prompt tokens found in the prefix cache when 8 requests repeat, with drafts and without."""
+    """Count the prompt tokens found in the prefix cache while 8 requests repeat, with and without drafts."""
     table = Table("Prefix cache", ("", "tokens found", "share of those found without drafts"))
     found, targets = {}, []
     for name, settings in ((NONE, {"spec": NONE}), (HEAD, DRAFTERS[HEAD]), (AUTO, DRAFTERS[AUTO])):

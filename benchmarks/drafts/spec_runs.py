@@ -1,4 +1,4 @@
-"""Engines with and without drafts, their requests, and the clock around their decoding."""
+"""Run requests on engines with and without drafts, and measure the CPU time of decoding."""
 
 import gc
 import random
@@ -45,8 +45,9 @@ def ask(processor: Processor, rng: random.Random, task: str) -> Prepared:
 
 @dataclass(slots=True)
 class Decoded:
-    """Totals over groups of requests: CPU time and tokens of the steps after the prompts' last one, a row's
-    passes through the model in them, and CPU time from the first submit to the last token.
+    """Totals over groups of requests. `cpu_ns`, `tokens` and `passes` (of single rows through the model)
+    cover the steps after the prompts' last step; `whole_ns` is the CPU time from the first submit to the last
+    token.
     """
 
     cpu_ns: int = 0
@@ -54,13 +55,13 @@ class Decoded:
     passes: int = 0
     whole_ns: int = 0
     cached: int = 0  # prompt tokens found in the prefix cache
-    drafts: int = 0  # verified drafts, and the accepted ones among them
+    drafts: int = 0  # verified drafts; `accepted` counts the accepted drafts among them
     accepted: int = 0
     answers: list[list[int]] = field(default_factory=list)
 
 
 def answer(engine: Engine, group: Sequence[tuple[Prepared, Options]], found: Decoded) -> None:
-    """Answer a group whose prompts end in one step, and add its times to `found`."""
+    """Answer a group of requests whose prompts all end in the same step, and add the results to `found`."""
     given, first = [], None
     gc.collect()
     gc.disable()
@@ -92,7 +93,7 @@ def answer(engine: Engine, group: Sequence[tuple[Prepared, Options]], found: Dec
 
 
 class Side:
-    """An engine that may draft by `settings`; with `asks` false no drafts are ever granted."""
+    """An engine with the given `settings`. With `asks` false, its drafters may not draft in any step."""
 
     def __init__(self, name: str, asks: bool = True, **settings):
         self.name, self._num_runs = name, 0
@@ -106,8 +107,8 @@ class Side:
         self._grammar = grammar_of(schema)
 
     def run(self, task: str, groups: Sequence[Sequence[Prepared]], *, shares: bool = True) -> Decoded:
-        """Answer `groups` one after another. With `shares` false, caches of earlier runs are not used;
-        repeated requests need this.
+        """Answer `groups` one after another. With `shares` false, results of earlier runs in caches are not
+        used, which is necessary if requests repeat.
         """
         found = Decoded()
         self._num_runs += 1
@@ -126,23 +127,27 @@ class Side:
 
 @dataclass(slots=True)
 class Pairs:
-    """One side's results in a cell, round by round, each with the run beside it without drafts."""
+    """A side's results in a cell, one per round. `plain` holds the results of the runs without drafts with
+    which they are compared.
+    """
 
     plain: list[Decoded] = field(default_factory=list)
     drafted: list[Decoded] = field(default_factory=list)
 
     def ratios(self, what: str = "cpu_ns") -> list[float]:
-        """Return the speedups over the runs without drafts."""
+        """Return each round's speedup over the run without drafts."""
         pairs = zip(self.plain, self.drafted, strict=True)
         return [getattr(plain, what) / getattr(drafted, what) for plain, drafted in pairs]
 
     @property
     def length(self) -> float:
-        """Return a row's tokens per pass, the token that is no draft included."""
+        """Return the mean number of tokens of a row in a pass, including the sampled token after the
+        drafts.
+        """
         return sum(each.tokens for each in self.drafted) / sum(each.passes for each in self.drafted)
 
     def equal(self) -> tuple[int, int]:
-        """Return how many answers equal those without drafts, and out of how many."""
+        """Return how many answers equal the answer without drafts, and the number of answers."""
         pairs = [
             pair
             for plain, drafted in zip(self.plain, self.drafted, strict=True)
@@ -160,8 +165,8 @@ def paired(
     rng: random.Random,
     tick: Callable[[], None],
 ) -> dict[str, Pairs]:
-    """Run every side beside `plain`, `rounds` times: a side, plain, the next side, and so on; every second
-    round goes backwards. All sides answer a round's requests once.
+    """Run all sides and `plain` in `rounds` rounds, in the order side, plain, side, side, plain, side, …;
+    every second round reverses the order of the sides. In a round, each side answers the same requests once.
     """
     found = {side.name: Pairs() for side in sides}
     for number in range(-1, rounds):  # one more round to warm up

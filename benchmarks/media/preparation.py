@@ -1,11 +1,11 @@
-"""Cost of decoding images in another process, and a text's wait while pictures are prepared.
+"""Measure the cost of decoding images in another process, and how long a text prompt waits meanwhile.
 
     python -m benchmarks preparation
 
-First: milliseconds to prepare one JPEG on a thread; milliseconds of the way to a decoder process and back,
-with equally many bytes and pixels; and their ratio. Then: the time to a text's first token while 64 big
-pictures are prepared, beside the same text alone. The former figures are minima of 15, the latter are
-medians.
+The first part measures how long a thread takes to prepare one JPEG, how long the same numbers of bytes and
+pixels take to a decoder process and back, and the ratio of these times (each the minimum of 15 runs, in ms).
+The second part measures the time to the first token of a text prompt, alone and while 64 large pictures are
+prepared (medians of at most 15 runs).
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""A decoder that decodes nothing, to measure the way to a process and back."""
+"""A decoder that decodes nothing, which measures only the transfer to a decoder process and back."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ ROW_BYTES = 1536
 
 
 def decoder(settings: bytes) -> MediaDecoder:
-    """Return a decoder whose images have as many rows as `settings` says."""
+    """Return a decoder that returns `settings` (a decimal number) rows of patches for every image."""
     rows = np.ones((int(settings), ROW_BYTES), np.uint8)
 
     def decode(_: EncodedMedia) -> DecodedMedia:

@@ -1,11 +1,12 @@
-"""Time to the first token for a question about frames in a session, beside a cold request.
+"""Measure the time to the first token of a question about video frames, in a session and as a cold request.
 
     python -m benchmarks sessions --threads 1                        # the embedded checkpoint
     python -m benchmarks sessions --threads 2 --half-billion         # 0.4 billion weights, bfloat16
 
-A session gets the frames two by two, as from a camera, and then the question. The cold request has the same
-content, with nothing prepared, encoded or computed. Both answer with one token; the time from the call to
-this token counts. The rounds take turns, and the prompts are compared token by token.
+A session gets the frames one after another, as from a camera, and then the question. The cold request has the
+same content, and nothing of it is prepared, encoded or computed before. Each answer has one token; the
+measured time goes from the call to this token. Each round measures a cold request and then a session, and
+compares their prompts token by token.
 """
 
 import time
@@ -46,7 +47,8 @@ def measure(threads: int, count: int, side: int, rounds: int, half_billion: bool
     from mmengine import Engine, EngineConfig, Prompt
 
     torch.set_num_threads(threads)
-    length = count // 2 * ((side // 32) ** 2 + 16) + 256  # a patch, its time and its markers
+    # for each pair of frames: its patches, its time stamp and its markers
+    length = count // 2 * ((side // 32) ** 2 + 16) + 256
     config = EngineConfig(
         num_threads=threads, max_media_per_request=count, media_cache_bytes=0, max_model_len=length
     )
@@ -89,7 +91,7 @@ def measure(threads: int, count: int, side: int, rounds: int, half_billion: bool
 
 
 def forget(engine) -> None:
-    """Reset the caches, so that no prefix is found."""
+    """Reset the prefix cache, so that the next request has no prefix hit."""
     engine._core.reset_prefix_cache()
     engine.generate(["-"], max_tokens=1)
 

@@ -1,4 +1,6 @@
-"""Clocks for `structured`: grammar compilation, masks for one row, and masks for many rows together."""
+"""The time measurements of `structured`: grammar compilation, masks for one row, and masks for many rows
+together.
+"""
 
 import gc
 from collections import defaultdict
@@ -11,19 +13,20 @@ import numpy as np
 
 from benchmarks.structured.sides import Case, Refused, Rows, Side
 
-STEPS = 20  # of rows at different places
-SLOW_NS = 200_000_000  # a slower side compiles the schema only once
+STEPS = 20  # number of steps that `apart` times for each batch
+SLOW_NS = 200_000_000  # a schema whose compilation takes longer on a side is compiled only once on that side
 
-# By side, case and kind. "compile": ns. "new", "known": ns of each token in all answers.
+# Keyed by (side, case, kind). Kind "compile": ns. Kinds "new" and "known": ns of each token in all answers.
+# Kind "over" marks a case with an answer that the side does not allow.
 Times = dict[tuple[str, str, str], Any]
-Kept = dict[tuple[str, str], Any]  # a side's compiled form of a case
+Kept = dict[tuple[str, str], Any]  # the compiled grammar, keyed by (side, case)
 
 
 def one_row(
     sides: Sequence[Side], cases: Sequence[Case], rounds: int, tick: Callable[[str], None]
 ) -> tuple[Times, Kept]:
-    """Return the calmest of `rounds`, and the last compiled forms. A refused schema has no entry; a schema
-    that does not allow an answer has only "compile" and "over".
+    """Return the minimum of each time over `rounds`, and the last compiled grammars. A refused schema has no
+    times; a schema that does not allow one of its answers has only "compile" and "over".
     """
     samples: dict[tuple[str, str, str], list[Any]] = defaultdict(list)
     kept: Kept = {}
@@ -53,7 +56,9 @@ def one_row(
 
 
 def _walk(rows: Rows, answer: list[int]) -> list[int] | None:
-    """Return ns of each token in one row: its mask and the step; None if a token is not allowed."""
+    """Return the ns that each token takes in one row, for its mask and the step to the next token; None if a
+    token is not allowed.
+    """
     times = []
     for token in answer:
         begin = perf_counter_ns()
@@ -69,7 +74,7 @@ def _walk(rows: Rows, answer: list[int]) -> list[int] | None:
 
 @dataclass(slots=True)
 class Together:
-    """Process-time ns of each step with many rows, by side: fill all masks, and advance."""
+    """CPU time (ns) of each step with many rows, keyed by side: filling all masks, and advancing all rows."""
 
     fill: dict[str, list[int]]
     advance: dict[str, list[int]]
@@ -104,8 +109,9 @@ class Together:
 
 
 def apart(sides: Sequence[Side], kept: Kept, cases: Sequence[Case], count: int, turns: int) -> Together:
-    """Time `count` rows at different places in answers, as in a batch that runs for long; `turns` times some
-    steps, from other places each time. The grammars in `kept` have seen the answers.
+    """Time STEPS steps of `count` rows at different positions in their answers, as in a batch that has run
+    for long. Repeat this `turns` times from other positions. The grammars in `kept` have processed these
+    answers before.
     """
     found = Together.of(sides)
     long = [(case, answer) for case in cases for answer in case.answers if len(answer) > STEPS]
@@ -123,8 +129,8 @@ def apart(sides: Sequence[Side], kept: Kept, cases: Sequence[Case], count: int, 
 
 
 def in_step(sides: Sequence[Side], case: Case, count: int, backwards: bool) -> Together:
-    """Time `count` rows that say the same answer in step, right after the schema's compilation: every state
-    is new to the library when all rows reach it.
+    """Time `count` rows that generate the same answer in lockstep, directly after the schema's compilation,
+    so that all rows reach states for which the library has computed nothing yet.
     """
     found = Together.of(sides)
     rows = {side.name: side.begin([side.compile(case)] * count, [[]] * count) for side in sides}

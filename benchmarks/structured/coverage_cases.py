@@ -11,7 +11,7 @@ HOME = Path(__file__).with_name("coverage_schemas.jsonl")
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A schema. `tests`: instances, and whether the schema allows them."""
+    """A schema. `tests` are pairs: an instance, and whether the schema allows it."""
 
     group: str
     name: str
@@ -20,8 +20,9 @@ class Case:
 
 
 def of_suite(folder: Path) -> Iterator[Case]:
-    """Yield the cases of a JSON-Schema-Test-Suite checkout: every draft, grouped by draft and keyword, and
-    files of optional behaviour by draft and "optional". Schemas without $schema get their draft's.
+    """Yield the cases of a JSON-Schema-Test-Suite checkout for every draft. A group is a draft with a
+    keyword, or a draft with "optional" for files about optional behaviour. Schemas without $schema get the
+    $schema of their draft.
     """
     for draft in sorted(path for path in (folder / "tests").iterdir() if path.is_dir()):
         for path in sorted(draft.rglob("*.json")):
@@ -38,7 +39,7 @@ def of_suite(folder: Path) -> Iterator[Case]:
 
 
 def _with_draft(schema: Any, draft: str) -> Any:
-    """Return the schema with a $schema: drafts before 2019-09 are identified by it alone."""
+    """Return the schema with a $schema, which alone identifies drafts before 2019-09."""
     old = {"draft3": "03", "draft4": "04", "draft6": "06", "draft7": "07"}
     if draft not in old or not isinstance(schema, dict) or "$schema" in schema:
         return schema
@@ -46,8 +47,8 @@ def _with_draft(schema: Any, draft: str) -> Any:
 
 
 def of_maskbench(folder: Path) -> Iterator[Case]:
-    """Yield the cases in a folder in MaskBench's format: a file per schema, named by its group up to the last
-    underscore or ---.
+    """Yield the cases in a folder in MaskBench's format, which has one file per schema. The group is the
+    file's name up to the first `---`, or else without the number at its end.
     """
     for path in sorted(folder.glob("*.json")):
         found = json.loads(path.read_text())
@@ -56,7 +57,7 @@ def of_maskbench(folder: Path) -> Iterator[Case]:
 
 
 def of_home() -> Iterator[Case]:
-    """Yield the project's own schemas, in the shapes that people write."""
+    """Yield the project's own schemas, which are written like typical users' schemas."""
     for line in HOME.read_text(encoding="utf-8").splitlines():
         found = json.loads(line)
         yield Case(found["group"], found["name"], found["schema"], _tests_of(found))
@@ -67,7 +68,9 @@ def _tests_of(found: dict[str, Any]) -> tuple[tuple[Any, bool], ...]:
 
 
 def spellings(value: object) -> Iterator[str]:
-    """Yield an instance's text without and with spaces, then texts with the same meaning."""
+    """Yield JSON texts of an instance: without and with spaces, with non-ASCII characters, and with all
+    characters escaped.
+    """
     yield json.dumps(value, separators=(",", ":"))
     yield json.dumps(value)
     yield json.dumps(value, ensure_ascii=False)
@@ -97,7 +100,7 @@ def in_order(value: Any, places: dict[str, int]) -> Any:
 
 
 def places_of(schema: Any) -> dict[str, int]:
-    """Return, by key, the place at which a schema first names the key."""
+    """Return the rank of each key by its first occurrence in the schema."""
     places: dict[str, int] = {}
     waiting = [schema]
     while waiting:

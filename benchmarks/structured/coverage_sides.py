@@ -1,7 +1,7 @@
 """The engines in benchmarks/structured_coverage.py: mmengine, bare llguidance and bare xgrammar.
 
-A side judges by bytes: a text is accepted when the mask allows each byte at its place, and then the end of
-the text. Times are CPU time over all threads, with a real vocabulary and the engine's default bounds.
+A side judges texts byte by byte: a text is accepted if the masks allow each of its bytes in turn, and then
+the end. Times are the CPU time of all threads, with a real vocabulary and the engine's default bounds.
 """
 
 import json
@@ -29,7 +29,7 @@ Accepts = Callable[[str], bool]
 
 
 class Refused(Exception):
-    """A side refuses a schema. `keyword`: the cause, if known."""
+    """Raised if a side refuses a schema. `keyword` is the cause, or "" if it is unknown."""
 
     def __init__(self, why: str, keyword: str = ""):
         super().__init__(why)
@@ -38,8 +38,9 @@ class Refused(Exception):
 
 @dataclass(slots=True)
 class Walk:
-    """`compile_s`: from schema to grammar, with the gate; `masks_s`: mask and step of each token in the first
-    answer after that; and whether all the answer's tokens were allowed.
+    """The times of one answer. `compile_s` is the time from schema to grammar, normalization included;
+    `masks_s` is the time of each token's mask and step in the first answer after that; `whole` says whether
+    all tokens of the answer were allowed.
     """
 
     compile_s: float
@@ -52,7 +53,7 @@ class Side(Protocol):
         """Return a function that accepts or rejects texts. Raises Refused."""
 
     def walk(self, schema: Any, answer: str) -> Walk:
-        """Compile the schema and step through the answer with clocks. Raises Refused."""
+        """Compile the schema and step through the answer, and time both. Raises Refused."""
 
 
 def _accepts(prototype: LLMatcher) -> Accepts:
@@ -89,7 +90,7 @@ class _OfLLGuidance:
 
 class Ours(_OfLLGuidance):
     def __init__(self, vocabulary: Vocabulary | None = None, ordered: int = 0):
-        """Create the side. `ordered`: for Bounds, in `judge`."""
+        """Create the side. `ordered` is the value of Bounds.ordered in `judge`."""
         super().__init__(vocabulary)
         self._bounds = replace(Bounds.off(), ordered=ordered)
         if vocabulary is not None:
@@ -97,7 +98,8 @@ class Ours(_OfLLGuidance):
             self._backend = LLGuidance(
                 lambda: vocabulary.tokens, vocabulary.encode, special, [vocabulary.eos], len(vocabulary), 1
             )
-            self._backend.compile(grammar_of({"type": "json_object"}))  # this converts the vocabulary
+            # the first compilation converts the vocabulary
+            self._backend.compile(grammar_of({"type": "json_object"}))
 
     def judge(self, schema: Any) -> Accepts:
         try:
@@ -194,7 +196,7 @@ class BareXGrammar:
 
 
 class OursByXGrammar:
-    """mmengine with its other grammar backend; only verdicts are available."""
+    """mmengine with the grammar backend xgrammar; only verdicts are available."""
 
     def __init__(self, vocabulary: Vocabulary | None = None):
         held = Bytes()
@@ -221,7 +223,7 @@ class OursByXGrammar:
 
 
 def _in_order(vocabulary: Vocabulary | None, ordered: int) -> Ours:
-    """Return mmengine with keys in the order that `Bounds.ordered` sets; only verdicts are available."""
+    """Return mmengine with `Bounds.ordered` set to `ordered`; only verdicts are available."""
     return Ours(None, ordered)
 
 

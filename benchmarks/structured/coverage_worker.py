@@ -1,4 +1,4 @@
-"""A process that runs cases on one side, so that a crash or a timeout affects one case only."""
+"""A worker process that runs cases on one side, so that a crash or a timeout affects only one case."""
 
 import json
 import multiprocessing
@@ -11,16 +11,16 @@ from benchmarks.structured.coverage_sides import SIDES, Refused, Side
 from benchmarks.structured.vocabulary import Vocabulary
 
 VERDICTS = ("exact", "refused", "over", "under", "crashed")
-BEGIN_S = 120  # to convert a vocabulary for a side
+BEGIN_S = 120  # maximum time to start a worker, which converts the vocabulary
 TOO_LONG = "took more than"
 MAX_WALKED = 2_000  # tokens in an answer whose masks are timed
 
 
 @dataclass(slots=True)
 class Found:
-    """A case's verdict. `why`: the reason for a verdict other than "exact". `reordered`: texts of valid
-    instances that were not accepted in their own key order. `masks_s`: for the first valid instance, with a
-    vocabulary.
+    """A case's verdict. `why` is the reason for a verdict other than "exact". `reordered` is the number of
+    texts of valid instances that were not accepted in their own key order. `compile_s` and `masks_s` are the
+    times for the first valid instance, measured with a vocabulary.
     """
 
     verdict: str
@@ -81,7 +81,7 @@ def _serve(connection: Connection, name: str, vocabulary: Vocabulary | None) -> 
 
 
 class Worker:
-    """A worker process. `limit_s`: maximum time for a case."""
+    """A worker process, started at its first case. `limit_s` is the maximum time for a case."""
 
     def __init__(self, name: str, vocabulary: Vocabulary | None, limit_s: float):
         self._name, self._vocabulary, self._limit_s = name, vocabulary, limit_s

@@ -1,12 +1,12 @@
-"""Real functions' parameters that can be enforced, from the Berkeley Function Calling Leaderboard.
+"""Count the functions of the Berkeley Function Calling Leaderboard whose parameters can be enforced.
 
     pip install --no-deps --target DIR bfcl-eval
     python -m benchmarks functions --data DIR/bfcl_eval/data
-    python -m benchmarks functions                    the sample in the tests
+    python -m benchmarks functions                    the sample in tests/server
 
-The functions use a dialect (types such as dict, float, tuple, ArrayList), from which bfcl-eval makes JSON
-Schema for a model's API; this program does the same. Different schemas are counted once. Exits with 1 if a
-schema is neither accepted nor refused with a keyword or, where several contradict each other, with its place.
+The functions use their own type names (dict, float, tuple, ArrayList, …), which bfcl-eval converts to JSON
+Schema for a model's API; this program does the same. Equal schemas are counted once. Exits with 1 if checking
+a schema raises an unexpected error, or if a refusal names neither a keyword nor a position below the root.
 """
 
 import argparse
@@ -34,20 +34,20 @@ TYPES = {  # any other type is a string
 
 
 def as_tool(function: dict) -> dict:
-    """Return a function as bfcl-eval passes it to an API: with JSON Schema's types, and no dots in its
-    name.
+    """Return a function as bfcl-eval passes it to an API: with JSON Schema's types, and underscores for the
+    dots in its name.
     """
     parameters = copy.deepcopy(function["parameters"])
     parameters["type"] = "object"
     for each in parameters["properties"].values():
         _cast(each)
-    kept = {name: each for name, each in function.items() if name != "response"}  # no API's functions have it
+    kept = {name: each for name, each in function.items() if name != "response"}  # APIs have no such field
     return {**kept, "name": function["name"].replace(".", "_"), "parameters": parameters}
 
 
 def _cast(schema: dict) -> None:
-    """Convert a property to the depth that bfcl-eval converts: an object's properties, else two levels of
-    items.
+    """Convert the types of a property as deep as bfcl-eval does: an object's properties, or else two levels
+    of items.
     """
     schema["type"] = TYPES.get(schema.get("type", "string"), "string")
     if schema["type"] not in ("array", "object"):
@@ -66,7 +66,9 @@ def _cast(schema: dict) -> None:
 
 
 def functions_in(path: Path) -> Iterator[dict]:
-    """Yield the functions in a file of lines, or in a bfcl-eval folder, one for each different schema."""
+    """Yield the functions of a JSON Lines file or of a bfcl-eval folder, but only the first with each
+    schema.
+    """
     files = sorted(path.rglob("*.json")) if path.is_dir() else [path]
     seen = set()
     for file in files:
@@ -91,7 +93,9 @@ def _functions_of(file: Path) -> Iterator[dict]:
 
 
 def checked(function: dict) -> SchemaReport | str:
-    """Return the report on a function's parameters; a text if checking raised an unexpected error."""
+    """Return the report on a function's parameters, or the text of an unexpected error that the check
+    raised.
+    """
     try:
         return check_schema(function["parameters"])
     except Exception as error:  # any error here is a finding

@@ -1,6 +1,7 @@
-"""The sides in the `structured` benchmark: mmengine's layer and the bare libraries.
+"""The sides that the `structured` benchmark compares: mmengine and the bare libraries.
 
-Each side compiles a case, starts texts with the result, fills their masks, and advances by tokens.
+Each side compiles a case, starts rows with the compiled grammar, fills their masks, and advances them by
+tokens.
 """
 
 import json
@@ -29,8 +30,8 @@ NOBODY = np.empty(0, np.int32)
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A schema. `schema`: as a user wrote it; `emitted`: as the gate rewrote it; `grammar`: the engine's text
-    around it.
+    """A schema with answers. `schema` is the schema as a user wrote it, `emitted` is the normalized schema,
+    and `grammar` is the GrammarRequest that contains it.
     """
 
     name: str
@@ -52,11 +53,11 @@ class Case:
 
 
 class Refused(Exception):
-    """A side refuses a schema."""
+    """Raised if a side refuses a schema."""
 
 
 class Rows(Protocol):
-    """Texts that advance together; `bits`: their masks, uint32 [n, words], once filled."""
+    """Rows that advance together. `bits` (uint32 [n, words]) are their masks after `fill`."""
 
     bits: np.ndarray
 
@@ -69,14 +70,16 @@ class Side(Protocol):
     name: str
 
     def compile(self, case: Case) -> Any:
-        """Return the compiled form for `begin`. Raises Refused."""
+        """Return the compiled grammar, for `begin`. Raises Refused."""
 
     def begin(self, compiled: Sequence[Any], said: Sequence[list[int]]) -> Rows:
-        """Return a row for each of `compiled` (repeats are allowed), after the tokens in `said`."""
+        """Return a row for each grammar in `compiled` (repeats are allowed). Row i has consumed the tokens
+        `said[i]`.
+        """
 
 
 class Ours:
-    """mmengine's layer: compiled on the compiler's threads, with rows filled and advanced by RowMatchers."""
+    """mmengine: compiles on the compiler's threads, and fills and advances rows with RowMatchers."""
 
     name = "mmengine"
 
@@ -124,7 +127,7 @@ class OurRows:
 
 
 class Following(Ours):
-    """mmengine's layer as on a CPU (runtime/sampling/lazy_masks.py): no masks, only a check whether the
+    """mmengine as on a CPU (runtime/sampling/lazy_masks.py): it computes no masks and only checks whether the
     chosen token is allowed.
     """
 
@@ -151,7 +154,7 @@ class FollowingRows:
 
 
 class BareLLGuidance:
-    """llguidance with its own matchers, which on one core are faster than its executor."""
+    """llguidance with single matchers, which on one core are faster than its executor."""
 
     def __init__(self, vocabulary: Vocabulary, gated: bool):
         self.name = "llguidance" if gated else "llguidance, raw schema"
@@ -191,7 +194,7 @@ class BareRows:
 
 
 class BareXGrammar:
-    """xgrammar with its default options, on one thread, from the schema as the user wrote it."""
+    """xgrammar with its default options, on one thread, with the schema as the user wrote it."""
 
     name = "xgrammar, raw schema"
 

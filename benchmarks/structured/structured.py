@@ -1,12 +1,13 @@
-"""Cost of a grammar: compilation and masks, beside bare llguidance and bare xgrammar.
+"""Measure the cost of a grammar (compilation and masks), compared with bare llguidance and bare xgrammar.
 
     python -m benchmarks structured [--vocabulary FILE] [--quick] [--json]
 
-llguidance gets the schema both as our gate rewrites it and as the user wrote it. The schemas are in
-schemas.jsonl, the vocabulary has 150,000 tokens. Measured are compilation, one row's masks token by token
-over answers to each schema, and masks of 64 rows together. In every round all sides do the same in turns;
-every second round goes backwards. The calmest round counts for each compilation, token and step of 64 rows,
-since other load only makes a side slower. p50 and p99 are over the schemas, the tokens, and the steps.
+llguidance gets each schema twice: as mmengine normalizes it ("our gate") and as the user wrote it. The
+schemas are in schemas.jsonl; the vocabulary has 150,000 tokens. The benchmark measures compilation, one row's
+masks token by token over answers to each schema, and the masks of 64 rows together. In every round all sides
+do the same work in turn; every second round runs the sides in reverse order. The result for each compilation,
+token and step of 64 rows is the minimum over the rounds, because other load only makes a side slower. p50 and
+p99 are taken over the schemas, the tokens, and the steps.
 
     --vocabulary FILE  tekken_240911.json from the package mistral-common, if it is not installed;
                        or a .gguf file
@@ -15,9 +16,9 @@ since other load only makes a side slower. p50 and p99 are over the schemas, the
     --json             print the targets as a last line of JSON
     --out FILE.md      file for the tables
 
-Compilation and steps of 64 rows are CPU time of the process, one row is wall time; all on one core. A row's
-masks are measured twice: in the first answer of a compiled grammar ("new"), while the library still builds
-its states, and in the same answer again ("known").
+The times of compilations and of steps of 64 rows are CPU time of the process; the times of one row are wall
+time. Everything runs on one core. A row's masks are measured twice: in the first answer of a compiled grammar
+("new"), while the library still builds its states, and in the same answer again ("known").
 """
 
 import argparse
@@ -40,7 +41,7 @@ from mmengine.structured_output.json_schema.normalization import normalize_schem
 
 SCHEMAS = Path(__file__).with_name("schemas.jsonl")
 NUM_ROWS = 64
-ALLOWANCE = 1.1  # maximum ratio to the bare library
+ALLOWANCE = 1.1  # maximum ratio of our time to the bare library's
 OURS, BARE = "mmengine", "llguidance"
 MIXED = f"{NUM_ROWS} rows of many schemas, at different places"
 ALIKE = f"{NUM_ROWS} rows of one schema, at different places"
@@ -51,7 +52,7 @@ def compile_table(sides: Sequence[Side], cases: Sequence[Case], times: Times) ->
     table = Table("Compilation, ms of CPU time", ("", "p50", "p99", "refused", "does not allow an answer"))
     for side in sides:
         if side.name == "mmengine, following":
-            continue  # compiles as the previous side
+            continue  # it compiles like the previous side
         spent = _of(times, side.name, "compile")
         refused = [case.name for case in cases if (side.name, case.name, "compile") not in times]
         over = [case.name for case in cases if (side.name, case.name, "over") in times]
@@ -90,7 +91,7 @@ def row_table(sides: Sequence[Side], times: Times) -> Table:
 
 
 def schema_table(sides: Sequence[Side], cases: Sequence[Case], times: Times) -> Table:
-    """Return every schema's compilation in ms and the median of its masks in µs."""
+    """Return a table with each schema's compilation (ms) and the median of its masks (µs) for each side."""
     table = Table("Every schema: compilation, ms / masks of one row in a new grammar, p50 µs", ("",))
     table.columns = ("", "tokens", *(side.name for side in sides))
     for case in cases:
@@ -178,7 +179,7 @@ def run(options: argparse.Namespace) -> tuple[list[Table], list[Target]]:
 
 
 def _together(sides: Sequence[Side], kept: Kept, cases: Sequence[Case], rounds: int) -> dict[str, Together]:
-    """Time 64 rows by what the rows have in common."""
+    """Time 64 rows in three batches: rows with many schemas, rows with one schema, and rows in lockstep."""
     fair = [side for side in sides if side.name in (OURS, BARE)]
     found: dict[str, list[Together]] = {MIXED: [], ALIKE: [], SAME: []}
     for number in range(rounds):

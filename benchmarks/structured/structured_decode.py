@@ -1,19 +1,19 @@
-"""Decoding with a schema on the embedded checkpoint: cost of the grammar, and gain from its drafts.
+"""Measure decoding with a schema on the embedded checkpoint: the grammar's cost and its drafts' benefit.
 
     python -m benchmarks structured_decode
 
 The task: describe a synthetic picture as JSON, which the model was trained to do, with a schema for the
-answer (greedy, float32, one thread). Three ways take turns on the same pictures; every second round goes
-backwards:
+answer (greedy, float32, one thread). Three ways run in turn on the same pictures; every second round runs
+them in reverse order:
 
     free      without a grammar and without drafts
     grammar   with the schema, without drafts
     drafts    with the schema, and with the tokens that it forces as drafts (spec grammar)
 
-First each way gives each answer once without a limit; answers whose tokens differ between the ways are
-counted and left out. Then every request has its answer's length as max_tokens, so all ways give the same
-tokens. The figure is the process's CPU time, from the first step in which every row gets a token to the last,
-divided by the tokens in these steps.
+First, each way generates each answer once without a limit. Pictures for which the tokens differ between the
+ways are counted and left out. Then every request gets the length of its answer as max_tokens, so all ways
+generate the same tokens. The result is the process's CPU time, from the end of the first step in which every
+row gets a token to the last step, divided by the number of tokens in these steps.
 
     --batch 1,16   concurrent requests
     --rounds N     rounds for each batch size (default 24)
@@ -48,7 +48,7 @@ from mmengine_shapes.questions import image_questions, scene_schema  # noqa: E40
 from mmengine_shapes.scenes import random_scene  # noqa: E402
 
 FREE, GRAMMAR, DRAFTS = WAYS = ("free", "grammar", "drafts")
-MOST = 256  # maximum tokens in an answer, far more than four objects need
+MOST = 256  # maximum tokens in an answer, far more than a description of four objects needs
 SIDES = (64, 96, 128, 192)  # pixels
 
 
@@ -61,8 +61,8 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """Totals from the first step in which every row gets a token: CPU time, tokens, and a row's passes
-    through the model.
+    """Totals after the first step in which every row gets a token: CPU time, tokens, and passes of single
+    rows through the model.
     """
 
     cpu_ns: int
@@ -72,8 +72,8 @@ class Decoded:
 
 
 class Ways:
-    """An engine without drafts, and one that verifies all drafts, even where the policy would not; each run
-    is cold.
+    """An engine without drafts, and an engine that verifies all drafts, even where the default policy would
+    not. Each run is cold.
     """
 
     def __init__(self):
@@ -123,7 +123,7 @@ def _decode(engine: Engine, names: dict[str, int]) -> Decoded:
 
 
 def pictures(ways: Ways, count: int, seed: int) -> list[Ask]:
-    """Return held-out scenes, which the model never saw."""
+    """Return questions about random scenes that the model was not trained on."""
     rng = random.Random(seed)
     asks = []
     for _ in range(count):
@@ -136,8 +136,8 @@ def pictures(ways: Ways, count: int, seed: int) -> list[Ask]:
 
 
 def answered(ways: Ways, asks: Sequence[Ask]) -> tuple[list[Ask], int, int]:
-    """Return the requests to which all ways give the same tokens, with these tokens; the number of others;
-    and the number of correct answers.
+    """Return the requests for which all ways give the same tokens, with these tokens; the number of other
+    requests; and the number of correct answers without a grammar.
     """
     decode, ends = ways.processor.tokenizer.decode, set(ways.processor.eos_token_ids)
     kept, num_right = [], 0
@@ -153,7 +153,7 @@ def answered(ways: Ways, asks: Sequence[Ask]) -> tuple[list[Ask], int, int]:
 
 
 def rounds_of(ways: Ways, asks: Sequence[Ask], batch: int, rounds: int) -> dict[str, list[Decoded]]:
-    """Run every way in each round on the same 16 pictures or more, `batch` at a time."""
+    """In each round, run every way on the same 16 or more pictures, `batch` at a time."""
     found: dict[str, list[Decoded]] = {way: [] for way in WAYS}
     each = max(1, 16 // batch)
     for number in range(rounds):
@@ -167,7 +167,9 @@ def rounds_of(ways: Ways, asks: Sequence[Ask], batch: int, rounds: int) -> dict[
 
 
 def ratio(found: dict[str, list[Decoded]], way: str) -> tuple[float, float, float]:
-    """Return CPU time per token divided by free text's, round by round."""
+    """Return the CPU time per token relative to the way "free": the median of the rounds' ratios, and its
+    interval.
+    """
     pairs = zip(found[way], found[FREE], strict=True)
     return interval([(a.cpu_ns / a.tokens) / (b.cpu_ns / b.tokens) for a, b in pairs])
 

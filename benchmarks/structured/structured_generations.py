@@ -1,22 +1,22 @@
-"""Random answers from the masks of real schemas, each validated; the goal is no invalid answer.
+"""Generate random answers with the masks of real schemas and validate each; none may be invalid.
 
     python -m benchmarks structured_generations       the project's own schemas, one-byte tokens
     python -m benchmarks structured_generations --schemas DIR --vocabulary FILE.gguf --rounds 2
 
-    --schemas DIR      schemas in MaskBench's format (coverage_cases.py), a file each
+    --schemas DIR      schemas in MaskBench's format (coverage_cases.py), one file per schema
     --vocabulary FILE  tekken_240911.json or a .gguf file
     --limit N          about N of the schemas
     --budget N         tokens per answer; an answer that must be closed has the tokens of the shortest one,
                        or half as many more
-    --rounds N         answers per way and schema, each with another seed
+    --rounds N         answers for each schema in each of the four ways, with different random numbers
     --ordered N        Bounds.ordered; 0: keys in any order
     --verbose          print every invalid answer to stderr, with its reason
 
-The model is a table of random logits in which tokens that end parts are a little more likely. It answers in
-four ways: greedily and at temperature 1.3, each with a budget that may cut the answer ("length") or that must
-see it complete ("close"). The engine's own path is used: backend, rows, masks, closing. jsonschema validates
-each finished answer by the schema's own draft, with formats. Exits with 1 when an answer is invalid, when an
-answer that must be closed is cut, or when a grammar breaks.
+The model is a table of random logits in which tokens that end a part are a little more likely. It answers in
+four ways: greedily and at temperature 1.3, each with a budget that may cut the answer ("length") or within
+which the answer must be completed ("close"). The answers use the engine's own code for backend, rows, masks
+and closing. jsonschema validates each finished answer against the schema's own draft, with formats. Exits
+with 1 if an answer is invalid, if an answer that must be closed is cut, or if a grammar ends with an error.
 """
 
 import argparse
@@ -49,7 +49,7 @@ NUM_TABLES = 32  # number of logit tables; each step uses one of them, shifted
 LIKELIER = 2.0  # added logits for tokens that end a part
 NOBODY = np.empty(0, np.int32)
 OUTCOMES = ("valid", "invalid", "cut", "broken")
-DRAFTS = {  # by a part of their $schema
+DRAFTS = {  # keyed by a part of the schema's $schema
     "draft-03": jsonschema.Draft3Validator,
     "draft-04": jsonschema.Draft4Validator,
     "draft-06": jsonschema.Draft6Validator,
@@ -68,7 +68,7 @@ class Answer:
 
 
 class Model:
-    """A model that gives random logits. `tokens`: a vocabulary's tokens."""
+    """A model with random logits. `tokens` are the vocabulary's tokens."""
 
     def __init__(self, tokens: Sequence[bytes], eos: int, seed: int):
         source = np.random.default_rng(seed)
@@ -81,7 +81,7 @@ class Model:
         self._source = source
 
     def say(self, bits: np.ndarray, temperature: float) -> int:
-        """Return the next token. `bits`: uint32 [words], the allowed tokens."""
+        """Return the next token. `bits` (uint32 [words]) are the allowed tokens."""
         allowed = np.unpackbits(bits.view(np.uint8), bitorder="little")[: len(self._likelier)].astype(bool)
         places = np.flatnonzero(allowed)
         shift = int(self._source.integers(len(self._likelier)))
@@ -94,7 +94,7 @@ class Model:
 
 
 class Speaker:
-    """A generator of answers. `vocabulary`: a class in structured/vocabulary.py."""
+    """Generates answers. `vocabulary` is an instance of a class in structured/vocabulary.py."""
 
     def __init__(self, vocabulary: Any, seed: int):
         self.backend = LLGuidance(
@@ -108,7 +108,7 @@ class Speaker:
         self._vocabulary, self._model = vocabulary, Model(vocabulary.tokens, vocabulary.eos, seed)
 
     def answer(self, compiled: Compiled, budget: int, temperature: float) -> tuple[bytes, bool, str]:
-        """Return the text, whether it is complete, and why the grammar broke."""
+        """Return the text, whether it is complete, and the grammar's error or ""."""
         closer = compiled.closer(budget)
         rows = RowMatchers(self.backend, lambda _: compiled, len(self._vocabulary), lambda _: closer)
         rows.admit(0, Request("0", NOBODY, SamplingParams()), NOBODY)
@@ -146,19 +146,19 @@ def validator_of(schema: Any) -> Any:
 
 
 def _multiple(validator: Any, unit: Any, instance: Any, schema: Any) -> Iterator[Exception]:
-    """Check multiples with the decimals as written: with floats, some multiples of 0.01 fail."""
+    """Check multiples with exact decimal numbers, because with floats some multiples of 0.01 fail."""
     if validator.is_type(instance, "number") and (to_fraction(instance) / to_fraction(unit)).denominator != 1:
         yield jsonschema.ValidationError(f"{instance} is not a multiple of {unit}")
 
 
 def _type(validator: Any, types: Any, instance: Any, schema: Any) -> Iterator[Exception]:
-    """Check types with OpenAPI's `nullable`, which counts where no draft is named."""
+    """Check types, and honour OpenAPI's `nullable`, which applies if the schema names no draft."""
     if instance is not None or schema.get("nullable") is not True:
         yield from jsonschema.Draft202012Validator.VALIDATORS["type"](validator, types, instance, schema)
 
 
 def answers(case: Case, speaker: Speaker, budget: int, rounds: int, ordered: int) -> Iterator[Answer]:
-    """Yield one schema's answers, in all ways; a refused schema has none."""
+    """Yield a schema's answers in all four ways. Raises MMEngineError for a refused schema."""
     asked = {"type": "json_schema", "json_schema": {"schema": case.schema}, "bounds": {"ordered": ordered}}
     validator = validator_of(case.schema)
     for truncation in ("length", "close"):
@@ -192,7 +192,7 @@ def _judged(case: Case, way: str, validator: Any, said: bytes, end: tuple[bool, 
 def run(
     cases: Sequence[Case], speaker: Speaker, budget: int, rounds: int, ordered: int
 ) -> tuple[list[Answer], Counter]:
-    """Return all answers, and the number of refused schemas by the reason's first words."""
+    """Return all answers, and the number of refused schemas for each reason (its first words)."""
     found: list[Answer] = []
     refused: Counter = Counter()
     for case in cases:

@@ -1,4 +1,4 @@
-"""Tokenizers with 150,000 byte pairs, made offline from a file.
+"""Tokenizers with about 150,000 byte-pair tokens, made offline from a file.
 
 tekken_240911.json    in the package mistral-common: 1,000 special tokens, then byte pairs by rank
 ggml-vocab-qwen2.gguf  from llama.cpp's models/: the vocabulary that Qwen2 to Qwen3-VL share; `make test`
@@ -29,8 +29,8 @@ or a .gguf file with a byte-pair vocabulary"""
 
 
 class Vocabulary(Protocol):
-    """A vocabulary. `tokens`: each id's bytes, b"" for tokens without text. `special_ids`: tokens that no
-    text contains.
+    """A vocabulary. `tokens` holds the bytes of each id, b"" for tokens without text. `special_ids` are the
+    special tokens, which no text contains.
     """
 
     tokens: list[bytes]
@@ -40,14 +40,14 @@ class Vocabulary(Protocol):
     def __len__(self) -> int: ...
 
     def encode(self, text: str) -> list[int]:
-        """Return the text's canonical tokens. llguidance asks for those of every text that a grammar forces.
-        Results are cached, so that this class's speed is not measured.
+        """Return the text's canonical tokens. llguidance calls this for every text that a grammar forces.
+        Results are cached, so that benchmarks do not measure the speed of this class.
         """
 
 
 @dataclass(slots=True)
 class Bytes:
-    """A vocabulary with 256 bytes and an end."""
+    """A vocabulary of the 256 bytes and an end token."""
 
     tokens: list[bytes] = field(default_factory=lambda: [*(bytes([byte]) for byte in range(256)), b""])
     special_ids: list[int] = field(default_factory=lambda: [256])
@@ -82,7 +82,9 @@ class Tekken:
         return [len(self.special_ids) + rank for word in words for rank in self._ranks_of(word)]
 
     def _ranks_of(self, word: bytes) -> list[int]:
-        """Return byte-pair ranks: the neighbours that make the lowest token are joined first."""
+        """Return the ranks of the word's byte-pair tokens: of all neighbours, the pair with the lowest rank
+        is merged first.
+        """
         if word in self._ranks:
             return [self._ranks[word]]
         parts = [bytes([byte]) for byte in word]
@@ -97,7 +99,7 @@ class Tekken:
 
 
 class Gguf:
-    """A .gguf file's vocabulary. Ids without their own token count as special."""
+    """The vocabulary of a .gguf file. Ids that have no token count as special."""
 
     def __init__(self, path: Path):
         model = GGUFModel(path)
@@ -126,8 +128,8 @@ class Gguf:
 
 
 def _byte_level_characters() -> dict[int, str]:
-    """Return the character for each byte in a byte-level vocabulary: the byte itself if printable, else the
-    next one from 256 on (GPT-2's encoder.py).
+    """Return the character that stands for each byte in a byte-level vocabulary: the byte's own character if
+    it is printable, else the next unused code point from 256 on (GPT-2's encoder.py).
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]

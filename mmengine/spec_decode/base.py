@@ -1,4 +1,4 @@
-"""The drafter interface; a file like grammar.py or ngram.py implements it.
+"""The drafter interface. grammar.py, ngram.py and suffix.py implement it.
 
 A draft is a token that may come next. The model computes the draft together with the known tokens, and
 accepts it only if the model samples the same token. So a drafter can make an answer faster or slower, but
@@ -14,7 +14,9 @@ from mmengine.spec_decode.texts import Texts
 
 
 class Proposed(NamedTuple):
-    """Drafts for s rows, row after row: int32 [counts.sum()], and the number per row, [s]."""
+    """Drafts for s rows. `token_ids` (int32 [counts.sum()]) holds the rows' drafts one after another;
+    `counts` [s] is the number of drafts for each row.
+    """
 
     token_ids: np.ndarray
     counts: np.ndarray
@@ -26,15 +28,17 @@ class Drafter(Protocol):
     def admit(self, row: int, request: Request, texts: Texts) -> bool:
         """Assign `row` to `request`, whose tokens are in `texts`, and forget the row's previous request.
 
-        Return False if the drafter will not draft for this row.
+        Returns False if the drafter will not draft for this row.
         """
 
     def leave(self, row: int, texts: Texts) -> None:
-        """Called before `admit`, while the row still has its text: another request takes the row."""
+        """Called when another request takes the row, before `admit`, while `texts` still holds the previous
+        request.
+        """
 
     def propose(self, rows: np.ndarray, texts: Texts, most: np.ndarray) -> Proposed | None:
-        """Propose tokens for s `rows` (intp), at most `most` (intp [s], 0 or more) each; None: no drafts for
-        any row.
+        """Propose tokens for s `rows` (intp), at most `most[i]` (intp [s], 0 or more) for row i. Returns None
+        if there are no drafts for any row.
 
         The rows' texts may have grown since the last call.
         """

@@ -1,11 +1,11 @@
-"""Draft tokens that a grammar forces: keys, punctuation, a word's remaining tokens.
+"""Draft tokens that a grammar forces, such as keys, punctuation, and the remaining tokens of a word.
 
 A single legal token is rare, because a string can be tokenized in many ways, but the string itself is often
 forced. The drafts are the tokens as the tokenizer would encode that string, without the last token, which
 might merge with the following text.
 
-JSON leaves a choice nearly everywhere: white space. So drafts follow draft grammars, in which white
-space is fixed in a usual way, until the row departs from them
+In JSON, hardly any text is forced, because white space is allowed nearly everywhere. So drafts follow draft
+grammars with a common, fixed style of white space, until the row departs from that style
 (structured_output/rows/row_matcher.py).
 """
 
@@ -19,8 +19,8 @@ from mmengine.spec_decode.texts import Texts
 
 
 class GrammarDrafter:
-    """`forced`: returns the next forced tokens of a row's grammar, up to a number; empty before the grammar
-    begins.
+    """Proposes the tokens that a row's grammar forces. `forced(row, most)` returns at most `most` forced
+    tokens; none before the grammar begins.
     """
 
     name = "grammar"

@@ -1,4 +1,5 @@
-"""Index where an n-gram last occurred: a fixed-size hash table that overwrites on collision.
+"""An index of the position at which each n-gram last occurred: a fixed-size hash table that overwrites on
+collision.
 
 Matches are verified before use, so a collision costs only a draft.
 """
@@ -11,7 +12,7 @@ _MIX = 0x9E3779B97F4A7C15
 
 
 class GramIndex:
-    """`num_tables` tables with 2^`bits` places each, int64."""
+    """`num_tables` hash tables with 2^`bits` entries (int64 positions) each."""
 
     def __init__(self, size: int, bits: int, num_tables: int = 1):
         self.size, self._shift = size, np.uint64(64 - bits)
@@ -20,7 +21,7 @@ class GramIndex:
         self._places = np.full((num_tables, 1 << bits), NOWHERE, np.int64)
 
     def hashes(self, grams: np.ndarray, salt: np.ndarray | np.uint64 = NO_SALT) -> np.ndarray:
-        """Return hashes, intp [m], for n-grams [m, size]. Another salt (uint64) gives other hashes."""
+        """Return hashes, intp [m], for n-grams [m, size]. The hashes depend on the salt (uint64)."""
         mixed = (grams.astype(np.uint64) @ self._factors ^ salt) * self._factors[0]
         return (mixed >> self._shift).astype(np.intp)
 

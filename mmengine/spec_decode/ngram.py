@@ -56,8 +56,7 @@ class NgramDrafter:
         if not hits.any():
             return None
         counts = np.where(hits, most, 0)
-        # If the match is so near the end that the known tokens do not suffice, the draft continues with its
-        # own tokens.
+        # If fewer known tokens follow the match than are drafted, the draft repeats them.
         start, period = found[hits] + 1, lengths[hits] - 1 - found[hits]
         repeats = counts[hits]
         places = np.repeat(start, repeats) + counting(repeats) % np.repeat(period, repeats)
@@ -72,8 +71,8 @@ def _look(
     last: np.ndarray,
     texts: Texts,
 ) -> np.ndarray:
-    """Add n-grams to the index, and look up each row's last n-gram. Return the position of the last token in
-    its previous occurrence, or NOWHERE, for each row.
+    """Add n-grams to the index, and look up each row's last n-gram. Return, for each row, the position at
+    which that n-gram's previous occurrence ends, or NOWHERE.
 
     The n-gram `grams[i]` ends at position `places[i]` in row `owners[i]`; `grams` is [m, n]. `last` has the
     index of each row's last n-gram; all other n-grams are added to the index.

@@ -1,9 +1,9 @@
 """Draft from other requests' answers: find where a row's last tokens occurred in an earlier answer, and
 propose the tokens after them.
 
-The idea is SuffixDecoding (Oliaro et al., 2024). Instead of trees there is a ring with earlier answers, with
-tables that tell where each n-gram (a few lengths) last occurred. Only requests with the same cache_salt find
-an answer.
+The idea is SuffixDecoding (Oliaro et al., 2024). Instead of suffix trees, a ring buffer holds earlier
+answers, and hash tables hold where each n-gram of a few lengths last occurred. A request finds only answers
+of requests with the same cache_salt.
 """
 
 import hashlib
@@ -15,8 +15,8 @@ from mmengine.spec_decode.base import Proposed
 from mmengine.spec_decode.index import NOWHERE, GramIndex
 from mmengine.spec_decode.texts import Texts
 
-SIZES = (10, 5, 3)  # the longest match wins
-END = -1  # end of an answer
+SIZES = (10, 5, 3)  # n-gram lengths in tokens; the longest match wins
+END = -1  # marks the end of an answer in the ring
 RING_BITS, TABLE_BITS = 18, 18
 _WINDOW = np.arange(-max(SIZES), 0)
 
@@ -80,7 +80,9 @@ class SuffixDrafter:
                 index.put(0, index.hashes(grams, salt), places[index.size - 1 : -1])
 
     def _find(self, index: GramIndex, grams: np.ndarray, salts: np.ndarray) -> np.ndarray:
-        """Return where `grams` [m, size] ended in the ring, or NOWHERE."""
+        """Return, for each of `grams` [m, size], the position at which it last ended in the ring, or
+        NOWHERE.
+        """
         places = index.get(0, index.hashes(grams, salts))
         alive = (places != NOWHERE) & (places - index.size >= self._head - len(self._ring))
         if not alive.any():

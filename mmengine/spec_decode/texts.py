@@ -1,18 +1,19 @@
-"""Hold the running rows' tokens, for drafters to read."""
+"""The tokens of the running rows, which drafters read."""
 
 import numpy as np
 
 from mmengine.ragged import counting
 
-TOGETHER = 64  # steps to settle together
+TOGETHER = 64  # maximum number of steps whose tokens are written together
 
 
 class Texts:
-    """All rows' token ids, read-only for drafters.
+    """The token ids of all rows; drafters can only read them.
 
-    `tokens` int32 [max_rows, width]: each row's prompt and answer, `lengths` (int64 [max_rows]) tokens;
-    `num_prompt` int64 [max_rows]. Pages that no row has reached take no memory. Tokens added by
-    `append_later` are there after `settle`, which precedes every read.
+    `tokens` (int32 [max_rows, width]) holds each row's prompt and answer, which have `lengths` (int64
+    [max_rows]) tokens together; the prompt has `num_prompt` (int64 [max_rows]). Memory pages that no row has
+    reached are not allocated. Tokens from `append_later` appear after `settle`, which must be called before
+    every read.
     """
 
     def __init__(self, max_rows: int, width: int):
@@ -29,7 +30,9 @@ class Texts:
         self._lengths[row], self._num_prompt[row] = len(token_ids), num_prompt
 
     def append(self, rows: np.ndarray, token_ids: np.ndarray, counts: np.ndarray) -> None:
-        """Append `token_ids` to rows [s], `counts` [s] tokens each, row after row."""
+        """Append tokens to `rows` [s]: `counts` [s] is the number for each row, and `token_ids` holds the
+        rows' tokens one after another.
+        """
         if len(rows) == 1:  # one row needs no index arithmetic
             row = int(rows[0])
             at = int(self._lengths[row])
@@ -43,7 +46,7 @@ class Texts:
     def append_later(self, rows: np.ndarray, token_ids: np.ndarray, counts: np.ndarray | None) -> None:
         """Append like `append`, but write several steps together before the next read.
 
-        `counts` None: one token per row. The arrays must not be changed afterwards.
+        `counts` None means one token for each row. The arrays must not be changed afterwards.
         """
         self._later.append((rows, token_ids, counts))
         if len(self._later) >= TOGETHER:

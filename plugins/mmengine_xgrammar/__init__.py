@@ -1,3 +1,3 @@
-"""The xgrammar grammar backend (backend.py), with writers of its EBNF for schemas, regular expressions,
-numbers and words, and notes on its limits (notes.py). Only backend.py imports xgrammar.
+"""The xgrammar grammar backend (backend.py). Writes schemas, regular expressions, numbers and words as
+xgrammar's EBNF, and notes on its limits (order_notes.py). Only backend.py imports xgrammar.
 """

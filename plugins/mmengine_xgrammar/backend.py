@@ -1,7 +1,7 @@
-"""The xgrammar grammar engine (`grammar_backend`), for grammars that xgrammar enforces exactly.
+"""The xgrammar grammar engine (`grammar_backend`). It supports grammars that xgrammar enforces exactly.
 
-schema.py writes a schema as EBNF, and regex.py a regex: xgrammar never sees constructs that xgrammar would
-drop or misread. This module is imported only if the engine is chosen, because xgrammar imports transformers.
+schema.py writes a schema as EBNF, and regex.py a regex, so xgrammar never gets constructs that it would drop
+or misread. This module is imported only if the engine is chosen, because xgrammar imports transformers.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ from mmengine_xgrammar.regex import RegexRefused, parse_whole_regex, write_regex
 from mmengine_xgrammar.rules import Rules
 from mmengine_xgrammar.schema import schema_ebnf
 
-MAX_FORCED = 64  # Maximum number of bytes to look ahead.
+MAX_FORCED = 64  # Number of forced bytes after which the search for more ends.
 MAX_SPELLINGS = 64  # Maximum number of tokens that may begin the forced text.
 SHARED_BYTES = 128 * 2**20  # Memory for masks that grammars share.
 
@@ -75,7 +75,7 @@ class XGrammar(OfTokenizer):
     def _get_compiler(self) -> "tuple[xgrammar.GrammarCompiler, Vocabulary]":
         with self._lock:
             if self._made is None:
-                # To xgrammar, a token without bytes is special and in no text.
+                # xgrammar treats a token without bytes as a special token, which no text contains.
                 texts = self._texts(self._tokens_in_vocabulary())
                 vocabulary = Vocabulary(texts, self._encode, self.eos_token_ids, self._vocab_size)
                 info = xgrammar.TokenizerInfo(
@@ -87,8 +87,8 @@ class XGrammar(OfTokenizer):
 
 
 class Vocabulary(NamedTuple):
-    """The tokenizer's vocabulary. `texts` holds each token's bytes, b"" for a token outside all texts;
-    `encode` converts text to tokens.
+    """The tokenizer's vocabulary. `texts` holds each token's bytes, b"" for a special token; `encode`
+    converts text to tokens.
     """
 
     texts: list[bytes]
@@ -97,7 +97,9 @@ class Vocabulary(NamedTuple):
     size: int
 
     def only(self, words: np.ndarray) -> bytes:
-        """Return the longest token's bytes if the allowed tokens are prefixes of each other, else b""."""
+        """Return the bytes of the longest allowed token if every allowed token is a prefix of it, else
+        b"".
+        """
         found = np.flatnonzero(words)
         if len(found) > MAX_SPELLINGS:
             return b""
@@ -150,8 +152,8 @@ class XMatcher:
         return taken
 
     def _accept(self, token_id: int) -> bool:
-        """Consume a token. xgrammar also refuses tokens outside all texts, but prints a line on stderr for
-        each.
+        """Consume a token. Special tokens are refused here, because xgrammar refuses them with a line on
+        stderr for each.
         """
         texts = self._vocabulary.texts
         in_text = token_id < len(texts) and texts[token_id]
@@ -182,8 +184,8 @@ class XMatcher:
         return self._forced()
 
     def _forced(self) -> bytes:
-        """Return the bytes that must come next, about MAX_FORCED at most. xgrammar's own search never ends if
-        a grammar forces a text of exponential length.
+        """Return the bytes that must come next, but stop at about MAX_FORCED bytes: a schema can force a text
+        of exponential length, for which xgrammar's own search does not end.
         """
         forced, steps = b"", 0
         words = np.zeros((1, -(-self._vocabulary.size // 32)), np.int32)
@@ -216,7 +218,7 @@ class XMatcher:
             words[place] = 0
             return
         self._inner.fill_next_token_bitmask(words, place)
-        if beyond := self._vocabulary.size % 32:  # These bits may be set but are no tokens.
+        if beyond := self._vocabulary.size % 32:  # xgrammar may set these bits, for which no token exists.
             words[place, -1] &= (1 << beyond) - 1
 
     def _may_follow(self) -> bool:
@@ -259,8 +261,8 @@ class XMatcher:
 
 
 def _ebnf_of(grammar: Grammar) -> str:
-    """Return the grammar in xgrammar's own form. Raises InvalidRequest for constructs that xgrammar would not
-    enforce exactly.
+    """Return the grammar in xgrammar's own format. Raises InvalidRequest for constructs that xgrammar would
+    not enforce exactly.
     """
     match grammar:
         case JsonSchema(schema=schema):

@@ -1,9 +1,9 @@
 """Write ranges and multiples of numbers as EBNF, digit by digit: a finite automaton with a rule for each
 state.
 
-A state holds the number of digits still to come in the integer part, or already written after the decimal
-point. The state also holds whether the digits so far equal those of the lower and of the upper bound, and
-their remainder.
+A state holds the number of digits that are still to come in the integer part, or that are already written
+after the decimal point. It also holds whether the digits so far equal the lower bound's and whether they
+equal the upper bound's, and the remainder of the number so far divided by the multiple.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from mmengine_xgrammar.rules import EMPTY, Rules, char_set
 
 INTEGER = '"-"? ("0" | [1-9] [0-9]*)'
 NUMBER = f'{INTEGER} ("." [0-9]+)? ([eE] [+\\-]? [0-9]+)?'
-MAX_MODULUS = 100  # Maximum number of states for each digit.
+MAX_MODULUS = 100  # Maximum number of remainders, and thereby of states for each digit.
 
 
 class NumberRefused(ValueError):
@@ -34,7 +34,7 @@ class Range:
 
 
 def write_range(wanted: Range, rules: Rules) -> str | None:
-    """Return an expression for the numbers in a range, without exponents; None if there are none."""
+    """Return an expression for the numbers in a range, without exponents; None if the range is empty."""
     ways = []
     if wanted.high is None or wanted.high >= 0:
         low = (
@@ -62,7 +62,7 @@ def _digits(
 
 
 class _Bound:
-    """The digits in a non-negative bound."""
+    """The digits of a non-negative bound."""
 
     def __init__(self, value: Fraction, inclusive: bool):
         places = count_decimals(value)

@@ -1,4 +1,4 @@
-"""Notes on schemas for which xgrammar allows less: objects whose keys come in a single order."""
+"""Notes on schemas that xgrammar narrows: an object's keys come in a fixed order."""
 
 import json
 from collections.abc import Iterator
@@ -14,7 +14,9 @@ WHY = "grammar_backend xgrammar supports no other order"
 
 @lru_cache(maxsize=64)
 def order_notes(text: str) -> tuple[Note, ...]:
-    """Return notes on the objects in a normalized schema whose keys may come in any order."""
+    """Return a note on each object of a normalized schema whose keys could come in any order with
+    llguidance.
+    """
     notes, waiting = Notes(), [(json.loads(text), "")] if f'"{MARK}"' in text else []
     for schema, pointer in waiting:
         if MARK in schema:

@@ -1,6 +1,5 @@
-"""Write regular expressions as EBNF: for a text as is, or for a JSON string as spelled.
-
-Constructs that regex/read.py does not support are refused by name.
+"""Write regular expressions as EBNF, for plain text or for the spelling of a JSON string. Constructs that
+regex/parser.py does not support are refused by name.
 """
 
 from dataclasses import replace
@@ -22,8 +21,8 @@ class RegexRefused(ValueError):
 
 
 def parse_whole_regex(text: str) -> Node:
-    """Parse a regex. Raises RegexRefused. `^(?:…)$`, as schemas write it, means the whole text, which is the
-    default.
+    """Parse a regex. Raises RegexRefused. `^(?:…)$`, as normalized schemas write it, is accepted: a regex
+    matches the whole text in any case.
     """
     if text.startswith("^(?:") and text.endswith(")$"):
         text = text[1:-1]
@@ -47,7 +46,7 @@ def _check_repetitions(node: Node) -> None:
 
 
 def is_endless(node: Node) -> bool:
-    """Return whether the node is an endless repetition, or may consist only of such a repetition."""
+    """Return whether the node is an unbounded repetition, or may consist only of such a repetition."""
     match node:
         case Repeat(part, _, high):
             return high is None or is_endless(part)
@@ -62,7 +61,9 @@ def is_endless(node: Node) -> bool:
 
 
 def width(node: Node) -> tuple[int, int | None]:
-    """Return the fewest and most characters that the node matches; None for any number."""
+    """Return the minimum and the maximum number of characters that the node matches; None means no
+    maximum.
+    """
     match node:
         case Chars():
             return 1, 1
@@ -81,8 +82,8 @@ def width(node: Node) -> tuple[int, int | None]:
 
 
 def with_width(node: Node, low: int, high: int | None) -> Node | None:
-    """Return the part of `node` with `low` to `high` characters; None if a single repetition cannot express
-    that.
+    """Return a node for the texts of `node` with `low` to `high` characters; None if changing the counts of
+    one repetition cannot express this limit.
     """
     fewest, most = width(node)
     if fewest >= low and (high is None or most is not None and most <= high):
@@ -108,8 +109,8 @@ def with_width(node: Node, low: int, high: int | None) -> Node | None:
 
 
 def write_regex(node: Node, rules: Rules, *, in_json: bool, end: str = EMPTY) -> str:
-    """Return an expression for `node` followed by `end`; `in_json` spells it as between the quotes of a JSON
-    string. Raises RegexRefused if too much had to be counted.
+    """Return an expression for `node` followed by `end`. With `in_json`, the text is spelled as between the
+    quotes of a JSON string. Raises RegexRefused if a repetition's counts are too large.
     """
     match node:
         case Chars(ranges):

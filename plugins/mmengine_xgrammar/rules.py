@@ -1,4 +1,4 @@
-"""A grammar in EBNF (the GBNF that xgrammar reads), rule by rule.
+"""Build a grammar in EBNF (the GBNF that xgrammar reads), rule by rule.
 
 Every character except ASCII letters and digits is written as its code point, so that no text is mistaken for
 syntax.
@@ -13,7 +13,7 @@ MAX_RULES = 20_000
 # Maximum number of counted repetitions: xgrammar takes 18 to 40 ms for each, with 150,000 tokens.
 MAX_COUNTED = 128
 FEW_WORDS = 8
-MAX_DEPTH = 200  # Maximum length of a common beginning of words.
+MAX_DEPTH = 200  # Maximum recursion depth when words are grouped by their common beginnings.
 EMPTY = '""'
 
 
@@ -32,7 +32,7 @@ class Rules:
         return self._names[body]
 
     def tail(self, end: str) -> str:
-        """Return `end` as a single word, to be written after several alternatives."""
+        """Return `end` as a single symbol, which can be repeated after several alternatives."""
         return end if " " not in end else self.add(end)
 
     def reserve(self) -> str:
@@ -55,12 +55,12 @@ class Rules:
         return "\n".join(lines) + "\n"
 
     def counted(self, ways: list[str], low: int, high: int | None, end: str = EMPTY) -> str:
-        """Return an expression for any of `ways`, repeated `low` to `high` times (None: any number), then
-        `end`.
+        """Return an expression for `low` to `high` items, each one of `ways`, and then `end`. `high` None
+        means no maximum.
 
-        Each count has its own rule, and any number is a rule that calls itself. With xgrammar's own
-        {low,high} and *, masks take milliseconds if the body is more than a character set, if several
-        repetitions are adjacent, or if groups are nested. No way may be empty.
+        Each count has its own rule, and an unbounded repetition is a rule that refers to itself. With
+        xgrammar's own {low,high} and *, masks take milliseconds if the body is more than a character set, if
+        several repetitions are adjacent, or if groups are nested. None of `ways` may match the empty text.
         """
         rule = self.add(end) if high is not None else self._endless(ways, end)
         high = low if high is None else high

@@ -42,7 +42,8 @@ _KEYWORDS = {
     "array": ("prefixItems", "items", "minItems", "maxItems"),
     "object": (
         *("properties", "required", "additionalProperties", "patternProperties"),
-        *("minProperties", "maxProperties", "$comment", MARK),  # In one order, though more are allowed.
+        # MARK allows any order; here the order is fixed.
+        *("minProperties", "maxProperties", "$comment", MARK),
     ),
 }
 
@@ -85,7 +86,7 @@ class _Writer:
     comma: str
     colon: str
     rules: Rules = field(default_factory=Rules)
-    names: dict[str, str] = field(default_factory=dict)  # Names of definitions, by reference.
+    names: dict[str, str] = field(default_factory=dict)  # Rule names of definitions, keyed by reference.
     budget: MatchBudget = field(default_factory=MatchBudget)  # Limits the matching of names against patterns.
 
     def value(self, schema: Any, pointer: str) -> str:
@@ -199,9 +200,7 @@ class _Writer:
     def _listed(
         self, opens: str, items: list[str], rest: str | None, low: int, high: int | None, ends: str
     ) -> str:
-        """Return an expression for a list: `items` in order, each requiring those before it, then any number
-        of `rest`; `low` to `high` items in all.
-        """
+        """Return an expression for `low` to `high` items: first `items` in order, then copies of `rest`."""
         tail = EMPTY
         if rest is not None:
             most = None if high is None else high - max(1, len(items))
@@ -245,7 +244,7 @@ class _Writer:
         patterns = schema.get("patternProperties", {})
         if len(patterns) > 1:
             why = f"several patterns on one string cannot be enforced {ADVICE}"
-            # Normalization has written the pointer of these keys in the original schema here.
+            # Normalization wrote the pointer of these patterns in the original schema into $comment.
             at = schema.get("$comment", f"#{join_pointer(pointer, 'patternProperties')}")
             raise SchemaRefused("patternProperties", at, why)
         for pattern, part in patterns.items():
@@ -272,10 +271,10 @@ class _Writer:
             self._refuse("patternProperties", pointer, why)
 
     def _members(self, pairs: list[tuple[str, bool]], other: str | None, least: int, most: int | None) -> str:
-        """Return an expression for named members in order, with the optional members left out or not, and
-        other members after them.
+        """Return an expression for the named members in order (optional members may be left out) and then
+        `least` to `most` other members.
         """
-        # The text that may follow another member, and the text that may begin the object.
+        # The rest of the object after a member, and the rest if there was no member yet.
         after = before = EMPTY
         if other is not None and most != 0:
             after = _times(f"{self.comma} {other}", least, most)
@@ -293,7 +292,7 @@ class _Writer:
 
 
 def _times(body: str, low: int, high: int | None) -> str:
-    """Return a repetition. Rules of their own are long enough for xgrammar to count them."""
+    """Return a repetition with xgrammar's own counts, which are fast enough for list items and members."""
     if high == 0:
         return EMPTY
     return f"({body}){{{low},{'' if high is None else high}}}"

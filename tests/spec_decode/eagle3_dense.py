@@ -1,4 +1,4 @@
-"""An EAGLE-3 head over a whole sequence, written directly from the formulas."""
+"""A reference implementation of an EAGLE-3 head over a whole sequence, written directly from the formulas."""
 
 import torch
 
@@ -6,7 +6,7 @@ from tests.spec_decode.eagle3_heads import HEAD_DIM, HEADS, KV_HEADS, TARGET
 
 
 def plain_names(written):
-    """Return the tensors under the formulas' names; joined tensors are split."""
+    """Return the tensors under the names in the formulas. Fused tensors are split."""
     named = {}
     for name, tensor in written.tensors.items():
         named[name.removeprefix("model.").replace("midlayer.", "layers.0.")] = tensor.float()

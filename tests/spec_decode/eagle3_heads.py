@@ -1,4 +1,6 @@
-"""Tiny random heads in each family's format (tensor names, spelling of config.json)."""
+"""Tiny random draft heads in each family's file format (names of tensors and of the fields in
+config.json).
+"""
 
 import json
 from dataclasses import dataclass, field
@@ -16,7 +18,7 @@ MROPE = {"rope_type": "default", "mrope_interleaved": True, "mrope_section": [4,
 
 @dataclass
 class Written:
-    """A head in memory: its config.json, and its stored tensors."""
+    """A draft head in memory: its config.json, and its stored tensors."""
 
     config: dict
     tensors: dict
@@ -99,7 +101,7 @@ def _generator(seed):
 
 
 def specforge():
-    """EAGLE's own layout, also written by SpecForge and SGLang."""
+    """Return a head in EAGLE's own layout, which SpecForge and SGLang also write."""
     g = _generator(1)
     config = sizes(
         architectures=["LlamaForCausalLMEagle3"],
@@ -119,7 +121,9 @@ def specforge():
 
 
 def angelslim():
-    """Sets tie_word_embeddings although the head has its own output matrix."""
+    """Return a head in AngelSlim's layout. It sets tie_word_embeddings although it has its own output
+    matrix.
+    """
     g = _generator(2)
     config = sizes(
         architectures=["Eagle3LlamaForCausalLM"],
@@ -140,7 +144,9 @@ def angelslim():
 
 
 def speculators():
-    """Has the 3.1 flags, its own embedding with the target's size, and a chosen set of layers."""
+    """Return a head in the layout of speculators, with the flags of version 3.1, its own embedding of the
+    target's size, and explicit layer ids.
+    """
     g = _generator(3)
     layer = sizes(model_type="llama", rope_parameters={"rope_theta": 20000.0, "rope_type": "default"})
     del layer["rope_theta"], layer["rope_scaling"]
@@ -183,7 +189,9 @@ def speculators():
 
 
 def modelopt():
-    """Shares the target's output matrix and vocabulary; has a single norm before fc and llama3's rotation."""
+    """Return a head in ModelOpt's layout. It uses the target's output matrix and vocabulary, a single norm
+    before fc, and llama3's RoPE scaling.
+    """
     g = _generator(4)
     llama3 = {
         "rope_type": "llama3",
@@ -220,7 +228,9 @@ def modelopt():
 
 
 def qwen3():
-    """Has norms for q and k heads, biases, and a smaller hidden size than the target's."""
+    """Return a Qwen3 head. It has norms for q and k heads, biases, and a smaller hidden size than the
+    target.
+    """
     g = _generator(5)
     h = 32
     config = sizes(
@@ -241,8 +251,8 @@ def qwen3():
 
 
 def deep():
-    """Has two layers and the whole vocabulary with its own output matrix; q, k and v are stored in a single
-    tensor.
+    """Return a head with two layers and the whole vocabulary with its own output matrix. q, k and v, and gate
+    and up, are stored as fused tensors.
     """
     g = _generator(6)
     config = sizes(architectures=["Eagle3Qwen3vlForCausalLM"], num_hidden_layers=2, num_aux_hidden_states=3)
@@ -260,7 +270,9 @@ FAMILIES = {f.__name__: f for f in (specforge, angelslim, speculators, modelopt,
 
 
 def edited(family, **changes):
-    """Return a family's head with changed config values; None deletes; `a.b` addresses an inner object."""
+    """Return a family's head with changed config values. None deletes a field; `a__b` is the field b of the
+    inner object a.
+    """
     written = FAMILIES[family]()
     for path, value in changes.items():
         *parents, name = path.split("__")

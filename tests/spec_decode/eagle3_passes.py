@@ -1,4 +1,4 @@
-"""Heads in memory with a made-up target, and ragged passes over a paged cache."""
+"""Load draft heads with a fake target, and run them over ragged batches with a paged cache."""
 
 import numpy as np
 import torch
@@ -57,7 +57,9 @@ class OpenCache(PagedRows):
         self.table, self.block_size = self._table, self._size
 
     def begin(self, step):
-        """Begin a step of PagedRows' rows, or a step that places its tokens itself."""
+        """Begin a step. `step` is a list of (row, count), as in PagedRows, or the backend's own description
+        of a step.
+        """
         if isinstance(step, list):
             super().begin(step)
         else:
@@ -74,8 +76,8 @@ class OpenCache(PagedRows):
 
 
 def sequences(head, seed=12, lengths=LENGTHS):
-    """Return (auxiliary states [n, 3 * H], next tokens [n], positions [3, n]) of each row; rows differ, as
-    with images.
+    """Return (auxiliary states [n, 3 * H], next tokens [n], positions [3, n]) for each row. The three axes of
+    the positions differ, as with images.
     """
     g = torch.Generator().manual_seed(seed)
     made = []

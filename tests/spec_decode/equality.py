@@ -1,5 +1,5 @@
-"""Answer the same requests with and without drafts; includes a drafter that knows the answers and proposes
-them with chosen errors.
+"""Answer the same requests with and without drafts, and compare the answers. Includes a drafter that knows
+the answers and proposes them with chosen errors.
 """
 
 import math
@@ -43,7 +43,7 @@ REASONING_END = 1535  # </think>
 
 @dataclass(frozen=True)
 class Asked:
-    """Prompts and options by request id."""
+    """Prompts and options, keyed by request id."""
 
     by_id: dict
 
@@ -51,7 +51,7 @@ class Asked:
         return len(self.by_id)
 
     def kinds(self):
-        """Return the request count per kind."""
+        """Return the number of requests of each kind."""
         found = Counter()
         for prepared, options in self.by_id.values():
             sampling, form = options.sampling, options.grammar
@@ -69,8 +69,9 @@ class Asked:
 
 
 def mixed(count, seed=0, most_tokens=40):
-    """Return `count` requests of all kinds: a third with an image, a tenth with a video, about half with a
-    grammar, some after reasoning; with and without seeds, also greedy. Some are repeated.
+    """Return `count` requests of all kinds: a third have an image, a tenth have a video, and about half have
+    a grammar, which in some begins after reasoning. Requests are greedy or sampled, with or without a seed.
+    Some are repeated.
     """
     rng, processor = random.Random(seed), load_processor()
     forms = [scene_schema(), *random_schemas(max(4, count // 6))]
@@ -100,7 +101,7 @@ def mixed(count, seed=0, most_tokens=40):
 
 
 def _scenes(rng, count):
-    """Return (picture, questions by task)."""
+    """Return `count` pairs of a picture and {task: its questions}."""
     scenes = [random_scene(rng, side=rng.choice((64, 96, 128))) for _ in range(count)]
     return [(scene.draw(), image_questions(scene, rng)) for scene in scenes]
 
@@ -130,7 +131,7 @@ def _form(rng, forms, task):
 
 
 def _rules(rng):
-    """Return options about earlier tokens, and excluded tokens."""
+    """Return sampling options that penalize or exclude tokens."""
     words = [tuple(rng.randrange(1510) for _ in range(rng.randint(1, 3))) for _ in range(4)]
     given = {"no_repeat_ngram_size": rng.randint(1, 4)} if rng.random() < 0.6 else {}
     given |= {"bad_words_ids": words[:2]} if rng.random() < 0.5 else {}
@@ -176,11 +177,11 @@ def _sampling(rng, seed, most_tokens, in_form):
 class Answers:
     by_id: dict[str, Completion]
     stats: Stats
-    drafting: object  # of runtime/drafting/next_drafts.py; None without drafters
+    drafting: object  # the Drafting of runtime/drafting/next_drafts.py; None without drafters
 
     @property
     def truth(self):
-        """Return every choice's tokens, by the core's id."""
+        """Return the tokens of every choice, keyed by the core's request id."""
         return {
             f"{name}/{choice.index}" if len(answer.choices) > 1 else name: choice.token_ids
             for name, answer in self.by_id.items()
@@ -197,8 +198,9 @@ def drawn_alike():
 
 
 def answers(asked, model=None, log=None, arrivals=None, steer=None, **options):
-    """Run an engine. `arrivals`: a random source, by which requests arrive between steps; None: all at once.
-    `steer`: called with the executor before it runs.
+    """Run an engine on the requests and return the answers. With `arrivals` (a random.Random), requests
+    arrive at random between steps; with None, all arrive at once. `steer` is called with the executor before
+    the first step.
     """
     waiting, found, texts = list(asked.by_id.values())[::-1], {}, {}
     config = EngineConfig(**{"max_model_len": 256, "draft_policy": "all", **options})
@@ -251,7 +253,9 @@ def known_as(name, make):
 
 
 def declare_drafter(patch, name, load):
-    """Install a drafter's only entry point with this name, which loads this object. `patch`: pytest's."""
+    """Make `name` the only installed entry point for drafters; loading it calls `load`. `patch` is pytest's
+    MonkeyPatch.
+    """
     installed = registry.entry_points
     point = SimpleNamespace(name=name, value=f"theirs:{name}", dist=None, load=load, extras=())
 

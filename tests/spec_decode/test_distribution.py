@@ -1,4 +1,4 @@
-"""Check that tokens sampled with drafts have the same distribution as tokens sampled without drafts.
+"""Tests that tokens sampled with drafts have the same distribution as tokens sampled without drafts.
 
 The equality tests are stronger: they require equal tokens for each seed. This test needs no equal noise. It
 compares the token counts from two runs with different seeds.
@@ -55,7 +55,7 @@ def test_counts_of_tokens_are_alike(spec):
         found, limit = chi_square([each[place] for each in plain], [each[place] for each in drafted])
         assert found <= limit or limit == 0, place
     middle = {each[NUM_TOKENS // 2] for each in plain}
-    assert len(middle) > 3, "a model that says one thing proves nothing"
+    assert len(middle) > 3, "the model generates too few different tokens to show a difference"
 
 
 def test_the_statistic_sees_a_difference():

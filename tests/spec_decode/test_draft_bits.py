@@ -1,5 +1,5 @@
-"""Check that with the CPU kernels a verified draft has the same bits as a token computed alone, also in
-bfloat16.
+"""Tests that, with the CPU kernels, a verified draft's logprobs have the same bits as those of a token that
+is computed alone, also in bfloat16.
 """
 
 import pytest
@@ -23,7 +23,7 @@ def told(**settings):
     return [(answer.token_ids, answer.choices[0].logprobs) for answer in answers], accepted
 
 
-@pytest.mark.skipif(library.load() is None, reason="torch's attention promises no bits")
+@pytest.mark.skipif(library.load() is None, reason="torch's attention does not guarantee equal bits")
 @pytest.mark.parametrize("spec", ["suffix", f"eagle3={draft_head_path()}"], ids=["suffix", "head"])
 def test_drafts_do_not_change_logprob_bits(spec):
     plain, _ = told(spec="none")

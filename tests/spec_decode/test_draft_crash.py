@@ -1,4 +1,4 @@
-"""Check that after a crash with drafts in flight another process continues with the same answers."""
+"""Tests that, after a crash with drafts in flight, another process continues and gives the same answers."""
 
 from types import SimpleNamespace
 
@@ -27,7 +27,7 @@ def drafts_in_flight(folder):
 
 
 def copies_of_a_run(asked, folder, config, count):
-    """Return logs that end after a step that left drafts."""
+    """Return copies of the log, each made after a step that left drafts for the next step."""
     copies = []
     with drawn_alike(), Engine(config=config, dtype="float32", log=folder / "log") as engine:
         Clock(engine.built.executor, turn=10**6)
@@ -56,7 +56,9 @@ def copies_of_a_run(asked, folder, config, count):
     ],
 )
 def test_a_resumed_run_gives_the_same_answers(spec, policy, later, tmp_path):
-    """Continue with goodput from snapshots too, which store its state. `later`: the drafters afterwards."""
+    """Another process continues with the drafters `later`. With goodput, it also continues from snapshots,
+    which store goodput's state.
+    """
     everything = mixed(24, seed=12, most_tokens=40 if policy == "all" else 120).by_id.items()
     in_forms = bool({"auto", "grammar"} & {spec, later})
     bound = [(name, each) for name, each in everything if (each[1].grammar is not None) == in_forms]

@@ -1,4 +1,6 @@
-"""Check that answers with drafts equal answers without: tokens, ends, logprobs and texts."""
+"""Tests that answers with drafts equal answers without drafts in tokens, finish reasons, logprobs and
+texts.
+"""
 
 import random
 
@@ -11,7 +13,8 @@ from tests.spec_decode.equality import Scripted, answers, assert_same, known_as,
 
 LONGEST = {"max_model_len": 112}
 WIDE = {"num_blocks": 2049, **LONGEST}
-# Each cuts prompts, images and videos, and its pool is too small for the running requests.
+# Both settings split prompts, images and videos, and have a KV pool that is too small for the running
+# requests.
 RECOMPUTE = {
     "num_blocks": 9,
     "max_num_seqs": 9,
@@ -27,7 +30,7 @@ SWAP = {
     "enable_prefix_caching": True,
 }
 
-# Drafters, draft limits, and how many drafts are verified.
+# Settings with different drafters, draft limits, and numbers of verified drafts.
 WAYS = {
     "auto": {"spec": "auto", **RECOMPUTE},
     "ngram": {"spec": "ngram", **SWAP},
@@ -56,7 +59,9 @@ WAYS = {
 
 
 def check(asked, model, log):
-    """Run each of WAYS, and scripts."""
+    """Compare the answers with each setting in WAYS and with scripted drafters to the answers without
+    drafts.
+    """
     kinds = asked.kinds()
     assert len(kinds) == 12 and min(kinds.values()) > 0, kinds
     want = answers(asked, model, **WIDE, spec="none")

@@ -1,4 +1,4 @@
-"""Check that each row gets drafts from the first drafter that has any, within that drafter's limit and the
+"""Tests that each row gets drafts from the first drafter that has any, within that drafter's limit and the
 row's grammar.
 """
 
@@ -15,13 +15,13 @@ from mmengine.spec_decode.base import Proposed
 from mmengine.structured_output.request.spec import grammar_of
 
 VOCAB, ROWS, MOST, LONGEST = 50, 4, 5, 40
-FOR = ((0, 1, 2, 3), (1, 2, 3), (0, 1, 2, 3))  # rows, by drafter
+FOR = ((0, 1, 2, 3), (1, 2, 3), (0, 1, 2, 3))  # the rows for which each drafter has drafts
 REGEX = grammar_of(grammar={"regex": "a*"})
 NOBODY = np.zeros((0, 0), np.int32)
 
 
 def drafter(number, rows_of):
-    """Proposes its number as often as allowed, for `rows_of`."""
+    """Return a drafter that proposes the token `number` as often as allowed, for the rows in `rows_of`."""
 
     def propose(rows, texts, most):
         counts = np.where(np.isin(rows, rows_of), most, 0)
@@ -36,7 +36,9 @@ def drafter(number, rows_of):
 
 
 def drafted(room, max_tokens=30, prompt=6, bound=(), matchers=None):
-    """Return [(drafter, count)] for each row; rows in `bound` have a grammar."""
+    """Return (drafter, number of drafts) for each row, None for a row without drafts. Rows in `bound` have a
+    grammar.
+    """
     rows = RowColumns(ROWS, VOCAB, (), lambda ids, _: (np.zeros((3, len(ids)), np.int32), 0))
     drafters = [drafter(number, of) for number, of in enumerate(FOR)]
     drafting = Drafting(drafters, MOST, LONGEST, VOCAB, rows, matchers)
@@ -85,7 +87,7 @@ def test_drafts_fit_the_remaining_answer(settings, count):
 
 
 def test_drafts_fit_the_grammar():
-    """The log's drafts are already cut. Row 2 has no grammar."""
+    """Drafts that the grammar does not allow are cut before they are logged. Row 2 has no grammar."""
     matchers = SimpleNamespace(num_allowed=lambda row, drafts: min(row, len(drafts)))
     found = drafted(None, bound=(0, 1, 3), matchers=matchers)
     assert found == [None, (0, 1), (0, 5), (0, 3)]

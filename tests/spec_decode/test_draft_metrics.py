@@ -1,4 +1,4 @@
-"""Check that answers, metrics and the log report the same drafts as the steps' records."""
+"""Tests that answers, metrics and the log report the same numbers of drafts as the records of the steps."""
 
 import json
 import os
@@ -20,7 +20,9 @@ from tests.spec_decode.test_failing_drafters import Failing
 
 
 def counted(folder):
-    """Return proposed and accepted drafts of each request, and counts per drafter, by a loop over the log."""
+    """Return the numbers of proposed and of accepted drafts for each request, and the counts for each
+    drafter, computed from the log's events.
+    """
     proposed, accepted, drafters = Counter(), Counter(), defaultdict(DraftCounts)
     for state, record in fold(CheckedLog(folder)):
         event = record.event
@@ -28,12 +30,12 @@ def counted(folder):
             continue
         if event.num_drafts is not None:
             ended = [index for index, _ in (*event.stops, *event.errors)]
-            assert not np.frombuffer(event.num_drafts, np.int32)[ended].any(), "drafts behind an end"
+            assert not np.frombuffer(event.num_drafts, np.int32)[ended].any(), "a row that ended has drafts"
         if event.counts is None:
             continue
         kept = np.frombuffer(event.counts, np.int32).tolist()
         for index, number in Counter(index for index, _ in event.logprobs).items():
-            assert number == kept[index], "likelihoods of what was not said"
+            assert number == kept[index], "logprobs of tokens that were not accepted"
         for row, count in zip(state.sampled_rows().tolist(), kept, strict=True):
             num_drafts = int(state.scheduled_drafts[row])
             name = state.requests_by_row[row].request.request_id.partition("/")[0]

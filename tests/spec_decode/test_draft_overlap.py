@@ -1,4 +1,4 @@
-"""Check two steps in flight with drafts: the answers stay the same, and steps without drafts overlap."""
+"""Tests of drafts with two steps in flight: the answers stay the same, and steps without drafts overlap."""
 
 import random
 from pathlib import Path
@@ -23,14 +23,18 @@ TWO = {"max_in_flight": 2, "draft_policy": "goodput"}
 
 
 def steer(executor):
-    """As on a GPU, where drafts pay off for 25 steps and then do not for 25 more."""
+    """Let `executor` launch steps ahead, as on a GPU, and make drafts alternately cheap and expensive, for 25
+    steps each.
+    """
     LaunchedAhead(executor)
     Clock(executor)
 
 
 @pytest.fixture(scope="module")
 def wanted():
-    """Return requests of all kinds, then some without grammars, for which grammar drafters have no drafts."""
+    """Return requests, and their answers without drafts. The first 20 requests are of all kinds. The others
+    have no grammar, so grammar drafters have no drafts for them.
+    """
     every = list(mixed(48, seed=31, most_tokens=60).by_id.items())
     plain = [(name, each) for name, each in every[20:] if each[1].grammar is None]
     asked = Asked(dict([*every[:20], *plain]))
@@ -53,8 +57,8 @@ def test_answers_are_the_same(spec, pool, wanted, tmp_path):
 @pytest.mark.parametrize("pool", [SWAP, RECOMPUTE], ids=["swap", "recompute"])
 @pytest.mark.parametrize("by_masks", [True, False], ids=["masks", "following"])
 def test_grammars_do_not_prevent_overlap(by_masks, pool, wanted, tmp_path, monkeypatch):
-    """Use masks for all grammars, as on a GPU, and lazy masks, as on a CPU; except for answers completed
-    within their budgets.
+    """Enforce all grammars with masks, as on a GPU, or with lazy masks, as on a CPU. On a CPU, only answers
+    that must be completed within their budgets use masks.
     """
     asked, want = wanted
     if by_masks:
@@ -69,7 +73,7 @@ def test_grammars_do_not_prevent_overlap(by_masks, pool, wanted, tmp_path, monke
 
 
 def test_a_resumed_engine_gives_the_same_answers(wanted, tmp_path):
-    """Continue from a point with two steps in flight, and from a point with drafts in flight."""
+    """Resume from a log with two steps in flight, and from a log with drafts in flight."""
     asked, want = wanted
     config = EngineConfig(spec=HEAD, **TWO, **RECOMPUTE)
     copies: dict[str, Path] = {}

@@ -1,5 +1,5 @@
-"""Check the rules for every drafter: the rows that get drafts, the draft count, and the state that the
-drafter drops.
+"""Tests of the rules for every drafter: which rows get drafts, how many drafts, and which state the drafter
+must drop.
 """
 
 import numpy as np
@@ -15,7 +15,7 @@ ROWS, WIDTH, VOCAB = 6, 200, 5
 
 
 def of_grammars(texts):
-    """Force the text 0 1 2 3 4 forever, like a grammar."""
+    """Return a grammar drafter whose grammar forces the tokens 0 1 2 3 4 0 1 … without an end."""
 
     def forced(row, most):
         said = texts.tokens[row, texts.num_prompt[row] : texts.lengths[row]].tolist()
@@ -72,7 +72,7 @@ class Rows:
 
 
 def held(value):
-    """Return the bytes of arrays, and the number of other values."""
+    """Return the size of an object: the bytes of its arrays plus the number of its other values."""
     if isinstance(value, np.ndarray):
         return value.nbytes
     if isinstance(value, dict):
@@ -94,7 +94,7 @@ def rows(request):
 
 
 def check(bench, rows, most):
-    """Check that each row in `rows` has correct drafts, within its limit, if there is space for drafts."""
+    """Check that the drafts of each row are correct, and that each row with a limit above 0 has drafts."""
     for row, room, found in zip(rows, most, bench.propose(rows, most), strict=True):
         said = int(bench.texts.lengths[row] - bench.texts.num_prompt[row])
         assert found == [(said + n) % VOCAB for n in range(len(found))]

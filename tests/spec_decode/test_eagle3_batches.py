@@ -1,4 +1,6 @@
-"""Check a head next to other rows, other drafters, other requests' blocks, and with changing draft counts."""
+"""Tests of a draft head with other rows in the batch, other drafters, shared prefix blocks, and changing
+draft counts.
+"""
 
 import random
 from collections import Counter
@@ -31,7 +33,7 @@ SEVEN = {"spec": HEAD, "num_draft_tokens": 7, "max_model_len": 160, "num_blocks"
 
 
 class Heard:
-    """Records a head's drafts by request and text length."""
+    """Records a head's drafts, keyed by request id and text length."""
 
     def __init__(self):
         self.drafts, self.batches = {}, Counter()
@@ -121,7 +123,7 @@ class ForSome(Scripted):
 
 
 def num_drafters(folder):
-    """Return the step count by the number of drafters whose drafts were verified."""
+    """Return {number of drafters whose drafts a step verified: number of such steps}."""
     found = Counter()
     for state, record in fold(CheckedLog(folder)):
         if isinstance(record.event, ev.Executed):
@@ -173,7 +175,7 @@ POOLS = st.fixed_dictionaries(
 
 
 def check(wanted, pool, most, seed, folder):
-    """Cycle through `most` draft counts, step by step."""
+    """Compare the answers if step n may verify at most `most[n % len(most)]` drafts for each row."""
     asked, want = wanted
 
     def steer(executor):
@@ -204,7 +206,9 @@ def test_many_schedules_and_ks_give_the_same_answers(wanted, pool, most, seed, t
 
 
 def test_rows_without_a_seed_do_not_change_other_rows():
-    """Give each request different noise in each run."""
+    """Requests without a seed get different noise in each run; requests with a seed must get the same
+    tokens.
+    """
     seeds = [0, None, 1, None, 2**62, None]
 
     def said(spec):

@@ -1,4 +1,4 @@
-"""Run heads on the auxiliary states of a real target's forward."""
+"""Test of a draft head on the auxiliary states of a Qwen3-VL model's forward pass."""
 
 import numpy as np
 import torch
@@ -20,8 +20,8 @@ from tests.spec_decode.eagle3_heads import DEFAULT_AUX_LAYERS, FAMILIES, TARGET
 
 
 def test_a_head_beside_a_qwen3_vl(tmp_path):
-    """Compare the head on the target's auxiliary states, with image and deepstack, with the formulas on the
-    layer inputs of transformers.
+    """For a prompt with an image and deepstack, the head's output from the target's auxiliary states equals
+    the output of the formulas from the layer inputs in transformers.
     """
     from mmengine_qwen3_vl import plugin
 

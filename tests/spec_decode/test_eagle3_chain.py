@@ -1,5 +1,5 @@
-"""Check draft chains: drafts equal the formulas for every implementation, and later the cache holds the
-expected content.
+"""Tests of draft chains: every implementation drafts the same tokens as the formulas, and the KV cache has
+the expected content afterwards.
 """
 
 import numpy as np
@@ -21,7 +21,9 @@ LENGTHS = (9, 1, 14, 3, 6)
 
 
 def prefilled(written, folder, compute, dtype=torch.float32):
-    """Return a head, rows that it has read, and z and carry for the last token of each row."""
+    """Return a head, rows that it has processed, the attention with their KV, and each row's z and carry for
+    its last token.
+    """
     head = load(written, folder, dtype)
     assert isinstance(head, NativeDraftHead) == (compute == "kernels")
     rows = sequences(head, lengths=LENGTHS)
@@ -43,7 +45,9 @@ def drafted(head, rows, attention, z, carry, most=MOST, given=None):
 
 
 def chain_of_formulas(written, head, row, most, given=()):
-    """Recompute the whole sequence for each draft."""
+    """Return `most` drafts of the formulas, each computed from the whole sequence. The first drafts are
+    `given`.
+    """
     aux_hidden_states, tokens, positions = row
     hidden, embeds, drafts = dense_fuse(written, aux_hidden_states), head.embed(tokens), []
     for _ in range(most):
@@ -73,7 +77,9 @@ def test_drafts_equal_the_formulas(family, most_of, compute, tmp_path):
 @pytest.mark.parametrize("most_of", [MOST, np.full(5, 4, np.int32)], ids=["each its own", "all alike"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_chain_continues_after_given_tokens(family, most_of, compute, tmp_path):
-    """Give all, some or no drafts of a row: other drafters' tokens pass the head like its own."""
+    """Another drafter may give all, some or none of a row's drafts. The head continues after them as after
+    its own drafts.
+    """
     written = FAMILIES[family]()
     head, rows, attention, z, carry = prefilled(written, tmp_path, compute)
     given = np.full((5, 9), NO_DRAFT, np.int64)
@@ -109,8 +115,8 @@ def test_nothing_to_draft(compute, tmp_path):
 
 
 def test_accepted_tokens_overwrite_provisional_drafts(compute, tmp_path):
-    """After a chain, feed the true tokens, some in the drafts' places; results equal a cache that never held
-    drafts.
+    """After a chain, the true tokens are processed, some at the positions of drafts. The outputs and the KV
+    cache equal a run without drafts.
     """
     written = FAMILIES["specforge"]()
     head = load(written, tmp_path)
@@ -147,7 +153,7 @@ def test_drafts_stay_within_the_blocks_of_their_row(compute, tmp_path):
     with pytest.raises(ValueError, match="need more than"):
         draft(head, z, carry, narrow, attention, FIRST_LAYER, blocks)
     before = attention.pool(FIRST_LAYER).clone()
-    # A view whose row stride exceeds its row length.
+    # This block table is a view whose row stride exceeds its row length.
     enough = ChainRows(MOST, places.kv_lens, places.positions, attention.table[:, :width])
     with torch.inference_mode():
         draft(head, z, carry, enough, attention, FIRST_LAYER, blocks)

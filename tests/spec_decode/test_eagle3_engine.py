@@ -1,4 +1,6 @@
-"""Check an EAGLE-3 head in the engine: the same tokens, and KV equal to a single pass over the whole text."""
+"""Tests that an EAGLE-3 head in the engine changes no token, and that its KV equals the KV of a single
+pass.
+"""
 
 import random
 import shutil
@@ -66,7 +68,7 @@ def answers(count, sampling, **settings):
     ],
 )
 def test_a_head_changes_no_token(sampling):
-    """Also use a pool that preempts and swaps, cuts prompts and images, and hits the prefix cache."""
+    """Small KV pools cause preemption, swapping, split prompts and images, and prefix cache hits."""
     want, plain = answers(16, sampling, spec="none", **LONGEST)
     for settings in (LONGEST, TIGHT, {**TIGHT, "swap_blocks": 30, "preempt_mode": "swap"}):
         found, stats = answers(16, sampling, spec="eagle3", **settings)
@@ -83,8 +85,8 @@ def test_the_prefix_cache_hits_equal_a_run_without_a_head():
 
 
 def states_of_one_pass(built, request, token_ids, media):
-    """Return a head's inputs for a whole text as a single prompt: auxiliary states [n, taps * hidden], tokens
-    int64 [n], and positions int64 [3, n].
+    """Return the head's inputs if the whole text is computed as one prompt: auxiliary states [n, taps *
+    hidden], tokens int64 [n], and positions int64 [3, n].
     """
     model, head, size = (
         built.executor._runner._model,
@@ -137,7 +139,9 @@ def drafts_of_one_pass(built, request, token_ids, media, count, given=()):
 
 
 def dense(spec, size):
-    """Return a pool with a single row, which gets `size` tokens per step in consecutive blocks."""
+    """Return a KV pool, and its attention in a step in which a row gets `size` tokens in consecutive
+    blocks.
+    """
     pool = KVPool(spec, -(-size // 16) + 1, 16, torch.float32, CpuDevice())
     port = TorchPagedAttention(spec, pool)
     lengths = np.array([size], np.int32)
@@ -156,8 +160,8 @@ def dense(spec, size):
 )
 @pytest.mark.parametrize("pauses", [False, True])
 def test_the_kv_equals_a_single_pass(settings, pauses):
-    """Check after every step the head's KV for all states with a known next token; if drafting `pauses`, only
-    for rows without waiting states.
+    """After every step, compare the head's KV at all positions whose next token is known. If drafting
+    `pauses`, rows whose states still wait for the head are skipped.
     """
     sizes = {"max_num_seqs": 3, "token_budget": 17, "draft_policy": "all", "spec": "eagle3", **settings}
     _skip_without_a_head(sizes["spec"])
@@ -207,7 +211,8 @@ def test_the_kv_equals_a_single_pass(settings, pauses):
 
         head.prepare, head.catch_up = prepared, watched
         how = {"response_format": FORM} if "spec" in settings else {"ignore_eos": True}
-        for prompt in prompts(4):  # all prompts are there before the first step, however long a video takes
+        # submit all prompts before the first step, so that preparation times have no effect
+        for prompt in prompts(4):
             engine.submit(prompt, max_tokens=40, **how)
         while engine.has_work:
             engine.step()
@@ -237,7 +242,7 @@ def attentive_head(tmp_path):
 
 @pytest.mark.parametrize("spec", ["eagle3", "auto"])
 def test_drafts_equal_passes_over_the_whole_text(spec, attentive_head, monkeypatch):
-    """Run seven rows each after an image, a video and neither; with `auto` also after forced tokens."""
+    """Compare drafts after an image, a video or text alone, and with `auto` also after forced tokens."""
     _skip_without_a_head(spec)
     point = SimpleNamespace(load=lambda: lambda: attentive_head)
     monkeypatch.setattr(drafters, "entry_points", lambda group: [point])

@@ -1,4 +1,6 @@
-"""Check that a head over ragged batches and a paged cache equals the formulas for each sequence alone."""
+"""Tests that a draft head over ragged batches and a paged cache computes the same as the formulas for each
+sequence alone.
+"""
 
 from dataclasses import replace
 
@@ -101,14 +103,16 @@ def test_keys_are_rotated_by_the_states_position(family, tmp_path):
 
 
 def untouched_keys(head, hidden, embeds):
-    """Return k before any rotation: an angle of 0 for all frequencies."""
+    """Return k, v and q at position 0, where nothing is rotated."""
     at = Recorder()
     head.forward(hidden, embeds, torch.zeros(3, 1, dtype=torch.long), at, 0)
     return at.k, at.v, at.q
 
 
 def test_positions_follow_their_axes(tmp_path):
-    """Use consecutive sections, interleaved ones, and none: then height and width have no effect."""
+    """The families have consecutive mrope sections, interleaved sections, and none. Without sections, height
+    and width have no effect.
+    """
     for family, moves in (("specforge", True), ("angelslim", True), ("speculators", False)):
         head = load(FAMILIES[family](), tmp_path / family)
         keys = []

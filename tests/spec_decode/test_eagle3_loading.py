@@ -1,4 +1,4 @@
-"""Check the settings read from real head folders of every family."""
+"""Tests of the settings that are read from draft heads in the file format of every family."""
 
 import json
 import subprocess
@@ -124,7 +124,8 @@ def test_names_of_tensors(stored, canonical):
     assert canonical_name(stored) == canonical
 
 
-# The table: (file: top level, eagle_config), target layers, and the auxiliary layers.
+# The ids at the top level of the file and in its eagle_config, the target's number of layers, and the
+# expected layers.
 @pytest.mark.parametrize(
     "top, nested, num_layers, aux_hidden_states",
     [

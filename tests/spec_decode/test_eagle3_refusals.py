@@ -1,4 +1,4 @@
-"""Check that each defect in a head folder gives a clear error that names the field or the tensor."""
+"""Tests that each defect in a draft head's folder gives an error that names the field or the tensor."""
 
 import struct
 
@@ -274,7 +274,7 @@ JUNK = st.one_of(
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_values_changed_in_a_config(data, tmp_path):
-    """A folder is read or refused; no other exception is raised."""
+    """`open_head` either accepts the folder or raises ModelError, and raises no other exception."""
     written = FAMILIES[data.draw(st.sampled_from(sorted(FAMILIES)))]()
     places = [(written.config, name) for name in written.config]
     for child in list(written.config.values()):

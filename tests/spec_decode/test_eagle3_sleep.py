@@ -1,4 +1,6 @@
-"""Check an idle head: its states wait or it sleeps, and it drafts again when needed."""
+"""Tests of a draft head that may not draft for some steps: its states wait, or it sleeps, and later it drafts
+again.
+"""
 
 import random
 from contextlib import contextmanager
@@ -23,7 +25,9 @@ def bounds(tokens, steps, at_once):
 
 
 class Watched(Heard):
-    """A `Heard` that also counts steps that the head never reads."""
+    """A `Heard` that limits drafts to `most_of(step)`. It counts the steps that the head skips (`slept`) and
+    the steps whose states the head gets (`awake`).
+    """
 
     def __init__(self, most_of):
         super().__init__()
@@ -49,7 +53,9 @@ class Watched(Heard):
 @pytest.mark.parametrize("at_once", [64, 1024])
 @pytest.mark.parametrize("caching", [False, True])
 def test_drafts_after_a_pause_equal_drafts_without(at_once, caching):
-    """Requests share images in pairs, so that a request waits for states that its partner must read."""
+    """Each image is shared by two requests, so that one request needs states that the other request's row
+    must process first.
+    """
     asked, through, paused = asked_about(8), Watched(lambda step: 7), Watched(lambda step: 7 * (step > 12))
     config = {**SEVEN, "enable_prefix_caching": caching}
     answers(asked, steer=through, **config)

@@ -1,4 +1,4 @@
-"""Check that a drafter that raises, or returns invalid drafts, loses only its drafts."""
+"""Tests that a drafter that raises, or returns invalid drafts, loses only its drafts."""
 
 import itertools
 import random
@@ -21,7 +21,7 @@ pytest.importorskip("mmengine_shapes")
 
 
 def wrong(kind, rows, most):
-    """Return the proposal of a drafter of this `kind`."""
+    """Return an invalid proposal of the given `kind`."""
     total, full = int(most.sum()), most.astype(np.intp)
     zeros = np.zeros(total, np.int32)
     return {
@@ -50,7 +50,9 @@ KINDS += ["half tokens", "counts of other rows", "a table", "objects", "nan coun
 
 
 class Failing(Scripted):
-    """A `Scripted` drafter with a different error in every second step, counted by `num_wrong`."""
+    """A `Scripted` drafter that makes a different error in every second step; `num_wrong` counts the
+    errors.
+    """
 
     def __init__(self, truth, touch=False):
         super().__init__(truth)
@@ -103,7 +105,7 @@ def test_failing_drafters_change_no_answer(touch):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_invalid_drafts_are_refused(kind):
-    """No invalid draft reaches a step, whatever other drafters propose."""
+    """An invalid proposal is dropped as a whole, and the next drafter's proposal is used."""
     rows = RowColumns(4, 1536, (), lambda ids, _: (np.zeros((3, len(ids)), np.int32), 0))
     wrongly = SimpleNamespace(
         name="wrong",
@@ -170,7 +172,7 @@ def test_an_unloadable_drafter_is_refused_by_name(monkeypatch):
 
 @pytest.mark.parametrize("method", ["catch_up", "propose"])
 def test_a_head_with_occasional_failures_loses_only_its_drafts(method, monkeypatch):
-    """The drafter's own record of steps has gaps then; answers have none."""
+    """The failures leave gaps in the drafter's own record of steps, but the answers are complete."""
     asked = mixed(10, seed=6)
     want = answers(asked, spec="none")
     good, calls = getattr(Eagle3Drafter, method), itertools.count(1)

@@ -1,4 +1,4 @@
-"""Check that drafters with an index find the same drafts as a loop over the whole text."""
+"""Tests that drafters with an index find the same drafts as a loop over the whole text."""
 
 import random
 
@@ -23,7 +23,9 @@ def request_of(prompt, salt=""):
 
 
 class Rows:
-    """Random admissions, tokens and proposals; `known` holds the rows' tokens as lists."""
+    """Applies random admissions, tokens and proposals to a drafter. `known` holds the rows' tokens as
+    lists.
+    """
 
     def __init__(self, seed):
         self.rng = random.Random(seed)

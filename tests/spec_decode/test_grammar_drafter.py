@@ -1,5 +1,5 @@
-"""Check drafts from a grammar: the row's draft grammar, the next draft grammar after a departure, and no
-drafts if compilation fails or never ends.
+"""Tests of drafts from a grammar: a row follows its first draft grammar, and the next one after a departure.
+If draft grammars fail to compile or never finish, drafts come from the row's own grammar.
 """
 
 import threading
@@ -36,7 +36,7 @@ def backend():
 
 
 class Bench:
-    """One row in a grammar, its drafter, and tokens for the row."""
+    """A row with a grammar, its drafter, and its text."""
 
     def __init__(self, backend, text=TEXT, compile=None, deadline_s=10):
         self.grammars = Grammars(backend, deadline_s=deadline_s, compile=compile)
@@ -87,7 +87,7 @@ def test_a_row_that_departs_from_a_draft_grammar_gets_the_next(backend):
     bench = Bench(backend)
     bench.settled()
     bench.say(b'{"name": ')
-    assert bench.proposes(1) == b'"', "the sketch with a space behind a colon"
+    assert bench.proposes(1) == b'"', "the draft grammar with a space after a colon"
     bench.say(b'"cd", ')
     assert b'"more": '.startswith(bench.proposes()) and len(bench.proposes()) > 5
 
@@ -96,7 +96,7 @@ def test_a_row_that_departs_from_all_draft_grammars_gets_its_grammar(backend):
     bench = Bench(backend)
     bench.settled()
     bench.say(b'{  "na')
-    assert bench.proposes() in (b'me"', b"me"), "white space is open behind it"
+    assert bench.proposes() in (b'me"', b"me"), "any white space may follow"
     bench.say(b'me"  :  "c')
     assert bench.proposes() in (b'd"', b"d", b"")
 
@@ -117,7 +117,7 @@ def test_failed_draft_grammars_leave_the_grammar_itself(backend):
         return backend.compile(text)
 
     bench = Bench(backend, compile=compile)
-    assert bench.settled() == b"{", "white space may come behind it"
+    assert bench.settled() == b"{", "white space may follow"
     assert bench.grammars.draft_grammars(bench.request) == []
     bench.say(b'{"na')
     assert bench.proposes(2) == b"me"
@@ -136,7 +136,9 @@ def test_hanging_draft_grammars_are_not_awaited(backend):
         assert bench.proposes() == b"{"
         bench.say(b'{"na')
         assert bench.proposes(2) == b"me", "the row has its own grammar"
-        assert bench.grammars.draft_grammars(bench.request) is None, "they hang still, and are not given up"
+        assert bench.grammars.draft_grammars(bench.request) is None, (
+            "they still hang and are not abandoned yet"
+        )
         bench = Bench(backend, compile=compile, deadline_s=0.2)
         bench.say(b'{"na')
         assert bench.settled(2) == b"me"

@@ -1,4 +1,6 @@
-"""Check that by default grammars and the checkpoint's own head both draft, in the same run where possible."""
+"""Tests that, by default, the grammar and the checkpoint's draft head both draft, and that a run of drafts
+may begin with the grammar's tokens and end with the head's.
+"""
 
 import shutil
 
@@ -75,7 +77,9 @@ def test_a_head_that_is_damaged_is_left_out(tmp_path, monkeypatch):
 
 
 def test_a_run_has_forced_tokens_and_then_the_heads_drafts(monkeypatch):
-    """Mix rows with and without grammars; each run counts for the drafter of its last draft."""
+    """The batch has rows with and without grammars. Each run of drafts counts for the drafter of its last
+    draft.
+    """
     if library.load() is None:
         pytest.skip(library.describe())
     runs, ask = [], Drafting._propose
@@ -108,7 +112,7 @@ def test_a_run_has_forced_tokens_and_then_the_heads_drafts(monkeypatch):
     assert texts["auto"] == texts["none"]
     mixed = [(before, own) for number, _, before, own in runs if number == 1 and before]
     assert len(mixed) > 3 and max(before + own for before, own in mixed) > 7 >= max(own for _, own in mixed)
-    assert max(before for before, _ in mixed) > 7, "it goes on behind what is forced where it was cut"
+    assert max(before for before, _ in mixed) > 7, "the head continues after more than 7 forced tokens"
     assert all(is_bound for number, is_bound, *_ in runs if number == 0)
     assert any(number == 1 and not is_bound for number, is_bound, *_ in runs)
     assert set(stats.drafts) == {0, 1} or set(stats.drafts) == {1}

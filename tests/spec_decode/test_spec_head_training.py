@@ -1,5 +1,5 @@
-"""Check the training of a draft head: its data are the target's own answers, always the same, with the
-target's tokens as labels.
+"""Tests of the training of a draft head: the data are the target's own answers and reproducible, and the
+labels are the target's tokens.
 """
 
 import argparse

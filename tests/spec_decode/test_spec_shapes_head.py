@@ -1,5 +1,5 @@
-"""Check that the embedded checkpoint's draft head is accurate, and that the engine drafts with it as
-trained.
+"""Tests that the embedded checkpoint's draft head is accurate, and that it drafts in the engine as in
+training.
 """
 
 import json
@@ -38,7 +38,7 @@ def target(trained):
 
 @pytest.fixture(scope="module")
 def samples(target):
-    """Return twelve held-out conversations per task, with images of mixed sizes, by task."""
+    """Return {task: twelve held-out conversations with images of mixed sizes}."""
     drawn = held_out_samples(target, ("json", "describe", "direction"), 12, seed=7)
     return {task: [one for one in drawn if one.task == task] for task in ("json", "describe", "direction")}
 
@@ -59,7 +59,7 @@ def test_swapped_layers_lower_acceptance(trained, samples):
 
 @pytest.fixture(scope="module", params=["hub", "speculators"])
 def served(request, trained, tmp_path_factory):
-    """Return the head as the engine loads it, from either layout."""
+    """Return the head as the engine loads it, from each of the two file layouts."""
     folder = draft_head_path()
     if request.param == "speculators":
         folder = tmp_path_factory.mktemp("speculators")
@@ -71,8 +71,8 @@ def served(request, trained, tmp_path_factory):
 
 
 def chain(served, sample, row, count):
-    """Return logits for `count` drafts from `row` on; each draft is a pass with the engine's head over all
-    inputs.
+    """Return the logits of `count` drafts that begin at position `row`. Each draft is a pass of the engine's
+    head over all inputs.
     """
     hidden = served.fuse(sample.aux_hidden_states[: row + 1].float().flatten(1))
     tokens, positions = sample.ids[1 : row + 2], sample.positions[:, : row + 1]
@@ -115,7 +115,9 @@ def test_the_engine_loads_the_trained_head(trained, served):
 
 
 def engine_passes(task, number, seed):
-    """Return an engine's answers with the head, and how many passes each took after the first."""
+    """Return an engine's answers with the head's drafts, and the number of passes that each took after the
+    first.
+    """
     config = EngineConfig(
         spec=f"eagle3={draft_head_path()}", num_draft_tokens=4, num_threads=1, draft_policy="all"
     )
@@ -136,7 +138,7 @@ def engine_passes(task, number, seed):
 
 @pytest.mark.parametrize("task", ["json", "describe", "direction"])
 def test_an_engine_takes_the_simulated_passes(trained, samples, task):
-    """The simulation's numbers equal the engine's, pass for pass."""
+    """The simulated number of passes equals the engine's for every answer."""
     answers, passes = engine_passes(task, 12, seed=7)
     assert answers == [one.ids[one.num_prompt :].tolist() for one in samples[task]]
     simulated = [
@@ -155,7 +157,9 @@ def test_passes_are_counted_as_in_an_engine():
 
 
 def test_a_target_reads_the_same_alone_and_beside_others(target, samples):
-    """Padding a batch changes nothing: the target's choice after each token is its own answer."""
+    """Padding of a batch changes nothing: the target's likeliest token after each token is the next token of
+    its answer.
+    """
     for group in samples.values():
         for sample in group:
             after = target.logits(sample.aux_hidden_states[sample.num_prompt - 1 : -1, -1].float()[None])[0]

@@ -1,12 +1,13 @@
-"""Find the layers whose inputs feed a draft head. The same number has two meanings in published files.
+"""Find the target's layers whose inputs feed a draft head. In published files, a layer number has one of two
+meanings.
 
-Here auxiliary layer i is L_in(i): the residual stream that enters the target's layer i, 0-based; the number
-of layers stands for the final norm's input. The rules, in order:
+Here, auxiliary layer i is L_in(i): the residual stream that enters the target's layer i (0-based). If i is
+the number of layers, L_in(i) is the input of the final norm. The rules, in order:
 
 * ids at the top of config.json (vLLM, speculators) are L_in(i);
 * ids in `eagle_config` that begin with 1 (ModelOpt, AngelSlim and SGLang: "the output of layer i") are
-  L_in(i + 1), others there L_in(i);
-* without ids a head of three has EAGLE's own: L_in(2), L_in(n // 2), L_in(n - 3).
+  L_in(i + 1); other ids in `eagle_config` are L_in(i);
+* without ids, a head that reads three states uses EAGLE's default: L_in(2), L_in(n // 2), L_in(n - 3).
 """
 
 from collections.abc import Sequence
@@ -26,7 +27,7 @@ def aux_layers(
     """Return the auxiliary layers, ascending, for a head whose fc reads `num_aux_layers` states and a target
     of `num_layers` layers.
 
-    `chosen` overrides the file. Raises ModelError, which names the field that does not fit.
+    `chosen` overrides the ids in the file. Raises ModelError, which names the field that does not fit.
     """
     if not 1 <= num_aux_layers <= MAX_AUX_LAYERS:
         family.root.fail(

@@ -1,4 +1,4 @@
-"""The description for a draft head whose folder has been read, the same for all families."""
+"""The configuration of a draft head, in the same fields for all file families."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -38,10 +38,10 @@ class HeadConfig:
     norm_before_fc: bool  # one norm over all auxiliary states
     fc_norm: bool  # one norm per auxiliary state
     norm_before_residual: bool  # whether the first layer's residual is normed
-    # whether the next step gets the input of the output head, rather than of the final norm
+    # whether the next draft gets the input of the output matrix, rather than the input of the final norm
     norm_output: bool
     qk_norm: bool
     attention_bias: bool
-    own_embedding: bool  # otherwise the target's
+    own_embedding: bool  # False: the head uses the target's embedding
     head: Literal["own", "embedding", "target"]  # source of the output matrix
-    num_drafts: int  # K of a chain
+    num_drafts: int  # drafts in a chain (K)

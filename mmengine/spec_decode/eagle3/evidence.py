@@ -1,5 +1,5 @@
-"""Derive a head's settings from its tensors, and compare them with config.json. ModelError names the
-field.
+"""Derive a head's settings from its tensors, and compare them with config.json. The functions raise
+ModelError, which names the field.
 """
 
 from typing import Literal
@@ -48,7 +48,7 @@ def _shape(family: Family, entries: dict[str, TensorEntry], name: str) -> tuple[
 def query_shape(
     family: Family, entries: dict[str, TensorEntry], num_heads: int, num_kv_heads: int
 ) -> tuple[int, int]:
-    """Return the row and column counts in q's matrix."""
+    """Return the numbers of rows and columns of the query matrix."""
     fused = "layers.0.self_attn.qkv_proj.weight"
     if fused in entries:
         rows, inputs = _shape(family, entries, fused)
@@ -67,7 +67,9 @@ def find_head_dim(layer: Fields, num_heads: int, q_rows: int) -> int:
 
 
 def find_embed_size(family: Family, q_inputs: int, hidden_size: int, shared: int | None) -> int:
-    """Return the embedding size. `shared`: the target's hidden size if the target's embedding is used."""
+    """Return the embedding size. `shared` is the target's hidden size if the head uses the target's
+    embedding, else None.
+    """
     embed_size = q_inputs - hidden_size
     if embed_size <= 0:
         family.root.fail(
@@ -83,7 +85,7 @@ def find_embed_size(family: Family, q_inputs: int, hidden_size: int, shared: int
 
 
 def find_fc_norms(family: Family, entries: dict[str, TensorEntry]) -> tuple[bool, bool]:
-    """Return norm_before_fc and fc_norm."""
+    """Return the settings norm_before_fc and fc_norm."""
     found = []
     for name, tensor in (("norm_before_fc", INPUT_NORM), ("fc_norm", fc_norm(0))):
         said, stored = family.flag(name), tensor in entries
@@ -109,8 +111,8 @@ def find_head(
     target: Target,
     whole_vocabulary: bool,
 ) -> Literal["own", "embedding", "target"]:
-    """Return the output matrix's source. A stored lm_head wins over tie_word_embeddings: files with both
-    are common.
+    """Return the source of the output matrix. A stored lm_head takes precedence over tie_word_embeddings,
+    because many files have both.
     """
     if HEAD in entries:
         return "own"

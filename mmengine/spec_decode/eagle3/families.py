@@ -1,4 +1,4 @@
-"""Locate a head's settings in config.json, for each published file family.
+"""Locate a draft head's settings in config.json, for each family of published files.
 
 There are two file shapes: a flat object (EAGLE, SpecForge, SGLang, AngelSlim, and NVIDIA's ModelOpt with an
 inner `eagle_config`), and speculators' shape, whose layer is described in `transformer_layer_config`.
@@ -10,8 +10,8 @@ from typing import Any
 from mmengine.checkpoint.fields import Fields
 from mmengine.errors import shown
 
-# The last name of each family is the one in EAGLE's own files: the plain architecture of the layer. That such
-# a folder holds a head is known from its tensors only.
+# The last name of each tuple occurs in EAGLE's own files: it is the architecture of an ordinary model. Only
+# the tensors show that such a folder holds a draft head.
 LLAMA_ARCHITECTURES = (
     "LlamaForCausalLMEagle3",
     "Eagle3LlamaForCausalLM",
@@ -19,11 +19,11 @@ LLAMA_ARCHITECTURES = (
     "Eagle3Qwen3vlForCausalLM",
     "LlamaForCausalLM",
 )
-QWEN3_ARCHITECTURES = ("Eagle3Qwen3ForCausalLM", "Qwen3ForCausalLM")  # q and k heads have norms
+QWEN3_ARCHITECTURES = ("Eagle3Qwen3ForCausalLM", "Qwen3ForCausalLM")  # their q and k heads are normed
 KNOWN = (*LLAMA_ARCHITECTURES, *QWEN3_ARCHITECTURES)
 SPECULATORS = "speculators"
 
-# ModelOpt's switches for other networks, with the value for an EAGLE-3 head.
+# ModelOpt's switches that select the network, with their values for an EAGLE-3 head.
 _FIXED = {
     "use_aux_hidden_state": True,
     "use_input_layernorm_in_first_layer": True,
@@ -35,10 +35,10 @@ _FIXED = {
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A family and its parts in config.json.
+    """A file family, and the objects of a config.json that hold its settings.
 
-    `layer`: sizes of the decoder layer. `nested`: `eagle_config`, empty if missing. A head setting is in
-    `root`, or else in `nested`.
+    `layer` holds the sizes of the decoder layer. `nested` is `eagle_config`, empty if it is missing. A
+    setting of the head is in `root`, or else in `nested`.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Family:
     layer: Fields
     nested: Fields
     qk_norm: bool
-    norm_before_residual: bool  # if the file does not set it
+    norm_before_residual: bool  # default if the file does not set it
 
     def value(self, name: str) -> Any:
         """Return a head setting; None if missing or null."""
@@ -73,7 +73,7 @@ def recognise(root: Fields) -> Family:
             root.fail(f"speculators_model_type is {shown(kind)}; only 'eagle3' is supported")
         layer = root.child("transformer_layer_config")
         qwen3 = layer.values.get("model_type") == "qwen3"
-        # The engine for which old files were written assumes True if the field is missing.
+        # Without norm_before_residual, True is assumed, as in the engine for which old files were written.
         return Family(SPECULATORS, root, layer, root.child("eagle_config", optional=True), qwen3, True)
     architecture = _architecture(root)
     nested = root.child("eagle_config", optional=True)

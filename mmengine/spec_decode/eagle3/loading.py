@@ -1,6 +1,7 @@
-"""Read a head folder into a description and checked tensor entries, without reading the weights.
+"""Read a draft head's folder into a HeadConfig and checked tensor entries, without reading the weights.
 
-The file and the tensors must agree; where the file is silent the tensors decide.
+config.json and the tensors must agree. Settings that config.json does not contain are derived from the
+tensors.
 """
 
 from collections.abc import Sequence
@@ -42,7 +43,9 @@ DEFAULT_DRAFTS = 4
 
 @dataclass(frozen=True, slots=True)
 class HeadFolder:
-    """A head and its tensors' location. `target_ids`: int64 [draft_vocab_size]; None: the same ids."""
+    """A head's configuration and the location of its tensors. `target_ids` (int64 [draft_vocab_size]) maps
+    the head's tokens to the target's; None if both have the same ids.
+    """
 
     config: HeadConfig
     entries: dict[str, TensorEntry]
@@ -54,9 +57,8 @@ def open_head(
 ) -> HeadFolder:
     """Read and check a head without reading its weights.
 
-    `aux_layers`: L_in(i), overrides a file with its own numbering. Raises ModelError, which names the
-    problem in the folder, or in the folder with this target, and ConfigError for a `num_drafts` outside 0 to
-    7.
+    `aux_layers` (i of L_in(i)) overrides the layers in the file. Raises ModelError for a folder that is
+    invalid or does not fit the target, and ConfigError for a `num_drafts` outside 0 to 7.
     """
     path = folder / "config.json"
     family = recognise(Fields(read_json(path, max_bytes=MAX_CONFIG_BYTES), path, ""))
@@ -144,7 +146,7 @@ def _match(family: Family, fields: Fields, name: str, wanted: int) -> int:
 
 
 def _num_drafts(family: Family, asked: int | None) -> int:
-    """Return the requested draft count, else the file's proposal within the limit."""
+    """Return the requested number of drafts, else the number in the file, at most MAX_DRAFTS."""
     if asked is not None:
         if isinstance(asked, bool) or not isinstance(asked, int) or not 0 <= asked <= MAX_DRAFTS:
             raise ConfigError(f"num_drafts is {shown(asked)}; a chain has 0 to {MAX_DRAFTS} drafts")

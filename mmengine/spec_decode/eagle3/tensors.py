@@ -43,9 +43,9 @@ _NAMES = (
 
 
 def open_head_tensors(folder: Path) -> dict[str, TensorEntry]:
-    """Return every tensor in a head, under the same names for all families.
+    """Return every tensor of a head, under its canonical name.
 
-    Raises ModelError for weights that are missing, damaged, or pickled.
+    Raises ModelError if the weights are missing, damaged, or pickled.
     """
     if not any((folder / name).is_file() for name in (SINGLE_FILE, INDEX_FILE)):
         pickles = sorted(path.name for path in folder.glob("*.bin"))[:1]
@@ -69,9 +69,9 @@ def canonical_name(stored: str) -> str | None:
 
 
 def expected_tensors(config: HeadConfig, stored: dict[str, TensorEntry]) -> dict[str, tuple[int, ...]]:
-    """Return every head tensor's shape, [out, in] for linear layers.
+    """Return the shape of every tensor that the head must have; linear layers are [out, in].
 
-    Biases, and joined tensors for q, k and v or gate and up, are expected if they are stored.
+    Biases and fused tensors (qkv_proj, gate_up_proj) are expected if they are stored.
     """
     c, h = config, config.hidden_size
     aux_hidden_states = len(c.aux_layers)
@@ -128,7 +128,7 @@ def _layer(c: HeadConfig, layer: int, stored: dict[str, TensorEntry]) -> dict[st
 
 
 def joined(fused: str, parts: dict[str, int], prefix: str, stored: dict[str, TensorEntry]) -> dict[str, int]:
-    """Return `parts` with their row counts, or the joined tensor if the file stores that."""
+    """Return {name: number of rows} for `parts`, or for the fused tensor if the file stores that instead."""
     return {fused: sum(parts.values())} if f"{prefix}{fused}.weight" in stored else parts
 
 
