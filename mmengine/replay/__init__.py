@@ -1,4 +1,6 @@
-"""Replay: read a log, fold it, and derive its decisions again. Needs no torch and no model."""
+"""Replay: reads a log, folds it into states, and derives its decisions again. Needs neither torch nor a
+model.
+"""
 
 from mmengine.replay.minimize.failures import Failure, replay_failure
 from mmengine.replay.queries.summaries import RequestLine, StepLine, request_lines, step_lines

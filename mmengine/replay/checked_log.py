@@ -1,7 +1,8 @@
 """Checks a log's records before a replay trusts them: a log may come from an untrusted source.
 
-Records that would cost too much memory or never end are refused here by their size. Every other false record
-makes the fold raise, and `naming` converts this error to CorruptLog with the record's number.
+Records that would make a replay take too much memory, or never end, are refused here by their size. Every
+other false record makes the fold raise, and `naming` converts this error to a CorruptLog with the record's
+number.
 """
 
 from collections.abc import Callable, Iterator
@@ -31,16 +32,17 @@ from mmengine.events.recovery import Cut
 from mmengine.events.segment import segment_paths
 
 _CHECKED = frozenset((ev.Started, ev.Queued, ev.Finished))
-# Most cells (rows x tokens, or KV slots) that a log's settings may require a replay to hold.
+# Limit on the cells (rows x tokens, or KV slots) that a replay must hold for a log's settings.
 MAX_CELLS = 2**31
 
 
 class CheckedLog:
-    """Iterates over a folder's records; `record` is the current record.
+    """Iterates over the records of the log in a folder; `record` is the current record.
 
-    With `wait` the log is still being written: see LogFollower. `after` begins after the newest snapshot
-    before that record; a log without its beginning starts after its oldest snapshot. `begins_after` is the
-    snapshot's record, or -1; `first` is the first record, if any.
+    `wait`: for a log that is still being written, see LogFollower. `after`: a record number; the iteration
+    begins after the newest snapshot before that record. If the log's beginning was deleted, the iteration
+    begins after the oldest snapshot. `begins_after` is the number of the snapshot's record, or -1; `first` is
+    the first record, if any.
 
     Raises LogError when there is no log, CorruptLog for a damaged file or another format.
     """
@@ -84,7 +86,7 @@ class CheckedLog:
 
     @property
     def torn(self) -> Cut | None:
-        """The cut at which the iteration ended, if the bytes there are not a whole record."""
+        """The position at which the iteration ended, if the bytes there are not a whole record."""
         return self._reader.torn
 
     def __iter__(self) -> Iterator[Record]:
@@ -102,7 +104,7 @@ class CheckedLog:
 
     @contextmanager
     def naming(self, record: Record | None = None) -> Iterator[None]:
-        """Convert errors in this block to CorruptLog errors that name the record (by default the current
+        """Convert an error in this block to a CorruptLog that names `record` (default: the current
         record).
         """
         try:
@@ -124,7 +126,7 @@ class CheckedLog:
         )
 
     def apply(self, state: State, event: ev.Event) -> None:
-        """Fold an event without deriving a decision for comparison."""
+        """Check an event's sizes and fold it. No decision is derived for comparison."""
         _check_columns(state, event)
         evolve(state, event)
 
@@ -175,7 +177,7 @@ def _replay_config(started: ev.Started, folder: Path) -> EngineConfig:
 
 
 def _check_columns(state: State, event: ev.Event) -> None:
-    """Raise ValueError for numbers that would make the fold allocate more than any step could need."""
+    """Raise ValueError for numbers with which the fold would allocate more memory than any step can need."""
     config = state.config
     match event:
         case ev.Scheduled():
@@ -244,7 +246,7 @@ def _check_tokens(state: State, event: ev.Executed) -> None:
 
 
 def _check_column(name: str, column: bytes | None, low: int, high: int) -> None:
-    """Check that the values are int32 in [low, high). Also fails for bytes that are not int32."""
+    """Raise ValueError unless the bytes are int32 values in [low, high)."""
     values = np.frombuffer(column or b"", np.int32)
     if len(values) and not low <= int(values.min()) <= int(values.max()) < high:
         raise ValueError(f"{name} is {values.min()} to {values.max()}, outside {low} to {high - 1}")

@@ -1,8 +1,8 @@
-"""Finds the first difference between two logs: both are folded side by side, and events are compared by
-request.
+"""Finds the first difference between two logs. Both are folded side by side, and events are compared with
+request ids in place of row numbers.
 
-Row numbers, block numbers and times are not differences; digests and deliveries are skipped. Inputs and the
-decisions derived from them are distinguished, because either can be to blame, but not both.
+Row numbers, block numbers and times are not compared; checkpoints and deliveries are skipped. The result says
+whether the inputs differ first, or the decisions derived from equal inputs.
 """
 
 from collections.abc import Iterator
@@ -25,8 +25,8 @@ _TIMES = {"device_ns", "draft_ns", "host_ns", "logprobs", "prompt_logprobs"}
 
 
 class Side(msgspec.Struct, frozen=True):
-    """One of the two logs at the difference. `event` is "" if this log has ended. `value` is the differing
-    field's value.
+    """One of the two logs at the difference. `event`: the event's kind, or "" if this log has ended. `value`:
+    the differing field's value.
     """
 
     sequence: int
@@ -42,8 +42,8 @@ class LogDifference(msgspec.Struct, frozen=True):
     """The first difference between two logs.
 
     `kind` is "inputs", "decisions", "end" (one log is a prefix of the other), or "" for equal logs.
-    `settings` has the differing settings as (first log's, second log's). `events` counts the equal events.
-    `request` is the request that the field belongs to, if any.
+    `settings` maps a differing setting to its values (in the first log, in the second). `events` is the
+    number of equal events. `request`: the request to which the field belongs, or "".
     """
 
     kind: str
@@ -58,8 +58,8 @@ class LogDifference(msgspec.Struct, frozen=True):
 def diff(first: Path, second: Path, match: Match = "id", *, shapes: bool = False) -> LogDifference:
     """Return the first difference.
 
-    `match` says which requests correspond: requests with the same id, or with the same arrival number. With
-    `shapes` only the number of tokens, media and texts is compared. Raises `verify`'s errors, and LogError
+    `match`: whether requests with the same id or with the same arrival number correspond. `shapes`: user
+    content is compared only by its size, such as the number of tokens. Raises `verify`'s errors, and LogError
     for logs that begin at different records.
     """
     logs = CheckedLog(first), CheckedLog(second)
@@ -84,8 +84,8 @@ _Fact = tuple[State, Record, str, dict[str, object]]
 
 
 def _facts(log: CheckedLog, match: Match, shapes: bool) -> Iterator[_Fact]:
-    """Yield each compared event: the preceding state, its record, its kind, and its fields by name, with rows
-    as requests.
+    """Yield, for each compared event, the state before the event, the record, the event's kind, and its
+    fields with request names in place of rows.
     """
     for state, record in fold(log):
         if not isinstance(record.event, _PASSED_OVER):
@@ -242,8 +242,8 @@ def _difference(
 
 
 def _is_input(one: ev.Event, two: ev.Event) -> bool:
-    """Return whether external input differs. If one log has a result and the other a decision, the other
-    decided more.
+    """Return whether the inputs differ. If one log has a result where the other has a decision, the decisions
+    differ: the other log decided more.
     """
     results = [isinstance(event, (ev.Executed, ev.Failed)) for event in (one, two)]
     seen = [isinstance(event, ev.OBSERVATIONS) for event in (one, two)]

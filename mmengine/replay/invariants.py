@@ -1,7 +1,7 @@
-"""The invariants that hold for a state between any two events, by name. Tests, `mmengine log verify
+"""The named invariants of a state, which hold between any two events. Tests, `mmengine log verify
 --invariants` and `mmengine log minimize` use them.
 
-They are counted again from rows, requests and steps, and compared with the pools' counters.
+Each counts the rows, requests and steps again, and compares the result with the pools' counters.
 """
 
 from collections import Counter
@@ -24,7 +24,7 @@ class BrokenInvariant(NamedTuple):
 
 
 def find_broken(state: State, name: str = "") -> BrokenInvariant | None:
-    """Return the first broken invariant, or None. With `name`, only that invariant is checked."""
+    """Return the first broken invariant, or None. `name`: check only this invariant."""
     for each in [name] if name else INVARIANTS:
         text = next(INVARIANTS[each](state), None)
         if text is not None:

@@ -1,4 +1,4 @@
-"""The log as executor, source and sink of the loop that verifies it."""
+"""Makes a log the executor, the source and the sink of the loop that verifies it."""
 
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -23,8 +23,8 @@ RECENT = 8  # Observations shown with a divergence.
 INVARIANT = "invariant "  # Prefix for the `field` of a broken invariant.
 
 
-# These leave the loop from inside an executor or a sink. They do not derive from `Exception`, because the
-# loop turns an executor's exceptions into FAILED.
+# These exceptions end the loop from inside an executor or a sink. They do not derive from `Exception`,
+# because the loop turns an executor's exceptions into FAILED.
 
 
 class Diverged(BaseException):
@@ -34,11 +34,13 @@ class Diverged(BaseException):
 
 
 class Crashed(BaseException):
-    """The process ended here, and another continued: RECOVERED comes next."""
+    """Raised where the log's process ended and another continued. The next record is RECOVERED."""
 
 
 class Blamed(BaseException):
-    """The process ended here, and its successor blames a step: FAILED comes next, then RECOVERED."""
+    """Raised where the log's process ended and the next process blames a step. The next records are FAILED
+    and RECOVERED.
+    """
 
     def __init__(self, cause: str, recovered: ev.Recovered):
         super().__init__(cause)
@@ -46,11 +48,13 @@ class Blamed(BaseException):
 
 
 class LogEnded(BaseException):
-    """The loop would continue where the log stops: a crash cut the step short."""
+    """Raised where the log ends in the middle of a step, because a crash cut the step short."""
 
 
 class LogTape:
-    """The log as executor, source and sink in a replay."""
+    """A log that is the executor, the source and the sink of a replay. Raises Diverged at the first event
+    that differs.
+    """
 
     needs_plan = False
     num_bytes, stalled = 0, ""
@@ -65,12 +69,12 @@ class LogTape:
         self.next: Record | None = next(records, None)
         self.last: Record | None = None  # The previous record.
         self.watched: State | None = None  # The state whose invariants must hold between any two records.
-        self.agreed: Record | None = None  # The last equal digest.
+        self.agreed: Record | None = None  # The last checkpoint whose digest was equal.
 
     # Executor
 
     def dispatch(self, plan: StepPlan) -> None:
-        """Do nothing: the log has the step's result."""
+        """Do nothing, because the log has the step's result."""
 
     def collect(self) -> StepResult:
         event = self._expect().event
@@ -98,12 +102,12 @@ class LogTape:
         )
 
     def discard(self) -> None:
-        """Do nothing: the log has no results for steps after a failed step."""
+        """Do nothing, because the log has no results of steps after a failed step."""
 
     # Source
 
     def drain(self) -> Iterator[ev.Event]:
-        """Yield the log's next observations. Each comes back through `append` before the next."""
+        """Yield the log's next observations. The loop appends each before it takes the next."""
         return self._observations(_observation_behind)
 
     def leavers(self) -> Iterator[ev.Event]:
@@ -161,7 +165,7 @@ class LogTape:
         self.last, self.next = record, following
 
     def check_invariants(self) -> None:
-        """Raise Diverged for an invariant that the previous record broke."""
+        """Raise Diverged if the previous record broke an invariant."""
         if self.watched is None or self.last is None or (found := find_broken(self.watched)) is None:
             return
         kind = type(self.last.event).__name__
@@ -172,13 +176,13 @@ class LogTape:
         return True
 
     def sync(self) -> None:
-        """Do nothing: a replay writes nothing."""
+        """Do nothing, because a replay writes nothing."""
 
     def tidy(self) -> None:
-        """Do nothing: a replay stores nothing."""
+        """Do nothing, because a replay stores nothing."""
 
     def close(self) -> None:
-        """Do nothing: a replay opens nothing."""
+        """Do nothing, because a replay opens nothing."""
 
     def _count(self, record: Record) -> None:
         report, event = self._report, record.event
@@ -208,7 +212,9 @@ class LogTape:
         )
 
     def located(self, found: Divergence, state: State) -> Divergence:
-        """Return the divergence, with the place where the states differ if their digests do."""
+        """Return the divergence. If it is a digest, add the columns and requests in which the states
+        differ.
+        """
         if found.event == ev.Checkpoint.__name__ and found.field in ev.Checkpoint.__struct_fields__:
             event = self._expect().event
             assert isinstance(event, ev.Checkpoint)
@@ -219,9 +225,9 @@ class LogTape:
 
 
 def _begins_process(record: Record, following: Record | None) -> bool:
-    """Return whether a new process, with its own clock, wrote this record but not the previous one.
+    """Return whether this record is the first of a new process, which has a clock of its own.
 
-    This is RECOVERED, or the blame for a step just before it.
+    The first record is RECOVERED, or the FAILED before it that blames a step.
     """
     if isinstance(record.event, ev.Failed) and following is not None:
         record = following
@@ -233,7 +239,9 @@ def _int32(column: bytes | None) -> np.ndarray | None:
 
 
 def _observation_behind(event: ev.Event) -> ev.Event | None:
-    """Return the observation that made the engine log this event first; None for a decision."""
+    """Return the observation after which the engine logs this event first, or None if the event is a
+    decision.
+    """
     if isinstance(
         event,
         (

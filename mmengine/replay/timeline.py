@@ -1,5 +1,5 @@
-"""A log as a Python object: walk over its events and steps, stop at a step, hold its state, and run the real
-scheduler there.
+"""A log as a Python object. Walk over its events and steps, stop at a step, inspect the state, and run the
+real scheduler there.
 
     log = open_log("run.log")
     step = log.at(120)          # just before step 120 was decided
@@ -36,7 +36,9 @@ _OF_A_STEP = (ev.Scheduled, ev.Admitted, ev.StatesKept, ev.Evicted, ev.Encoded)
 
 
 def fold(log: CheckedLog) -> Iterator[tuple[State, Record]]:
-    """Yield each record with the preceding state. A single state advances with the iteration."""
+    """Yield the state before each record, and the record. There is a single state object, which advances with
+    the iteration.
+    """
     state = log.first_state()
     for record in log:
         yield state, record
@@ -45,10 +47,10 @@ def fold(log: CheckedLog) -> Iterator[tuple[State, Record]]:
 
 
 def is_scheduling(state: State, event: ev.Event) -> bool:
-    """Return whether `schedule` decided this event, given the preceding state.
+    """Return whether the scheduler (`schedule`) decided this event. `state`: the state before the event.
 
-    A request whose step failed, whose process ended, or whose cache is being reset is preempted before the
-    scheduler runs.
+    A preemption because a step failed, the process ended, or the cache is reset is not the scheduler's: it
+    comes before the scheduler runs.
     """
     match event:
         case ev.Scheduled() | ev.Admitted() | ev.StatesKept() | ev.Evicted() | ev.Encoded() | ev.Fetched():
@@ -61,9 +63,10 @@ def is_scheduling(state: State, event: ev.Event) -> bool:
 
 
 def taken_tokens(state: State, event: ev.Executed) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield the tokens that each row gains by the event (row, int32 token ids), given the preceding state.
+    """Yield (row, int32 token ids) for each row that gains tokens by the event. `state`: the state before the
+    event.
 
-    Broken rows, and rows whose request left while the step ran, gain nothing.
+    Rows that failed, and rows whose request left while the step ran, gain nothing.
     """
     sampled, tokens = state.sampled_rows().tolist(), np.frombuffer(event.token_ids, np.int32)
     counts = [1] * len(sampled) if event.counts is None else np.frombuffer(event.counts, np.int32).tolist()
@@ -77,7 +80,7 @@ def taken_tokens(state: State, event: ev.Executed) -> Iterator[tuple[int, np.nda
 
 
 class Timeline:
-    """A log on disk, read anew by each walk. `started` and `config` come from its first record."""
+    """A log on disk. Each walk reads it again. `started` and `config` come from the log's first record."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -85,18 +88,18 @@ class Timeline:
         self.started, self.config = first.started, first.config
 
     def events(self) -> Iterator[tuple[State, Record]]:
-        """Yield every record with the preceding state.
+        """Yield the state before each record, and the record.
 
-        The state advances with the iteration, so copy what you keep. Raises CorruptLog where the log is
-        damaged or contradicts itself.
+        The state advances with the iteration, so copy values that you keep. Raises CorruptLog where the log
+        is damaged or contradicts itself.
         """
         return fold(CheckedLog(self.folder))
 
     def steps(self) -> Iterator["Step"]:
-        """Yield every step with decisions, each with the state just before them.
+        """Yield every step that has decisions, with the state just before them.
 
-        A step is valid until the next is requested. Raises `events`' errors, and Diverged when a step's
-        `decide` left the log's path.
+        A step is valid until the next step is requested. Raises the errors of `events`, and Diverged if
+        `decide` was called on a step and decided differently from the log.
         """
         log = CheckedLog(self.folder)
         state = log.first_state()
@@ -114,9 +117,9 @@ class Timeline:
                 ahead.extend((*logged[step.num_agreed() :], *following))
 
     def at(self, number: int) -> "Step":
-        """Return the step with that number, with its state just before its decisions; the step stays valid.
+        """Return the step with that number, with the state just before its decisions. The step stays valid.
 
-        Raises LogError when the step has no decisions, and names the steps that have some.
+        Raises LogError if the step has no decisions; the error names the steps that have some.
         """
         first = last = None
         for step in self.steps():
@@ -130,11 +133,12 @@ class Timeline:
 
 
 class Step:
-    """A step about to be decided. `state` is the state at this moment; `view` is its read-only form for
-    decisions.
+    """A step that is about to be decided. `state` is the state at this moment, and `view` the read-only view
+    of it that the scheduler gets.
 
-    `logged` holds the log's decisions, in order. `record` is the first of them, with its time. `is_whole` is
-    False when the log, or the process that wrote it, may have ended before the step's last decision.
+    `logged`: the log's decisions in order. `record`: the record of the first decision, with its time.
+    `is_whole` is False if the log, or the process that wrote it, may have ended before the step's last
+    decision.
     """
 
     def __init__(
@@ -151,7 +155,9 @@ class Step:
         self._is_complete = False
 
     def next_decision(self) -> ev.Event | None:
-        """Apply the next event from this build's scheduler. Return None when the step is complete."""
+        """Let this build's scheduler decide the next event, apply it, and return it; None if the step is
+        complete.
+        """
         with self._log.naming(self.record):
             event = self._scheduler.schedule(self.view)
             if event is None:
@@ -164,18 +170,18 @@ class Step:
         return event
 
     def decide(self) -> list[ev.Event]:
-        """Let this build's scheduler decide the step's rest.
+        """Let this build's scheduler decide the rest of the step, and return all its events.
 
-        The state advances to the point where the step is about to run. The events equal the log's if the
-        rules and the log are sound; compare with `logged`.
+        The state advances to the point at which the step is about to run. The events equal `logged` if the
+        rules are those of the log and the log is sound.
         """
         while self.next_decision() is not None:
             pass
         return self.decided
 
     def follow(self) -> Iterator[ev.Event]:
-        """Yield the rest of the logged decisions, each with the state just before it. At the end the step is
-        about to run.
+        """Yield the remaining logged decisions. Before each, the state is as it was before the decision; at
+        the end the step is about to run.
         """
         for event in self.logged[len(self.decided) :]:
             yield event
@@ -184,7 +190,9 @@ class Step:
             self.decided.append(event)
 
     def num_agreed(self) -> int:
-        """Return how many logged decisions were decided here too. Raises Diverged when others were."""
+        """Return the number of logged decisions that were also decided here. Raises Diverged if a decision
+        differs.
+        """
         count = min(len(self.decided), len(self.logged))
         apart = self.decided[:count] != self.logged[:count]
         too_many = len(self.decided) > count and self._log_continues
@@ -197,9 +205,10 @@ class Step:
 
 
 def _most_decisions(state: State) -> int:
-    """Return more events than any step can have.
+    """Return an upper limit on the number of events in a step.
 
-    Rows leave and arrive once, items are evicted once, and each of these takes at most a single lease.
+    In a step each row is left and taken at most once, each item is evicted at most once, and each of these
+    events takes at most one lease.
     """
     moved = 4 * state.config.max_num_seqs + len(state.requests) + len(state.sessions)
     return 2 * moved + len(state.encoder.entries) + 8
@@ -208,8 +217,8 @@ def _most_decisions(state: State) -> int:
 def _decisions(
     log: CheckedLog, state: State, first: Record, records: Iterator[Record]
 ) -> tuple[list[Record], list[Record]]:
-    """Return the step's scheduling records from `first` on, and the following record, if any. None of them is
-    applied.
+    """Return the step's scheduling records from `first` on, and a list with the record after them, if any.
+    The records are read but not applied.
     """
     logged, following = [first], []
     most = _most_decisions(state)

@@ -1,4 +1,5 @@
-"""Verify a log: run the loop again on its observations and compare every derived event.
+"""Verifies a log: runs the engine's loop again on the log's observations, and compares every derived event
+with the log.
 
 The log itself is the loop's executor, source and sink. No model, no device and no clock is needed.
 """
@@ -29,11 +30,11 @@ def verify(
 ) -> VerifyReport:
     """Fold a log and derive its decisions again.
 
-    `progress` is called with each record. `after` begins at the newest snapshot before that record, see
-    CheckedLog. `invariants` also checks replay/invariants.py's invariants after each record; a violation is a
-    divergence whose field is INVARIANT and its name.
+    `progress` is called with each record. `after`: begin at the newest snapshot before this record, see
+    CheckedLog. `invariants`: also check the invariants of replay/invariants.py after each record; a broken
+    invariant is a divergence whose field is INVARIANT followed by its name.
 
-    Raises LogError when there is no log, CorruptLog for a damaged file or another format.
+    Raises LogError if there is no log, and CorruptLog for a damaged file or another format.
     """
     had_writer = is_locked(folder)
     log = CheckedLog(folder, after=after)
@@ -93,14 +94,14 @@ def _derive(tape: LogTape, log: CheckedLog, invariants: bool) -> State | Diverge
     except LogError:
         raise
     except MMEngineError as error:
-        if tape.next is not None:  # At the end of the log the live engine stopped here too.
+        if tape.next is not None:  # At the end of the log, the live engine stopped with the same error.
             return tape.divergence("event", type(tape.next.event).__name__, str(error))
     except Exception as error:
         culprit = tape.last or log.record
         if culprit is None:
             raise
         raise log.contradiction(culprit, error) from error
-    assert core is not None  # STARTED comes first, and creates the core.
+    assert core is not None  # The first record is STARTED, which creates the core.
     return core.state
 
 
@@ -110,14 +111,14 @@ def _advance(core: EngineCore, coming: ev.Event) -> None:
             core.checkpoint()
         case ev.Recovered():
             core.recover(coming)
-        case ev.Delivered():  # Closing writes DELIVERED with no step after it.
+        case ev.Delivered():  # An engine that is closed writes DELIVERED without a step after it.
             core.record_delivered(coming)
         case _:
             core.step()
 
 
 def _fold(tape: LogTape, log: CheckedLog, invariants: bool) -> State | Divergence:
-    """Apply every event unchanged, and compare the digests."""
+    """Fold the log without deriving its decisions, and compare the digests."""
     state = log.first_state()
     tape.watched = state if invariants else None
     while tape.next is not None:

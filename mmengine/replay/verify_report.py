@@ -14,10 +14,11 @@ from mmengine.version import __version__
 
 @dataclass(slots=True)
 class Divergence:
-    """The first event that differs: its place, the field, and the observations before it.
+    """The first event that differs: its record and step, the field, both values, and the last observations
+    before it.
 
-    For a digest, `columns` and `requests` (with their rows; -1: waiting) also locate the difference between
-    the states, as far as the log allows. `agreed` is the record and step of the last equal digest.
+    For a digest, `columns` and `requests` (id, row; -1: waiting) tell where the states differ, as far as the
+    log allows. `agreed`: record and step of the last equal digest.
     """
 
     sequence: int
@@ -36,9 +37,10 @@ class Divergence:
 class VerifyReport:
     """What `verify` found.
 
-    `rederived` False means that the log was written under other rules (`logged_version`, not `version`), so
-    the log was only folded, and its digests compared. `unfinished` lists requests without an end in the log.
-    `begins_after` is the record of the starting snapshot, or -1. `end` says how the log ends.
+    `rederived` is False if the log was written under other decision rules (`logged_version` differs from
+    `version`); the log was then only folded, and its digests compared. `unfinished`: the ids of requests
+    without an end in the log. `begins_after`: the record of the snapshot at which the verification began, or
+    -1. `end`: how the log ends.
     """
 
     steps: int = 0
@@ -51,7 +53,7 @@ class VerifyReport:
     rederived: bool = True
     logged_version: int = 0
     logged_engine: str = ""
-    version: int = 0  # This build's rule version for such a log.
+    version: int = 0  # The version of this build's decision rules.
     engine: str = __version__
     torn: Cut | None = None
     divergence: Divergence | None = None
@@ -63,7 +65,9 @@ class VerifyReport:
 
 
 def readable(value: Any) -> Any:
-    """Return integer columns as lists, so that a person can compare them; other values unchanged."""
+    """Return an int32 column (bytes) as a list, so that people can compare it. Other values are returned
+    unchanged.
+    """
     if isinstance(value, bytes) and len(value) % 4 == 0 and len(value) <= 4096:
         return np.frombuffer(value, np.int32).tolist()
     return value

@@ -22,13 +22,14 @@ MOONCAKE_BLOCK = 512  # Tokens per hash id.
 
 
 def mooncake_lines(folder: Path) -> Iterator[str]:
-    """Yield a line per request, by arrival: {"timestamp" (ms), "input_length", "output_length", "hash_ids"}.
+    """Yield a JSON line per request, in order of arrival: {"timestamp" (ms), "input_length", "output_length",
+    "hash_ids"}.
 
-    Equal ids mean equal prefixes: tokens, media and salt up to the end of this block of 512. Ids count from
-    0, so they reveal nothing about the prompts. Requests whose arrival was deleted with the log's beginning
-    are omitted. Raises `verify`'s errors.
+    `hash_ids` has an id per block of 512 tokens. Equal ids mean equal prefixes up to the end of the block:
+    tokens, media and salt. Ids count from 0, so they reveal nothing about the prompts. Requests whose arrival
+    was deleted with the log's beginning are omitted. Raises `verify`'s errors.
 
-    The format is the Mooncake traces' (FAST'25), as in `mmengine simulate --format mooncake`.
+    The format is that of the Mooncake traces (FAST'25), which `mmengine simulate --format mooncake` reads.
     """
     lengths = _output_lengths(folder)
     ids: dict[bytes, int] = {}
@@ -48,7 +49,7 @@ def mooncake_lines(folder: Path) -> Iterator[str]:
 
 
 def _output_lengths(folder: Path) -> list[int]:
-    """Return the number of tokens that each request generated, by arrival; at least 1."""
+    """Return the number of tokens that each request generated (at least 1), in order of arrival."""
     lengths: list[int] = []
     number_of: dict[str, int] = {}
     log = CheckedLog(folder)
@@ -83,9 +84,9 @@ def _hash_ids(event: ev.Queued, ids: dict[bytes, int]) -> list[int]:
 
 
 def csv_lines(folder: Path, *, steps: bool) -> Iterator[str]:
-    """Yield a table with a header and a line per request, or with `steps` a line per step; times are in ns.
+    """Yield a CSV table: a header, and a line per request (with `steps`: per step). Times are in ns.
 
-    Text that a spreadsheet would treat as a formula begins with an apostrophe. Raises `verify`'s errors.
+    A text that a spreadsheet would treat as a formula gets an apostrophe in front. Raises `verify`'s errors.
     """
     kind = StepLine if steps else RequestLine
     names = [field.name for field in fields(kind)]

@@ -40,7 +40,7 @@ def perfetto_lines(folder: Path) -> Iterator[str]:
 
 @dataclass(slots=True)
 class _Life:
-    """A live request's position: its phase, its row, and when the row was assigned (ns)."""
+    """A live request: its phase, its row (-1: none), and when the row was assigned (ns)."""
 
     number: int
     phase: str
@@ -55,10 +55,11 @@ class _Trace:
         self._lives: dict[str, _Life] = {}
         self._num_requests = 0
         self._counters: dict[str, dict[str, int]] = {}
-        self._dispatched: dict[int, tuple[int, dict[str, int]]] = {}  # Steps in flight: dispatch time, facts.
+        # Steps in flight: (dispatch time, facts).
+        self._dispatched: dict[int, tuple[int, dict[str, int]]] = {}
 
     def of(self, state: State, record: Record) -> Iterator[TraceEvent]:
-        """Yield the trace events for a record, given the preceding state."""
+        """Yield the trace events for a record. `state`: the state before the record."""
         now, event = record.mono_ns, record.event
         self._last = now
         match event:
@@ -79,7 +80,9 @@ class _Trace:
             yield from self._decided(state, record)
 
     def begins(self, state: State) -> Iterator[TraceEvent]:
-        """Yield the tracks' names, and the requests that are older than the log's first record."""
+        """Yield the names of the tracks, and the slices of requests that are older than the log's first
+        record.
+        """
         yield _meta("thread_name", "steps", _STEPS)
         for row in range(min(state.config.max_num_seqs, 4096)):
             yield _meta("thread_name", f"row {row}", _FIRST_ROW + row)
@@ -97,7 +100,7 @@ class _Trace:
         yield self._async(name, "b", phase, now)
 
     def at_end(self) -> Iterator[TraceEvent]:
-        """Close the slices that the log leaves open."""
+        """Yield the ends of the slices that are still open at the log's end."""
         for name in list(self._lives):
             yield from self._ended(name, self._last, {"finish_reason": "", "detail": "the log ends"})
 
@@ -129,7 +132,7 @@ class _Trace:
             yield self._flow("f", life, now) | {"bp": "e"}
 
     def _flow(self, phase: str, life: _Life, now: int) -> TraceEvent:
-        """Return a flow event from a preemption to the row in which the request resumes."""
+        """Return a flow event: "s" at a preemption, "f" at the row in which the request resumes."""
         number = life.number * 4096 + life.resumed % 4096
         head = {"ph": phase, "cat": "preemption", "name": "resume", "id": number}
         return {**head, "pid": _PID, "tid": _FIRST_ROW + life.row, "ts": self._us(now)}
@@ -181,8 +184,8 @@ class _Trace:
         self._dispatched.clear()
 
     def _decided(self, state: State, record: Record) -> Iterator[TraceEvent]:
-        """Yield the counters for the complete open step, and its slice if no earlier event has yielded the
-        slice.
+        """Yield the counters for the open step, whose decisions are complete. Also yield the step's slice if
+        its result comes in the same record.
         """
         flight, now = state.open_step(), record.mono_ns
         facts = {"rows": len(flight.rows), "tokens": flight.num_tokens, "encoded": len(flight.encoded)}

@@ -1,16 +1,16 @@
 """Redacts a log for publication: the same decisions, without any user content.
 
-Each token becomes a keyed pseudo-random function of the token and all earlier tokens in its request, the
-images' positions and hashes, the tenant's salt, and the adapter. So equal prefixes stay equal, which is all
-that the prefix cache ever compares, and nothing else does: a word that occurs twice becomes two different
-numbers. Media hashes, salts, ids, adapters and fingerprints become keyed hashes. Grammars, stop strings,
-biases, seeds, logprobs, envelopes and error texts are dropped. Lengths, shapes, times and settings stay.
+Each token becomes a keyed pseudo-random function of the token, all earlier tokens of its request, the images'
+positions and hashes, the tenant's salt, and the adapter. So equal prefixes stay equal, and the prefix cache
+compares only prefixes. Nothing else stays equal: a word that occurs twice becomes two different numbers.
+Media hashes, salts, ids, adapters and fingerprints become keyed hashes. Grammars, stop strings, biases,
+seeds, logprobs, envelopes and error texts are dropped. Lengths, shapes, times and settings stay.
 
     state(i) = BLAKE2b(key, state(i - 1) | token i | runs of media that begin at i)
     token(i) = 31 bits of BLAKE2b(key, state(i - 1) | token i)
 
-A token does not depend on media that begin at its own place: with a drafter that keeps KV, a block's key
-includes the next block's first token, but not the next block's media.
+A token does not depend on media that begin at its own position. With a drafter that keeps KV, a block's key
+includes the first token of the next block, but not the media that begin there.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ from mmengine.request import Adapter, GrammarRequest, MediaItem, ThinkingBudget
 MIN_KEY_BYTES = 16
 COMMIT_RECORDS = 64
 _MODALITIES = frozenset({"image", "video", "audio"})
-# This engine's own words. Any other text may be user content.
+# Texts that this engine writes itself. Any other text may be user content.
 _WORDS = frozenset(
     {
         *("", "eos", "token", "string", "grammar", "closed", "cut"),
@@ -59,10 +59,10 @@ class RedactReport:
 def redact(source: Path, target: Path, key: bytes) -> RedactReport:
     """Write the log in `source` to `target` without content.
 
-    The result verifies if the source does, with the same decisions; a wrong digest stays wrong. `key`, at
-    least 16 unguessable bytes, is not stored, and logs redacted with the same key use the same names for the
-    same things. Raises LogError for a folder that cannot be written, or a log without its beginning, and the
-    errors of `verify`.
+    The result has the same decisions, and it verifies if the source does; a wrong digest stays wrong. `key`:
+    at least 16 unguessable bytes, which are not stored. Logs redacted with the same key have the same new
+    name for the same value. Raises LogError for a folder that cannot be written, or a log without its
+    beginning, and the errors of `verify`.
     """
     if len(key) < MIN_KEY_BYTES:
         raise InvalidRequest(f"the key has {len(key)} bytes; at least {MIN_KEY_BYTES} are required")
@@ -84,7 +84,7 @@ def redact(source: Path, target: Path, key: bytes) -> RedactReport:
 
 
 class _Hashes:
-    """Keyed hashes for a log's values; each kind of value has its own domain."""
+    """Keyed hashes of a log's values. Each kind of value has its own hash domain."""
 
     def __init__(self, key: bytes):
         self._key = hashlib.blake2b(key, digest_size=64, person=b"mmengine-redact").digest()
@@ -102,7 +102,7 @@ class _Hashes:
         return text if text in _WORDS else _REDACTED
 
     def prints(self, fingerprints: dict[str, str]) -> dict[str, str]:
-        """Return the fingerprints with their names, and values hashed so that equal values stay equal."""
+        """Return the fingerprints under their names, with hashed values; equal values stay equal."""
         return {
             name: self.of(b"print", f"{name}={value}".encode("utf-8", "surrogatepass"), 16).hex()
             for name, value in fingerprints.items()
@@ -111,8 +111,10 @@ class _Hashes:
     def chain(
         self, state: bytes, tokens: np.ndarray, keep: int, marks: dict[int, bytes] | None = None
     ) -> tuple[np.ndarray, bytes]:
-        """Return redacted tokens after a state (int32 both), and the state after the first `keep` of them.
-        `marks` has the media that begin at a token.
+        """Return the redacted tokens (int32) that follow `state`, and the state after the first `keep`
+        tokens.
+
+        `tokens`: int32. `marks`: maps a token's index to the media that begin there.
         """
         numbers, kept = np.empty(len(tokens), np.int32), state
         key, blake2b, data = self._key, hashlib.blake2b, tokens.astype("<i4").tobytes()
@@ -128,14 +130,14 @@ class _Hashes:
 
 
 class _Redactor:
-    """Produces the redacted log's events in sequence, and folds both logs."""
+    """Produces the events of the redacted log in order, and folds both logs."""
 
     def __init__(self, log: CheckedLog, key: bytes):
         self._hashes = _Hashes(key)
         self._log = log
         self._original, self._state = log.first_state(), log.first_state()
-        self._chains: dict[str, bytes] = {}  # For live requests, by their new names.
-        self._keys: dict[bytes, bytes] = {}  # Encoder keys.
+        self._chains: dict[str, bytes] = {}  # Hash states of live requests, keyed by their new names.
+        self._keys: dict[bytes, bytes] = {}  # Maps an encoder output's key to its redacted key.
         self.report = RedactReport()
 
     def redacted(self, record: Record) -> ev.Event:
@@ -291,18 +293,22 @@ class _Redactor:
         return self._keys[key] if key in self._keys else self._hashes.of(b"key", key)
 
     def _forget_keys(self) -> None:
-        """Keep only the names of encoder outputs that are in the cache, or that a live request may need."""
+        """Forget the redacted keys of encoder outputs that are neither in the cache nor needed by a live
+        request.
+        """
         live = self._original.requests.values()
         needed = len(self._original.encoder.entries) + sum(len(req_state.media_keys) for req_state in live)
         if len(self._keys) > 2 * needed + 4096:
             keep = {key for req_state in live for key in req_state.media_keys} | set(
                 self._original.encoder.entries
             )
-            newest = dict(list(self._keys.items())[-2048:])  # The current request's keys are among them.
+            newest = dict(list(self._keys.items())[-2048:])  # These include the current request's keys.
             self._keys = {key: new for key, new in self._keys.items() if key in keep} | newest
 
     def _executed(self, event: ev.Executed) -> ev.Executed:
-        """Redact a result. Broken rows and rows without a request get zeros: their tokens are not used."""
+        """Redact a result. Rows that failed and rows without a request get zeros, because their tokens are
+        not used.
+        """
         state, sampled = self._state, self._state.sampled_rows().tolist()
         tokens, drafts = np.frombuffer(event.token_ids, np.int32), np.frombuffer(event.drafts, np.int32)
         counts, num_drafts = _ints(event.counts, len(sampled), 1), _ints(event.num_drafts, len(sampled), 0)
@@ -338,7 +344,9 @@ class _Redactor:
         return ev.Finished(name, self._hashes.text(event.reason), kept, event.code)
 
     def _checkpoint(self, event: ev.Checkpoint) -> ev.Checkpoint:
-        """Redact a digest. A divergence stays a divergence, in the same columns and requests."""
+        """Redact a checkpoint. A digest that differs from the state stays different, in the same columns and
+        requests.
+        """
         ours, theirs = checkpoint(self._state), checkpoint(self._original)
         if event == theirs:
             return ours
@@ -349,7 +357,9 @@ class _Redactor:
         )
 
     def _stalled(self, event: ev.Stalled) -> ev.Stalled:
-        """Redact a stall report. Its text consists of numbers, and is generated again instead of trusted."""
+        """Redact a stall report. Its text is not trusted but generated again from the state; it consists of
+        numbers.
+        """
         name = self._hashes.name(event.request_id)
         for stall in find_stalls(View(self._state)):
             if (stall.kind, stall.request_id) == (event.kind, name):
@@ -368,7 +378,7 @@ class _Redactor:
 
 
 def _parted(sums: bytes, places: list[int]) -> bytes:
-    """Return the 4-byte sums, with different values at these places."""
+    """Return the 4-byte sums, with changed values at the indices `places`."""
     values = np.frombuffer(sums, np.uint32).copy()
     values[[place for place in places if place < len(values)]] ^= 0xFFFFFFFF
     return values.tobytes()
@@ -379,7 +389,7 @@ def _ints(column: bytes | None, count: int, each: int) -> list[int]:
 
 
 def _form(grammar: GrammarRequest | None) -> GrammarRequest | None:
-    """Return whether a grammar exists and whether its text is completed within the budget; decisions depend
-    on no more.
+    """Return a grammar request without the grammar. Decisions depend only on its presence and on
+    `on_truncation`.
     """
     return None if grammar is None else GrammarRequest("", _REDACTED, on_truncation=grammar.on_truncation)

@@ -1,4 +1,4 @@
-"""Numbers a log's event batches and encodes them, for subscribers and for replays of missed batches."""
+"""Numbers and encodes a log's KV event batches, for subscribers and for repeats of missed batches."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,10 +15,10 @@ NS = 10**9
 
 
 class Numbered(NamedTuple):
-    """A batch with its number: 0, 1, … in the log's order.
+    """An encoded batch with its number: 0, 1, … in the log's order.
 
-    If the log's beginning was deleted, the first batch has the number of the first record. A batch covers a
-    single record, so its number is never smaller than in the complete log.
+    If the log's beginning was deleted, the first batch has the number of the first record. A record makes at
+    most one batch, so this number is never smaller than it would be in the complete log.
     """
 
     seq: int
@@ -30,8 +30,8 @@ def batches(
 ) -> Iterator[Numbered]:
     """Yield the batches of the log in `folder` from its beginning.
 
-    With `wait`, continue with appended records (see LogFollower). `until` is the number of the first batch to
-    leave out. Raises LogError when there is no log, CorruptLog for damage or a contradiction.
+    `wait`: continue with records that are appended later (see LogFollower). `until`: end before the batch
+    with this number. Raises LogError when there is no log, CorruptLog for damage or a contradiction.
     """
     log = CheckedLog(folder, wait)
     state = log.first_state()
@@ -54,8 +54,8 @@ def batches(
 
 
 def _wall_offset_ns(folder: Path) -> int:
-    """Return the offset from the log's own clock to wall-clock time in ns, from its first segment; 0 if
-    unknown.
+    """Return the difference between wall-clock time and the log's clock in ns, from the log's first segment;
+    0 if unknown.
     """
     try:
         with open_segment(segment_paths(folder)[0]) as data:

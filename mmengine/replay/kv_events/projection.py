@@ -1,9 +1,9 @@
-"""Projects a log's records to batches of KV events: a fold beside the state's.
+"""Turns a log's records into batches of KV events, in parallel to the fold of the state.
 
-A block is announced when its step is EXECUTED, not when the step is scheduled. Before that, other requests in
+A block is announced when its step is EXECUTED, not when the step is scheduled. Before that, other requests of
 this engine may hit the block, because their step runs later, but external readers may not. The announcement
-is revoked with the event that gives the block to another request. Each record makes at most a single batch,
-so a batch's number follows from the log: a reader that starts again counts the same.
+is revoked with the event that gives the block to another request. Each record makes at most one batch, so the
+batch numbers follow from the log, and a reader that starts again gets the same numbers.
 """
 
 import hashlib
@@ -31,35 +31,39 @@ from mmengine.replay.kv_events.wire import (
     media_id_of,
 )
 
-MAX_SALTS = 4096  # Number of salts whose text is remembered; for older salts routers receive the hash.
+# Number of salts whose text is remembered; in place of older salts, routers receive the hash.
+MAX_SALTS = 4096
 Key = TypeVar("Key", int, bytes)
-_PART = struct.Struct("<Iqq")  # The layout that core/state/blocks.py writes for the parts of an extra.
+# The layout in which core/state/blocks.py writes the parts of a block's extra key.
+_PART = struct.Struct("<Iqq")
 
 
 class KVProjection:
-    """Projects a single log. The caller folds `state`, and calls `before` and `after` for each event."""
+    """Projects a single log. For each event the caller calls `before`, folds the event into `state`, and
+    calls `after`.
+    """
 
     def __init__(self, state: State):
         index = state.blocks.index
         self._state, self._index = state, index
         self._digests = ContentDigests(index, state.block_size)
-        self._content = index.content.copy()  # The contents before the current event.
-        self._is_announced = np.zeros(len(index.content), bool)  # By block.
+        self._content = index.content.copy()  # Each block's content before the current event.
+        self._is_announced = np.zeros(len(index.content), bool)  # Indexed by block.
         self._holders: Counter[int] = Counter()  # Number of blocks that hold a content.
-        # Announced holders by digest. With a drafter that keeps KV a content also covers the next token, so
-        # several contents share a digest.
+        # Number of announced blocks per digest. With a drafter that keeps KV, a content also covers the next
+        # token, so several contents can have the same digest.
         self._announced: Counter[bytes] = Counter()
         self._filled: Iterable[np.ndarray] = ()
         self._salts: dict[bytes, str] = {}
-        self._adapters: dict[bytes, str] = {}  # Names by digest.
+        self._adapters: dict[bytes, str] = {}  # Maps an adapter's digest to its name.
         held = np.flatnonzero(self._content != NO_CONTENT)  # Not empty if the log's beginning was deleted.
         self._digests.add(held)
         self._holders.update(self._content[held].tolist())
 
     def first(self) -> list[KVEvent]:
-        """Return the events for a router at the beginning: its earlier knowledge about this engine is void.
+        """Return the first batch of events, which tells a router to forget all blocks of this engine.
 
-        If the log's own beginning was deleted, the present blocks are announced.
+        If the log's beginning was deleted, the batch also announces the blocks that are present.
         """
         state = self._state
         awaited = [*state.step_filled, *(blocks for flight in state.flights for blocks in flight.filled)]
@@ -80,7 +84,7 @@ class KVProjection:
                 _remember(self._adapters, event.adapter.digest, event.adapter.name)
 
     def after(self, event: ev.Event) -> list[KVEvent]:
-        """Return the changes that are visible from outside, after the event was applied."""
+        """Return the KV events for an event that was just applied."""
         if isinstance(event, (ev.Recovered, ev.CacheReset)):
             self._forget_all()
             return [AllBlocksCleared()]
@@ -103,7 +107,9 @@ class KVProjection:
         self._filled = ()
 
     def _change(self, changed: np.ndarray) -> list[int]:
-        """Record these blocks' changed contents, and return the hashes that can no longer be hit."""
+        """Record the new contents of these blocks, and return the hashes of blocks that can no longer be
+        hit.
+        """
         before, now = self._content[changed], self._index.content[changed]
         self._digests.add(changed)
         self._holders.update(now[now != NO_CONTENT].tolist())
@@ -121,7 +127,7 @@ class KVProjection:
         return removed
 
     def _stored(self) -> Iterator[KVEvent]:
-        """Yield the blocks that the step filled and whose contents are not announced yet."""
+        """Yield events for the blocks that the step filled and that are not announced yet."""
         filled, self._filled = list(self._filled), ()
         if not filled:
             return
@@ -163,8 +169,10 @@ class KVProjection:
         )
 
     def _extra_keys(self, extra: bytes) -> ExtraKeys | None:
-        """Return vLLM's extra keys for a block: each media item once, with the place where its first run in
-        the block begins, and the salt last.
+        """Return a block's extra keys in vLLM's format.
+
+        Each media item has an entry, with the position in the block at which its first run begins. Adapters
+        come before the media, and the salt comes last.
         """
         items: dict[str, int] = {}
         salts: list[str] = []

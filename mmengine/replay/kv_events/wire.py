@@ -1,8 +1,8 @@
 """KV events on the wire, in vLLM's format, which Dynamo and llm-d read.
 
 A batch is a msgpack array [ts, events, rank]; an event is a map with a `type`. Fields without a default are
-always present, the others only with a value. Taken from vLLM 0.33, vllm/distributed/kv_events.py. Hashes are
-64-bit integers.
+always present; the other fields only if they have a value. Taken from vLLM 0.33,
+vllm/distributed/kv_events.py. Hashes are 64-bit integers.
 """
 
 from typing import TypeAlias
@@ -10,9 +10,10 @@ from typing import TypeAlias
 import msgspec
 
 DEVICE = "GPU"  # The tier of blocks that a step can read, on any device.
-MAX_EVENT_BLOCKS = 4096  # Most blocks in a BlockStored, which a consumer reads at once.
-# An entry for each property beyond the tokens: [media id, offset of its beginning from the block's], or a
-# tenant's salt after SALT.
+# Maximum number of blocks in a BlockStored, because a consumer reads an event as a whole.
+MAX_EVENT_BLOCKS = 4096
+# An entry for each property of a block beside its tokens: an adapter's name, [media id, offset of the item's
+# beginning from the block's], or SALT and a tenant's salt.
 ExtraKeys: TypeAlias = list[tuple[str, int] | str]
 SALT = "dynamo-cache-salt:"
 
@@ -20,34 +21,34 @@ SALT = "dynamo-cache-salt:"
 def media_id_of(mm_hash: bytes) -> str:
     """Return an image's or video's name: 64 hex digits, as in vLLM.
 
-    Only the first 16 carry information. With zeros in the others, Dynamo's index accepts an id as one that
-    its router may match (ai-dynamo-runtime 1.6, kv-router/zmq_wire/extra_keys.rs).
+    Only the first 16 digits carry information. Dynamo's router matches an id only if all others are zero
+    (ai-dynamo-runtime 1.6, kv-router/zmq_wire/extra_keys.rs).
     """
     return mm_hash[:8].hex() + "0" * 48
 
 
 class BlockStored(msgspec.Struct, tag=True, omit_defaults=True):
-    """A chain of blocks can be hit from now on; the first follows `parent_block_hash`."""
+    """Says that a chain of blocks can be hit from now on. The first block follows `parent_block_hash`."""
 
     block_hashes: list[int]
     parent_block_hash: int | None
-    token_ids: list[int]  # The tokens in all blocks.
+    token_ids: list[int]  # The tokens of all blocks, concatenated.
     block_size: int
     lora_id: int | None
     medium: str | None
     lora_name: str | None
-    extra_keys: list[ExtraKeys | None] | None = None  # By block.
+    extra_keys: list[ExtraKeys | None] | None = None  # An entry per block.
 
 
 class BlockRemoved(msgspec.Struct, tag=True, omit_defaults=True):
-    """These blocks can no longer be hit."""
+    """Says that these blocks can no longer be hit."""
 
     block_hashes: list[int]
     medium: str | None
 
 
 class AllBlocksCleared(msgspec.Struct, tag=True):
-    """No block can be hit any more."""
+    """Says that no block can be hit any more."""
 
 
 KVEvent: TypeAlias = BlockStored | BlockRemoved | AllBlocksCleared

@@ -1,7 +1,7 @@
-"""Another build of mmengine in its own process: where its decisions differ from this build's.
+"""Finds where the decisions of another build of mmengine, in a process of its own, differ from this build's.
 
-A wrong policy breaks no invariant; only a build that decides differently reveals it. This build serves the
-requests, and the other build derives the decisions over this run's observations.
+A wrong policy breaks no invariant; only the comparison with a build that decides differently reveals it. This
+build serves the requests, and the other build derives its decisions from the observations of that run.
 """
 
 import os
@@ -29,7 +29,8 @@ from mmengine.replay.rerun.script import Script
 from mmengine.replay.verify import verify
 
 KIND = "parted"
-NEVER_A_DIGEST = 2**20  # Steps; states may differ where decisions do not.
+# Steps between digests: none is written, because states may differ where decisions do not.
+NEVER_A_DIGEST = 2**20
 FIRST_STEPS = 512
 START_SECONDS, ANSWER_SECONDS = 60.0, 600.0
 
@@ -40,8 +41,8 @@ _BODY = """    found = verify(log.with_name("log_of_other")).divergence
 class BuildProbe:
     """The other build's process.
 
-    `where` is a Python, by its path or its name; a virtual environment; or a checkout. Raises LogError when
-    there is none, or when its mmengine cannot be used. Must be closed.
+    `where`: the path or the name of a Python, or the path of a virtual environment or a checkout. Raises
+    LogError if nothing is there, or if its mmengine cannot be used. Must be closed.
     """
 
     def __init__(self, where: str, deadline: Deadline | None = None):
@@ -82,7 +83,7 @@ class BuildProbe:
     def of_script(self, script: Script, max_steps: int) -> Failure | None:
         self._introduce(script)
         most = FIRST_STEPS
-        while True:  # If they differ early, the rest need not be served.
+        while True:  # Begins with few steps: if the builds differ early, the rest need not be served.
             most = min(most, max_steps)
             with tempfile.TemporaryDirectory() as folder:
                 self._serve_for_other(script, Path(folder), most)
@@ -92,7 +93,7 @@ class BuildProbe:
             most *= 4
 
     def write(self, script: Script, folder: Path) -> None:
-        """Write both logs: this build's to `folder`, the other's to `log_of_other`."""
+        """Write both logs: this build's to `folder`, and the other build's to `log_of_other` beside it."""
         write_log(_without_digests(script), "", folder, deadline=self._deadline)
         theirs = folder.with_name("log_of_other")
         self._serve_there(script, theirs)
@@ -123,7 +124,9 @@ class BuildProbe:
             _copy(log, LogWriter(folder), DECISION_VERSION)
 
     def _introduce(self, script: Script) -> None:
-        """Raise LogError when the other build cannot read a log with these settings, or cannot serve."""
+        """Raise LogError if the other build cannot read a log with these settings or cannot serve
+        requests.
+        """
         if self._is_met:
             return
         empty = replace(script, observations=[], answers={}, failed_steps={})
@@ -147,7 +150,7 @@ class BuildProbe:
         return self._answer(ANSWER_SECONDS)
 
     def _answer(self, seconds: float) -> "_Answer":
-        """Return the next line of its output, within `seconds` and the deadline."""
+        """Return the other build's next answer. Raises OutOfTime after `seconds` or at the deadline."""
         assert self._process.stdout is not None
         pipe, line = self._process.stdout, b""
         until = self._deadline.passed() + min(seconds, self._deadline.left())
@@ -169,8 +172,8 @@ class BuildProbe:
 
 
 class _Answer(msgspec.Struct):
-    """An answer: the build's identity (`version`, `rules`, `place`), the first different decision (`step` 0
-    or more; otherwise the log's number of `steps`), or an `error`.
+    """An answer of the other build: its identity (`version`, `rules`, `place`), the first decision that
+    differs (`step` is 0 or more), the number of `steps` of a log without a difference, or an `error`.
     """
 
     version: str = ""
@@ -196,8 +199,8 @@ def _failure(found: _Answer) -> Failure | None:
 
 
 class _Translated(SinkWrapper):
-    """A log that names other rules, and only the settings that differ from their defaults, so that a build
-    without some settings can read it.
+    """A log that another build can read: STARTED names that build's decision rules, and only the settings
+    that differ from their defaults, because the build may lack some settings.
     """
 
     def __init__(self, inner: LogWriter, rules: int):
@@ -246,7 +249,7 @@ def _as_bytes(script: Script) -> bytes:
 
 
 def _python_of(where: str) -> tuple[str, list[str]]:
-    """Return the Python to run, and the checkout whose mmengine it imports, if any."""
+    """Return the Python to run, and a list with the checkout whose mmengine it imports, or an empty list."""
     path = Path(where)
     if (path / "mmengine" / "__init__.py").is_file():
         own = path / ".venv" / "bin" / "python"

@@ -4,7 +4,7 @@
     {"serve": FILE, "into": LOG} {}: it served the file's requests and wrote their log
 
 The first line identifies the build. `argv[1]`, if given, is the checkout whose mmengine is used. That build
-may be older than this file, so the script uses few of its names, and reports missing ones.
+may be older than this file, so the script uses few names of mmengine, and reports a missing name as an error.
 """
 
 import json
@@ -25,8 +25,8 @@ def who() -> Answer:
 
 
 def parting(log: str) -> Answer:
-    """Return where this build's derived decisions differ from the log's. A log that this build cannot fold
-    counts as different.
+    """Return where the decisions that this build derives first differ from the log's. A log that this build
+    cannot fold counts as different.
     """
     from mmengine.errors import CorruptLog
     from mmengine.events.codec import Record
@@ -52,7 +52,7 @@ def parting(log: str) -> Answer:
 
 
 def serve(path: str, folder: str) -> Answer:
-    """Serve the requests that `other.py` wrote, into a log."""
+    """Serve the requests in the file that `build_probe.py` wrote, and write their log to `folder`."""
     import msgspec
     import numpy as np
 
@@ -88,10 +88,10 @@ def _is_editable(finder: object) -> bool:
 
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # Send everything printed to stderr.
+    os.dup2(2, 1)  # All that is printed goes to stderr.
     if len(sys.argv) > 1:
         sys.path.insert(0, sys.argv[1])
-        # Names that the checkout lacks must not come from a build installed here in editable mode.
+        # Modules that the checkout lacks must not be imported from a build installed here in editable mode.
         sys.meta_path[:] = [each for each in sys.meta_path if not _is_editable(each)]
     try:
         say(answers, who())

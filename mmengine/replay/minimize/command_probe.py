@@ -1,4 +1,5 @@
-"""A command that fails on a log: run as a process, or in this process if it is one of our own verbs.
+"""A probe that runs a user's command on a log: as a process, or in this process if it is one of our own
+verbs.
 
 A Python process with mmengine takes almost a second to start, and minimizing runs the command several hundred
 times.
@@ -35,11 +36,11 @@ _BODY = """    command = [part.replace("{{}}", str(log)) for part in {command!r}
 
 
 class CommandProbe:
-    """Fails if the command's exit code is not 0.
+    """A log fails if the command's exit code for it is not 0.
 
-    The signature is this code and the last line printed, without numbers. The command is stopped when the
-    deadline passes. `main` runs `mmengine` arguments in this process and returns the exit code; None runs
-    every command as a process.
+    The failure's signature is the exit code and the last line printed, without numbers. The command is killed
+    when the deadline passes. `main` runs `mmengine` arguments in this process and returns the exit code; None
+    runs every command as a process.
     """
 
     def __init__(self, text: str, deadline: Deadline | None = None, main: Main | None = None):
@@ -95,7 +96,7 @@ class CommandProbe:
         try:
             said, _ = process.communicate(timeout=None if left == inf else max(left, 0.01))
         except BaseException as error:
-            os.killpg(process.pid, signal.SIGKILL)  # With all its children.
+            os.killpg(process.pid, signal.SIGKILL)  # Kills the process and all its children.
             process.communicate()
             if isinstance(error, subprocess.TimeoutExpired):
                 raise self._deadline.over() from None
@@ -103,7 +104,7 @@ class CommandProbe:
         return process.returncode, said
 
     def _here(self, main: Main, arguments: list[str]) -> tuple[int, str]:
-        """Return the exit code and the output."""
+        """Run the command in this process, and return the exit code and the output."""
         out, err = io.StringIO(), io.StringIO()
         with redirect_stdout(out), redirect_stderr(err), _alarm(self._deadline):
             code = main(arguments)
@@ -112,13 +113,15 @@ class CommandProbe:
 
 
 def _telling_line(said: str) -> str:
-    """Return the last line, or the verdict of `verify`, which is followed by tables."""
+    """Return the last line of the output. For `verify`: the line with the verdict, which comes before
+    tables.
+    """
     lines = [line.strip() for line in said.splitlines() if line.strip()] or [""]
     return next((line for line in lines if line.startswith(("DIVERGED", "BROKEN"))), lines[-1])
 
 
 def _is_own(parts: list[str]) -> bool:
-    """Return whether the command runs the current program, and only reads."""
+    """Return whether the command is this program with a verb that only reads a log."""
     if len(parts) < 3 or parts[1] != "log" or parts[2] not in OWN_VERBS:
         return False
     if {"--repair", "--follow", "-f"} & {*parts}:
@@ -129,7 +132,9 @@ def _is_own(parts: list[str]) -> bool:
 
 @contextmanager
 def _alarm(deadline: Deadline) -> Iterator[None]:
-    """Raise OutOfTime in this block when the deadline passes, without checks by the code in it."""
+    """Raise OutOfTime in this block when the deadline passes, by a signal, so that the code in the block need
+    not check.
+    """
     left = deadline.left()
     if left == inf or threading.current_thread() is not threading.main_thread():
         yield

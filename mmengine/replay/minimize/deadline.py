@@ -11,7 +11,7 @@ class OutOfTime(LogError):
 
 
 class Deadline:
-    """A deadline `seconds` from its creation. `doing` names the current operation for the error's text."""
+    """A deadline `seconds` from its creation. `doing`: the current operation, for the error's text."""
 
     def __init__(self, seconds: float = inf):
         self.seconds, self._begin = seconds, monotonic()

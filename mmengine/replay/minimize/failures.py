@@ -1,8 +1,8 @@
-"""Plays a script and reports its first failure of a kind, with its step.
+"""Replays a script, and reports the first failure of a given kind and the step where it happened.
 
-Kinds: an invariant of the state by its name, "any" of them, or a failure that only a run shows: "stalled" (no
-progress), "thrash", "crash" (an unexpected exception), "tokens" (KV from another request was read),
-"divergence" (the run's own log does not verify).
+A kind is the name of an invariant of the state, "any" for all invariants, or a failure that only a run shows:
+"stalled" (no progress), "thrash", "crash" (an unexpected exception), "tokens" (KV of another request was
+read), "divergence" (the run's own log does not verify).
 """
 
 import re
@@ -37,8 +37,8 @@ _VARIES = re.compile(r"0x[0-9a-f]+|'[^']*'|\b[0-9a-f]{8,}\b|\d+(?:\.\d+)?")
 
 
 class Failure(NamedTuple):
-    """A failure. `kind` is in KINDS, never "any". `step` is the open or next step; -1 for a command.
-    `present` has the requests that waited or ran then, if known.
+    """A failure. `kind` is in KINDS, never "any". `step`: the open or next step; -1 for a command. `present`:
+    the requests that waited or ran at that step, if known.
     """
 
     kind: str
@@ -48,7 +48,9 @@ class Failure(NamedTuple):
 
     @property
     def signature(self) -> tuple[str, str]:
-        """The kind, and the text without its numbers and names: equal for the same failure."""
+        """The kind, and the text without numbers and names. Two failures with equal signatures count as the
+        same.
+        """
         return self.kind, _VARIES.sub("#", self.what)
 
     def __str__(self) -> str:
@@ -56,8 +58,8 @@ class Failure(NamedTuple):
 
 
 def replay_failure(folder: Path, kind: str, deadline: Deadline | None = None) -> Failure | None:
-    """Return how a log's requests fail when this build serves them again, or None. `kind` is in KINDS. Raises
-    `verify`'s errors.
+    """Serve a log's requests again with this build, and return the failure, or None. `kind` is in KINDS.
+    Raises `verify`'s errors.
     """
     deadline = deadline or Deadline()
     script = read_script(Path(folder), lambda state, record: deadline.check())
@@ -67,7 +69,7 @@ def replay_failure(folder: Path, kind: str, deadline: Deadline | None = None) ->
 def enough_steps(script: Script) -> int:
     """Return the number of steps after which a script counts as not failing.
 
-    A log's lengths may be false, and a run must end.
+    A replay must end even if the answer lengths in the log are wrong.
     """
     return 4 * script.num_steps + 10_000
 
@@ -75,7 +77,9 @@ def enough_steps(script: Script) -> int:
 def find_failure(
     script: Script, kind: str, *, max_steps: int = 2**62, deadline: Deadline | None = None
 ) -> Failure | None:
-    """Play a script until a failure has the given `kind` or ends the playback. Raises OutOfTime."""
+    """Replay a script, and return the first failure of this `kind` or the failure that ends the replay. None
+    if there is neither. Raises OutOfTime.
+    """
     deadline = deadline or Deadline()
     if kind == "divergence":
         with tempfile.TemporaryDirectory() as folder:
@@ -86,8 +90,8 @@ def find_failure(
 def write_log(
     script: Script, kind: str, folder: Path, max_steps: int = 2**62, deadline: Deadline | None = None
 ) -> Failure | None:
-    """Play a script into a new log, up to its failure. `kind` is in KINDS, or "" for failures that end a run
-    by themselves. Raises OutOfTime.
+    """Replay a script into a new log, up to its failure, and return the failure. `kind` is in KINDS, or ""
+    for failures that end a run by themselves. Raises OutOfTime.
     """
     deadline = deadline or Deadline()
     sink = LogWriter(folder)
@@ -101,7 +105,9 @@ def write_log(
 
 
 def play(script: Script, kind: str, sink: Sink | None, max_steps: int, deadline: Deadline) -> Failure | None:
-    """Return how the run into `sink` fails. `kind` is as in `write_log`, but divergences are not detected."""
+    """Replay a script, log the run to `sink`, and return the failure. `kind`: as in `write_log`, but
+    divergences are not detected.
+    """
     if kind == "tokens":
         return _wrong_tokens(script, sink, max_steps, deadline)
     executor = ScriptedExecutor(script.config, script.answers, failed_steps=script.failed_steps)
@@ -111,7 +117,7 @@ def play(script: Script, kind: str, sink: Sink | None, max_steps: int, deadline:
 
 
 def _divergence(folder: Path, deadline: Deadline) -> Failure | None:
-    """Return a failure if the decisions derived from the run's own log differ from the run's."""
+    """Return a failure if the decisions derived from the log in `folder` differ from the logged decisions."""
     step = 0
 
     def follow(record: Record) -> None:
@@ -130,7 +136,7 @@ def _divergence(folder: Path, deadline: Deadline) -> Failure | None:
 
 
 class _Run:
-    """A playback. A failure that ends the playback counts for every kind."""
+    """A replay of a script. A failure that ends the replay is reported whatever kind is looked for."""
 
     def __init__(self, script: Script, executor: ClockedExecutor, sink: Sink | None, deadline: Deadline):
         self._thrashing, self._deadline = "", deadline
@@ -178,7 +184,7 @@ class _Run:
 
 
 def _place(error: Exception) -> str:
-    """Return an exception's text, and the raising function."""
+    """Return an exception's type and text, and the file and function that raised it."""
     *_, (frame, _) = walk_tb(error.__traceback__)
     code = frame.f_code
     text = (str(error).splitlines() or [""])[0][:200]
@@ -186,7 +192,9 @@ def _place(error: Exception) -> str:
 
 
 def _wrong_tokens(script: Script, sink: Sink | None, max_steps: int, deadline: Deadline) -> Failure | None:
-    """Serve the requests with an executor whose tokens depend on each KV slot that is read."""
+    """Serve the requests with an executor whose tokens depend on every KV slot that is read. Fail at an
+    answer that differs from the answer of the request alone.
+    """
     script = _by_length(script)
     executor = SimulatedExecutor(script.config, check_kv=True, fault=script.failed_steps.get)
     run = _Run(script, executor, sink, deadline)
@@ -200,7 +208,7 @@ def _wrong_tokens(script: Script, sink: Sink | None, max_steps: int, deadline: D
                 place = next(
                     (n for n, pair in enumerate(zip(got, expected[0])) if len({*pair}) > 1), len(got)
                 )
-                what = f"request {name!r} got another token at output {place} than alone"
+                what = f"request {name!r}: output token {place} differs from the one it gets when run alone"
                 return Failure("tokens", what, run.playback.core.state.step)
         run.ended.clear()
         return None
@@ -209,7 +217,9 @@ def _wrong_tokens(script: Script, sink: Sink | None, max_steps: int, deadline: D
 
 
 def _by_length(script: Script) -> Script:
-    """Return the script with answers that end by length where they ended in the log."""
+    """Return the script with changed max_tokens: an answer that ended by stop or error in the log now ends by
+    length at the same token.
+    """
     observations = []
     for each in script.observations:
         event = each.event

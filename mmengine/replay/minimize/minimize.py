@@ -1,8 +1,9 @@
-"""Minimizes a failing log: fewer requests first, then smaller values, while the failure stays the same.
+"""Minimizes a failing log: first to fewer requests, then to smaller values, as long as the failure stays the
+same.
 
-A candidate is the log's script with something left out. This build serves the candidate again, in memory. The
-candidate fails when its failure has the log's signature (the kind, and the text without numbers). Steps after
-the first failure do not matter, and are dropped first.
+A candidate is the log's script with something left out or made smaller. This build serves the candidate in
+memory. The candidate is accepted if its failure has the signature of the log's failure (the kind, and the
+text without numbers and names). The steps after the first failure are dropped first.
 """
 
 from collections.abc import Callable
@@ -19,16 +20,19 @@ from mmengine.replay.minimize.failures import Failure, enough_steps, is_playable
 from mmengine.replay.rerun.script import Script
 from mmengine.request import MediaItem
 
-Probe = Callable[[Script, int], Failure | None]  # Returns a script's failure within so many steps.
+Probe = Callable[[Script, int], Failure | None]  # Returns a script's failure within this number of steps.
 FEW = 6  # Number of requests up to which every merge is tried.
-REPRODUCED_IN = 4  # Times the last replay's duration, with a candidate in progress included.
+# Writing the result takes up to this multiple of the last replay's time, including a candidate in progress.
+REPRODUCED_IN = 4
 SPARE_SECONDS = 0.5
-MAX_ROUNDS = 8  # Each round except the last made something smaller.
+MAX_ROUNDS = 8  # Every round but the last must make something smaller.
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The minimizer's progress. `num_steps` counts up to the failure; `tried` counts candidates so far."""
+    """The minimizer's progress. `num_steps`: the step of the failure (-1: unknown). `tried`: number of
+    candidates so far.
+    """
 
     phase: str
     tried: int
@@ -38,12 +42,12 @@ class Progress:
 
 
 class Minimizer:
-    """Searches for the smallest script. `best` is the smallest script so far with the original failure, and
-    `failure` is its failure.
+    """Searches for the smallest script with the original failure. `best` is the smallest so far, and
+    `failure` its failure.
 
-    `probe` returns a script's failure. Until `deadline`, candidates are tried as long as enough time remains
-    to write the best script. Raises LogError when the whole script does not fail, OutOfTime when there is no
-    time to find out.
+    `probe`: returns a script's failure. Candidates are tried while enough time remains before `deadline` to
+    write the result. Raises LogError if the whole script does not fail, and OutOfTime if its first replay
+    takes too long.
     """
 
     def __init__(
@@ -60,7 +64,8 @@ class Minimizer:
         self._phase, self.tried = "looking for the failure", 0
         self.best = script
         self.is_cut_short = False
-        self._found: dict[bytes, Failure | None] = {}  # By a script's digest; None: another failure or none.
+        # Keyed by a script's digest; None: no failure, or another failure.
+        self._found: dict[bytes, Failure | None] = {}
         self._tell()
         begin = self._deadline.passed()
         failure = probe(script, enough_steps(script))
@@ -75,7 +80,9 @@ class Minimizer:
         self._tell()
 
     def minimize(self, *, settings: bool = False) -> Script:
-        """Shrink until nothing becomes smaller. With `settings`, shrink the settings afterwards, too."""
+        """Shrink the script until nothing becomes smaller, and return it. `settings`: shrink the settings
+        afterwards, too.
+        """
         if self.failure.step >= 0:
             self._phase = "dropping later events"
             self._try(shrink.keep_until(self.best, self.failure.step))
@@ -104,7 +111,7 @@ class Minimizer:
         self._everything()
 
     def _try(self, script: Script) -> bool:
-        """Return whether the script fails in the same way; a failing script becomes the best script."""
+        """Return whether the script fails in the same way. If so, it becomes the best script."""
         if self._is_over():
             return False
         digest = shrink.digest(script)
@@ -117,7 +124,9 @@ class Minimizer:
         return True
 
     def _ask(self, script: Script) -> Failure | None:
-        """Return the script's failure if its signature is the log's."""
+        """Replay a candidate, and return its failure if it has the signature of the log's failure, else
+        None.
+        """
         self.tried += 1
         most = 2 * self.failure.step + 64 if self.failure.step >= 0 else 2**62
         begin = self._deadline.passed()
@@ -134,8 +143,8 @@ class Minimizer:
         return failure
 
     def _is_over(self) -> bool:
-        """Return whether the remaining time is needed to write the result: the log and its failure once more,
-        each as long as the first search.
+        """Return whether the remaining time is needed to write the result, for which the best script is
+        replayed again.
         """
         if self._deadline.left() < REPRODUCED_IN * self._best_seconds + SPARE_SECONDS:
             self.is_cut_short = True
@@ -155,7 +164,7 @@ class Minimizer:
         shrink.fewest(names, lambda some: self._try(shrink.keep_requests(whole, some)))
 
     def _other_events(self) -> None:
-        """Leave out other events: cancels, grammars, resets, failed steps."""
+        """Leave out events other than arrivals: cancels, grammars, resets, failed steps."""
         self._phase = "leaving out other events"
         whole = self.best
         others = [each for each in whole.observations if not isinstance(each.event, ev.Queued)]
@@ -168,8 +177,10 @@ class Minimizer:
         )
 
     def _pressure(self) -> None:
-        """Fill the pool with a few long requests instead. The position at which the first of them ends in its
-        last block decides who needs the next block, so all positions are tried.
+        """Replace the requests by a few long requests that fill the pool.
+
+        Which request needs the next block first depends on the position in its last block at which the first
+        request ends, so all positions are tried.
         """
         self._phase = "filling the pool with fewer requests"
         whole, names = self.best, [event.request_id for event in self.best.requests]
@@ -180,8 +191,8 @@ class Minimizer:
                 return
 
     def _merges(self) -> None:
-        """Replace two requests by a single long request that holds both requests' memory; see `_pressure` for
-        the positions.
+        """Replace two requests by a single long request that holds the memory of both. As in `_pressure`, all
+        positions in the last block are tried.
         """
         self._phase = "merging requests"
         before = 0
@@ -193,7 +204,7 @@ class Minimizer:
                     any(self._try(shrink.merge_requests(self.best, name, into, more)) for into in others)
 
     def _ages(self) -> None:
-        """Turn answers into prompts: long prompts hold the memory of long answers, in fewer steps."""
+        """Turn answers into prompts: a long prompt takes the memory of a long answer in fewer steps."""
         self._phase = "turning answers into prompts"
         whole = self.best
         most = max((event.sampling.max_tokens for event in whole.requests), default=1) - 1
@@ -257,7 +268,9 @@ class Minimizer:
             )
 
     def _try_text(self, whole: Script, name: str, text: tuple[int, int], kept: int) -> bool:
-        """Keep only the first `kept` of the prompt's tokens in the range `text` (start, end)."""
+        """Return whether the script still fails if only the first `kept` tokens remain of the prompt's range
+        `text` (start, end).
+        """
         start, end = text
         return self._try(shrink.drop_text(whole, name, start + kept, end - start - kept))
 
@@ -290,7 +303,7 @@ class Minimizer:
         return next(event for event in self.best.requests if event.request_id == name)
 
     def _size(self) -> tuple:
-        """Return a size that decreases with each round, or stays."""
+        """Return a tuple that becomes smaller in each round, or stays the same."""
         requests = self.best.requests
         limits = sum(event.sampling.max_tokens for event in requests)
         config = tuple(getattr(self.best.config, name) for name in shrink.SIZES)

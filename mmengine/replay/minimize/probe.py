@@ -1,4 +1,6 @@
-"""Probes whether and how a log fails: by a kind of failure, a command, or another build."""
+"""Probes, which tell whether and how a log fails. A probe looks for a kind of failure, runs a command, or
+asks another build.
+"""
 
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -18,8 +20,8 @@ from mmengine.replay.rerun.script import Script
 
 
 class TestParts(NamedTuple):
-    """Parts of the pytest file: the test's name, its docstring, its imports, and the body of a function in
-    which `log` is the folder.
+    """Parts of the written pytest file: the test's name, its docstring, its imports, and the body of the test
+    function. In the body `log` is the log's folder.
     """
 
     name: str
@@ -38,7 +40,7 @@ class Probe(Protocol):
         """Write the log, and everything else that the test reads, into a new folder."""
 
     def of_log(self, folder: Path) -> Failure | None:
-        """Return the failure of the log that `write` wrote there, or None."""
+        """Return the failure of the log that `write` wrote to `folder`, or None."""
 
     def test(self, failure: Failure) -> TestParts: ...
 
@@ -48,8 +50,10 @@ _BODY = """    failure = replay_failure(log, "{kind}")
 
 
 class KindProbe:
-    """Looks for a kind in KINDS; another failure may end the run first, see `check_kind`. With "any", only
-    the invariant that broke first is checked from then on.
+    """Looks for a failure of a kind in KINDS.
+
+    Another failure may end the run first, see `check_kind`. With "any", the invariant that breaks first is
+    the only one checked from then on.
     """
 
     def __init__(self, name: str, deadline: Deadline | None = None):
@@ -75,7 +79,7 @@ class KindProbe:
         return TestParts(failure.kind, title, imports, _BODY.format(kind=failure.kind))
 
     def check_kind(self, failure: Failure) -> None:
-        """Raise LogError if another failure than the requested kind occurred."""
+        """Raise LogError if the failure is not of the requested kind."""
         if self.name not in ("any", failure.kind):
             assert failure.kind in KINDS
             raise LogError(

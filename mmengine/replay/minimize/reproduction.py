@@ -1,4 +1,4 @@
-"""Writes the output of `mmengine log minimize`: the smallest log, and a pytest file for the replay.
+"""Writes the output of `mmengine log minimize`: the smallest log, and a pytest file that replays it.
 
 A log's names and texts are untrusted; only plain characters from them reach the Python file.
 """
@@ -34,7 +34,7 @@ def test_{name}():
 
 
 def refuse_used(folder: Path) -> None:
-    """Raise LogError when the folder is not empty."""
+    """Raise LogError if the folder is not empty."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise LogError(f"{folder} is not empty; name another folder")
 
@@ -43,8 +43,8 @@ def reproduce(script: Script, failure: Failure, probe: Probe, folder: Path, befo
     """Write `folder`/log and the test, and return the test's path. `before` is the number of requests in the
     original log.
 
-    The folder appears complete or not at all. Raises LogError when the folder is not empty, or when the
-    written log does not fail as expected.
+    The folder is created complete or not at all. Raises LogError if the folder is not empty, or if the
+    written log does not have the expected failure.
     """
     refuse_used(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)

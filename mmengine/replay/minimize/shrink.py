@@ -1,4 +1,5 @@
-"""Smaller versions of a script: fewer requests, shorter prompts and answers, smaller media, plain values.
+"""Makes smaller versions of a script: fewer requests, shorter prompts and answers, smaller media, plain
+values.
 
 Each function returns a new script and leaves the old script unchanged. The caller decides whether the new
 script still fails.
@@ -17,7 +18,7 @@ from mmengine.replay.rerun.script import Answer, Observation, Script
 from mmengine.request import MediaItem, SamplingParams
 
 T = TypeVar("T")
-# Each is tried from the smallest value that the other settings allow.
+# Settings that are made smaller, down to the smallest value that the other settings allow.
 SIZES = (
     *("num_blocks", "max_num_seqs", "token_budget", "max_model_len", "encoder_cache_size"),
     *("encoder_budget", "swap_blocks", "num_draft_tokens", "lookahead_tokens", "num_state_slots"),
@@ -26,8 +27,9 @@ SIZES = (
 
 
 def fewest(items: Sequence[T], fails: Callable[[list[T]], bool]) -> list[T]:
-    """Return a subset, in order, that still fails and from which no single item can be left out: delta
-    debugging by complements, large pieces first.
+    """Return a subset, in order, that still fails and from which no single item can be left out.
+
+    The algorithm is delta debugging by complements: large pieces are left out first.
     """
     kept, size = list(items), len(items)
     while kept and size:
@@ -45,8 +47,8 @@ def fewest(items: Sequence[T], fails: Callable[[list[T]], bool]) -> list[T]:
 
 
 def smallest(low: int, high: int, fails: Callable[[int], bool]) -> int:
-    """Return a value in [low, high] that fails; `high` is known to fail. The value is the smallest if failing
-    is monotone.
+    """Return a value in [low, high] that fails, by bisection; `high` is known to fail. It is the smallest if
+    all values above a failing value fail.
     """
     if low >= high or fails(low):
         return min(low, high)
@@ -57,7 +59,7 @@ def smallest(low: int, high: int, fails: Callable[[int], bool]) -> int:
 
 
 def digest(script: Script) -> bytes:
-    """Return a digest that is equal for scripts that play alike."""
+    """Return a digest that is equal for scripts with equal replays."""
     asked = [(each.step, each.landed, type(each.event).__name__, each.event) for each in script.observations]
     kept = [script.answers[event.request_id] for event in script.requests]
     answers = [(each.tokens.tobytes(), each.stop, each.error, each.runs.tobytes()) for each in kept]
@@ -72,7 +74,7 @@ def keep_requests(script: Script, names: Iterable[str]) -> Script:
 
 
 def keep_until(script: Script, step: int) -> Script:
-    """Return the observations up to a step."""
+    """Return the script with the observations up to a step."""
     return replace(
         script,
         observations=[each for each in script.observations if each.step <= step],
@@ -81,7 +83,7 @@ def keep_until(script: Script, step: int) -> Script:
 
 
 def keep_events(script: Script, happened: Sequence[Observation]) -> Script:
-    """Return the script with all arrivals, but only these other events."""
+    """Return the script with all arrivals, and of the other events only `happened`."""
     kept = set(map(id, happened))
     return replace(
         script,
@@ -121,15 +123,15 @@ def shorten_stop(script: Script, name: str, count: int) -> Script:
 
 
 def drop_media(script: Script, name: str, index: int) -> Script:
-    """Replace an item's place in the prompt by text."""
+    """Turn a media item's embeddings in the prompt into text tokens."""
     media = list(_queued(script, name).media)
     del media[index]
     return _changed(script, name, media=tuple(media))
 
 
 def resize_media(script: Script, mm_hash: bytes, size: int) -> Script:
-    """Give an item a single run with `size` embeddings, in every request with this item. Its prompts become
-    shorter.
+    """Give an item a single run with `size` embeddings, in every request that has the item. The prompts
+    become shorter.
     """
     for event in script.requests:
         for index, item in enumerate(event.media):
@@ -147,7 +149,7 @@ def resize_media(script: Script, mm_hash: bytes, size: int) -> Script:
 
 
 def text_ranges(event: ev.Queued) -> Iterator[tuple[int, int]]:
-    """Yield (start, end) of a prompt's ranges without embeddings, the last first."""
+    """Yield (start, end) of a prompt's text ranges (without embeddings), the last range first."""
     places = [(start, start + length) for item in event.media for start, length in item.runs]
     ends = [0, *(end for _, end in places)]
     starts = [*(start for start, _ in places), len(event.prompt) // 4]
@@ -162,7 +164,7 @@ def drop_text(script: Script, name: str, start: int, count: int) -> Script:
 
 
 def merge_requests(script: Script, name: str, into: str, more: int = 0) -> Script:
-    """Merge two requests: `into` gets the length of both, and `more` tokens."""
+    """Remove the request `name`, and lengthen the request `into` by its prompt's length and `more` tokens."""
     gone = _queued(script, name)
     longer = _lengthened(_queued(script, into), len(gone.prompt) // 4 + more)
     rest = [event.request_id for event in script.requests if event.request_id != name]
@@ -170,8 +172,9 @@ def merge_requests(script: Script, name: str, into: str, more: int = 0) -> Scrip
 
 
 def fill_pool(script: Script, names: Sequence[str], more: int) -> Script:
-    """Keep only these requests, with prompts so long that together they fill the whole pool. The first prompt
-    is `more` tokens longer, the others together as much shorter.
+    """Keep only these requests, with longer prompts that together fill the whole pool.
+
+    The first prompt gets `more` additional tokens, and the others together as many less.
     """
     config, script = script.config, keep_requests(script, names)
     missing = (config.num_blocks - 1) * config.block_size - sum(len(e.prompt) // 4 for e in script.requests)
@@ -199,7 +202,9 @@ def _lengthened(event: ev.Queued, count: int) -> ev.Queued:
 
 
 def plain_tokens(script: Script, names: Iterable[str]) -> Script:
-    """Replace prompts by counting tokens from different numbers, so that no two requests share a prefix."""
+    """Replace the tokens of each prompt by consecutive numbers from a start of its own, so that no two
+    requests share a prefix.
+    """
     numbers = {event.request_id: number for number, event in enumerate(script.requests)}
     for name in names:
         count = len(_queued(script, name).prompt) // 4
@@ -213,7 +218,9 @@ def plain_tokens(script: Script, names: Iterable[str]) -> Script:
 
 
 def plain_fields(event: ev.Queued) -> Iterator[dict[str, Any]]:
-    """Yield fields that could have their default values: all of them, then each alone."""
+    """Yield dicts of default values for fields that have other values: first for all such fields, then for
+    each alone.
+    """
     sampling = SamplingParams(max_tokens=event.sampling.max_tokens, seed=0)
     sampling = sampling if sampling.max_tokens else event.sampling
     defaults = {
@@ -247,7 +254,7 @@ def set_fields(script: Script, name: str, fields: dict[str, Any]) -> Script:
 
 
 def _without_tokens(event: ev.Queued, start: int, count: int) -> ev.Queued:
-    """Return a prompt without some tokens; later media move forward."""
+    """Return the request without `count` prompt tokens from `start` on. Later media move forward."""
     media = tuple(
         msgspec.structs.replace(
             item, runs=tuple((at - count if at > start else at, size) for at, size in item.runs)
@@ -271,7 +278,7 @@ def _changed(script: Script, name: str, **fields: Any) -> Script:
 
 
 def _with(script: Script, event: ev.Queued) -> Script:
-    """Return the script with this arrival in place of the arrival with the same name."""
+    """Return the script with the arrival `event` in place of the arrival with the same request id."""
     return replace(
         script,
         observations=[

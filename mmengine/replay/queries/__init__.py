@@ -1,1 +1,1 @@
-"""Queries over a log: requests, steps, states, and reasons."""
+"""Queries over a log: its requests and steps, a state at a record, and the reasons for a request's delays."""

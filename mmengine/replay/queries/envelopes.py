@@ -13,7 +13,7 @@ class _Head(msgspec.Struct):
 def api_name(envelope: bytes) -> str:
     """Return the called API's name, such as "chat".
 
-    The name is "" without an envelope, and `UNKNOWN` for an envelope without a name.
+    Returns "" without an envelope, and `UNKNOWN` if the envelope has no name.
     """
     if not envelope:
         return ""

@@ -1,10 +1,10 @@
-"""Follow requests across replicas' logs: which replicas had a request, how many tokens each computed, and how
-the request ended.
+"""Follows requests across replicas' logs: which replicas served a request, how many tokens each computed, and
+how the request ended.
 
-A request that migrates leaves entries in several logs. A request with a single answer has the same core id in
-all logs, its own id. With `n` answers, each choice migrates alone and has the core id `id/0`, `id/1`, … in
-all logs. In the next replica's log, the choice's QUEUED event contains the tokens that earlier replicas
-computed.
+A request that migrates leaves entries in several logs. A request's core id is the same in all logs. With a
+single answer it is the request's id. With `n` answers, each choice migrates on its own and has the core id
+`id/0`, `id/1`, …. In the next replica's log, the choice's QUEUED event contains the tokens that earlier
+replicas computed.
 """
 
 from collections.abc import Iterable
@@ -20,10 +20,10 @@ MAX_LOGS = 100_000  # Maximum number of logs in a folder.
 
 
 class Hop(msgspec.Struct, frozen=True):
-    """A request's or a choice's part in one replica's log.
+    """The part of a choice (or of a request with a single answer) in one replica's log.
 
-    `num_given` is the number of answer tokens from earlier replicas, `num_said` the number from this replica.
-    `end` is the finish reason, or "" if the log does not contain the request's end.
+    `num_given` is the number of answer tokens that earlier replicas computed, and `num_said` the number that
+    this replica computed. `end` is the finish reason, or "" if the log does not contain the request's end.
     """
 
     log: str
@@ -35,14 +35,14 @@ class Hop(msgspec.Struct, frozen=True):
 
 
 class ReplicaPath(msgspec.Struct, frozen=True):
-    """All hops of a choice, sorted by the number of tokens at arrival."""
+    """All hops of a choice, sorted by the number of answer tokens with which the choice arrived."""
 
     core_id: str
     hops: list[Hop] = msgspec.field(name="stops")  # the field's name in --json output
 
     @property
     def num_tokens(self) -> int:
-        """The number of answer tokens in the logs."""
+        """The length of the answer in tokens, as far as the logs have it."""
         return max(hop.num_given + hop.num_said for hop in self.hops)
 
     @property
@@ -58,8 +58,8 @@ class ReplicaPath(msgspec.Struct, frozen=True):
 
 
 def logs_in(folder: Path) -> list[Path]:
-    """Return the folder itself if it is a log, otherwise its direct subfolders that are logs. Raises LogError
-    for more than MAX_LOGS logs.
+    """Return [folder] if the folder is a log, otherwise those of its direct subfolders that are logs. Raises
+    LogError for more than MAX_LOGS logs.
     """
     if segment_paths(folder):
         return [folder]
@@ -75,8 +75,10 @@ def is_fleet(folder: Path) -> bool:
 
 
 def replica_paths(logs: Iterable[Path]) -> tuple[dict[str, ReplicaPath], dict[Path, str]]:
-    """Read the logs. Return each core id's path, and the error of each log that could not be read to its end.
-    Paths keep the order in which the logs name their core ids.
+    """Read the logs. Return the path of each core id, and the error of each log that could not be read to its
+    end.
+
+    The paths are in the order in which their core ids first occur in the logs.
     """
     hops: dict[str, list[Hop]] = {}
     broken: dict[Path, str] = {}
@@ -101,7 +103,9 @@ def _hop(log: Path, line: RequestLine) -> Hop:
 
 
 def core_ids(names: Iterable[str], request_id: str) -> list[str]:
-    """Return the core ids among `names` that belong to the request: its own id, or its choices' ids."""
+    """Return the core ids among `names` that belong to the request: the request's id, or the ids of its
+    choices.
+    """
     return [name for name in names if name == request_id or name.rpartition("/")[0] == request_id]
 
 

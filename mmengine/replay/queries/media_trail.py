@@ -10,9 +10,8 @@ from mmengine.request import Request
 
 
 class MediaTrail:
-    """Follows the encoder outputs that a request needs, from the log's first record on.
-
-    Call `after` with every record once the record was applied.
+    """Follows the encoder outputs that a request needs, from the log's first record on. The caller applies
+    each record to the state, and then calls `after`.
     """
 
     def __init__(self, state: State, request: Request):
@@ -20,7 +19,8 @@ class MediaTrail:
             encoder_key(item.mm_hash, request.cache_salt, request.visual_adapter) for item in request.media
         }
         self._present: set[bytes] = set()
-        self._lost: dict[bytes, tuple[int, str, str]] = {}  # Key to (step, reason, beneficiary).
+        # Maps a key to (step, reason, the request for which it was evicted).
+        self._lost: dict[bytes, tuple[int, str, str]] = {}
 
     def after(self, state: State, record: Record) -> None:
         """Update the trail with a record that was just applied."""
@@ -32,7 +32,7 @@ class MediaTrail:
                 self._lost[key] = (record.step, *_cause(state, record))
 
     def miss(self, key: bytes) -> tuple[str, dict[str, Any]]:
-        """Return why a key was not in the cache, as text and as facts."""
+        """Return the reason why a key was not in the cache, as a text and as a dict of facts."""
         if key not in self._lost:
             return "never encoded before", {"miss": "never there"}
         step, why, name = self._lost[key]

@@ -1,5 +1,5 @@
-"""Follows a prefix through the cache: which requests computed its blocks, and when and for which requests the
-blocks were lost.
+"""Follows a prefix through the cache: which requests computed its blocks, when the blocks were lost, and to
+which requests.
 """
 
 from typing import Any
@@ -16,10 +16,10 @@ from mmengine.request import Request
 
 
 class Loss(msgspec.Struct, frozen=True):
-    """A prefix block's lifetime.
+    """The time during which a prefix block was cached.
 
-    `since` and `by` are the step and the request that computed the block. `until` is the step that took the
-    block, -1 while still cached. `why` and `taken_by` are the reason and the request that got the block.
+    `since`, `by`: the step and the request that computed the block. `until`: the step in which the block was
+    lost; -1 while it is cached. `why`, `taken_by`: the reason, and the request that got the block.
     """
 
     since: int
@@ -32,9 +32,9 @@ class Loss(msgspec.Struct, frozen=True):
 class PrefixTrail:
     """Follows the blocks that a request's prefix would hit, from the log's first record on.
 
-    Call `after` with every record once the record was applied. `tokens` (int32 [n]) are the request's tokens
-    at admission. `ahead` is the log's constant `media_ahead`. `by` names the request that computed the blocks
-    present at the start.
+    The caller applies each record to the state, and then calls `after`. `tokens` (int32 [n]): the request's
+    tokens at admission. `ahead`: the log's constant `media_ahead`. `by`: the request that computed the blocks
+    which are present at the start.
     """
 
     def __init__(self, state: State, request: Request, tokens: np.ndarray, ahead: int, by: str = ""):
@@ -44,9 +44,10 @@ class PrefixTrail:
         self._parts = state.blocks.index.token_parts(self._windows).tolist()
         self._extras = block_extras(request, 0, self.num_blocks, size, ahead)
         self._by = by
-        self._blocks: list[int] = []  # The blocks that hold the prefix now.
+        self._blocks: list[int] = []  # The blocks that hold the prefix now, in order.
         self._content: list[int] = []
-        self.losses: dict[int, Loss] = {}  # By block number: the current block, or the last loss.
+        # Maps a block's index in the prefix to its current or last lifetime.
+        self.losses: dict[int, Loss] = {}
 
     @property
     def length(self) -> int:
@@ -81,10 +82,11 @@ class PrefixTrail:
             self.losses[number] = Loss(old.since, old.by, record.step, why, taken_by)
 
     def difference(self, state: State) -> dict[str, Any]:
-        """Return why the next block is not cached, from the blocks that follow the same prefix now.
+        """Compare the next block, which is not cached, with the cached blocks that follow the same prefix.
 
-        `kind` is "tokens", "media or salt", or "nothing". `others` counts the blocks that follow. `at` is the
-        position, in the request, of the first token that differs from the closest of them.
+        Returns a dict. `kind` says what differs: "tokens", "media or salt", or "nothing" if no cached block
+        follows. `others` is the number of blocks that follow. `at` is the position in the request of the
+        first token that differs from the most similar block.
         """
         index, number = state.blocks.index, self.length
         parent = self._content[-1] if self._content else ROOT
@@ -100,7 +102,7 @@ class PrefixTrail:
 
 
 def _holder(state: State, block: int) -> str:
-    """Return the request that computes a block that was just filled."""
+    """Return the running request whose block table contains the block, or ""."""
     for row in state.running.tolist():
         if block in state.block_table[row, : state.num_blocks[row]]:
             return state.requests_by_row[row].request.request_id
@@ -108,7 +110,7 @@ def _holder(state: State, block: int) -> str:
 
 
 def _cause(state: State, record: Record, lost: list[int]) -> tuple[str, str]:
-    """Return the record's effect on the blocks, and the request that benefits."""
+    """Return the reason why the record removed the blocks, and the request that got them, or ""."""
     match record.event:
         case ev.Admitted(request_id=name):
             return "taken", name

@@ -1,8 +1,8 @@
 """Finds out why a request was not scheduled in a step, by calling the scheduler's own functions.
 
-A step is decided event by event, and a request that was passed over is not looked at again in this step. So
-each reason is taken at the moment of its decision: `before` each event from `schedule`, and `at_end` after
-its last.
+A step is decided event by event, and a request that was passed over is not considered again in the same step.
+So each reason is found at the moment of its decision: call `before` for each event of `schedule`, and
+`at_end` after the last event.
 """
 
 import msgspec
@@ -34,8 +34,8 @@ ADAPTERS, ADAPTER_LEAVES = "adapters", "adapter leaves"
 class Reason(msgspec.Struct, frozen=True):
     """Why a request got no tokens in a step.
 
-    `kind` is one of the names above. For a shortage, `needed` and `free` count blocks, rows, tokens, or
-    embeddings. `other` is the request that this request waits for.
+    `kind` is one of the constants above. For a shortage, `needed` and `free` count blocks, rows, tokens, or
+    embeddings. `other` is the request for which this request waits, or "".
     """
 
     request_id: str
@@ -50,7 +50,7 @@ class Reason(msgspec.Struct, frozen=True):
         return max(0, self.needed - self.free)
 
     def sentence(self) -> str:
-        """Return a clause for a person that names `other` by its id."""
+        """Return the reason as a clause in English, which names `other` by its id."""
         return _SENTENCES[self.kind].format(r=self)
 
 
@@ -83,7 +83,9 @@ _SENTENCES = {
 
 
 class Reasons:
-    """Collects a step's reasons. `view` shows the state to which the events are applied in between."""
+    """Collects a step's reasons. `view`: a view of the state; the caller applies each event to the state
+    after `before`.
+    """
 
     def __init__(self, view: View):
         self._view = view
@@ -91,7 +93,9 @@ class Reasons:
         self._found: dict[str, Reason] = {}
 
     def before(self, event: ev.Event) -> None:
-        """Record the reasons before an event that `schedule` decided on the current state."""
+        """Record the reasons that follow from the current state, before `event` is applied, which `schedule`
+        decided on this state.
+        """
         if self._view.suspects and not isinstance(event, ev.Preempted):
             return
         match event:
@@ -103,7 +107,7 @@ class Reasons:
             case ev.StatesKept():
                 self._check_running(None)
                 self._check_waiting()
-            # ENCODED opens and closes a step: requests outside the step get nothing by now.
+            # A step with ENCODED has no further decisions, so all other requests get nothing.
             case ev.Encoded():
                 self._check_running(None)
                 self._check_waiting()
@@ -111,7 +115,9 @@ class Reasons:
                 self._found[name] = Reason(name, GAVE_WAY)
 
     def at_end(self) -> list[Reason]:
-        """Return a reason for each request outside the complete step, requests with a row first."""
+        """Return a reason for each request that is not in the step; requests with a row come first. Call it
+        when the step is complete.
+        """
         view, step = self._view, set(self._view.step_rows.tolist())
         if not view.suspects:
             self._check_running(None)
@@ -120,8 +126,8 @@ class Reasons:
         return [self._reason_of(req_state) for req_state in (*idle, *view.waiting)]
 
     def blocks_short(self) -> tuple[int, int]:
-        """Return the blocks that the running rows need on this state, and the free blocks: the numbers behind
-        a preemption.
+        """Return the number of blocks that the running rows need in this state, and the number of free
+        blocks. These explain a preemption.
         """
         rows = self._undecided(None)
         if not len(rows):
@@ -147,7 +153,9 @@ class Reasons:
     # Requests with a row
 
     def _check_running(self, event: ev.Scheduled | None) -> None:
-        """Record the rows that are considered and get nothing. `event` is the resulting event, if any."""
+        """Record the reasons of running rows that are considered but get nothing. `event`: the event that the
+        scheduler decided, if any.
+        """
         view, scheduler = self._view, self._scheduler
         rows = self._undecided(event)
         wanted = scheduler.running.wanted_by(view, rows) if len(rows) else None
@@ -168,11 +176,11 @@ class Reasons:
                 self._found[name] = Reason(name, BLOCKS, needed, view.blocks.num_free)
 
     def _undecided(self, event: ev.Scheduled | None) -> ReadOnlyArray:
-        """Return the rows that the scheduler considers first on this state."""
+        """Return the rows that the scheduler considers for this event."""
         rows = self._scheduler.undecided_rows(self._view)
         if event is None or not isinstance(self._scheduler, VllmScheduler):
             return rows
-        last = _last_row(self._view, event)  # Later rows are considered later.
+        last = _last_row(self._view, event)  # Under vLLM's rules, later rows are considered after this event.
         return rows[: 1 + rows.tolist().index(last)] if last in rows else rows[:0]
 
     def _without_tokens(self, name: str, row: int, refused: Shortage | None) -> Reason:
@@ -185,7 +193,7 @@ class Reasons:
     # Waiting requests
 
     def _pass_over(self, admitted: str) -> None:
-        """Record the requests before the admitted one, which were considered first."""
+        """Record the reasons of the waiting requests that were considered before the admitted request."""
         places = self._places()
         for req_state in self._view.waiting[self._view.scan_from :]:
             if req_state.request.request_id == admitted:
@@ -193,7 +201,7 @@ class Reasons:
             self._note(self._try(req_state, places))
 
     def _check_waiting(self) -> None:
-        """Record the considered and the later requests, when no further request started."""
+        """Record the reasons of all waiting requests that remain, when no further request is admitted."""
         view, ahead, places = self._view, "", self._places()
         for req_state in view.waiting[view.scan_from :]:
             name = req_state.request.request_id
@@ -219,7 +227,9 @@ class Reasons:
         return self._scheduler.admission.places(self._view)
 
     def _try(self, req_state: RequestView, places: AdapterPlaces | None) -> Reason:
-        """Return what keeps the request from starting on this state, which has a row and tokens for it."""
+        """Return the reason why the request cannot start in this state, in which a row and tokens are
+        free.
+        """
         view, name = self._view, req_state.request.request_id
         admission = self._scheduler.admission
         if places is not None and not places.has_place(req_state):
@@ -251,7 +261,7 @@ class Reasons:
 
 
 def _last_row(view: View, event: ev.Scheduled) -> int:
-    """Return the event's last row, or -1 if no row runs."""
+    """Return the last row of the event, or -1 if the event has no rows."""
     if event.rows is None:
         return int(view.last_rows[-1]) if len(view.last_rows) else -1
     rows = np.frombuffer(event.rows, np.int32)

@@ -1,4 +1,4 @@
-"""Lists the events that touched a request, and their effects."""
+"""Lists the events that concern a request, and their effects on it."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -16,10 +16,10 @@ from mmengine.request import GrammarRequest
 
 
 class RequestEvent(msgspec.Struct, frozen=True):
-    """An event in a request's life.
+    """An event that concerns a request.
 
-    `since_ns` counts from the request's arrival. `changed` has the changed values by name; `text` says the
-    same in words.
+    `since_ns` counts from the request's arrival. `changed` maps the names of changed values to the values;
+    `text` says the same in English.
     """
 
     sequence: int
@@ -33,8 +33,7 @@ class RequestEvent(msgspec.Struct, frozen=True):
 def request_events(log: CheckedLog, request_id: str) -> Iterator[RequestEvent]:
     """Yield the events of each request with this id; nothing for an unknown id.
 
-    If the request's arrival was deleted with the log's beginning, its times count from the log's first
-    record.
+    If a request's arrival was deleted with the log's beginning, its times count from the log's first record.
     """
     queued_ns = -1
     with log.naming():
@@ -236,7 +235,7 @@ def _executed(state: State, event: ev.Executed, row: int) -> tuple[str, dict[str
         text += f"; the text ends ({stops[index]})"
     if index in errors:
         changed["error"] = errors[index]
-        text = f"the row broke: {errors[index]}"
+        text = f"the row failed: {errors[index]}"
     return text, changed
 
 

@@ -1,4 +1,4 @@
-"""Reports an engine's whole state at a moment in its log, as plain numbers and names."""
+"""Reports an engine's whole state at a position in its log, as numbers and names."""
 
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,9 @@ class StateReport(msgspec.Struct, frozen=True):
 
 
 def state_report(folder: Path, number: int) -> StateReport:
-    """Return the state before step `number`, or with -1 at the log's end. Raises `step_report`'s errors."""
+    """Return the state before step `number` was decided, or at the log's end if `number` is -1. Raises the
+    errors of `step_report`.
+    """
     if number >= 0:
         return report_of(open_log(folder).at(number).state)
     log = CheckedLog(folder)

@@ -1,4 +1,6 @@
-"""A complete step: its batch, its budgets, the requests without tokens and the reasons, and its outcome."""
+"""Reports a complete step: its batch, its budgets, its outcome, and the reasons of requests that got no
+tokens.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,7 @@ class BatchRow(msgspec.Struct, frozen=True):
     samples: bool
     start: str = ""
     num_cached_tokens: int = 0
-    encode: tuple[int, ...] = ()  # Indices of its request's items.
+    encode: tuple[int, ...] = ()  # Indices of the request's items that the step encodes.
 
 
 class Budget(msgspec.Struct, frozen=True):
@@ -39,10 +41,11 @@ class Budget(msgspec.Struct, frozen=True):
 class StepReport(msgspec.Struct, frozen=True):
     """A step's report.
 
-    `budgets` are the budgets by name, at the step's end. `preempted` has (request, mode, beneficiary).
-    `outcome` is "executed", "failed", or "" if the log does not say. `mono_ns` counts from the log's first
-    record. `part` describes an item in parts: its request, its number, the part's start and end, and the
-    item's whole work.
+    `budgets`: the budgets after the step's decisions, keyed by name. `preempted`: for each preemption
+    (request, mode, the request for which it was preempted, or ""). `outcome`: "executed", "failed", or "" if
+    the log does not say. `mono_ns` counts from the log's first record. `part`: if the step encodes a part of
+    an item: (request, the item's index, start and end of the part, and work of the whole item), in units of
+    encoder work.
     """
 
     step: int
@@ -142,8 +145,9 @@ def _budgets(step: Step) -> dict[str, Budget]:
 
 
 def _outcome(folder: Path, number: int) -> tuple[int, dict[str, Any]]:
-    """Return the time at which the log begins, and how the step ended. A failed step voids the later steps in
-    flight.
+    """Return the time at which the log begins, and the outcome's fields of StepReport.
+
+    A failed step also fails the later steps in flight.
     """
     began, dispatched = -1, False
     for record in CheckedLog(folder):

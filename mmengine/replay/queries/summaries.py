@@ -1,4 +1,6 @@
-"""Summarises a log as tables: a line per request, a line per step. Folds the log and makes no decisions."""
+"""Summarises a log as tables, with a line per request or a line per step. Folds the log and makes no
+decisions.
+"""
 
 from collections import deque
 from collections.abc import Iterator
@@ -18,7 +20,9 @@ from mmengine.replay.timeline import fold, taken_tokens
 
 @dataclass(slots=True)
 class RequestLine:
-    """A request's summary. Times are ns since its arrival; -1 if the request did not get that far."""
+    """A request's summary. Times are in ns since its arrival, or -1 if the event did not happen. (`queued_ns`
+    is a time of the log's clock.)
+    """
 
     request_id: str
     num_prompt_tokens: int
@@ -58,13 +62,15 @@ class StepLine:
 
 
 class _Requests:
-    """The live requests' lines. Each record updates them, given the preceding state."""
+    """The lines of the live requests. Each record updates them; `state` is the state before the record."""
 
     def __init__(self) -> None:
         self._live: dict[str, RequestLine] = {}  # An id may be reused once its request has ended.
 
     def carried_over(self, log: CheckedLog) -> list[RequestLine]:
-        """Return lines for requests older than the log's first record. Their times count from there."""
+        """Return lines for the requests that arrived before the log's first record. Their times count from
+        that record.
+        """
         state, first = log.first_state(), log.first
         if first is None:
             return []
@@ -78,7 +84,9 @@ class _Requests:
         return list(self._live.values())
 
     def queued(self, state: State, record: Record) -> RequestLine | None:
-        """Return the line for a request that this record begins, given the preceding state."""
+        """Return a new line if the record is a request's arrival, else None. `state`: the state before the
+        record.
+        """
         match record.event:
             case ev.Queued(request_id=name, prompt=prompt, media=media, outputs=outputs, envelope=envelope):
                 if name in state.sessions.of_request:
@@ -92,7 +100,7 @@ class _Requests:
         return None
 
     def ended(self, state: State, record: Record) -> RequestLine | None:
-        """Apply the record, and return the line of a request that ends here."""
+        """Update the lines by the record, and return the line of the request that ends with it, or None."""
         event = record.event
         match event:
             case ev.Admitted(request_id=name) if self._live[name].num_preemptions == 0:
@@ -127,7 +135,7 @@ class _Requests:
 
 
 def request_lines(folder: Path) -> list[RequestLine]:
-    """Return every request in a log, by arrival. Raises `verify`'s errors."""
+    """Return a line for every request in a log, in order of arrival. Raises the errors of `verify`."""
     log = CheckedLog(folder)
     requests = _Requests()
     lines = requests.carried_over(log)
@@ -140,7 +148,7 @@ def request_lines(folder: Path) -> list[RequestLine]:
 
 
 def ended_requests(log: CheckedLog) -> Iterator[RequestLine]:
-    """Yield each request at its end in the log."""
+    """Yield the line of each request that ends in the log, in order of the ends."""
     requests = _Requests()
     requests.carried_over(log)
     with log.naming():
@@ -151,8 +159,8 @@ def ended_requests(log: CheckedLog) -> Iterator[RequestLine]:
 
 
 def step_lines(log: CheckedLog | Path) -> Iterator[StepLine]:
-    """Yield every step in a log (or in a folder's log) that ran or failed, except steps decided before the
-    log's first record. Raises `verify`'s errors.
+    """Yield a line for every step in a log (or in the log in a folder) that ran or failed. Steps that were
+    decided before the log's first record are omitted. Raises the errors of `verify`.
     """
     log = CheckedLog(log) if isinstance(log, Path) else log
     admitted = encoded = preempted = 0

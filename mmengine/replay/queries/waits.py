@@ -1,4 +1,4 @@
-"""Summarises the steps in which a request was not scheduled as a single sentence."""
+"""Summarises, in a sentence, the steps in which a request was not scheduled."""
 
 from collections import Counter
 from typing import Any, NamedTuple
@@ -9,8 +9,8 @@ from mmengine.replay.queries.reasons import BEHIND, Reason
 class Wait(NamedTuple):
     """A step in which the request was not scheduled.
 
-    `since_ns` counts from the request's arrival. `ahead` is the reason why the preceding request in the queue
-    waits itself.
+    `since_ns` counts from the request's arrival. `ahead`: if this request waits for another one, the reason
+    why that one waits, else None.
     """
 
     step: int
@@ -20,7 +20,7 @@ class Wait(NamedTuple):
 
 
 def describe_waits(waits: list[Wait]) -> tuple[str, dict[str, Any]]:
-    """Return a sentence with the most frequent reason first, and its figures."""
+    """Return a sentence that names the most frequent reason first, and a dict with the sentence's figures."""
     counts = Counter(wait.reason.kind for wait in waits)
     parts, facts = [], []
     for kind, count in counts.most_common():

@@ -1,6 +1,6 @@
-"""Explains a request's course: its waits, its losses and the beneficiaries, and its cache hits.
+"""Explains what happened to a request: why it waited, what it lost and to which requests, and its cache hits.
 
-Every claim is read from the fold at the moment of the explained decision.
+Every claim is read from the state at the moment of the decision that it explains.
 """
 
 from pathlib import Path
@@ -24,10 +24,10 @@ from mmengine.replay.timeline import fold, is_scheduling
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """An event in the request's life, with its reason.
+    """Something that happened to the request, with the reason.
 
     The claim applies to the steps from `step` to `last_step`. `since_ns` counts from the request's arrival.
-    `facts` has the text's figures.
+    `facts` has the figures of the text.
     """
 
     step: int
@@ -39,12 +39,11 @@ class Claim(msgspec.Struct, frozen=True):
 
 
 def why(folder: Path, request_id: str) -> list[Claim]:
-    """Return what happened to the last request with that id.
-
-    Raises LogError when there was none, and `verify`'s errors.
+    """Return what happened to the last request with that id, in order of time. Raises LogError if there was
+    none, and the errors of `verify`.
     """
     queued: tuple[Record, ev.Queued] | None = None
-    of_session = False  # Its own tokens follow its session's tokens.
+    of_session = False  # Whether the request continues a session.
     refused: tuple[Record, ev.Finished] | None = None
     for record in CheckedLog(folder):
         event = record.event
@@ -71,7 +70,7 @@ def why(folder: Path, request_id: str) -> list[Claim]:
 
 
 def _whole(folder: Path, queued: Record) -> ev.Queued:
-    """Return the request's QUEUED with the tokens that precede it in its session."""
+    """Return the request's QUEUED event, with the session's tokens in front of its own."""
     for state, record in fold(CheckedLog(folder)):
         if record.sequence == queued.sequence and isinstance(record.event, ev.Queued):
             return sessions.with_session_prefix(state, record.event)
@@ -79,10 +78,12 @@ def _whole(folder: Path, queued: Record) -> ev.Queued:
 
 
 class _Inquiry:
-    """A fold over the log that follows a single request."""
+    """Folds a log, and collects the claims about a single request."""
 
     def __init__(self, log: CheckedLog, queued: Record, request: ev.Queued):
-        """Start at the log's beginning. `queued` is the record of the request's arrival, `request`."""
+        """Start at the log's beginning. `queued`: the record of the request's arrival. `request`: its event,
+        with the session's tokens.
+        """
         self._log, self._queued = log, queued
         self._name = request.request_id
         self.state = log.first_state()
@@ -96,7 +97,8 @@ class _Inquiry:
         self._found: list[Claim] = []
         self._waits: list[Wait] = []
         self._is_live = False
-        self._taken: dict[str, Record] = {}  # By session, the last record that took leased blocks.
+        # Maps a session to the last record that took leased blocks from it.
+        self._taken: dict[str, Record] = {}
 
     def claims(self) -> list[Claim]:
         for record in self._log:
@@ -120,7 +122,7 @@ class _Inquiry:
         since = record.mono_ns - self._queued.mono_ns
         self._found.append(Claim(record.step, record.step, since, kind, text, facts))
 
-    # What each record means for the request
+    # The meaning of each record for the request
 
     def _before(self, record: Record) -> None:
         event = record.event
@@ -176,7 +178,7 @@ class _Inquiry:
         return row >= 0 and bool(self.state.in_flight[row] or self.state.scheduled[row])
 
     def _note_wait(self, record: Record) -> None:
-        """Record the wait of a request that the step's decisions left out."""
+        """Record a wait if the request is not in the step that was just decided."""
         assert self._reasons is not None
         reasons, self._reasons = self._reasons, None
         req_state = self.state.requests.get(self._name)
@@ -292,8 +294,8 @@ class _Inquiry:
         return "never computed before", {"miss": "never there"}
 
     def _encoded(self, record: Record, row: int | None, encode: tuple[tuple[bytes, int, int], ...]) -> None:
-        """Claim the request's items that this decision has encoded. `row` is the row that the decision gives
-        to a request.
+        """Claim that this decision encodes items of the request. `row`: the row that the decision gives to
+        the request, or None for the row that it has.
         """
         row = self.state.requests[self._name].row if row is None else row
         for key, owner, index in encode if row >= 0 else ():
@@ -304,7 +306,7 @@ class _Inquiry:
                 self._claim(record, "encoder cache", f"{text}{miss}.", item=index, **facts)
 
     def _encoded_part(self, record: Record, event: ev.Encoded) -> None:
-        """Claim the last part when an item was too large for a single step."""
+        """Claim that an item was encoded in parts, at the item's last part."""
         req_state, item = self.state.requests[self._name], self._request.media[event.index]
         work = req_state.media_work[event.index]
         if event.until >= work:

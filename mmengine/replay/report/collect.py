@@ -1,7 +1,7 @@
 """Collects a log's columns for the page: an entry per step, a lane per request.
 
-A lane is a sequence of segments: the request's state from a step on, and its reason to wait. A row computes a
-single token in a step, unless `chunks` says otherwise.
+A lane is a request's sequence of segments. A segment tells the request's state from a step on, and why it
+waits. A row in a step computes a single token, unless `chunks` has another number.
 """
 
 import heapq
@@ -21,13 +21,13 @@ from mmengine.replay.queries.reasons import BEHIND, PREEMPTING, PREFILL_FIRST, R
 from mmengine.replay.rerun.clock import SteadyClock
 from mmengine.replay.timeline import is_scheduling
 
-# States of a lane; a request in the last state has a row.
+# States of a lane. A request in the last state has a row but is not in the step.
 QUEUED, PREFILL, DECODE, PREEMPTED, SWAPPED, PASSED_OVER = range(6)
 STATES = ("queued", "prefill", "decode", "preempted", "swapped", "running, not scheduled")
-MAX_SEGMENTS = 8_000_000  # Segments on a log's page; later ones are left out.
-# Reasons for all requests without a reason of their own: a fact about the step, stored once per step.
+MAX_SEGMENTS = 8_000_000  # Maximum number of segments on a page; later segments are left out.
+# Reasons that hold for all waiting requests of a step. They are stored once per step, not per request.
 COMMON = frozenset((BEHIND, PREEMPTING, PREFILL_FIRST, ROWS, TOKENS))
-REASONS_EVERY = 16  # Steps between two checks, if nothing happened that could change reasons.
+REASONS_EVERY = 16  # Steps between two checks of the reasons while nothing happens that could change them.
 
 _BY_STEP = (
     *("time_ns", "device_ns", "tokens", "rows", "running", "waiting", "free_blocks"),
@@ -37,16 +37,18 @@ _BY_STEP = (
 
 
 class Lanes:
-    """Requests by arrival, and their segments. `end` is a step, -1 if the log does not contain the end."""
+    """The requests in order of arrival, and their segments. The column `end` has a step, or -1 if the log
+    does not contain the end.
+    """
 
     def __init__(self) -> None:
         self.ids: list[str] = []
-        self.ends: list[str] = []  # Finish reason, with its detail.
+        self.ends: list[str] = []  # Finish reason with its detail; "" while the request is live.
         self.columns = {
             name: array("i")
             for name in ("start", "end", "prompt", "media", "embeds", "cached", "answer", "preemptions")
         }
-        # Flat, in order of time; `lane` names the owner.
+        # All lanes' segments in order of time; `lane` is the segment's lane.
         self.segments = {name: array("i") for name in ("lane", "step", "state", "reason", "needed")}
         self.by_id: dict[str, int] = {}
         self._last: list[tuple[int, int, int]] = []
@@ -84,10 +86,11 @@ class Lanes:
 
 
 class Collector:
-    """Reads a log from its beginning to its end.
+    """Reads a log, and collects the data of the page.
 
-    `reasons` has the kinds that segments and steps refer to, from 1 on; a waiting segment without a kind has
-    its step's reason. `state` is a starting state other than the log's first.
+    `reasons`: the kinds of reasons; segments and steps refer to them by index, from 1 on. A waiting segment
+    with index 0 has the reason of its step. `state`: the state to start with (default: the log's first
+    state).
     """
 
     def __init__(self, log: CheckedLog, state: State | None = None):
@@ -109,7 +112,7 @@ class Collector:
         self._common = 0  # Index into `reasons`.
         self._in_flight = [-1] * len(
             self.state.flights
-        )  # Places in `steps`; -1: decided before the log begins.
+        )  # Indices into `steps`; -1: decided before the log begins.
         self._clock, self._now = SteadyClock(), 0
         for req_state in self.state.requests.values():  # Not empty if the log's beginning was deleted.
             self._present(req_state)
@@ -128,7 +131,7 @@ class Collector:
             self._after(record)
 
     def count_answers(self) -> None:
-        """Count answer tokens, for unfinished requests too."""
+        """Store the number of answer tokens so far of the unfinished requests."""
         for name, lane in self.lanes.by_id.items():
             req_state = self.state.requests[name]
             count = len(req_state.tokens) if req_state.row < 0 else int(self.state.num_tokens[req_state.row])
@@ -188,8 +191,8 @@ class Collector:
         self._in_flight.clear()
 
     def _ask(self, event: ev.Event) -> None:
-        """Record reasons while the step is decided. A step like the previous one, without new requests, keeps
-        its reasons.
+        """Record reasons while the step is decided. If the step has the rows of the previous step and nothing
+        else changed, the reasons are kept.
         """
         state = self.state
         same = isinstance(event, ev.Scheduled) and event.rows is None and not event.encode
@@ -200,7 +203,9 @@ class Collector:
         self._why.before(event)
 
     def _close_step(self) -> None:
-        """Record the decided open step: its batch, and the requests that are not in it."""
+        """Record the open step, whose decisions are complete: its batch, and the requests that are not in
+        it.
+        """
         state = self.state
         if self.first_step < 0:
             self.first_step = state.step
@@ -224,8 +229,8 @@ class Collector:
         self.steps["common_reason"][-1] = self._common
 
     def _place(self, rows: np.ndarray) -> None:
-        """Add segments for the step's rows that change their state, and chunks for rows with more or fewer
-        than a single token.
+        """Add a segment for each row of the step whose state changes, and a chunk for each row that does not
+        compute exactly one token.
         """
         state = self.state
         scheduled = state.scheduled[rows]
@@ -285,7 +290,9 @@ class Collector:
 
 
 def _num_kept(counts: bytes | None) -> int:
-    """Return the number of drafts that a step accepted: all tokens that a row gained except its last."""
+    """Return the number of drafts that a step accepted: of the tokens that a row gained, all but the last
+    were drafts.
+    """
     if counts is None:
         return 0
     gained = np.frombuffer(counts, np.int32)
@@ -293,9 +300,10 @@ def _num_kept(counts: bytes | None) -> int:
 
 
 def slots_of(start: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """Return each lane's line, int32: the first line that is free from its start to its end.
+    """Return for each lane the line on which it is drawn, int32: the first line that is free when the lane
+    starts.
 
-    Both ascend with the lanes' arrivals, or are the log's end.
+    `start`, `end`: steps. The lanes are in order of their starts.
     """
     slots = np.zeros(len(start), np.int32)
     free: list[int] = []
@@ -310,7 +318,7 @@ def slots_of(start: np.ndarray, end: np.ndarray) -> np.ndarray:
 
 
 def collect(folder: Path, progress: Callable[[Record], None] = lambda record: None) -> Collector:
-    """Return all the page's data for a log. Raises `verify`'s errors."""
+    """Return all the data of the page for a log. Raises the errors of `verify`."""
     collector = Collector(CheckedLog(folder))
     collector.read(progress)
     return collector

@@ -1,6 +1,7 @@
 """Writes an HTML page for a folder of replicas' logs: the replicas, and each request's path.
 
-The page links to a page for each log. Log texts are escaped, and the page's policy allows no scripts.
+The page links to a page for each log. Texts from logs are escaped, and the page's content security policy
+allows no scripts.
 """
 
 from html import escape
@@ -10,7 +11,7 @@ from mmengine.errors import LogError
 from mmengine.replay.queries.fleet import ReplicaPath, describe_path, logs_in, replica_paths
 from mmengine.replay.report.page import write_report
 
-MOST_SHOWN = 2_000  # Requests on a page; migrated requests come first.
+MOST_SHOWN = 2_000  # Maximum number of requests on a page; migrated requests come first.
 _STYLE = (
     "body{font:14px system-ui,sans-serif;margin:2em;max-width:75em}td,th{padding:.2em .8em;text-align:left;"
     "vertical-align:top;border-bottom:1px solid #ddd}ul{margin:0;padding-left:1em}.moved{background:#fff6df}"
@@ -49,7 +50,9 @@ def write_fleet_report(folder: Path, out: Path) -> tuple[int, int]:
 
 
 def _counts(way: ReplicaPath) -> tuple[int, int]:
-    """Return the number of computed answer tokens, and the number of distinct ones among them."""
+    """Return the number of answer tokens that replicas computed, and that number without tokens computed
+    twice.
+    """
     return way.num_computed, way.num_tokens - way.hops[0].num_given
 
 

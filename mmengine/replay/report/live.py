@@ -1,7 +1,7 @@
-"""Streams a growing log to its report page: first the present contents, then the changes.
+"""Streams a growing log to its report page: first all that the log has, then the changes.
 
-The columns are the report's. The page's size is bounded: after `MAX_STEPS` steps, or `MAX_LANES` requests, it
-starts again with the live requests.
+The columns are those of the report. The page's size is bounded: after `MAX_STEPS` steps or `MAX_LANES`
+requests, the page starts again with the live requests.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,9 +14,9 @@ from mmengine.replay.checked_log import CheckedLog
 from mmengine.replay.report.collect import STATES, Collector
 from mmengine.version import __version__
 
-MAX_STEPS = 20_000  # Most steps on a live page.
-MAX_LANES = 20_000  # Most requests on a live page.
-MAX_NOTES = 64  # Most notes in a message.
+MAX_STEPS = 20_000  # Maximum number of steps on a live page.
+MAX_LANES = 20_000  # Maximum number of requests on a live page.
+MAX_NOTES = 64  # Maximum number of notes in a message.
 _ARRIVED = ("start", "prompt", "media", "embeds")
 _CHANGING = ("end", "cached", "answer", "preemptions")
 Message = dict[str, object]
@@ -24,7 +24,7 @@ _T = TypeVar("_T")
 
 
 class LiveReport:
-    """Consumes each record of a log; `news` returns the changes since its last call."""
+    """Takes each record of a log. `news` returns the changes since its last call."""
 
     def __init__(self, log: CheckedLog, name: str):
         self._log, self._name = log, name
@@ -34,13 +34,13 @@ class LiveReport:
         self._collector = collector
         self._is_new = True
         self._told = dict.fromkeys(("steps", "lanes", "segments", "chunks", "reasons", "notes", "failed"), 0)
-        self._lanes = np.zeros((0, len(_CHANGING)), np.int32)  # As they were last sent.
+        self._lanes = np.zeros((0, len(_CHANGING)), np.int32)  # The lanes' values when they were last sent.
 
     def take(self, record: Record) -> None:
         self._collector.take(record)
 
     def news(self) -> list[Message]:
-        """Return messages in order; [] if nothing happened."""
+        """Return the messages to send, in order; [] if nothing changed."""
         collector = self._collector
         if len(collector.steps["rows"]) > MAX_STEPS or len(collector.lanes.ids) > MAX_LANES:
             self._begin(Collector(self._log, collector.state))
@@ -96,7 +96,9 @@ class LiveReport:
         return more if any(said) else None
 
     def _changed(self, columns: Mapping[str, Sequence[int]], ends: Sequence[str]) -> list[list[object]]:
-        """Return each changed lane's number, end, cached, answer, preemptions, and how it ended."""
+        """Return a list for each changed lane: its number, end, cached, answer, preemptions, and finish
+        reason.
+        """
         now = np.stack([np.array(columns[name], np.int32) for name in _CHANGING], axis=1)
         before = np.full_like(now, -1)
         before[: len(self._lanes)] = self._lanes

@@ -1,7 +1,8 @@
-"""Builds a single HTML file: the page's own parts, and a log's compressed columns.
+"""Builds a single HTML file from the page's own parts and a log's compressed columns.
 
-A log is untrusted. Its texts are only inside the compressed columns, and the scripts pass them to the browser
-as text, never as HTML. The page's policy allows only the scripts and the style in the page, by their hashes.
+A log is untrusted. Its texts are only in the compressed data, and the scripts pass them to the browser as
+text, never as HTML. The page's content security policy allows only the page's own scripts and style, by their
+hashes.
 """
 
 import base64
@@ -26,8 +27,8 @@ SCRIPTS = ("data.js", "view.js", "lanes.js", "tracks.js", "panel.js", "input.js"
 def write_report(
     folder: Path, out: Path, progress: Callable[[Record], None] = lambda record: None
 ) -> tuple[int, int]:
-    """Write the page, and return how many steps and requests the page has. Raises LogError when the log has
-    no decided step, and the errors of `verify`.
+    """Write the page, and return the number of steps and of requests on it. Raises LogError if the log has no
+    decided step, and the errors of `verify`.
     """
     collected = collect(folder, progress)
     num_steps, num_lanes = len(collected.steps["rows"]), len(collected.lanes.ids)
@@ -38,7 +39,7 @@ def write_report(
 
 
 def page(data: str) -> str:
-    """Return the page around base64 data."""
+    """Return the page's HTML, with `data` (base64) in it."""
     here = files("mmengine.replay.report")
     style = (here / "page.css").read_text(encoding="utf-8")
     code = "\n".join((here / name).read_text(encoding="utf-8") for name in SCRIPTS)
@@ -54,7 +55,7 @@ def page(data: str) -> str:
 
 
 def hash_of(text: str) -> str:
-    """Return a hash in the format of a page's content security policy."""
+    """Return the hash of a text in the format of a content security policy."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
@@ -89,7 +90,7 @@ def _head(collected: Collector, name: str) -> dict[str, Any]:
 
 
 def _columns(collected: Collector) -> dict[str, np.ndarray]:
-    """Return the columns, int32 and float64 only. Steps count from the log's first step; segments are sorted
+    """Return the columns, each int32 or float64. Steps count from the log's first step. Segments are sorted
     by lane.
     """
     first, lanes = collected.first_step, collected.lanes

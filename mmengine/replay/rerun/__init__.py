@@ -1,1 +1,1 @@
-"""Serves a log's requests again: as they were, or under other settings."""
+"""Serves a log's requests again, unchanged or under other settings."""

@@ -1,4 +1,4 @@
-"""A time axis over a whole log, whose writing processes have unrelated clocks."""
+"""A time axis for a whole log, although the processes that wrote the log have unrelated clocks."""
 
 from mmengine.events import vocabulary as ev
 from mmengine.events.codec import Record
@@ -9,8 +9,8 @@ MAX_NS = 2**60  # 36 years, so that sums of times fit 64 bits.
 class SteadyClock:
     """Converts record times to ns since the first record.
 
-    Time never goes back, and no time passes between a process and the process that recovered its log. Raises
-    ValueError for a time that no log could reach.
+    The time never goes back. No time passes between the end of a process and the start of the process that
+    recovered its log. Raises ValueError for a time above MAX_NS.
     """
 
     def __init__(self) -> None:

@@ -1,9 +1,9 @@
 """A cost model for steps, fitted to the durations in a log.
 
-A step's time is a sum of non-negative prices: for the step, its tokens, its rows, the tokens that rows attend
-to (each row's length), the pairs of a token and an attended token, and the embeddings computed. The prices
-minimise relative errors, and an unusually long step counts little (Huber weights, iterated least squares;
-Lawson and Hanson's active sets keep prices from going below zero).
+A step's time is modelled as a sum of amounts times prices. The amounts are: 1 for the step, its tokens, its
+rows, the tokens that its rows attend to (each row's length), the pairs of a token and an attended token, and
+the embeddings computed. The prices are non-negative and minimise relative errors; unusually long steps count
+less (Huber weights with iterated least squares, and Lawson and Hanson's active sets).
 """
 
 from dataclasses import dataclass
@@ -14,13 +14,15 @@ from mmengine.core.executor import StepPlan
 
 PARTS = ("step", "token", "row", "attended token", "attended pair", "embedding")
 FOLDS = 5
-HUBER = 1.345  # Number of standard deviations beyond which an error counts by its size, not by its square.
+HUBER = 1.345  # Number of standard deviations above which an error counts linearly instead of quadratically.
 ROUNDS = 12
 
 
 @dataclass(frozen=True, slots=True)
 class FitError:
-    """Relative errors on steps that the fit had not seen, as fractions. `total` is the error of their sum."""
+    """Relative errors, as fractions, on steps that the fit did not see. `total` is the error of the sum of
+    all steps.
+    """
 
     num_steps: int
     median: float
@@ -30,9 +32,7 @@ class FitError:
 
 @dataclass(frozen=True, slots=True)
 class FittedCost:
-    """Fitted prices. `prices` are ns, float64, in the order of PARTS. `host_prices` are ns per step and per
-    row.
-    """
+    """Fitted prices in ns, float64. `prices`: in the order of PARTS. `host_prices`: per step and per row."""
 
     prices: np.ndarray
     host_prices: np.ndarray
@@ -46,8 +46,8 @@ class FittedCost:
 
 
 def work_of(num_scheduled: np.ndarray, num_computed: np.ndarray, num_embeds: int) -> np.ndarray:
-    """Return a step's amount for each part, float64 [6]. `num_computed` counts each row's tokens before the
-    step.
+    """Return a step's amount for each of PARTS, float64 [6]. `num_computed`: each row's computed tokens
+    before the step.
     """
     scheduled, computed = num_scheduled.astype(np.int64), num_computed.astype(np.int64)
     pairs = scheduled * computed + scheduled * (scheduled + 1) // 2
@@ -56,7 +56,9 @@ def work_of(num_scheduled: np.ndarray, num_computed: np.ndarray, num_embeds: int
 
 
 def fit(work: np.ndarray, time_ns: np.ndarray) -> np.ndarray:
-    """Return prices for steps with `work` [n, p] that took `time_ns` [n] (positive), float64 [p]."""
+    """Return the prices, float64 [p], for n steps with the amounts `work` [n, p] that took `time_ns` [n]
+    (positive).
+    """
     scale = np.maximum(work.max(axis=0), 1.0)
     relative, ones = work / scale / time_ns[:, None], np.ones(len(work))
     weights = ones
@@ -101,7 +103,9 @@ def non_negative(matrix: np.ndarray, target: np.ndarray) -> np.ndarray:
 
 
 def held_out_error(work: np.ndarray, time_ns: np.ndarray) -> FitError:
-    """Return the error on each fifth among the steps, in order, with prices fitted to the other four."""
+    """Return the errors of cross-validation: each of FOLDS consecutive parts of the steps is predicted with
+    prices fitted to the other parts.
+    """
     predicted = np.zeros(len(work))
     for part in np.array_split(np.arange(len(work)), FOLDS):
         rest = np.ones(len(work), bool)

@@ -1,4 +1,4 @@
-"""Measures times in a log: its requests' waits, and its steps' durations."""
+"""Measures times in a log: the latencies of its requests, and the durations of its steps."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -22,9 +22,10 @@ MAX_STEP_NS = 10**15  # Eleven days.
 class Measured:
     """Measurements from a log.
 
-    `work` [n, p] has the steps' parts (see fit.PARTS), and `device_ns` their durations. For the `host_rows`
-    steps that began right after another step, `host_ns` is the remaining time. `meter` uses the log's own
-    times, from its first arrival on.
+    `work` [n, p]: each step's amounts (see fit.PARTS); `device_ns`: the steps' durations on the device.
+    `host_rows`, `host_ns`: for each step that began right after another step, its number of rows, and the
+    time between the steps that the device did not work. `meter`: the requests, with times from the log's
+    first arrival on.
     """
 
     meter: Meter
@@ -35,12 +36,14 @@ class Measured:
     device_ns: list[int] = field(default_factory=list)
     host_rows: list[int] = field(default_factory=list)
     host_ns: list[int] = field(default_factory=list)
-    num_accepted: int = 0  # Drafts.
-    num_refused: int = 0  # Rows with drafts that contained a wrong draft.
+    num_accepted: int = 0  # Accepted drafts.
+    num_refused: int = 0  # Rows with a rejected draft.
 
 
 class Watch:
-    """Observes each record of a log with the preceding state; `measured` is valid after the last record."""
+    """Measures a log. The caller passes each record with the state before it to `see`. `measured` is valid
+    after the last record.
+    """
 
     def __init__(self, config: EngineConfig, num_requests: int):
         self.measured = Measured(Meter(num_requests, config.max_num_seqs))
@@ -49,8 +52,9 @@ class Watch:
         self._has_begun = False
         self._count = 0
         self._start_ns = -1
-        self._decided: deque[tuple[np.ndarray | None, int]] = deque()  # Work (None: unknown), rows.
-        self._last_ns = -1  # Time at which a step returned with work left.
+        # (work or None if unknown, number of rows).
+        self._decided: deque[tuple[np.ndarray | None, int]] = deque()
+        self._last_ns = -1  # When the last step returned; -1 if the engine was idle since.
         self._admitted: tuple[str, int] | None = None
         self._overlaps = config.max_in_flight > 1
 
@@ -95,7 +99,7 @@ class Watch:
                 measured.meter.finished(self._names[name], event.reason, now)
 
     def _begin(self, state: State) -> None:
-        """Count requests that precede the log's first record from there on."""
+        """Add the requests that are older than the log's first record; their times count from that record."""
         self._has_begun = True
         self._decided.extend([(None, 0)] * len(state.flights))
         for name, req_state in state.requests.items():

@@ -1,9 +1,10 @@
-"""Plays a script through the engine's own loop: other settings, fewer requests, the same answers.
+"""Replays a script in the engine's own loop, possibly with other settings or fewer requests, but with the
+same answers.
 
     script ──► Playback (the source: due observations) ──► EngineCore ──► executor (answers, time)
 
-Due times are counted in steps, as the log stamped them, or in ns on the executor's clock. An idle engine
-waits for the next observation; later observations keep their distance.
+An observation is due at the step that the log names, or at a time in ns on the executor's clock. An idle
+engine waits for the next observation. With steps, later observations are then shifted by the wait.
 """
 
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from mmengine.replay.rerun.script import Observation
 
 
 class Clock(Protocol):
-    """Decides when `Observation`s are due."""
+    """Tells when an `Observation` is due."""
 
     def due(self, observation: Observation) -> int: ...
 
@@ -30,7 +31,7 @@ class Clock(Protocol):
 
 
 class ClockedExecutor(Executor, Protocol):
-    """An executor with a clock, such as a simulated executor."""
+    """An executor with a clock in ns, such as a simulated executor."""
 
     @property
     def clock_ns(self) -> int: ...
@@ -43,7 +44,7 @@ class WaitingExecutor(ClockedExecutor, Protocol):
 
 
 class Timer:
-    """Counts in ns: the executor's clock shows 0 at `start_ns`."""
+    """A Clock in ns. The executor's clock shows 0 at `start_ns` of the log's time."""
 
     def __init__(self, executor: WaitingExecutor, start_ns: int):
         self._executor, self._start_ns = executor, start_ns
@@ -59,7 +60,9 @@ class Timer:
 
 
 class Counter:
-    """Counts steps, decided and landed. Waiting shifts all later observations."""
+    """A Clock that counts steps, once when they are decided and once when their results are back. Waiting
+    shifts all later observations.
+    """
 
     def __init__(self, core: EngineCore):
         self._core, self._skipped = core, 0
@@ -76,8 +79,8 @@ class Counter:
 
 
 class _Heard(SinkWrapper):
-    """Reports each event before its application. `moved` is True if there was an event since the last reset
-    to False.
+    """A sink that passes each event to `see` before the event is applied. `moved` is True if there was an
+    event since `moved` was last set to False.
     """
 
     def __init__(self, inner: Sink, see: Callable[[ev.Event], None]):
@@ -91,11 +94,12 @@ class _Heard(SinkWrapper):
 
 
 class Playback:
-    """An engine with its scripted observations.
+    """An engine that gets its observations from a script.
 
-    With `timer`, observations are due at their time on the executor's clock, and deadlines follow this clock.
-    Without it, they are due at their step, and deadlines pass where the log says. `see` is called with each
-    event right before its application. Blocks that a store sent to the log's engine are computed.
+    With `timer`, observations are due at their time on the executor's clock, and request deadlines pass on
+    this clock. Without it, observations are due at their step, and deadlines pass where the log says. `see`
+    is called with each event right before the event is applied. Blocks that the log's engine fetched from a
+    store are computed here.
     """
 
     def __init__(
@@ -122,8 +126,8 @@ class Playback:
         self._clock: Clock = timer or Counter(self.core)
 
     def step(self) -> Outputs | None:
-        """Run the loop once; return None when nothing more can happen. Raises the engine's errors when there
-        is no progress.
+        """Run the loop once, and return the outputs, or None if nothing more can happen. Raises the engine's
+        errors if there is no progress.
         """
         if not self.core.has_work:
             return None
@@ -133,14 +137,12 @@ class Playback:
         if self._heard.moved or outputs:
             return outputs
         if self._next == len(self._observations):
-            return None  # The rest waits for a grammar that never arrived.
+            return None  # The remaining requests wait for a grammar that never arrived.
         self._clock.wait_until(self._clock.due(self._observations[self._next]))
         return outputs
 
     def _crash(self) -> None:
-        """Repeat a crash at the place where the log's process ended and another continued; with its own time
-        there is none.
-        """
+        """Repeat a crash of the log's process at the same step. With a timer, crashes are skipped."""
         while self._next < len(self._observations):
             event = self._observations[self._next].event
             due = self._clock.due(self._observations[self._next])
@@ -172,7 +174,7 @@ class Playback:
         return events + inbox.drain()
 
     def leavers(self) -> tuple[ev.Event, ...]:
-        """Return nothing: all observations are delivered between steps."""
+        """Return nothing, because all observations are delivered between steps."""
         return ()
 
     def __len__(self) -> int:

@@ -1,8 +1,9 @@
-"""What-if: a log's requests under other settings, with times from a model fitted to the log.
+"""What-if simulation: serves a log's requests under other settings, with step times from a cost model fitted
+to the log.
 
 Requests arrive, are cancelled and get their grammars as in the log, and get the same answers. The scheduler
-is the engine's own. The log's own settings are simulated as well, so that the estimate's error is visible:
-the logged figures beside the simulated ones.
+is the engine's own. The log's own settings are simulated as well, and the comparison with the logged figures
+shows the error of the estimate.
 """
 
 from collections.abc import Callable
@@ -32,7 +33,7 @@ MIN_STEPS = 50
 
 @dataclass(slots=True)
 class Estimate:
-    """A run in numbers; latencies in ms. `notes` has remarks."""
+    """The figures of a run, keyed by name; latencies are in ms. `notes`: remarks about the run."""
 
     numbers: dict[str, float]
     notes: list[str] = field(default_factory=list)
@@ -40,8 +41,9 @@ class Estimate:
 
 @dataclass(slots=True)
 class Rerun:
-    """A re-run's result. `again` simulates the log's own settings. `errors` compares `again` with `logged`,
-    by number, as fractions; None where the logged number is 0.
+    """A re-run's result. `again` is the simulation under the log's own settings, and `what_if` that under the
+    changed settings. `errors`: the relative error of each figure of `again` against `logged`, as a fraction;
+    None if the logged figure is 0.
     """
 
     logged: Estimate
@@ -61,7 +63,8 @@ class Rerun:
 def rerun(
     folder: Path, changes: dict[str, object], progress: Callable[[str], None] = lambda text: None
 ) -> Rerun:
-    """Play a log under its own settings and under these settings with `changes` (names in EngineConfig).
+    """Simulate a log under its own settings, and again with `changes` to them (keyed by EngineConfig's field
+    names).
 
     Raises ConfigError for invalid settings, LogError for a log that is too short to fit a cost model, and the
     errors of `verify`.
@@ -119,7 +122,9 @@ def _fit(measured: Measured, folder: Path) -> tuple[FittedCost, FitError]:
 
 
 def _acceptance(measured: Measured, logged: EngineConfig, config: EngineConfig) -> float:
-    """Return the fraction of drafts that were right after right drafts."""
+    """Return the acceptance rate: the fraction of drafts that were accepted, among drafts that follow
+    accepted drafts.
+    """
     tried = measured.num_accepted + measured.num_refused
     if config.num_draft_tokens and not tried:
         raise ConfigError(
@@ -130,7 +135,9 @@ def _acceptance(measured: Measured, logged: EngineConfig, config: EngineConfig) 
 
 
 def _whole(script: Script) -> tuple[Script, list[str]]:
-    """Return the script with an end for each request, and notes about all that cannot be repeated."""
+    """Return the script with an end for each request, and notes about everything in the log that cannot be
+    repeated.
+    """
     notes, unfinished = [], set(script.unfinished)
     observations = []
     for each in script.observations:
@@ -192,7 +199,9 @@ def _simulate(script: Script, cost: FittedCost, acceptance: float) -> Estimate:
 
 
 def _refused(script: Script) -> tuple[set[str], str]:
-    """Return the requests that these settings would refuse, and the reason for the first."""
+    """Return the ids of the requests that the script's settings would refuse, and the reason for the
+    first.
+    """
     names, reason = set(), ""
     for event in script.requests:
         try:
@@ -235,8 +244,8 @@ def _numbers(meter: Meter, duration_ns: int, num_steps: int, num_encoder_hits: i
 
 
 def read_changes(pairs: list[str]) -> dict[str, object]:
-    """Parse `name=value` pairs as settings; a value is JSON, or a word. Raises ConfigError for a pair without
-    "=".
+    """Parse `name=value` pairs as settings. A value that is not JSON is taken as a string. Raises ConfigError
+    for a pair without "=".
     """
     changes: dict[str, object] = {}
     for pair in pairs:

@@ -1,8 +1,9 @@
 """Extracts a log's requests and their answers, independent of their scheduling, for a re-run.
 
-A script consists of a log's observations (arrivals, grammars, cancels, resets), with the step and the time at
-which the scheduler saw them, and of each request's answer: its tokens, and whether its text stopped or broke
-after them. Settings can be changed and requests left out; the remaining requests keep their answers.
+A script consists of observations and answers. The observations are the log's arrivals, grammars, cancels and
+resets, with the step and the time at which the scheduler saw them. An answer has the request's tokens, and
+tells whether a stop or an error ended it. Settings can be changed and requests left out; the remaining
+requests keep their answers.
 """
 
 from collections.abc import Callable
@@ -27,11 +28,10 @@ from mmengine.replay.rerun.clock import SteadyClock
 class Answer:
     """A request's answer.
 
-    `tokens` is int32. `stop` says how the text ended after them, or is empty. `error` says what broke the row
-    when its next token was due, or is empty. With neither, the answer ended by length or by a cancel.
-
-    `runs` (int32 [n, 3]) describes steps with drafts: the output index at which the step began, its accepted
-    tokens, and its drafts.
+    `tokens` is int32. `stop`: the kind of stop that ended the answer, or "". `error`: the error that ended
+    the row at its next token, or "". If both are "", the answer ended by length or by a cancel. `runs` (int32
+    [n, 3]) has a row per step with drafts: the output index at which the step began, the number of tokens
+    that it yielded, and its number of drafts.
     """
 
     tokens: np.ndarray
@@ -58,7 +58,7 @@ class Observation:
     """A log's observation.
 
     `step` was the next step when the event was seen. `landed` counts the steps whose results were back by
-    then; with a single step in flight both are equal. `time_ns` counts from the log's first record.
+    then; it equals `step` if no step was in flight. `time_ns` counts from the log's first record.
     """
 
     step: int
@@ -71,9 +71,9 @@ class Observation:
 class Script:
     """A log's script.
 
-    `unfinished` has the ids of requests without an end in the log. `failed_steps` has error texts by step.
-    `num_rejected` counts arrivals that found the queue full; the log does not contain their prompts, so a
-    re-run cannot repeat them.
+    `unfinished`: the ids of requests without an end in the log. `failed_steps`: maps a failed step to its
+    error text. `num_rejected`: number of requests that were rejected because the queue was full; the log does
+    not contain their prompts, so a re-run cannot repeat them.
     """
 
     config: EngineConfig
@@ -96,8 +96,8 @@ Watch = Callable[[State, Record], None]
 def read_script(folder: Path, watch: Watch = lambda state, record: None) -> Script:
     """Return a log's script.
 
-    `watch` is called with each record and the preceding state. A reused id is numbered ("a", then "a#2"), so
-    that ids are unique in a script. Raises the errors of `verify`.
+    `watch` is called with the state before each record, and the record. An id that is used again gets a
+    number ("a", then "a#2"), so that ids are unique in a script. Raises the errors of `verify`.
     """
     log = CheckedLog(folder)
     state = log.first_state()
@@ -120,8 +120,8 @@ class _Reader:
         self.script = script
         self._clock, self._now = SteadyClock(), 0
         self._runs: dict[str, list[tuple[int, int, int]]] = {}
-        self._times: dict[str, int] = {}  # Number of arrivals by id.
-        # The script's names for live requests, and for the last ended ones.
+        self._times: dict[str, int] = {}  # Number of arrivals with each id.
+        # Maps an id in the log to the id in the script, for the last request with that id.
         self._name_of: dict[str, str] = {}
         self._sessions: set[str] = set()  # Sessions opened since the log's first record.
 
@@ -188,8 +188,8 @@ class _Reader:
                 self._runs.setdefault(request.request.request_id, []).append(tuple(run))
 
     def answer(self, state: State, name: str, end: ev.Finished | None = None) -> str:
-        """Store a request's answer, and return its name in the script. `end` says how the request finished;
-        None: the log ends first.
+        """Store a request's answer, and return the request's id in the script. `end`: the request's end, or
+        None if the log ends first.
         """
         req_state = state.requests[name]
         tokens, broke = req_state.tokens, False

@@ -1,4 +1,4 @@
-"""An executor that gives each request its answer from a script, with a cost model's times."""
+"""An executor that gives each request its answer from a script. Step times come from a cost model."""
 
 from collections.abc import Callable, Mapping
 
@@ -13,15 +13,16 @@ from mmengine.simulation.device import Cost, Observer, TimedExecutor
 from mmengine.simulation.sampled_rows import sampled_rows
 from mmengine.simulation.simulated_executor import CostModel
 
-Ends = tuple[tuple[int, str], ...]  # Place in the step's rows, and text.
+Ends = tuple[tuple[int, str], ...]  # For each row that ends: (its index in the step's rows, text).
 _ODD, _MIX = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9)
 
 
 class ScriptedExecutor(TimedExecutor):
-    """Gives each request its answer's tokens, then substitutes up to its length.
+    """Gives each request the tokens of its answer, and then made-up tokens if the request is longer here.
 
-    `failed_steps` has error texts by step. Drafts are right where the answer says so; elsewhere `acceptance`
-    is the probability that a draft is right after right drafts, with the same outcome in each run.
+    `failed_steps`: maps a step that must fail to its error text. At positions where the log had drafts, as
+    many drafts are right as in the log. Elsewhere `acceptance` is the probability that a draft is right if
+    the drafts before it are; the outcome is the same in each run.
     """
 
     def __init__(
@@ -40,11 +41,13 @@ class ScriptedExecutor(TimedExecutor):
         self._failed_steps = failed_steps or {}
         self._acceptance = acceptance
         rows, width = config.max_num_seqs, config.max_model_len + config.num_draft_tokens + 1
-        self._tokens = np.zeros((rows, width), np.int32)  # By output index.
+        self._tokens = np.zeros((rows, width), np.int32)  # Indexed by row and output index.
         self._num_prompt = np.zeros(rows, np.int64)
-        self._ends_at = np.zeros(rows, np.int64)  # Output index of a stop or an error, -1: none.
+        # Output index at which a stop or an error ends the answer; -1: none.
+        self._ends_at = np.zeros(rows, np.int64)
         self._end: list[Answer | None] = [None] * rows
-        # By output index: the tokens that the step there gave (0: unknown), and its drafts.
+        # Indexed by row and output index: the number of tokens that the log's step at this index yielded (0:
+        # unknown), and its number of drafts.
         drafted = (rows, width) if config.num_draft_tokens else (0, 0)
         self._given, self._offered = np.zeros(drafted, np.int8), np.zeros(drafted, np.int8)
         # Number of tokens, prompt and answer, at which the request ends by length.
@@ -99,14 +102,16 @@ class ScriptedExecutor(TimedExecutor):
         )
 
     def _one_each(self, rows: np.ndarray, num_known: np.ndarray, device_ns: int) -> StepResult:
-        """Return a step's result without drafts. Most candidates in `minimize` are such steps."""
+        """Return the result of a step without drafts. This case is fast, because `minimize` mostly replays
+        such steps.
+        """
         index = num_known - self._num_prompt[rows]
         tokens = self._tokens[rows, np.minimum(index, self._tokens.shape[1] - 1)]
         stops, errors = self._ends(rows, (index == self._ends_at[rows]).nonzero()[0])
         return StepResult(tokens, stops, errors, device_ns=device_ns)
 
     def _ends(self, rows: np.ndarray, ended: np.ndarray) -> tuple[Ends, Ends]:
-        """Return how the answers end at these places of `rows`: by a stop, or by an error."""
+        """Return the stops and the errors of the rows at the indices `ended` of `rows`."""
         stops: list[tuple[int, str]] = []
         errors: list[tuple[int, str]] = []
         for place in ended.tolist():
