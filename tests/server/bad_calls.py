@@ -1,4 +1,4 @@
-"""Refused calls for each API, as (path, body), for tests of errors."""
+"""Invalid calls of all APIs, as pairs (path, body), for tests of errors."""
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"

@@ -1,4 +1,4 @@
-"""A server with files and batches, and OpenAI's client for the server."""
+"""Helpers that run a server with files and batches, and call it with OpenAI's client."""
 
 import json
 import time
@@ -18,7 +18,7 @@ def line(custom_id, content="hello", url=CHAT, **fields):
 
 @contextmanager
 def batching(folder, *, storage=None, key="none", **options):
-    """Run a server with a log, and return a client."""
+    """Run a server with a log, and yield the server and a client."""
     log = {"engine_options": {"log": folder, **options.pop("engine_options", {})}}
     with served(storage={"log": folder, **(storage or {})}, **log, **options) as one:
         yield one, client_of(one, key)
@@ -55,7 +55,7 @@ def lines_in(client, file_id):
 
 
 class Failing:
-    """A file that writes only a part, and then reports a full disk."""
+    """A file whose first write stores half of the data and raises OSError for a full disk."""
 
     def __init__(self, file):
         self._file, self._fails = file, True

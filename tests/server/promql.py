@@ -1,5 +1,6 @@
-"""Parses the series of a PromQL query, and looks them up in metrics. Supports only what the dashboards
-use."""
+"""Finds the series that a PromQL query names, and looks them up in metrics. Supports only the subset of
+PromQL that the dashboards use.
+"""
 
 import re
 
@@ -17,8 +18,9 @@ def samples_of(text):
 
 
 def selectors(expr):
-    """Return (name, [(label, operator, value)]) for each selector. Raises ValueError for unsupported
-    queries."""
+    """Return (name, [(label, operator, value)]) for each selector in a query. Raises ValueError for
+    unsupported PromQL.
+    """
     found = []
     for name, inside in _SELECTOR.findall(expr):
         matchers = [_MATCHER.fullmatch(each) for each in inside.split(",") if each]
@@ -41,7 +43,7 @@ def _fits(labels, label, operator, value):
 
 
 def lacking(expr, samples):
-    """Return the series and labels of a query that `samples` lack."""
+    """Return the series and labels that a query uses and `samples` lack."""
     found, missing = {}, []
     for name, matchers in selectors(expr):
         found[name] = [

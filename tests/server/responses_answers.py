@@ -1,5 +1,5 @@
 """Checks answers and streams of the Responses API against OpenAI's description, and the order of events.
-tests/server/running.py checks every answer.
+tests/server/running.py calls these checks for each answer.
 """
 
 import functools
@@ -15,14 +15,14 @@ PARTS = {"output_text": "text", "reasoning_text": "text", "function_call_argumen
 
 @functools.cache
 def _schemas():
-    """Return the schema names of events by their type."""
+    """Return a dict from event types to the names of their schemas."""
     schemas = json.loads(PAGE.read_text())["schemas"]
     names = [each["$ref"].rpartition("/")[2] for each in schemas["ResponseStreamEvent"]["anyOf"]]
     return {schemas[name]["properties"]["type"]["enum"][0]: name for name in names}
 
 
 def check_response(status, body):
-    """Check a whole response, or an error."""
+    """Check a response that is not streamed, or an error."""
     if status != 200:
         check(body, "ErrorResponse")
         return
@@ -36,7 +36,9 @@ def check_response(status, body):
 
 
 def check_events(text):
-    """Check a whole stream: the events in order, and their sum. Returns the events."""
+    """Check a complete stream: each event, their order, and that the deltas add up to the response. Return
+    the events.
+    """
     events = [event for _, event in named_events(text)]
     for event in events:
         check(event, _schemas()[event["type"]])
@@ -59,7 +61,9 @@ def check_events(text):
 
 
 def _items(events):
-    """Check the events of items, which follow each other; the last item may be incomplete."""
+    """Check the events of output items, and return the complete items. Items must not overlap; the last may
+    be incomplete.
+    """
     done, item, texts = [], None, []
     for event in events:
         kind = event["type"].removeprefix("response.")

@@ -1,4 +1,4 @@
-"""A server on its own thread, over a real socket."""
+"""Runs a server on a thread, with a real socket, and checks its answers."""
 
 import asyncio
 import http.client
@@ -21,11 +21,11 @@ from tests.server.own_answers import check_own
 from tests.server.responses_answers import RESPONSES, check_events, check_response
 
 NAMES = ("echo", "also-echo")
-PATIENCE_S = 60  # Seconds that a client waits; on a busy machine a long answer takes longer.
+PATIENCE_S = 60  # Seconds that a client waits, enough for a long answer on a busy machine.
 
 
 class SlowEcho(EchoExecutor):
-    """Sleeps in each step."""
+    """An executor that echoes the prompt in upper case, and sleeps in each step."""
 
     pause_s = 0.002
 
@@ -35,7 +35,9 @@ class SlowEcho(EchoExecutor):
 
 
 class Lasting(SlowEcho):
-    """Answers long prompts without end until `may_end` is set, so that no client comes too late."""
+    """An executor whose answers to long prompts do not end before `may_end` is set, so that tests can act
+    during an answer.
+    """
 
     def __init__(self, *given):
         super().__init__(*given)
@@ -46,7 +48,7 @@ class Lasting(SlowEcho):
         return said if len(prompt) < 50 or self.may_end.is_set() else said * 1000
 
 
-LONG_CONTEXT = {"num_blocks": 2000, "max_model_len": 30_000}  # For Lasting: more than a minute of steps.
+LONG_CONTEXT = {"num_blocks": 2000, "max_model_len": 30_000}  # For Lasting: an answer of over a minute.
 
 
 class Served:
@@ -113,9 +115,11 @@ class Served:
         assert not self._thread.is_alive()
 
     def call(self, path, body=None, headers=None, method=None):
-        """Return the status, the headers with lower-case names, and the body, decoded if JSON.
+        """Call the server. Return the status, the headers with lower-case names, and the body, decoded if it
+        is JSON.
 
-        Checks every model answer against OpenAI's description, and every answer against our own document.
+        Each answer is checked against our OpenAPI document, and answers of chat, completions and responses
+        also against OpenAI's description.
         """
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
         data = json.dumps(body).encode() if isinstance(body, (dict, list)) else body
@@ -149,7 +153,7 @@ class Served:
         return self.call(RESPONSES, {"input": given, **fields})
 
     def events(self, content="hello", **fields):
-        """Return the data of a stream's events, including [DONE]."""
+        """Send a streamed chat call, and return the data of its events, including [DONE]."""
         status, headers, text = self.chat(content, stream=True, **fields)
         assert status == 200, text
         assert headers["content-type"].startswith("text/event-stream")
@@ -172,8 +176,8 @@ def served(
     admin_key_file=None,
     **settings,
 ):
-    """Run a server. `storage`: arguments of Storage. `tracing`: makes the tracing for an engine. `live`: the
-    log folder that /live shows.
+    """Run a server. `storage`: keyword arguments of Storage. `tracing`: a function that returns the Tracing
+    for an engine. `live`: the log folder that /live shows.
     """
     if engine is None:
         build = builder(executor_class=executor_class, **(config or {}))
@@ -189,13 +193,13 @@ def served(
 def wait_for(true, seconds=10):
     end = time.monotonic() + seconds
     while not true():
-        assert time.monotonic() < end, "it does not come"
+        assert time.monotonic() < end, "the condition did not become true in time"
         time.sleep(0.01)
 
 
 def events_past_the_deadline(server):
-    """Return the events of an answer whose deadline passes after its start, by the core's clock, so that the
-    machine's load does not matter.
+    """Return the events of an answer whose deadline passes after its first token. The core's clock is
+    replaced, so that the machine's load does not matter.
     """
     deadlines = server.engine._engine._core.inbox._deadlines
     begun, told = server.engine.stats().num_output_tokens, deadlines._clock
@@ -212,7 +216,7 @@ def events_past_the_deadline(server):
 
 
 def opened(server, **fields):
-    """Return a socket on which a streamed call was sent."""
+    """Send a streamed chat call with a prompt of 300 characters, and return its socket."""
     body = json.dumps(
         {"messages": [{"role": "user", "content": "a" * 300}], "stream": True, **fields}
     ).encode()
@@ -235,7 +239,7 @@ def is_empty(server):
 
 
 def leave_at_random(server, times, chosen):
-    """Send a call, and disconnect at a random moment. `chosen`: the random generator."""
+    """Send a call and disconnect after a random time; `times` times. `chosen`: the random generator."""
     for _ in range(times):
         connection = opened(server, n=chosen.choice([1, 1, 3]), stream=chosen.random() < 0.8)
         time.sleep(chosen.random() * 0.03)

@@ -1,4 +1,4 @@
-"""The live page in a browser (`make browser`): it shows the log's requests, is fast, and reconnects."""
+"""Tests of the live page in a browser (`make browser`): its content, its frame rate, and its reconnection."""
 
 import socket
 import threading
@@ -58,7 +58,9 @@ def save(browser, name):
 
 
 def test_live_page_shows_the_log_and_works_by_keyboard(browser, tmp_path):
-    """The embedded model processes images meanwhile; the test uses only the keyboard."""
+    """The page shows a server that answers questions about images. The test operates the page only by
+    keyboard.
+    """
     log = tmp_path / "log"
     with served(AsyncEngine(log=log), names=("shapes",), live=log) as one:
         asked = [looking("Describe the image.", data_url(seed)) for seed in range(3)]
@@ -102,7 +104,7 @@ def test_live_page_shows_the_log_and_works_by_keyboard(browser, tmp_path):
         assert not browser.errors
 
 
-# Drop an image file.
+# Script that drops an image file on the page.
 DROP = """new Promise((done) => {
   const canvas = document.createElement("canvas");
   canvas.width = canvas.height = 192;
@@ -121,7 +123,8 @@ DROP = """new Promise((done) => {
 })"""
 
 
-# 120 frames; each frame moves the view, and each sixth frame has new data.
+# Script that draws 120 frames and returns their times. Each frame changes the zoom, and each sixth has new
+# data.
 FRAMES = """new Promise((done) => {
   const page = window.mmengineReport, times = [];
   let factor = 1.03;
@@ -138,7 +141,7 @@ FRAMES = """new Promise((done) => {
 })"""
 
 
-# The parts of a frame, in milliseconds.
+# Script that returns the milliseconds of each part of drawing a frame.
 PARTS = """(() => {
   const page = window.mmengineReport, timed = (what) => {
     const begun = performance.now();
@@ -162,7 +165,7 @@ def test_a_thousand_requests_are_drawn_in_time(browser, tmp_path):
     with served(live=log) as one:
         look(browser, one)
         browser.wait(f"{DATA}.numLanes === {NUM_REQUESTS}")
-        browser.run(FRAMES)  # The browser compiles frequent code, too.
+        browser.run(FRAMES)  # A warm-up, because the browser compiles code that runs often.
         frames = browser.run(FRAMES)
         parts = browser.run(PARTS)
         print("\nmilliseconds: " + ", ".join(f"{name} {value:.1f}" for name, value in parts.items()))

@@ -1,4 +1,4 @@
-"""Anthropic's Python client against /v1/messages, with the embedded model."""
+"""Tests of /v1/messages with Anthropic's Python client and the embedded model."""
 
 import asyncio
 import base64

@@ -1,4 +1,6 @@
-"""The application under a plain ASGI server without a Line, as in Ray Serve's proxies."""
+"""Tests of the application under a plain ASGI server, such as Ray Serve's proxies. Such a server does not
+provide our `Line` (transport/sse.py).
+"""
 
 import asyncio
 import json
@@ -17,7 +19,9 @@ PATH = "/v1/chat/completions"
 
 
 class Call:
-    """A call of an ASGI application, made by hand. `leaves`: set when the client disconnects."""
+    """A call of an ASGI application without a server. `leaves`: a test sets this event to disconnect the
+    client.
+    """
 
     def __init__(self, app, method, path, body=None):
         self.messages, self.leaves = [], asyncio.Event()

@@ -1,4 +1,4 @@
-"""Random bodies: never a 500, and every error and answer matches its schema."""
+"""Property tests: no random body gets status 500, and each answer and error matches its schema."""
 
 import json
 
@@ -44,7 +44,9 @@ GOOD = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 8}
 
 
 def bodies(table, begins):
-    """A body with some fields of the table, of which at most a single field has an unknown name."""
+    """Return a strategy for bodies with the fields in `begins` and up to two other fields, which may have an
+    unknown name. The values may be invalid.
+    """
     names = st.sampled_from([field.name for field in table if field.name not in begins] + ["zzz"])
     values = LEAVES | ANY | FORMS
     return st.tuples(begins_with(begins), st.dictionaries(names, values, max_size=2)).map(
@@ -101,12 +103,13 @@ ROUTES = {
 
 @pytest.fixture(scope="module")
 def server():
-    with served(AsyncEngine()) as one:  # Its processor reads messages, media and templates.
+    # The embedded model, whose processor reads messages, media and templates.
+    with served(AsyncEngine()) as one:
         yield one
 
 
 def holds(server, path, body):
-    """`served` checks every answer's schema."""
+    """Send `body`, and check the status. `server.call` also checks the schema."""
     status, _, answer = server.call(path, json.dumps(body).encode())
     assert status in (200, 400, 404, 409, 504), (status, answer)
     if status != 200:

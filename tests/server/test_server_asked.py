@@ -1,4 +1,4 @@
-"""Each field of a call reaches the engine; who may call, and from where."""
+"""Tests that each field of a call reaches the engine, and of API keys, unsupported routes and late bodies."""
 
 import socket
 
@@ -29,7 +29,7 @@ SAMPLING = {
     "logit_bias": {"5": 2.0},
 }
 OPTIONS = {"priority": 3, "cache_salt": "mine", "deadline_s": 30.0, "request_id": "r"}
-ELSEWHERE = {  # Other tests that check these fields.
+ELSEWHERE = {  # Fields that other files test.
     "test_server_streams.py": {"stream", "stream_options"},
     "test_server_prompts.py": {"messages", "mm_processor_kwargs", "chat_template_kwargs"}
     | {"add_generation_prompt", "continue_final_message"},
@@ -88,7 +88,8 @@ def test_a_body_that_does_not_arrive_is_408():
     with served(body_timeout_s=0.1) as one:
         with socket.create_connection(("127.0.0.1", one.port)) as connection:
             connection.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 9\r\n\r\n{")
-            answer = connection.makefile("rb").read()  # The server then closes the connection.
+            # `read` returns because the server closes the connection.
+            answer = connection.makefile("rb").read()
         assert answer.startswith(b"HTTP/1.1 408 ") and b"within 0.1 seconds (body_timeout_s)" in answer
         assert one.app.admission.bodies.num_bytes == 0
 

@@ -1,4 +1,4 @@
-"""Outcomes of single batch lines."""
+"""Tests of the outcomes of single batch lines: unexpected errors, and responses that are not stored."""
 
 import json
 
@@ -17,7 +17,7 @@ def test_an_unexpected_error_fails_only_its_line(tmp_path, monkeypatch, caplog):
     def failing(old, when):
         def called(*args):
             if when in repr(args):
-                raise ValueError("nobody thought of it")
+                raise ValueError("an unexpected error")
             return old(*args)
 
         return called
@@ -27,7 +27,8 @@ def test_an_unexpected_error_fails_only_its_line(tmp_path, monkeypatch, caplog):
         monkeypatch.setattr(reader, "read_line", failing(reader.read_line, "unreadable"))
         monkeypatch.setattr(reader, "frames_of", failing(reader.frames_of, "-5'"))
         lines = [asked("huge", [10**18], echo=True), asked("negative", [-5], echo=True), asked("good", "a")]
-        lines += [asked("read", "unreadable"), asked("answer", "a")]  # The request of line 5.
+        # "-5'" in `failing` matches the request id of the fifth line.
+        lines += [asked("read", "unreadable"), asked("answer", "a")]
         found = ended(client, begun(client, lines, COMPLETIONS))
         assert found.status == "completed" and found.request_counts.completed == 1
         errors = {each["custom_id"]: each["response"] for each in lines_in(client, found.error_file_id)}
@@ -35,7 +36,7 @@ def test_an_unexpected_error_fails_only_its_line(tmp_path, monkeypatch, caplog):
         assert statuses == {"huge": 400, "negative": 400, "read": 500, "answer": 500}
         assert {errors[name]["body"]["error"]["param"] for name in ("huge", "negative")} == {"prompt"}
         assert not server.engine._open and not server.engine.recovered_requests()
-    assert caplog.text.count("nobody thought of it") == 2
+    assert caplog.text.count("an unexpected error") == 2
 
 
 def test_a_batch_response_is_stored_only_in_the_output_file(tmp_path):

@@ -1,4 +1,4 @@
-"""/v1/files and /v1/batches, with OpenAI's client."""
+"""Tests of /v1/files and /v1/batches with OpenAI's client."""
 
 import asyncio
 import json
@@ -117,7 +117,7 @@ def test_invalid_lines_fail_the_batch_with_all_errors(tmp_path):
             9: "unknown_parameter",
             10: "invalid_json_line",
         }
-        long = "data:image/png;base64," + "A" * 40_000  # Text that looks like a data: URL is not a name.
+        long = "data:image/png;base64," + "A" * 40_000  # The custom_id looks like a data: URL.
         (error,) = ended(client, begun(client, [line(long)])).errors.data
         assert error.code == "invalid_custom_id"
         many = ended(client, begun(client, [b"{}"] * 140))
@@ -148,7 +148,9 @@ def test_invalid_batches_are_refused(tmp_path):
 
 
 def test_a_repeated_call_returns_the_same_batch(tmp_path):
-    """By its key, or by the client's retry header; also for a batch from the last process."""
+    """The call is recognised by its Idempotency-Key or by the client's retry header, also after a restart of
+    the server.
+    """
     with batching(tmp_path / "log") as (_, client):
         file = client.files.create(file=("a.jsonl", line("a")), purpose="batch")
         asked = {"input_file_id": file.id, "endpoint": CHAT, "completion_window": "1h"}
@@ -157,7 +159,7 @@ def test_a_repeated_call_returns_the_same_batch(tmp_path):
             return client.batches.create(**asked, extra_headers=headers).id
 
         first = create()
-        assert create() != first  # No earlier try of this call.
+        assert create() != first  # Without a key and a retry header, the call is a new one.
         keyed = create(**{"Idempotency-Key": "k"})
         assert create(**{"Idempotency-Key": "k"}) == keyed != create(**{"Idempotency-Key": "l"})
         again = create(**{"x-stainless-retry-count": "1"})
@@ -266,7 +268,8 @@ def test_a_cancelled_batch_keeps_its_answers(tmp_path):
         found = ended(client, batch)
         assert found.status == "cancelled" and found.cancelled_at and found.error_file_id is None
         assert [each["custom_id"] for each in lines_in(client, found.output_file_id)] == ["short"]
-        assert client.batches.cancel(batch.id).status == "cancelled"  # Cancelling twice is no error.
+        # Cancelling a cancelled batch has no effect.
+        assert client.batches.cancel(batch.id).status == "cancelled"
         wait_for(lambda: not server.engine.stats().num_running and not server.engine._open)
         whole = ended(client, begun(client, [line("a")]))
         with pytest.raises(openai.ConflictError, match="completed"):
@@ -280,7 +283,7 @@ def test_a_batch_can_be_cancelled_while_it_begins(tmp_path, monkeypatch):
         begin, save = runner._begin, batches.save
 
         async def saved(batch):
-            if batch.status == "cancelling":  # While the files are written.
+            if batch.status == "cancelling":  # The batch's run starts while the cancellation is being saved.
                 monkeypatch.setattr(runner, "_begin", begin)
                 runner._woken.set()
                 await asyncio.sleep(0.3)
@@ -301,7 +304,7 @@ def test_expired_lines_are_reported(tmp_path):
         batch = begun(client, [line("short"), line("long", "a" * 60)], completion_window="90s")
         assert batch.expires_at == 1_000_090
         wait_for(lambda: client.batches.retrieve(batch.id).request_counts.completed == 1)
-        now[0] -= 500  # The clock is set back.
+        now[0] -= 500  # Setting the clock back does not expire the batch.
         time.sleep(0.6)
         assert client.batches.retrieve(batch.id).status == "in_progress"
         now[0] += 590
@@ -315,7 +318,7 @@ def test_expired_lines_are_reported(tmp_path):
 
 
 def test_calls_have_priority_over_batches(tmp_path):
-    """A batch leaves a seat free, has a lower priority, and its requests give up blocks."""
+    """A batch leaves one of four places free, and its requests have a lower priority than calls."""
     config = {**LONG_CONTEXT, "max_num_seqs": 4, "policy": "priority"}
     with batching(tmp_path / "log", executor_class=Lasting, config=config) as (server, client):
         batch = begun(client, [line(f"{n}", "a" * 60) for n in range(20)])
@@ -380,7 +383,7 @@ def test_without_a_log_the_routes_say_what_is_missing():
 
 
 def test_the_batch_page_matches_the_server(shapes, tmp_path, monkeypatch, capsys):
-    """The example's client is a client of this test's server."""
+    """The code of docs/how-to/batches.md runs against this test's server."""
     monkeypatch.chdir(tmp_path)
     (requests,) = blocks("docs/how-to/batches.md", "json")
     (tmp_path / "requests.jsonl").write_text(requests.text)

@@ -1,4 +1,4 @@
-"""`mmengine bench serve` against a server with known times."""
+"""Tests of `mmengine bench serve` with a server whose step time is known."""
 
 import json
 import math
@@ -17,7 +17,7 @@ PAUSE_MS = 20
 
 
 class Steady(SlowEcho):
-    """A step takes 20 ms."""
+    """An executor whose steps take 20 ms."""
 
     pause_s = PAUSE_MS / 1e3
 
@@ -31,7 +31,7 @@ def test_the_summary_matches_the_calls():
     found = summary_of(calls, 2.0, Limits(ttft_ms=200, tpot_ms=150))
     assert (found.num_calls, found.num_failed, found.errors) == (4, 1, {"status 429": 1})
     assert (found.calls_rate, found.output_rate, found.prompt_tokens) == (1.5, 3.0, 30)
-    assert (found.goodput, found.good_share) == (1.0, 0.5), "the second is late, the third refused"
+    assert (found.goodput, found.good_share) == (1.0, 0.5), "the second is late, the third was refused"
     assert found.ttft_ms["p50"] == pytest.approx(100) and found.tpot_ms["mean"] == pytest.approx(100)
     assert found.itl_ms["p99"] == pytest.approx(100) and found.e2e_ms["mean"] == pytest.approx(1000 / 3)
     assert summary_of(calls, 2.0, Limits()).goodput is None

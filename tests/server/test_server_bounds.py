@@ -1,4 +1,4 @@
-"""Limits for a single client, and the Retry-After of refused calls."""
+"""Tests of the limits for clients and bodies, and of the Retry-After of refused calls."""
 
 import gc
 import hmac
@@ -63,18 +63,18 @@ def test_the_drain_rate_measures_ended_calls():
         rate.end()
     assert rate.retry_after_s() == 4 and rate.retry_after_s(5) == 20
     clock.now += 20
-    assert rate.retry_after_s() == 8, "it stands still"
+    assert rate.retry_after_s() == 8, "no call has ended for 20 s"
     clock.now += 10_000
     assert rate.retry_after_s() == LONGEST_S
     for _ in range(5):
         rate.end()
     clock.now += 3600
-    assert rate.retry_after_s() == 1, "nobody is there"
+    assert rate.retry_after_s() == 1, "no call is open"
     rate.begin()
     rate.begin()
     clock.now += 2
     rate.end()
-    assert rate.retry_after_s() == 2, "the idle hour does not count"
+    assert rate.retry_after_s() == 2, "the idle hour does not lower the rate"
 
 
 def test_the_drain_rate_uses_only_the_last_calls():
@@ -207,10 +207,10 @@ def test_a_key_is_limited_to_its_share_of_calls(tmp_path):
 def test_a_deadline_in_the_queue_is_504_without_retry():
     with served(executor_class=SlowEcho) as one:
         one.executor.pause_s = 0.02
-        busy = [opened(one) for _ in range(4)]  # All rows of the scheduler.
+        busy = [opened(one) for _ in range(4)]  # They take all rows of the scheduler.
         wait_for(lambda: one.engine._engine.stats().num_running == 4)
         status, headers, found = one.chat("a", deadline_s=0.1)
-        assert one.engine._engine.stats().num_running == 4, "it ran"
+        assert one.engine._engine.stats().num_running == 4, "the refused request ran"
         assert (status, headers["x-should-retry"]) == (504, "false")
         assert found["error"]["code"] == "deadline_exceeded"
         assert "retry-after" not in headers
@@ -219,7 +219,7 @@ def test_a_deadline_in_the_queue_is_504_without_retry():
 
 
 def opened_body(server, name, length):
-    """A socket that has sent a head, and all of its body except the end."""
+    """Return a socket on which a head and a body without its last byte were sent."""
     connection = socket.create_connection(("127.0.0.1", server.port))
     head = (
         f"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\nauthorization: Bearer {name}\r\n"
@@ -239,13 +239,17 @@ def test_a_key_is_limited_to_its_share_of_body_bytes(key_file):
             headers["retry-after"]
         ) >= 1
         assert "its share is 4096 (key_share)" in found["error"]["message"]
-        assert one.call("/v1/chat/completions", SHORT, key("one"))[0] == 200, "what fits is taken"
+        assert one.call("/v1/chat/completions", SHORT, key("one"))[0] == 200, (
+            "a body within the share is accepted"
+        )
         assert one.call("/tokenize", {"prompt": "a" * 2000}, key("one"))[0] == 429
         assert one.call("/tokenize", {"prompt": "a" * 2000}, key("other"))[0] == 200
         first.close()
         wait_for(lambda: not one.app.admission.bodies.num_bytes)
         assert one.app.admission.shares.num_bytes == 0
-        assert one.call("/tokenize", {"prompt": "a" * 5000}, key("one"))[0] == 200, "one always has room"
+        assert one.call("/tokenize", {"prompt": "a" * 5000}, key("one"))[0] == 200, (
+            "the only body of a key is not limited by its share"
+        )
 
 
 def test_ids_of_different_keys_never_meet(key_file, tmp_path):
@@ -295,7 +299,7 @@ def test_not_ready_is_503_with_the_reasons(server, monkeypatch):
 
 
 def test_a_call_releases_its_body():
-    """Without the garbage collector, which would otherwise have to free each call's body."""
+    """A call's body is freed by reference counting, so the test disables the garbage collector."""
     rate = DrainRate()
     bodies = BodyBudget(100, 100, 1.0, rate)
     shares = FairShares(4, 0.5, bodies, rate)

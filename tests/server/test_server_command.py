@@ -1,4 +1,4 @@
-"""`mmengine serve` as users start it: a process with the embedded model."""
+"""Tests of `mmengine serve` as users start it, as a process with the embedded model."""
 
 import base64
 import json
@@ -154,7 +154,7 @@ def test_the_examples_run(process, tmp_path):
 
 
 def test_the_first_steps_run_before_the_server_listens(process):
-    """A text, and an image with structured output: their kernels and processes are ready."""
+    """The warm-up generates from a text, and from an image with structured output."""
     _, folder, _ = process
     said = [line for line in (folder / "err").read_text().splitlines() if line.startswith("mmengine: ")]
     assert [line.split()[1] for line in said[:4]] == ["loading", "loaded", "running", "serving"]
@@ -165,13 +165,15 @@ def test_the_first_steps_run_before_the_server_listens(process):
 
 
 def test_a_killed_engine_is_replaced_on_the_same_socket(process):
-    """Clients that connect meanwhile wait; keys stay valid, and the first steps run during the answer."""
+    """A client that connects before the new process is ready waits for its answer, and SIGHUP still reloads
+    the keys.
+    """
     started, folder, address = process
     (child,) = Path(f"/proc/{started.pid}/task/{started.pid}/children").read_text().split()
     os.kill(int(child), signal.SIGKILL)
     while Path(f"/proc/{child}").exists():
         time.sleep(0.01)
-    os.kill(started.pid, signal.SIGHUP)  # The new process reads the keys again.
+    os.kill(started.pid, signal.SIGHUP)  # The new process must read the keys again.
     asked = {"messages": [{"role": "user", "content": "What is a triangle?"}], "max_tokens": 5}
     begun = time.monotonic()
     status, answer = call(address, "/v1/chat/completions", asked)

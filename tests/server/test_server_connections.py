@@ -1,4 +1,4 @@
-"""Connections: their timeouts, and their maximum number."""
+"""Tests of the timeouts and the maximum number of connections."""
 
 import http.client
 import resource
@@ -25,7 +25,7 @@ def connected(server, sent=b""):
 
 
 def answered(connection, status=200):
-    """Whether the call gets this status. Reads the whole answer."""
+    """Read the whole answer, and return whether it has this status."""
     answer = http.client.HTTPResponse(connection)
     answer.begin()
     return bool(answer.read()) and answer.status == status
@@ -44,10 +44,10 @@ def test_a_connection_without_a_request_is_closed():
         refused = b"POST /v1/nothing HTTP/1.1\r\nhost: a\r\ncontent-length: 99\r\n\r\n"
         busy, silent = opened(one), [connected(one), connected(one, LOOK), connected(one, refused)]
         assert answered(silent[1]) and answered(silent[2], 404)
-        silent[2].sendall(b"a")  # The rest of a body that the server no longer reads.
+        silent[2].sendall(b"a")  # Part of a body that the server no longer reads.
         begun = [connected(one, LOOK[:30]), connected(one, LOOK), connected(one)]
         assert answered(begun[1])
-        for _ in range(40):  # Single bytes now and then do not count as a request.
+        for _ in range(40):  # Single bytes do not extend the timeout.
             time.sleep(0.01)
             with suppress(ConnectionError):
                 begun[1].sendall(b"G")
@@ -87,7 +87,7 @@ def test_too_many_connections_close_the_longest_idle(monkeypatch):
 
 @pytest.fixture
 def limit():
-    """Limit this process to the lower half of its open files."""
+    """Lower this process's soft limit of open files to a half, and yield the hard limit."""
     before, interval = resource.getrlimit(resource.RLIMIT_NOFILE), sys.getswitchinterval()
     resource.setrlimit(resource.RLIMIT_NOFILE, (before[0] // 2, before[1]))
     yield before[1]

@@ -1,4 +1,4 @@
-"""docs/reference/http.md matches the server."""
+"""Tests that docs/reference/http.md, the settings, the options and the OpenAPI document match the server."""
 
 import json
 from dataclasses import fields

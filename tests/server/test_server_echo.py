@@ -1,4 +1,4 @@
-"""Echo with logprobs, and usage in streams: with the embedded checkpoint, over a socket."""
+"""Tests of echoed prompts with logprobs, and of the usage of streams, with the embedded checkpoint."""
 
 import json
 import threading
@@ -46,7 +46,7 @@ def close_to(one, two):
 
 @pytest.mark.parametrize("max_tokens", [0, 3])
 def test_each_of_several_answers_echoes_the_prompt_with_its_logprobs(server, scored, max_tokens):
-    """Whole and streamed: each prompt has n consecutive answers, which differ."""
+    """Each prompt has n consecutive answers, with and without streaming."""
     asked = {"prompt": TEXTS, "echo": True, "logprobs": 2, "max_tokens": max_tokens, "n": 3, "seed": 5}
     asked |= {"temperature": 1.5, "ignore_eos": True}
     status, _, body = server.call("/v1/completions", asked)
@@ -165,7 +165,7 @@ def test_usage_of_a_stream_is_that_of_the_whole_answer(server):
         {"type": "image_url", "image_url": {"url": IMAGE}},
     ]
     form = {"structured_outputs": {"regex": "(a red star ){5}"}, "max_tokens": 64}
-    chat(server, content)  # From now on, the prefix cache has its prefix.
+    chat(server, content)  # Puts the prompt into the prefix cache.
     whole = chat(server, content, **form)[2]["usage"]
     found = chunks(chat(server, content, stream=True, stream_options={"include_usage": True}, **form)[2])
     told = found[-1]["usage"]

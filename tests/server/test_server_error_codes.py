@@ -1,6 +1,8 @@
-"""Statuses, codes and params of refused calls follow from error codes and paths, never from texts.
+"""Tests that the status, code and param of a refused call depend on the error's code and path, and not on its
+text.
 
-`bad_calls.json` holds status, code and param for each of CALLS, recorded when they still depended on texts.
+`bad_calls.json` contains the status, code and param of each call in CALLS, recorded by an older version in
+which they depended on texts.
 """
 
 import json
@@ -15,7 +17,7 @@ from tests.server.bad_calls import CALLS
 from tests.server.running import AsyncEngine, served
 
 RECORDED = Path(__file__).with_name("bad_calls.json")
-# A text that once determined statuses and params.
+# Phrases from which the older version derived statuses and params.
 GARBAGE = "the prompt has 9 tokens: message 7, part 3; schema, the grammar, no session, a request with the id"
 
 
