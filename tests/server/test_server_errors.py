@@ -1,4 +1,4 @@
-"""Error messages, word for word, over a real socket, with an engine that echoes."""
+"""Tests of the exact error messages, with an engine that echoes."""
 
 import json
 import socket
@@ -151,7 +151,7 @@ def test_unknown_fields_may_be_ignored_and_are_named():
     with served(unknown_fields="ignore", max_messages=2) as one:
         status, headers, _ = one.chat(zzz=1, frobnicate=True, temperature=0)
         assert status == 200 and headers["x-mmengine-ignored-fields"] == "zzz, frobnicate"
-        # A known, unsupported field is refused all the same.
+        # The setting does not affect a field that is known but not supported.
         assert one.chat(guided_json={})[0] == 400
         for path, fields in (("/tokenize", {"prompt": "a"}), ("/detokenize", {"tokens": [97]})):
             status, headers, _ = one.call(path, {**fields, "zzz": 1})
@@ -173,7 +173,8 @@ def test_unknown_fields_may_be_ignored_and_are_named():
         (b'{"messages": []}', "messages: expected array of length >= 1"),
         (b"\xff", "the body is not valid JSON"),
         (b'{"messages": ' + b"[" * 3000, "the body is not valid JSON"),
-        (GOOD[:-1] + b', "best_of": 1e999}', "Number out of range"),  # Also in a field that is not read.
+        # Invalid JSON is found even in a field that is ignored.
+        (GOOD[:-1] + b', "best_of": 1e999}', "Number out of range"),
         (GOOD[:-1] + b', "service_tier": "\xff"}', "the body is not valid JSON"),
     ],
 )
@@ -217,7 +218,9 @@ ASKING = (
 
 @pytest.mark.parametrize("size", [1, 7, 100, 10**6])
 def test_protocol_upgrades_are_ignored(server, size):
-    """In a single packet and in several packets; the next requests on the connection are read, too."""
+    """Three requests on one connection, each with `Upgrade`, are answered. They are sent in pieces of `size`
+    bytes.
+    """
     sent = b"".join(ASKING % (way, len(GOOD)) + GOOD for way in (b"", b"", b"close, "))
     if size > len(sent):
         sent += b"what comes behind the last one"
@@ -278,7 +281,8 @@ def test_a_deadline_is_504_without_retry(server, monkeypatch):
     assert status == 504 and headers["x-should-retry"] == "false"
     assert body["error"]["code"] == "deadline_exceeded"
     (error,) = told
-    assert error.__cause__ is not error  # Otherwise only the garbage collector frees the error.
+    # A cycle would keep the error in memory until the garbage collector runs.
+    assert error.__cause__ is not error
 
 
 def test_an_unexpected_error_is_500_without_details(server, monkeypatch):

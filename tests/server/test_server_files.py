@@ -1,4 +1,4 @@
-"""/v1/files: uploads of all kinds, with limits, and separate for each key."""
+"""Tests of /v1/files: valid and invalid uploads, lists, expiry, limits, and the separation of API keys."""
 
 import asyncio
 import http.client
@@ -34,7 +34,7 @@ def sent(server, body, kind=f"multipart/form-data; boundary={BOUNDARY}"):
 
 
 def uploads(server):
-    """Return the number of running uploads."""
+    """Return the number of uploads in progress."""
     return server.app._endpoints["POST", "/v1/files"].__self__._uploads.total()
 
 
@@ -46,7 +46,7 @@ def test_uploads_round_trip(tmp_path):
     chosen = random.Random(0)
     with batching(tmp_path / "log") as (server, client):
         for number, size in enumerate((0, 1, 70_000, 3_000_000)):
-            data = chosen.randbytes(size) + b"\r\n--xyz\r\n--\r"  # Looks like a boundary.
+            data = chosen.randbytes(size) + b"\r\n--xyz\r\n--\r"  # The end looks like a boundary.
             file = client.files.create(file=(f"file {number}.bin", data), purpose="user_data")
             assert (
                 file.bytes == len(data)
@@ -72,7 +72,8 @@ def test_lists_have_pages(tmp_path):
         purposes = ["batch", "vision", "batch", "user_data", "batch"]
         ids = [client.files.create(file=("a", b"{}"), purpose=each).id for each in purposes]
         assert [each.id for each in client.files.list()] == ids[::-1]
-        assert [each.id for each in client.files.list(limit=2, order="asc")] == ids  # Page by page.
+        # The client fetches all pages.
+        assert [each.id for each in client.files.list(limit=2, order="asc")] == ids
         assert [each.id for each in client.files.list(purpose="batch", limit=1)] == [ids[4], ids[2], ids[0]]
         page = client.files.list(limit=2, after=ids[3])
         assert [each.id for each in page.data] == [ids[2], ids[1]] and page.has_more
@@ -96,7 +97,9 @@ def test_a_page_continues_after_a_deleted_file(tmp_path, monkeypatch, order):
         client.files.delete(ids[4])
         asked = {"authorization": "Bearer one"}
         assert server.call(f"/v1/files?after={ids[4]}", headers=asked)[0] == 200
-        assert server.call(f"/v1/files?after={ids[1]}", headers=asked)[0] == 400, "too long ago"
+        assert server.call(f"/v1/files?after={ids[1]}", headers=asked)[0] == 400, (
+            "the position of this deleted file is no longer kept"
+        )
         assert server.call(f"/v1/files?after={ids[4]}", headers={"authorization": "Bearer other"})[0] == 400
 
 

@@ -1,5 +1,6 @@
-"""Parameters of real functions (a sample of bfcl-eval's data, Apache License 2.0). Each is enforced, or
-refused with its place. Calls that the model is forced to make parse and are valid.
+"""Tests of tools with the parameters of real functions, a sample of bfcl-eval's data (Apache License 2.0).
+Each schema is enforced, so that a forced call is valid, or refused with an error that names the keyword's
+place in the schema.
 """
 
 import json
@@ -16,7 +17,7 @@ from tests.server.running import served
 
 ROOT = Path(__file__).parents[2]
 WHOLE = [
-    # The virtual environment from make clients.
+    # The virtual environment that `make clients` creates.
     *ROOT.glob("build/clients/python/lib/python3*/site-packages/bfcl_eval/data"),
 ]
 TEMPLATE = ROOT / "examples" / "tool_calls.jinja"
@@ -29,7 +30,7 @@ def server():
 
 
 def closed(schema):
-    """Return the schema in OpenAI's strict form: objects with exactly their named properties."""
+    """Return the schema as OpenAI's strict mode requires: objects allow only their named properties."""
     if isinstance(schema, list):
         return [closed(each) for each in schema]
     if not isinstance(schema, dict):
@@ -41,7 +42,9 @@ def closed(schema):
 
 
 def ends(server):
-    """Make tokens that end a string or a value more likely, because the model has not learned to end."""
+    """Return a logit_bias that favours tokens that end a string or a value, because the model has not learned
+    to end its answers.
+    """
     bias = {}
     for text, value in (('"', 100), ("]", 50), ("}", 50)):
         (token,) = server.call("/tokenize", {"prompt": text})[2]["tokens"]
@@ -50,7 +53,7 @@ def ends(server):
 
 
 def called(server, function):
-    """Return the arguments of a forced call, which ends in time."""
+    """Force the model to call `function`. Return the status, and the call's arguments or the error."""
     asked = {"max_tokens": 300, "seed": 3, "logit_bias": ends(server)}
     asked["response_format"] = {"type": "text", "on_truncation": "close"}
     named = {"type": "function", "function": {"name": function["name"]}}
@@ -63,7 +66,9 @@ def called(server, function):
 
 
 def holds(server, function):
-    """Return whether the tool was accepted."""
+    """Check that the tool is refused, or that the arguments of a forced call are valid. Return whether it was
+    accepted.
+    """
     report = checked(function)
     assert not isinstance(report, str), report
     status, found = called(server, function)

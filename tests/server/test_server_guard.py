@@ -1,4 +1,4 @@
-"""The server's supervisor: it survives the engine's process, starts it again, and reports its health."""
+"""Tests of the server's supervisor, which restarts the engine's process and reports its health."""
 
 import json
 import os
@@ -30,8 +30,9 @@ def is_alive(pid):
 
 
 def test_the_supervisor_keeps_the_socket_and_imports_little(tmp_path):
-    """After a kill and a crash: clients wait, and the next process answers them. SIGTERM ends both
-    processes."""
+    """After a kill and a crash of the engine's process, waiting clients get answers from the next process.
+    SIGTERM ends both processes.
+    """
     port = free_port()
     with guarded(tmp_path, options=("--port", port, "--health-port", "0")) as one:
         one.wait_for(lambda: one.num_lives == 1)
@@ -40,8 +41,8 @@ def test_the_supervisor_keeps_the_socket_and_imports_little(tmp_path):
         pid, cause = one.life(0)
         assert cause == ""
         os.kill(pid, signal.SIGKILL)
-        assert one.ask(port, "token") == "life 1", "it waited in the backlog"
-        assert one.life(1)[1] == "", "who is killed has not to blame its step"
+        assert one.ask(port, "token") == "life 1", "the client waited in the socket's backlog"
+        assert one.life(1)[1] == "", "a kill from outside is not blamed on a step"
         assert one.ask(port, "die SIGSEGV") == "life 1"
         assert one.ask(port, "unwell") == "life 2"
         assert one.life(2)[1] == "the process died from SIGSEGV"
@@ -73,7 +74,7 @@ def test_health_without_an_engine(tmp_path):
             "param": None,
             "code": "not_ready",
         }
-        assert one.health("/health/live")[0] == 200, "to end it would only make it begin anew"
+        assert one.health("/health/live")[0] == 200, "a restart would only start loading again"
         assert one.health("/metrics")[0] == 404
         os.kill(one.life(0)[0], signal.SIGKILL)
         one.wait_for(lambda: one.health()[0] == 200)
@@ -88,8 +89,8 @@ def test_a_frozen_engine_is_unhealthy(tmp_path):
         assert one.health("/health/live")[0] == 503
         for _ in range(2):
             one.process.send_signal(signal.SIGTERM)
-            time.sleep(0.1)  # Two pending signals of the same number count as one.
-        assert one.ends() == 128 + signal.SIGKILL, "it did not end by itself, and was killed"
+            time.sleep(0.1)  # Two pending signals with the same number would count as one.
+        assert one.ends() == 128 + signal.SIGKILL, "the engine's process did not end, so it was killed"
 
 
 def test_a_frozen_engine_is_replaced(tmp_path):
@@ -107,7 +108,7 @@ def test_the_first_signal_drains_and_refuses_new_clients(tmp_path):
         one.process.send_signal(signal.SIGTERM)
         one.wait_for(lambda: "told 1" in one.said)
         time.sleep(0.1)
-        assert one.process.poll() is None, "the child decides when it has drained"
+        assert one.process.poll() is None, "the engine's process decides when it has drained"
         one.process.send_signal(signal.SIGTERM)
         assert one.ends() == 7 and "told 2" in one.said and one.num_lives == 1
 
@@ -128,14 +129,18 @@ def test_the_first_signal_drains_and_refuses_new_clients(tmp_path):
     ids=lambda value: ", ".join(value) if isinstance(value, list) else "",
 )
 def test_exit_codes_that_end_the_supervisor(tmp_path, plan, code, lives):
-    """A refusal at the start and a clean end pass on; a refusal after successful service may be temporary."""
+    """The supervisor exits with the engine's exit code if the engine refuses to start or ends without an
+    error. A refusal after successful service may be temporary, so the supervisor restarts the engine.
+    """
     with guarded(tmp_path, plan, options=("--port", "0")) as one:
         assert one.ends() == code, one.said
         assert one.num_lives == lives and "Traceback" not in one.said
 
 
 def test_a_failed_start_is_retried(monkeypatch, capfd):
-    """As after a kill for memory, when there is no memory for another process yet; not at the first start."""
+    """After an out-of-memory kill, there may not yet be memory for another process, so a failure to start is
+    retried. A failure at the first start is not.
+    """
     monkeypatch.setattr(supervisor, "COMMAND", ("/no/such/program",))
     monkeypatch.setattr(restarts, "MAX_PAUSE_S", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as bound:
@@ -156,7 +161,9 @@ def test_a_failed_start_is_retried(monkeypatch, capfd):
 
 
 def test_a_locked_log_is_awaited(tmp_path, monkeypatch):
-    """As a killed process that still frees much memory; another server would hold the log for longer."""
+    """A killed process can hold the lock for a moment, while it frees its memory. If the lock is held longer,
+    another server has it, and the start fails.
+    """
     (tmp_path / "log").mkdir()
     held = lock(tmp_path / "log")
     with guarded(tmp_path) as one:
@@ -182,7 +189,7 @@ def test_killing_both_processes_leaves_no_process(tmp_path):
         one.process.wait()
         end = time.monotonic() + 10
         while is_alive(one.life(0)[0]):
-            assert time.monotonic() < end, "it outlives its supervisor"
+            assert time.monotonic() < end, "the engine's process outlives its supervisor"
             time.sleep(0.01)
     with guarded(tmp_path, options=("--port", port)) as one:
         one.life(1)
@@ -216,14 +223,15 @@ def test_the_supervisor_gives_up_with_a_message():
 
 
 def test_which_requests_are_blamed_for_a_crash():
-    """The blame falls on a step of the process that crashed. It does not fall on a step for a kill from
-    outside, unless the kill repeats, nor if no step can have run. Unclaimed blame is kept.
+    """A crash is blamed on the last step of the crashed process. A kill from outside is not blamed on a step,
+    unless it repeats, and neither is a crash before the first step or in preparation. If the next process
+    ends before it reads the cause, the one after it gets the cause.
     """
     one = Restarts()
     one.pause_s(lived(-signal.SIGSEGV, num_tokens=5))
     assert one.cause == "the process died from SIGSEGV"
     one.pause_s(lived(-signal.SIGKILL, is_built=False))
-    assert one.cause == "the process died from SIGSEGV", "killed before it could read that"
+    assert one.cause == "the process died from SIGSEGV", "the process was killed before it read the cause"
     one.pause_s(lived(-signal.SIGKILL, num_tokens=5))
     assert one.cause == ""
     for number in range(1, BLAMED_KILLS):
@@ -235,8 +243,8 @@ def test_which_requests_are_blamed_for_a_crash():
     assert one.cause == "the process was killed (SIGKILL), for memory"
     one = Restarts()
     one.pause_s(lived(-signal.SIGSEGV, is_built=False))
-    assert one.cause == "", "weights were not read yet"
+    assert one.cause == "", "no step can run before the weights are loaded"
     one.pause_s(lived(-signal.SIGSEGV, trace='Current thread 1:\n  File "/a/serve/prompt/prompt.py"'))
-    assert one.cause == "", "a decoder crashed"
+    assert one.cause == "", "the preparation of a prompt crashed, not a step"
     one.pause_s(lived(HANG_EXIT))
     assert one.cause == "a step hung"

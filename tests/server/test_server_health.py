@@ -1,4 +1,4 @@
-"""Health routes over a real socket, with an engine that hangs, cannot write, or died."""
+"""Tests of the health routes with an engine that hangs, cannot write its log, or has failed."""
 
 import errno
 import logging
@@ -17,9 +17,11 @@ def full(self, data):
 
 
 def told(server):
-    """Return the status of all health routes except live, which must answer 200, and the reasons."""
+    """Return the status of /health and /health/ready, which must agree, and the reasons. /health/live must
+    return 200.
+    """
     assert server.call("/health/live")[0] == 200
-    while True:  # The state may change between two calls.
+    while True:  # Repeated if the state changes between two calls.
         status, headers, found = server.call("/health/ready")
         other, again = server.call("/health")[0], server.call("/health/ready")[0]
         if status == again:
@@ -30,8 +32,7 @@ def told(server):
 
 
 def refused(server, reason):
-    """Check that calls are refused with the reason, and that the metrics show that the server is not
-    ready."""
+    """Check that a call is refused with the reason, and that the metric mmengine_ready is 0."""
     status, headers, found = server.chat("more")
     assert (status, found["error"]["code"]) == (503, "not_ready") and reason in found["error"]["message"]
     assert int(headers["retry-after"]) >= 5

@@ -1,4 +1,6 @@
-"""The answer store beside the log: acknowledged answers exist, and deleted answers leave no bytes."""
+"""Tests of the store beside the log: durability, deletion, eviction and migration of answers, and the stored
+files and batches.
+"""
 
 import asyncio
 import hashlib
@@ -27,7 +29,9 @@ def test_the_store_behaves_like_a_dict(tmp_path, seed):
 
 
 def test_deleted_answers_leave_no_bytes(tmp_path):
-    """Neither the text nor a medium, also after an answer was written twice. Media of other answers stay."""
+    """Neither the text nor the media of a deleted answer remain in the files, even if the answer was written
+    twice. Media that other answers use remain.
+    """
     word, image, shared = b"a secret word " * 9, b"\x89pixels of one" * 999, b"\x89pixels of both" * 999
     names = [hashlib.sha256(data).hexdigest() for data in (image, shared)]
 
@@ -73,7 +77,8 @@ def test_the_oldest_finished_answers_are_evicted(tmp_path):
         with pytest.raises(QueueFull, match="store-bytes"):
             await store.begin("live3", "a", 1, b"x" * 200, {})
         assert await store.ids() == ["live", "live2"]
-        await store.put("live", "a", 1, b"x" * 300, b"x" * 400)  # Accepted answers are kept.
+        # A finished answer is stored even beyond the limit.
+        await store.put("live", "a", 1, b"x" * 300, b"x" * 400)
         assert (await store.get("live", "a")).answer == b"x" * 400
         database.close()
 
@@ -87,7 +92,8 @@ def test_writes_that_wait_share_a_commit(tmp_path):
         database = Database(tmp_path, lambda place: (commits.append(place), time.sleep(0.02)))
         store = AnswerStore(database, 1e6, LARGE)
         puts = [store.put(f"r{number}", "a", 1, b"", b"x") for number in range(50)]
-        wrong = store.put("r0", "other", 1, b"", b"x")  # Does not affect the other writes in the same commit.
+        # This error does not affect the other writes in the commit.
+        wrong = store.put("r0", "other", 1, b"", b"x")
         found = await asyncio.gather(*puts, wrong, return_exceptions=True)
         assert found[:-1] == [None] * 50 and isinstance(found[-1], InvalidRequest)
         assert len(await store.ids()) == 50
@@ -165,11 +171,11 @@ def test_damaged_or_newer_stores_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="newer mmengine"):
         Database(tmp_path)
     path.write_bytes(good)
-    Database(tmp_path).close()  # No failed open kept the lock.
+    Database(tmp_path).close()  # The failed attempts released the lock.
 
 
 def test_old_tables_get_a_key_column(tmp_path):
-    """As the last version wrote them."""
+    """Tables of version 1 are upgraded when they are opened."""
     Database(tmp_path).close()
     with sqlite3.connect(tmp_path / NAME) as connection:
         connection.execute("DROP INDEX responses_by_key")
@@ -200,7 +206,7 @@ def test_acknowledged_answers_survive_a_kill(tmp_path):
 
 
 def test_file_writes_run_beside_the_event_loop(tmp_path, monkeypatch):
-    """The write of a large file takes a tenth of a second."""
+    """Files are deleted on a thread, because deleting a large file takes 0.1 s."""
     threads, unlink = [], Path.unlink
     monkeypatch.setattr(
         Path, "unlink", lambda self, **how: threads.append(threading.get_ident()) or unlink(self, **how)
@@ -235,7 +241,9 @@ def a_batch(number, status="validating"):
 
 
 def test_the_number_of_batches_is_limited(tmp_path, monkeypatch):
-    """New batches are refused; the oldest finished batches are deleted."""
+    """Beyond MAX_LIVE_BATCHES new batches are refused; beyond MAX_BATCHES the oldest ended batches are
+    deleted.
+    """
     monkeypatch.setattr(batches_module, "MAX_LIVE_BATCHES", 5)
     monkeypatch.setattr(batches_module, "MAX_BATCHES", 8)
 

@@ -1,4 +1,4 @@
-"""The listening socket that a server inherits, and the health port under bad clients."""
+"""Tests of inherited listening sockets, of the health port with bad clients, and of the systemd units."""
 
 import configparser
 import json
@@ -29,7 +29,7 @@ def environment(**changed):
 
 @pytest.fixture
 def third(monkeypatch):
-    """A replacement for descriptor 3."""
+    """A function that makes another descriptor take the place of descriptor 3."""
 
     def use(fd):
         monkeypatch.setattr(listening, "FIRST_FD", fd)
@@ -81,14 +81,14 @@ def test_a_descriptor_that_does_not_listen_is_refused(third, tmp_path):
 
 
 def test_clients_are_answered_across_a_full_restart(tmp_path):
-    """As under systemd, which holds the socket meanwhile."""
+    """The socket stays open during the restart, as under systemd."""
     with socket.create_server(("127.0.0.1", 0)) as bound:
         port = bound.getsockname()[1]
         with guarded(tmp_path, options=("--port", "1"), given=bound) as one:
             pid, _ = one.life(0)
             assert one.ask(port) == "life 0"
             with open(f"/proc/{pid}/environ", "rb") as environ:
-                assert b"LISTEN_" not in environ.read(), "a process below it has not to read them"
+                assert b"LISTEN_" not in environ.read(), "child processes must not see these variables"
             one.process.send_signal(signal.SIGTERM)
             assert one.ends() == 0
         waiting = [socket.create_connection(("127.0.0.1", port)) for _ in range(20)]
@@ -102,7 +102,7 @@ def test_clients_are_answered_across_a_full_restart(tmp_path):
 
 
 class Asked:
-    """A health port that runs while a client waits."""
+    """A health port, whose selector runs while a test calls `turn`."""
 
     def __init__(self):
         self.selector = selectors.DefaultSelector()
@@ -124,7 +124,7 @@ class Asked:
             self.port.tidy()
 
     def answer(self, connection):
-        """Return everything that arrived, or None."""
+        """Return the bytes that arrived, or None if none arrived and the connection is open."""
         data = b""
         try:
             while piece := connection.recv(65536):
@@ -149,19 +149,21 @@ def test_silent_connections_do_not_block_the_health_port(asked, monkeypatch):
     silent = [asked.connect(b"GET /he") for _ in range(MAX_PROBES + 20)]
     asked.turn()
     assert len(asked.port._asking) == MAX_PROBES
-    assert [asked.answer(each) for each in silent[:20]] == [b""] * 20, "the oldest make room"
+    assert [asked.answer(each) for each in silent[:20]] == [b""] * 20, "the oldest connections are closed"
     answer = asked.connect(b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n")
     asked.turn(0.1)
     assert asked.answer(answer).startswith(b"HTTP/1.1 200 OK\r\n")
     asked.turn(0.5)
-    assert not asked.port._asking and asked.answer(silent[-1]) == b"", "their time is over"
+    assert not asked.port._asking and asked.answer(silent[-1]) == b"", "connections are closed after ASKING_S"
 
 
 def test_the_health_port_survives_bad_heads(asked):
     long = asked.connect(b"GET /health HTTP/1.1\r\n" + b"a: b\r\n" * MAX_HEAD_BYTES)
     asked.turn()
     answer = asked.answer(long)
-    assert answer == b"" or answer.startswith(b"HTTP/1.1 431 "), "told, or cut where more was unread"
+    assert answer == b"" or answer.startswith(b"HTTP/1.1 431 "), (
+        "an error, or a reset if unread bytes remained"
+    )
     for data in (b"\r\n\r\n", b"\xff\x00\r\n\r\n", b"GET\r\n\r\n", b"\x16\x03\x01 hello HTTP\r\n\r\n"):
         connection = asked.connect(data)
         asked.turn(0.05)
@@ -201,7 +203,7 @@ def test_heartbeats_never_block():
     beats = HeartbeatSender(os.dup(heard.sending_end.fileno()))
     assert heard.newest() is None
     beats.report_built()
-    for number in range(10_000):  # The supervisor does not read: heartbeats are dropped.
+    for number in range(10_000):  # The supervisor does not read, so most heartbeats are dropped.
         beats.send(Beat(True, True, True, ("a" * 10_000,), 3, number))
     found = heard.newest()
     assert found.is_serving and found.reasons == ("a" * MAX_REASON_CHARS,) and found.num_tokens < 10_000

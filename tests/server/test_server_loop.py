@@ -1,4 +1,6 @@
-"""Long work runs on threads beside the event loop. The tests check the threads, not the time."""
+"""Tests that long work runs on threads and not on the event loop, and of the parsing that makes this
+possible.
+"""
 
 import asyncio
 import base64
@@ -53,14 +55,14 @@ def test_long_work_runs_beside_the_event_loop(monkeypatch):
 
     watch(token_texts.TokenTexts, "__init__", "vocabulary")
     with served(config=LONG_CONTEXT) as one:
-        assert len(found.pop("vocabulary")) == 1  # Before the server listens, and once.
+        assert len(found.pop("vocabulary")) == 1  # The vocabulary is read once, before the server listens.
         watch(chat_request.ChatReader, "read", "read")
         watch(payloads, "take_out", "payloads")
         watch(openapi, "document", "openapi")
         watch(ChatFrames, "whole", "whole")
         watch(CompletionReader, "_text_of", "echo")
         assert one.chat("short")[0] == 200
-        # Small bodies take less time than a switch of threads.
+        # Small bodies are parsed on the event loop, because a switch of threads would take longer.
         assert found.pop("read") == found.pop("whole") == [one._thread]
         assert one.chat("a", logprobs=True, top_logprobs=2)[0] == 200
         assert found.pop("read") == [one._thread]
@@ -95,7 +97,7 @@ def test_media_are_removed_from_a_body(space):
 @pytest.mark.parametrize(
     "text",
     [
-        f'say "{URL}"',  # In a text, between escaped quotes.
+        f'say "{URL}"',  # The URL is in a text, between escaped quotes.
         f'\\\\"{URL}"',
         URL[:60000] + "\\" + URL[60000:],
         URL[:60000] + " " + URL[60000:],
@@ -109,12 +111,13 @@ def test_media_are_removed_from_a_body(space):
 def test_invalid_base64_stays_in_the_body(text):
     given = body(image(text), image("nothing"))
     assert take_out(given)[0] == given
-    assert take_out(given[: len(given) // 2])[0] == given[: len(given) // 2]  # The string does not end.
+    assert take_out(given[: len(given) // 2])[0] == given[: len(given) // 2]  # The string has no end.
 
 
 @pytest.mark.parametrize("count", range(6))
 def test_backslashes_before_a_quote_are_counted(count, monkeypatch):
-    monkeypatch.setattr(payloads, "_LOOKED_THROUGH", 7)  # Also found across pieces.
+    # Media are also found if they lie across the pieces of a search.
+    monkeypatch.setattr(payloads, "_LOOKED_THROUGH", 7)
     given = b'["' + b"\\" * count + b'"' + URL.encode() + b'"]'
     assert (take_out(given)[0] == given) == (count % 2 == 1)
 
@@ -151,12 +154,12 @@ def test_a_body_of_many_values_is_never_parsed(signs):
     assert values.has_too_many_values(most.replace(b"0]", signs + b"0]"))
 
     def parse(data):
-        raise AssertionError("it was parsed")
+        raise AssertionError("the body was parsed")
 
     with pytest.raises(ApiError) as found:
         decode_body(most * 2, parse)
     assert found.value.status == 413 and found.value.body.code == "request_too_large"
-    assert decode_body(b'"' + b",[{" * values.MAX_VALUES + b'"', len), "a text is one value"
+    assert decode_body(b'"' + b",[{" * values.MAX_VALUES + b'"', len), "a string is one value"
 
 
 @pytest.mark.parametrize("piece", [2, 3, 5, token_ids.MIN_BYTES])
@@ -172,7 +175,9 @@ def test_token_ids_are_removed_from_a_body(piece, monkeypatch):
 
     assert taken("[ 1,22 ,\n333]") == [[1, 22, 333]]
     assert taken("[[1], [ ] ,[22,3] ]") == [[1], [], [22, 3]]
-    assert taken(f"[{2**31 - 1},-5,{2**31},{10**18}]") == [[2**31 - 1, -5, -1, -1]], "no token either"
+    assert taken(f"[{2**31 - 1},-5,{2**31},{10**18}]") == [[2**31 - 1, -5, -1, -1]], (
+        "integers beyond 32 bits become -1"
+    )
     for other in ("[1,,2]", "[1,2,]", "[,1]", "[[1],]", "[[1]2]", "[1,[2]]", "[[[1]]]", "[[1][2]]", "[01]"):
         assert not taken(other), other
     for other in ("[1.5]", '["a"]', "[1]]", '"a"', "[1, null]"):
@@ -195,12 +200,13 @@ def test_prompts_may_have_more_ids_than_the_value_limit():
         assert found.value.status == status
     with pytest.raises(ApiError) as found:
         prompts("a", mm_processor_kwargs={"prompt": ids})
-    assert found.value.status == 413, "only a prompt is read apart"
+    assert found.value.status == 413, "only the prompt's ids are removed before parsing"
 
 
 def filled(sampling):
-    """Return the answer source of an engine that has sent this much before the first read, and then
-    failed."""
+    """Return an answer source with 3 * TAKEN_AT_ONCE - 1 outputs that were not read yet, and an error after
+    them.
+    """
     channel = stream.Channel(Options(sampling), OutputText(EchoProcessor.tokenizer, sampling))
     channel.accepted.set()
     channel.items.extend(RequestOutput("r", 0, "", [97]) for _ in range(3 * stream.TAKEN_AT_ONCE - 1))

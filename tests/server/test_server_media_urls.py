@@ -1,4 +1,6 @@
-"""Messages with image URLs and files, over HTTP: the embedded model, and hosts on the loopback interface."""
+"""Tests of messages with image URLs and local files, with the embedded model and hosts on the loopback
+interface.
+"""
 
 import base64
 

@@ -1,4 +1,4 @@
-"""Anthropic's messages over HTTP: requests, answers, and repeated streams."""
+"""Tests of /v1/messages: requests, answers, errors, token counts, and repeated streams."""
 
 import base64
 import json
@@ -37,7 +37,7 @@ def echo():
 
 
 def summed(text):
-    """Return the message that a stream adds up to, after checks of the order of its events."""
+    """Check the order of a stream's events, and return the message that they add up to."""
     events = named_events(text)
     names = [name for name, _ in events]
     assert names[0] == "message_start" and names[-2:] == ["message_delta", "message_stop"]
@@ -259,13 +259,15 @@ def test_base64_of_data_fields_leaves_the_body():
         small, payloads = take_out(data.encode(), in_data_fields)
         assert len(small) < 50_000 < len(data)
         found = json.loads(small)["messages"][0]["content"]
-        assert found[0]["text"] == text, "what only looks like a field stays"
+        assert found[0]["text"] == text, "a text that looks like a field is not removed"
         assert payloads.of(found[1]["source"]["data"]) == base64.b64decode(image)
     assert {"cache_control"} <= {name for _, ignored in BLOCKS.values() for name in ignored}
 
 
 def test_a_broken_stream_is_repeated_byte_for_byte(tmp_path):
-    """From the log, for a client that repeats the call, and for a client that names its call."""
+    """After a restart, the stream is repeated from the log for a client that repeats the call, with or
+    without a request id.
+    """
     log, headers = tmp_path / "log", {"x-request-id": "mine"}
     body = asked("x" * 150, stream=True, thinking={"type": "adaptive"})
     with served(executor_class=Leaving, drain_s=0, engine_options={"log": log}) as server:
@@ -279,6 +281,6 @@ def test_a_broken_stream_is_repeated_byte_for_byte(tmp_path):
         again = server.call(MESSAGES, body, headers)[2]
         assert server.call(MESSAGES, body, headers)[2] == again
         assert summed(server.call(MESSAGES, {**body, "top_k": 3})[2])["content"] == summed(again)["content"]
-    assert list(ends(log).values()) == ["stop", "stop"], "each ran once"
+    assert list(ends(log).values()) == ["stop", "stop"], "each request ran once"
     with served(executor_class=EchoExecutor) as other:
         assert other.call(MESSAGES, body, headers)[2] == again

@@ -1,4 +1,4 @@
-"""/metrics: our names, vLLM's names, and all series that the dashboards query."""
+"""Tests of /metrics: our metrics, vLLM's names, and the series that the dashboards query."""
 
 import importlib.util
 import json
@@ -60,7 +60,8 @@ def test_each_query_of_a_dashboard_has_data(told, name):
             assert lacking(target["expr"], samples) == [], panel["title"]
     asked = {series for expr in exprs for series, _ in selectors(expr)}
     has_values = {each.name for each in samples if each.value > 0}
-    now = {"running", "waiting", "preparing", "streams_open", "kv_"}  # Nothing runs now.
+    # Gauges that are 0, because nothing runs.
+    now = {"running", "waiting", "preparing", "streams_open", "kv_"}
     unused = {"media", "mm_cache", "draft", "spec_decode", "preemptions", "log_bytes"}
     assert not {each for each in asked - has_values if not any(word in each for word in now | unused)}
     for each in board["templating"]["list"]:
@@ -150,7 +151,7 @@ def test_an_error_in_a_stream_is_counted():
 
 
 class Clock:
-    """The time as request_times sees it."""
+    """Replaces the module `time` in request_times."""
 
     def __init__(self):
         self.now = 100.0
@@ -179,7 +180,7 @@ def test_request_times(monkeypatch):
         times.saw_step(news, admitted, 5)
 
     step(1, ["a"])
-    step(4, ["b"], a=1)  # Its first token.
+    step(4, ["b"], a=1)  # The first token of a.
     step(0.5, a=1, b=1)
     step(0.5, a=1, b=1)
     step(0.25, b=1)  # a was preempted.

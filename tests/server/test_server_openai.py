@@ -1,4 +1,4 @@
-"""OpenAI's Python client against the server, with the embedded model."""
+"""Tests of the server with OpenAI's Python client and the embedded model."""
 
 import asyncio
 import base64
@@ -63,7 +63,8 @@ def test_chat_and_its_stream_say_the_same(client):
     said = client.chat.completions.create(
         model=NAME, messages=[*ASKS, choice.message, {"role": "user", "content": "And a star?"}]
     )
-    assert said.usage.prompt_tokens > whole.usage.total_tokens  # The client sends its message objects back.
+    # The client's message object can be sent back.
+    assert said.usage.prompt_tokens > whole.usage.total_tokens
 
 
 def test_the_stream_helper_tells_of_events(client):

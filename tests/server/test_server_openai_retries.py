@@ -1,4 +1,6 @@
-"""The retries of OpenAI's client after refusals: they wait as long as the server says."""
+"""Tests of the retries of OpenAI's client: it waits as long as the server says, and does not retry permanent
+errors.
+"""
 
 import json
 import threading
@@ -15,7 +17,7 @@ from tests.server.running import LONG_CONTEXT, Lasting, SlowEcho, served, wait_f
 
 
 class Client(openai.OpenAI):
-    """Records its waiting times, and waits less."""
+    """A client that records how long it should wait, and waits only 0.05 s."""
 
     def when_refused(self):
         pass
@@ -48,7 +50,7 @@ def ask(client, text="hi", **options):
 
 
 def holds(server, num_waiting):
-    """Return whether a single request runs and this number waits."""
+    """Whether one request runs and `num_waiting` requests wait."""
     stats = server.engine.stats()
     return (stats.num_running, stats.num_waiting) == (1, num_waiting)
 
@@ -60,7 +62,7 @@ def test_a_full_queue_is_retried(client):
             threading.Thread(target=one.events, args=("a" * length,), kwargs={"request_id": f"{length}"})
             for length in (60, 61)
         ]
-        # The first request runs before the second arrives and waits.
+        # The first request must run before the second arrives, which then waits.
         for number, stream in enumerate(streams):
             stream.start()
             wait_for(partial(holds, one, number))

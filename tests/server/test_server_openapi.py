@@ -1,4 +1,4 @@
-"""Every answer and event matches OpenAI's API description: `served` checks each of them."""
+"""Tests that answers and events match OpenAI's API description, which `served` checks for each call."""
 
 import json
 
@@ -78,10 +78,10 @@ def test_an_unlisted_field_is_detected(server):
 @pytest.mark.parametrize(
     "spoilt",
     [
-        lambda events: events[:-1],  # Without [DONE].
-        lambda events: [*events[:-2], *events[-1:]],  # A choice that does not end.
-        lambda events: [*events[:-1], events[-2], events[-1]],  # Or that ends twice.
-        lambda events: events[1:],  # Without its role.
+        lambda events: events[:-1],  # [DONE] is missing.
+        lambda events: [*events[:-2], *events[-1:]],  # The choice does not end.
+        lambda events: [*events[:-1], events[-2], events[-1]],  # The choice ends twice.
+        lambda events: events[1:],  # The first delta, with the role, is missing.
     ],
 )
 def test_an_invalid_stream_is_detected(server, spoilt):

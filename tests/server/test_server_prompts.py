@@ -1,4 +1,4 @@
-"""From a body to its prompt: with the embedded model's processor, and without an engine."""
+"""Tests of the conversion of bodies to prompts, with the embedded model's processor and without an engine."""
 
 import json
 

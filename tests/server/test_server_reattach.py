@@ -1,4 +1,6 @@
-"""Calls whose client or server went away: the repeated call gets the answer from its beginning."""
+"""Tests of calls that are repeated after a disconnect or a restart of the server. The repeated call gets the
+answer from its beginning.
+"""
 
 import http.client
 import json
@@ -30,7 +32,7 @@ def asked(text=TEXT, **fields):
 
 
 class Leaving(SlowEcho):
-    """Leaves running requests in the log at its end."""
+    """A slow executor that the engine's shutdown does not close."""
 
     pause_s = 0.004
 
@@ -39,8 +41,8 @@ class Leaving(SlowEcho):
 
 
 def begin(one, body, headers=None, path=CHAT):
-    """Return a connection on which an answer was requested and, for a stream, has begun."""
-    before = set(one.engine._open.running)  # A request that was just answered may still be in this set.
+    """Send a call, wait until its request runs (and a stream has begun), and return the connection."""
+    before = set(one.engine._open.running)  # Requests that were just answered may still be in this set.
     connection = http.client.HTTPConnection("127.0.0.1", one.port, timeout=20)
     connection.request("POST", path, json.dumps(body), headers or {})
     if body.get("stream"):
@@ -78,7 +80,7 @@ def test_a_named_call_continues_after_a_disconnect(one, stream):
     assert one.engine._open.running
     status, headers, again = one.call(CHAT, body)
     assert (status, headers["x-request-id"]) == (200, f"mine-{stream}")
-    assert one.call(CHAT, body)[2] == again, "and again, byte for byte"
+    assert one.call(CHAT, body)[2] == again, "a third call gets the same bytes"
     found = "".join(delta["content"] for delta in deltas(again)) if stream else message(again)
     assert found == TEXT.upper()
 
@@ -133,7 +135,7 @@ def test_an_unclaimed_request_is_cancelled():
         assert not server.app.calls.detached_calls()
 
 
-# The process dies.
+# Tests in which the server's process ends.
 
 
 def going_on(log, **settings):
@@ -143,7 +145,7 @@ def going_on(log, **settings):
 
 @pytest.fixture
 def left(tmp_path):
-    """Return the log of a server that ended while it answered these bodies."""
+    """A function that returns the log of a server that ended while it answered the given bodies."""
 
     def leave(*bodies, headers=None):
         log = tmp_path / "log"
@@ -159,9 +161,11 @@ def left(tmp_path):
 def test_a_retry_continues_the_last_processs_call(left):
     log = left(asked("x" * 150), asked("y" * 150))
     with going_on(log) as server:
-        assert server.call(CHAT, asked("x" * 150))[0] == 200  # A first try is a different call.
+        assert server.call(CHAT, asked("x" * 150))[0] == 200  # A call without the retry header is a new call.
         first = server.call(CHAT, asked("x" * 150), RETRY)[2]
-        assert server.call(CHAT, asked("x" * 150), RETRY)[2]["id"] != first["id"], "each once"
+        assert server.call(CHAT, asked("x" * 150), RETRY)[2]["id"] != first["id"], (
+            "a call is repeated only once"
+        )
         assert message(server.call(CHAT, asked("y" * 150), RETRY)[2]) == "Y" * 150
         names = [first["id"]]
     found = ends(log)
@@ -174,7 +178,7 @@ def test_a_broken_stream_is_repeated_from_its_start(left):
     log = left(body)
     with going_on(log) as server:
         again = server.call(CHAT, body)[2]
-    assert list(ends(log).values()) == ["stop"], "it ran once"
+    assert list(ends(log).values()) == ["stop"], "the request ran once"
     with served(executor_class=Leaving) as other:
         events = other.call(CHAT, body)[2]
     assert again.count("data: ") == events.count("data: ") > 150
@@ -232,7 +236,7 @@ def test_a_stopped_engine_is_reported_after_all_output(stream, monkeypatch):
 
         def stops(**options):
             if next(steps) >= 5:
-                time.sleep(0.2)  # Earlier output is read by then.
+                time.sleep(0.2)  # Meanwhile the client reads the earlier output.
                 raise RuntimeError("a bug")
             return step(**options)
 
@@ -247,7 +251,9 @@ def test_a_stopped_engine_is_reported_after_all_output(stream, monkeypatch):
 
 
 def test_a_partly_logged_call_is_completed(tmp_path, monkeypatch):
-    """The process died between two requests. The logged request continues with its id in the new call."""
+    """The process died after it had logged only the first of a call's two requests. The repeated call
+    continues the first request and submits the second.
+    """
     body, headers = {"prompt": ["x" * 100, "y" * 100], "max_tokens": 300}, {"x-request-id": "mine"}
     submit, died = Admission._submit, tmp_path / "died"
 
@@ -267,7 +273,7 @@ def test_a_partly_logged_call_is_completed(tmp_path, monkeypatch):
         answer = server.call("/v1/completions", body, {**headers, **RETRY})[2]
     assert [choice["text"] for choice in answer["choices"]] == ["X" * 100, "Y" * 100]
     queued = [one.event.request_id for one in LogReader(died) if isinstance(one.event, ev.Queued)]
-    assert queued == ["mine-0", "mine-1"], "each once"
+    assert queued == ["mine-0", "mine-1"], "each request is logged once"
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/responses"])
@@ -286,4 +292,6 @@ def test_a_call_is_repeated_without_its_deleted_image(tmp_path, headers, path):
             assert client.files.delete(file.id).deleted
         assert one.call(path, body, headers)[2] == first[2]
         status, _, told = one.call(path, body)
-        assert (status, told["error"]["code"]) == (404, "file_not_found"), "another call has no such image"
+        assert (status, told["error"]["code"]) == (404, "file_not_found"), (
+            "a call that is not a repetition needs the image"
+        )

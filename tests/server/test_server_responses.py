@@ -1,5 +1,6 @@
-"""/v1/responses over a real socket: `served` checks answers and events against OpenAI's description and
-ours."""
+"""Tests of /v1/responses. `served` checks all answers and events against OpenAI's description and our
+document.
+"""
 
 import json
 import socket
@@ -80,7 +81,7 @@ def test_output_items(echo):
 
 
 def test_events_can_be_rebuilt_from_the_log(tmp_path):
-    """A process with the envelope and the tokens sends the same bytes."""
+    """A stream can be rendered again, byte for byte, from the envelope in the log and the tokens."""
     options = {"engine_options": {"log": tmp_path / "log"}, "storage": {"log": tmp_path / "log"}}
     with served(**options) as one:
         asked = {"input": "hello", "stream": True, "request_id": "mine", "metadata": {"a": "b"}}
@@ -172,13 +173,13 @@ def test_shutdown_does_not_end_a_response(tmp_path):
         one.stop()
         text = (begun + all_of(connection)).partition(b"\r\n\r\n")[2]
     told = unchunked(text).decode()
-    last = check_events(told)[-1]  # Repeats the previous event's number.
+    last = check_events(told)[-1]  # The error event repeats the number of the previous event.
     assert last["type"] != "error" and named_events(told)[-1][1]["error"]["code"] == "shutting_down"
     assert "[DONE]" not in told and "response.failed" not in told
 
 
 def unchunked(data):
-    """Return the body of an answer with chunked transfer encoding."""
+    """Decode a body with chunked transfer encoding."""
     found = b""
     while data:
         size, _, data = data.partition(b"\r\n")
