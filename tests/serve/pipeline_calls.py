@@ -87,8 +87,8 @@ CALLS = [
         (
             "pipe(images=transparent, text=prompt)",
             "differs",
-            "transparent pixels become white everywhere; transformers does so in a chat, but beside a text "
-            "drops the alpha channel and shows hidden colours",
+            "transparent pixels always become white; transformers makes them white in a chat, but for an "
+            "image that is passed beside a text it drops the alpha channel and shows hidden colours",
         ),
         "pipe(text=asked({'type': 'image', 'image': grey}))",
         "pipe(text=asked({'type': 'image', 'image': transparent}))",
@@ -98,15 +98,15 @@ CALLS = [
         (
             "pipe(text=asked({'type': 'image', 'image': turned}))",
             "differs",
-            "EXIF rotates a photo everywhere; transformers does so for files and beside a "
-            "text, and not for a PIL image in a chat",
+            "a photo's EXIF rotation is always applied; transformers applies it to files and to images "
+            "that are passed beside a text, but not to a PIL image in a chat",
         ),
         "pipe(text=asked({'type': 'image', 'path': turned_path}))",
         "pipe(images=turned, text=prompt)",
         (
             "pipe(text=asked({'type': 'image', 'image': deep_grey}))",
             "differs",
-            "16-bit grey is scaled to 8 bits; transformers clips every value at 255, which gives white",
+            "16-bit grey is scaled to 8 bits; transformers clips values at 255, so the image becomes white",
         ),
         "pipe(text=asked({'type': 'image', 'url': 'http://127.0.0.1:9/none.png'}))",
         "pipe(images='http://127.0.0.1:9/none.png', text=prompt)",

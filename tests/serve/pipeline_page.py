@@ -44,40 +44,43 @@ from the same table, and a test keeps both equal.
 
 ## Refused calls
 
-Each is refused by name, with a replacement. The same holds for such a keyword when the pipeline is created.
+Each call is refused, and the error names the keyword and a replacement. Such a keyword is also refused
+when the pipeline is created.
 
 {refusals}
 
 ## Details
 
-* **Generation options.** As in transformers, these go into `generate_kwargs`, or are set when the pipeline is
-  created. Beside the prompts, only `max_new_tokens` and `stop_sequence` have an effect, and here also
-  `streamer`, `seed` and `logprobs`. Other options beside the prompts are ignored, among them `min_new_tokens`
-  and `generation_config`, with a warning.
+* **Generation options.** As in transformers, generation options go into `generate_kwargs`, or are set when
+  the pipeline is created. Of the options that a call passes as its own keywords, transformers uses only
+  `max_new_tokens` and `stop_sequence`, and mmengine also `streamer`, `seed` and `logprobs`. Other keywords,
+  such as `min_new_tokens` and `generation_config`, are ignored with a warning.
 * **Return type.** As in transformers, a `return_type` that is no member of `ReturnType` (1, or "new_text")
-  returns prompt and answer as one text. A part of the type `video_url` is ignored, with a warning.
+  gives prompt and answer as one text. A part of the type `video_url` is ignored, with a warning.
 * **Streamers.** A streamer gets the prompt's tokens first, then each token. Several prompts are then answered
   one after another.
 * **Iterators.** A generator or dataset returns an iterator; prompts are prepared and answered in advance.
   `batch_size` and `num_workers` are accepted and ignored, because all prompts of a call form a batch.
 * **Outputs.** `return_dict_in_generate` and `output_scores` are accepted and, as in transformers' pipeline,
   change no record. `logprobs=5` adds the five most likely tokens at each position, with log-probabilities.
-* **Time.** `max_time` starts when the engine accepts the prompt. The text until then is the answer.
+* **Time.** The time of `max_time` starts when the engine accepts the prompt. When it has passed, the text
+  so far is the answer.
 * **Structured output.** `suppress_tokens`, `bad_words_ids` and `no_repeat_ngram_size` cannot be combined with
   `response_format=` or `grammar=`: they could exclude required tokens.
-* **Special tokens** in a message are text here, and structure in transformers.
+* **Special tokens.** If a message contains the name of a special token, mmengine treats the name as text, and
+  transformers as the token.
 * **URLs.** An image by `https://` is fetched only if allowed: `processor_kwargs={{"urls": True}}` for a call
   or the pipeline, a list of hosts (`["images.example.org", "*.example.net"]`), or a
-  `mmengine.MediaFetcher(mmengine.FetchLimits(…))` with its own limits. Otherwise it is refused. transformers
-  fetches every URL; here a URL never reaches a private address, and time, bytes and redirects are limited
-  ([rules](http.md#media-by-url)).
+  `mmengine.MediaFetcher(mmengine.FetchLimits(…))` with its own limits. Otherwise the URL is refused.
+  transformers fetches every URL. mmengine never connects to a private address, and limits time, bytes and
+  redirects ([rules](http.md#media-by-url)).
 
 ## All calls
 
 `generate(…)` means `pipe(hello, generate_kwargs={{…}})`, with `max_new_tokens` 16 unless a length is given.
-`configured(…)` is the same with a `GenerationConfig(…)`, `made(…)` a pipeline created with these options,
-`streamed(…)` a call with such a streamer, and `tokens(…)` a call with `return_tensors=True`. The other
-names are defined in `tests/serve/pipeline_names.py`.
+`configured(…)` is the same with a `GenerationConfig(…)`, `made(…)` is a pipeline created with these options,
+`streamed(…)` is a call with a streamer of the given class, and `tokens(…)` is a call with
+`return_tensors=True`. The other names are defined in `tests/serve/pipeline_names.py`.
 """
 
 
