@@ -1,4 +1,4 @@
-"""Reads an untrusted model folder's small files."""
+"""Reads JSON files, and byte ranges of any file, from an untrusted model folder."""
 
 import json
 from pathlib import Path
@@ -10,8 +10,8 @@ MAX_JSON_BYTES = 64 * 2**20  # A tokenizer with 250,000 entries needs 12 MB.
 
 
 def read_range(path: Path, start: int, num_bytes: int, what: str) -> bytes:
-    """Return bytes of a file at a place that its header gave. Raises ModelError if the bytes cannot be read
-    or are missing; `what` names them.
+    """Return `num_bytes` bytes of a file from offset `start` on. Raises ModelError if the file cannot be read
+    or ends earlier; `what` names the data in the message.
     """
     try:
         with path.open("rb") as file:

@@ -1,5 +1,5 @@
-"""Computes a folder's weight fingerprint. No torch here: a processor needs the encoder's fingerprint and must
-start fast.
+"""Computes the fingerprint of a folder's weights. Does not import torch, because processors need the
+encoder's fingerprint and must start fast.
 """
 
 import hashlib
@@ -8,18 +8,18 @@ from pathlib import Path
 
 from mmengine.checkpoint.names import TensorNames
 
-# Bytes of a tensor that its fingerprint reads: all of a small tensor, or chunks spread over a larger one.
+# The fingerprint reads a small tensor whole, and of a larger tensor this many chunks, spread over its bytes.
 SAMPLE_CHUNKS = 16
 SAMPLE_CHUNK_BYTES = 16 * 2**10
 
 
 def fingerprint(folder: Path, names: TensorNames, *, prefix: str = "") -> str:
-    """Return the SHA-256 (hex) of the weights under a canonical `prefix`; independent of shards and file
-    names.
+    """Return the SHA-256 (hex) of the tensors whose canonical name starts with `prefix`. The result does not
+    depend on file names or on how tensors are divided among files.
 
     The hash covers each tensor's name, dtype and shape, and its bytes: all of a tensor up to 256 KiB, and of
     a larger tensor 16 chunks of 16 KiB, spread evenly and including both ends. So 16 GB take about 0.1 GB of
-    reads. Any training step changes the hash; a manual change between the samples does not. Raises
+    reads. Any training step changes the hash. An edit of bytes between the chunks does not. Raises
     ModelError.
     """
     digest = hashlib.sha256(b"mmengine weights 1")
@@ -35,7 +35,7 @@ def fingerprint(folder: Path, names: TensorNames, *, prefix: str = "") -> str:
 
 
 def _samples(num_bytes: int) -> list[tuple[int, int]]:
-    """Return (offset, length) for the tensor bytes that a fingerprint reads."""
+    """Return (offset, length) of each range of a tensor's bytes that the fingerprint reads."""
     if num_bytes <= SAMPLE_CHUNKS * SAMPLE_CHUNK_BYTES:
         return [(0, num_bytes)]
     last = num_bytes - SAMPLE_CHUNK_BYTES

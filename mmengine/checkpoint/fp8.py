@@ -1,8 +1,8 @@
-"""Reads FP8 weights in blocks, as in the hub's `*-FP8` folders. No torch here.
+"""Reads FP8 weights with block scales, as in the hub's `*-FP8` folders. Does not import torch.
 
 In transformers' `quant_method` "fp8", a matrix `X.weight` with e4m3 values [out, in] comes with
 `X.weight_scale_inv`: a scale for each block of `weight_block_size` rows and columns; blocks at the ends may
-be smaller. Despite the scales' name, a weight is its value times its scale. Unquantised modules
+be smaller. Despite the name, a weight is its value times its block's scale. Unquantised modules
 (`modules_to_not_convert`) have no scales. For stacked experts, `X.gate_up_proj` [count, ...], the scales are
 `X.gate_up_proj_scale_inv`, stored like the matrices (Qwen3-VL-30B-A3B-Instruct-FP8).
 """
@@ -33,8 +33,8 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Fp8Entry(TensorEntry):
-    """A matrix of e4m3 values, or a stack of matrices. `codes`: where they are stored. `scale`: for each
-    matrix, its blocks' scales, [ceil(out / rows), ceil(in / columns)].
+    """A matrix of e4m3 values, or a stack of matrices. `codes`: where the values are stored. `scale`: where
+    the block scales are stored, [ceil(out / rows), ceil(in / columns)] for each matrix.
     """
 
     codes: TensorEntry
@@ -51,7 +51,7 @@ class Fp8Entry(TensorEntry):
 
 
 def block_of(how: Fields) -> Block:
-    """Return the block size in a quantization_config. Raises ModelError for unsupported options."""
+    """Return the block size that a quantization_config names. Raises ModelError for unsupported options."""
     if how.values.get("weight_block_size") is None:
         how.fail("quantization_config has no weight_block_size")
     scheme = how.values.get("activation_scheme", "dynamic")
@@ -70,10 +70,10 @@ def block_of(how: Fields) -> Block:
 
 
 def with_scales(folder: Path, entries: dict[str, TensorEntry], block: Block | None) -> dict[str, TensorEntry]:
-    """Return a folder's tensors by canonical name, with FP8 matrices joined to their scales.
+    """Return a folder's tensors by canonical name, with each FP8 matrix and its scales as one Fp8Entry.
 
-    `block`: from config.json. Raises ModelError if a matrix or its scales are missing, or do not fit. Only
-    scales are read from the files.
+    `block`: the block size from config.json, or None for an unquantised folder. Raises ModelError if a matrix
+    or its scales are missing, or do not fit each other. Of the tensors' data, only scales are read.
     """
     names = [name for name, entry in entries.items() if entry.dtype == STORED]
     scales = {name for name in entries if name.endswith(_SCALE)}
@@ -116,7 +116,7 @@ def _joined(entry: TensorEntry, scale: TensorEntry, block: Block) -> Fp8Entry:
 
 
 def scaled(codes: TensorEntry, scale: TensorEntry, block: Block) -> Fp8Entry:
-    """Join codes and scales."""
+    """Return the entry for a matrix or a stack with these codes and scales."""
     of = (codes.path, codes.stored_name, codes.dtype, codes.shape, codes.start, codes.num_bytes)
     return Fp8Entry(*of, codes, scale, block)
 
@@ -125,7 +125,7 @@ def _are_finite(scale: TensorEntry) -> bool:
     data = read_range(scale.path, scale.start, scale.num_bytes, f"tensor {scale.stored_name}")
     if scale.dtype == "F32":
         return bool(np.isfinite(np.frombuffer(data, "<f4")).all())
-    exponent = 0x7F80  # A bfloat16's exponent, all ones for infinity and NaN.
+    exponent = 0x7F80  # The exponent bits of a bfloat16; all are set for infinity and NaN.
     return bool((np.frombuffer(data, "<u2") & exponent != exponent).all())
 
 

@@ -29,7 +29,7 @@ Layout = Literal["compressed-tensors", "gptq", "awq"]
 WORDS, SIZES = "I32", "I64"
 STORED_BYTES = {WORDS: 4, SIZES: 8}
 GROUPS = (32, 64, 128)
-PIECE_VALUES = 2**22  # Maximum number of values unpacked at a time, about.
+PIECE_VALUES = 2**22  # Approximate maximum number of values that are unpacked at a time.
 _IN_A_WORD, _MIDDLE = 8, 8
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # For each of eight columns, the position of its code in the word.
 _ENDINGS: dict[Layout, tuple[str, ...]] = {
@@ -47,8 +47,8 @@ _SCALES = {"F16": "<f2", "BF16": "<u2", "F32": "<f4"}
 
 
 class Int4(NamedTuple):
-    """How a folder's matrices are stored. `group`: values per group. `zero_less`: 1 if the files store zero -
-    1, as GPTQ's do, else 0.
+    """How a folder's matrices are stored. `group`: values per group. `zero_less`: 1 if the files store
+    zero - 1 (GPTQ without "gptq_v2"), else 0.
     """
 
     layout: Layout
@@ -124,7 +124,7 @@ class Int4Entry(TensorEntry):
 
 def _unpacked(words: np.ndarray, axis: int, order: tuple[int, ...] = tuple(range(_IN_A_WORD))) -> np.ndarray:
     """Unpack int32 words to int8 codes from -8 to 7 (the stored value minus 8). `axis` becomes eight times as
-    long; `order[i]` is the position in the word for the i-th code.
+    long. `order[i]`: the position of the i-th code in its word.
     """
     shifts = np.array([4 * place for place in order], np.int32)
     spread = np.expand_dims(words, axis + 1) >> (shifts[:, None] if axis == 0 else shifts)
@@ -163,8 +163,10 @@ def with_codes(entries: dict[str, TensorEntry], how: Int4) -> dict[str, TensorEn
 
 
 def without_zero_biases(entries: dict[str, TensorEntry], expected: Container[str]) -> dict[str, TensorEntry]:
-    """Drop GPTQ matrices' all-zero biases if the model does not expect the biases: older AutoGPTQ versions
-    store a bias for every matrix. Raises ModelError if a bias cannot be read.
+    """Return the entries without all-zero biases of GPTQ matrices, except biases in `expected`.
+
+    Older AutoGPTQ versions store a bias for every matrix, also if the model has none. Raises ModelError if a
+    bias cannot be read.
     """
     unwanted = set()
     for name, entry in entries.items():
@@ -221,8 +223,8 @@ def _entry(packed: TensorEntry, parts: Mapping[str, TensorEntry], how: Int4) -> 
 def _shape(
     packed: TensorEntry, scales: TensorEntry, parts: Mapping[str, TensorEntry], how: Int4
 ) -> tuple[int, int]:
-    """Return the matrix's shape [out, in]. Raises ModelError if the parts' shapes contradict one another or
-    have the wrong dtype.
+    """Return the matrix's shape [out, in]. Raises ModelError if the shapes of its tensors do not fit each
+    other, or a tensor has a wrong dtype.
     """
     high, wide = packed.shape
     if how.layout == "compressed-tensors":

@@ -1,7 +1,7 @@
-"""Maps a weights file into memory: readers need no copy, and the page cache keeps what fits.
+"""Maps a weights file into memory, so that readers use the system's page cache without a copy.
 
-If the file is truncated while mapped, the process ends with SIGBUS, as with safetensors' own reader; headers
-and sizes are checked before (mmengine.checkpoint.tensors).
+If the file is truncated while it is mapped, the process ends with SIGBUS, as with safetensors' own reader.
+Headers and sizes are checked before a file is mapped (mmengine.checkpoint.tensors).
 """
 
 import mmap
@@ -11,7 +11,7 @@ from mmengine.errors import ModelError
 
 
 class MappedFile:
-    """A mapped file. `memory`: the whole file; writes stay private to this process."""
+    """A mapped file. `memory`: the whole file; writes to it do not change the file."""
 
     def __init__(self, path: Path) -> None:
         """Map the file. Raises ModelError."""
@@ -24,8 +24,8 @@ class MappedFile:
             self.memory.madvise(mmap.MADV_SEQUENTIAL)
 
     def release(self, start: int, num_bytes: int) -> None:
-        """Release whole pages of these bytes from this process, because they are not read again soon; the
-        page cache keeps them while memory lasts.
+        """Unmap from this process the pages that lie wholly within these bytes. For bytes that are not needed
+        again soon; the page cache keeps them as long as memory suffices.
         """
         if hasattr(mmap, "MADV_DONTNEED"):
             first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE

@@ -1,4 +1,4 @@
-"""Finds a model's files: in its folder, or in the folder that a GGUF file stands for."""
+"""Reads a model's files from its folder, or the equivalent data from a GGUF file."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,12 +16,14 @@ def is_gguf(model: Path) -> bool:
 
 
 def has_model_file(model: Path, name: str) -> bool:
-    """Return whether a model has a file with that name, such as config.json."""
+    """Return whether a model has a file with this name, such as config.json. For a GGUF file: whether
+    `read_model_json` can build that file.
+    """
     return name in FILES if is_gguf(model) else (model / name).is_file()
 
 
 def model_file(model: Path, name: str) -> Path:
-    """Return the path for errors: the folder's file, or the GGUF file that holds the same data."""
+    """Return the path to name in errors: the folder's file, or the GGUF file with the same data."""
     return model if is_gguf(model) else model / name
 
 

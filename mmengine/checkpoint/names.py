@@ -1,4 +1,4 @@
-"""Maps stored tensor names, which differ by the program that saved them, to canonical names."""
+"""Maps the tensor names in files to canonical names. Programs save the same tensor under different names."""
 
 import re
 from dataclasses import dataclass
@@ -12,17 +12,17 @@ _DERIVED = re.compile(r"rotary(?:_pos)?_emb\.inv_freq$")  # Old files store this
 
 @dataclass(frozen=True, slots=True)
 class TensorNames:
-    """Rules from stored to canonical names.
+    """Rules that map stored names to canonical names.
 
-    `beginnings`: patterns for a stored name's beginning, and their replacements (`text.`, `visual.`,
-    `lm_head.`), which may use the pattern's groups. The first match counts; a name without a match stays
-    unchanged.
+    `beginnings`: pairs of a pattern for a stored name's beginning and the replacement (`text.`, `visual.`,
+    `lm_head.`), which may use the pattern's groups. The first pattern that matches is used; a name without a
+    match stays unchanged.
     """
 
     beginnings: tuple[tuple[re.Pattern[str], str], ...]
 
     def canonical(self, stored: str) -> str | None:
-        """Return the canonical name, or None for constants that are computed anyway."""
+        """Return the canonical name, or None for a constant that the model computes itself."""
         if _DERIVED.search(stored):
             return None
         for pattern, beginning in self.beginnings:

@@ -1,10 +1,10 @@
-"""Reads a LoRA adapter in PEFT's format within limits: two files in an untrusted folder.
+"""Reads a LoRA adapter in PEFT's format: two files in an untrusted folder, whose sizes are limited.
 
 `adapter_config.json` holds the options. `adapter_model.safetensors` holds, for each changed module, matrices
-`base_model.model.<module>.lora_A.weight` [r, in] and `.lora_B.weight` [out, r]. They add `lora_alpha / r`
-(with `use_rslora`, divided by the root of r) times B A to the module's weight
-(https://huggingface.co/docs/peft/developer_guides/checkpoint). Other PEFT features are refused by the field's
-name; pickled weights are never read. No torch here.
+A, `base_model.model.<module>.lora_A.weight` [r, in], and B, `.lora_B.weight` [out, r]. The adapter adds
+scale * B A to the module's weight; scale is `lora_alpha / r`, or with `use_rslora` `lora_alpha / sqrt(r)`
+(https://huggingface.co/docs/peft/developer_guides/checkpoint). Other PEFT features are refused with an error
+that names the field. Pickled weights are never read. Does not import torch.
 """
 
 import hashlib
@@ -25,9 +25,9 @@ from mmengine.errors import ModelError
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 PICKLED_FILE = "adapter_model.bin"
-MAX_CONFIG_BYTES = 2**20  # Of adapter_config.json; a usual file has about 1,000.
-MAX_RANK = 512  # Of an adapter.
-MAX_TENSORS = 20_000  # Of an adapter; an adapter for all linear layers of a 64-layer model has 900.
+MAX_CONFIG_BYTES = 2**20  # Limit for adapter_config.json; a usual file has about 1,000 bytes.
+MAX_RANK = 512
+MAX_TENSORS = 20_000  # Limit for an adapter; one for all linear layers of a 64-layer model has 900 tensors.
 MAX_PATTERNS = 4096  # Entries in alpha_pattern and rank_pattern.
 PADDED = 16  # Ranks and columns are padded to multiples of this number.
 # Fields that change an adapter beyond two matrices per module. Null, false and empty values count as absent.
@@ -54,7 +54,7 @@ class LoraPair:
         return self.a.shape[0]
 
     def num_bytes(self, value_bytes: int) -> int:
-        """Return the bytes in memory, with values of `value_bytes`."""
+        """Return the pair's size in memory in bytes, if a value takes `value_bytes`."""
         (rank, k), n = self.a.shape, self.b.shape[0]
         rows_a, rows_b = (-(-rows // PADDED) * PADDED for rows in (rank, n))
         return (rows_a * (k + k % 2) + rows_b * (rank + rank % 2)) * value_bytes
@@ -62,8 +62,8 @@ class LoraPair:
 
 @dataclass(frozen=True, slots=True)
 class AdapterFiles:
-    """A checked adapter. `digest`: SHA-256 over both files. `pairs`: by the module's canonical name. `data`:
-    the weights file's bytes, which contain the entries.
+    """A checked adapter. `digest`: SHA-256 over the options and the weights file. `pairs`: keyed by the
+    module's canonical name. `data`: the weights file's bytes, to which the offsets in `pairs` refer.
     """
 
     folder: Path
@@ -88,12 +88,12 @@ def read_adapter(
 ) -> AdapterFiles:
     """Return the adapter in `folder`.
 
-    `canonical_name` maps a model tensor's name. `modules`: (out, in) of the modules that may be changed, by
-    canonical name. `max_bytes`: limit for the matrices in memory, held as values of `value_bytes`. If an
-    adapter exceeds the limit, only its header is read.
+    `canonical_name`: maps the stored name of a model's tensor to the canonical name. `modules`: (out, in) of
+    each module that adapters may change, keyed by canonical name. `max_bytes`: limit for the matrices in
+    memory, where a value takes `value_bytes`. If an adapter exceeds the limit, only its header is read.
 
-    Raises ModelError, one sentence that names the file and the field or tensor, for an adapter that is
-    missing, damaged, too large, not supported, or changes no module of this model.
+    Raises ModelError for an adapter that is missing, damaged, too large, not supported, or made for another
+    model. The message names the file and the field or tensor.
     """
     config, path = _read_config(folder), folder / WEIGHTS_FILE
     try:
@@ -130,7 +130,7 @@ class _Config:
     alpha: float
     is_rslora: bool
     ranks: frozenset[int]
-    alphas: dict[str, float]  # For modules that end with the name, after a dot or as a whole.
+    alphas: dict[str, float]  # alpha_pattern: a key applies to modules whose name's last parts equal the key.
 
     def scale(self, stored: str, rank: int) -> float:
         found = [alpha for name, alpha in self.alphas.items() if _ends_with(stored, name)]
@@ -211,7 +211,7 @@ def _check_is_there(folder: Path) -> None:
 
 
 def _check_bytes(path: Path, entries: list[TensorEntry], data_bytes: int) -> None:
-    """Check the number of tensors, and that no bytes belong to no tensor."""
+    """Check that there are not too many tensors, and that every byte of the data belongs to a tensor."""
     if len(entries) > MAX_TENSORS:
         raise ModelError(f"{path} holds {len(entries)} tensors; the limit for an adapter is {MAX_TENSORS}")
     if data_bytes > sum(entry.num_bytes for entry in entries):

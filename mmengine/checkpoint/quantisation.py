@@ -1,4 +1,4 @@
-"""Reads the quantisation in a config.json, and a folder's tensors accordingly. No torch here."""
+"""Reads the quantisation in config.json, and joins a folder's quantised tensors. Does not import torch."""
 
 from pathlib import Path
 
@@ -11,7 +11,8 @@ from mmengine.checkpoint.tensors import TensorEntry
 from mmengine.errors import ModelError
 
 STORED_BYTES = {**fp8.STORED_BYTES, **int4.STORED_BYTES}
-# compressed-tensors' ActivationOrdering values that change the calibration of weights, not their layout.
+# Values of compressed-tensors' ActivationOrdering that affect only how weights were calibrated. The layout is
+# the usual one.
 _IN_ORDER = ("weight", "static")
 SUPPORTED = (
     "fp8 with a weight_block_size (the *-FP8 folders of the hub), and 4 bits in groups of 32, 64 or 128 from "
@@ -38,9 +39,9 @@ def quantisation_of(root: Fields) -> Block | Int4 | None:
 
 
 def with_quantised(folder: Path, entries: dict[str, TensorEntry]) -> dict[str, TensorEntry]:
-    """Return a folder's tensors by canonical name, with quantised matrices joined to their shared values.
-    Raises ModelError as `fp8.with_scales` and `int4.with_codes` do, and for quantised tensors in an
-    unquantised folder.
+    """Return a folder's tensors by canonical name, with a single entry for each quantised matrix, its scales
+    and its zeros. Raises ModelError as `fp8.with_scales` and `int4.with_codes` do, and for quantised tensors
+    in a folder whose config.json has no quantisation.
     """
     path = folder / "config.json"
     found = quantisation_of(Fields(read_json(path), path, "")) if path.is_file() else None
@@ -61,8 +62,9 @@ def _packed(how: Fields, layout: Layout) -> Int4:
 
 
 def _form(how: Fields, names: tuple[str, str], known: tuple[str, ...]) -> str:
-    """Return how words are packed: the value of the first present field, or the first of `known` without any.
-    transformers' GPTQConfig and AwqConfig also put the older name first and ignore case.
+    """Return how words are packed: the value of the first of the fields `names` that is present, in lower
+    case, or known[0] if both are missing. Like transformers' GPTQConfig and AwqConfig, prefers the older
+    field name and ignores case. Raises ModelError if the value is not in `known`.
     """
     name = next((each for each in names if how.values.get(each) is not None), None)
     if name is None:

@@ -12,15 +12,16 @@ PLAIN = ("default", "mrope")  # "mrope" is an old name for "default" with sectio
 class RopeConfig:
     """Options of the rotary embedding.
 
-    `kind`: how frequencies are scaled. `sections`: how many frequencies follow a token's time, height and
-    width; their sum is half of head_dim. None: a token has a single position, equal in all three rows, and
-    the time row is used. `interleaved`: the three take turns; otherwise the sections are consecutive.
+    `kind`: how frequencies are scaled. `sections`: how many frequencies use a token's time, height and width
+    position; their sum is half of head_dim. None: all frequencies use the time position, because the three
+    positions of a token are equal. `interleaved`: whether frequencies for time, height and width alternate;
+    otherwise the sections are consecutive.
     """
 
     theta: float
-    kind: str = "default"  # Or linear, llama3.
+    kind: str = "default"  # "default", "linear" or "llama3".
     factor: float = 1.0
-    low_freq_factor: float = 1.0  # Only for llama3, like the next two.
+    low_freq_factor: float = 1.0  # This field and the next two are only for "llama3".
     high_freq_factor: float = 4.0
     original_positions: int = 8192
     sections: tuple[int, int, int] | None = None
@@ -28,8 +29,8 @@ class RopeConfig:
 
 
 def read_rope(layer: Fields, head_dim: int) -> RopeConfig:
-    """Read `rope_parameters` (transformers 5), or `rope_scaling` beside `rope_theta`. Raises ModelError, also
-    for an unknown kind of scaling.
+    """Read `rope_parameters` (transformers 5), or `rope_scaling` and `rope_theta` (older versions). Raises
+    ModelError for invalid values and for an unsupported kind of scaling.
     """
     modern = layer.values.get("rope_parameters") is not None
     rope = layer.child("rope_parameters" if modern else "rope_scaling", optional=True)

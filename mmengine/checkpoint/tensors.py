@@ -1,8 +1,8 @@
-"""Reads a folder's safetensors headers, and checks that the files are complete.
+"""Reads a folder's safetensors headers, and checks that the files are complete. Does not import torch.
 
-No torch here. A folder is untrusted, so headers are bounded, and every offset is checked against the file
-before any data is used. The format: 8 bytes header length, a JSON header with dtype, shape and offsets, then
-the data (https://huggingface.co/docs/safetensors, "Format").
+A folder is untrusted, so the size of headers is limited, and every offset is compared with the file's size
+before any data is used. The format is: the header's length in 8 bytes; a JSON header with the dtype, shape
+and offsets of each tensor; the data (https://huggingface.co/docs/safetensors, "Format").
 """
 
 import json
@@ -27,8 +27,8 @@ FLOAT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
 
 class Coding(NamedTuple):
-    """How a matrix is stored as codes: e4m3, or integers of 8 or 4 bits. `group` neighbours in a row share a
-    scale, and with `mins` a minimum.
+    """How a matrix is stored as codes: e4m3, or integers of 8 or 4 bits. `group` neighbouring values of a row
+    share a scale and, if `mins` is true, a minimum.
     """
 
     form: Literal["fp8", "int8", "int4"]
@@ -37,8 +37,9 @@ class Coding(NamedTuple):
 
 
 class CodedRows(NamedTuple):
-    """Rows of integer codes: int8 [m, k], from -127, or for 4 bits from -8 to 7. Scales fit float16; scales
-    and the minimum added to each group are float32 [m, ceil(k / group)].
+    """Rows of integer codes. `codes`: int8 [m, k], from -127 to 127, or for 4 bits from -8 to 7. `scales`:
+    float32 [m, ceil(k / group)], exactly representable in float16. `mins`: the minimum that is added to each
+    group's values, float32 with the same shape, or None.
     """
 
     codes: np.ndarray
@@ -63,14 +64,14 @@ class TensorEntry:
         return None
 
     def coded(self, begin: int, end: int) -> Iterator[tuple[int, CodedRows]]:
-        """Yield integer code rows, a piece at a time, with the piece's place after `begin`. Raises
-        ModelError.
+        """Yield rows [begin, end) as integer codes, in pieces. A piece is the index of its first row, counted
+        from `begin`, and its rows. Raises ModelError.
         """
-        raise NotImplementedError(f"{self.stored_name} is not stored as whole numbers")
+        raise NotImplementedError(f"{self.stored_name} is not stored as integer codes")
 
     @property
     def companions(self) -> tuple["TensorEntry", ...]:
-        """Return the tensors that this tensor cannot be decoded without."""
+        """Return the other stored tensors that are needed to decode this tensor, such as scales."""
         return ()
 
 
@@ -80,8 +81,9 @@ def open_tensors(
     """Return every tensor in the folder's weights (`weight_files`) by its canonical name. A tensor is left
     out if `canonical_name` returns None.
 
-    Raises ModelError if files are missing, cut short or damaged, if a tensor is stored twice, or if its dtype
-    is not in `dtypes`: safetensors' names, with a value's byte size.
+    `dtypes`: the allowed dtypes by their safetensors names, each with a value's size in bytes. Raises
+    ModelError if files are missing, cut short or damaged, if a tensor is stored twice, or if its dtype is not
+    allowed.
     """
     entries: dict[str, TensorEntry] = {}
     for path in weight_files(folder):
@@ -103,8 +105,10 @@ def check_tensors(
     expected: dict[str, tuple[int, ...]],
     optional: Iterable[str] = (),
 ) -> None:
-    """Raise ModelError naming the first tensor that is missing, has a wrong shape, or has no place in the
-    model.
+    """Raise ModelError for a tensor that is missing, has a wrong shape, or is not part of the model.
+
+    `expected`: the shape of each tensor of the model, by canonical name. `optional`: names of tensors that
+    may be missing.
     """
     allowed_missing = frozenset(optional)
     config = "config.json" if folder.is_dir() else "its metadata"
@@ -128,8 +132,8 @@ def check_tensors(
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the files with a folder's weights. As in transformers, a single file comes before an index's
-    files, which may remain from an older save. Raises ModelError if a file is missing.
+    """Return the files with a folder's weights. As in transformers, model.safetensors is preferred to the
+    files of an index, which may remain from an older save. Raises ModelError if a file is missing.
     """
     if (folder / SINGLE_FILE).is_file():
         return [folder / SINGLE_FILE]
@@ -169,8 +173,10 @@ def _entries_of(path: Path, dtypes: Mapping[str, int]) -> list[TensorEntry]:
 
 
 def read_header(path: Path, file: BinaryIO, file_bytes: int, dtypes: Mapping[str, int]) -> list[TensorEntry]:
-    """Return the tensors in a file with `file_bytes` bytes, which is open at its beginning. Raises ModelError
-    as `open_tensors` does, and errors from reading the file.
+    """Return the tensors in a safetensors file.
+
+    `file` is open at its beginning and has `file_bytes` bytes. `path` is only for messages and entries.
+    Raises ModelError as `open_tensors` does, and OSError if the file cannot be read.
     """
     header_bytes = int.from_bytes(file.read(8), "little")
     if file_bytes < 8 or 8 + header_bytes > file_bytes:

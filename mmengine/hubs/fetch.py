@@ -1,7 +1,8 @@
-"""Fetches the files that an engine reads of a hub model, and no others.
+"""Fetches from a hub only those files of a model that an engine reads.
 
-The model's uploader controls the hub's list. So names are compared with the allowed patterns, sizes are added
-before any byte is fetched, and bytes are compared with the hash in the list.
+The uploader of a model controls the hub's file list, so the list is not trusted. Names must match the allowed
+patterns, the total size is checked before any byte is fetched, and the fetched bytes are compared with the
+hashes in the list.
 """
 
 import re
@@ -19,23 +20,25 @@ from mmengine.hubs.modelscope import ModelScope
 from mmengine.hubs.names import HUGGING_FACE, MODELSCOPE, TITLES, HubName
 
 MAX_LISTED_FILES = 100_000  # Per model revision; the largest checkpoints have some thousands.
-MAX_SMALL_FILES = 64  # Configs, tokenizers, templates; hub models have about ten.
-MAX_MODEL_BYTES = 4 * 2**40  # All fetched files of a model; the largest open model has 1.1 TB.
+MAX_SMALL_FILES = 64  # Limit for configs, tokenizers and templates; hub models have about ten.
+MAX_MODEL_BYTES = 4 * 2**40  # Limit for all fetched files of a model; the largest open model has 1.1 TB.
 HUBS: dict[str, Callable[[HubName], Hub]] = {HUGGING_FACE: HuggingFace, MODELSCOPE: ModelScope}
-# Never pickles, never code; only from the top folder.
+# The files to fetch besides weights: no pickles, no code, and only files in the top folder.
 _SMALL = re.compile(r"[A-Za-z0-9_][\w.-]{0,127}\.(json|jinja|txt)", re.ASCII)
 _WEIGHTS = re.compile(r"[A-Za-z0-9_][\w.-]{0,127}\.safetensors", re.ASCII)
 
 
 def fetch_model(name: HubName) -> Path:
-    """Return a model's folder: downloaded, or from the hub's cache if the hub does not answer. Raises
-    ModelError, with a sentence, for a model that is missing, not accessible, too large or damaged.
+    """Download a model and return its folder. If the hub does not answer, return the model's folder in the
+    hub's cache.
+
+    Raises ModelError for a model that is missing, not accessible, too large or damaged.
     """
     return fetch_from(HUBS[name.hub](name), name)
 
 
 def fetch_from(hub: Hub, name: HubName) -> Path:
-    """Fetch a model from `hub`; see fetch_model."""
+    """Do the work of `fetch_model` with the given hub client."""
     try:
         listed = hub.list_files()
     except HubError as error:
@@ -76,12 +79,14 @@ def fetch_from(hub: Hub, name: HubName) -> Path:
 
 
 def fetch_adapter(name: HubName) -> Path:
-    """Return a LoRA adapter's folder, with its two files, in the same way. Raises ModelError."""
+    """Download a LoRA adapter's two files and return their folder, as `fetch_model` does for a model. Raises
+    ModelError.
+    """
     return adapter_from(HUBS[name.hub](name), name)
 
 
 def adapter_from(hub: Hub, name: HubName) -> Path:
-    """Fetch an adapter from `hub`; see fetch_adapter."""
+    """Do the work of `fetch_adapter` with the given hub client."""
     try:
         listed = hub.list_files()
     except HubError as error:

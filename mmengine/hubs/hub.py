@@ -1,4 +1,4 @@
-"""A model hub's interface: list a model's files, and fetch some of them to this machine."""
+"""The interface of model hubs: list a model's files, and fetch some of them to this machine."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ from mmengine.hubs.names import TITLES, HubName
 class HubFile:
     """A file as the hub lists it.
 
-    `sha256`: hash of its bytes in lower-case hex; None if the hub has none. `is_here`: the hub's cache on
-    this machine has the whole file in this revision. `missing_bytes`: bytes to download; 0 also when the
-    cache has the same file from another revision.
+    `sha256`: hash of the file's bytes in lower-case hex; None if the hub lists no hash. `is_here`: whether
+    the hub's cache on this machine has the whole file at this revision. `missing_bytes`: bytes to download; 0
+    also if the cache has the same file from another revision.
     """
 
     num_bytes: int
@@ -30,20 +30,20 @@ class Hub(Protocol):
     cache: Path  # The root folder of the hub's cache.
 
     def find(self) -> Path | None:
-        """Return the cached model's folder without using the network, or None if nothing is cached."""
+        """Return the model's folder in the cache, or None if nothing is cached. Does not use the network."""
 
     def list_files(self) -> Mapping[str, HubFile]:
-        """Return the files in the top folder by name. The hub chose these names; they are not checked yet."""
+        """Return the files in the top folder by name. The names come from the hub and are not checked."""
 
     def fetch(self, names: Sequence[str]) -> Path:
-        """Fetch these files of `list_files` and return their folder. An interrupted download continues at its
-        last byte.
+        """Fetch the files `names`, which `list_files` has listed, and return their folder. An interrupted
+        download is resumed.
         """
 
 
 class HubError(ModelError):
-    """A sentence for the user who named the model. `is_network`: the hub did not answer, so cached files may
-    be used.
+    """An error at the hub, with a message for the user who named the model. `is_network`: whether the hub did
+    not answer, so that cached files may be used instead.
     """
 
     def __init__(self, text: str, *, is_network: bool = False) -> None:

@@ -1,7 +1,7 @@
 """Fetches models from Hugging Face, or from a mirror in HF_ENDPOINT, with Hugging Face's own client.
 
-The client handles cache, tokens, resuming and HF_HUB_OFFLINE. It compares sizes alone, so this module
-compares hashes.
+The client handles cache, tokens, resuming and HF_HUB_OFFLINE. The client checks only the sizes of downloaded
+files, so this module compares their hashes.
 """
 
 import hashlib
@@ -29,10 +29,10 @@ LOG_IN = "set HF_TOKEN or run `hf auth login`"
 
 
 class HuggingFace:
-    """A Hub."""
+    """A model at Hugging Face. Implements Hub."""
 
     def __init__(self, name: HubName) -> None:
-        # Lazy: an embedded checkpoint or a folder needs no hub client.
+        # Imported here, because only hub models need a client; folders and embedded checkpoints do not.
         import huggingface_hub
         import huggingface_hub.constants
         import huggingface_hub.errors
@@ -78,13 +78,14 @@ class HuggingFace:
                 raise no_file(name, file)
             wanted = self._listed[file].sha256
             if wanted is not None and _sha256(folder / file) != wanted:
-                (folder / file).resolve().unlink()  # The blob, which later calls would accept as complete.
+                # Also delete the blob, because later calls would accept it as complete.
+                (folder / file).resolve().unlink()
                 (folder / file).unlink(missing_ok=True)
                 raise wrong_bytes(name, file)
         return folder
 
     def _cached(self, file: str, revision: str | None) -> Path | None:
-        """Return a cached file's folder."""
+        """Return the folder of a cached file, or None if the file is not in the cache."""
         try:
             found = self._client.try_to_load_from_cache(self._name.repo, file, revision=revision)
         except (OSError, ValueError):  # Not a valid name.
@@ -92,8 +93,8 @@ class HuggingFace:
         return Path(found).parent if isinstance(found, str) else None
 
     def _has_blob(self, etag: str, num_bytes: int) -> bool:
-        """Return whether the cache has a file's bytes from any commit. The cache stores a large file by its
-        SHA-256 and a small file by Git's hash (huggingface_hub's guide, "Understand caching").
+        """Return whether the cache has a file's bytes from any commit. The cache names a large file by its
+        SHA-256 and a small file by its Git hash (huggingface_hub's guide, "Understand caching").
         """
         if not _HASH.fullmatch(etag):
             return False
@@ -105,7 +106,7 @@ class HuggingFace:
 
     @contextmanager
     def _translated_errors(self, fetched: str | None) -> Iterator[None]:
-        """Turn the client's exceptions into a sentence. `fetched`: a requested file, None for the list."""
+        """Turn the client's exceptions into HubError. `fetched`: the requested file, or None for the list."""
         errors, name = self._client.errors, self._name
         try:
             yield
@@ -128,7 +129,7 @@ class HuggingFace:
 
 
 def _file_of(error: Exception) -> str:
-    """Return the file that a 404 was about: its URL's end."""
+    """Return the name of the file that was not found: the last part of the request's URL."""
     request = getattr(getattr(error, "response", None), "request", None)
     return str(getattr(request, "url", "")).partition("?")[0].rpartition("/")[2][:100]
 

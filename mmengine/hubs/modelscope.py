@@ -1,7 +1,7 @@
-"""Fetches models from ModelScope, or from a mirror in MODELSCOPE_ENDPOINT, with ModelScope's own client (the
-extra `modelscope`).
+"""Fetches models from ModelScope, or from a mirror in MODELSCOPE_ENDPOINT, with ModelScope's own client
+(installed with the extra `modelscope`).
 
-The client handles cache, tokens, resuming and hashes. HF_HUB_OFFLINE makes this hub offline too, because
+The client handles cache, tokens, resuming and hashes. HF_HUB_OFFLINE also applies to this hub, because
 ModelScope has no such variable.
 """
 
@@ -30,17 +30,17 @@ LOG_IN = "set MODELSCOPE_API_TOKEN or run `ms login`"
 
 
 class ModelScope:
-    """A Hub."""
+    """A model at ModelScope. Implements Hub."""
 
     def __init__(self, name: HubName) -> None:
         try:
-            # Lazy, as all hub clients; and an optional dependency.
+            # Imported here, because the client is an optional dependency and only hub models need it.
             import modelscope_hub
         except ImportError:
             raise ModelError(
                 f"fetching {name.repo} from ModelScope needs its client: {install_hint('modelscope')}"
             ) from None
-        from huggingface_hub.constants import is_offline_mode  # Lazy too.
+        from huggingface_hub.constants import is_offline_mode  # Imported here for the same reason.
 
         self._client, self._name, self._is_offline = modelscope_hub, name, is_offline_mode()
         self._revision = name.revision or MAIN_BRANCH
@@ -62,7 +62,7 @@ class ModelScope:
         if self._is_offline:
             raise not_asked(name, "HF_HUB_OFFLINE is set")
         with self._told(None):
-            # Chooses between two endpoints if no variable names one.
+            # The client chooses between two endpoints if no environment variable names one.
             endpoint = self._api.resolve_endpoint_for_read(name.repo)
             self._api = self._client.HubApi(self._client.HubConfig(endpoint=endpoint))
             files = self._api.list_repo_files(name.repo, "model", revision=self._revision, recursive=False)
@@ -97,7 +97,7 @@ class ModelScope:
 
     @contextmanager
     def _told(self, fetched: str | None) -> Iterator[None]:
-        """Turn the client's exceptions into a sentence. `fetched`: the requested file, None for the list."""
+        """Turn the client's exceptions into HubError. `fetched`: the requested file, or None for the list."""
         client, name = self._client, self._name
         try:
             yield
@@ -109,7 +109,7 @@ class ModelScope:
             raise (no_revision(name) if self._is_known() else not_found(name)) from None
         except client.FileIntegrityError as error:
             raise wrong_bytes(name, fetched or "a file") from error
-        except Exception as error:  # Its own errors, and errors from HTTP and the file system.
+        except Exception as error:  # Errors from the hub, HTTP and the file system share no base class.
             reason = first_line(error.__cause__ or error)
             raise (not_asked(name, reason) if fetched is None else cut_off(name, reason)) from error
 
@@ -117,13 +117,13 @@ class ModelScope:
         """Return whether the hub has the model, but not the revision."""
         try:
             return self._name.revision is not None and self._api.repo_exists(self._name.repo, "model")
-        except Exception:  # The same errors.
+        except Exception:  # The same kinds of errors as in `_told`.
             return False
 
 
 def _is_here(path: Path, num_bytes: int, changed: object) -> bool:
-    """Return whether a file has the listed size and was written after its last change at the hub. All other
-    files are compared by hash.
+    """Return whether a cached file has the listed size and was written after its last change at the hub. If
+    not, the file counts as missing and is fetched, and the client compares hashes.
     """
     try:
         found = path.stat()

@@ -1,4 +1,4 @@
-"""Parses a user's name for a hub model: owner/name, with an optional hub prefix and revision suffix."""
+"""Parses the names of hub models that users give: owner/name, with an optional hub prefix and revision."""
 
 import os
 import re
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from mmengine.errors import ModelError
 
-HUB_VARIABLE = "MMENGINE_HUB"  # The hub for names without a prefix.
+HUB_VARIABLE = "MMENGINE_HUB"  # Environment variable with the hub for names without a prefix.
 HUGGING_FACE, MODELSCOPE = "hf", "modelscope"
 TITLES = {HUGGING_FACE: "Hugging Face", MODELSCOPE: "ModelScope"}
 _NAME = re.compile(

@@ -1,5 +1,5 @@
 """Lists the modules that LoRA adapters may change: linear layers in attention, dense MLPs, delta nets and the
-vision tower. No torch here.
+vision tower. Does not import torch.
 """
 
 import re
@@ -16,7 +16,7 @@ _VISION = re.compile(r"visual\.(?!pos_embed|patch_embed)[\w.]+\.weight")
 
 
 def adapter_modules(config: NetworkConfig) -> dict[str, tuple[int, int]]:
-    """Return (out, in) for each module, by canonical name."""
+    """Return the weight shape (out, in) of each module that adapters may change, by canonical name."""
     shapes = {name: shape for name, shape in decoder_tensors(config.text).items() if _TEXT.fullmatch(name)}
     if config.vision is not None:
         shapes |= {

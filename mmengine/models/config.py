@@ -1,4 +1,4 @@
-"""Describes a model's networks as plain data, which a plugin reads from config.json."""
+"""The sizes and options of a model's networks as plain data, which a plugin reads from config.json."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from mmengine.models.vision.config import VisionConfig
 @dataclass(frozen=True, slots=True)
 class NetworkConfig:
     text: DecoderConfig
-    vision: VisionConfig | None  # None: a text-only model.
+    vision: VisionConfig | None  # None for a text-only model.
 
 
 def make_spec(config: NetworkConfig) -> ModelSpec:

@@ -1,5 +1,5 @@
-"""Reads the fields that plugins need from config.json, by transformers' names, and refuses unsupported
-values. No torch here.
+"""Reads the fields that plugins need from config.json, under transformers' names, and refuses unsupported
+values. Does not import torch.
 """
 
 from collections.abc import Callable, Iterable
@@ -10,9 +10,8 @@ from mmengine.checkpoint.rope import RopeConfig, read_rope
 from mmengine.models.decoder.config import DecoderConfig, ExpertsConfig
 
 MAX_LAYERS = 1024
-MAX_EXPERTS = 2**16  # In all layers together.
-# Options in other models' routers beyond a softmax over all experts, and the value that turns each option
-# off.
+MAX_EXPERTS = 2**16  # Limit for all layers together.
+# Options of routers that do more than a softmax over all experts, each with the value that turns it off.
 ROUTERS: dict[str, object] = {
     "scoring_func": "softmax",
     "n_group": 1,
@@ -23,8 +22,9 @@ ROUTERS: dict[str, object] = {
 
 
 def check_served(root: Fields, architectures: tuple[str, ...], parts: Iterable[str] = ()) -> None:
-    """Raise ModelError for another architecture than the plugin's, for an unsupported quantisation, and for a
-    model with its own code. The last two are also checked in the file's objects named in `parts`.
+    """Raise ModelError for an architecture that is not in `architectures`, for an unsupported quantisation,
+    and for a model with its own code. `parts`: names of nested objects that must have neither a quantisation
+    nor code.
     """
     found = root.values.get("architectures")
     if not isinstance(found, list) or not any(name in found for name in architectures):
@@ -53,12 +53,13 @@ def read_decoder(
     mixers: tuple[str, ...] = ("full_attention",),
     windowed: bool = False,
 ) -> DecoderConfig:
-    """Read sizes from the file; the plugin passes choices that the file does not contain. ModelError names
-    the field.
+    """Read sizes from the file. The other options are arguments, because the file does not contain them.
+    Raises ModelError that names the field.
 
     `head_dim`: used if the file has no such field; None means hidden_size divided by the number of heads.
-    `rope`: called with the fields and head_dim. `mixers`: allowed values in layer_types. `windowed`: a
-    sliding_window counts by itself; otherwise only with use_sliding_window.
+    `rope`: reads the rotary options from the fields and head_dim. `mixers`: allowed values in layer_types.
+    `windowed`: whether the family uses sliding_window even without use_sliding_window, so that such a model
+    is refused.
     """
     num_layers = fields.integer("num_hidden_layers", 1, MAX_LAYERS)
     is_dense = experts is None or len(experts.layers) < num_layers
@@ -98,7 +99,9 @@ def read_decoder(
 
 def read_experts(fields: Fields, *, norm_top_k: bool) -> ExpertsConfig | None:
     """Return which layers have experts and how a token chooses among them, or None if all layers are dense.
-    `norm_top_k`: divide the chosen experts' probabilities by their sum. ModelError names the field.
+
+    `norm_top_k`: whether the chosen experts' probabilities are divided by their sum. Raises ModelError that
+    names the field.
     """
     num_layers = fields.integer("num_hidden_layers", 1, MAX_LAYERS)
     every = fields.integer("decoder_sparse_step", 1, MAX_LAYERS, 1)
@@ -109,7 +112,9 @@ def read_experts(fields: Fields, *, norm_top_k: bool) -> ExpertsConfig | None:
 
 
 def read_mixture(fields: Fields, layers: tuple[int, ...], *, norm_top_k: bool) -> ExpertsConfig:
-    """Read the same fields when the family tells which `layers` have experts."""
+    """Return the experts of `layers`, for a model family that says itself which layers have experts. Reads
+    and raises as `read_experts`.
+    """
     num_layers = fields.integer("num_hidden_layers", 1, MAX_LAYERS)
     name = "num_experts" if fields.values.get("num_experts") is not None else "num_local_experts"
     count = fields.integer(name, 1, MAX_EXPERTS // num_layers)
@@ -127,7 +132,7 @@ def read_mixture(fields: Fields, layers: tuple[int, ...], *, norm_top_k: bool) -
 
 
 def _refuse_windows(fields: Fields, mixers: tuple[str, ...], windowed: bool) -> None:
-    """Refuse layer types beyond full attention and the plugin's `mixers`, and sliding windows."""
+    """Raise ModelError for layer types that are not in `mixers`, and for sliding windows."""
     kinds = fields.values.get("layer_types")
     if kinds is not None and (not isinstance(kinds, list) or any(one not in mixers for one in kinds)):
         known = " and ".join(mixers)

@@ -1,4 +1,4 @@
-"""A plugin base class for families whose networks a description covers."""
+"""A base class for model plugins whose networks a NetworkConfig describes completely."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -16,14 +16,15 @@ from mmengine.models.plugin import Processor
 from mmengine.models.sharding import Shard
 from mmengine.request import MediaItem
 
-if TYPE_CHECKING:  # Heavy: torch.
+if TYPE_CHECKING:  # These modules import torch, which is slow to load.
     from mmengine.models.network import Network
     from mmengine.models.quantising import Activations, Quantize
 
 
 class DescribedPlugin(ABC):
-    """A ModelPlugin without its family-specific methods. Importing this module imports neither torch nor a
-    processor; a method imports heavy modules when called. `names` maps tensor names in the files.
+    """A ModelPlugin without the methods that differ between families. Importing this module imports neither
+    torch nor a processor, because the methods import them when called. `names`: maps the tensor names in
+    files to canonical names.
     """
 
     architectures: tuple[str, ...]
@@ -31,7 +32,7 @@ class DescribedPlugin(ABC):
 
     @abstractmethod
     def read_config(self, folder: Path) -> NetworkConfig:
-        """Return the networks' description. Raises ModelError that names the file and the field."""
+        """Return the networks' sizes and options. Raises ModelError that names the file and the field."""
 
     @abstractmethod
     def load_processor(self, folder: Path) -> Processor: ...
@@ -52,7 +53,7 @@ class DescribedPlugin(ABC):
         activations: "Activations" = "model",
     ) -> "Network":
         """See `load_network`."""
-        from mmengine.models.network import load_network  # Lazy: torch.
+        from mmengine.models.network import load_network  # Imported here, because it imports torch.
 
         return load_network(
             folder,

@@ -1,4 +1,6 @@
-"""Resolves a user's model name (nothing, a folder, a GGUF file, a hub id) to files on this machine."""
+"""Finds or downloads the files of the model that a user names: a folder, a GGUF file, a hub id, or no name
+for the embedded checkpoint.
+"""
 
 from pathlib import Path
 
@@ -14,10 +16,10 @@ DEFAULT_CHECKPOINT = "default"
 
 
 def resolve_folder(model: str | Path | None) -> Path:
-    """Return the folder for `model`. Raises ModelError.
+    """Return the folder, or the GGUF file, of `model`. Raises ModelError.
 
-    None means the embedded checkpoint. An existing folder, or a GGUF file in place of a folder, is returned
-    itself. Any other name is a hub id; the model is downloaded to the hub's cache, or found there.
+    `model`: None for the embedded checkpoint; an existing folder or GGUF file, whose absolute path is
+    returned; or a hub id, whose files are downloaded unless the hub's cache has them.
     """
     if model is None:
         return _embedded_folder()
@@ -28,9 +30,10 @@ def resolve_folder(model: str | Path | None) -> Path:
         if folder.is_dir():
             return folder.resolve()
         if is_gguf(folder):
-            return folder.absolute()  # Links in a hub's cache lead to names without a suffix.
+            # Links are not resolved, because a hub's cache links to files without the suffix .gguf.
+            return folder.absolute()
         is_file = folder.exists()
-    # Name too long, a null byte in the name, no such user's home.
+    # The name is too long, has a null byte, or names the home of an unknown user.
     except (OSError, RuntimeError, ValueError):
         raise ModelError(f"{str(model)[:200]!r} is not a valid path or hub id") from None
     if is_file:
@@ -56,7 +59,7 @@ def resolve_adapter(source: str | Path) -> Path:
         folder = Path(source).expanduser()
         if folder.is_dir():
             return folder.resolve()
-    # Name too long, a null byte in the name, no such user's home.
+    # The name is too long, has a null byte, or names the home of an unknown user.
     except (OSError, RuntimeError, ValueError):
         raise ModelError(f"{str(source)[:200]!r} is not a valid path or hub id") from None
     name = None if isinstance(source, Path) else parse_name(source)

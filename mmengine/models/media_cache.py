@@ -12,7 +12,7 @@ DEFAULT_BYTES = 256 * 2**20
 
 @dataclass(slots=True)
 class _Flight(Generic[V]):
-    """A value that a caller computes while others wait."""
+    """A value that one caller computes while other callers wait for it."""
 
     done: threading.Event = field(default_factory=threading.Event)
     value: V | None = None  # None: the computation failed.
@@ -21,14 +21,14 @@ class _Flight(Generic[V]):
 class MediaCache(Generic[V]):
     """A thread-safe LRU cache.
 
-    A value is computed once, however many callers ask at the same time. A failure is raised only to the
-    caller that computed; the next caller tries again. A key covers everything that the value depends on, and
-    the tenant: callers hash the encoded bytes, the options and the tenant's salt. `max_bytes` may be set at
-    any time; 0 turns the cache off.
+    If several callers request the same missing value at the same time, one computes it and the others wait.
+    If the computation fails, only its caller gets the exception, and the next caller computes again. A key is
+    a hash of everything that the value depends on and of the tenant: the encoded bytes, the options and the
+    tenant's salt. `max_bytes` may be set at any time; 0 turns the cache off.
     """
 
     def __init__(self, max_bytes: int = DEFAULT_BYTES) -> None:
-        self.hits = 0  # Found, or computed by another caller at the same time.
+        self.hits = 0  # Requests whose value was cached, or computed by another caller meanwhile.
         self.misses = 0
         self.num_bytes = 0
         self._max_bytes = max_bytes
@@ -50,8 +50,10 @@ class MediaCache(Generic[V]):
             self._evict()
 
     def get(self, key: bytes, make: Callable[[], V], size_of: Callable[[V], int]) -> V:
-        """Return the value for `key`, calling `make` if missing. `size_of` returns the value's bytes; a value
-        larger than the whole cache is not stored. Raises what `make` raises.
+        """Return the value for `key`; call `make` to compute it if it is not cached.
+
+        `size_of`: returns a value's size in bytes. A value larger than `max_bytes` is not stored. Exceptions
+        from `make` are raised.
         """
         while True:
             with self._lock:
@@ -88,7 +90,7 @@ class MediaCache(Generic[V]):
                 self._evict()
 
     def forget(self, key: bytes) -> None:
-        """Remove `key`, because its value does not match the key."""
+        """Remove `key` and its value, if cached. For a value that turned out not to match its key."""
         with self._lock:
             _, size = self._values.pop(key, (None, 0))
             self.num_bytes -= size

@@ -1,4 +1,4 @@
-"""Input and output of a media decoder, as plain data, so that the decoder can be a separate process."""
+"""Input and output of a media decoder as plain data, so that the decoder can run in another process."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-Encoded = bytes | Path  # An encoded file's bytes or its path.
+Encoded = bytes | Path  # The bytes of an encoded file, or its path.
 
 
 class FrameTimes(NamedTuple):
-    """Known facts about a list of frames: their rate, and their indices in the original video."""
+    """The rate of a list of frames, and their indices in the original video; None if unknown."""
 
     fps: float | None = None
     indices: tuple[int, ...] | None = None
@@ -21,8 +21,8 @@ class FrameTimes(NamedTuple):
 class EncodedMedia:
     """An image or a video as the client sent it.
 
-    `data`: a file, or a video's frames as image files. `options`: checked values by name. `where`: the item's
-    name in errors.
+    `data`: an encoded file, or a video's frames as encoded images. `options`: checked values by name.
+    `where`: the item's name in errors.
     """
 
     modality: str
@@ -36,9 +36,9 @@ class EncodedMedia:
 class DecodedMedia:
     """Patches of an image or a video.
 
-    `patches`: uint8 [num_patches, patch_width], as in MediaInput. `timestamps`: a video's time in seconds for
-    each temporal patch. `duration`: a video's length in seconds. `tiles`: rows and columns that an image was
-    cut into, (0, 0) for an uncut image.
+    `patches`: uint8 [num_patches, patch_width], as in MediaInput. `grid`: temporal patches, rows and columns.
+    `timestamps`: for a video, each temporal patch's time in seconds. `duration`: a video's length in seconds.
+    `tiles`: the rows and columns of tiles that an image was cut into; (0, 0) for an uncut image.
     """
 
     patches: np.ndarray = field(repr=False)
@@ -53,8 +53,8 @@ MediaDecoder = Callable[[EncodedMedia], DecodedMedia]
 
 
 class DecoderRecipe(NamedTuple):
-    """How another process makes a decoder: with `module.decoder(settings)`. Importing the module loads
-    neither torch nor a tokenizer. `done`: the participle for the decoder's work, for errors.
+    """How another process makes a decoder: by calling `module.decoder(settings)`. Importing the module loads
+    neither torch nor a tokenizer. `done`: the past participle that errors use for the decoder's work.
     """
 
     module: str

@@ -1,4 +1,4 @@
-"""Implements the protocol VisionLanguageModel: a model's networks on a device."""
+"""A model's networks on a device, as an implementation of the protocol VisionLanguageModel."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -41,7 +41,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 class Network:
     """A VisionLanguageModel: the text decoder and the vision tower.
 
-    The tower is None if the model has no tower, or if another rank holds it. `device` and `dtype` apply to
+    The tower is None if the model has no tower, or if another rank has it. `device` and `dtype`: of the
     weights and hidden states.
     """
 
@@ -98,15 +98,13 @@ class Network:
             return LoadedAdapter(self._text.adapter(tensors), vision)
 
     def measure_encoder(self) -> EncoderCost | None:
-        """Return the encoder's cost, or None on a GPU, which encodes a large image at once and does not stop
-        in between.
-        """
+        """Return the encoder's cost, or None on a GPU, which always encodes an item at once."""
         vision = self._vision
         return None if vision is None or vision.device.type != "cpu" else measure_tower(vision)
 
     def capturable_encoder(self, largest: EncoderSize) -> CapturedVision | None:
-        """Return a capturable encoder, or None without a kernel for frames with any lengths in a single
-        call."""
+        """Return a capturable encoder, or None if the device has no attention kernel for frames of different
+        lengths."""
         if self._vision is None or self._vision.ops is None:
             return None
         return CapturedVision(self._vision, self._vision.ops, largest)
@@ -144,14 +142,16 @@ def load_network(
     quantize: Quantize = "none",
     activations: Activations = "model",
 ) -> Network:
-    """Load the model `whole` from the weights in `folder`, cast to `dtype` ("float32", "bfloat16",
-    "float16").
+    """Load the networks that `whole` describes from the weights in `folder`, cast to `dtype` ("float32",
+    "bfloat16" or "float16").
 
-    `shard`: a rank's part. `batch_invariant`: use batch-invariant kernels on a GPU. `quantize`: the decoder
-    matrices' format, on a CPU in bfloat16. `activations`: the rows' format in products with integer codes.
+    `shard`: load only this rank's part. `batch_invariant`: use batch-invariant kernels on a GPU. `quantize`:
+    the format to quantise the decoder's matrices to (only on a CPU in bfloat16). `activations`: "int8" to
+    quantise a layer's input rows before they are multiplied by integer codes.
 
     Raises ModelError for a folder that cannot be served. Raises ConfigError for a device or dtype that cannot
-    be used, for kernels that do not run on the device, and for a rank count that cannot share the model.
+    be used, for kernels that do not run on the device, and for a number of ranks that does not divide the
+    model.
     """
     if dtype not in DTYPES:
         raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
@@ -192,7 +192,7 @@ def text_decoder(
     shard: Shard | None = None,
     batch_invariant: bool = False,
 ) -> AnyTextDecoder:
-    """Return the fastest text decoder that runs on `device`; see load_network."""
+    """Return the fastest text decoder that runs on `device`. Arguments and errors: as in load_network."""
     plain = config.delta is None and not (config.gated or config.norm_offset or config.rotary_dim)
     if device.type != "cpu" and not plain:
         return TextDecoder(config, weights, device)

@@ -1,7 +1,7 @@
-"""Defines the protocol of a model plugin: a processor (numpy only) and the networks (torch).
+"""Defines the protocol of a model plugin, which provides a processor (numpy only) and the networks (torch).
 
-A plugin is an entry point in the group `mmengine.models`. Its module is cheap to import; only `load_model`
-imports torch.
+A plugin is an entry point in the group `mmengine.models`. Importing its module must be fast; only
+`load_model` imports torch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,8 +20,8 @@ from mmengine.request import CallFormat, MediaItem
 
 @dataclass(frozen=True, slots=True)
 class MediaSource:
-    """An image or a video as the client sent it: the encoded bytes or their file, and the requested options.
-    An option is a number or a bool, by name.
+    """An image or a video as the client sent it: the encoded bytes or their file, and the requested options
+    (numbers or bools) by name.
     """
 
     data: bytes | Path
@@ -32,9 +32,9 @@ class MediaSource:
 class MediaInput:
     """A media item with its encoder input.
 
-    `patches` is uint8 [num_patches, channels * temporal * patch²], with rows in the encoder's order: windows
-    of merge x merge patches together. `source` lets `Processor.restore` make the same patches again; it is
-    None if the client sent no encoded bytes.
+    `patches` is uint8 [num_patches, channels * temporal * patch²], in the encoder's order: the patches of a
+    merge x merge window follow each other. `source`: input from which `Processor.restore` can make the same
+    patches again; None if the client sent no encoded bytes.
     """
 
     item: MediaItem
@@ -44,19 +44,21 @@ class MediaInput:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A prompt that is ready to submit. `text` is the rendered prompt before placeholders expand."""
+    """A prompt that is ready to submit. `text`: the rendered prompt, before media placeholders are
+    expanded.
+    """
 
     prompt_token_ids: np.ndarray  # int32 [n]
     media: tuple[MediaInput, ...]
     text: str
-    # For a piece of a session: number of first tokens that belong to the content before the piece.
+    # For a piece of a session's conversation: how many of the first tokens end the previous content.
     num_opening: int = 0
 
 
 class Tokenizer(Protocol):
     """The tokenizer methods that serving needs."""
 
-    vocab_size: int  # All ids below this number decode to something.
+    vocab_size: int  # `decode` accepts all ids below this number.
     special_ids: frozenset[int]
 
     def encode(self, text: str, *, allow_special: bool = False) -> list[int]: ...
@@ -64,27 +66,27 @@ class Tokenizer(Protocol):
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
 
     def token_bytes(self) -> list[bytes]:
-        """Return each id's bytes in a text, for all ids below vocab_size; b"" for an id without text, and a
-        special token's name.
+        """Return the bytes of each id below vocab_size: the bytes that the id adds to a text, the name of a
+        special token, or b"" for an unused id.
 
-        Grammars and logprobs use these bytes. Raises ModelError if a token has no bytes.
+        Grammars and logprobs use these bytes. Raises ModelError if the bytes of a token cannot be determined.
         """
 
-    # A tokenizer may also have `text_bytes: Sequence[bytes] | None`: the bytes that each id adds to the text
-    # of `decode`, if `decode` joins bytes and reads them as UTF-8 with U+FFFD for invalid bytes.
-    # Detokenization is faster then.
+    # A tokenizer may also have `text_bytes: Sequence[bytes] | None`, which makes detokenization faster: the
+    # bytes that each id adds in `decode`. It is not None only if `decode` joins these bytes and decodes them
+    # as UTF-8, with U+FFFD for invalid bytes.
 
 
-Opens = Literal["first", "next", ""]  # How a piece of a user's turn opens a turn.
+Opens = Literal["first", "next", ""]  # Which turn a piece of a user's turn opens; "" if none.
 
 
 class Processor(Protocol):
     """Converts messages and media to prompt tokens and patches. Never imports torch. Thread-safe."""
 
     eos_token_ids: tuple[int, ...]
-    generation_defaults: dict[str, Any]  # The sampling defaults of generation_config.json.
-    fingerprint: str  # Hex digest; changes whenever pixels or prompts would change.
-    # Set by the engine; a prompt that is certainly longer is refused before all its work is done.
+    generation_defaults: dict[str, Any]  # The sampling defaults in generation_config.json.
+    fingerprint: str  # A hex digest that changes if the same input would give other pixels or another prompt.
+    # Set by the engine. A prompt that is certain to be longer is refused early, before it is tokenized whole.
     max_prompt_tokens: int
 
     @property
@@ -92,31 +94,32 @@ class Processor(Protocol):
 
     @property
     def max_image_pixels(self) -> int:
-        """Return the largest size in pixels that an image is resized to by default, or 0 if the model takes
-        no images.
+        """Return the maximum number of pixels of a resized image by default, or 0 if the model takes no
+        images.
         """
 
     @property
     def media_cache(self) -> MediaCache[Any] | None:
-        """Return the cache that holds prepared media by content, or None without a cache."""
+        """Return the cache of prepared media, keyed by content, or None if there is no cache."""
 
     @property
     def template_variables(self) -> frozenset[str]:
-        """Return the variable names that the chat template reads, without its loop variables."""
+        """Return the names of the variables that the chat template reads, without its loop variables."""
 
     def call_format(self, template_options: Mapping[str, Any] | None = None) -> CallFormat | None:
         """Return how the chat template writes tool calls, or None if the template supports no tools.
 
-        `template_options` select the template, as in `prepare`.
+        `template_options`: as in `prepare`; may name another template.
         """
 
     media_decoder: MediaDecoder | None
-    """Decodes media that were sent encoded. None: the thread that prepares them decodes. May be set at any
-    time. A processor without this attribute, or without `decoder_recipe`, decodes all media itself."""
+    """Decodes media that were sent encoded. If None, the thread that prepares a prompt decodes its media. May
+    be set at any time. A processor without this attribute, or without `decoder_recipe`, decodes all media
+    itself."""
 
     @property
     def decoder_recipe(self) -> DecoderRecipe | None:
-        """Return the recipe for a decoder process whose results equal this processor's own."""
+        """Return the recipe for a decoder process that gives the same results as this processor."""
 
     def prepare(
         self,
@@ -131,12 +134,13 @@ class Processor(Protocol):
         cache_salt: str = "",
         template_options: Mapping[str, Any] | None = None,
     ) -> Prepared:
-        """Convert chat messages to a prompt. Messages have OpenAI's shape, or parts `image` and `video`.
+        """Convert chat messages to a prompt. Messages have OpenAI's format; parts `image` and `video` are
+        also accepted.
 
-        `images` and `videos` fill, in order, the placeholder parts without data. Relative paths are resolved
-        under `base_folder`. A cached item in `media_cache` is found only with the same `cache_salt`.
-        `template_options` are variables for the chat template beside the messages (`tools`, `documents`, …);
-        as `chat_template` they replace the model's template. Raises InvalidRequest, InvalidMedia.
+        `images` and `videos` supply, in order, the data for parts that have none. Relative paths are resolved
+        under `base_folder`. An item in `media_cache` is found only with the `cache_salt` that it was stored
+        with. `template_options`: further variables for the chat template (`tools`, `documents`, …); the
+        option `chat_template` replaces the model's template. Raises InvalidRequest, InvalidMedia.
         """
 
     def prepare_text(
@@ -148,26 +152,26 @@ class Processor(Protocol):
         media_options: dict[str, Any] | None = None,
         cache_salt: str = "",
     ) -> Prepared:
-        """Convert a prompt string that already holds placeholders, as transformers' processor accepts it."""
+        """Convert a prompt string that already has media placeholders, as transformers' processors accept
+        it.
+        """
 
     def count_images(self, text: str) -> int:
-        """Return how many image placeholders a text for `prepare_text` has."""
+        """Return the number of image placeholders in a text for `prepare_text`."""
 
     def restore(self, item: MediaItem, source: MediaSource) -> MediaInput:
-        """Return an item's patches again. Raises InvalidMedia when the source now gives other pixels than
-        `item` is the hash of.
+        """Decode a media item again from its source. Raises InvalidMedia if the pixels no longer have the
+        hash in `item`.
         """
 
 
 @runtime_checkable
 class TurnProcessor(Protocol):
-    """The Processor methods that write a conversation piece by piece, as sessions need."""
+    """The additional methods of a processor that can convert a conversation in pieces, for sessions."""
 
     @property
     def frames_in_patch(self) -> int:
-        """Return how many frames of a video the encoder reads together; 1 if each frame is an image by
-        itself.
-        """
+        """Return the number of video frames in a temporal patch; 1 if each frame is encoded as an image."""
 
     def around_film(
         self, template_options: Mapping[str, object] | None = None
@@ -188,13 +192,13 @@ class TurnProcessor(Protocol):
         cache_salt: str = "",
         template_options: Mapping[str, object] | None = None,
     ) -> Prepared:
-        """Convert a piece of a user's turn: parts as in a message, and the chat template's tokens around
-        them.
+        """Convert a piece of a user's turn: message parts, and the chat template's tokens around the parts.
 
-        `opens` is "first" for the first turn after `system`, "next" for a turn after an answer, and "" if the
-        piece continues a turn. `closes` means that the answer comes next. With `is_film` all parts are frames
-        of a single video, whose end stays open. `in_film` means that a video is open: `is_film` continues it,
-        otherwise it is closed. Raises InvalidRequest, InvalidMedia.
+        `opens`: "first" for the first turn after `system`, "next" for a turn after an answer, "" for a piece
+        that continues a turn. `closes`: whether the answer follows the piece. `is_film`: whether all parts
+        are frames of one video, to which a later piece may add frames. `in_film`: whether the previous piece
+        left a video open; with `is_film` the piece continues this video, otherwise the piece first closes it.
+        Raises InvalidRequest, InvalidMedia.
         """
 
 
@@ -210,10 +214,10 @@ class ModelSpec:
     vocab_size: int
     max_model_len: int
     num_deepstack: int  # A media token has (1 + num_deepstack) * hidden_size encoder features.
-    patch_width: int  # Values in a patch row; 0 for a model without media, which is never asked to encode.
-    merge_size: int = 2  # Patches along each side of an embedding.
-    weights_held: str = ""  # For people: the quantised formats that matrices are held in, or "".
-    state: StateSpec | None = None  # Layers with recurrent states instead of KV.
+    patch_width: int  # Number of values in a patch; 0 for a model without an encoder.
+    merge_size: int = 2  # An embedding is made from merge_size x merge_size patches.
+    weights_held: str = ""  # A text for users: the quantised formats of the matrices in memory, or "".
+    state: StateSpec | None = None  # The layers with recurrent states in place of KV, if any.
 
     @property
     def num_kv_layers(self) -> int:
@@ -226,38 +230,40 @@ class ModelSpec:
 
 
 class AttentionPort(Protocol):
-    """A decoder layer's view of the paged cache, for t tokens in a ragged batch.
+    """The decoder's access to the paged KV cache in a step with t tokens of a ragged batch.
 
-    A port whose blocks hold plain values may also have `cache_of(layer)`. That method returns the layer's
-    blocks [n, 2, block_size, num_kv_heads, head_dim] and the step's slots, int64 [t], for a kernel that
-    stores k and v itself; `append` is then not called for that layer.
+    A port whose blocks hold k and v unquantised may also have `cache_of(layer)`. The method returns the
+    layer's blocks [n, 2, block_size, num_kv_heads, head_dim] and the step's slots, int64 [t], for a kernel
+    that stores k and v itself. Then `append` is not called for that layer.
     """
 
     def append(self, layer: int, k: Any, v: Any) -> None:
         """Store k and v, each [t, num_kv_heads, head_dim], in the step's slots."""
 
     def run(self, layer: int, q: Any) -> Any:
-        """Return causal attention for q [t, num_heads, head_dim] over each row's own tokens, in the same
-        shape.
+        """Return the output of causal attention for q [t, num_heads, head_dim], in the same shape. A token
+        attends to itself and to earlier tokens of its row.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class AuxHiddenStates:
-    """Where a forward pass writes chosen layers' inputs, for draft heads.
+    """Where a forward pass writes the inputs of chosen layers, for draft heads.
 
-    An input is the residual stream as the layer's input norm reads it, in the model's dtype, including
-    features added after the previous layer. Layer `num_layers` stands for the final norm's input.
+    A layer's input is the residual stream that its input norm reads, in the model's dtype, including
+    deepstack features that were added after the previous layer. Layer `num_layers` stands for the final norm.
     """
 
-    layers: tuple[int, ...]  # Each from 0 to num_layers.
-    rows: Any  # Tensor [t, len(layers) * hidden_size] with contiguous rows; the layers lie side by side.
+    layers: tuple[int, ...]  # Layer indices from 0 to num_layers.
+    rows: (
+        Any  # Tensor [t, len(layers) * hidden_size], contiguous rows: each token's inputs, layer after layer.
+    )
 
 
 class EncoderSize(NamedTuple):
     """How much an encoder computes at once.
 
-    A segment is a run of patches that attend only to one another: an image, or a model's unit of a video.
+    A segment is a run of patches that attend only to each other: an image, or a temporal patch of a video.
     """
 
     num_patches: int
@@ -265,8 +271,9 @@ class EncoderSize(NamedTuple):
 
 
 class EncoderCost(NamedTuple):
-    """An encoder's measured cost. `work_ns`: time per patch without attention. `even_patches`: the frame size
-    at which attention takes as long as the rest (encoder_cache/work.py).
+    """An encoder's measured cost. `work_ns`: time per patch in ns, without attention. `even_patches`: the
+    number of patches in a frame at which attention takes as long as all other operations
+    (encoder_cache/work.py).
     """
 
     work_ns: int
@@ -274,11 +281,11 @@ class EncoderCost(NamedTuple):
 
 
 class CapturableEncoder(Protocol):
-    """An encoder over fixed input and output memory, up to the size that it was made for.
+    """An encoder with inputs and outputs at fixed addresses, for any size up to the size it was made for.
 
-    A step is written into the inputs and computed at a size that holds the step; items never see the unused
-    rest. All steps run in order on a single stream: a step overwrites the inputs after the previous step was
-    computed.
+    A step's items are written to the inputs and computed at a captured size that is large enough; the items
+    do not attend to the unused patches. All steps run in order on one stream, so a step overwrites the inputs
+    only after the previous step was computed.
     """
 
     patches: Any  # uint8 [p, patch_width] on the device; the caller writes a step's items to its beginning.
@@ -287,47 +294,48 @@ class CapturableEncoder(Protocol):
         """Return how many segments these items have."""
 
     def place(self, size: EncoderSize, num_patches: int, grids: Sequence[tuple[int, int, int]]) -> Any:
-        """Write the other inputs of a step with these items, without waiting for the device.
+        """Write the inputs other than `patches` for a step with these items, without waiting for the device.
 
-        Returns the tensor where their features (as from `encode`) lie after `compute(size)` has run, until
-        the next run. Without items the whole size is unused. Raises ValueError as `encode` does.
+        Returns a tensor that holds the items' features (as from `encode`) from the end of `compute(size)`
+        until the next `compute`. `grids` may be empty. Raises ValueError as `encode` does.
         """
 
     def compute(self, size: EncoderSize) -> None:
-        """Launch the same kernels over the same memory, whatever the memory holds, and never wait: this call
-        is captured.
+        """Compute the features for `size`. This call is captured, so it launches the same kernels with the
+        same addresses each time, and never waits for the device.
         """
 
 
 class VisionLanguageModel(Protocol):
-    """The networks on a device. Tensors are torch tensors; t tokens, s rows that sample.
+    """The networks on a device. Tensors are torch tensors, with t tokens in a step and s rows that sample.
 
     Optional methods:
 
     * `capturable_encoder(largest: EncoderSize) -> CapturableEncoder | None`. None means that this device
-      cannot capture the encoder. Then, and without the method, each encoder call is launched anew.
+      cannot capture the encoder. If the method returns None or is missing, the encoder's kernels are launched
+      one by one in each call.
     * `measure_encoder() -> EncoderCost | None`, for an encoder that can stop within an item. The method
-      computes for a moment on the configured threads.
+      runs a short measurement on the configured threads.
     * `encode_in_parts(patches, grid, even_patches)` for an item on the device. Returns an object whose
-      `advance(until, work)` continues up to that share of the work, as near as the encoder can stop. The last
-      call (`until` equals `work`) returns the features, the others None. Without `measure_encoder`, or when
-      that returns None, no item is encoded in parts.
+      `advance(until, work)` computes until about the share `until` / `work` of the item is done. The last
+      call (`until` equals `work`) returns the features, the others None. If `measure_encoder` is missing or
+      returns None, no item is encoded in parts.
     * `adapter(files: AdapterFiles)`, for a model with LoRA adapters. `encode` and `encode_in_parts` accept
-      the result as `adapter`. `forward` accepts `adapters`: each adapter of a step with its tokens' places
+      the result as `adapter`. `forward` accepts `adapters`: each adapter of a step with its tokens' indices
       (models/lora/adapter.py, AdapterRows).
     """
 
     spec: ModelSpec
-    # Except in attention, a token's bits do not depend on the other tokens in the batch.
+    # Whether a token's bits do not depend on the other tokens in the batch, except through attention.
     batch_invariant: bool
 
     def encode(self, patches: Any, grids: Sequence[tuple[int, int, int]]) -> Any:
-        """Encode uint8 [p, patch_width], the concatenated items, to features [number of embeddings, (1 +
-        num_deepstack) * hidden_size].
+        """Encode the items' concatenated patches, uint8 [p, patch_width]. Returns features [number of
+        embeddings, (1 + num_deepstack) * hidden_size].
         """
 
     def embed(self, input_ids: Any) -> Any:
-        """Look up int64 [t] in the embedding: [t, hidden_size]."""
+        """Return the embeddings [t, hidden_size] of token ids int64 [t]."""
 
     def forward(
         self,
@@ -341,13 +349,13 @@ class VisionLanguageModel(Protocol):
         """Run the decoder and return the normed hidden states [t, hidden].
 
         embeds is [t, hidden]. deepstack is [num_deepstack, t, hidden], zero at text tokens, or None.
-        positions is int64 [3, t]. `aux_hidden_states` is filled; only draft heads ask for these. `states` is
-        for models that have `spec.state`; without `states` all tokens belong to a single row from its first
-        token, and no state is kept.
+        positions is int64 [3, t]. `aux_hidden_states.rows` is filled, for draft heads. `states`: for models
+        with `spec.state`. If `states` is None, such a model treats all tokens as one row that starts with an
+        empty state, and keeps no state.
         """
 
     def logits(self, hidden: Any) -> Any:
-        """Project [s, hidden] to float32 logits [s, vocab_size]."""
+        """Return the logits, float32 [s, vocab_size], for normed hidden states [s, hidden]."""
 
 
 class ModelPlugin(Protocol):
@@ -370,22 +378,23 @@ class ModelPlugin(Protocol):
     ) -> VisionLanguageModel:
         """Load the networks.
 
-        `shard`: this rank's part of the text decoder, whose heads `spec` then counts; only rank 0 has the
-        vision tower and the head. A plugin that cannot split its model may leave the parameter out.
-        `batch_invariant`: use batch-invariant kernels where there is a choice. `quantize`: the held matrices'
-        format. `activations`: whether rows are rounded for these matrices. Each option is passed only when a
-        user asks for it.
+        `shard`: load only this rank's part of the text decoder; `spec` then has the part's heads, and only
+        rank 0 has the vision tower and the LM head. A plugin that cannot split its model may omit this
+        parameter. `batch_invariant`: use batch-invariant kernels if there is a choice. `quantize`: the format
+        to quantise matrices to. `activations`: "int8" to quantise a layer's input rows before they are
+        multiplied by integer codes. An option is passed only if a user sets it.
         """
 
-    # A plugin may have `read_adapter(folder, adapter, max_bytes, value_bytes) -> AdapterFiles`: it reads the
-    # LoRA adapter in the folder `adapter` for the model in `folder`. The adapter's matrices may take
-    # `max_bytes` when held as values of `value_bytes`. Raises ModelError for an adapter that does not fit the
-    # model. A plugin without the method takes no adapters.
+    # A plugin may have a method `read_adapter(folder, adapter, max_bytes, value_bytes) -> AdapterFiles`,
+    # which reads the LoRA adapter in the folder `adapter` for the model in `folder`. `max_bytes` limits the
+    # size of the adapter's matrices in memory, where a value takes `value_bytes`. The method raises
+    # ModelError for an adapter that does not fit the model. A plugin without this method supports no
+    # adapters.
 
     def fingerprint(self, folder: Path) -> str:
-        """Return a hex digest that changes when the weights change."""
+        """Return a hex digest of the weights in `folder`, which changes if the weights change."""
 
     def positions(self, prompt_token_ids: np.ndarray, media: Sequence[MediaItem]) -> tuple[np.ndarray, int]:
-        """Return a prompt's rotary positions, int32 [3, n], and the delta: an output token at index i has
-        position i + delta in all three rows.
+        """Return a prompt's rotary positions, int32 [3, n], and the delta for output tokens: the token at
+        index i of the sequence has position i + delta in all three rows.
         """

@@ -1,17 +1,17 @@
-"""Progress reports from a thread that reads weights or computes a step. No torch here."""
+"""Progress reports from a thread that reads weights or computes a step. Does not import torch."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-Progress = Callable[[int, int], None]  # Bytes read so far, and in total.
+Progress = Callable[[int, int], None]  # Takes the bytes read so far, and the total.
 _weights: ContextVar[Progress | None] = ContextVar("weights", default=None)
 _step: ContextVar[Callable[[], None] | None] = ContextVar("step", default=None)
 
 
 @contextmanager
 def weights_reported_to(progress: Progress) -> Iterator[None]:
-    """Call `progress` for each tensor that this thread reads while the context lasts."""
+    """Call `progress` each time that this thread has read a piece of a tensor, while the context lasts."""
     token = _weights.set(progress)
     try:
         yield
@@ -28,7 +28,7 @@ def report_weights(num_bytes: int, total: int) -> None:
 def steps_reported_to(listener: Callable[[], None]) -> Iterator[None]:
     """Call `listener` repeatedly, on this thread, while it computes a step within the context.
 
-    A step without reports for a long time counts as hung.
+    The listener's owner can thus detect a hung step: a step that makes no report for a long time.
     """
     token = _step.set(listener)
     try:

@@ -1,4 +1,6 @@
-"""Quantises weights while they are read, some rows at a time: round to nearest, without calibration data."""
+"""Quantises weights while they are read, some rows at a time. Values are rounded to the nearest code; no
+calibration data is used.
+"""
 
 from collections.abc import Callable
 from typing import Literal
@@ -11,14 +13,14 @@ from mmengine.native.linear import Codes
 
 Quantize = Literal["none", "int8", "fp8"]
 Activations = Literal["model", "int8"]
-FP8_ROWS = 16  # Rows that share a scale: as many as the columns in the kernels' panels.
+FP8_ROWS = 16  # Number of rows that share a scale: half of a kernel panel's columns.
 CODINGS: dict[str, Coding] = {"int8": Coding("int8", 32), "fp8": Coding("fp8", 128)}
 _MOST_FP8 = 448.0  # The largest e4m3 value.
 
 
 def quantise(rows: torch.Tensor, coding: Coding) -> Codes | None:
-    """Quantise floats [m, k] in groups along k. Returns None if a value is not finite or is too large for a
-    scale.
+    """Quantise floats [m, k] in groups along k. Returns None if a value is not finite, or is so large that
+    its group's scale overflows.
     """
     return _QUANTISERS[coding.form](_groups(rows, coding.group), rows.shape[1])
 
@@ -38,7 +40,7 @@ def _int8(groups: torch.Tensor, k: int) -> Codes | None:
 
 
 def _fp8(groups: torch.Tensor, k: int) -> Codes | None:
-    """Quantise with a scale for each group of FP8_ROWS rows."""
+    """Quantise to e4m3, with a float32 scale for each block of FP8_ROWS rows and a group of columns."""
     size = groups.abs().amax(2)
     blocks = F.pad(size, (0, 0, 0, -len(size) % FP8_ROWS)).unflatten(0, (-1, FP8_ROWS)).amax(1)
     scales = (blocks / _MOST_FP8).repeat_interleave(FP8_ROWS, 0)[: len(size)]
@@ -49,7 +51,7 @@ def _fp8(groups: torch.Tensor, k: int) -> Codes | None:
 
 
 def _divisors(scales: torch.Tensor) -> torch.Tensor:
-    """Replace zero scales with 1: groups of zeros have a scale of zero."""
+    """Replace zero scales with 1, because a group of zeros has the scale 0."""
     return torch.where(scales > 0, scales, 1)
 
 

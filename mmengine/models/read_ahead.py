@@ -1,4 +1,4 @@
-"""Prefetches weight files from the disk, while a tokenizer is read and while weights are packed."""
+"""Prefetches weight files from the disk while the tokenizer is loaded and weights are packed."""
 
 import os
 import threading
@@ -7,16 +7,16 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 LEAST_BYTES = 64 * 2**20  # Smaller files are fast to read without prefetching.
-_STEP = 512 * 2**10  # Linux reads no more in one call than a disk transfers at once.
+_STEP = 512 * 2**10  # For a larger range, Linux prefetches only as much as the disk transfers at once.
 
 
 @contextmanager
 def reading_ahead(paths: Sequence[Path], room: int) -> Iterator[None]:
-    """Prefetch the files on a thread, in their order, while the context lasts. Files already in the page
-    cache cost next to nothing.
+    """Prefetch the files on a thread, one after the other, while the context lasts. Files that are already in
+    the page cache cost almost nothing.
 
-    `room`: free memory in bytes. Files of more than half that size are not prefetched, because the pages
-    would be dropped again for the packed weights.
+    `room`: free memory in bytes. If the files together exceed half of it, nothing is prefetched, because the
+    packed weights would push the pages out of memory again.
     """
     sizes = [path.stat().st_size for path in paths if path.is_file()]
     if not LEAST_BYTES <= sum(sizes) <= room // 2 or not hasattr(os, "posix_fadvise"):  # Linux only.
@@ -33,7 +33,7 @@ def reading_ahead(paths: Sequence[Path], room: int) -> Iterator[None]:
 
 
 def _ask(paths: Sequence[Path], stopped: threading.Event) -> None:
-    with suppress(OSError):  # The reader reports errors in the files.
+    with suppress(OSError):  # The code that reads the weights reports errors.
         for path in paths:
             with path.open("rb", buffering=0) as file:
                 for start in range(0, os.fstat(file.fileno()).st_size, _STEP):

@@ -1,9 +1,10 @@
-"""Reads weights from safetensors or GGUF onto a device: cast, and joined where the networks need a single
-matrix.
+"""Reads weights from safetensors or GGUF files onto a device. Tensors are cast, and several may be joined to
+a single matrix.
 
-Names and shapes are checked before anything is allocated (mmengine.checkpoint), so files of a given size
-bound the memory that a folder can make this process allocate. safetensors are mapped. A matrix in pieces is a
-view of the file if the stored dtype is the wanted dtype; only a piece is held if it must be cast.
+Names and shapes are checked before memory is allocated (mmengine.checkpoint), so an untrusted folder cannot
+make this process allocate more memory than its files' sizes justify. safetensors files are mapped. If a
+matrix is read in pieces, a piece is a view of the file if its dtype fits; otherwise only one cast piece is in
+memory at a time.
 """
 
 import math
@@ -29,7 +30,7 @@ from mmengine.models.quantising import FP8_ROWS, Activations, quantise
 from mmengine.native import library as native
 from mmengine.native.linear import GROUPS, ChunkedCodes, ChunkedWeight, Codes, Form
 
-PIECE_VALUES = 2**22  # 8 MiB in bfloat16.
+PIECE_VALUES = 2**22  # Values in a piece: 8 MiB in bfloat16.
 FORMS = {"fp8": Form.FP8, "int8": Form.INT8, "int4": Form.INT4}
 _NAMES = {"fp8": "FP8", "int8": "int8", "int4": "int4"}
 _WHOLE = {"int8", "int4"}  # Integer codes.
@@ -46,7 +47,9 @@ STORED = {
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Part `index` of `count` equal parts, for each tensor that `axis_of` gives a dimension."""
+    """Which part of the tensors to read. `axis_of` returns the dimension along which a tensor is cut into
+    `count` equal parts, of which part `index` is read, or None for a tensor to read whole.
+    """
 
     index: int
     count: int
@@ -57,10 +60,11 @@ WHOLE = Part(0, 1, lambda name: None)
 
 
 class WeightReader:
-    """Reads tensors by canonical name onto `device` as `dtype`; for cut tensors only this rank's part.
+    """Reads tensors by canonical name onto `device` as `dtype`. Of tensors that are cut over ranks, reads
+    only this rank's part.
 
-    `quantize`: how `held` matrices become codes. `activations`: the rows' format in products with integer
-    codes.
+    `quantize`: the coding to which `held` quantises matrices, or None. `activations`: "int8" if rows are
+    quantised before they are multiplied by integer codes.
     """
 
     def __init__(
@@ -75,19 +79,19 @@ class WeightReader:
     ) -> None:
         self._entries, self._files, self._device, self._dtype = entries, files, device, dtype
         self._part, self._quantize, self._activations = part, quantize, activations
-        self._forms: set[str] = set()  # Forms of the matrices that were returned as codes.
+        self._forms: set[str] = set()  # Code formats of the matrices that were returned as codes.
         self._num_read, self._whole = 0, sum(entry.num_bytes for entry in entries.values())  # In bytes.
 
     @property
     def dtype(self) -> torch.dtype:
-        """Return the returned tensors' dtype."""
+        """Return the dtype of the tensors that this reader returns."""
         return self._dtype
 
     def __contains__(self, name: str) -> bool:
         return name in self._entries
 
     def read(self, *names: str) -> torch.Tensor:
-        """Return a tensor, or several joined along their first dimension."""
+        """Return a tensor, or several tensors joined along their first dimension."""
         out = torch.empty(self._joined(names), device=self._device, dtype=self._dtype)
         self._read_into(out, names)
         return out
@@ -97,7 +101,9 @@ class WeightReader:
             out[first : first + len(rows)].copy_(rows)
 
     def read_each(self, groups: Sequence[Sequence[str]]) -> torch.Tensor:
-        """Read equally shaped groups of names: each group as `read` does, stacked, [groups, ...]."""
+        """Read each group of names as `read` does, and return the results stacked: [groups, ...]. All groups
+        must have the same shape.
+        """
         out = torch.empty(
             (len(groups), *self._joined(tuple(groups[0]))), device=self._device, dtype=self._dtype
         )
@@ -106,21 +112,23 @@ class WeightReader:
         return out
 
     def pieces(self, *names: str) -> ChunkedWeight:
-        """Return the same as a matrix on the CPU, [n, k], a piece at a time; k is the product of all
-        dimensions after the first. A piece is valid until the next piece is taken.
+        """Return the tensors that `read` returns as a matrix [n, k] on the CPU, in pieces. k is the product
+        of all dimensions after the first. A piece is valid until the next piece is taken.
         """
         shape = self._joined(names)
         rows = ((first, rows.flatten(1).to(self._dtype)) for first, rows in self._rows(names, self._stored))
         return ChunkedWeight(shape[0], math.prod(shape[1:]), self._dtype, rows)
 
     def held(self, *names: str) -> ChunkedWeight | ChunkedCodes:
-        """Return the matrix for kernels that hold codes: as stored, if all tensors have the same coding, or
-        quantised here.
+        """Return the joined matrix for kernels that can multiply codes. The matrix has codes if the reader
+        quantises, or if all the tensors are stored with the same coding; otherwise it has `dtype`.
         """
         return self._held(names, self._coding(names))
 
     def held_each(self, groups: Sequence[Sequence[str]]) -> list[ChunkedWeight | ChunkedCodes]:
-        """Return each group as `held` does, all in the same form."""
+        """Return each group's matrix as `held` does. All matrices have the same coding, or all have
+        `dtype`.
+        """
         coding = self._coding(tuple(name for names in groups for name in names))
         return [self._held(tuple(names), coding) for names in groups]
 
@@ -134,7 +142,7 @@ class WeightReader:
         return ChunkedCodes(n, k, FORMS[coding.form], coding.group, rows, coding.mins, int8_rows)
 
     def how_held(self) -> str:
-        """Return, for people, how the read codes are held; "" if there were none."""
+        """Return a text that says how quantised matrices are held in memory; "" if no matrix is quantised."""
         if self._forms:
             names = ", ".join(_NAMES[form] for form in sorted(self._forms))
             return names + (_OUTSIDE if self._activations == "int8" else "")
@@ -143,7 +151,7 @@ class WeightReader:
         return ", ".join(f"{_NAMES[form]} held as {dtype}" for form in sorted(stored))
 
     def check_activations(self) -> None:
-        """Raise ModelError if `activations` cannot be as requested for the matrices that were read."""
+        """Raise ModelError if `activations` is "int8" but no matrix that was read has integer codes."""
         if self._activations == "int8" and not self._forms & _WHOLE:
             held = ", ".join(_NAMES[form] for form in sorted(self._forms)) or self._dtype_name()
             raise ModelError(
@@ -156,7 +164,9 @@ class WeightReader:
         return str(self._dtype).removeprefix("torch.")
 
     def _coding(self, names: tuple[str, ...]) -> Coding | None:
-        """Return the coding, or None if the matrices are held in the model's dtype."""
+        """Return the coding in which the joined matrix is held, or None if it is held in the reader's
+        dtype.
+        """
         if not holds_codes(self._device, self._dtype):
             return None
         if self._quantize is not None:
@@ -172,7 +182,7 @@ class WeightReader:
         return first._replace(mins=any(each is not None and each.mins for each in found))
 
     def _coded(self, name: str, coding: Coding) -> Iterator[tuple[int, Codes]]:
-        """Yield a matrix's rows as codes. Raises ModelError for codes that stand for no number."""
+        """Yield a matrix's rows as codes, in pieces. Raises ModelError for NaN and infinite values."""
         entry, (rows, _) = self._entries[name], self._cut(name)
         if self._quantize is not None:
             for place, values in self._stored(name, FP8_ROWS):
@@ -207,7 +217,7 @@ class WeightReader:
         return tuple(each.stop - each.start for each in self._cut(name))
 
     def _cut(self, name: str) -> list[slice]:
-        """Return the range that is read, for each dimension."""
+        """Return, for each dimension of a tensor, the range that is read."""
         sizes, axis = self._entries[name].shape, self._part.axis_of(name)
         cut = [slice(0, size) for size in sizes]
         if axis is not None:
@@ -220,8 +230,8 @@ class WeightReader:
         names: tuple[str, ...],
         stored: Callable[[str], Iterator[tuple[int, R]]],
     ) -> Iterator[tuple[int, R]]:
-        """Yield pieces of the joined tensor with their first row's place; `stored` yields a tensor's
-        pieces."""
+        """Yield pieces of the joined tensor, each with the index of its first row. `stored` yields the pieces
+        of a single tensor."""
         row = 0
         for name in names:
             before, entry, count = self._num_read, self._entries[name], self._shape(name)[0]
@@ -233,8 +243,8 @@ class WeightReader:
             row += count
 
     def _stored(self, name: str, rows_in: int = 1) -> Iterator[tuple[int, torch.Tensor]]:
-        """Yield pieces of the tensor, or of this rank's part. If the file holds them unchanged, each piece
-        except the last has a multiple of `rows_in` rows.
+        """Yield pieces of a tensor, or of this rank's part of it, each with the index of its first row. If
+        the tensor is not stored as codes, each piece except the last has a multiple of `rows_in` rows.
         """
         entry, cut = self._entries[name], self._cut(name)
         pieces: Iterator[tuple[int, torch.Tensor]]
@@ -248,8 +258,8 @@ class WeightReader:
             yield place, rows[(slice(None), *cut[1:])]
 
     def _scaled(self, entry: Fp8Entry, cut: slice) -> Iterator[tuple[int, torch.Tensor]]:
-        """Yield an FP8 matrix's rows as float32: value times scale, as transformers' Fp8Dequantize computes
-        them.
+        """Yield an FP8 matrix's rows as float32 values, code times scale, as transformers' Fp8Dequantize
+        computes them.
         """
         scales = self._scales(entry, cut)
         for place, rows in self._laid(entry.codes, cut):
@@ -257,18 +267,18 @@ class WeightReader:
             yield place, rows.float().mul_(columns[:, : rows.shape[1]])
 
     def _scales(self, entry: Fp8Entry, cut: slice) -> torch.Tensor:
-        """Return an FP8 matrix's row scales, float32 [rows, blocks]."""
+        """Return the scales of each of an FP8 matrix's rows in `cut`, float32 [rows, blocks along k]."""
         every = [rows.float() for _, rows in self._laid(entry.scale, slice(0, entry.scale.shape[0]))]
         return torch.cat(every)[torch.arange(cut.start, cut.stop) // entry.block.rows]
 
     def _row_scales(self, name: str, entry: Fp8Entry) -> torch.Tensor:
-        """Return the scales for the part that is read."""
+        """Return the scales as `_scales` does, for this rank's part of the rows and columns."""
         rows, columns = self._cut(name)
         size = entry.block.columns
         return self._scales(entry, rows)[:, columns.start // size : -(-columns.stop // size)]
 
     def _codes(self, name: str, entry: Fp8Entry) -> Iterator[tuple[int, torch.Tensor]]:
-        """Yield an FP8 matrix's codes, uint8. Raises ModelError for a code that stands for no number."""
+        """Yield the codes of an FP8 matrix's rows, uint8. Raises ModelError for a NaN."""
         rows, columns = self._cut(name)
         for place, values in self._laid(entry.codes, rows):
             codes = values.view(torch.uint8)[:, columns]
@@ -277,21 +287,21 @@ class WeightReader:
             yield place, codes
 
     def _laid(self, entry: TensorEntry, cut: slice, rows_in: int = 1) -> Iterator[tuple[int, torch.Tensor]]:
-        """Yield a tensor's rows in its file's dtype; the file may store the rows as columns."""
+        """Yield a tensor's rows in the stored dtype. The file may store the matrix transposed."""
         if isinstance(entry, TurnedEntry):
             return self._turned(entry, cut, rows_in)
         return self._mapped(entry, cut, rows_in)
 
     def _turned(self, entry: TurnedEntry, cut: slice, rows_in: int) -> Iterator[tuple[int, torch.Tensor]]:
-        """Yield a tensor's rows, which its file stores as columns."""
+        """Yield the rows of a matrix that is stored transposed."""
         k, width = entry.shape[1], entry.row_values
         lies = replace(entry.stacked, shape=(k, width), start=entry.start)
         step = max(1, PIECE_VALUES // k // rows_in) * rows_in
         for _, stored in self._mapped(lies, slice(0, k), rows_in=k):  # The whole matrix at once.
             for first in range(cut.start, cut.stop, step):
                 columns = slice(entry.first + first, entry.first + min(first + step, cut.stop))
-                # Transposed as a whole: torch is fast only without gaps, and slow at everything else with
-                # strides.
+                # The columns are first copied to a contiguous tensor, because torch transposes only
+                # contiguous tensors fast.
                 yield first - cut.start, stored[:, columns].contiguous().t().contiguous()
 
     def _mapped(self, entry: TensorEntry, cut: slice, rows_in: int = 1) -> Iterator[tuple[int, torch.Tensor]]:
@@ -311,7 +321,7 @@ class WeightReader:
 
 
 def holds_codes(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether matrices may be held as codes: else all are in `dtype`."""
+    """Return whether matrices may be held as codes. If not, all matrices are held in `dtype`."""
     return device.type == "cpu" and dtype == torch.bfloat16 and native.load() is not None
 
 
@@ -328,7 +338,11 @@ def open_reader(
     quantize: Coding | None = None,
     activations: Activations = "model",
 ) -> Iterator[WeightReader]:
-    """A reader of tensors whose names and shapes were found right, and can be cut. ModelError."""
+    """Map the files of `entries` and yield a reader for them. Arguments: as for WeightReader and Part.
+
+    The caller has checked the tensors' names and shapes, and that they can be divided by `part.count`. Raises
+    ModelError if a file cannot be mapped or is cut short.
+    """
     files: dict[Path, MappedFile] = {}
     for entry in [each for whole in entries.values() for each in (whole, *whole.companions)]:
         if isinstance(entry, GGUFEntry):

@@ -1,6 +1,5 @@
-"""Finds the plugin for a model folder by architecture, among entry points in the group `mmengine.models`.
-
-Plugins of mmengine itself are found in the same way as plugins from other packages.
+"""Finds the plugin for a model by its architecture. Plugins are entry points in the group `mmengine.models`;
+mmengine's own plugins are found in the same way as plugins from other packages.
 """
 
 from functools import lru_cache
@@ -23,7 +22,7 @@ PLUGINS: Registry[ModelPlugin] = Registry(
 
 
 def plugin_for(folder: Path) -> ModelPlugin:
-    """Return the plugin for the model in `folder`, or in a GGUF file, by `architectures` in its config.json.
+    """Return the plugin that serves the `architectures` in the config.json of a folder or a GGUF file.
 
     Raises ModelError for a folder that is missing or holds no model, a broken config.json, and an
     architecture that no installed plugin serves.

@@ -1,8 +1,9 @@
-"""Splits a model over several ranks: each rank's part, and how the ranks add their results.
+"""A rank's part of a model that is split over several ranks, and how the ranks add their results.
 
-A linear layer is cut by its outputs (columns of x W^T: each rank has some heads, or a part of the MLP's
-intermediate values), and the next linear layer by its inputs (rows). So a layer needs only two sums over the
-ranks. A plan in the model's plugin tells how each weight is cut, as data.
+The first linear layer of attention or of the MLP is cut by its outputs (columns of x W^T): each rank has some
+heads, or a part of the MLP's intermediate values. The second linear layer is cut by its inputs (rows). So a
+decoder layer needs only two sums over the ranks. mmengine/models/decoder/sharding.py lists how each weight is
+cut.
 """
 
 from collections.abc import Callable
@@ -18,8 +19,9 @@ COLUMNS, ROWS = 0, 1  # The dimension that is cut in a weight [out, in].
 class Shard:
     """Rank `rank` among `size` ranks.
 
-    `all_reduce` takes this rank's tensor and returns the sum over all ranks, perhaps in place; each rank gets
-    the same bits. Only rank 0 has the uncut parts that are used once per step: vision tower and head.
+    `all_reduce` takes this rank's tensor and returns the sum over all ranks, which may be the same tensor.
+    Each rank gets the same bits. Only rank 0 has the parts that are not cut and are used once per step: the
+    vision tower and the LM head.
     """
 
     rank: int
@@ -31,8 +33,8 @@ class Shard:
         return self.rank == 0
 
     def part_of(self, count: int, what: str) -> int:
-        """Return a rank's share when `count` is divided. Raises ConfigError if the share is not a whole
-        number.
+        """Return `count` divided by the number of ranks. Raises ConfigError, with `what` as the name of the
+        counted items, if the result is not an integer.
         """
         part, rest = divmod(count, self.size)
         if rest:

@@ -1,4 +1,4 @@
-"""Recurrent states, which a row has beside its KV, and their changes in a step."""
+"""The recurrent states that a row has in addition to its KV, and how a step changes them."""
 
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -12,8 +12,9 @@ T = TypeVar("T")
 class StateSpec:
     """Sizes of recurrent states in a model with such layers.
 
-    Each of `num_layers` layers has the last `taps` - 1 inputs of a convolution over `width` channels, in the
-    model's dtype, and a float32 matrix [key_dim, value_dim] for each of `num_heads` heads.
+    Each of the `num_layers` layers with states stores the last `taps` - 1 inputs of a convolution over
+    `width` channels, in the model's dtype, and a float32 matrix [key_dim, value_dim] for each of `num_heads`
+    heads.
     """
 
     num_layers: int
@@ -25,7 +26,9 @@ class StateSpec:
 
     @property
     def input_width(self) -> int:
-        """Return how wide a token's input is to a layer's state: its channels, and two numbers per head."""
+        """Return the number of values of a token that update a layer's state: the channels of the
+        convolution, and the inputs of beta and of the decay for each head.
+        """
         return self.width + 2 * self.num_heads
 
     def slot_bytes(self, itemsize: int) -> int:
@@ -34,7 +37,9 @@ class StateSpec:
         return self.num_layers * (inputs + 4 * self.num_heads * self.key_dim * self.value_dim)
 
     def input_bytes(self, itemsize: int) -> int:
-        """Return how many bytes a token's inputs take, which are kept while the token may be taken back."""
+        """Return the size in bytes of a token's inputs in all layers. They are kept while the token is a
+        draft that may still be rejected.
+        """
         return self.num_layers * self.input_width * itemsize
 
 
@@ -43,24 +48,24 @@ class StepStates(Generic[T]):
     """The states for n rows of a step, in s slots. Tensors are torch tensors; arrays are numpy int32 on the
     host.
 
-    A row's state in its slot covers all tokens that were certain in the row's last step. `pending` holds the
-    inputs for the tokens after these, which were drafts. The first `stayed` drafts were accepted and come
-    before the row's tokens in this step, of which the first `certain` are certain.
+    A row's state in its slot includes all tokens that were certain in the row's last step. `pending` holds
+    the inputs of the tokens after these, which were drafts. The first `stayed` of these drafts were accepted;
+    the step computes them again, before the row's new tokens. Of the new tokens, the first `certain` are
+    certain, and the others are drafts.
 
-    `kept_after` holds, for each row i at places kept_starts[i] to kept_starts[i + 1], ascending token counts
-    from 1 to stayed + certain, counted from the slot's state. After each such count the state is also written
-    to the slot in `kept_slots`.
+    A step can also keep copies of a row's state. For row i, entries kept_starts[i] to kept_starts[i + 1] of
+    `kept_after` are ascending numbers of tokens after the slot's state, from 1 to stayed + certain. The state
+    after so many tokens is also written to the slot in `kept_slots`.
     """
 
     conv: T  # [s, layers, taps - 1, width], oldest input first; the model's dtype.
-    # float32 [s, layers, heads, key_dim, value_dim]. Within a head the CPU kernels have their own order.
+    # float32 [s, layers, heads, key_dim, value_dim]. The CPU kernels store a head's values in another order.
     recurrent: T
-    # [max rows, layers, room, input_width]: inputs as they enter the convolution, then the two numbers per
-    # head.
+    # [max rows, layers, room, input_width]: inputs of the convolution, then the inputs of beta and the decay.
     pending: T
-    slots: np.ndarray  # [n]
-    rows: np.ndarray  # [n]
-    query_starts: np.ndarray  # [n + 1]
+    slots: np.ndarray  # [n], indices in `conv` and `recurrent`
+    rows: np.ndarray  # [n], indices in `pending`
+    query_starts: np.ndarray  # [n + 1], where each row's tokens begin in the batch, then their number
     stayed: np.ndarray  # [n]
     certain: np.ndarray  # [n]
     kept_starts: np.ndarray  # [n + 1]

@@ -1,4 +1,4 @@
-"""Checks a model's tensors for the right names and shapes, and opens a reader."""
+"""Checks that a model's files have the right tensors with the right shapes, and opens a reader for them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,8 +33,9 @@ def open_weights(
 ) -> Iterator[WeightReader]:
     """Check every name and shape, and yield a reader for the folder's weights.
 
-    With a `shard` the reader returns that rank's part; `config` describes the whole model. Raises ModelError,
-    also when `quantize` is set for weights that are already quantised.
+    With a `shard`, the reader returns this rank's part of each tensor; `config` describes the whole model.
+    Raises ModelError for missing, wrong or superfluous tensors, and if `quantize` is set for weights that are
+    already quantised.
     """
     entries = names.entries(folder)
     coding = CODINGS.get(quantize)
@@ -55,6 +56,6 @@ def open_weights(
 
 
 def expected_tensors(config: NetworkConfig) -> dict[str, tuple[int, ...]]:
-    """Return every tensor's shape in the model, by canonical name. Linear weights are [out, in]."""
+    """Return the shape of each of the model's tensors, by canonical name. Linear weights are [out, in]."""
     shapes = decoder_tensors(config.text)
     return shapes if config.vision is None else shapes | vision_tensors(config.vision)

@@ -11,9 +11,9 @@ from mmengine.checkpoint.gguf.tensors import ROPE_FACTORS, tensor_entry
 from mmengine.checkpoint.gguf.tokenizer import end_ids, num_tokens, token_ids
 
 OUTPUT = "output.weight"
-MAX_HEADS = 1024  # For queries, and for keys and values.
+MAX_HEADS = 1024  # Limit for query heads, and for key-value heads.
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-_INTEGERS = {  # Required keys: the config.json field, and the maximum.
+_INTEGERS = {  # Required keys, each with its field in config.json and its maximum.
     "context_length": ("max_position_embeddings", 2**24),
     "embedding_length": ("hidden_size", 2**17),
     "feed_forward_length": ("intermediate_size", 2**20),
@@ -30,8 +30,8 @@ _READ = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """A supported architecture. `pairs_rows`: rows of q and k are stored in pairs, as ggml's rotary embedding
-    needs them.
+    """A supported architecture. `pairs_rows`: whether the file stores the rows of q and k in pairs, as ggml's
+    rotary embedding needs them (`GGUFEntry.paired_heads`).
     """
 
     name: str  # transformers' name.
@@ -47,8 +47,8 @@ ARCHITECTURES = {
 
 
 def architecture_of(container: Container) -> Architecture:
-    """Return the file's architecture. Raises ModelError that names an unsupported architecture, and for a
-    part of a split file.
+    """Return the file's architecture. Raises ModelError for an unsupported architecture, and for a part of a
+    split file.
     """
     fields = container.fields
     kind = fields.values.get("general.architecture")
@@ -64,7 +64,7 @@ def architecture_of(container: Container) -> Architecture:
 
 def model_config(container: Container) -> dict[str, object]:
     """Return a text model's config.json, as transformers writes it. Raises ModelError for sizes that are
-    missing or out of range, and for any other key of the architecture.
+    missing or out of range, and for a key of the architecture that this function does not read.
     """
     found, fields = architecture_of(container), _fields(container)
     for name in sorted(fields.values.keys() - _READ):
@@ -93,8 +93,8 @@ def model_config(container: Container) -> dict[str, object]:
 
 
 def generation_config(container: Container) -> dict[str, object]:
-    """Return generation_config.json, with the tokens that end an answer. Raises ModelError if there is
-    none."""
+    """Return generation_config.json, with the tokens that end an answer. Raises ModelError if the file names
+    no such token."""
     ends = end_ids(container)
     if not ends:
         container.fields.fail("tokenizer.ggml.eos_token_id is missing; nothing would end an answer")
@@ -102,7 +102,7 @@ def generation_config(container: Container) -> dict[str, object]:
 
 
 def paired_heads(container: Container) -> Callable[[str], int]:
-    """Return a function from a tensor's transformers name to its `GGUFEntry.paired_heads`. Raises
+    """Return a function that maps a tensor's transformers name to its `GGUFEntry.paired_heads`. Raises
     ModelError."""
     if not architecture_of(container).pairs_rows:
         return lambda name: 0
@@ -113,7 +113,7 @@ def paired_heads(container: Container) -> Callable[[str], int]:
 
 
 def _fields(container: Container) -> Fields:
-    """Return the architecture's keys, without its name as prefix."""
+    """Return the architecture's metadata, keyed without the architecture's name as prefix."""
     prefix = f"{container.metadata['general.architecture']}."
     own = {key: value for key, value in container.metadata.items() if key.startswith(prefix)}
     return Fields({key.removeprefix(prefix): value for key, value in own.items()}, container.path, prefix)
@@ -151,8 +151,10 @@ def _rope(fields: Fields, container: Container, head_dim: int) -> dict[str, obje
 
 
 def _llama3(container: Container, theta: float, head_dim: int) -> dict[str, object]:
-    """Recover the Llama 3 options behind the file's frequency factors: 1 for waves up to a quarter of 8,192
-    positions, the last factor for waves longer than 8,192, and a transition between these.
+    """Return the Llama 3 rope options from which the file's frequency factors were computed.
+
+    Such factors are 1 for wavelengths up to a quarter of 8,192 positions, `factor` for wavelengths over
+    8,192, and values between 1 and `factor` in the transition. Raises ModelError for other factors.
     """
     entry = tensor_entry(container, container.tensors[ROPE_FACTORS])
     if entry.shape != (head_dim // 2,):

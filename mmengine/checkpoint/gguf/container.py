@@ -1,8 +1,8 @@
-"""Reads a GGUF file's metadata and its tensors' places.
+"""Reads a GGUF file's metadata, and the positions of its tensors.
 
-The format: "GGUF", version, two counts; keys with typed values; for each tensor a name, dimensions, a type
-and an offset; padding and the data (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md). A file is
-untrusted: each count is compared with the file's size before anything is allocated.
+The format is: "GGUF", a version, two counts; keys with typed values; for each tensor a name, dimensions, a
+type and an offset; padding, and the data (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md). A file
+is untrusted, so each count is compared with the file's size before memory is allocated for the items.
 """
 
 import struct
@@ -19,7 +19,7 @@ from mmengine.errors import ModelError
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
-MAX_KEYS = 2**16  # In metadata; usual files have about 40.
+MAX_KEYS = 2**16  # Limit for the metadata; usual files have about 40 keys.
 MAX_TENSORS = 2**16  # A model with 100 layers has 1,200.
 MAX_NAME_BYTES = 300  # For a key or a tensor name.
 MAX_DIMENSIONS = 4
@@ -27,17 +27,17 @@ MAX_ALIGNMENT = 2**20
 DEFAULT_ALIGNMENT = 32
 ALIGNMENT = "general.alignment"
 _STRING, _ARRAY = 8, 9
-_NUMBERS = {  # By type, as struct formats.
+_NUMBERS = {  # The struct format for each numeric type.
     kind: struct.Struct(f"<{form}") for kind, form in zip((*range(8), 10, 11, 12), "BbHhIif?Qqd", strict=True)
 }
-# Smallest encoding of a key and of a tensor, in bytes.
+# Sizes in bytes of the shortest possible key with its value, and of the shortest tensor description.
 _LEAST_KEY, _LEAST_TENSOR = 8 + 4 + 1, 8 + 4 + 8 + 4 + 8
 
 
 @dataclass(frozen=True, slots=True)
 class StoredArray:
-    """An array in the metadata, which stays in the file until it is needed. `form`: a number's struct format,
-    "" for strings.
+    """An array in the metadata, which is read from the file only when needed. `form`: the struct format of
+    the numbers, or "" for an array of strings.
     """
 
     path: Path
@@ -95,12 +95,12 @@ class Container:
 
     @property
     def fields(self) -> Fields:
-        """Return the metadata for checked access by key."""
+        """Return the metadata with getters that check the values."""
         return Fields(dict(self.metadata), self.path, "")
 
 
 def open_container(path: Path) -> Container:
-    """Read a file's header. Memory use is proportional to the metadata alone.
+    """Read a file's header. The memory used depends on the size of the header, not on the weights.
 
     Raises ModelError for a file that is not GGUF version 2 or 3, is damaged or cut short, holds tensors with
     unsupported types, or has numbers out of range.
@@ -211,7 +211,7 @@ def _tensors(source: Source, num_tensors: int, alignment: int) -> dict[str, Stor
 
 
 def _tensor(source: Source) -> tuple[str, StoredType, tuple[int, ...], int]:
-    """Return name, type, shape and offset; the size is not yet compared with the file's size."""
+    """Return name, type, shape and offset. The caller checks whether the tensor lies within the file."""
     name = _name(source, "a tensor")
     num_dimensions = source.count(4)
     if not 1 <= num_dimensions <= MAX_DIMENSIONS:

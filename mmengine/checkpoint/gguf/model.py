@@ -23,14 +23,15 @@ class GGUFModel:
         self.container = open_container(path)
 
     def file(self, name: str) -> dict[str, object]:
-        """Return what a folder's file with that name contains: config.json, generation_config.json,
-        tokenizer.json or tokenizer_config.json, which has the chat template. Raises ModelError as their
-        readers do.
+        """Return the contents that a file with this name has in a corresponding model folder.
+
+        `name`: config.json, generation_config.json, tokenizer.json, or tokenizer_config.json, which has the
+        chat template. Raises ModelError if the metadata is missing, damaged or not supported.
         """
         return FILES[name](self.container)
 
     def tensors(self, canonical_name: Callable[[str], str | None]) -> dict[str, GGUFEntry]:
-        """Return the tensors as `open_tensors` does for a folder; `canonical_name` maps their transformers
-        names. Raises ModelError.
+        """Return every tensor by its canonical name, as `open_tensors` does for a folder. `canonical_name`
+        receives the tensors' transformers names. Raises ModelError.
         """
         return tensor_entries(self.container, canonical_name, paired_heads(self.container))

@@ -6,9 +6,9 @@ from typing import BinaryIO, NoReturn
 
 from mmengine.errors import ModelError
 
-MAX_METADATA_BYTES = 128 * 2**20  # Before the weights; a vocabulary of 262,144 tokens takes 16 MB.
-MAX_STRING_BYTES = 16 * 2**20  # Of one value; chat templates have up to 100 kB.
-MAX_STRINGS = 2**21  # In all arrays together: the largest vocabulary and its merges are 777,000.
+MAX_METADATA_BYTES = 128 * 2**20  # All bytes before the weights; a vocabulary of 262,144 tokens takes 16 MB.
+MAX_STRING_BYTES = 16 * 2**20  # For a single string; chat templates have up to 100 kB.
+MAX_STRINGS = 2**21  # For all arrays together; the largest vocabulary and its merges are 777,000 strings.
 
 
 class Source:
@@ -31,7 +31,7 @@ class Source:
     def take(self, count: int) -> bytes:
         self._advance(count)
         found = self._file.read(count)
-        if len(found) != count:  # Another process truncates the file meanwhile.
+        if len(found) != count:  # Another process has truncated the file since its size was read.
             self._cut_short()
         return found
 
@@ -48,7 +48,7 @@ class Source:
         return int.from_bytes(self.take(num_bytes), "little")
 
     def text(self, what: str, most: int = MAX_STRING_BYTES) -> str:
-        """Read UTF-8 text after its length in 8 bytes."""
+        """Read a UTF-8 string, which is stored after its length in 8 bytes. `what` names it in errors."""
         length = self.count(8)
         if length > most:
             self.fail(f"{what} has {length} bytes; the limit is {most}")
@@ -58,7 +58,7 @@ class Source:
             self.fail(f"{what} is not UTF-8; the file is damaged, download it again")
 
     def skip_strings(self, count: int, what: str) -> None:
-        """Skip `count` strings; each length is read, and no string is stored."""
+        """Skip `count` strings: read their lengths, and seek past their contents."""
         self._strings += count
         if self._strings > MAX_STRINGS:
             self.fail(f"with {what} the file has {self._strings} strings; the limit is {MAX_STRINGS}")

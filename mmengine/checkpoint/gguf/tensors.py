@@ -1,4 +1,4 @@
-"""A GGUF file's tensors, by their transformers names, as rows of float32."""
+"""Provides the tensors of a GGUF file under their canonical names, as rows of float32 or of integer codes."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -12,9 +12,7 @@ from mmengine.checkpoint.gguf.types import StoredType
 from mmengine.checkpoint.tensors import CodedRows, Coding, TensorEntry
 from mmengine.errors import ModelError
 
-ROPE_FACTORS = (
-    "rope_freqs.weight"  # Factors for rotary frequencies, which belong to a config and not to a network.
-)
+ROPE_FACTORS = "rope_freqs.weight"  # Factors for rotary frequencies, which become options in config.json.
 PIECE_VALUES = 2**20  # Values decoded at once: 4 MiB of float32.
 # GGUF's names for a layer's parts; any other name stays unchanged.
 _PARTS = {
@@ -36,21 +34,22 @@ _LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 
 @dataclass(frozen=True, slots=True)
 class GGUFEntry(TensorEntry):
-    """A tensor that decodes itself.
+    """A tensor in a GGUF file, with methods that decode it.
 
-    `paired_heads`: number of heads whose rows the file stores in pairs (0, d/2, 1, d/2 + 1, …). Readers get
-    these rows in halves, as safetensors store them. 0: the rows are already in halves.
+    `paired_heads`: number of heads if the file stores each head's rows in pairs (0, d/2, 1, d/2 + 1, …), else
+    0. The methods return such rows in the order 0, 1, 2, …, as safetensors files store them.
     """
 
     type: StoredType
     paired_heads: int = 0
 
     def pieces(self, begin: int, end: int) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield rows begin to end of the first dimension, a piece at a time: the piece's place after `begin`,
-        and its values, float32 [n, *shape[1:]]. Raises ModelError if the file cannot be read.
+        """Yield rows [begin, end) of the first dimension in pieces. A piece is the index of its first row,
+        counted from `begin`, and its values, float32 [n, *shape[1:]]. Raises ModelError if the file cannot be
+        read.
         """
         row_values = self.num_values // self.shape[0]
-        if row_values % self.type.values:  # A vector of blocks: its rows are single values.
+        if row_values % self.type.values:  # The tensor is a vector in blocks, so a row is a single value.
             yield 0, self._read(0, self.num_values)[self._order()[begin:end]]
             return
         step, order = max(1, PIECE_VALUES // row_values), self._order()
@@ -62,7 +61,7 @@ class GGUFEntry(TensorEntry):
 
     @property
     def coding(self) -> Coding | None:
-        """Return a matrix's coding if its rows are whole blocks, otherwise None."""
+        """Return the coding of a matrix whose rows are whole blocks; None for any other tensor."""
         whole = len(self.shape) == 2 and self.shape[1] % self.type.values == 0
         return self.type.coding if whole else None
 
@@ -77,7 +76,9 @@ class GGUFEntry(TensorEntry):
             yield first - begin, self._rows(found, stored - low, k)
 
     def _rows(self, found: CodedRows, places: np.ndarray, k: int) -> CodedRows:
-        """Reorder codes to rows. Raises ModelError for values that no GGUF writer produces."""
+        """Return the decoded blocks as rows [n, k], in the order of `places`. Raises ModelError for values
+        that no GGUF writer produces.
+        """
         if self.type.coding == Coding("int8", 32) and bool((found.codes == -128).any()):
             raise self._wrong("holds -128, which is not a Q8_0 code")
         shared = [None if each is None else each.reshape(-1, k // 32)[places] for each in found[1:]]
@@ -94,7 +95,7 @@ class GGUFEntry(TensorEntry):
         return self.num_bytes // self.type.bytes * self.type.values
 
     def _order(self) -> np.ndarray:
-        """Return the stored row for each row, int64 [rows]."""
+        """Return, for each row, its index in the file, int64 [rows]."""
         places = np.arange(self.shape[0])
         return (
             places.reshape(self.paired_heads, -1, 2).swapaxes(1, 2).reshape(-1)
@@ -103,15 +104,15 @@ class GGUFEntry(TensorEntry):
         )
 
     def _read(self, begin: int, end: int) -> np.ndarray:
-        """Return values begin to end, whole blocks, as writable float32 [end - begin]."""
-        # A damaged scale is decoded as it is, without a warning.
+        """Return the values [begin, end), which are whole blocks, as writable float32 [end - begin]."""
+        # A damaged scale may overflow or be NaN. It is decoded without a warning from numpy.
         with np.errstate(over="ignore", invalid="ignore"):
             values = self.type.decode(self._stored(begin, end)).reshape(-1)
         # float32 values are a view of the bytes; torch warns about read-only arrays.
         return np.require(values, requirements="W")
 
     def _stored(self, begin: int, end: int) -> np.ndarray:
-        """Return these values' blocks, uint8 [blocks, bytes]."""
+        """Return the blocks with the values [begin, end), uint8 [blocks, bytes]."""
         start = self.start + begin // self.type.values * self.type.bytes
         num_bytes = (end - begin) // self.type.values * self.type.bytes
         data = read_range(self.path, start, num_bytes, f"tensor {self.stored_name}")
@@ -142,7 +143,7 @@ def tensor_entries(
 
 
 def plain_name(stored: str) -> str:
-    """Return transformers' name for a text model's tensor."""
+    """Return transformers' name for the tensor of a text model that GGUF calls `stored`."""
     if found := _LAYER.fullmatch(stored):
         layer, part, kind = found.groups()
         return f"model.layers.{layer}.{_PARTS[part]}.{kind}" if part in _PARTS else stored

@@ -1,9 +1,9 @@
-"""Builds the tokenizer.json and tokenizer_config.json that a GGUF file's vocabulary corresponds to:
-byte-level BPE.
+"""Builds the tokenizer.json and tokenizer_config.json that correspond to a GGUF file's vocabulary, which must
+be byte-level BPE.
 
-Tokens are stored in a list, each with a type. Tokens at its end that no text produces become added tokens, as
-in tokenizer.json. Ids that only pad the list (`[PAD151646]`) are left out, so that no text becomes such an
-id.
+The file has a list of tokens, each with a type. Control tokens and user-defined tokens become added tokens in
+tokenizer.json. Tokens at the list's end that only pad it (`[PAD151646]`) are left out, so that no text is
+encoded to their ids.
 """
 
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ from mmengine.errors import ModelError
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """How a text is split before BPE merges. `pattern`: the pieces' pattern, "" for GPT-2's own.
-    `ignore_merges`: a piece that is a token becomes that token, whatever its merges. `adds_bos`: default for
-    files that do not tell.
+    """How a text is split before BPE merges. `pattern`: a regular expression that matches a piece, or "" for
+    GPT-2's. `ignore_merges`: a piece that is itself a token becomes that token, even if the merges would give
+    other tokens. `adds_bos`: whether texts begin with BOS if the file has no add_bos_token.
     """
 
     pattern: str = ""
@@ -45,8 +45,8 @@ def _split(pattern: str) -> dict[str, object]:
 
 
 def _words(digits: str) -> str:
-    """Return the pattern for contractions, letters with a character before them, numbers, the rest of a line,
-    spaces.
+    """Return the pattern that splits a text into contractions, words (letters with at most one other
+    character before them), numbers (matched by `digits`), runs of other characters, and white space.
     """
     return (
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
@@ -70,15 +70,15 @@ PRE_TOKENIZERS = {
 
 
 _PREFIX = "tokenizer.ggml."
-_UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5  # Types; all others are pieces of texts.
+_UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5  # Token types; other types are ordinary BPE tokens.
 _SPECIAL = (_UNKNOWN, _CONTROL)
 _NAMED = {"bos": "bos_token_id", "eos": "eos_token_id", "unk": "unknown_token_id", "pad": "padding_token_id"}
 _ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")  # The end of a text, a turn, a message.
 
 
 def tokenizer_json(container: Container) -> dict[str, object]:
-    """Return tokenizer.json. Raises ModelError for another model than byte-level BPE, an unknown
-    pre-tokenizer, duplicate tokens, and merges that join no tokens.
+    """Return tokenizer.json. Raises ModelError for a model that is not byte-level BPE, an unknown
+    pre-tokenizer, duplicate tokens, and merges of strings that are no tokens.
     """
     pre = _pre_tokenizer(container)
     tokens, types = _tokens(container)
@@ -126,8 +126,8 @@ def tokenizer_config(container: Container) -> dict[str, object]:
 
 
 def token_ids(container: Container) -> dict[str, int]:
-    """Return the file's named ids by their keys (`eos_token_id`, …). Raises ModelError if an id is no
-    token."""
+    """Return the special token ids that the file names, by key (`eos_token_id`, …). Raises ModelError for an
+    id outside the vocabulary."""
     fields, last = container.fields, num_tokens(container) - 1
     names = dict.fromkeys((*_NAMED.values(), *_ENDS))
     return {
@@ -136,13 +136,13 @@ def token_ids(container: Container) -> dict[str, int]:
 
 
 def end_ids(container: Container) -> list[int]:
-    """Return the tokens that end an answer, the end of a text first."""
+    """Return the ids of the tokens that end an answer, first the end of a text (eos_token_id)."""
     ids = token_ids(container)
     return list(dict.fromkeys(ids[name] for name in _ENDS if name in ids))
 
 
 def num_tokens(container: Container) -> int:
-    """Return how many rows the embedding has, padding tokens included."""
+    """Return the length of the token list, including padding tokens: the number of embedding rows."""
     return _array(container, "tokens").count
 
 
@@ -164,7 +164,7 @@ def _array(container: Container, name: str) -> StoredArray:
 
 
 def _tokens(container: Container) -> tuple[list[str], list[int]]:
-    """Return tokens and their types, without padding at the end."""
+    """Return the tokens and their types, without the padding tokens at the end of the list."""
     tokens = _array(container, "tokens").as_strings()
     types = _array(container, "token_type").as_integers().tolist()
     if len(tokens) != len(types):

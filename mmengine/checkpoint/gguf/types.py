@@ -1,6 +1,6 @@
-"""Decodes GGUF's value types: plain, or blocks of 32 or 256 values with scales. The arithmetic to float32 is
-that of ggml's reference (https://github.com/ggml-org/ggml/blob/master/src/ggml-quants.c), so the bits are the
-same as in llama.cpp.
+"""Decodes GGUF's value types: plain floats, or blocks of 32 or 256 values with scales. Values are computed in
+float32 by the same operations as in ggml's reference, so the bits are the same as in llama.cpp
+(https://github.com/ggml-org/ggml/blob/master/src/ggml-quants.c).
 """
 
 import math
@@ -14,9 +14,9 @@ from mmengine.checkpoint.tensors import CodedRows, Coding
 
 @dataclass(frozen=True, slots=True)
 class StoredType:
-    """A value type. A block holds `values` in `bytes`. `decode`: uint8 [blocks, bytes] to float32 [blocks,
-    values]. `codes`: to codes [blocks, values] and each block's shared values [blocks, 1], if there is a
-    `coding`.
+    """A value type. A block stores `values` values in `bytes` bytes. `decode`: converts uint8 [blocks, bytes]
+    to float32 [blocks, values]. `codes`: for a type with a `coding`, converts the same input to codes
+    [blocks, values], and to scales and optional minimums [blocks, 1].
     """
 
     name: str
@@ -27,12 +27,12 @@ class StoredType:
     codes: Callable[[np.ndarray], CodedRows] | None = None
 
     def num_bytes(self, shape: tuple[int, ...]) -> int:
-        """Return the byte size of a tensor whose last dimension is whole blocks."""
+        """Return a tensor's size in bytes. The last dimension must be a multiple of `values`."""
         return math.prod(shape) // self.values * self.bytes
 
 
 def _half(blocks: np.ndarray, start: int) -> np.ndarray:
-    """Return a float16 of each block as float32 [blocks, 1]."""
+    """Return the float16 at byte `start` of each block, as float32 [blocks, 1]."""
     return np.ascontiguousarray(blocks[:, start : start + 2]).view("<f2").astype(np.float32)
 
 
@@ -79,9 +79,11 @@ def _q4_1(blocks: np.ndarray) -> np.ndarray:
 
 
 def _q6_k(blocks: np.ndarray) -> np.ndarray:
-    """Decode two halves of 128 codes with an offset of 32: their low four bits, 64 bytes each, then their
-    high two bits, 32 bytes each. Then 16 signed bytes follow: each byte times the final float16, rounded, is
-    the scale of 16 codes.
+    """Decode 256 codes of six bits with an offset of 32, in two halves of 128 codes.
+
+    A block stores the codes' low four bits (64 bytes for each half), their high two bits (32 bytes for each
+    half), 16 signed bytes, and a float16. A signed byte times the float16, rounded to float32, is the scale
+    of 16 codes.
     """
     low = blocks[:, :128].reshape(-1, 2, 1, 64) >> np.array([[0], [4]], np.uint8) & 15
     high = blocks[:, 128:192].reshape(-1, 2, 1, 32) >> np.array([[0], [2], [4], [6]], np.uint8) & 3
@@ -100,13 +102,13 @@ def _q4_0_codes(blocks: np.ndarray) -> CodedRows:
 
 
 def _q4_1_codes(blocks: np.ndarray) -> CodedRows:
-    """Return codes counted from -8; the minimum moves accordingly, exact except for float32's last bits."""
+    """Return the codes minus 8, and the minimums plus 8 * scale, which is rounded to float32."""
     scales = _half(blocks, 0)
     return CodedRows(_signed_nibbles(blocks[:, 4:]), scales, _half(blocks, 2) + 8 * scales)
 
 
 def _signed_nibbles(packed: np.ndarray) -> np.ndarray:
-    """Unpack as `_nibbles` does, less 8, int8."""
+    """Unpack uint8 [blocks, 16] in the order of `_nibbles`, and subtract 8: int8 [blocks, 32]."""
     return np.concatenate((packed & 15, packed >> 4), axis=1).view(np.int8) - np.int8(8)
 
 
@@ -117,7 +119,7 @@ TYPES = {
     8: StoredType("Q8_0", 32, 34, _q8_0, Coding("int8", 32), _q8_0_codes),
     2: StoredType("Q4_0", 32, 18, _q4_0, Coding("int4", 32), _q4_0_codes),
     3: StoredType("Q4_1", 32, 20, _q4_1, Coding("int4", 32, mins=True), _q4_1_codes),
-    14: StoredType("Q6_K", 256, 210, _q6_k),  # The embedding or head in most files with the two types above.
+    14: StoredType("Q6_K", 256, 210, _q6_k),  # Most Q4_0 and Q4_1 files store the embedding or the head so.
 }
 OTHER_TYPES = (
     {6: "Q5_0", 7: "Q5_1", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 12: "Q4_K", 13: "Q5_K", 15: "Q8_K"}

@@ -1,4 +1,4 @@
-"""Describes a text decoder as plain data, which is read without torch."""
+"""The sizes and options of a text decoder as plain data. Does not import torch."""
 
 from dataclasses import dataclass
 
@@ -7,25 +7,25 @@ from mmengine.checkpoint.rope import RopeConfig
 
 @dataclass(frozen=True, slots=True)
 class ExpertsConfig:
-    """The feed-forward networks in some layers: `count` SwiGLU experts.
+    """The experts of the layers that have a mixture of experts: `count` SwiGLUs per layer.
 
-    A token uses the `top_k` likeliest experts and adds their outputs, weighted by the router's probabilities:
-    a softmax over all experts, in float32.
+    The output for a token is the sum of the outputs of the `top_k` likeliest experts, weighted by the
+    router's probabilities, which are a float32 softmax over all experts.
     """
 
     count: int
     top_k: int  # At most `count`.
-    intermediate_size: int  # Of each expert.
+    intermediate_size: int  # Size of each expert.
     layers: tuple[int, ...]  # Layers with experts; the others are dense.
-    norm_top_k: bool = True  # Divide the chosen probabilities by their sum.
+    norm_top_k: bool = True  # Whether the chosen experts' probabilities are divided by their sum.
     # Size of an additional expert for every token, scaled by the sigmoid of its own gate; 0: none.
     shared_size: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class DeltaConfig:
-    """The gated delta net, which replaces attention (delta.py) in `layers`. `num_heads` counts value heads
-    and is a multiple of `num_key_heads`.
+    """The gated delta net (delta.py), which replaces attention in `layers`. `num_heads`: number of value
+    heads, a multiple of `num_key_heads`.
     """
 
     layers: frozenset[int]
@@ -33,21 +33,21 @@ class DeltaConfig:
     num_heads: int
     key_dim: int
     value_dim: int
-    taps: int = 4  # Of the convolution before the delta rule.
+    taps: int = 4  # Kernel size of the convolution before the delta rule.
 
     @property
     def width(self) -> int:
-        """Return the convolution's channels: those for q, k and v."""
+        """Return the number of the convolution's channels, which become q, k and v."""
         return 2 * self.num_key_heads * self.key_dim + self.num_heads * self.value_dim
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """Layers of attention and SwiGLU between RMS norms, all alike except for experts and for the layers in
-    `delta`.
+    """A decoder whose layers have attention, SwiGLU and RMS norms. Some layers may have experts in place of
+    the SwiGLU, and some a delta net in place of attention.
 
-    `num_heads` is a multiple of `num_kv_heads`; `head_dim` is even. `intermediate_size` is 0 if no layer is
-    dense.
+    `num_heads` is a multiple of `num_kv_heads`; `head_dim` is even. `intermediate_size` is 0 if no layer has
+    a dense SwiGLU.
     """
 
     vocab_size: int
@@ -61,14 +61,14 @@ class DecoderConfig:
     rms_norm_eps: float
     rope: RopeConfig
     qkv_bias: bool = False
-    out_bias: bool = False  # On the attention output.
+    out_bias: bool = False  # Whether attention's output projection has a bias.
     mlp_bias: bool = False
-    qk_norm: bool = False  # Each head of q and k is normed before rotation.
-    tied: bool = False  # The head is the embedding.
-    rotary_dim: int = 0  # Number of first values in a head that are rotated; 0: all.
-    # A head's output is multiplied by the sigmoid of a gate, which q's projection writes after its q.
+    qk_norm: bool = False  # Whether each head of q and k is normed before rotation.
+    tied: bool = False  # Whether the LM head uses the embedding's matrix.
+    rotary_dim: int = 0  # Number of values at a head's beginning that are rotated; 0: all.
+    # Whether each head's output is multiplied by the sigmoid of a gate. q_proj computes the gate after q.
     gated: bool = False
-    norm_offset: bool = False  # Norms add 1 to their weights and round once.
+    norm_offset: bool = False  # Whether norms add 1 to their weights and round once.
     delta: DeltaConfig | None = None
     experts: ExpertsConfig | None = None
 

@@ -2,10 +2,10 @@
 
     S <- exp(g) S;  S <- S + k (beta (v - S'k))';  o = S'q / sqrt(key_dim)      (arXiv 2412.06464)
 
-with q and k normed to length 1. Many tokens of a row are computed in chunks, with matrix products; few tokens
-are computed one by one. Both use float32. Values are rounded where transformers rounds them, and chunks
-follow its `torch_chunk_gated_delta_rule`. The CPU kernels (native/src/layers/delta.cpp) compute all tokens
-one by one.
+where q and k are L2-normalised. If a row has many tokens, they are computed in chunks with matrix products;
+few tokens are computed one after the other. Both ways use float32. Values are rounded where transformers
+rounds them, and chunks follow its `torch_chunk_gated_delta_rule`. The CPU kernels
+(native/src/layers/delta.cpp) compute all tokens one after the other.
 """
 
 from collections.abc import Callable
@@ -20,12 +20,12 @@ from mmengine.models.states import StateSpec, StepStates
 from mmengine.native.decoder_weights import DeltaWeights
 
 CHUNK = 64
-FEW = 8  # Up to this many tokens, one by one is faster.
+FEW = 8  # Up to this many tokens, computing one token after the other is faster than a chunk.
 Rule = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class DeltaMixer:
-    """A layer's delta mixer, over a step's states."""
+    """A layer's gated delta net, which reads and updates a step's states."""
 
     def __init__(self, config: DeltaConfig, weights: DeltaWeights[Linear], eps: float, layer: int) -> None:
         """`layer`: index among the layers with states."""
@@ -35,10 +35,11 @@ class DeltaMixer:
         self._spec = StateSpec(1, *sizes)
 
     def mix(self, projected: Tensor, x: Tensor, states: StepStates | None) -> Tensor:
-        """Mix the tokens: [t, values], before the output projection.
+        """Return the mixed tokens [t, values], before the output projection.
 
-        `projected` is [t, width + values] and x is [t, hidden]; `projected` was computed from x. Without
-        `states` all tokens are a single row, from its first token.
+        `x`: [t, hidden], the layer's normed input. `projected`: [t, width + values], the input projection of
+        x: the convolution's channels and the output gate. Without `states`, all tokens are one row that
+        starts with an empty state.
         """
         width = self._spec.width
         channels, gate = projected.split((width, projected.shape[1] - width), 1)
@@ -54,7 +55,7 @@ class DeltaMixer:
         return self._run(window, inputs, state)[0]
 
     def _rows(self, inputs: Tensor, states: StepStates) -> Tensor:
-        """Mix [t, input_width] to [t, heads, value_dim]."""
+        """Return the outputs [t, heads, value_dim] for inputs [t, input_width]. Updates the rows' states."""
         spec, starts = self._spec, states.query_starts
         mixed = inputs.new_empty(len(inputs), spec.num_heads, spec.value_dim)
         lengths = starts[1:] - starts[:-1]
@@ -67,7 +68,7 @@ class DeltaMixer:
         return mixed
 
     def _decode(self, inputs: Tensor, states: StepStates, alone: Tensor, mixed: Tensor) -> None:
-        """Compute all single-token rows at once."""
+        """Compute the rows in the mask `alone`, which have one token each, at once. Writes to `mixed`."""
         layer, device = self._layer, inputs.device
         tokens = torch.from_numpy(states.query_starts[:-1][alone].astype("int64")).to(device)
         slots = torch.from_numpy(states.slots[alone].astype("int64")).to(device)
@@ -108,8 +109,9 @@ class DeltaMixer:
         mixed[:count] = torch.cat(outputs)[stayed:]
 
     def _run(self, window: Tensor, inputs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute n tokens, with the preceding inputs in `window` [taps - 1 + n, width]. Returns outputs [n,
-        heads, value_dim] and the state after them.
+        """Compute n tokens of a row. Returns their outputs [n, heads, value_dim] and the state after them.
+
+        `window`: [taps - 1 + n, width], the convolution's inputs for the tokens and for the taps - 1 before.
         """
         if not len(inputs):
             return inputs.new_empty(0, self._spec.num_heads, self._spec.value_dim), state
@@ -121,12 +123,12 @@ class DeltaMixer:
         return out[:, 0].to(inputs.dtype), after[0]
 
     def _convolved(self, window: Tensor) -> Tensor:
-        """Convolve [n, width, taps - 1 + t] to [n, width, t]."""
+        """Return the convolution [n, width, t] of `window` [n, width, taps - 1 + t], after silu."""
         return F.silu(F.conv1d(window, self._taps, groups=self._spec.width))
 
     def _heads(self, channels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Split [t, width] into q, k and v, float32 [t, heads, dim]: q and k have length 1, q is scaled, and
-        both are repeated for the value heads that share them.
+        """Split [t, width] into q, k and v, float32 [t, heads, dim]. q and k are L2-normalised, and q is then
+        scaled. Both are repeated for the value heads that share them.
         """
         c, t = self._config, len(channels)
         keys, values = c.num_key_heads * c.key_dim, c.num_heads * c.value_dim
@@ -137,7 +139,7 @@ class DeltaMixer:
         return q, k, v.reshape(t, c.num_heads, c.value_dim)
 
     def _gates(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the decay's logarithm, and beta, float32 [t, heads]."""
+        """Return the logarithm of the decay, and beta, each float32 [t, heads]."""
         b, a = inputs[:, self._spec.width :].chunk(2, 1)
         return self._w.decay * F.softplus(a.float() + self._w.dt_bias), b.sigmoid().float()
 
@@ -152,11 +154,11 @@ class DeltaMixer:
 def one_by_one(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Run the rule token by token for n rows. Returns outputs shaped like v, and the state after them;
-    float32.
+    """Run the delta rule for n rows of t tokens, one token after the other. Returns the outputs, shaped like
+    v, and the state after the last token.
 
-    q, k: [t, n, heads, key_dim]; v: [t, n, heads, value_dim]; decay (a logarithm) and beta: [t, n, heads];
-    state: [n, heads, key_dim, value_dim].
+    All tensors are float32. q, k: [t, n, heads, key_dim]. v: [t, n, heads, value_dim]. decay (a logarithm)
+    and beta: [t, n, heads]. state: [n, heads, key_dim, value_dim].
     """
     outputs = []
     for q_t, k_t, v_t, g_t, beta_t in zip(q, k, v, decay, beta, strict=True):
@@ -170,7 +172,7 @@ def one_by_one(
 def in_chunks(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Run the same rule, CHUNK tokens at a time."""
+    """Do the same as `one_by_one` with matrix products, CHUNK tokens at a time."""
     outputs = []
     q, k, v = (each.permute(1, 2, 0, 3) for each in (q, k, v))
     decay, beta = (each.permute(1, 2, 0) for each in (decay, beta))
@@ -185,8 +187,10 @@ def in_chunks(
 def _chunk(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Run the rule on a chunk: q, k, v [n, heads, c, dim], decay and beta [n, heads, c]."""
-    total = decay.cumsum(-1)  # Logarithm of all decays since the chunk's beginning.
+    """Run the delta rule on a chunk of c tokens: q, k, v [n, heads, c, dim], decay and beta [n, heads, c].
+    Returns the outputs [n, heads, c, value_dim] and the state after the chunk.
+    """
+    total = decay.cumsum(-1)  # Logarithm of the product of all decays since the chunk's beginning.
     later = torch.ones(q.shape[-2], q.shape[-2], dtype=torch.bool, device=q.device).triu(1)
     between = (total[..., :, None] - total[..., None, :]).masked_fill(later, float("-inf")).exp()
     k_beta = k * beta[..., None]

@@ -1,9 +1,9 @@
-"""A layer's feed-forward in torch: a SwiGLU, or a mixture of experts with transformers' sums in the same
-order.
+"""A layer's feed-forward in torch: a SwiGLU, or a mixture of experts that adds its terms in the same order as
+transformers.
 
-Pairs of a token and an expert are sorted by expert, so that each expert's rows are a single product. The
-product is rounded, weighted and rounded again; a token's `top_k` results are added in float32, the likeliest
-first.
+Pairs of a token and an expert are sorted by expert, so that each expert multiplies all its tokens at once. An
+expert's output is rounded, multiplied by its probability, and rounded again. A token's `top_k` results are
+added in float32, the likeliest expert's first.
 """
 
 from collections.abc import Callable
@@ -16,10 +16,10 @@ from mmengine.models.decoder.prepacked import Linear
 from mmengine.native.decoder_weights import LayerWeights
 from mmengine.native.feed_forward import Dense, Mixture
 
-FeedForward = Dense[Linear] | Mixture[Linear, Tensor]  # With experts [count, out, in].
+FeedForward = Dense[Linear] | Mixture[Linear, Tensor]  # A mixture's tensors are [count, out, in].
 TorchLayer = LayerWeights[Linear, FeedForward]
-Gate = Callable[[Tensor], Tensor]  # [t, 2 * wide] to silu of the first half times the second.
-_ALIGNED_BYTES = 16  # Alignment of rows in torch's grouped products.
+Gate = Callable[[Tensor], Tensor]  # Maps [t, 2 * wide] to [t, wide]: silu(first half) * second half.
+_ALIGNED_BYTES = 16  # torch's grouped products require rows aligned to so many bytes.
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
@@ -28,7 +28,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 
 
 def feed_forward(weights: FeedForward, gate: Gate = silu_mul) -> Linear:
-    """Return a function that maps x [t, hidden] to [t, hidden]."""
+    """Return the feed-forward as a function from x [t, hidden] to [t, hidden]."""
     if isinstance(weights, Dense):
         return lambda x: weights.down(gate(weights.gate_up(x)))
     return lambda x: _mix(weights, gate, x)
@@ -50,8 +50,8 @@ def _mix(weights: Mixture[Linear, Tensor], gate: Gate, x: Tensor) -> Tensor:
 
 
 def route(logits: Tensor, top_k: int, norm_top_k: bool) -> tuple[Tensor, Tensor]:
-    """Choose experts by the router's logits [t, count]. Returns probabilities in the logits' dtype and expert
-    ids, int64, [t, top_k] each, the likeliest first.
+    """Choose each token's experts by the router's logits [t, count]. Returns the experts' probabilities in
+    the logits' dtype, and their ids (int64): [t, top_k] each, the likeliest first.
     """
     chances, chosen = logits.softmax(-1, dtype=torch.float32).topk(top_k)
     if norm_top_k:
@@ -60,9 +60,10 @@ def route(logits: Tensor, top_k: int, norm_top_k: bool) -> tuple[Tensor, Tensor]
 
 
 def _grouped(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
-    """Multiply the rows of x [s, in] up to each of `ends`, int32 [count], by a weight [out, in] each.
+    """Multiply rows x [s, in], which are sorted by expert, each by its expert's weight [out, in].
 
-    Never waits for the device, except for sizes that torch does not multiply in groups.
+    `weights`: [count, out, in]. `ends`: int32 [count], where each expert's rows end. Does not wait for the
+    device, except if torch's grouped product does not support the sizes.
     """
     if x.shape[1] * x.itemsize % _ALIGNED_BYTES == 0 and weights.shape[1] * x.itemsize % _ALIGNED_BYTES == 0:
         return F.grouped_mm(x, weights.transpose(1, 2), offs=ends)

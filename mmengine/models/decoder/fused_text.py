@@ -1,8 +1,9 @@
-"""The text decoder on a GPU, with a single kernel between two matmuls. Not yet run on a GPU.
+"""The text decoder on a GPU, with a single kernel between two matmuls. It has not been run on a GPU yet.
 
-A layer has four matmuls, attention, and four kernels: norm; rotation (with the norms of q and k, and storing
-k and v where attention reads them); residual and norm; gate. Cosines and sines are computed once per step.
-The kernels round once where text.py, like transformers, rounds more often.
+A layer has four matmuls, attention, and four kernels. The kernels are: the norm; the rotation, which also
+norms q and k, and stores k and v in the KV cache; adding the residual, with the next norm; and the gate.
+Cosines and sines are computed once per step. The kernels round once where text.py, like transformers, rounds
+several times.
 """
 
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ from mmengine.models.states import StepStates
 
 
 class FusedTextDecoder(TextDecoder):
-    """See TextDecoder."""
+    """A TextDecoder that runs the kernels `ops` between matmuls."""
 
     def __init__(
         self,
@@ -53,7 +54,7 @@ class FusedTextDecoder(TextDecoder):
             return self._adapted(adapters).forward(embeds, deepstack, positions, attention, aux_hidden_states)
         angles = self._rotary.halves(positions)
         eps, ops = self.config.rms_norm_eps, self.ops
-        residual = embeds.clone()  # The tensor that kernels add to.
+        residual = embeds.clone()  # Cloned, because the kernels add to the residual in place.
         if aux_hidden_states is not None:
             aux_layer(aux_hidden_states, 0, residual)
         normed = ops.rms_norm(residual, self._layers[0].input_norm, eps)
@@ -63,8 +64,8 @@ class FusedTextDecoder(TextDecoder):
             normed = ops.add_norm(mixed, residual, layer.post_norm, eps)
             added = self._sum(self._feed_forwards[index](normed))
             if deepstack is not None and index < len(deepstack):
-                # The same kernel runs with and without deepstack. So where text tokens add zeros, the bits
-                # are those of a step without media.
+                # The next norm uses the same kernel as without deepstack. So text tokens, whose deepstack
+                # features are zeros, get the same bits as in a step without media.
                 residual.add_(added)
                 added = deepstack[index].clone()
             normed = ops.add_norm(added, residual, next_norm, eps)

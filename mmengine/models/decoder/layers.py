@@ -1,4 +1,4 @@
-"""Reads a decoder layer's weights in a fixed order, for decoders with different matrix formats."""
+"""Reads a decoder layer's weights in a fixed order. Each decoder passes functions that make its matrices."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,17 +24,17 @@ from mmengine.native.feed_forward import Dense, Mixture
 
 L = TypeVar("L")
 E = TypeVar("E")
-Names = Sequence[str]  # Weights [out, in] to join.
-Make = Callable[[Names, Tensor | None], L]  # With a bias.
-MakeExperts = Callable[[Sequence[Names]], E]  # Takes the weights of each expert.
+Names = Sequence[str]  # Names of weights [out, in], which are joined along the first dimension.
+Make = Callable[[Names, Tensor | None], L]  # Takes weight names and a bias.
+MakeExperts = Callable[[Sequence[Names]], E]  # Takes weight names for each expert.
 
 
 @dataclass(frozen=True, slots=True)
 class Makers(Generic[L, E]):
     """Functions that make a decoder's linear layers from weight names.
 
-    `exact`: for matrices that keep their stored format. `gated`: for q, k and v when a gate follows each of
-    q's heads, in the order of `gates_behind`.
+    `exact`: for matrices that must not be quantised. `gated`: for q, k and v of a gated decoder, where the
+    stored q_proj has a gate after each head; the result's rows are in the order of `gates_behind`.
     """
 
     linear: Make[L]
@@ -53,7 +53,9 @@ def read_layer(
     *,
     adds_bias: bool = True,
 ) -> LayerWeights[L, Dense[L] | Mixture[L, E]]:
-    """Read a layer. `adds_bias`: whether this rank adds the biases that belong to the sum over all ranks."""
+    """Read a layer. `adds_bias`: whether this rank has the biases of the layers whose outputs are summed over
+    all ranks.
+    """
 
     def read(*names: str) -> Tensor:
         return weights.read(*(f"{layer_name(index)}.{name}" for name in names))
@@ -97,8 +99,8 @@ def read_layer(
 
 
 def _read_delta(read: Callable[..., Tensor], linear: Callable[..., L], exact: Make[L]) -> DeltaWeights[L]:
-    """Read a delta net's weights. transformers computes the decay in float32 from weights in the model's
-    dtype.
+    """Read a delta net's weights. The decay is computed in float32 from A_log in the model's dtype, as
+    transformers does.
     """
     return DeltaWeights(
         ba=linear("linear_attn.in_proj_b", "linear_attn.in_proj_a", biased=False, make=exact),
@@ -110,8 +112,8 @@ def _read_delta(read: Callable[..., Tensor], linear: Callable[..., L], exact: Ma
 
 
 def gates_behind(config: DecoderConfig) -> Tensor:
-    """Return the row order that moves all gates to the end, int64 [rows], for joined q, k and v with a gate
-    after each of q's heads.
+    """Return the order, int64 [rows], that moves the gates to the end. The rows are joined q, k and v, where
+    q has a gate after each head.
     """
     heads, size = config.num_heads, config.head_dim
     q = torch.arange(2 * heads * size).view(heads, 2, size)
@@ -149,7 +151,7 @@ def _gate_up(whole: str) -> list[str]:
 
 
 def is_tied(config: DecoderConfig, weights: WeightReader) -> bool:
-    """Return whether the head is the embedding. As in transformers, a stored head beside a tied config counts
-    only if it differs.
+    """Return whether the LM head uses the embedding's matrix. As in transformers, if the config is tied, a
+    stored head is used only if it differs from the embedding.
     """
     return HEAD not in weights or (config.tied and weights.same(HEAD, EMBEDDING))

@@ -1,4 +1,6 @@
-"""Splits a LoRA adapter into additions to a decoder's linear layers, each of which joins several modules."""
+"""Converts a LoRA adapter to additions to a decoder's linear layers. Some of these layers join several of the
+modules that the adapter names.
+"""
 
 from collections.abc import Iterator, Sequence
 
@@ -9,7 +11,9 @@ from mmengine.native.lora import DECODER_LINEARS, LoraPart
 
 
 def decoder_parts(config: DecoderConfig, tensors: AdapterTensors) -> Iterator[tuple[LoraPart, ...]]:
-    """Yield the additions to each linear layer of a decoder, in native/lora.py's order, layer after layer."""
+    """Yield the additions to each linear layer of a decoder, layer by layer, in the order of
+    DECODER_LINEARS.
+    """
     for layer in range(config.num_layers):
         joined = _joined_modules(config, layer)
         for name in DECODER_LINEARS:
@@ -20,8 +24,8 @@ def decoder_parts(config: DecoderConfig, tensors: AdapterTensors) -> Iterator[tu
 
 
 def _gates_behind(config: DecoderConfig, parts: Sequence[LoraPart]) -> Iterator[LoraPart]:
-    """Reorder the additions to q, k and v as decoder/layers.py does when a gate follows each of q's heads:
-    the gates come last.
+    """Yield the additions to q, k and v of a gated decoder, reordered like the weights: gates last
+    (`layers.gates_behind`).
     """
     heads, size = config.num_heads, config.head_dim
     gates = (heads + 2 * config.num_kv_heads) * size
@@ -35,8 +39,8 @@ def _gates_behind(config: DecoderConfig, parts: Sequence[LoraPart]) -> Iterator[
 
 
 def _joined_modules(config: DecoderConfig, layer: int) -> dict[str, tuple[str, ...]]:
-    """Return the modules whose outputs lie side by side in each linear layer, by the names of
-    native/lora.py."""
+    """Return the modules that each linear layer joins, in the order of their outputs, keyed by the names in
+    DECODER_LINEARS."""
     beginning = layer_name(layer)
     found: dict[str, tuple[str, ...]] = {
         "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),

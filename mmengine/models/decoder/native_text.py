@@ -1,7 +1,7 @@
-"""The text decoder on a CPU, with compiled kernels: the same numbers as text.py, in a single call for all
-layers.
+"""The text decoder on a CPU, with compiled kernels. One call computes all layers, with the same roundings as
+text.py.
 
-Weights are packed tensor by tensor while they are read; only the packed form stays in memory.
+Each matrix is packed while it is read, and only the packed matrix stays in memory.
 """
 
 import ctypes
@@ -38,7 +38,9 @@ R = TypeVar("R", Tensor, Codes)
 
 
 class NativeTextDecoder:
-    """See TextDecoder. Runs a single step at a time. `experts`: the layers' mixtures."""
+    """A decoder with TextDecoder's methods that uses the CPU kernels. Steps must not overlap, because they
+    share scratch memory. `experts`: the mixtures of the layers that have experts.
+    """
 
     batch_invariant = True
 
@@ -65,7 +67,7 @@ class NativeTextDecoder:
         ]
         self.experts = [layer.feed_forward for layer in layers if isinstance(layer.feed_forward, Experts)]
         norm, dtype = read_final_norm(config, weights), weights.dtype
-        # The matrix is not stored twice: a tied embedding is read back from the packed head.
+        # A tied matrix is stored once: the embedding's rows are unpacked from the packed head.
         tied = is_tied(config, weights)
         self._head = pack([EMBEDDING if tied else HEAD])
         self._embedding = None if tied else weights.read(EMBEDDING)
@@ -87,13 +89,13 @@ class NativeTextDecoder:
         self._rotary = RotaryTable(library, rotary.axis, rotary.halves, dtype)
 
     def embed(self, input_ids: Tensor) -> Tensor:
-        """Look up int64 [t] in the embedding: [t, hidden]."""
+        """Return the embeddings [t, hidden] of token ids int64 [t]."""
         if self._embedding is not None:
             return F.embedding(input_ids, self._embedding)
         return self._head.rows(input_ids)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Project normed hidden states [s, hidden] to float32 [s, vocab]."""
+        """Return the logits, float32 [s, vocab], for normed hidden states [s, hidden]."""
         return self._head(hidden, float32=True)
 
     def forward(
@@ -109,10 +111,10 @@ class NativeTextDecoder:
         """Run all layers and return the normed hidden states [t, hidden].
 
         embeds is [t, hidden], deepstack [n, t, hidden] (zero at text tokens) or None, positions int64 [3, t].
-        Fills `aux_hidden_states.rows`, updates `states`, and computes rows with their adapters.
+        Fills `aux_hidden_states.rows`, updates `states`, and adds each adapter's products for its tokens.
         """
         cos, sin = self._rotary.rows(positions)
-        report_step()  # The step's media are encoded by now; all layers are one call.
+        report_step()  # Reported here only, after the media were encoded: all layers are a single call.
         aux_rows = None if aux_hidden_states is None else (aux_hidden_states.layers, aux_hidden_states.rows)
         pointed = None
         if self._states is not None and states is not None:
@@ -126,7 +128,7 @@ class NativeTextDecoder:
         return self._decoder.forward(embeds, deepstack, cos, sin, attention, aux_rows, pointed, lora)
 
     def adapter(self, tensors: AdapterTensors) -> PackedAdapter:
-        """Return the adapter packed for this decoder, for `AdapterRows`."""
+        """Return the adapter's matrices packed for this decoder: LoadedAdapter.text."""
         return PackedAdapter(decoder_parts(self._config, tensors))
 
 
@@ -147,7 +149,7 @@ def delta_sizes(config: DecoderConfig) -> DeltaSizes | None:
 def with_gates_behind(
     weight: ChunkedWeight | ChunkedCodes, config: DecoderConfig
 ) -> ChunkedWeight | ChunkedCodes:
-    """Reorder a matrix as `gates_behind` does, a piece at a time."""
+    """Reorder the rows of a matrix that is read in pieces to the order of `gates_behind`."""
     if isinstance(weight, ChunkedWeight):
         return replace(weight, chunks=_moved(weight.chunks, config))
     return replace(weight, chunks=_moved(weight.chunks, config))

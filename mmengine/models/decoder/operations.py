@@ -1,4 +1,4 @@
-"""Torch operations between a decoder layer's matmuls, rounded where transformers rounds."""
+"""Torch operations between a decoder layer's matmuls. They round where transformers rounds."""
 
 from collections.abc import Callable
 
@@ -10,8 +10,8 @@ RmsNorm = Callable[[Tensor, Tensor, float], Tensor]  # x [t, n], weight [n], eps
 
 
 def rms_norm_of(dtype: torch.dtype, *, once: bool = False) -> RmsNorm:
-    """Return the RMS norm for a dtype. Below float32 the normed values are also rounded before the weight is
-    applied, except with `once`: the weights are float32 then.
+    """Return the RMS norm for a dtype. In 16 bits, values are rounded before and after multiplying by the
+    weight; with `once` only after, and the weight must be float32.
     """
     if dtype == torch.float32:
         return _rms_norm
@@ -35,9 +35,9 @@ def norm_and_rotate(
 ) -> Tensor:
     """Norm and rotate qk [t, heads, head_dim] into a new tensor.
 
-    Each head is normed by its row of `weight` [heads, head_dim], or not if `weight` is None. Then the first
-    values of each head are rotated by cos and sin from `Rotary.rows`, which tell how many. `once`: see
-    `rms_norm_of`.
+    Each head is normed with its row of `weight` [heads, head_dim], unless `weight` is None. Then the first r
+    values of each head are rotated by `cos` and `sin` from `Rotary.rows`, whose last dimension is r. `once`:
+    as in `rms_norm_of`.
     """
     if weight is not None and once:
         qk = _rms_norm_once(qk, weight, eps)

@@ -1,5 +1,5 @@
-"""Linear layers in torch. For bfloat16 on a CPU, torch would reorder a weight to oneDNN's blocked form in
-each call, which takes as long as the product with a few rows. This module reorders once.
+"""Linear layers in torch. For bfloat16 on a CPU, torch reorders a weight to oneDNN's blocked layout in each
+call, which takes as long as the product with a few rows. This module reorders each weight once.
 """
 
 from collections.abc import Callable
@@ -12,13 +12,14 @@ from torch import Tensor
 Linear = Callable[[Tensor], Tensor]
 MakeLinear = Callable[[Tensor, Tensor | None], Linear]  # Takes a weight [n, k] and a bias.
 
-# oneDNN chooses a form for a number of rows. The form for 16 rows is fast for one row and for thousands.
+# oneDNN chooses a layout for an expected number of rows. The layout for 16 rows is fast for one row and for
+# thousands.
 _ROWS = 16
 
 
 def linear_of(weight: Tensor, bias: Tensor | None = None) -> Linear:
-    """Return a function from x [t, k] to x weight^T + bias, [t, n], for a weight [n, k]. A reordered `weight`
-    is not kept.
+    """Return a function from x [t, k] to x weight^T + bias, [t, n], for a weight [n, k]. If the weight is
+    reordered, the function keeps no reference to `weight`.
     """
     if weight.dtype != torch.bfloat16 or weight.device.type != "cpu" or not reorders():
         return lambda x: F.linear(x, weight, bias)
@@ -29,9 +30,9 @@ def linear_of(weight: Tensor, bias: Tensor | None = None) -> Linear:
 
 @cache
 def reorders() -> bool:
-    """Return whether this build of torch has oneDNN's reordering operations, and the CPU bfloat16.
+    """Return whether torch's oneDNN operations for reordered bfloat16 weights work on this CPU.
 
-    The operations are private to torch, so a missing operation, or a call that it refuses, is no error.
+    The operations are private to torch. If one is missing or raises an error, the result is False.
     """
     try:
         ops = torch.ops.mkldnn

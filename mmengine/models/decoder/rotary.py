@@ -1,4 +1,4 @@
-"""Cosines and sines for rotating q and k: plain, scaled, and with three positions per token."""
+"""Cosines and sines for rotating q and k. Frequencies may be scaled, and a token may have three positions."""
 
 import math
 
@@ -9,8 +9,8 @@ from mmengine.checkpoint.rope import RopeConfig
 
 
 class Rotary:
-    """Rotation tables for a model. `axis`, int64 [head_dim / 2]: the row of positions that each frequency
-    follows.
+    """Computes a model's cosines and sines. `axis`: int64 [head_dim / 2], for each frequency the row of the
+    positions (time, height or width) that it uses.
     """
 
     def __init__(self, rope: RopeConfig, head_dim: int, device: torch.device) -> None:
@@ -18,24 +18,25 @@ class Rotary:
         self.axis = axes(rope, head_dim).to(device)
 
     def rows(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return cos and sin for positions int64 [3, t], [t, 1, head_dim] each, computed in float32. The
-        first half of sin is negated, so x * cos + roll(x, head_dim / 2) * sin is the rotation.
+        """Return cos and sin, [t, 1, head_dim] each, for positions int64 [3, t]. They are computed in float32
+        and cast to `dtype`. The first half of sin is negated, so x * cos + roll(x, head_dim / 2) * sin is the
+        rotation.
         """
         cos, sin = (half.to(dtype) for half in self.halves(positions))
         return torch.cat((cos, cos), -1).unsqueeze(1), torch.cat((-sin, sin), -1).unsqueeze(1)
 
     def halves(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cos and sin of the angles, contiguous float32 [t, head_dim / 2] each."""
+        """Return cos and sin, contiguous float32 [t, head_dim / 2] each, for positions int64 [3, t]."""
         angles = positions.float().index_select(0, self.axis).t().contiguous() * self._inv_freq
         return angles.cos(), angles.sin()
 
 
 def axes(rope: RopeConfig, head_dim: int) -> Tensor:
-    """Return the position row for each frequency, int64 [head_dim / 2].
+    """Return, for each frequency, the row of the positions that it uses, int64 [head_dim / 2].
 
-    Interleaved: frequency i follows the height where i % 3 == 1 and the width where i % 3 == 2, each below
-    three times its section, otherwise the time. Not interleaved: the sections are consecutive. Without
-    sections all frequencies follow row 0.
+    Interleaved: frequency i uses the height if i % 3 == 1 and i is below three times the height's section,
+    the width if i % 3 == 2 and i is below three times the width's section, otherwise the time. Not
+    interleaved: the sections are consecutive. Without sections, all frequencies use row 0.
     """
     axis = torch.zeros(head_dim // 2, dtype=torch.long)
     if rope.sections is None:
@@ -48,9 +49,9 @@ def axes(rope: RopeConfig, head_dim: int) -> Tensor:
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
-    """Return float32 [head_dim / 2], bit for bit transformers' values (`modeling_rope_utils`). "linear"
-    divides all frequencies by the factor. "llama3" divides frequencies whose wave is longer than the original
-    training context, with a smooth transition.
+    """Return the frequencies, float32 [head_dim / 2], with the same bits as in transformers
+    (`modeling_rope_utils`). The kind "linear" divides all frequencies by the factor. "llama3" divides
+    frequencies whose wavelength exceeds the original training context, with a smooth transition.
     """
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float) / head_dim
     plain = 1.0 / rope.theta**exponents
@@ -60,7 +61,7 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
     if rope.kind == "linear":
         return divided
     low, high = rope.low_freq_factor, rope.high_freq_factor
-    waves = 2 * math.pi / plain  # Wave lengths in tokens.
+    waves = 2 * math.pi / plain  # Wavelengths in tokens.
     ease = (rope.original_positions / waves - low) / (high - low)
     eased = (1 - ease) * plain / rope.factor + ease * plain
     scaled = torch.where(waves > rope.original_positions / low, divided, eased)

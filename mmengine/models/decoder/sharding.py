@@ -1,6 +1,6 @@
-"""Splits a text decoder over ranks: attention heads, and the intermediate values of each SwiGLU, in a layer
-or an expert. Everything else stays whole: norms, routers and the embedding on every rank, the head and the
-vision tower on rank 0.
+"""Splits a text decoder over ranks. Attention heads are divided, and so are the intermediate values of each
+SwiGLU, in a layer or an expert. The other parts are not divided: every rank has the norms, the routers and
+the embedding, and only rank 0 has the LM head and the vision tower.
 """
 
 import re
@@ -18,8 +18,10 @@ _CUT = re.compile(rf"text\.layers\.\d+\.(?:self_attn|mlp|mlp\.experts\.\d+|{re.e
 
 
 def axis_of(name: str) -> int | None:
-    """Return the dimension along which a tensor is cut, or None for a whole tensor. A bias has an entry per
-    output, so a row-cut weight's bias stays whole, and a single rank adds it.
+    """Return the dimension along which a tensor is cut, or None if every rank gets the whole tensor.
+
+    The bias of a weight that is cut by its inputs (ROWS) is not cut, because it has a value per output. Only
+    rank 0 adds such a bias.
     """
     module, _, kind = name.rpartition(".")
     whole, _, part = module.rpartition(".")
@@ -30,8 +32,8 @@ def axis_of(name: str) -> int | None:
 
 
 def cut_config(config: DecoderConfig, shard: Shard) -> DecoderConfig:
-    """Return a rank's decoder. Raises ConfigError if the heads or the MLP's intermediate values cannot be
-    divided.
+    """Return the sizes of a rank's part of the decoder. Raises ConfigError if the heads or the intermediate
+    values cannot be divided by the number of ranks.
     """
     if config.delta is not None or config.gated:
         raise ConfigError("layers with recurrent states cannot be cut over ranks; use tensor_parallel 1")
@@ -52,7 +54,7 @@ def cut_config(config: DecoderConfig, shard: Shard) -> DecoderConfig:
 
 
 def check_plan(config: DecoderConfig, names: Container[str]) -> None:
-    """Raise ModelError if a planned module is missing: each rank would then hold the whole module."""
+    """Raise ModelError if the weights lack a module that should be cut, because it would not be divided."""
     for layer in range(config.num_layers):
         for module in _cut_modules(config, layer):
             name = f"{layer_name(layer)}.{module}.weight"

@@ -7,7 +7,7 @@ EMBEDDING = "text.embed_tokens.weight"
 NORM = "text.norm.weight"
 HEAD = "lm_head.weight"
 Shapes = dict[str, tuple[int, ...]]
-Linears = list[tuple[str, int, int, bool]]  # Module, out, in, whether the layer has a bias.
+Linears = list[tuple[str, int, int, bool]]  # Module name, out, in, whether the layer has a bias.
 
 
 def layer_name(index: int) -> str:
@@ -20,7 +20,7 @@ def expert_name(index: int) -> str:
 
 
 def decoder_tensors(c: DecoderConfig) -> Shapes:
-    """Return the tensors' shapes; linear weights are [out, in]. Files of a tied model may lack HEAD."""
+    """Return the shape of each tensor by name; linear weights are [out, in]. A tied model may lack HEAD."""
     shapes: Shapes = {
         EMBEDDING: (c.vocab_size, c.hidden_size),
         NORM: (c.hidden_size,),

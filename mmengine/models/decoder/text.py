@@ -1,8 +1,8 @@
-"""The text decoder in torch, over a ragged batch: t tokens from any rows, concatenated.
+"""The text decoder in torch, over a ragged batch: t tokens of several rows, concatenated.
 
-The attention port decides which tokens see each other; all other operations treat each token alone. On small
-models, launching operations is most of a decode step's cost. So q, k and v are a single matmul, gate and up
-another, and both norms and the rotation run on q and k together.
+Only attention and delta nets, which get the rows' boundaries from the port and the states, mix tokens. On
+small models, most of a decode step's time is the launching of operations. So q, k and v are one matmul, gate
+and up another, and the norms and the rotation process q and k together.
 """
 
 from collections.abc import Sequence
@@ -36,11 +36,11 @@ from mmengine.native.lora import DECODER_LINEARS, LoraPart
 
 
 class TextDecoder:
-    """Embedding, layers, final norm and head. Keeps no state between calls. With a `shard`: a rank's part,
-    whose sizes `config` holds; only rank 0 has the head.
+    """Embedding, layers, final norm and LM head. Keeps no state between calls. With a `shard`, the decoder is
+    this rank's part, `config` has the part's sizes, and only rank 0 has the head.
     """
 
-    batch_invariant = False  # torch chooses its products by the number of rows.
+    batch_invariant = False  # torch chooses the matmul algorithm by the number of rows.
 
     def __init__(
         self,
@@ -84,11 +84,13 @@ class TextDecoder:
             self._head = make_linear(head, None)
 
     def adapter(self, tensors: AdapterTensors) -> list[tuple[LoraPart, ...]]:
-        """Return the adapter's additions to this decoder's layers, for `AdapterRows`."""
+        """Return the adapter's additions to this decoder's linear layers: LoadedAdapter.text."""
         return list(decoder_parts(self.config, tensors))
 
     def _adapted(self, adapters: Sequence[AdapterRows]) -> Self:
-        """Return this decoder with the adapters' additions to its linear layers, for a step."""
+        """Return a copy of this decoder whose linear layers add the adapters' products for one step's
+        rows.
+        """
         device = self._embedding.device
         own = []
         for adapter, rows in adapters:
@@ -107,11 +109,11 @@ class TextDecoder:
         return other
 
     def embed(self, input_ids: Tensor) -> Tensor:
-        """Look up int64 [t] in the embedding: [t, hidden]."""
+        """Return the embeddings [t, hidden] of token ids int64 [t]."""
         return F.embedding(input_ids, self._embedding)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Project normed hidden states [s, hidden] to float32 [s, vocab]. Only rank 0 can."""
+        """Return the logits, float32 [s, vocab], for normed hidden states [s, hidden]. Only for rank 0."""
         assert self._head is not None
         return self._head(hidden).float()
 
@@ -128,8 +130,8 @@ class TextDecoder:
         """Run all layers and return the normed hidden states [t, hidden].
 
         embeds is [t, hidden], deepstack [n, t, hidden] (zero at text tokens) or None, positions int64 [3, t].
-        q, k and v reach the port as views of a single tensor. Fills `aux_hidden_states.rows`, updates
-        `states`, and computes rows with their adapters.
+        The port gets q, k and v as views of shared tensors, which are not contiguous. Fills
+        `aux_hidden_states.rows`, updates `states`, and adds each adapter's products for its tokens.
         """
         if adapters:
             own = self._adapted(adapters)
@@ -176,7 +178,9 @@ class TextDecoder:
 
 
 def _with_added(layer: TorchLayer, added: Sequence[Sequence[AddedRows]]) -> TorchLayer:
-    """Return the layer with additions; `added` has an entry for each of DECODER_LINEARS."""
+    """Return the layer with additions to its linear layers. `added` has an entry for each of
+    DECODER_LINEARS.
+    """
     qkv, out, gate_up, down = added
     after = layer.feed_forward
     if isinstance(after, Dense):
@@ -196,5 +200,5 @@ def aux_layer(aux_hidden_states: AuxHiddenStates, layer: int, hidden: Tensor) ->
 
 
 def _unsplit(x: Tensor) -> Tensor:
-    """Return the sum over a single rank."""
+    """Return x unchanged, in place of the sum over ranks, for a decoder on a single rank."""
     return x

@@ -1,4 +1,4 @@
-"""A LoRA adapter in the form that a model computes with, and its tokens in a step."""
+"""A loaded LoRA adapter, and the tokens of a step that use it."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -22,4 +22,4 @@ class AdapterRows(NamedTuple):
     """Tokens in a step that are computed with an adapter."""
 
     adapter: LoadedAdapter
-    rows: np.ndarray  # int32 [n], their places in the batch.
+    rows: np.ndarray  # int32 [n], the tokens' indices in the batch.

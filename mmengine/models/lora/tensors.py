@@ -1,4 +1,4 @@
-"""Loads an adapter's matrices as tensors, joined like the model's own linear layers."""
+"""Loads an adapter's matrices as tensors, grouped like the modules that the model joins to a linear layer."""
 
 from collections.abc import Mapping
 
@@ -27,7 +27,7 @@ class AdapterTensors:
         self._device, self._dtype = device, dtype
 
     def parts(self, *modules: str) -> tuple[LoraPart, ...]:
-        """Return the additions to these modules, whose outputs lie side by side."""
+        """Return the additions to a linear layer that joins these modules' outputs, in this order."""
         found, offset = [], 0
         for module in modules:
             pair = self._files.pairs.get(module)

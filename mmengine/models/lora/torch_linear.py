@@ -1,5 +1,5 @@
-"""Adds LoRA products to linear layers in torch: on devices without special kernels, and on a GPU, which has
-not been tried yet.
+"""Adds LoRA products to linear layers in torch, for CPUs without the compiled kernels and for GPUs. It has
+not been run on a GPU yet.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ Linear = Callable[[Tensor], Tensor]
 
 
 class AddedRows(NamedTuple):
-    """Additions to a linear layer for some rows in a step."""
+    """Additions to a linear layer for some of a step's tokens."""
 
     rows: Tensor  # int64 [n]
     parts: tuple[LoraPart, ...]
@@ -27,7 +27,7 @@ def add_parts(x: Tensor, y: Tensor, parts: Sequence[LoraPart]) -> None:
 
 
 def with_rows(linear: Linear, added: Sequence[AddedRows]) -> Linear:
-    """Return the linear layer with a step's additions."""
+    """Return the linear layer with additions for a step's tokens."""
     if not added:
         return linear
 
@@ -43,5 +43,5 @@ def with_rows(linear: Linear, added: Sequence[AddedRows]) -> Linear:
 
 
 def rows_on(rows: object, device: torch.device) -> Tensor:
-    """Return numpy's int32 [n] as int64 on a device."""
+    """Return numpy row indices, int32 [n], as an int64 tensor on `device`."""
     return torch.as_tensor(rows, dtype=torch.int64).to(device)

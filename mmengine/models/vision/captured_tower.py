@@ -1,8 +1,9 @@
-"""The vision tower over inputs and outputs at fixed addresses, so that its launches can be captured.
+"""The vision tower with inputs and outputs at fixed addresses, so that its kernel launches can be captured.
 
-A step writes its pixels and its grids' tables: position embeddings, cosines and sines for each frame,
-which the tower caches by grid, and where each frame begins. A size's unused rest is another frame, which no
-other frame sees, with whatever pixels lie there; further unused frames are empty. Not yet run on a GPU.
+A step writes its pixels, the position embeddings, cosines and sines of its frames (which the tower caches by
+grid), and where each frame begins. The unused patches of a captured size count as one more frame with
+arbitrary pixels, which no other frame attends to; further unused frames are empty. It has not been run on a
+GPU yet.
 """
 
 from collections.abc import Sequence
@@ -18,7 +19,9 @@ from mmengine.models.vision.tower import VisionTower
 
 
 class CapturedVision:
-    """See CapturableEncoder in the plugin protocol. A segment is a frame. `ops`: the tower's operations."""
+    """Implements CapturableEncoder of the plugin protocol; a segment is a frame. `ops`: the tower's
+    kernels.
+    """
 
     def __init__(self, tower: VisionTower, ops: VisionOps, largest: EncoderSize) -> None:
         config, count = tower.config, largest.num_patches
@@ -31,7 +34,7 @@ class CapturedVision:
         self._positions = zeros(count, config.hidden_size, dtype=tower.dtype)
         self._cos = zeros(count, config.head_dim, dtype=torch.float32)
         self._sin = torch.zeros_like(self._cos)
-        # The beginnings of a step's frames, the beginning of the unused rest, and the end.
+        # Where each of a step's frames begins, where the unused patches begin, and the end.
         self._starts = zeros(largest.num_segments + 2, dtype=torch.int32)
         width = (1 + len(config.deepstack_layers)) * config.out_hidden_size
         self._features = zeros(count // config.merge_size**2, width, dtype=tower.dtype)

@@ -1,14 +1,14 @@
-"""Describes a vision tower as plain data, which is read without torch."""
+"""The sizes and options of a vision tower as plain data. Does not import torch."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class VisionConfig:
-    """Blocks with attention within a frame, over patches with learned positions.
+    """A tower of blocks whose attention stays within a frame. Patches have learned position embeddings.
 
-    Mergers join merge_size x merge_size patches to an embedding for the text model. Pixels are uint8 and are
-    scaled to -1 to 1.
+    Mergers join merge_size x merge_size patches to an embedding for the text model. Pixels are uint8, and the
+    tower scales them to [-1, 1].
     """
 
     depth: int
@@ -18,18 +18,18 @@ class VisionConfig:
     out_hidden_size: int
     in_channels: int
     patch_size: int
-    temporal_patch_size: int  # 1: each frame by itself.
+    temporal_patch_size: int  # Number of video frames in a patch.
     merge_size: int
-    num_positions: int  # Learned position embeddings, in a square.
-    # Base of rotary positions beside the learned positions; None: no rotary positions.
+    num_positions: int  # Number of learned position embeddings, which form a square.
+    # Base of the rotary embedding, which is used besides the learned positions; None: no rotary embedding.
     rope_theta: float | None
-    norm_eps: float  # In every layer norm.
-    gelu: str  # `approximate` of F.gelu in the blocks; the mergers use the exact form.
-    deepstack_layers: tuple[int, ...]  # Blocks whose output is used; item i belongs to deepstack merger i.
-    joined_qkv: bool = True  # Stored as one matrix; otherwise as three.
-    # False: the patch embedding's kernel is stored without the temporal dimension.
+    norm_eps: float  # For all layer norms.
+    gelu: str  # The argument `approximate` of F.gelu in the blocks; the mergers use the exact GELU.
+    deepstack_layers: tuple[int, ...]  # Blocks whose output deepstack merger i takes, for each i.
+    joined_qkv: bool = True  # Whether q, k and v are stored as one matrix; otherwise as three.
+    # Whether the patch embedding's kernel is stored with a temporal dimension.
     patches_have_time: bool = True
-    linear_merger: bool = False  # One matrix without bias after the norm; otherwise two layers.
+    linear_merger: bool = False  # Whether a merger is a norm and one matrix without bias, not two layers.
 
     @property
     def head_dim(self) -> int:

@@ -26,19 +26,19 @@ class Norm:
 
 @dataclass(slots=True)
 class TorchLinear:
-    """A PackedLinear without compiled kernels."""
+    """A linear layer in torch with the same interface as PackedLinear."""
 
     weight: Tensor  # [out, in].
     bias: Tensor | None
 
     def __call__(self, x: Tensor, *, residual: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-        """Return the product, plus the residual if given. Without a residual, `out` is not written."""
+        """Return x weight^T + bias, plus the residual if given. Uses `out` only if there is a residual."""
         y = F.linear(x, self.weight, self.bias)
         return y if residual is None else torch.add(residual, y, out=out)
 
 
 class Linear(Protocol):
-    """PackedLinear or TorchLinear, or a wrapper around either."""
+    """A PackedLinear or a TorchLinear, or a wrapper of one of them."""
 
     def __call__(self, x: Tensor, *, residual: Tensor | None = None, out: Tensor | None = None) -> Tensor: ...
 
@@ -55,8 +55,8 @@ class Block:
 
 @dataclass(slots=True)
 class Merger:
-    """Joins merge x merge patches to an embedding with the text model's width, by `fc2`, after `fc1` if
-    present.
+    """The layers that turn merge x merge joined patches into an embedding of the text model's width: the
+    norm, `fc1` with GELU (unless None), and `fc2`.
     """
 
     norm: Norm
@@ -66,13 +66,15 @@ class Merger:
 
 
 class LayerReader:
-    """Reads layers by their canonical names; with `library` None they are torch layers."""
+    """Reads a tower's layers by canonical name. Linear layers use the CPU kernels in `library`, or torch if
+    that is None.
+    """
 
     def __init__(self, config: VisionConfig, weights: WeightReader, library: ctypes.CDLL | None) -> None:
         self._config, self._weights, self._library = config, weights, library
 
     def linear(self, *names: str, biased: bool = True) -> Linear:
-        """Return a linear layer, or several joined."""
+        """Return a linear layer that joins the outputs of the named layers."""
         weights = [f"{name}.weight" for name in names]
         bias = self._weights.read(*(f"{name}.bias" for name in names)) if biased else None
         if self._library is None:

@@ -1,5 +1,5 @@
-"""Builds a vision tower whose linear layers include an adapter's additions; all other parts are shared with
-the original.
+"""Builds a vision tower whose linear layers include an adapter's additions. The other parts are shared with
+the original tower.
 """
 
 import ctypes
@@ -46,7 +46,9 @@ class NativeAdded:
 
 
 def adapted_tower(tower: VisionTower, tensors: AdapterTensors) -> VisionTower:
-    """Return the tower with the adapter. Unchanged parts are shared with `tower`."""
+    """Return a tower that includes the adapter's additions. Parts that the adapter does not change are shared
+    with `tower`.
+    """
 
     def added(linear: Linear | None, *names: str) -> Linear | None:
         parts = tensors.parts(*names)

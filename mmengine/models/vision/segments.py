@@ -1,5 +1,5 @@
-"""Attention in the vision tower: a patch attends to the patches in its own frame, in a pack of many
-frames."""
+"""Attention in the vision tower. The patches of many frames are packed together, and a patch attends to the
+patches of its own frame."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -14,8 +14,9 @@ from mmengine.native.vision import VisionKernels
 
 
 class Rotation:
-    """A pack's rotation tables: cos and sin, float32 [patches, head_dim] each, with the first half of sin
-    negated; each frame's number of patches, and its first patch.
+    """A pack's rotation tables and frames. `cos`, `sin`: float32 [patches, head_dim], the first half of sin
+    negated. `lengths`: each frame's number of patches. `starts`: each frame's first patch, then the number of
+    patches, int32 [frames + 1].
     """
 
     __slots__ = ("cos", "lengths", "sin", "starts")
@@ -32,8 +33,8 @@ class Rotation:
 
 
 class RotationThere(NamedTuple):
-    """A Rotation with the frames' beginnings on the device: int32 [frames + 1], where each frame begins and
-    the last frame ends. A frame may be empty; `longest` is an upper bound for a frame's patches.
+    """A Rotation whose `starts` is a tensor on the device, int32 [frames + 1]. A frame may be empty.
+    `longest`: an upper bound for the number of patches in a frame.
     """
 
     cos: Tensor
@@ -55,7 +56,9 @@ def upload_into(tensor: Tensor, target: Tensor) -> None:
 
 
 def attend_native(kernels: VisionKernels, qkv: Tensor, pack: Rotation, out: Tensor | None = None) -> Tensor:
-    """Compute `attend_torch` in a single call, with frames in any order; into `out` if given."""
+    """Do the same as `attend_torch` with one call of a CPU kernel, for frames in any order. Writes to `out`
+    if given.
+    """
     if out is None:
         out = qkv.new_empty(len(qkv), qkv.shape[1] // 3)
     kernels.attend(qkv, pack.starts, pack.cos, pack.sin, out)
@@ -63,7 +66,7 @@ def attend_native(kernels: VisionKernels, qkv: Tensor, pack: Rotation, out: Tens
 
 
 def attend_packed(ops: VisionOps, qkv: Tensor, num_heads: int, pack: RotationThere) -> Tensor:
-    """Compute `attend_torch` with frames in any order; overwrites `qkv`."""
+    """Do the same as `attend_torch` with GPU kernels, for frames in any order. Overwrites `qkv`."""
     half = pack.cos.shape[1] // 2
     qkv = qkv.view(len(qkv), 3 * num_heads, -1)
     ops.rotate(qkv[:, : 2 * num_heads], pack.cos[:, :half], pack.sin[:, half:])
@@ -73,8 +76,9 @@ def attend_packed(ops: VisionOps, qkv: Tensor, num_heads: int, pack: RotationThe
 
 
 def attend_torch(qkv: Tensor, num_heads: int, pack: Rotation) -> Tensor:
-    """Attend: qkv [p, 3 * num_heads * head_dim], not yet rotated, to [p, num_heads * head_dim]. Neighbouring
-    equally long frames are computed together, so callers place these side by side.
+    """Return the attention output [p, num_heads * head_dim] for qkv [p, 3 * num_heads * head_dim], which is
+    not rotated yet. Neighbouring frames of equal length are computed together, so callers should place such
+    frames side by side.
     """
     head_dim = qkv.shape[1] // (3 * num_heads)
     qkv = qkv.view(len(qkv), 3 * num_heads, head_dim)
@@ -107,7 +111,7 @@ def rotated(qkv: Tensor, num_heads: int, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def attend_turned(qkv: Tensor, num_heads: int, pack: Rotation, rows: slice) -> Tensor:
-    """Compute `attend_torch` for the patches `rows` alone; qkv holds all patches, rotated."""
+    """Do the same as `attend_torch` for only the patches `rows`. `qkv` has all patches, already rotated."""
     q, k, v = qkv.view(len(qkv), 3, num_heads, -1).permute(1, 2, 0, 3)
     mixed = []
     for begin, end in zip(pack.starts[:-1].tolist(), pack.starts[1:].tolist(), strict=True):
@@ -120,7 +124,7 @@ def attend_turned(qkv: Tensor, num_heads: int, pack: Rotation, rows: slice) -> T
 
 
 def equal_neighbours(lengths: Sequence[int]) -> list[tuple[int, int]]:
-    """Return (count, length) for each run of equally long neighbours."""
+    """Return (count, length) for each run of neighbouring frames of equal length."""
     runs: list[tuple[int, int]] = []
     for length in lengths:
         count = runs.pop()[0] if runs and runs[-1][1] == length else 0

@@ -3,11 +3,11 @@
 from mmengine.models.vision.config import VisionConfig
 
 Shapes = dict[str, tuple[int, ...]]
-QKV = ("q", "k", "v")  # Stored as three matrices.
+QKV = ("q", "k", "v")  # Names of the matrices if q, k and v are stored as three.
 
 
 def vision_tensors(c: VisionConfig) -> Shapes:
-    """Return the tensors' shapes; linear weights are [out, in]."""
+    """Return the shape of each tensor by name; linear weights are [out, in]."""
     merged = c.hidden_size * c.merge_size**2
     time = (c.temporal_patch_size,) if c.patches_have_time else ()
     patch = (c.in_channels, *time, c.patch_size, c.patch_size)
@@ -43,5 +43,5 @@ def vision_tensors(c: VisionConfig) -> Shapes:
 
 
 def _affine(name: str, out: int, *inputs: int) -> Shapes:
-    """Return a weight with its bias, for a linear layer, or for a layer norm (no `inputs`)."""
+    """Return the shapes of a weight and its bias, for a linear layer or (without `inputs`) a layer norm."""
     return {f"{name}.weight": (out, *inputs), f"{name}.bias": (out,)}

@@ -1,8 +1,9 @@
 """The vision tower, over all images and videos in a step at once.
 
-A patch attends to the patches in its own frame; an image is a frame, and a video has a frame per temporal
-patch. With the CPU kernels, and on a GPU in 16 bits, attention is a single call per layer, whatever the
-frames' lengths. With torch alone, equally long frames are grouped, with a batched call per length and layer.
+A patch attends to the patches in its own frame. An image is one frame, and a video has a frame per temporal
+patch. With the CPU kernels, and on a GPU in 16 bits, attention is a single call per layer for frames of any
+lengths. With torch's operations, frames of equal length are grouped, with a batched call per length and
+layer.
 """
 
 from collections import OrderedDict
@@ -30,19 +31,19 @@ from mmengine.models.vision.segments import (
 from mmengine.native.library import load
 from mmengine.native.vision import vision_kernels
 
-_WIDE = 512  # Hidden size from which torch's float32 products with many rows are faster than packed products.
+_WIDE = 512  # From this hidden size on, torch's float32 products of many rows beat the packed kernels.
 # Limit on cached position tables: patches of one frame per grid, summed over the grids.
 _MAX_CACHED_PATCHES = 16384
-_MAX_INTERPOLATED = 4096  # Patches whose positions are interpolated at once.
+_MAX_INTERPOLATED = 4096  # Maximum number of patches whose positions are interpolated at once.
 
 
-# Maps qkv, and a tensor that may be overwritten, to the attention output.
+# Takes qkv, and a tensor that may be overwritten (or None), and returns the attention output.
 Attend = Callable[[Tensor, Tensor | None], Tensor]
 
 
 @dataclass(slots=True)
 class GridTables:
-    """Tables that depend only on a frame's height and width, in its patches' order."""
+    """A frame's tables, which depend only on its height and width. Rows are in the order of its patches."""
 
     positions: Tensor  # [patches, hidden], added to the patch embeddings.
     cos: Tensor  # float32 [patches, head_dim].
@@ -50,7 +51,7 @@ class GridTables:
 
 
 class VisionTower:
-    """Encodes patches to embeddings, and collects the deepstack features on the way."""
+    """Encodes patches to embeddings and deepstack features."""
 
     def __init__(self, config: VisionConfig, weights: WeightReader, device: torch.device) -> None:
         self.config = config
@@ -74,11 +75,11 @@ class VisionTower:
         self._tables: OrderedDict[tuple[int, int], GridTables] = OrderedDict()
 
     def encode(self, patches: Tensor, grids: Sequence[tuple[int, int, int]]) -> Tensor:
-        """Encode uint8 [p, patch_width], the items' concatenated patches, with their grids (t, h, w).
+        """Encode the items' concatenated patches, uint8 [p, patch_width], with their grids (t, h, w).
 
         Returns [sum of t * h * w / merge², (1 + num_deepstack) * out_hidden]: the merged embedding, then the
-        deepstack features in the order in which the text model adds them. Raises ValueError if p is not the
-        grids' sum or a side is no multiple of the merge size.
+        deepstack features in the order in which the text model adds them. Raises ValueError if the grids'
+        patches are not p in total, or a side is not a multiple of the merge size.
         """
         self.check(patches, grids)
         pixels = patches.to(self.device, non_blocking=True)
@@ -100,7 +101,7 @@ class VisionTower:
         self.check_grids(len(patches), grids)
 
     def check_grids(self, num_patches: int, grids: Sequence[tuple[int, int, int]]) -> None:
-        """Raise ValueError if the grids need another number of patches, or none, or cannot be merged."""
+        """Raise ValueError if the grids do not have `num_patches` patches, are empty, or cannot be merged."""
         merge = self.config.merge_size
         total = sum(t * h * w for t, h, w in grids)
         if num_patches != total or not total:
@@ -112,7 +113,7 @@ class VisionTower:
                 )
 
     def _forward(self, pixels: Tensor, grids: Sequence[tuple[int, int, int]]) -> Tensor:
-        """Encode without checks; torch's attention needs equally long frames side by side."""
+        """Encode without checks. If torch computes attention, frames of equal length must be neighbours."""
         frames = self.frames_of(grids)
         positions, cos, sin = (
             torch.cat([getattr(frame, name) for frame in frames]) for name in ("positions", "cos", "sin")
@@ -133,12 +134,14 @@ class VisionTower:
         hidden: Tensor | None = None,
         features: Tensor | None = None,
     ) -> Tensor:
-        """Encode pixels on the device, given the positions that are added to them; into `features` if given.
-        `hidden`: memory for the hidden states, which may be `positions`.
+        """Encode pixels on the device and return the features, in the tensor `features` if given.
+
+        `positions`: [p, hidden], added to the patch embeddings. `hidden`: memory for the hidden states, which
+        may be `positions`.
         """
         hidden = self._patch(self._normalised(pixels), residual=positions, out=hidden)
         taps = []
-        qkv = mixed = inner = None  # Made by the first layer, overwritten by the others.
+        qkv = mixed = inner = None  # The first layer allocates these tensors, and later layers reuse them.
         for index, block in enumerate(self.blocks):
             qkv = block.qkv(block.norm1(hidden), out=qkv)
             mixed = attend(qkv, mixed)
@@ -149,15 +152,18 @@ class VisionTower:
         return torch.cat([self.merge(self.merger, hidden), *taps], dim=-1, out=features)
 
     def embed_patches(self, pixels: Tensor, hidden: Tensor) -> None:
-        """Add pixels on the device, uint8 [n, patch_width], to their positions [n, hidden]."""
+        """Embed pixels on the device, uint8 [n, patch_width], and add the result to `hidden` [n, hidden],
+        which holds the position embeddings.
+        """
         self._patch(self._normalised(pixels), residual=hidden, out=hidden)
 
     def finish_block(
         self, block: Block, mixed: Tensor, hidden: Tensor, inner: Tensor | None = None
     ) -> Tensor:
-        """Compute a layer's rest after attention, with its output `mixed` [n, hidden], and add the result to
-        `hidden` of the same patches. Returns memory that another call with as many patches may overwrite, as
-        `inner`.
+        """Compute the part of a layer that follows attention, and update `hidden` [n, hidden] in place.
+
+        `mixed`: [n, hidden], attention's output for the same patches. `inner`: a tensor to overwrite,
+        returned by an earlier call with as many patches. Returns such a tensor.
         """
         block.proj(mixed, residual=hidden, out=hidden)
         inner = block.fc1(block.norm2(hidden), out=inner)
@@ -170,8 +176,8 @@ class VisionTower:
         return self._kernels is not None
 
     def attend_rows(self, qkv: Tensor, pack: Rotation, rows: slice) -> Tensor:
-        """Attend for the patches `rows` in a pack, on a CPU: [n, hidden]. `qkv` holds all patches, rotated if
-        there are no kernels.
+        """Return the attention output [n, hidden] for the patches `rows` of a pack, on a CPU. `qkv` has all
+        patches, and q and k must be rotated if there are no kernels (`has_kernels`).
         """
         if self._kernels is None:
             return attend_turned(qkv, self.config.num_heads, pack, rows)
@@ -212,7 +218,7 @@ class VisionTower:
         return merger.fc2(joined if merger.fc1 is None else F.gelu(merger.fc1(joined)))
 
     def _grid_tables(self, height: int, width: int) -> GridTables:
-        """Return a frame's tables; the last used tables are cached, up to a limit on their total patches."""
+        """Return a frame's tables. Recently used tables are cached, up to a limit on their total patches."""
         key = (height, width)
         tables = self._tables.get(key)
         if tables is not None:
@@ -229,7 +235,8 @@ class VisionTower:
         corners = interpolation(rows, columns, height, width, self.config.num_positions)
         taps, shares = (upload(torch.from_numpy(array), self.device) for array in corners)
         positions = torch.empty(len(rows), self.config.hidden_size, dtype=self.dtype, device=self.device)
-        for start in range(0, len(rows), _MAX_INTERPOLATED):  # Four times as large in between.
+        # In pieces, because the intermediate tensor is four times as large as the result.
+        for start in range(0, len(rows), _MAX_INTERPOLATED):
             some = slice(start, start + _MAX_INTERPOLATED)
             learned = F.embedding(taps[some], self._positions)  # [patches, 4, hidden].
             positions[some] = (learned * shares[some, :, None]).sum(1).to(self.dtype)
@@ -240,21 +247,21 @@ class VisionTower:
 
 
 def inverse_frequencies(c: VisionConfig) -> Tensor:
-    """Return [head_dim / 4], on the CPU; zeros if nothing is rotated."""
+    """Return the rotary frequencies, float32 [head_dim / 4] on the CPU; zeros without rotary embedding."""
     quarter = c.head_dim // 2
     exponents = torch.arange(0, quarter, 2, dtype=torch.float) / quarter
     return torch.zeros_like(exponents) if c.rope_theta is None else 1.0 / c.rope_theta**exponents
 
 
 def normalise(pixels: Tensor) -> Tensor:
-    """Map uint8 to float32, (x / 255 - 0.5) / 0.5: bit for bit the result of the reference's Pillow
+    """Map uint8 pixels to float32, (x / 255 - 0.5) / 0.5, with the same bits as transformers' Pillow
     backend."""
     return pixels.float().div_(255.0).sub_(0.5).div_(0.5)
 
 
 def patch_coordinates(height: int, width: int, merge: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return row and column (int64 [height * width]) for each patch in a frame, in windows of merge x
-    merge."""
+    """Return the row and the column of each patch in a frame, int64 [height * width] each. The patches of a
+    merge x merge window follow each other."""
     windows = np.arange(height * width).reshape(height // merge, merge, width // merge, merge)
     return np.divmod(windows.swapaxes(1, 2).reshape(-1), width)
 
@@ -262,8 +269,9 @@ def patch_coordinates(height: int, width: int, merge: int) -> tuple[np.ndarray, 
 def interpolation(
     rows: np.ndarray, columns: np.ndarray, height: int, width: int, num_positions: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Interpolate bilinearly, with corners aligned, from the learned square of positions to a frame's grid.
-    Returns indices int64 [n, 4] into the square and weights float32 [n, 4].
+    """Return the four learned positions to interpolate for each patch at `rows` and `columns`: indices int64
+    [n, 4] and weights float32 [n, 4]. Interpolation from the square of learned positions to the frame's grid
+    is bilinear, with corners aligned.
     """
     side = round(num_positions**0.5)
     row_taps, row_shares = _axis_taps(rows, height, side)

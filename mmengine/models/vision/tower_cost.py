@@ -1,5 +1,5 @@
-"""Measures a vision tower's speed on this machine: a layer over a few patches, and attention over some
-more."""
+"""Measures a vision tower's speed on this machine, by timing the linear layers of one layer, and attention,
+for a few hundred patches."""
 
 import time
 from collections.abc import Callable
@@ -11,12 +11,12 @@ from mmengine.models.vision.segments import Rotation, rotated
 from mmengine.models.vision.tower import VisionTower
 from mmengine.models.vision.tower_pass import PatchCosts
 
-PATCHES, KEYS = 256, 1024  # Sizes for timing the linear layers and attention.
-TRIES = 3  # The fastest try counts.
+PATCHES, KEYS = 256, 1024  # Patches that are timed, and the keys that they attend to.
+TRIES = 3  # The fastest of so many runs is used.
 
 
 def measure_tower(tower: VisionTower) -> EncoderCost:
-    """Return the tower's cost, measured on torch's threads."""
+    """Return the tower's cost, measured with as many threads as torch uses."""
     c, block = tower.config, tower.blocks[0]
     with torch.inference_mode():
         hidden = torch.randn(PATCHES, c.hidden_size).to(tower.dtype)
@@ -44,7 +44,7 @@ def measure_tower(tower: VisionTower) -> EncoderCost:
 
 def _fastest(compute: Callable[[], None]) -> int:
     """Return the shortest time in ns, at least 1."""
-    compute()  # Memory is touched and threads are started.
+    compute()  # A warm-up run, which allocates memory and starts threads.
     taken = []
     for _ in range(TRIES):
         begun = time.perf_counter_ns()

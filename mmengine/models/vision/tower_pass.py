@@ -1,9 +1,9 @@
-"""Runs an image or video through the vision tower in parts, with nothing lost in between.
+"""Runs an image or video through the vision tower in parts, so that other work can run in between.
 
-A layer processes the item's patches in tiles: first the keys and values of all patches, then, tile by tile,
-attention and the rest. So between two parts only the hidden states, a single layer's q, k and v, and the
-features so far are stored. With the CPU kernels the features equal the whole item's features at once, to the
-bit.
+A layer processes the item's patches in tiles: first q, k and v of all tiles, then attention and the other
+operations for one tile after the other. So between two parts, only the hidden states, one layer's q, k and v,
+and the features so far are stored. With the CPU kernels, the features have the same bits as if the item was
+encoded at once.
 """
 
 from collections.abc import Generator, Iterator
@@ -18,14 +18,16 @@ from mmengine.models.vision.layers import Linear, Merger
 from mmengine.models.vision.segments import Rotation, rotated
 from mmengine.models.vision.tower import VisionTower
 
-# Patches that are computed at once. Attention packs all keys of a frame again for each tile: with 47,000
-# keys, 256 patches at once are a tenth more work than 1,024, and 512 a fiftieth (bfloat16, AMD EPYC, 2
-# cores).
+# Number of patches in a tile. Attention packs all keys of a frame again for each tile. With 47,000 keys,
+# tiles of 256 patches take a tenth longer than tiles of 1,024, and tiles of 512 a fiftieth longer (bfloat16,
+# AMD EPYC, 2 cores).
 TILE = 512
 
 
 class PatchCosts(NamedTuple):
-    """Products per patch: before the layers, in a layer before and after its attention, and in a merger."""
+    """Multiply-adds per patch: for the patch embedding, in a layer before and after attention, and in a
+    merger.
+    """
 
     embedding: int
     before: int
@@ -43,7 +45,7 @@ class PatchCosts(NamedTuple):
         )
 
     def whole(self, c: VisionConfig) -> int:
-        """Return the products that the tower computes for a patch, without attention."""
+        """Return the multiply-adds that the tower computes for a patch, without attention."""
         layers = c.depth * (self.before + self.behind)
         return self.embedding + layers + (1 + len(c.deepstack_layers)) * self.merger
 
@@ -59,15 +61,16 @@ class TowerPass:
         self._tower, self._costs = tower, PatchCosts.of(tower.config)
         frames, frame = grid[0], grid[1] * grid[2]
         each = self._costs.whole(tower.config)
-        self._attention = each * frame // (even_patches * tower.config.depth)  # Per patch, in one layer.
+        # Attention's cost for a patch in one layer, in multiply-adds that take as long.
+        self._attention = each * frame // (even_patches * tower.config.depth)
         self._total = frames * frame * (each + tower.config.depth * self._attention)
         self._done = 0
         self._stages = self._compute(patches, grid)
-        self._next = next(self._stages)  # Cost of the next stage.
+        self._next = next(self._stages)  # The cost of the stage that runs next.
 
     def advance(self, until: int, work: int) -> Tensor | None:
-        """Compute up to the share `until` of `work`. With the whole work done, return the features, as
-        `encode` does.
+        """Compute until the share `until` / `work` of the pass is done. When the whole pass is done, return
+        the features, as `encode` does; otherwise return None.
         """
         while until >= work or (self._done + self._next) * work <= until * self._total:
             self._done += self._next
@@ -80,7 +83,9 @@ class TowerPass:
         return None
 
     def _compute(self, pixels: Tensor, grid: tuple[int, int, int]) -> Generator[int, None, Tensor]:
-        """Yield each stage's cost before the stage, and return the features in the end."""
+        """Run the stages of the pass. Before each stage, yield its cost; after the last, return the
+        features.
+        """
         tower, costs, count = self._tower, self._costs, len(pixels)
         tables = tower.frames_of([grid])
         hidden, cos, sin = (
