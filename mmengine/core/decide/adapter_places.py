@@ -1,11 +1,13 @@
-"""Decides whether the LoRA adapter of a waiting request may join the running adapters, at most `max_loras`.
+"""Decides whether a waiting request's LoRA adapter may run beside the running adapters. At most `max_loras`
+adapters run at the same time; each of them has a place.
 
-A request that finds no place, or no room in `lora_bytes`, is passed over, and requests after it may start.
-The next free place is then reserved for the passed-over request, so that it does not wait for ever: no later
-request takes a place with another adapter. One running adapter gives up its place, the adapter whose last
-request began longest ago. That adapter admits no request that arrived more than `max_num_seqs` requests after
-the waiting one, and so leaves when its rows end. Overtaking is allowed up to that limit, because adapters
-that take turns one request at a time would share no step. Under vLLM's rules no place is reserved.
+A request whose adapter gets no place, or does not fit into `lora_bytes`, is passed over, and requests after
+it may start. The next free place is then reserved for that request, so that it does not wait forever: no
+later request takes the place for another adapter. One running adapter has to leave: the adapter whose last
+request began longest ago. Requests with the leaving adapter are admitted only if they arrived at most
+`max_num_seqs` requests after the waiting request, so the adapter leaves when its running requests end. Some
+overtaking is allowed because otherwise the adapters would take turns after each request and never share a
+step. Under vLLM's rules no place is reserved.
 """
 
 from collections.abc import Callable
@@ -17,15 +19,15 @@ from mmengine.core.state.view import View
 
 
 class AdapterPlaces:
-    """The places for adapters in one step in an engine with adapters.
+    """The places for adapters in one step of an engine with adapters.
 
-    The caller asks for waiting requests in their order; requests that were passed over earlier in the step
-    count too. `may_start`: as for `Admission.admit_next`.
+    The caller asks for the waiting requests in queue order. Requests that the step passed over earlier also
+    have their places reserved. `may_start`: as in `Admission.admit_next`.
     """
 
     def __init__(self, view: View, may_start: Callable[[RequestView], bool] | None = None):
         self._view, self._pool = view, view.adapters
-        self._promised: dict[bytes, int] = {}  # adapters that wait for a place, and their bytes
+        self._promised: dict[bytes, int] = {}  # adapters that wait for a place -> their bytes
         self.waits_longest: RequestView | None = None  # the next place is reserved for this request
         self._leaving: bytes | None = None
         for req_state in view.waiting[: view.scan_from]:
@@ -33,22 +35,25 @@ class AdapterPlaces:
                 self.pass_over(req_state)
 
     def has_place(self, req_state: RequestView) -> bool:
-        """Return whether the request's adapter allows it to start. A request without a place is passed
-        over."""
+        """Return whether the request's adapter has a place or gets one. If not, the request is passed
+        over.
+        """
         adapter = req_state.request.adapter
         if adapter is None:
             return True
         if self._pool.is_held(adapter.digest):
             return not self._comes_late(req_state) or adapter.digest != self.leaving
         free = self._view.config.max_loras - self._pool.num_held - len(self._promised)
-        # Thousands may wait: their bytes matter only if there are fewer waiting adapters than places.
+        # Thousands of adapters may wait. Their bytes are only added up while some place is left.
         if free > 0 and self._pool.room_for(adapter, sum(self._promised.values())) is not None:
             return True
         self.pass_over(req_state)
         return False
 
     def pass_over(self, req_state: RequestView) -> None:
-        """Reserve a place for a request that does not start now, if only its adapter keeps it waiting."""
+        """Reserve a place for a request that does not start now, if the request waits only for its
+        adapter.
+        """
         adapter = req_state.request.adapter
         ready = not req_state.waits_for_grammar and req_state.store == SETTLED
         if adapter is None or not ready or self._pool.is_held(adapter.digest):
@@ -62,13 +67,13 @@ class AdapterPlaces:
 
     @property
     def leaving(self) -> bytes:
-        """The adapter's digest that gives up its place."""
+        """The digest of the adapter that has to give up its place."""
         if self._leaving is None:
             self._leaving = self._find_leaving()
         return self._leaving
 
     def _find_leaving(self) -> bytes:
-        view, last = self._view, dict[bytes, None]()  # by the start of the last request, the latest first
+        view, last = self._view, dict[bytes, None]()  # running adapters, the last admitted first
         for row in reversed(view.running.tolist()):
             if digest := digest_of(view.requests_by_row[row].request.adapter):
                 last.setdefault(digest)

@@ -20,18 +20,19 @@ MayStart = Callable[[RequestView], bool]
 
 
 class Admission:
-    """Admits waiting requests by this engine's rules. A subclass may replace the methods that a comment
-    below names as rules."""
+    """Admits waiting requests by this engine's rules. A subclass may override the methods below the comment
+    "Rules that a subclass may override"."""
 
     def admit_next(
         self, view: View, may_start: MayStart | None = None
     ) -> ev.Admitted | ev.Evicted | ev.Fetched | ev.LeaseTaken | None:
         """Return ADMITTED for the first waiting request that can start, or None.
 
-        `may_start` limits the candidates. The result is FETCHED if a store has more of the request's prefix
-        than the cache. A request is passed over while it waits for a grammar, for a store, for a place of its
-        adapter, for the encoder, or for its group's prefill. A request whose blocks are not free holds
-        back all requests after it.
+        `may_start` selects the candidates; None: all waiting requests. The result is FETCHED if a block store
+        has more of the request's prefix than the prefix cache, LEASETAKEN if a lease must free blocks first,
+        and EVICTED only under vLLM's rules. A request is passed over while it waits for a grammar, for a
+        store, for a place for its adapter, for the encoder, or for its group's prefill. A request whose
+        blocks are not free holds back all requests after it.
         """
         if not view.free_rows or view.tokens_left <= 0 or (view.preempted_in_step and len(view.running)):
             return None
@@ -65,8 +66,8 @@ class Admission:
         return None
 
     def first_large_item(self, view: View, may_start: MayStart) -> tuple[RequestView, int] | None:
-        """Return the first waiting request that needs nothing but a large item to start, and the item's
-        index.
+        """Return the first waiting request that could start if its large item were encoded, and the item's
+        index. None: there is no such request.
 
         A large item is encoded in pieces before its request starts. The search ends at a request that holds
         back the requests after it.
@@ -88,8 +89,8 @@ class Admission:
         return None
 
     def examined_in_step(self, view: View) -> set[str]:
-        """Return the waiting requests' ids that the open step's admissions examined. The step must be
-        decided."""
+        """Return the ids of the waiting requests that the open step's admissions examined. All decisions of
+        the step must be applied."""
         examined = {req_state.request.request_id for req_state in view.waiting[: view.scan_from]}
 
         def examine(req_state: RequestView) -> bool:
@@ -101,9 +102,9 @@ class Admission:
         return examined
 
     def first_chunk(self, view: View, req_state: RequestView, start: Start) -> int:
-        """Return the request's first chunk length within the token budget.
+        """Return the length of the request's first chunk within the token budget.
 
-        0: the chunk must go in one piece and the step has too few tokens left; the requests after it wait.
+        0: the chunk cannot be split, and the step has too few tokens left. Then the requests after it wait.
         """
         left = len(req_state.tokens) - start.num_computed
         if left == 1 and (padding := self.padding(view, start.num_computed)):
@@ -113,13 +114,13 @@ class Admission:
         return min(left, view.tokens_left, threshold_of(view.config, len(view.requests)) or left)
 
     def blocks_wanted(self, view: View, req_state: RequestView, start: Start, length: int) -> int:
-        """Return how many blocks must be free for the request to start with `length` tokens: new blocks, the
-        reserve, and prefix hits that no other request holds."""
+        """Return how many blocks must be free so that the request can start with `length` tokens: its new
+        blocks or the reserve, and its prefix hits that no other request holds."""
         num_needed = blocks_for(view, start.num_computed + length)
         num_new = max(num_needed, self._num_reserved(view, req_state)) - len(start.cached)
         return num_new + _num_free_hits(view, start.cached)
 
-    # Rules that a subclass replaces
+    # Rules that a subclass may override
 
     def draft(self, view: View) -> EncoderDraft:
         """Return an empty draft of encoder work."""
@@ -130,17 +131,19 @@ class Admission:
         return AdapterPlaces(view, may_start) if view.config.max_loras else None
 
     def padding(self, view: View, num_computed: int) -> int:
-        """Return how many placeholders for drafts follow a request's last token that starts there."""
+        """Return how many placeholders for drafts are scheduled after the last token of a request that starts
+        with only this token to compute."""
         return 0
 
     def prompt_reserve(self, view: View, req_state: RequestView) -> int:
-        """Return how many blocks the setting `admission_reserve` "prompt" asks for, prefix hits included."""
+        """Return how many blocks `admission_reserve` "prompt" reserves, prefix hits included."""
         return blocks_for(view, len(req_state.tokens))
 
-    # Parts of a decision
+    # Parts of `admit_next`
 
     def _num_reserved(self, view: View, req_state: RequestView) -> int:
-        """Return how many blocks must be free before the request starts, prefix hits included."""
+        """Return how many blocks the setting `admission_reserve` reserves for the request, prefix hits
+        included."""
         match view.config.admission_reserve:
             case "none":
                 return 0
@@ -189,8 +192,9 @@ class Admission:
     def _fetch(
         self, view: View, req_state: RequestView, start: Start
     ) -> ev.Fetched | ev.LeaseTaken | Passed | None:
-        """Return FETCHED for the blocks that a store offers beyond the prefix hits, or None while the
-        prompt's blocks are not free."""
+        """Return FETCHED for the blocks that a store offers beyond the prefix hits, PASSED while another
+        request fetches the same blocks, LEASETAKEN if a lease must free blocks first, or None while too few
+        blocks are free."""
         count = req_state.num_offered - len(start.cached)
         if lacking := self._num_lacking(view, req_state, start, count * view.block_size):
             return _take_back(view, start, lacking)
@@ -199,13 +203,13 @@ class Admission:
 
 
 def blocks_for(view: View, num_tokens: int) -> int:
-    """Return how many blocks hold `num_tokens` tokens and the drafter's lookahead."""
+    """Return how many blocks `num_tokens` tokens and the drafter's lookahead need."""
     return -(-min(num_tokens + view.config.lookahead_tokens, view.config.max_model_len) // view.block_size)
 
 
 def _with_state(view: View, admitted: ev.Admitted, start: Start) -> ev.AdmittedWithState:
-    """Add a free state slot to the decision. The slot that is copied from is taken only if no other is
-    free."""
+    """Return the decision with a free state slot for the row. The slot with the kept state that the row
+    continues from is only chosen if no other slot is free."""
     slots = view.states.peek(2)
     slot = next((slot for slot in slots.tolist() if slot != start.state_from), start.state_from)
     return ev.AdmittedWithState(
@@ -222,6 +226,7 @@ def _num_free_hits(view: View, cached: np.ndarray) -> int:
 
 
 def _next_free(view: View, cached: np.ndarray, revived: int, count: int) -> np.ndarray:
-    """Return `count` free blocks, int32, without the `revived` free blocks among the prefix hits."""
+    """Return the next `count` free blocks, int32, that are not prefix hits. `revived`: how many of the prefix
+    hits `cached` are free blocks."""
     blocks = view.blocks.peek(count + revived) if revived else view.blocks.peek(count)
     return blocks[~np.isin(blocks, cached)][:count] if revived else blocks

@@ -12,12 +12,14 @@ from mmengine.events import vocabulary as ev
 
 
 def complete(view: View) -> list[ev.Finished | ev.Preempted]:
-    """Return FINISHED for requests that stopped, are full, broke or were cancelled, and PREEMPTED for
-    requests that try again after a failed step or a crash. Rows come in admission order, then cancelled
-    waiting requests.
+    """Return FINISHED for requests that stopped, reached their length limit, failed or were cancelled. Return
+    PREEMPTED for requests that are retried after a failed step or a crash, or after a cache reset.
+
+    The events for rows come first, in admission order.
     """
     running = view.running
-    # Whole columns are compared: this finds out quickly that no request is complete. A free row never is.
+    # In most steps no request is complete. Comparing whole columns finds this out fastest. A free row is
+    # never complete.
     over = (view.num_tokens >= view.max_total) | (view.ended != RUNS_ON)
     if view.num_prefills:
         over = _without_unread(view, over)
@@ -44,20 +46,20 @@ def complete(view: View) -> list[ev.Finished | ev.Preempted]:
 
 
 def _without_unread(view: View, over: np.ndarray) -> np.ndarray:
-    """Remove rows without sampled tokens from `over` while their prompts are not computed yet."""
+    """Set `over` to False for prefill-only requests whose prompts are not computed yet, and return `over`."""
     for row in np.flatnonzero(over & np.asarray(view.ended == RUNS_ON)).tolist():
         over[row] = is_computed(view, view.requests_by_row[row])
     return over
 
 
 def _failed(req_state: RequestView) -> ev.Finished:
-    """Return a request's end that has no answer."""
+    """Return FINISHED with reason "error"."""
     code = ErrorCode.INVALID_GRAMMAR if req_state.waits_for_grammar else ErrorCode.REQUEST_FAILED
     return ev.Finished(req_state.request.request_id, "error", req_state.detail, code)
 
 
 def _aborted(req_state: RequestView) -> ev.Finished:
-    """Return a request's end that was cancelled, or whose deadline passed."""
+    """Return FINISHED for a request that was cancelled or whose deadline passed."""
     reason = req_state.cancelled
     code = ErrorCode.DEADLINE_EXCEEDED if reason == ev.DEADLINE else ErrorCode.CANCELLED
     return ev.Finished(req_state.request.request_id, "abort", reason, code)

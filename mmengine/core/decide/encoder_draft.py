@@ -1,4 +1,4 @@
-"""Drafts one decision's encoder work: items to encode, outputs to evict, and where a chunk is cut."""
+"""Plans the encoder work of one decision: items to encode, outputs to evict, and where a chunk is cut."""
 
 from typing import NamedTuple
 
@@ -9,10 +9,10 @@ from mmengine.request import num_before
 
 
 class Shortage(NamedTuple):
-    """The reason why an item does not fit.
+    """The reason why an item does not fit into a step: it needs `needed`, and only `free` is left.
 
     `what`: "encoder budget" or "encoder cache", in embeddings; "encoder work", in units of work; or "encoder
-    pieces" if the item takes more work than a step may.
+    pieces" if the item needs more units of work than one step may do.
     """
 
     what: str
@@ -21,8 +21,9 @@ class Shortage(NamedTuple):
 
 
 class EncoderDraft:
-    """Encoder work that one decision adds. The draft tries items in order against the budget, the cache and
-    its evictions. A subclass may replace the methods that a comment below names as rules."""
+    """Encoder work that one decision adds. Items are added in order while they fit the budget and the cache,
+    after the evictions that the draft already plans. A subclass may override `cut_before` and `left_behind`.
+    """
 
     def __init__(self, view: View):
         self._cache = view.encoder
@@ -30,17 +31,17 @@ class EncoderDraft:
         self._ahead = int(bool(view.config.lookahead_tokens))  # a drafter reads one token ahead
         self._left = view.encoder_left
         self._piece, self._work_left = view.config.encoder_piece, view.work_left
-        self._added: dict[bytes, int] = {}
-        self._keep: set[bytes] = set()
+        self._added: dict[bytes, int] = {}  # keys of the items to encode -> their embeddings
+        self._keep: set[bytes] = set()  # cached items that this decision needs
         self._looked_up: list[bytes] = []  # cached items, in the order of their first use
         self.encode: list[tuple[bytes, int, int]] = []
         self.evict: list[bytes] = []
-        self.refused: dict[str, Shortage] = {}  # by request: why its chunk was cut
+        self.refused: dict[str, Shortage] = {}  # request id -> why the request's chunk was cut
         self.large: tuple[RequestView, int] | None = None  # the first refused item that needs several steps
 
     def cut(self, req_state: RequestView, row: int, start: int, length: int) -> int:
-        """Return the length of the chunk [start, start + length) after cuts before the first item that
-        does not fit. Items that fit join the draft."""
+        """Cut the chunk [start, start + length) before the first item that does not fit, and return its new
+        length. Items that fit are added to the draft."""
         if not length:
             return 0
         media, end = req_state.request.media, start + length + self._ahead
@@ -57,18 +58,20 @@ class EncoderDraft:
                 return self.cut_before(first - start)
         return length
 
-    # Rules that a subclass replaces
+    # Rules that a subclass may override
 
     def cut_before(self, distance: int) -> int:
-        """Return a chunk's length that ends before an item `distance` tokens away.
+        """Return the length of a chunk that is cut before an item. The item begins `distance` tokens after
+        the chunk's start.
 
-        A drafter reads one token ahead. Close to the item it drafts without that token, because waiting
-        for the item could last for ever.
+        A drafter reads one token ahead, so the chunk ends one token earlier. If that would leave an empty
+        chunk, the drafter works without the next token; otherwise the row could wait forever for the item.
         """
         return distance - self._ahead if distance > self._ahead else max(0, distance)
 
     def left_behind(self, given_up: bool) -> ev.Evicted | None:
-        """Return the event for changes that stay although the chunk does not run; None: nothing stays."""
+        """Return the event for cache changes that stay although the chunk does not run; None: no change
+        stays. `given_up`: the request was examined and cannot run in this step."""
         return None
 
     def _take(self, req_state: RequestView, row: int, index: int, size: int) -> bool:

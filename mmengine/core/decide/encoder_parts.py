@@ -1,10 +1,10 @@
-"""Decides the encoder work for items that take more work than a step may: one item at a time, a part in each
-step.
+"""Decides the encoder work for items that need more work than one step may do. Such an item is encoded in
+parts over several steps, one item at a time.
 
-A part is its step's last decision, after the rows that compute tokens; without such rows the part opens
-the step. A part is computed for a request that cannot continue without the item: a running row at the item,
-or a waiting request whose first chunk would begin with the item. The last part puts the features into the
-encoder cache, and the request continues in the next step.
+A part is the last decision of a step, after the rows that compute tokens. If no row computes tokens, the part
+opens the step. A part is computed for a request that cannot continue without the item: a running row whose
+next token belongs to the item, or a waiting request whose first chunk would begin with the item. The last
+part puts the features into the encoder cache, and the request continues in the next step.
 """
 
 from mmengine.core.decide.admission import Admission, MayStart
@@ -15,8 +15,8 @@ from mmengine.events import vocabulary as ev
 
 
 def next_part(view: View, admission: Admission) -> ev.Encoded | None:
-    """Return the part that the open step computes after all its other decisions. None: no item needs
-    parts, or the encoder cache has no space for the features."""
+    """Return the part that the open step computes, after all its other decisions. None: no request waits for
+    a large item, the part may not join this step, or the encoder cache has no space for the features."""
     part = view.part
     found: tuple[RequestView, int] | None = None
     if part is not None:
@@ -39,7 +39,7 @@ def next_part(view: View, admission: Admission) -> ev.Encoded | None:
 
 
 def _may_join(view: View, req_state: RequestView) -> bool:
-    """Return whether the request's part may join the open step: a suspect is alone with its part, and no part
+    """Return whether the request's part may join the open step. The part of a suspect runs alone, and no part
     joins a step of suspects."""
     if not view.suspects or not view.is_open:
         return True
@@ -47,8 +47,8 @@ def _may_join(view: View, req_state: RequestView) -> bool:
 
 
 def _first_large(view: View, admission: Admission, may_start: MayStart) -> tuple[RequestView, int] | None:
-    """Return the first request that stands at a large item, and the item's index: running rows in order, then
-    waiting requests. `may_start` limits the candidates."""
+    """Return the first request that cannot continue without a large item, and the item's index. Running rows
+    come first, in order, then waiting requests. `may_start` selects the candidates."""
     running = view.running
     ahead = bool(view.config.lookahead_tokens)
     at_media = running[view.next_media[running] <= view.num_computed[running] + ahead]

@@ -1,10 +1,10 @@
-"""Finds the request that makes steps fail: a failed step's requests run again in halves, apart from
-others.
+"""Finds the request that makes steps fail: the requests of a failed step run again in halves, apart from
+other requests.
 
-A failed step puts no blame on its requests unless a request was alone in it. The requests become suspects. A
-suspect runs only in steps of suspects, with at most half as many rows as before, until it gains a token; then
-it runs with all other requests again. The number of failures that find a faulty request is the number of
-times that the batch can be halved, and the other requests lose only time.
+After a failed step its requests become suspects. A failure counts against a request only if the request was
+alone in the step. A suspect runs only in steps of suspects, with at most half as many rows as the failed
+step, until it gains a token; then it runs with all other requests again. So a faulty request is found after
+about log2(rows) more failed steps, and the other requests lose only time.
 """
 
 import numpy as np
@@ -21,8 +21,8 @@ from mmengine.events import vocabulary as ev
 def next_trial(view: View, admission: Admission, running_rows: RunningRows) -> ev.StepDecision | None:
     """Return a step's next decision while there are suspects.
 
-    If no suspect can run because other requests hold the rows or blocks that it needs, those requests run
-    instead.
+    If no suspect can run because other requests hold the rows or blocks that it needs, these other requests
+    run instead.
     """
     running = view.running
     suspect = np.array([view.requests_by_row[row].isolation_rows > 0 for row in running.tolist()], bool)

@@ -16,8 +16,8 @@ PASSED: Passed = "passed"  # another request fetches the same blocks
 def decide_fetch(
     view: View, req_state: RequestView, cached: np.ndarray, new: np.ndarray
 ) -> ev.Fetched | Passed:
-    """Return FETCHED into the blocks `new`, after the hits `cached` (int32 both), or PASSED while another
-    request fetches the same blocks.
+    """Return FETCHED for a fetch into the free blocks `new`, or PASSED while another request fetches the same
+    blocks. `cached`: the prefix hits before the fetched blocks. Both arrays are int32.
     """
     if any(_same_next(view, req_state, view.requests[name], len(cached)) for name in view.fetching):
         return PASSED
@@ -25,8 +25,8 @@ def decide_fetch(
 
 
 def _same_next(view: View, one: RequestView, other: RequestView, number: int) -> bool:
-    """Return whether both requests have the same block `number` and `other` fetches it. Earlier blocks are
-    cached.
+    """Return whether block `number` has the same content in both requests and `other` is fetching this
+    block.
     """
     end = (number + 1) * view.block_size
     first = len(other.fetch_blocks) - other.num_fetching

@@ -10,8 +10,9 @@ from mmengine.events import vocabulary as ev
 
 
 def keep_states(view: View) -> ev.StatesKept | None:
-    """Return the states to keep for the open step's rows, after all rows are decided. None: no state is due,
-    or no slot is free. If slots are few, rows that were admitted last get them.
+    """Return the states to keep for the open step's rows. Call this function after all rows of the step are
+    decided. None: no state is due, or no slot is free. If there are too few slots, the rows that were
+    admitted last get them.
     """
     if not any_due(view.keep_at, view.num_computed):
         return None
@@ -29,7 +30,9 @@ def keep_states(view: View) -> ev.StatesKept | None:
 
 
 def _wanted(view: View, rows: ReadOnlyArray, certain: np.ndarray) -> list[tuple[int, int]]:
-    """Return (row, tokens) for each state after a recorded block without a kept state."""
+    """Return (row, tokens) for each state that is due: the row's state after its first `tokens` tokens.
+    Blocks whose content is not recorded, or that have a kept state already, are left out.
+    """
     size, every = view.block_size, view.config.snapshot_every
     wanted, seen = list[tuple[int, int]](), set[int]()
     for row, end in zip(rows.tolist(), certain.tolist(), strict=True):

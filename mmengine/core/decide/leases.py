@@ -1,7 +1,8 @@
-"""Decides which blocks a session keeps when its request ends, and which leased blocks are taken back.
+"""Decides which KV blocks a session keeps under a lease when its request ends, and which leased blocks are
+taken back.
 
-A lease never delays a request: before a request waits for blocks or is preempted, leases give blocks up.
-Blocks that were given up stay prefix hits until they are overwritten.
+A lease never delays a request: before a request waits for blocks or is preempted, blocks are taken from the
+leases. These blocks stay in the prefix cache until they are overwritten.
 """
 
 from collections.abc import Iterator
@@ -17,8 +18,8 @@ NO_FREE_BLOCKS, LIMIT = "no free blocks", "session_blocks"
 
 
 def next_lease(view: View) -> ev.Leased | ev.LeaseTaken | None:
-    """Return the next change to a lease, or None. Call this function for one event at a time, before ended
-    requests leave.
+    """Return the next change to a lease, or None. Apply each returned event before the next call. Call this
+    function before `complete` ends requests, because their rows still hold the blocks.
     """
     for session, req_state in _ending(view):
         wanted = _wanted(view, req_state)
@@ -36,7 +37,7 @@ def next_lease(view: View) -> ev.Leased | ev.LeaseTaken | None:
 
 
 def _ending(view: View) -> Iterator[tuple[SessionView, RequestView]]:
-    """Yield sessions whose request ends by stop or length."""
+    """Yield each session whose request is about to end by stop or length, with this request."""
     for name, session in view.sessions.of_request.items():
         req_state = view.requests.get(name)
         if req_state is None or req_state.row < 0 or req_state.cancelled or session.is_settled:
@@ -48,7 +49,7 @@ def _ending(view: View) -> Iterator[tuple[SessionView, RequestView]]:
 
 
 def is_computed(view: View, req_state: RequestView) -> bool:
-    """Return whether a request without sampled tokens is computed. True for any other request."""
+    """Return whether a prefill-only request is completely computed. True for any other request."""
     row = req_state.row
     whole = view.num_computed[row] >= view.num_tokens[row] and not view.scheduled[row]
     return not req_state.request.is_prefill or bool(whole and not view.in_flight[row])
@@ -62,7 +63,8 @@ def _wanted(view: View, req_state: RequestView) -> np.ndarray:
 
 def lease_to_take(view: View, num_blocks: int, hits: np.ndarray) -> ev.LeaseTaken | None:
     """Return the lease to shorten next so that `num_blocks` more blocks become free, or None if all leases
-    together have too few. Blocks among `hits` (int32) do not count: the caller is about to use them.
+    together cannot free so many. Blocks in `hits` (int32) do not count, because the caller is about to use
+    them.
     """
     leased = view.sessions.leased()
     if not len(leased):

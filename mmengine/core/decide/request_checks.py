@@ -1,4 +1,4 @@
-"""Checks observations: turns each arrival, cancel or report into an event for the log, or refuses it."""
+"""Checks requests and observations before they become events in the log."""
 
 import math
 
@@ -25,16 +25,16 @@ MAX_ID_CHARS = 256
 MAX_SALT_CHARS = 1024
 MAX_PROMPT_LOGPROBS = 2**18  # prompt tokens times their alternatives; 2 MiB in the log
 MAX_DIGEST_BYTES = 64  # longest digest that names an adapter
-MAX_ENVELOPE_BYTES = 2**20  # longest data that a server may keep with a request in the log
-# settings that limit an item; 0 means no limit
+MAX_ENVELOPE_BYTES = 2**20  # most bytes that a server may keep with a request in the log
+# settings that limit the size of a media item; 0 means no limit
 _ITEM_LIMITS = ("encoder_budget", "encoder_cache_size", "max_item_embeds")
 PROMPT = FieldPath("prompt")
 _CHUNK_LIMITS = ("token_budget", "long_prefill_token_threshold")
 
 
 def accept(view: View, observation: ev.Event) -> list[ev.Event]:
-    """Return the events for an observation that this step processes; an observation without effect gives
-    none.
+    """Return the events to log for an observation. The list is empty if the observation has no effect on the
+    current state. A request that arrives while the queue is full gets FINISHED with reason "rejected".
     """
     match observation:
         case ev.Queued(request_id=name):
@@ -71,7 +71,7 @@ def accept(view: View, observation: ev.Event) -> list[ev.Event]:
 
 
 def _is_awaited(view: View, report: ev.Offered | ev.Arrived | ev.Lost) -> bool:
-    """Return whether a request waits for this report from a store, and the report fits."""
+    """Return whether a request waits for this report from a store, and the report is valid for its state."""
     req_state = view.requests.get(report.request_id)
     if req_state is None:
         return False
@@ -215,7 +215,7 @@ def _check_integer(name: str, value: int, low: int, high: int) -> None:
 def check_content(
     prompt: np.ndarray, media: tuple[MediaItem, ...], config: EngineConfig, max_media: int | None = None
 ) -> None:
-    """Raise InvalidRequest for a prompt (int32 [n]) or media that no state could hold with these settings."""
+    """Raise InvalidRequest for a prompt (int32 [n]) or media that exceed the limits of these settings."""
     _check_prompt(prompt, config)
     if max_media is not None and len(media) > max_media:
         raise InvalidRequest(
@@ -250,7 +250,9 @@ def _check_prompt(prompt: np.ndarray, config: EngineConfig) -> None:
 
 
 def _check_media(prompt: np.ndarray, media: tuple[MediaItem, ...], config: EngineConfig) -> None:
-    """Raise InvalidRequest for an item that exceeds an encoder limit, or a chunk if items are not split."""
+    """Raise InvalidRequest for an item that exceeds an encoder limit or, if items are not split across
+    chunks, the largest chunk.
+    """
     end, sizes = 0, dict[bytes, int]()
     is_whole = not config.split_media and not config.compat
     most = _least(config, _ITEM_LIMITS)
@@ -283,8 +285,8 @@ def _too_large(
 
 
 def _check_runs(item: MediaItem, number: int, end: int, num_prompt: int) -> tuple[int, int]:
-    """Check that runs ascend, do not overlap, and lie in the prompt. Returns the last run's end and the total
-    length.
+    """Check that the item's runs ascend, begin at `end` or later, do not overlap, and lie in the prompt.
+    Returns the end of the last run and the total length of all runs.
     """
     size = 0
     if not item.runs:

@@ -14,8 +14,11 @@ from mmengine.events import vocabulary as ev
 
 
 class Wanted(NamedTuple):
-    """The rows that get tokens (intp), each row's tokens (int32), their encoder work, and `plain`: each
-    row gets one token."""
+    """The rows that get tokens in a step.
+
+    `rows`: intp. `tokens`: how many tokens each row gets, int32. `draft`: the encoder work of these rows, or
+    None. `plain`: every row gets one token and no encoder work.
+    """
 
     rows: ReadOnlyArray
     tokens: np.ndarray
@@ -24,14 +27,14 @@ class Wanted(NamedTuple):
 
 
 class RunningRows:
-    """Schedules running rows by this engine's rules. A subclass may replace the methods that a comment below
-    names as rules."""
+    """Schedules running rows by this engine's rules. A subclass may override the methods below the comment
+    "Rules that a subclass may override"."""
 
     def schedule(
         self, view: View, rows: ReadOnlyArray
     ) -> ev.Preempted | ev.Scheduled | ev.Evicted | ev.LeaseTaken | None:
-        """Return SCHEDULED for `rows` (intp, in order), or the event that must free blocks first, or None
-        if the rows get nothing."""
+        """Return SCHEDULED for `rows` (intp, in order), the event that must free blocks first, or None if no
+        row gets tokens."""
         wanted = self.wanted_by(view, rows)
         if not len(wanted.rows):
             return wanted.draft.left_behind(given_up=False) if wanted.draft else None
@@ -43,8 +46,8 @@ class RunningRows:
         return taken if taken is not None else self.relieve(view, wanted, short, further)
 
     def wanted_by(self, view: View, rows: ReadOnlyArray) -> Wanted:
-        """Return what `rows` get if enough blocks are free: tokens in row order, until the budgets are
-        spent."""
+        """Return the tokens that `rows` get if enough blocks are free. Tokens are given in row order until
+        the budgets are spent."""
         wanted = self.tokens_left(view, rows)
         draft = None
         plain = len(rows) <= view.tokens_left and np.count_nonzero(wanted != 1) == 0
@@ -61,7 +64,7 @@ class RunningRows:
             rows, wanted = rows[wanted > 0], wanted[wanted > 0]
         return Wanted(rows, wanted, draft, plain)
 
-    # Rules that a subclass replaces
+    # Rules that a subclass may override
 
     def draft(self, view: View) -> EncoderDraft:
         """Return an empty draft of encoder work."""
@@ -79,8 +82,8 @@ class RunningRows:
     def relieve(
         self, view: View, wanted: Wanted, short: np.ndarray, further: np.ndarray
     ) -> ev.Preempted | ev.Scheduled | ev.Evicted:
-        """Return the next event when the rows' blocks are not free. `short`, `further`: see
-        further_blocks."""
+        """Return the next event if too few blocks are free for the rows. `short`, `further`: the result of
+        `further_blocks`."""
         return preempt(view)
 
     def scheduled(self, view: View, wanted: Wanted, num_new: int) -> ev.Scheduled:
@@ -98,15 +101,15 @@ class RunningRows:
 
 
 def with_drafts(view: View, rows: ReadOnlyArray, wanted: np.ndarray) -> np.ndarray:
-    """Add the rows' drafts to `wanted`, within max_model_len."""
+    """Return `wanted` (tokens for each of `rows`) plus the rows' drafts, limited by max_model_len."""
     return np.minimum(wanted + view.num_drafts[rows], view.config.max_model_len - 1 - view.num_computed[rows])
 
 
 def preempt(view: View, for_row: int = ev.FOR_ALL, for_tokens: int = 0) -> ev.Preempted:
     """Return PREEMPTED for the policy's victim.
 
-    Its KV is swapped out if the host pool has room and the settings ask for swaps, or a swap costs less than
-    computing the KV again.
+    The victim's KV is swapped out if the host pool has room, and either `preempt_mode` is "swap", or it is
+    "auto" and a swap costs less than computing the KV again.
     """
     config, row = view.config, view.policy.victim(view)
     req_state = view.requests_by_row[row]
@@ -116,7 +119,8 @@ def preempt(view: View, for_row: int = ev.FOR_ALL, for_tokens: int = 0) -> ev.Pr
     free = view.free_host_blocks
     cheaper = num_blocks * config.swap_block_ns < num_computed * config.recompute_token_ns
     wanted = config.preempt_mode == "swap" or (config.preempt_mode == "auto" and cheaper)
-    if req_state.request.sampling.prompt_logprobs is not None:  # a swap would lose logprobs of a part
+    # A request that swaps in the middle of its prompt would lose the logprobs of the computed prompt tokens.
+    if req_state.request.sampling.prompt_logprobs is not None:
         wanted = wanted and int(view.num_tokens[row]) > req_state.num_prompt
     if config.num_state_slots:  # recurrent states are computed again, or copied from a kept state
         wanted = False
@@ -128,8 +132,8 @@ def preempt(view: View, for_row: int = ev.FOR_ALL, for_tokens: int = 0) -> ev.Pr
 
 
 def _ahead_of_results(view: View, rows: ReadOnlyArray, wanted: np.ndarray) -> np.ndarray:
-    """Add the tokens that steps in flight will give to `wanted`. A row gets 0 if it ends with those tokens or
-    must wait for them (core/state/overlap.py)."""
+    """Return `wanted` plus the tokens that steps in flight will give the rows. A row gets 0 if it ends with
+    these tokens or must wait for them (core/state/overlap.py)."""
     pending = view.num_pending[rows]
     waits = (pending > 0) & (view.num_tokens[rows] + pending >= np.abs(view.runs_ahead_to[rows]))
     wanted = wanted + pending
@@ -138,7 +142,7 @@ def _ahead_of_results(view: View, rows: ReadOnlyArray, wanted: np.ndarray) -> np
 
 
 def _draft_columns(view: View, rows: ReadOnlyArray, wanted: np.ndarray) -> dict[str, Any]:
-    """Return the columns with the number of drafts and each row's drafter, or nothing without drafts."""
+    """Return the fields `num_drafts` and `drafters` of SCHEDULED as keyword arguments; {} without drafts."""
     if not view.config.num_draft_tokens:
         return {}
     beyond = view.num_computed[rows] + wanted - view.num_tokens[rows]
@@ -158,7 +162,7 @@ def _within_limits(view: View, wanted: np.ndarray) -> np.ndarray:
 
 
 def _within_budget(wanted: np.ndarray, budget: int) -> np.ndarray:
-    """Cut `wanted` in row order where the budget is spent; int32 like `wanted`."""
+    """Return `wanted`, int32, limited to `budget` tokens in all. Earlier rows come first."""
     before = np.cumsum(wanted, dtype=np.int64) - wanted
     return np.clip(budget - before, 0, wanted).astype(np.int32)
 
@@ -166,7 +170,8 @@ def _within_budget(wanted: np.ndarray, budget: int) -> np.ndarray:
 def _cut_at_media(
     view: View, rows: ReadOnlyArray, wanted: np.ndarray, media: np.ndarray, draft: EncoderDraft
 ) -> np.ndarray:
-    """Cut the rows' chunks at places `media` before embeddings that do not fit the encoder's limits."""
+    """Return `wanted` with chunks cut before embeddings that do not fit the encoder's limits. `media`: the
+    indices into `rows` of the chunks that reach embeddings."""
     wanted = wanted.copy()
     for place in media.tolist():
         left = max(0, view.tokens_left - int(wanted[:place].sum()))

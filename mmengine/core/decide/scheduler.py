@@ -1,21 +1,21 @@
 """The scheduler: decides the open step's next event.
 
 There is no prefill phase and no decode phase: each request's computed tokens catch up with its known tokens.
-The scheduler decides a step one event at a time. Each event is the state's pure function after the event
-before:
+The scheduler decides a step one event at a time. Each event is a pure function of the state after the
+previous event was applied:
 
     PREEMPTED*   while the running rows need more blocks than are free
     SCHEDULED    the running rows, in admission order
     ADMITTED*    waiting requests, while there are rows, tokens and blocks
-    STATESKEPT   recurrent states of its rows, for later prefix hits (core/decide/kept_states.py)
+    STATESKEPT   recurrent states of the rows, for later prefix hits (core/decide/kept_states.py)
     ENCODED      a part of an item that is too large for a step (core/decide/encoder_parts.py)
 
-So a block that one event schedules can be the next event's prefix hit. vLLM's rules decide in another way
+So a block that one event fills can be a prefix hit of the next event. vLLM's rules decide in another way
 (core/decide/vllm/scheduler.py).
 
-With max_in_flight 2 the scheduler decides a step while the step before runs, if no decision depends on its
-result (core/state/overlap.py). The token that a running row will get from that step counts as known
-(`num_pending`), although its id is unknown.
+With max_in_flight 2 the scheduler decides a step while the previous step runs, if no decision depends on the
+result of that step (core/state/overlap.py). The token that a running row will get from the previous step
+counts as known (`num_pending`), although its id is unknown.
 """
 
 from mmengine.core.decide.admission import Admission
@@ -32,16 +32,16 @@ DECISION_VERSION = 1
 
 
 class Scheduler:
-    """Decides by this engine's rules. One instance serves any number of engines: it has no state."""
+    """Decides by this engine's rules. An instance has no state, so any number of engines can share it."""
 
-    # Whether requests that leave while a step runs end before its result is applied.
+    # Whether requests that are cancelled while a step runs end before the step's result is applied.
     ends_leavers_first = False
 
     def __init__(self, admission: Admission, running: RunningRows):
         self.admission, self.running = admission, running
 
     def constants(self, lookahead_tokens: int) -> ev.FoldConstants:
-        """Return the constants by which the fold applies this scheduler's decisions."""
+        """Return the constants with which the fold applies this scheduler's decisions."""
         return ev.FoldConstants()
 
     def schedule(self, view: View) -> ev.StepDecision | None:
@@ -50,10 +50,10 @@ class Scheduler:
             return None
         if view.flights and not view.is_open and overlap.waits_for(view):
             return None
-        # States that this step keeps describe its end: nothing is admitted after that decision.
+        # STATESKEPT refers to the rows' states at the end of the step, so no row may join after it.
         event = None if view.step_kept else self._next_rows(view)
         if isinstance(event, ev.Preempted) and view.flights:
-            return None  # blocks of a step in flight would not become free now
+            return None  # a preempted row's blocks do not become free while a step in flight uses them
         if event is None and view.config.num_state_slots and not view.step_kept:
             event = keep_states(view)
         if event is None and view.num_large:
@@ -61,7 +61,7 @@ class Scheduler:
         return event
 
     def why_it_waits(self, view: View) -> str:
-        """Return why `schedule` opened no step while another step runs, as a value of overlap.HOW."""
+        """Return why `schedule` opened no step while another step runs: one of the reasons in overlap.HOW."""
         reason = overlap.waits_for(view)
         if not reason and isinstance(self._next_rows(view), ev.Preempted):
             reason = overlap.BLOCKS

@@ -1,9 +1,9 @@
-"""Find stalls: situations in which the engine's loop runs but makes no progress.
+"""Finds stalls: situations in which the engine's loop runs but makes no progress.
 
-There are two kinds. "no progress": there are requests, but no step could be scheduled, and the engine awaits
-neither a step's result nor another outside event. All later steps would be the same. "thrash": a request was
-preempted `thrash_limit` times in a row and got no token in between. This request may still finish, but the KV
-pool is too small for the running requests.
+There are two kinds. "no progress": there are requests, but no step can be scheduled, and the engine awaits
+neither a step's result nor another outside event. So no later step can be scheduled either. "thrash": a
+request was preempted `thrash_limit` times in a row and got no token in between. This request may still
+finish, but the KV pool is too small for the running requests.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ NO_PROGRESS, THRASH = "no progress", "thrash"
 
 
 def find_stalls(view: View) -> Iterator[ev.Stalled]:
-    """Yield the current stalls. Must be called after the step is decided."""
+    """Yield the current stalls. Call this function after all decisions of the step."""
     for name in list(view.thrashing):
         count = view.requests[name].idle_preemptions
         yield ev.Stalled(
@@ -25,13 +25,13 @@ def find_stalls(view: View) -> Iterator[ev.Stalled]:
     idle = not view.is_open and not view.flights
     requests = view.requests.values()
     if not idle or any(req_state.store != SETTLED for req_state in requests):
-        return  # a store that is still awaited has a deadline, and other requests may wait for its blocks
+        return  # a request waits for a store, which has a deadline; other requests may wait for that request
     if any(not req_state.waits_for_grammar for req_state in requests):
         yield ev.Stalled(NO_PROGRESS, "", _holders(view))
 
 
 def _holders(view: View) -> str:
-    """Return a clause with the current use of rows, blocks and the encoder cache."""
+    """Return a clause that says how many rows and blocks and how much of the encoder cache are in use."""
     return (
         f"{len(view.running)} requests run, {len(view.waiting)} wait, {view.blocks.num_free} of "
         f"{view.blocks.num_blocks - 1} blocks are free, {len(view.free_rows)} rows are free, the encoder "

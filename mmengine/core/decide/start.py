@@ -1,5 +1,5 @@
-"""Finds where a waiting request can start: prefix hits, a shared prompt, or blocks that come back from the
-host."""
+"""Finds where in its prompt a waiting request can start: after prefix hits, after the shared prompt of its
+group, or after KV that is swapped in from the host."""
 
 from typing import NamedTuple
 
@@ -16,12 +16,13 @@ from mmengine.request import Request
 
 
 class Start(NamedTuple):
-    """A place in the prompt where a request can start.
+    """A position in the prompt at which a request can start.
 
-    `cached`: shared blocks, int32. `num_computed`: tokens whose KV exists or comes with a copy. `copy_from`:
-    the block to copy from, or NO_BLOCK. `swap_in`: whether the request's own blocks come back from the host.
-    Where rows have recurrent states, `state_from` is the slot with the state after the shared blocks, and
-    `num_shared` counts the tokens that the request could share if every block had a state.
+    `cached`: the blocks that the request shares, int32. `num_computed`: how many tokens have KV already, or
+    get it by a copy. `copy_from`: the block to copy, or NO_BLOCK. `swap_in`: whether the request's own KV is
+    copied back from the host. With recurrent states, `state_from` is the slot with the state after the shared
+    blocks, and `num_shared` is the number of tokens that the request could share if every block had a kept
+    state.
     """
 
     cached: np.ndarray
@@ -36,8 +37,8 @@ _NOTHING_SHARED = Start(np.zeros(0, np.int32), 0)
 
 
 def start_of(view: View, req_state: RequestView) -> Start | None:
-    """Return where the request can start, or None while the request waits for its grammar, for a store, or
-    for its group's prefill."""
+    """Return where the request can start, or None while it waits for its grammar, for a store, or for the
+    prefill of its group's leader."""
     if req_state.waits_for_grammar or req_state.store != SETTLED:
         return None
     shared = _shared_prompt(view, req_state)
@@ -53,15 +54,17 @@ def start_of(view: View, req_state: RequestView) -> Start | None:
 
 
 def num_found(view: View, request: Request) -> int:
-    """Return how many tokens of a request have KV in the prefix cache now. The request is not in the
-    engine yet."""
+    """Return how many tokens of `request`, which the engine has not accepted yet, have KV in the prefix cache
+    now."""
     req_state = RequestState(request, 0, request.prompt_token_ids, ())
     start = start_of(view, RequestView.of(req_state))
     return 0 if start is None else start.num_computed
 
 
 def _from_state(view: View, cached: np.ndarray) -> Start:
-    """Cut the prefix hits at the last kept state; the model computes the tokens after that state again."""
+    """Return a start after the last prefix hit that has a kept state. The model computes the tokens after
+    that
+    state again."""
     shared = len(cached) * view.block_size
     for count in range(len(cached), 0, -1):
         slot = view.states.find(int(view.blocks.content[cached[count - 1]]))
@@ -71,10 +74,11 @@ def _from_state(view: View, cached: np.ndarray) -> Start:
 
 
 def _shared_prompt(view: View, req_state: RequestView) -> Start | None:
-    """Return a start on the request's group's blocks, once the prompt of the group's leader is computed.
+    """Return a start that shares the prompt's blocks with the group's leader, once that prompt is computed.
 
-    The request shares all blocks except the block with the last prompt token, which is copied. None: the
-    request waits for the leader. `_NOTHING_SHARED`: there is nothing to share.
+    The request shares all blocks before the last prompt token. If the last token's block holds earlier tokens
+    too, that block is copied. None: the request waits for the leader. `_NOTHING_SHARED`: there is nothing to
+    share.
     """
     leader = view.requests.get(req_state.request.group)
     if leader is None or leader is req_state or len(req_state.tokens) > req_state.num_prompt:
@@ -86,7 +90,7 @@ def _shared_prompt(view: View, req_state: RequestView) -> Start | None:
         return None if comes_first and not leader.cancelled else _NOTHING_SHARED
     before = view.num_computed[leader.row] - view.scheduled[leader.row]
     if before < req_state.num_prompt or leader.admitted_step == view.step:
-        return None  # copies run before the KV and the swaps of the same step
+        return None  # a step copies blocks before it computes their KV or swaps them in, so the copy waits
     if view.config.num_state_slots:
         return _NOTHING_SHARED  # the request starts from the state kept before the prompt's last token
     last = req_state.num_prompt - 1
@@ -96,7 +100,7 @@ def _shared_prompt(view: View, req_state: RequestView) -> Start | None:
 
 
 def _same_prompt(one: RequestView, other: RequestView) -> bool:
-    """Return whether both requests fill their prompts' blocks with the same KV, for the same tenant."""
+    """Return whether the prompts of both requests have the same KV and the same tenant."""
     return (
         one.media_keys == other.media_keys
         and one.request.media == other.request.media
@@ -114,8 +118,8 @@ def _scores_prompt(req_state: RequestView) -> bool:
 
 
 def _cached_prefix(view: View, req_state: RequestView) -> np.ndarray:
-    """Return the blocks, int32, that hold the request's first tokens. At least one token is left to compute,
-    for its logits."""
+    """Return the cached blocks, int32, that hold the request's first tokens. At least one token is not among
+    them, because the model must compute its logits."""
     size = view.block_size
     count = (len(req_state.tokens) - 1) // size
     if not view.config.enable_prefix_caching or not count or _scores_prompt(req_state):

@@ -1,1 +1,1 @@
-"""vLLM's decisions, for comparisons: the scheduler of the setting `compat` "vllm"."""
+"""A scheduler that decides like vLLM, for comparisons. The setting `compat` "vllm" selects it."""

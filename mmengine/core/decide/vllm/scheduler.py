@@ -1,8 +1,8 @@
 """vLLM's scheduler: decides running rows one after the other, then admits waiting requests.
 
-A step has SCHEDULED for the rows before the first row whose blocks are not free, PREEMPTED for that row, and
-SCHEDULED for the rest. EVICTED records a chunk's encoder evictions that does not run after all. The
-rules are those of vLLM 0.33.
+If blocks run out, a step has SCHEDULED for the rows before the first row whose blocks are not free, PREEMPTED
+to free blocks for that row, and SCHEDULED for the rest. If a chunk cannot run after all, EVICTED records the
+encoder evictions that were made for it. The rules are those of vLLM 0.33.
 """
 
 import numpy as np
@@ -20,22 +20,23 @@ from mmengine.events import vocabulary as ev
 
 
 class VllmEncoderDraft(EncoderDraft):
-    """Encoder work of one decision under vLLM's rules. `is_patient`: a row waits for the item that its
-    drafter would read next, if other rows run."""
+    """Encoder work of one decision under vLLM's rules. `is_patient`: while other rows run, a row waits for
+    the
+    item that its drafter would read next."""
 
     def __init__(self, view: View, *, is_patient: bool = True):
         super().__init__(view)
         self._waits = is_patient and len(view.running) > 1
 
     def cut_before(self, distance: int) -> int:
-        """Cut right before the item: vLLM drafts for the last token without the token that comes next."""
+        """Cut directly before the item: vLLM's drafter works without the token that follows the chunk."""
         if distance > self._ahead:
             return distance
         return 0 if self._waits else max(0, distance)
 
     def left_behind(self, given_up: bool) -> ev.Evicted | None:
-        """Return EVICTED for evictions that stay. The items that a `given_up` request looked up count as
-        used."""
+        """Return EVICTED for evictions that stay, or None. If the request was `given_up`, the cached items
+        that it looked up become the most recently used."""
         used = [key for key in self._looked_up if key in self._cache.idle] if given_up else []
         idle = [key for key in self._cache.idle if key not in self.evict]
         if used == idle[len(idle) - len(used) :]:
@@ -44,10 +45,10 @@ class VllmEncoderDraft(EncoderDraft):
 
 
 class UnreservedPlaces(AdapterPlaces):
-    """Places for adapters without reservations."""
+    """The places for adapters under vLLM's rules: no place is reserved for a request that is passed over."""
 
     def pass_over(self, req_state: RequestView) -> None:
-        """Do nothing: vLLM reserves no place for a request that it passes over."""
+        """Do nothing, because vLLM reserves no place."""
 
 
 class VllmAdmission(Admission):
@@ -60,10 +61,10 @@ class VllmAdmission(Admission):
         return UnreservedPlaces(view, may_start) if view.config.max_loras else None
 
     def padding(self, view: View, num_computed: int) -> int:
-        """Return how many placeholders make the request as long as its step's decodes.
+        """Return how many placeholders give the request as many tokens as the step's decoding rows have.
 
-        vLLM wants equal lengths in a step of decodes, which is a step without a running row in its prompt. A
-        prompt of one token that runs alone is no decode.
+        vLLM pads if all running rows of the step decode, so that all rows have equal lengths. A prompt of one
+        token that runs alone does not count as a decoding row.
         """
         num_drafts = view.config.num_draft_tokens
         if not num_drafts or num_computed + num_drafts + 2 > view.config.max_model_len:
@@ -74,7 +75,7 @@ class VllmAdmission(Admission):
         return num_drafts if (ran or num_computed) and decodes else 0
 
     def prompt_reserve(self, view: View, req_state: RequestView) -> int:
-        """Return how many blocks the prompt needs, without slots for the drafter."""
+        """Return how many blocks the prompt needs, without the drafter's lookahead."""
         return -(-len(req_state.tokens) // view.block_size)
 
 
@@ -91,7 +92,8 @@ class VllmRunningRows(RunningRows):
         wanted = view.num_tokens[rows] - view.num_computed[rows]
         if view.config.num_draft_tokens:
             wanted = with_drafts(view, rows, wanted)
-        if view.made_room_for[0] == rows[0]:  # its chunk stays as it was cut before another row was preempted
+        # After a preemption for the first row, its chunk stays as it was cut before the preemption.
+        if view.made_room_for[0] == rows[0]:
             wanted[0] = min(wanted[0], view.made_room_for[1])
         return wanted
 
@@ -102,10 +104,10 @@ class VllmRunningRows(RunningRows):
     def relieve(
         self, view: View, wanted: Wanted, short: np.ndarray, further: np.ndarray
     ) -> ev.Preempted | ev.Scheduled | ev.Evicted:
-        """Schedule the rows before the first row whose blocks are not free, or preempt for that row.
+        """Schedule the rows before the first row whose blocks are not free. If there are no such rows,
+        preempt a request for that row.
 
-        The rows before it keep their tokens. The chunk of that row stays as it was cut while all rows were
-        there.
+        The scheduled rows keep their tokens. The row's chunk stays as it was cut before the preemption.
         """
         lacking = int(np.argmax(np.cumsum(further) > view.blocks.num_free))
         row = int(wanted.rows[short[lacking]])
