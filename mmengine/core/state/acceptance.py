@@ -1,6 +1,7 @@
-"""Estimates how likely drafts are accepted: trials and hits of each row, and of each drafter over all rows.
+"""Estimates how likely drafts are accepted, from counts of trials and hits for each row and each drafter.
 
-A trial is a draft whose place was reached: the accepted drafts and the first rejected draft.
+A trial is a draft that was compared with a sampled token: an accepted draft (a hit) or the first rejected
+draft of a row. Drafts after a rejected draft are no trials.
 """
 
 import numpy as np
@@ -9,21 +10,21 @@ from mmengine.core.state.step_cost import ONE
 
 DRAFTERS = 8  # drafters with larger numbers count as the last one
 TRIAL = 256  # the weight of one trial
-MEMORY = 24 * TRIAL  # trials of a row at which older trials fade; a drafter has 16 times as many
-PRIOR = 4 * TRIAL  # trials for which the drafter's own share of hits counts in a row's estimate
-FIRST_HITS, FIRST_TRIALS = 3 * TRIAL, 4 * TRIAL  # of a drafter without trials
+MEMORY = 24 * TRIAL  # above this weight a row's counts are halved; a drafter's limit is 16 times as large
+PRIOR = 4 * TRIAL  # weight of the drafter's rate over all rows in a row's estimate
+FIRST_HITS, FIRST_TRIALS = 3 * TRIAL, 4 * TRIAL  # assumed counts of a drafter without trials
 ARRAYS = ("hits", "trials", "drafter_hits", "drafter_trials")
 
 
 class Acceptance:
-    """Acceptance counts. Columns are [drafter, row] or [drafter]."""
+    """Counts of hits and trials, in units of 1/TRIAL. Arrays are [drafter, row] or [drafter]."""
 
     def __init__(self, num_rows: int):
         self.hits = np.zeros((DRAFTERS, num_rows), np.int32)
         self.trials = np.zeros((DRAFTERS, num_rows), np.int32)
         self.drafter_hits = np.zeros(DRAFTERS, np.int64)
         self.drafter_trials = np.zeros(DRAFTERS, np.int64)
-        # verified drafts that are not counted yet, to be counted together
+        # verified drafts that `count` has not counted yet
         self._unread: list[tuple[np.ndarray, ...]] = []
 
     def admit(self, row: int) -> None:
@@ -32,13 +33,15 @@ class Acceptance:
         self.hits[:, row] = self.trials[:, row] = 0
 
     def judge(self, rows: np.ndarray, drafters: np.ndarray, drafted: np.ndarray, counts: bytes) -> None:
-        """Note the verified drafts of `rows` (intp [m]): `drafted` drafts, 0 for none, and `counts` tokens
-        given, int32.
+        """Note the verified drafts of `rows` (intp [m]).
+
+        `drafters`: the drafter of each row. `drafted`: how many drafts each row had, 0 for none. `counts`:
+        the bytes of int32 [m], how many tokens each row got.
         """
         self._unread.append((rows, drafters, drafted, np.frombuffer(counts, np.int32)))
 
     def count(self) -> None:
-        """Count the noted drafts. This call's time does not change the result."""
+        """Count the noted drafts. The result does not depend on when this method is called."""
         if not self._unread:
             return
         rows, drafters, drafted, counts = map(np.concatenate, zip(*self._unread, strict=True))
@@ -55,7 +58,7 @@ class Acceptance:
         np.add.at(self.drafter_trials, drafters, trials)
 
     def fade(self) -> None:
-        """Reduce old trials' weight."""
+        """Halve the counts that are above their limit, so that newer trials have more weight."""
         for hits, trials, memory in (
             (self.hits, self.trials, MEMORY),
             (self.drafter_hits, self.drafter_trials, 16 * MEMORY),
@@ -72,14 +75,14 @@ class Acceptance:
         return hits // (self.trials[:, rows] + PRIOR)
 
     def before_last(self) -> list[int]:
-        """Return the drafters' numbers that drafted, without the highest, in falling order. Noted
-        drafts must be counted.
+        """Return the numbers of the drafters that have trials, except the highest, in descending order. Call
+        `count` first.
         """
         return self.drafter_trials.nonzero()[0][-2::-1].tolist()
 
 
 def powers(chances: np.ndarray, most: int) -> np.ndarray:
-    """Return chance, chance^2, …, in 1/65536: int64 [most, ...]."""
+    """Return chance, chance^2, …, chance^most, in 1/65536: int64 [most, ...]."""
     table = np.empty((most, *chances.shape), np.int64)
     table[0] = chances
     for depth in range(1, most):

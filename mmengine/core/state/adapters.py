@@ -1,8 +1,7 @@
-"""The pool of LoRA adapters: which adapters' matrices are on the device, and which row computes with which
-adapter.
+"""The pool of LoRA adapters: which adapters are loaded on the device, and which adapter each row uses.
 
-Sizes are in bytes. As in the encoder cache, an adapter that no row holds stays loaded until its memory is
-needed; the longest unused adapter leaves first.
+Sizes are in bytes. As in the encoder cache, an adapter that no row uses stays loaded until its memory is
+needed; the least recently used adapter is unloaded first.
 """
 
 from mmengine.encoder_cache.cache import EncoderCache
@@ -18,10 +17,11 @@ def digest_of(adapter: Adapter | None) -> bytes:
 class AdapterPool:
     """One engine's adapters.
 
-    `cache`: loaded adapters by digest. `of_row`: the adapter's digest of each row that has one, including
-    rows that requests left while a step runs. `known`: the adapters that requests may name, by name.
-    `nameless`: by digest, adapters of live requests that no name refers to any more; no decision reads them,
-    so they are in no digest. Only `evolve` calls methods that change the pool.
+    `cache`: the loaded adapters, keyed by digest. `of_row`: row -> digest of its adapter, including rows
+    whose requests have left while a step still runs. `known`: name -> the adapter that new requests with this
+    name get. `nameless`: digest -> an adapter that live requests use although no name refers to it any more;
+    no decision reads `nameless`, so the state's digest does not cover it. Only `evolve` calls methods that
+    change the pool.
     """
 
     def __init__(self, capacity: int):
@@ -32,26 +32,26 @@ class AdapterPool:
 
     @property
     def num_held(self) -> int:
-        """The number of adapters that rows hold."""
+        """The number of adapters that rows use."""
         return len(self.cache.entries) - len(self.cache.idle)
 
     @property
     def loaded(self) -> tuple[bytes, ...]:
-        """The adapters' digests on the device."""
+        """The digests of the loaded adapters."""
         return tuple(self.cache.entries)
 
     def is_held(self, digest: bytes) -> bool:
         return digest in self.cache.entries and digest not in self.cache.idle
 
     def room_for(self, adapter: Adapter, promised: int = 0) -> list[bytes] | None:
-        """Return the adapters that must leave so that this adapter fits beside `promised` bytes for others,
-        or None if all of them are not enough.
+        """Return the digests of the adapters to unload so that this adapter fits beside `promised` bytes for
+        other adapters, or None if unloading all unused adapters is not enough.
         """
         size = 0 if adapter.digest in self.cache.entries else adapter.num_bytes
         return self.cache.evictions_for(size, {adapter.digest}, promised)
 
     def take(self, row: int, adapter: Adapter, out: tuple[bytes, ...]) -> None:
-        """Give the adapter to a row; the adapters in `out` leave."""
+        """Unload the adapters in `out`, load the adapter if necessary, and give it to the row."""
         for digest in out:
             self.cache.evict(digest)
         if adapter.digest not in self.cache.entries:
@@ -60,7 +60,7 @@ class AdapterPool:
         self.of_row[row] = adapter.digest
 
     def release(self, row: int) -> None:
-        """Take the adapter from a free row. A row without an adapter is no error."""
+        """Take the adapter from a row that becomes free. Does nothing if the row has no adapter."""
         digest = self.of_row.pop(row, None)
         if digest is not None:
             self.cache.release(digest)

@@ -1,12 +1,13 @@
 """A digest of a KV block's contents that is the same in every process.
 
-Content ids (core/state/prefix_index.py) are counters with a meaning in one process only. Routers that read KV
-events and stores of blocks name a block by
+Content ids (core/state/prefix_index.py) are counters and have a meaning in one process only. Block stores,
+and routers that read KV events, identify a block by
 
     digest(block) = BLAKE2b-128(digest of the block before it | its tokens | its extra)
 
-where `extra` comes from `block_extras`: which embeddings of which media lie where in the block, and in the
-first block the tenant's salt hash. Equal digests mean equal contents, unless BLAKE2b is broken.
+where `extra` comes from `block_extras`: the embeddings of media in the block with their positions and, in the
+first block, the hash of the tenant's salt and the adapter's digest. Equal digests mean equal contents, unless
+BLAKE2b is broken.
 """
 
 import hashlib
@@ -22,21 +23,21 @@ ROOT_DIGEST = bytes(DIGEST_BYTES)  # the parent of a first block
 
 
 def block_digest(parent: bytes, tokens: np.ndarray, extra: bytes) -> bytes:
-    """Return a block's digest with these tokens, int32 [block_size], after the block with the digest
-    `parent`.
+    """Return the digest of a block with these tokens, int32 [block_size]. `parent`: the digest of the block
+    before it, or ROOT_DIGEST.
     """
     said = b"".join((parent, tokens.astype("<i4").tobytes(), extra))
     return hashlib.blake2b(said, digest_size=DIGEST_BYTES, person=b"mmengine-block").digest()
 
 
 def event_hash(digest: bytes) -> int:
-    """Return the low 64 bits, by which KV events name a block."""
+    """Return the low 64 bits of a block's digest, which identify the block in KV events."""
     return int.from_bytes(digest[8:], "big")
 
 
 def prompt_digests(request: Request, tokens: np.ndarray, block_size: int) -> list[bytes]:
-    """Return the blocks' digests that `tokens`, int32 [n], fill, without the last token's block. A
-    request can find these blocks computed; the last token is computed for its logits.
+    """Return the digests of the full blocks of `tokens`, int32 [n], that a prefix hit can cover. The block of
+    the last token is left out, because the last token is always computed for its logits.
     """
     count = (len(tokens) - 1) // block_size
     extras = block_extras(request, 0, count, block_size)
@@ -49,8 +50,8 @@ def prompt_digests(request: Request, tokens: np.ndarray, block_size: int) -> lis
 
 
 class ContentDigests:
-    """Digests for an index's content ids that blocks hold. The code that folds a log keeps them up to
-    date.
+    """The digests of the contents in `index`, keyed by content id. The code that applies a log's events calls
+    `add` and `drop` to keep them up to date.
     """
 
     def __init__(self, index: PrefixIndex, block_size: int):
@@ -61,7 +62,9 @@ class ContentDigests:
         return self._by_content.get(content)
 
     def add(self, blocks: np.ndarray) -> None:
-        """Add the contents of these blocks (int [n]). A content whose parent has no digest gets none."""
+        """Add digests for the contents of these blocks (int [n]). A content gets no digest if its parent has
+        none.
+        """
         content, parent, tokens, _ = self._index.columns()
         blocks = blocks[content[blocks] != NO_CONTENT]
         for block in blocks[np.argsort(content[blocks], kind="stable")].tolist():  # parents first
@@ -72,14 +75,14 @@ class ContentDigests:
                 self._by_content[int(content[block])] = block_digest(before, own, extra)
 
     def drop(self, content: int) -> None:
-        """Remove a content that no block holds. Contents after it were added before, because their row held
-        this block.
+        """Remove the digest of a content that no block holds any more. Contents that follow it have their
+        digests already, because their row held this block when they were added.
         """
         self._by_content.pop(content, None)
 
     def prune(self) -> None:
-        """Remove contents that no block holds, if there are many, for callers that do not call `drop` for
-        each.
+        """If there are many digests, remove those of contents that no block holds. For callers that do not
+        call `drop`.
         """
         if len(self._by_content) > 2 * len(self._index.content) + 64:
             held = {ROOT, *self._index.content.tolist()}

@@ -11,14 +11,17 @@ from mmengine.core.state.free_list import FreeList
 from mmengine.core.state.prefix_index import NO_CONTENT, PrefixIndex
 from mmengine.request import Request, num_before
 
-OF_SALT = -1  # in place of an embedding: the hash is a tenant's salt
-OF_ADAPTER = -2  # in place of an embedding: the hash is a LoRA adapter's digest
-_PART = struct.Struct("<Iqq")  # length of the hash before it, place, first embedding or OF_SALT
+# Values in the last field of _PART:
+OF_SALT = -1  # the hash is that of a tenant's salt
+OF_ADAPTER = -2  # the hash is a LoRA adapter's digest
+# Length of the hash before it, position relative to the block, index of the run's first embedding.
+_PART = struct.Struct("<Iqq")
 
 
 class BlockPool:
-    """One engine's blocks. `num_blocks` counts block 0, the dummy. `content_width`: how many tokens
-    determine a block's contents. Only `evolve` calls methods that change the pool.
+    """One engine's KV blocks. `num_blocks` includes block 0, which is never given out and pads batches.
+    `content_width`: how many tokens determine a block's contents. Only `evolve` calls methods that change the
+    pool.
     """
 
     def __init__(self, num_blocks: int, block_size: int, content_width: int):
@@ -41,13 +44,14 @@ class BlockPool:
         self.references[blocks] = 1
 
     def share(self, blocks: np.ndarray) -> None:
-        """Add a holder to cached blocks; free blocks among them are revived."""
+        """Add a reference to each of these cached blocks. Free blocks among them leave the free list."""
         self.free_list.take(blocks[self.references[blocks] == 0])
         self.references[blocks] += 1
 
     def release(self, blocks: np.ndarray) -> None:
-        """Remove a holder from blocks, given in table order. Blocks without holders become free; blocks with
-        content are reused from the table's tail first, so that prefixes live longest.
+        """Remove a reference from each of these blocks, given in table order. Blocks without references
+        become free. Of the blocks with cached content, the last block of the table is reused first, so that
+        prefixes stay in the cache longest.
         """
         self.references[blocks] -= 1
         freed = blocks[self.references[blocks] == 0]
@@ -56,7 +60,7 @@ class BlockPool:
         self.free_list.give_back(freed[cached][::-1])
 
     def reset_cache(self) -> None:
-        """Forget all cached contents. Blocks in use stay with their holders."""
+        """Forget all cached contents. Requests keep the blocks that they hold."""
         self.index.clear()
 
 
@@ -66,9 +70,11 @@ def further_blocks(
     rows: ReadOnlyArray,
     num_tokens: np.ndarray | int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return which of `rows` (their places, intp) need further blocks for `num_tokens` more tokens (an array,
-    or one number for all), and how many each needs (int32). The drafter's lookahead counts, up to the longest
-    request.
+    """Return which of `rows` need more blocks (indices into `rows`, intp), and how many each of them needs
+    (int32).
+
+    `num_tokens`: how many more tokens each row will hold, as an array or as one number for all rows. The
+    drafter's lookahead is added, but no row needs more blocks than max_model_len tokens fill.
     """
     slots, size = columns.num_computed[rows] + num_tokens, config.block_size
     held = columns.num_blocks[rows] * size
@@ -81,8 +87,8 @@ def further_blocks(
 
 
 def content_windows(token_ids: ReadOnlyArray, first: int, last: int, size: int, width: int) -> np.ndarray:
-    """Return the `width` tokens that determine the contents of each of blocks [first, last), int32 [last -
-    first, width].
+    """Return the tokens that determine the contents of the blocks [first, last): `width` tokens for each
+    block, int32 [last - first, width].
     """
     if width == size:
         return token_ids[first * size : last * size].reshape(-1, size)
@@ -93,12 +99,13 @@ def content_windows(token_ids: ReadOnlyArray, first: int, last: int, size: int, 
 def block_extras(
     request: Request, first: int, last: int, block_size: int, ahead: int = 0
 ) -> dict[int, bytes]:
-    """Return the facts that determine the contents of blocks [first, last) beside their tokens, by block
-    number.
+    """Return the facts that determine the contents of blocks [first, last) beside their tokens, as bytes
+    keyed by block number. Blocks without such facts have no entry.
 
-    These are the embeddings in the block, or in the `ahead` tokens after it (the item's hash, the run's place
-    relative to the block, its first embedding). Block 0 also has the tenant's salt hash and the
-    adapter's digest. Each part is followed by its length, so that equal bytes mean equal facts.
+    The facts are the media embeddings in the block or in the `ahead` tokens after it: for each run, the
+    item's hash, the run's position relative to the block, and the index of its first embedding. Block 0 also
+    has the hash of the tenant's salt and the adapter's digest. Each hash is followed by its length, so that
+    equal bytes mean equal facts.
     """
     extras: dict[int, bytes] = {}
     for item in request.media[num_before(request.media, first * block_size) :]:
@@ -119,7 +126,7 @@ def block_extras(
 
 
 def threshold_of(config: EngineConfig, num_requests: int) -> int:
-    """Return the largest number of tokens of one request in a step, 0 for no limit. A request that is alone
-    has no limit.
+    """Return how many tokens of one request a step may compute at most; 0: no limit. There is no limit if the
+    engine has only one request.
     """
     return config.long_prefill_token_threshold if num_requests > 1 else 0

@@ -9,8 +9,9 @@ from typing import Annotated, Any, Generic, Protocol, TypeVar, dataclass_transfo
 import numpy as np
 
 NEVER = np.int32(2**31 - 1)
-# Values of the column `ended`. LOST: the row's step failed as a whole. LEFT: the request is gone and a step
-# in flight still names the row. CRASHED: the process that held the row is gone.
+# Values of the column `ended`. RUNS_ON: the request continues. STOPPED: a stop condition ended the text.
+# BROKEN: the row alone failed, for example with NaN logits. LOST: the row's whole step failed. LEFT: the
+# request has left, but a step in flight still has the row. CRASHED: the process that computed the row died.
 RUNS_ON, STOPPED, BROKEN, LOST, LEFT, CRASHED = 0, 1, 2, 3, 4, 5
 
 
@@ -44,7 +45,7 @@ def never_assigned(cls: type[Class]) -> type[Class]:
 
 @never_assigned
 class RowColumns(Generic[Array]):
-    """Columns that decisions read and digests cover."""
+    """Columns that decisions read and that the state's digest covers."""
 
     num_tokens: Int32[Array]  # known tokens
     num_computed: Int32[Array]  # tokens whose KV exists, or will exist after the open step
@@ -56,8 +57,8 @@ class RowColumns(Generic[Array]):
     scheduled: Int32[Array]  # tokens in the open step
     scheduled_drafts: Int32[Array]  # drafts at the end of `scheduled`
     num_drafts: Int32[Array]  # drafts after the known tokens, for the next step
-    drafter: Int32[Array]  # the number of the drafter that made them
-    plain_from: Int32[Array]  # blocks from this token on overlap no media and no salt
+    drafter: Int32[Array]  # the number of the drafter that made these drafts
+    plain_from: Int32[Array]  # blocks from this token on have no extra digest (media, salt, adapter)
     content: Int64[Array]  # content id of the last full block, the parent of the next block
     ended: Int8[Array]
 
@@ -66,10 +67,10 @@ class RowColumns(Generic[Array]):
 class FlightColumns(Generic[Array]):
     """Columns for overlapping steps; all zero if steps do not overlap."""
 
-    in_flight: Int32[Array]  # dispatched steps that name the row
-    num_pending: Int32[Array]  # tokens that those steps will give the row
-    # Known and pending tokens at which the row waits for those steps. Negative for a row with a grammar, and
-    # 0 for a row that waits for each step.
+    in_flight: Int32[Array]  # dispatched steps that contain the row
+    num_pending: Int32[Array]  # tokens that these steps will give the row
+    # The row waits for the steps in flight when its known and pending tokens reach this number (without its
+    # sign). Negative for a row with a grammar; 0 for a row that waits for each step.
     runs_ahead_to: Int32[Array]
 
 
@@ -78,16 +79,16 @@ class StateColumns(Generic[Array]):
     """Columns for models with recurrent states; all zero for other models."""
 
     state_slot: Int32[Array]  # the row's slot, or NO_STATE
-    keep_at: Int32[Array]  # tokens after which the row's state is kept next, or NEVER
-    num_shared: Int32[Array]  # tokens of the prompt's beginning that other requests' blocks held at admission
+    keep_at: Int32[Array]  # number of tokens after which the row's state is kept next, or NEVER
+    num_shared: Int32[Array]  # length of the prompt's prefix that was in the prefix cache at admission
 
 
 @never_assigned
 class WideColumns(Generic[Array]):
     """Columns with many int32 values for each row."""
 
-    token_ids: Array  # [row, place]: known tokens, then drafts
-    block_table: Array  # [row, block number]; 0, the dummy, after the row's blocks
+    token_ids: Array  # [row, position]: known tokens, then drafts
+    block_table: Array  # [row, number in the row]: block ids; 0 after the row's last block
 
 
 class Columns(RowColumns[Array], FlightColumns[Array], StateColumns[Array], WideColumns[Array]):
@@ -123,8 +124,8 @@ def make_columns(rows: int, num_tokens: int, num_blocks: int) -> dict[str, np.nd
 
 
 def _wide_column(rows: int, width: int) -> np.ndarray:
-    """Return zeros, int32 [rows, width]. Rows are an odd number of cache lines apart: with a power of two,
-    equal places of all rows would share the cache's few sets.
+    """Return zeros, int32 [rows, width]. Rows are an odd number of cache lines apart. With a power of two,
+    the same column of all rows would map to a few sets of the CPU cache.
     """
     lines = -(-width // 16) | 1
     return np.zeros((rows, lines * 16), np.int32)[:, :width]

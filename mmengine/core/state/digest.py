@@ -1,8 +1,8 @@
 """A state's digest as a tree: a hash for each column, and the root over these hashes.
 
-A checkpoint has the root, the first 4 bytes of each column's hash, and a 4-byte sum for each live request
-over all of its values. So two states that differ are known to differ in certain columns and requests. Only
-the root is a promise; the other values tell where to look.
+A checkpoint has the root, the first 4 bytes of each column's hash, and a 4-byte checksum over the values of
+each live request. Two states are equal if their roots are equal. If the roots differ, the other values show
+which columns and requests differ.
 """
 
 import hashlib
@@ -16,8 +16,8 @@ from mmengine.core.state.columns import COLUMNS, STATE_COLUMNS
 from mmengine.core.state.state import State
 from mmengine.events import vocabulary as ev
 
-SHOWN_BYTES = 4  # of a column's hash
-# In the order of a checkpoint. Another list needs another schema.
+SHOWN_BYTES = 4  # bytes of a column's hash in a checkpoint
+# The columns in the order of a checkpoint. A change of this list requires a new SCHEMA_VERSION.
 COLUMN_NAMES = (
     *(*COLUMNS, "token_ids", "block_table", "running"),
     *("requests", "waiting", "block references", "free blocks", "block content", "encoder cache"),
@@ -25,20 +25,21 @@ COLUMN_NAMES = (
     "kept grammars",
 )
 STATE_SLOTS = "state slots"  # after the other columns, for models with recurrent states
-ADAPTERS = "adapters"  # after both, for engines with adapters
+ADAPTERS = "adapters"  # after STATE_SLOTS, for engines with adapters
 SESSIONS = "sessions"  # last, while any session is open
-_FACTS = 10  # of a request
-# Odd factors of the sums, so that small numbers do not cancel each other out. A state is no adversary.
+_FACTS = 10  # values of a request in `_Sums.known`
+# Odd factors for the checksums, so that small numbers do not cancel each other out. The checksums need not
+# resist attacks.
 _FACTORS = np.frombuffer(hashlib.shake_128(b"mmengine").digest(8 * 64), np.uint64) | np.uint64(1)
 
 
 def state_digest(state: State) -> bytes:
-    """Return 16 bytes over all values that decisions read and over every token so far."""
+    """Return a 16-byte digest over all values that decisions read and over every token so far."""
     return checkpoint(state).digest
 
 
 def checkpoint(state: State) -> ev.Checkpoint:
-    """Return the digest with the sums that tell where two states differ."""
+    """Return CHECKPOINT: the digest, and the checksums that show where two states differ."""
     sums = _Sums(state)
     kept = [state.grammar_slots.digest()]
     kept += [_state_slots(state)] if state.config.num_state_slots else []
@@ -51,8 +52,9 @@ def checkpoint(state: State) -> ev.Checkpoint:
 
 
 def where_apart(state: State, logged: ev.Checkpoint) -> tuple[list[str], list[tuple[str, int]]]:
-    """Return the columns in which a checkpoint differs from this state, and the requests that differ, each
-    with its row or NO_ROW. The requests are unknown if the checkpoint has other live requests.
+    """Return the names of the columns in which `logged` differs from this state, and the requests that
+    differ, as (id, row or NO_ROW). The list of requests is empty if the two have different numbers of live
+    requests.
     """
     here = checkpoint(state)
     every = [
@@ -71,7 +73,9 @@ def where_apart(state: State, logged: ev.Checkpoint) -> tuple[list[str], list[tu
 
 
 def differing_places(one: bytes, other: bytes) -> list[int]:
-    """Return the 4-byte sums that differ, by place. A sum that only one side has differs."""
+    """Return the indices of the 4-byte checksums that differ. A checksum that only one side has differs
+    too.
+    """
     count = min(len(one), len(other)) // SHOWN_BYTES
     first, second = (np.frombuffer(sums, np.uint32, count) for sums in (one, other))
     most = max(len(one), len(other)) // SHOWN_BYTES
@@ -86,18 +90,18 @@ _NOTHING = _hash(b"")
 
 
 class _Sums:
-    """Columns with values of requests. Sums over each request are made on the way."""
+    """Computes the columns that hold values of requests, and meanwhile a checksum for each request."""
 
     def __init__(self, state: State):
         self._state, self._requests = state, list(state.requests.values())
-        # [column, row], of the running rows
+        # [column, running row]
         self.cells = np.array([getattr(state, name)[state.running] for name in COLUMNS], np.int64)
-        self._own = [0] * len(self._requests)  # by request, a CRC-32 of the values without a fixed size
+        self._own = [0] * len(self._requests)  # for each request, a CRC-32 of its values of variable size
         rows = np.array([each.row for each in self._requests], np.int64)
         # the last entry is for waiting requests
         of_row = np.full(state.config.max_num_seqs + 1, -1, np.int64)
         of_row[rows] = np.arange(len(rows))
-        self._places = of_row[state.running]  # the place of each running row's request
+        self._places = of_row[state.running]  # the index of each running row's request in `_requests`
         self._facts = np.zeros((len(rows), _FACTS), np.int64)
 
     def wide(self) -> tuple[bytes, bytes, bytes]:
@@ -114,7 +118,7 @@ class _Sums:
         return tokens.digest(), tables.digest(), rows.astype(np.int32).tobytes()
 
     def known(self) -> tuple[bytes, bytes]:
-        """Return each request's values beside its row, and of the waiting requests."""
+        """Return the columns "requests" (values of each request that are not in its row) and "waiting"."""
         state, rest = self._state, []
         facts = []
         for place, each in enumerate(self._requests):
@@ -150,7 +154,7 @@ class _Sums:
         sums += np.array(self._own, np.uint64) * _FACTORS[_FACTS]
         factors = _FACTORS[_FACTS + 1 : _FACTS + 1 + len(COLUMNS), None]
         of_row, places = (self.cells.view(np.uint64) * factors).sum(axis=0, dtype=np.uint64), self._places
-        if (places < 0).any():  # a row whose request left while a step names it
+        if (places < 0).any():  # the request of this row left while a step still has the row
             of_row, places = of_row[places >= 0], places[places >= 0]
         sums[places] += of_row
         sums ^= sums >> np.uint64(29)

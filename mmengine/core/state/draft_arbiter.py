@@ -1,7 +1,8 @@
-"""The base of a draft arbiter: its counters, what it measured of each draft level, and when it reviews them.
+"""The base class of draft arbiters: the counters, the measurements of each draft level, and the times of
+reviews.
 
-A draft level is a drafter's highest number that drafts: ALL_DRAFTERS, NO_DRAFTERS, or a number between.
-A bucket is a group of similar batch sizes (step_cost.py).
+A draft level is the highest number among the drafters that draft: ALL_DRAFTERS, NO_DRAFTERS, or a number
+between. A bucket is a group of similar batch sizes (step_cost.py). A review chooses the draft level again.
 """
 
 from abc import ABC, abstractmethod
@@ -18,8 +19,8 @@ ALL_DRAFTERS, NO_DRAFTERS = DRAFTERS - 1, -1  # draft levels
 NO_BUCKET = -1
 NO_LIMITS = np.zeros((0, 0), np.int32)
 WINDOW = 16  # steps between reviews while no request arrives
-SETTLED = 32  # steps for which drafts stay off, and a shrinking batch keeps its level
-MAX_EMPTY = 4  # consecutive steps without any drafts after which drafters count as having none
+SETTLED = 32  # steps for which drafts stay off, and most steps until a review after the batch changed
+MAX_EMPTY = 4  # after so many consecutive steps without drafts, the drafters count as having none
 _COUNTERS = (
     *("steps", "bucket", "num_rows", "level", "until_review", "rest_steps", "was_off", "has_arrivals"),
     *(
@@ -48,27 +49,27 @@ class SavedGoodput(msgspec.Struct, array_like=True):
 class DraftArbiter(ABC):
     """Chooses a draft level for each step, and limits each row's drafts.
 
-    Columns are [drafter, row] or [drafter]. Only `evolve` calls methods that change the arbiter. `overlaps`:
-    the loop awaits steps after which drafters draft, and no others; so drafting costs time even without
-    drafts.
+    Arrays are [drafter, row] or [drafter]. Only `evolve` calls methods that change the arbiter. `overlaps`:
+    steps overlap, but the loop waits for each step after which drafters draft. So drafting costs time even if
+    the drafters return no drafts.
     """
 
     def __init__(self, num_rows: int, most: int, *, overlaps: bool):
         self._most, self._overlaps = most, overlaps
         self.acceptance, self.costs = Acceptance(num_rows), StepCosts()
-        self.levels: dict[int, int] = {}  # the last decision, by bucket
-        self.waits: Waits = {}  # by bucket: what a trial cost, and when the next trial is due
+        self.levels: dict[int, int] = {}  # bucket -> the last chosen level
+        self.waits: Waits = {}  # bucket -> the cost of the last trial, and when the next trial is due
         self.draft_limits = np.full((DRAFTERS, num_rows), most, np.int32)
         self.steps = 0
         self.bucket, self.num_rows = NO_BUCKET, 0  # of the last decode-only step; rows of the last step
         self.level = ALL_DRAFTERS  # the current draft level
         self.until_review = 0  # steps until the next review
-        self.rest_steps = 0  # steps without drafts to come
+        self.rest_steps = 0  # how many of the next steps have no drafts
         self.was_off = False  # no drafter drafted, and no row had drafts, in the last step
         self.has_arrivals = True  # a request was admitted since the last decode-only step
         self.has_limits = False  # some row may have fewer drafts than the setting allows
         self.has_tried_limits = False  # whether fewer drafts were tried when all drafts did not pay
-        # The bucket of a batch that does not shrink, and the bucket of the last review.
+        # The bucket of the last batch that was not shrinking, and the bucket of the last review.
         self.full_bucket, self.reviewed_bucket = NO_BUCKET, NO_BUCKET
         self.turned_off_at = 0  # the step in which drafts were turned off
         self.empty_steps = 0  # consecutive steps in which drafters drafted and no row had drafts
@@ -81,11 +82,15 @@ class DraftArbiter(ABC):
         self.draft_limits[:, row] = self._most
 
     def draft_level_after(self, num_rows: int) -> int:
-        """Return the draft level after a step with `num_rows` rows that is decided now."""
+        """Return the draft level that applies after the step that is decided now, which has `num_rows`
+        rows.
+        """
         return NO_DRAFTERS if self.rest_steps else self._level_for(num_rows)
 
     def draft_limits_of(self, rows: ReadOnlyArray) -> np.ndarray | None:
-        """Return the most drafts that `rows` may have, int32 [drafters, n]; [0, 0]: none; None: no limit."""
+        """Return how many drafts each of `rows` may have from each drafter, int32 [drafters, n]. An array of
+        the shape [0, 0] means no drafts, and None means no limit.
+        """
         level = self.draft_level_after(len(rows))
         if level == NO_DRAFTERS:
             return NO_LIMITS
@@ -96,8 +101,8 @@ class DraftArbiter(ABC):
         return room
 
     def count_step(self, num_rows: int, has_drafts: bool, ns: int, level: int | None = None) -> bool:
-        """Count a step that took `ns`. Returns whether the step needs no further record. `level`: as in
-        `record_step`.
+        """Count a step that took `ns`. Returns True if `record_step` need not be called for this step.
+        `level`: as in `record_step`.
         """
         self.steps += 1
         self.until_review -= 1
@@ -115,7 +120,7 @@ class DraftArbiter(ABC):
         return not self.times_plain
 
     def judge(self, rows: np.ndarray, drafters: np.ndarray, drafted: np.ndarray, counts: bytes) -> None:
-        """Note verified drafts; see Acceptance.judge."""
+        """Note verified drafts, as `Acceptance.judge` does."""
         self.acceptance.judge(rows, drafters, drafted, counts)
 
     def record_step(
@@ -129,12 +134,12 @@ class DraftArbiter(ABC):
         level: int | None = None,
         reading_ns: int = 0,
     ) -> None:
-        """Record a step with `rows` that verified `drafts`, gave `tokens`, and `made` drafts for the next
-        step, all in `ns`.
+        """Record a step with `rows` that took `ns`. The step verified `drafts` drafts, gave `tokens` tokens,
+        and made `made` drafts for the next step.
 
-        `only_decodes`: the step computed no prompts. Otherwise reading its prompts for drafts took
-        `reading_ns`. `level`: the draft level after the step if it was decided before the last step had run;
-        None: the current level.
+        `only_decodes`: the step computed no prompts. In a step with prompts, the drafter's head read them in
+        `reading_ns`. `level`: the draft level after the step, if it was decided before the previous step had
+        returned; None: the current level.
         """
         num_rows, was_off = len(rows), self.was_off
         level = self.draft_level_after(num_rows) if level is None else level
@@ -182,7 +187,7 @@ class DraftArbiter(ABC):
         return msgspec.msgpack.encode(self.saved())
 
     def _counters(self) -> Iterator[tuple[object, str]]:
-        """Yield the saved integers: their owner and name."""
+        """Yield (object, attribute name) for each integer that a snapshot saves."""
         return ((self, name) for name in _COUNTERS)
 
     def _arrays(self) -> Iterator[tuple[str, np.ndarray]]:
@@ -210,11 +215,11 @@ class DraftArbiter(ABC):
 
     @abstractmethod
     def _decide(self, rows: np.ndarray, is_due: bool) -> None:
-        """Decide after a decode-only step with `rows` that was no rest. `is_due`: requests arrived, or the
-        time for a review has come."""
+        """Choose the draft level after a decode-only step with `rows`, unless rest steps are left. `is_due`:
+        requests arrived, or a review is due."""
 
     def _begin_review(self) -> None:
-        """Begin a review: count the rows' drafts so far, and set the next review a window away."""
+        """Begin a review: count the rows' drafts so far, and plan the next review after WINDOW steps."""
         if self.bucket == self.reviewed_bucket:
             self.full_bucket = self.bucket  # the batch does not shrink
         self.reviewed_bucket, self.until_review = self.bucket, WINDOW
@@ -222,12 +227,14 @@ class DraftArbiter(ABC):
         self.acceptance.fade()
 
     def _rate(self, level: int) -> int | None:
-        """Return tokens per time at a level, relative to no drafts; None: unknown."""
+        """Return the tokens per time at a level, relative to steps without drafts (65536: equal). None if
+        this
+        is not known."""
         return self.costs.rate(self.bucket, level)
 
     def _limit(self, rows: np.ndarray) -> bool:
-        """Limit the drafts for `rows` to likely ones. Returns whether the limits must be measured before
-        drafts are judged.
+        """Limit the drafts of `rows` to those that are likely enough to be accepted. Returns True if steps
+        with these limits must be measured before the level is chosen.
         """
         least = self.costs.least_chance(self.bucket, self.level)
         if not least:

@@ -9,17 +9,17 @@ from mmengine.events import vocabulary as ev
 
 
 class StepDrafts(NamedTuple):
-    """A step's m rows that had drafts: int32 [m] each."""
+    """The m rows of a step that had drafts. Each array is [m], int32 unless noted."""
 
     places: np.ndarray  # intp, indices into the rows that sampled
-    drafters: np.ndarray  # by number
-    proposed: np.ndarray  # computed drafts
-    accepted: np.ndarray  # accepted drafts, which precede the row's last token
+    drafters: np.ndarray  # the number of each row's drafter
+    proposed: np.ndarray  # how many drafts were verified
+    accepted: np.ndarray  # how many drafts were accepted; one more token follows them
 
 
 class DraftCounts(NamedTuple):
-    """The drafts and runs of a drafter or a request. A run is a row's drafts in one
-    step; it gives the accepted drafts and one more token.
+    """Counts of the drafts and runs of a drafter or a request. A run is the drafts of one row in one step. It
+    gives the accepted drafts and one more token.
     """
 
     runs: int = 0
@@ -28,7 +28,7 @@ class DraftCounts(NamedTuple):
 
     @property
     def length(self) -> float:
-        """A run's accepted drafts, without the token after them."""
+        """The mean number of accepted drafts in a run, without the token after them."""
         return self.accepted / max(self.runs, 1)
 
     def __str__(self) -> str:
@@ -39,8 +39,8 @@ class DraftCounts(NamedTuple):
 
 
 def count_drafts(state: State, sampled: np.ndarray, event: ev.Executed) -> StepDrafts | None:
-    """Return the drafts in the `sampled` rows (intp) in the step that `event` reports, or None without
-    drafts. The event must not be applied yet.
+    """Return the drafts of the `sampled` rows (intp) in the step that `event` reports, or None if there were
+    no drafts. Call this function before the event is applied to `state`.
     """
     if event.counts is None:
         return None
@@ -53,7 +53,7 @@ def count_drafts(state: State, sampled: np.ndarray, event: ev.Executed) -> StepD
 
 
 def add_drafts(counts: dict[int, DraftCounts], step: StepDrafts) -> dict[int, DraftCounts]:
-    """Add a step's drafts to `counts`, which are by drafter."""
+    """Return `counts`, keyed by drafter, with a step's drafts added."""
     found = dict(counts)
     for number in np.unique(step.drafters).tolist():
         selected, old = step.drafters == number, found.get(number, DraftCounts())

@@ -1,15 +1,16 @@
-"""Free KV blocks in the order in which they are given out, as columns.
+"""The free KV blocks, in the order in which they are given out, stored in arrays.
 
-Blocks without cached content come first, the last freed first. Then come blocks with content, the longest
-unused first. A cached block that is used again leaves the queue's middle: its entry remains and is
-skipped. An entry is live while it carries its block's stamp, which each `take` raises.
+Blocks without cached content are given out first, the last freed first (a stack). Then come blocks with
+content, the least recently used first (a queue). If a cached block is used again, its entry stays in the
+queue and is skipped later. An entry is live while it carries its block's current stamp; `take` increments the
+stamp.
 """
 
 import numpy as np
 
 
 class FreeList:
-    """A pool's free blocks. Block 0 is the dummy in padded batches and is never free."""
+    """The free blocks of a pool. Block 0, which pads batches, is never free."""
 
     def __init__(self, num_blocks: int):
         self.num_free = num_blocks - 1
@@ -37,7 +38,9 @@ class FreeList:
         return self.order(count)
 
     def order(self, count: int | None = None) -> np.ndarray:
-        """Return the free blocks from the next one on, int32: all of them, or the first `count`."""
+        """Return the free blocks in the order in which they are given out, int32: the first `count`, or
+        all.
+        """
         stack = self._stack[: self._top][::-1]
         live = stack[self._is_live(stack, self._stack_stamp[: self._top][::-1])]
         missing = None if count is None else count - len(live)
@@ -55,15 +58,15 @@ class FreeList:
         return np.concatenate(parts)
 
     def lines(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the free blocks without content, of which the last goes next, and those with content, of
-        which the first goes next; int32 both.
+        """Return the stack and the queue: the free blocks without content, of which the last is given out
+        next, and the free blocks with content, of which the first is given out next. Both are int32.
         """
         stack, queue = self._stack[: self._top], self._queue[self._head : self._tail]
         on_stack = self._is_live(stack, self._stack_stamp[: self._top])
         return stack[on_stack], queue[self._is_live(queue, self._queue_stamp[self._head : self._tail])]
 
     def fill(self, stack: np.ndarray, queue: np.ndarray) -> None:
-        """Restore what `lines` returned. Raises ValueError for a block that occurs twice, and for block 0."""
+        """Restore the result of `lines`. Raises ValueError if a block occurs twice, and for block 0."""
         blocks = np.concatenate((stack, queue))
         if len(np.unique(blocks)) < len(blocks) or (blocks < 1).any():
             raise ValueError("the free list holds a block twice, or the dummy")
@@ -78,7 +81,8 @@ class FreeList:
         self.num_free -= len(blocks)
         if not self._top and self._queue[self._head : head].tobytes() == blocks.tobytes():
             self._head = head
-            if not no_dead_entry:  # a passed entry may be dead, and its block stand further back
+            # A skipped entry may be dead while its block has a live entry later in the queue.
+            if not no_dead_entry:
                 self._stamp[blocks] += 1
         else:
             self._stamp[blocks] += 1
@@ -95,7 +99,7 @@ class FreeList:
         self.num_free += len(blocks)
 
     def give_back(self, blocks: np.ndarray) -> None:
-        """Add blocks with content, to be kept as long as possible; the first of them is given out first."""
+        """Add blocks with content at the end of the queue. The first of them is given out first."""
         if self._tail + len(blocks) > len(self._queue):
             self._tail = _compact(self, self._queue, self._queue_stamp, self._head, self._tail)
             self._head = 0
@@ -112,11 +116,11 @@ class FreeList:
         return self._stamp[blocks] == stamps
 
     def _trim(self) -> None:
-        """Drop dead entries from both ends that are read first."""
+        """Drop dead entries from the top of the stack and the head of the queue."""
         while self._top:
             low = max(0, self._top - 256)
             live = self._is_live(self._stack[low : self._top], self._stack_stamp[low : self._top])
-            dead = int(live[::-1].argmax())  # the number of entries before the first live one
+            dead = int(live[::-1].argmax())  # dead entries above the topmost live entry
             if live[-1 - dead]:
                 self._top -= dead
                 break

@@ -1,22 +1,25 @@
-"""Chooses which drafters draft, and how many drafts each row has: the choice with the most tokens per time.
+"""Chooses which drafters draft and how many drafts each row has, so that the engine gives most tokens per
+time.
 
 The name and the aim come from goodput in SmartSpec (Liu et al., "Optimizing Speculative Decoding for Serving
 Large Language Models Using Goodput", arXiv 2406.14066): accepted tokens per time. SmartSpec predicts goodput
-from a linear model for a step's time and from acceptance rates. Here a draft level's goodput is measured, and
-only a row's number of drafts is computed from their chance to be accepted.
+from a linear model for a step's time and from acceptance rates. Here the goodput of a draft level is
+measured, and only the number of drafts of a row is computed from their chance to be accepted.
 
-The arbiter is a fold over steps' times and tokens, in integers alone, so that a log gives the same choices
-again. For each bucket of batch sizes there are several levels: no drafter drafts, all drafters do, or all but
-the last ones. A level's goodput comes from its last few steps (step_cost.py) and from the time for reading
-prompts for drafts (prompt_cost.py). Within a level each row has as many drafts as are likely enough to be
-accepted: draft j has the chance p^j, with p estimated for each row and drafter.
+The arbiter is a fold over the times and tokens of steps. It uses only integers, so that a replay of the log
+makes the same choices. For each bucket of batch sizes there are several draft levels: no drafter drafts, all
+drafters draft, or all except the last ones. A level's goodput is computed from its last few steps
+(step_cost.py) and from the time for reading prompts for drafts (prompt_cost.py). Within a level, each row has
+as many drafts as are likely enough to be accepted: draft j has the chance p^j, where p is estimated for each
+row and drafter.
 
-Avoiding a loss of time is more important than a gain. Drafts are tried against steps without drafts that ran
-just before. A trial that loses too much ends at once, and the next trial waits until that loss is a small
-share of the time since (draft_trials.py). A loss also counts for larger batches, and a gain for smaller ones.
+Avoiding a loss of time is more important than a gain. A trial of drafts is compared with steps without drafts
+that ran just before. If a trial loses too much, it ends at once, and the next trial waits until this loss is
+a small share of the time since then (draft_trials.py). A loss also counts for larger batches, and a gain for
+smaller batches.
 
-A level change costs time: a head that did not draft must first read the tokens that it missed. So reviews
-happen when requests arrive and then every few steps, and a shrinking batch keeps its level.
+A change of the level costs time, because a head that did not draft must first read the tokens that it missed.
+So the level is reviewed when requests arrive and then every few steps, and a shrinking batch keeps its level.
 """
 
 from collections.abc import Iterator
@@ -29,15 +32,15 @@ from mmengine.core.state.draft_trials import DraftTrials
 from mmengine.core.state.prompt_cost import PromptCost
 from mmengine.core.state.step_cost import ONE, StepCosts, rows_of
 
-FEW = 8  # rows up to which all drafters draft while nothing is known
+FEW = 8  # in batches of up to so many rows all drafters draft before anything was measured
 AT_FIRST = 3  # steps between reviews while the goodput of drafts is unknown
-REST = 8  # steps without drafts that measure their time; the first still verifies some drafts
+# Steps without drafts in a rest, which measures their time. The first of them still verifies drafts.
+REST = 8
 RARELY, OFTEN = 128, 64  # steps with drafts between rests: if drafts gain clearly, and otherwise
-CLEARLY = ONE + ONE // 4  # goodput relative to no drafts from which no other level is tried
-LONGEST = 512  # steps between reviews
-IN_VAIN = 8  # first steps in which drafters draft and no row has drafts
-# a trial must gain one part in MORE over no drafts; another level must gain one part in STAYS over the
-# current one
+CLEARLY = ONE + ONE // 4  # from this goodput relative to no drafts on, no other level is tried
+LONGEST = 512  # most steps between reviews
+IN_VAIN = 8  # a trial ends after so many first steps in which drafters draft but no row has drafts
+# A trial must gain 1/MORE over no drafts; another level must gain 1/STAYS over the current level.
 MORE, STAYS = 16, 16
 
 
@@ -48,9 +51,8 @@ class Goodput(DraftArbiter):
         super().__init__(num_rows, most, overlaps=overlaps)
         self.prompts, self.trials = PromptCost(), DraftTrials(self.waits)
         self.level, self.turned_off_at = NO_DRAFTERS, -SETTLED
-        self.retimed_bucket = (
-            NO_BUCKET  # the bucket whose steps without drafts are timed again before a trial
-        )
+        # the bucket whose steps without drafts are timed again before a trial
+        self.retimed_bucket = NO_BUCKET
 
     def admit(self, row: int) -> None:
         super().admit(row)
@@ -73,7 +75,8 @@ class Goodput(DraftArbiter):
         yield from ((self.trials, name) for name in draft_trials.COUNTERS)
 
     def _level_for(self, num_rows: int) -> int:
-        """Return the level of a step with `num_rows` rows; after arrivals, the best known level of that
+        """Return the level of a step with `num_rows` rows. After arrivals, this is the best known level of
+        the
         bucket."""
         if not self.has_arrivals or self.steps - self.turned_off_at < SETTLED:
             return self.level
@@ -83,14 +86,14 @@ class Goodput(DraftArbiter):
         return self.levels[bucket] if bucket in self.levels else self._presumed(bucket)
 
     def _is_another_batch(self, num_rows: int) -> bool:
-        """Return whether a new batch came: a rest of a batch's last rows is not for the next batch, whose
-        prompts are read now or not at all.
+        """Return whether a new, larger batch arrived. A rest that began with the last rows of the old batch
+        must then end, because the heads can only read the new prompts now.
         """
         return self.has_arrivals and num_rows > 2 * self.num_rows
 
     def _presumed(self, bucket: int) -> int:
-        """Return a bucket's level without measurements: the next larger bucket's level, if drafters
-        draft there.
+        """Return the level to use for a bucket without measurements. This is the level of the next larger
+        bucket in which drafters draft. If there is none, all drafters draft in small batches.
         """
         larger = [other for other, way in self.levels.items() if other > bucket and way != NO_DRAFTERS]
         if larger:
@@ -124,7 +127,7 @@ class Goodput(DraftArbiter):
         super().record_step(rows, drafts, tokens, made, ns, only_decodes, level, reading_ns)
 
     def _enter(self, bucket: int, level: int) -> None:
-        """Switch to the known or presumed level of a batch that requests joined."""
+        """Switch to `level`, the known or presumed level of the bucket, after requests joined the batch."""
         if level != NO_DRAFTERS and self.level == NO_DRAFTERS:
             self._turn_on()
             self.trials.begin(is_proven=(self.costs.rate(bucket, level) or 0) > ONE)
@@ -152,7 +155,7 @@ class Goodput(DraftArbiter):
             self._review(rows, plain_ns)
 
     def _fail(self, plain_ns: int) -> None:
-        """End a trial that lost too much. If the batch has shrunk, the loss belongs to its former bucket."""
+        """End a trial that lost too much. If the batch has shrunk, the loss counts for its former bucket."""
         if self.bucket == self.full_bucket:
             self.acceptance.count()
             self.costs.add_failure(self.bucket, self.level)
@@ -163,7 +166,7 @@ class Goodput(DraftArbiter):
         self.bucket = drained
 
     def _review(self, rows: np.ndarray, plain_ns: int) -> None:
-        """Review the draft level."""
+        """Review the draft level: try drafts, begin a rest, or choose the best level."""
         self._begin_review()
         if self.level == NO_DRAFTERS:
             self._try(plain_ns)
@@ -222,7 +225,7 @@ class Goodput(DraftArbiter):
         self.turned_off_at, self.until_review, self.retimed_bucket = self.steps, SETTLED, NO_BUCKET
 
     def _needs_rest(self) -> bool:
-        """Return whether a step's time without drafts must be measured (again)."""
+        """Return whether the time of steps without drafts must be measured (again)."""
         if not self.costs.knows_plain(self.bucket):
             return True
         rate = self._rate(self.level)
@@ -233,8 +236,8 @@ class Goodput(DraftArbiter):
         return self.costs.rate(self.bucket, level, self.prompts.ns_a_token())
 
     def _best_level(self) -> int:
-        """Return a level that gains over no drafts, by a sixteenth while the gain is unproven; or a level to
-        be tried.
+        """Return the best level, or a level without measurements that is to be tried. A level must be better
+        than no drafts: by 1/16 while the trial has not proved a gain.
         """
         least, best, found = ONE if self.trials.is_proven else ONE + ONE // MORE, 0, NO_DRAFTERS
         for level in (ALL_DRAFTERS, *self.acceptance.before_last()):

@@ -1,8 +1,8 @@
 """Slots for grammars that many requests share, so that a log stores each such grammar once.
 
-A QUEUED event names a slot. If the event also has the grammar's source, the source is stored in the slot;
-otherwise the request uses the grammar from the slot. The slots' contents depend only on the log's events.
-`mmengine log verify` derives again which slot each event names.
+A QUEUED event names a slot. If the event also has the grammar's source, the source is stored in the slot.
+Otherwise the request uses the grammar that the slot stores. The contents of the slots depend only on the
+log's events. `mmengine log verify` derives the slot of each event again.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ LONGEST = 2**20  # characters; a longer grammar gets no slot, which bounds the s
 
 
 class GrammarSlots:
-    """A log's slots, ordered by last use, the most recent at the end."""
+    """A log's slots, in the order of their last use. The most recently used slot is the last."""
 
     def __init__(self) -> None:
         self._slots: dict[int, tuple[str, str]] = {}  # slot -> (kind, source)
@@ -39,8 +39,8 @@ class GrammarSlots:
         return msgspec.structs.replace(queued, grammar=grammar, grammar_slot=NO_SLOT)
 
     def written(self, queued: Queued) -> Queued:
-        """Return QUEUED as it must be written to the log. The argument may already name a slot, when a log's
-        events are derived again. Raises ValueError as `whole` does.
+        """Return QUEUED as it must be written to the log, with a slot if one is useful. In a replay the
+        argument already names a slot. Raises ValueError as `whole` does.
         """
         queued = self.whole(queued)
         grammar = queued.grammar

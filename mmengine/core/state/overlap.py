@@ -1,13 +1,15 @@
 """Decides whether the next step is decided while a step runs, if `max_in_flight` allows it.
 
-The next step waits if it depends on the running step's result: the number of accepted drafts, or the drafts
-that follow. The whole step waits, not only the rows in question. Rows that were left out of every other step
-would decode at half the speed, and the batch would split into two halves that alternate, each as slow as the
-whole. A row that ends with its next token does not wait; it is left out by itself (core/decide/running.py).
+The next step waits if it depends on the running step's result: on the number of accepted drafts, or on the
+drafts that the step returns. Then the whole step waits, and not only the rows with drafts. If these rows were
+left out of every other step, they would decode at half the speed: the batch would split into two halves that
+alternate, and each half would be as slow as the whole batch. If a row ends with its next token, only this row
+is left out of the next step (core/decide/running.py).
 
-A grammar needs a row's token to mask the next one, but only for sampling. The forward pass does not depend on
-the token, and an executor samples after it has read the step before. A row whose text must be completed
-within its budget waits anyway: its text changes after sampling, and the row must not continue before that.
+A grammar needs a row's last token to mask the logits of the next token. Only sampling needs the mask: the
+forward pass does not, and the executor samples after it has the previous step's tokens. A row with a grammar
+and `on_truncation` "close" makes the step wait, because the engine may change the row's text after sampling,
+and the row must continue from the changed text.
 """
 
 import numpy as np
@@ -19,16 +21,18 @@ from mmengine.core.state.view import View
 from mmengine.request import Request
 
 AHEAD = "ahead"  # the step was decided while another step ran
-# Reasons why it was not, as the metric names them.
-DRAFTS = "drafts"  # the step before verified drafts, or returned some
-GRAMMAR_ROWS = "forms"  # a row's text is completed within its budget, depending on its sampled token
+# Reasons why a step was not decided while another step ran, as the metric names them.
+DRAFTS = "drafts"  # the previous step verified drafts, or returned drafts
+GRAMMAR_ROWS = "forms"  # a row with a grammar must be completed within its budget (`on_truncation` "close")
 BLOCKS = "blocks"  # a request must be preempted, and no blocks become free while a step runs
 ALONE = "alone"  # no step ran, or no request could be computed beside the running step
 HOW = (AHEAD, DRAFTS, GRAMMAR_ROWS, BLOCKS, ALONE)
 
 
 def draft_level_after(state: State | View, rows: ReadOnlyArray) -> int:
-    """Return the draft level after a step with `rows`, decided before it is dispatched."""
+    """Return the draft level that applies after a step with `rows`. The level is decided before the step is
+    dispatched.
+    """
     config = state.config
     if not config.num_draft_tokens or config.drafts_for == "forms" and not _has_grammar_rows(state, rows):
         return NO_DRAFTERS
@@ -36,14 +40,14 @@ def draft_level_after(state: State | View, rows: ReadOnlyArray) -> int:
 
 
 def draft_room(view: View, rows: ReadOnlyArray) -> np.ndarray | None:
-    """Return the limits of StepPlan.draft_room for a step with `rows`."""
+    """Return `StepPlan.draft_room` for a step with `rows`."""
     if view.config.drafts_for == "forms" and not _has_grammar_rows(view, rows):
         return NO_LIMITS
     return None if view.goodput is None else view.goodput.draft_limits_of(rows)
 
 
 def waits_for(view: View) -> str:
-    """Return why no step is decided before the running step is back, DRAFTS or GRAMMAR_ROWS, or ""."""
+    """Return DRAFTS or GRAMMAR_ROWS if the next step must wait for the running step's result, else ""."""
     flight = view.flights[-1]
     if flight.draft_level != NO_DRAFTERS:
         return DRAFTS

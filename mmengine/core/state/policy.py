@@ -14,7 +14,9 @@ from mmengine.registry import Registry
 
 
 class Policy(NamedTuple):
-    """A scheduling policy. `prefill_first`: while a step computes prompts, decoding rows wait."""
+    """A scheduling policy. `prefill_first`: if prompts can be computed, a step computes only prompts, and the
+    decoding rows wait.
+    """
 
     rank: Callable[[RequestState | RequestView], tuple[int, ...]]
     victim: Callable[[RunningView], int]
@@ -54,17 +56,18 @@ POLICIES: Registry[Policy] = Registry(
     is_one=lambda found: isinstance(found, Policy),
     unknown="no policy is called {name!r}; there are {known}",
 )
-# Registers a policy in this process; an installed package uses an entry point. Raises ConfigError for a name
-# that is taken.
+# Registers a policy in this process; an installed package uses an entry point instead. Raises ConfigError for
+# a name that is taken.
 register_policy = POLICIES.register
-policy_named = POLICIES.load  # raises ConfigError with the known names
+# Returns the policy with a name. Raises ConfigError with the known names for an unknown name.
+policy_named = POLICIES.load
 
 
 def _preempted_first(request: RequestState | RequestView) -> tuple[int, ...]:
     return (-request.preempted, request.arrival)
 
 
-# vLLM puts a preempted request at the front of its queue, the last preempted first.
+# vLLM puts a preempted request at the front of its queue, so the last preempted request comes first.
 _VLLM_FCFS = Policy(_preempted_first, _last_admitted)
 
 

@@ -1,4 +1,4 @@
-"""Find the block that holds certain content, so that equal prefixes are computed only once.
+"""Finds the block that holds a given content, so that equal prefixes are computed only once.
 
 The content of a block is the content before it, its token ids, and its extra digest (media and salt). Each
 distinct content gets a number, the content id. A block's hash key is the sum of its parent's content id times
@@ -17,15 +17,15 @@ NO_CONTENT = -1
 NO_BLOCK = -1
 ROOT = 0  # the content id of the empty prefix, the parent of first blocks
 _MASK = 2**64 - 1
-_FEW = 4  # with fewer blocks than this, a loop is faster than numpy
-_MANY = 8  # from this many blocks in a row on, numpy is faster than a loop
+_FEW = 4  # in `insert_many`: with fewer blocks, a loop is faster than numpy
+_MANY = 8  # in `insert_chain`: with so many blocks or more, numpy is faster than a loop
 _PARENT_FACTOR = 0x9E3779B97F4A7C15
 
 
 class PrefixIndex:
-    """The prefix index for a block pool. Arrays by block: `content` (content id or NO_CONTENT), parent,
-    tokens, key. `width` is the number of tokens that determine a block's content: the block size, or one
-    more.
+    """The prefix index of a block pool. For each block it has the content id (or NO_CONTENT), the parent's
+    content id, the tokens and the hash key. `width`: how many tokens determine a block's content: the block
+    size, or one more.
     """
 
     def __init__(self, num_blocks: int, width: int):
@@ -33,7 +33,7 @@ class PrefixIndex:
         self._parent = np.zeros(num_blocks, np.int64)
         self._tokens = np.zeros((num_blocks, width), np.int32)
         self._key = np.zeros(num_blocks, np.uint64)
-        # extra digests by block, for blocks that overlap media or begin a salted prompt
+        # block -> extra digest, for blocks that overlap media or begin a prompt with a salt or an adapter
         self.extra: dict[int, bytes] = {}
         self._owner: dict[int, int] = {}  # key -> the block that lookups return
         # key -> further blocks with the same content, which lookups do not return
@@ -44,19 +44,23 @@ class PrefixIndex:
         self._factors = np.array(powers, np.uint64)
 
     def token_parts(self, tokens: np.ndarray) -> np.ndarray:
-        """Return the tokens' part of the key, uint64 [n], for tokens int32 [n, width]."""
+        """Return each block's part of the key that depends on its tokens, uint64 [n]. `tokens`: int32 [n,
+        width].
+        """
         return tokens.astype(np.uint64) @ self._factors
 
     def find(self, parent: int, part: int, tokens: np.ndarray, extra: bytes) -> int:
-        """Return the block with this content, or NO_BLOCK. `part` is the tokens' part of the key."""
+        """Return the block with this content, or NO_BLOCK. `part`: the result of `token_parts` for
+        `tokens`.
+        """
         block = self._owner.get(_key(parent, part, extra), NO_BLOCK)
         if block != NO_BLOCK and self._holds(block, parent, tokens, extra):
             return block
         return NO_BLOCK
 
     def find_first(self, tokens: np.ndarray, extras: dict[int, bytes]) -> np.ndarray:
-        """Return the blocks, int32, that hold the longest known beginning of a row. Each block's parent is
-        the block before it. `tokens` is int32 [n, width]; `extras` has extra digests by index into `tokens`.
+        """Return the blocks, int32, that hold the longest known prefix of a sequence. Each block's parent is
+        the block before it. `tokens`: int32 [n, width]. `extras`: index into `tokens` -> extra digest.
         """
         blocks, parent = list[int](), ROOT
         for number, part in enumerate(self.token_parts(tokens).tolist()):
@@ -77,8 +81,8 @@ class PrefixIndex:
         return self._follows(block, parent, extra) and bool((self._tokens[block] == tokens).all())
 
     def insert(self, block: int, parent: int, part: int, tokens: np.ndarray, extra: bytes) -> int:
-        """Record the content of `block`, and return its content id. Returns NO_CONTENT, and records nothing,
-        if the key collides or if `parent` is NO_CONTENT.
+        """Record the content of `block`, and return its content id. If the key collides with that of another
+        content, or `parent` is NO_CONTENT, nothing is recorded and NO_CONTENT is returned.
         """
         if parent == NO_CONTENT:
             return NO_CONTENT
@@ -101,10 +105,11 @@ class PrefixIndex:
     def insert_chain(
         self, blocks: np.ndarray, parent: int, tokens: np.ndarray, extras: dict[int, bytes]
     ) -> int:
-        """Record the contents of n consecutive blocks in a row; each block is the parent of the next. Returns
-        the last block's content id, or NO_CONTENT from the first key collision on.
+        """Record the contents of n consecutive blocks of one row. Each block is the parent of the next block.
+        Returns the last block's content id, or NO_CONTENT if a key collided. Blocks from the first collision
+        on are not recorded.
 
-        `blocks` is int32 [n], `tokens` int32 [n, width]; `extras` has extra digests by index into `blocks`.
+        `blocks`: int32 [n]. `tokens`: int32 [n, width]. `extras`: index into `blocks` -> extra digest.
         """
         parts, content = self.token_parts(tokens), parent
         for place, block in enumerate(blocks.tolist()):
@@ -120,8 +125,8 @@ class PrefixIndex:
     def _append_chain(
         self, blocks: np.ndarray, parts: np.ndarray, tokens: np.ndarray, extras: dict[int, bytes]
     ) -> bool:
-        """Record all blocks as a chain after the newest content. Returns False, and changes nothing, if a key
-        is already used.
+        """Record all blocks as a chain after the newest content. If a key is already used, nothing is changed
+        and False is returned.
         """
         content, numbers = np.arange(self.next_content, self.next_content + len(blocks)), blocks.tolist()
         keys = _keys(content - 1, parts)
@@ -137,11 +142,10 @@ class PrefixIndex:
         return True
 
     def insert_many(self, blocks: np.ndarray, parents: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """Record the contents of n blocks from different rows, without extra digests: blocks that decoding
-        has filled.
+        """Record the contents of n blocks of different rows. The blocks were filled by decoding and have no
+        extra digests. Returns their content ids, int64 [n].
 
-        `blocks` is int32 [n], `parents` (content ids) int64 [n], `tokens` int32 [n, width]. Returns content
-        ids, int64 [n].
+        `blocks`: int32 [n]. `parents`: content ids, int64 [n]. `tokens`: int32 [n, width].
         """
         if len(blocks) < _FEW:
             columns = blocks.tolist(), parents.tolist(), self.token_parts(tokens).tolist()
@@ -192,8 +196,8 @@ class PrefixIndex:
         self._tokens[where] = tokens
 
     def forget(self, blocks: np.ndarray) -> None:
-        """Forget the contents of blocks that will be overwritten. If a block has a twin, lookups return the
-        twin from now on.
+        """Forget the contents of blocks that will be overwritten. If a block has a twin, a block with the
+        same content, lookups return the twin from now on.
         """
         content = self.content[blocks]
         if content.max(initial=NO_CONTENT) == NO_CONTENT:
@@ -221,8 +225,8 @@ class PrefixIndex:
             self.twins.pop(key, None)
 
     def columns(self) -> tuple[np.ndarray, ...]:
-        """Return the arrays of content id, parent, tokens and key by block. Entries are valid only for blocks
-        with content.
+        """Return four arrays with an entry for each block: content id, parent, tokens, key. Entries are valid
+        only for blocks with content.
         """
         return self.content, self._parent, self._tokens, self._key
 
@@ -234,8 +238,8 @@ class PrefixIndex:
         twins: Iterable[tuple[int, ...]],
         next_content: int,
     ) -> None:
-        """Restore a saved index: `columns` are the saved rows of the arrays from `columns()` for `blocks`
-        (intp). The index must be empty.
+        """Restore a saved index; this index must be empty. `columns`: for each array that `columns()`
+        returns, the saved values of `blocks` (intp).
         """
         for column, values in zip(self.columns(), columns, strict=True):
             column[blocks] = values
@@ -251,11 +255,11 @@ class PrefixIndex:
         return np.flatnonzero((self.content != NO_CONTENT) & (self._parent == parent))
 
     def tokens_of(self, blocks: np.ndarray) -> np.ndarray:
-        """Return the tokens that determine the n blocks' contents, int32 [n, width]."""
+        """Return the tokens that determine the contents of these n blocks, int32 [n, width]."""
         return self._tokens[blocks]
 
     def clear(self) -> None:
-        """Forget all contents. Content ids are not reused: counting continues."""
+        """Forget all contents. Content ids are not used again."""
         self.content[:] = NO_CONTENT
         self._owner.clear()
         self.twins.clear()
@@ -267,15 +271,15 @@ def _key(parent: int, part: int, extra: bytes) -> int:
 
 
 def _head(extra: bytes) -> int:
-    """Return 64 bits from an extra digest: the first 8 bytes, combined with a checksum over all bytes. The
-    checksum is needed because blocks with equal tokens may begin with the same image and continue with
+    """Return a 64-bit hash of an extra digest: the first 8 bytes, combined with a checksum over all bytes.
+    The checksum is needed because blocks with equal tokens may begin with the same image and continue with
     different images.
     """
     return int.from_bytes(extra[:8], "little") ^ zlib.crc32(extra)
 
 
 def _keys(parents: np.ndarray, parts: np.ndarray) -> np.ndarray:
-    """Return the keys `_key` for arrays of blocks without extra digests. A property test compares both
-    functions.
+    """Return the same keys as `_key` for arrays of blocks without extra digests. A property test compares the
+    two functions.
     """
     return parts + parents.view(np.uint64) * _PARENT_FACTOR

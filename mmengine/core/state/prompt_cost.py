@@ -1,19 +1,21 @@
-"""The time for reading prompts for drafts, per answer token.
+"""Measures the time for reading prompts for drafts, per answer token.
 
-A head reads each prompt before it drafts. For short answers the reading may take longer than the drafts save,
-and decode-only steps do not show that time.
+A draft head reads each prompt before it drafts. For short answers this may take longer than the drafts save.
+The times of decode-only steps do not include it.
 """
 
-MEMORY = 64  # requests above which older requests count half
-FIRST_TOKENS, FIRST_REQUESTS = 64, 2  # the assumption at the beginning: 32 tokens per answer
+MEMORY = 64  # above so many requests the counts are halved, so that newer requests have more weight
+FIRST_TOKENS, FIRST_REQUESTS = 64, 2  # assumed at the beginning: 32 tokens per answer
 COUNTERS = ("tokens", "requests", "new_requests", "read_ns", "read_requests")
 
 
 class PromptCost:
     def __init__(self) -> None:
         self.tokens, self.requests = FIRST_TOKENS, FIRST_REQUESTS
-        self.new_requests = 0  # since the last step with prompts returned
-        self.read_ns = self.read_requests = 0  # of prompts that were read for drafts
+        self.new_requests = 0  # requests admitted since the last step with prompts returned
+        self.read_ns = self.read_requests = (
+            0  # time for reading prompts, and the requests whose prompts were read
+        )
 
     def admit(self) -> None:
         """Count a request that got a row."""
@@ -23,7 +25,9 @@ class PromptCost:
             self.tokens, self.requests = self.tokens // 2, self.requests // 2
 
     def read(self, ns: int) -> None:
-        """Count a returned step with prompts. Reading them for drafts took `ns`; 0: no head read them."""
+        """Count a returned step with prompts. `ns`: the time for reading these prompts for drafts; 0: no head
+        read them.
+        """
         if ns > 0:
             self.read_ns += ns
             self.read_requests += self.new_requests

@@ -1,7 +1,7 @@
-"""Read-only views of a state's parts: a type checker refuses every write through a view.
+"""Read-only views of a state's parts. A type checker reports every write through a view.
 
-Arrays, dicts, pools and caches refuse writes at run time, too. Lists and requests are the state's own objects
-at run time, because no object that refuses writes is as fast to read.
+Arrays, dicts, pools and caches also refuse writes at run time. Lists and requests do not: at run time they
+are the state's own objects, because a wrapper that refuses writes would be slower to read.
 """
 
 from collections.abc import Callable, Mapping, Sequence, Set
@@ -27,20 +27,21 @@ from mmengine.events.vocabulary import AdapterLoaded, Queued
 from mmengine.request import Request
 
 T = TypeVar("T")
-# An attribute that the target replaces over time: a view reads it from the target at each access.
+# An attribute that the state assigns again over time, so a view must read it from the state at each access.
 Current = Annotated[T, "current"]
 
 
 @dataclass_transform(frozen_default=True)
 class ReadOnly:
-    """Another object's view, the target: shows the attributes that a subclass declares, under the same
-    names.
+    """A read-only view of another object, the target. The view has the attributes that a subclass declares,
+    with the target's values.
 
-    The view reads `Current` attributes at each access and all others once, when it is made. It shows arrays
-    without write access and dicts as mapping proxies, and wraps objects whose annotation is a ReadOnly class.
+    `Current` attributes are read from the target at each access, and all others once, when the view is made.
+    Arrays are views without write access, dicts are mapping proxies, and an object whose annotation is a
+    ReadOnly class is wrapped in that class.
     """
 
-    _shown: ClassVar[dict[str, Any]] = {}  # annotations by name, except `Current` annotations
+    _shown: ClassVar[dict[str, Any]] = {}  # name -> annotation, without `Current` attributes
     _target: Any
 
     def __init_subclass__(cls) -> None:
@@ -79,7 +80,7 @@ def _read_only(value: Any, hint: Any) -> Any:
 
 
 class RequestView(ReadOnly):
-    """A RequestState. At run time the state's own object stands in its place."""
+    """The read-only type of a RequestState. At run time the object is the state's RequestState itself."""
 
     request: Request
     arrival: int
@@ -106,7 +107,9 @@ class RequestView(ReadOnly):
 
 
 class RequestsByRow(Protocol):
-    """The request array by row. A free row holds None; callers do not ask for free rows."""
+    """The array `State.requests_by_row`: the request in each row. A free row holds None, but callers do not
+    read free rows.
+    """
 
     @overload
     def __getitem__(self, row: int, /) -> RequestView: ...
@@ -122,7 +125,7 @@ class RunningView(ReadOnly):
 
 
 class SessionView(ReadOnly):
-    """A SessionState. At run time the state's own object stands in its place."""
+    """The read-only type of a SessionState. At run time the object is the state's SessionState itself."""
 
     session_id: str
     tokens: ReadOnlyArray
@@ -132,7 +135,7 @@ class SessionView(ReadOnly):
 
 
 class FlightView(ReadOnly):
-    """A Flight. At run time the state's own object stands in its place."""
+    """The read-only type of a Flight. At run time the object is the state's Flight itself."""
 
     rows: ReadOnlyArray
     sampled: ReadOnlyArray
@@ -140,20 +143,22 @@ class FlightView(ReadOnly):
 
 
 class GoodputView(ReadOnly):
-    """A Goodput. At run time the state's own object stands in its place."""
+    """The read-only type of a Goodput. At run time the object is the state's Goodput itself."""
 
     draft_level_after: Callable[[int], int]
     draft_limits_of: Callable[[ReadOnlyArray], np.ndarray | None]
 
 
 class GrammarSlotsView(ReadOnly):
-    """A GrammarSlots."""
+    """A view of a GrammarSlots."""
 
     written: Callable[[Queued], Queued]
 
 
 class BlocksView(ReadOnly):
-    """A BlockPool with its free list and its index. `references`, `content`: by block."""
+    """A view of a BlockPool with its free list and its index. `references` and `content` have an entry for
+    each block.
+    """
 
     num_blocks: int
     num_free: Current[int]
@@ -164,7 +169,7 @@ class BlocksView(ReadOnly):
 
 
 class EncoderCacheView(ReadOnly):
-    """An EncoderCache."""
+    """A view of an EncoderCache."""
 
     capacity: int
     used: Current[int]
@@ -178,7 +183,7 @@ class EncoderCacheView(ReadOnly):
 
 
 class StatesView(ReadOnly):
-    """A StateSlots."""
+    """A view of a StateSlots."""
 
     num_free: Current[int]
     find: Callable[[int], int]
@@ -186,7 +191,7 @@ class StatesView(ReadOnly):
 
 
 class AdaptersView(ReadOnly):
-    """An AdapterPool."""
+    """A view of an AdapterPool."""
 
     num_held: Current[int]
     loaded: Current[tuple[bytes, ...]]
@@ -197,7 +202,7 @@ class AdaptersView(ReadOnly):
 
 
 class SessionsView(ReadOnly):
-    """Sessions."""
+    """A view of a Sessions object."""
 
     num_leased: Current[int]
     all: Mapping[str, SessionView]

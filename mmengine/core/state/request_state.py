@@ -1,4 +1,4 @@
-"""One live request's state beside its row's columns."""
+"""The state of one live request, apart from the columns of its row."""
 
 from dataclasses import dataclass, field
 
@@ -8,10 +8,10 @@ from mmengine.encoder_cache.cache import encoder_key
 from mmengine.events.vocabulary import Queued
 from mmengine.request import Request
 
-NO_ROW = -1  # in place of a row: the request waits
-NEVER_RAN = -1  # in place of a number: the request had no row yet
-# The state of a waiting request with a block store: nothing to wait for, asked for its blocks, fetching
-# blocks.
+NO_ROW = -1  # in `row`: the request waits
+NEVER_RAN = -1  # in `num_cached` and `admitted_step`: the request had no row yet
+# Values of `store`. SETTLED: the request does not wait for the block store. ASKED: it waits for OFFERED.
+# FETCHING: it waits for fetched blocks.
 SETTLED, ASKED, FETCHING = 0, 1, 2
 DEADLINE = "deadline"  # the reason of a lost fetch: the store did not answer in time
 NO_BLOCKS = np.zeros(0, np.int32)
@@ -19,7 +19,9 @@ NO_BLOCKS = np.zeros(0, np.int32)
 
 @dataclass(slots=True, eq=False, repr=False)
 class RequestState:
-    """One live request's state. `arrival` numbers requests from 0."""
+    """The state of one live request. `arrival`: the request's number in order of arrival, from 0. `rank`: the
+    request's sort key in the waiting queue.
+    """
 
     request: Request
     arrival: int
@@ -27,34 +29,36 @@ class RequestState:
     media_keys: tuple[bytes, ...]
     rank: tuple[int, ...] = ()
     row: int = NO_ROW
-    preempted: int = 0  # the number of its last preemption, counted over all requests from 1
-    num_cached: int = NEVER_RAN  # cached prompt tokens at its first admission
+    preempted: int = 0  # the number of the request's last preemption, counted over all requests from 1
+    num_cached: int = NEVER_RAN  # prompt tokens that were cached at the first admission
     waits_for_grammar: bool = False
-    host_blocks: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))  # blocks of its swapped KV
-    num_swapped: int = 0  # tokens of its swapped KV
-    admitted_step: int = NEVER_RAN  # the step of its last admission
+    host_blocks: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))  # hold the swapped KV
+    num_swapped: int = 0  # tokens whose KV is in `host_blocks`
+    admitted_step: int = NEVER_RAN  # the step of the last admission
     idle_preemptions: int = 0  # consecutive preemptions without a token in between
-    failures: int = 0  # failed steps in which it was alone, plus one if others failed with it
-    isolation_rows: int = 0  # most rows of a step that it may join after a failed step; 0: no limit
+    # Failed steps in which the request was alone, or 1 if it only failed together with others.
+    failures: int = 0
+    # After a failed step, the request may only join steps with so many rows; 0: no limit.
+    isolation_rows: int = 0
     cancelled: str = ""
-    detail: str = ""  # how the text ended, or what went wrong
-    # indices of the items whose encoder outputs it references
+    detail: str = ""  # how the text ended, or the error
+    # indices of the items whose encoder outputs the request references
     held_media: set[int] = field(default_factory=set)
-    media_work: tuple[int, ...] = ()  # work to encode each item; () if this engine has no limit for it
-    has_large: bool = False  # whether an item takes more work than a step may
+    media_work: tuple[int, ...] = ()  # work to encode each item; () if a step has no limit for this work
+    has_large: bool = False  # whether an item needs more work than one step may do
     store: int = SETTLED
-    num_offered: int = 0  # blocks of its prefix that a store offers
-    # blocks that it holds while it fetches, in order
+    num_offered: int = 0  # blocks of the request's prefix that a store offers
+    # blocks that the request holds while it fetches, in order
     fetch_blocks: np.ndarray = field(default_factory=lambda: NO_BLOCKS)
-    num_fetching: int = 0  # how many of the last of them have not arrived
+    num_fetching: int = 0  # the last `num_fetching` of `fetch_blocks` have not arrived
 
     @property
     def num_prompt(self) -> int:
         return len(self.request.prompt_token_ids)
 
     def may_fetch(self, block_size: int) -> bool:
-        """Return whether a store can have useful blocks: at least one full block, of a request without prompt
-        logprobs.
+        """Return whether a store can have useful blocks: the request has at least one full block before its
+        last token, and its prompt need not be computed for prompt logprobs.
         """
         scored = self.request.sampling.prompt_logprobs is not None and len(self.tokens) == self.num_prompt
         return len(self.tokens) > block_size and not scored
@@ -99,7 +103,7 @@ def queued_of(request: Request) -> Queued:
 
 
 def media_keys_of(request: Request) -> tuple[bytes, ...]:
-    """Return the request's items' keys in the encoder cache."""
+    """Return the encoder cache's key of each media item in the request."""
     return tuple(
         encoder_key(item.mm_hash, request.cache_salt, request.visual_adapter) for item in request.media
     )

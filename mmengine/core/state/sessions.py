@@ -1,9 +1,10 @@
 """Sessions: chains of requests, and the KV blocks that a session keeps between its requests.
 
-A session has tokens, their media, and the places where its requests began. The next request continues after
-them, and prefix hits find the computed blocks. To protect those blocks from eviction, a session holds a
-*lease*: references to its chain's full blocks. All leases together have a limit. Leases are taken back
-when a request would otherwise wait or be preempted, the longest unused session first, from its chain's end.
+A session has the tokens and media of its requests, and the positions where the requests began. The next
+request continues after these tokens, and its prefix hits find the computed blocks. To protect these blocks
+from eviction, a session holds a *lease*: references to the full blocks of its tokens. All leases together
+have a limit. If a request would otherwise wait or be preempted, leases are shortened from their end,
+beginning with the least recently used session.
 """
 
 from dataclasses import dataclass, field
@@ -16,12 +17,12 @@ from mmengine.request import MediaItem, num_before
 
 NO_BLOCKS = np.zeros(0, np.int32)
 NO_REQUEST = ""
-IDLE = "idle"  # the reason of closing a session that is not used
+IDLE = "idle"  # the reason in SESSIONCLOSED if the session was not used
 
 
 class Chunk(NamedTuple):
-    """A session's part that one request added. `start`: its first token; `num_outputs`: the answer at
-    its end. The other fields are as in APPENDED.
+    """The part of a session that one request added. `start`: the position of its first token. `num_outputs`:
+    how many of its last tokens are the answer. The other fields are as in APPENDED.
     """
 
     start: int
@@ -32,8 +33,8 @@ class Chunk(NamedTuple):
 
 
 class Place(NamedTuple):
-    """The running request's place in its session, as in APPENDED; `num_kept` is at most the session's
-    length.
+    """How the running request continues its session: the fields of APPENDED. `num_kept` is at most the number
+    of tokens in the session.
     """
 
     num_kept: int
@@ -44,8 +45,8 @@ class Place(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class SessionState:
-    """One open session. `tokens`: int32. `live`: the running request, or NO_REQUEST. `leased`: the leased
-    blocks in order, int32. `used`: the last lease's time, counted by `Sessions.clock`.
+    """One open session. `tokens`: int32. `live`: the id of the session's unfinished request, or NO_REQUEST.
+    `leased`: the leased blocks in order, int32. `used`: the time of the last lease on `Sessions.clock`.
     """
 
     session_id: str
@@ -60,7 +61,7 @@ class SessionState:
     leased: np.ndarray = field(default_factory=lambda: NO_BLOCKS)
     used: int = 0
     num_grown: int = 0  # requests that became part of the session
-    is_settled: bool = False  # the lease for the ending request is done
+    is_settled: bool = False  # LEASED was applied for the request that is about to end
 
     def before(self, num_kept: int) -> tuple[MediaItem, ...]:
         """Return the media within the session's first `num_kept` tokens."""
@@ -68,13 +69,14 @@ class SessionState:
 
 
 class Sessions:
-    """The open sessions by id, in opening order. Only `evolve` calls methods that change
-    them."""
+    """The open sessions, keyed by id, in the order in which they were opened. Only `evolve` calls methods
+    that
+    change them."""
 
     def __init__(self) -> None:
         self.all: dict[str, SessionState] = {}
-        self.of_request: dict[str, SessionState] = {}  # by the id of the running request
-        self.clock = 0
+        self.of_request: dict[str, SessionState] = {}  # id of the unfinished request -> its session
+        self.clock = 0  # counts leases
 
     def __len__(self) -> int:
         return len(self.all)
@@ -85,12 +87,12 @@ class Sessions:
         return sum(len(session.leased) for session in self.all.values())
 
     def leased(self) -> np.ndarray:
-        """Return all leased blocks, int32. A block of several leases occurs as often."""
+        """Return all leased blocks, int32. A block that several sessions hold occurs several times."""
         return np.concatenate([NO_BLOCKS, *(session.leased for session in self.all.values())])
 
     def by_age(self) -> list[SessionState]:
-        """Return the sessions with leases: first those without a running request, the longest unused
-        first."""
+        """Return the sessions that hold leases, in the order in which leases are taken back: sessions without
+        an unfinished request come first, and among equals the least recently used session."""
         holders = [session for session in self.all.values() if len(session.leased)]
         return sorted(holders, key=lambda session: (session.live != NO_REQUEST, session.used))
 
@@ -105,7 +107,7 @@ class Sessions:
         return session
 
     def begin(self, session: SessionState, request_id: str, place: Place) -> None:
-        """Note that a request of the session runs."""
+        """Note that `request_id` is the session's unfinished request."""
         session.live, session.place = request_id, place
         self.of_request[request_id] = session
 
@@ -117,7 +119,7 @@ class Sessions:
         return session
 
     def digest_parts(self) -> bytes:
-        """Return the values that decisions read, for the digest."""
+        """Return the values that decisions read, as bytes for the state's digest."""
         said = [
             (
                 *(each.session_id, each.cache_salt, each.live, each.used, each.place),

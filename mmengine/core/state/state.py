@@ -1,7 +1,8 @@
-"""The engine's state: a fold over its events, as columns by row.
+"""The engine's state: the result of applying all events so far. Most values are columns with one entry for
+each row.
 
-Only `evolve` writes the state. Decisions read it through a `View`, which has no writing methods. A row is a
-place in the running batch. A waiting request has no row and keeps its tokens in its RequestState.
+Only `evolve` writes to a state. Decisions read the state through a `View`, which has no writing methods. A
+row is a slot in the running batch. A waiting request has no row; its tokens are in its RequestState.
 """
 
 import hashlib
@@ -31,8 +32,8 @@ _NO_ROWS = frozen(np.zeros(0, np.intp))
 
 
 class History:
-    """A chained 16-byte BLAKE2b digest: each piece is hashed together with the digest before it, so
-    that a snapshot can hold it."""
+    """A 16-byte BLAKE2b digest over a sequence of pieces. Each piece is hashed together with the digest so
+    far, so a snapshot needs to hold only this digest."""
 
     def __init__(self) -> None:
         self._digest = bytes(16)
@@ -51,15 +52,15 @@ class History:
 
 
 class State(Columns[np.ndarray]):
-    """One engine's state: its rows' columns, its requests, pools and the open step."""
+    """One engine's state: the columns of its rows, its requests, its pools and the open step."""
 
     def __init__(self, config: EngineConfig):
         self.config = config
-        self.constants = ev.FoldConstants()  # of the log
+        self.constants = ev.FoldConstants()  # STARTED sets the log's constants
         self.policy: Policy = policy_of(config)
         rows, self.block_size = config.max_num_seqs, config.block_size
         longest = config.max_model_len + config.num_draft_tokens
-        # With a drafter that keeps KV, a slot's KV depends on the next token, too.
+        # The KV of a drafter at a position also depends on the next token.
         self.content_width = config.block_size + bool(config.lookahead_tokens)
         num_blocks = -(-config.max_model_len // config.block_size)
         self.__dict__.update(make_columns(rows, max(longest, self.content_width), num_blocks))
@@ -71,41 +72,42 @@ class State(Columns[np.ndarray]):
         self.block_tokens = windows[:, :: config.block_size]
         self.requests_by_row = np.full(rows, None, object)  # RequestState or None
         self.num_with_media = 0  # rows whose request has media
-        self.num_prefills = 0  # rows of requests without sampled tokens
+        self.num_prefills = 0  # rows of prefill-only requests
         self.free_rows = list(range(rows - 1, -1, -1))
-        # Rows are numpy indexes (intp): numpy casts other integers at each use.
+        # Row numbers are intp, because numpy would convert any other integer type at each use as an index.
         self.running = _NO_ROWS  # in admission order
         self.requests: dict[str, RequestState] = {}
-        self.waiting: list[RequestState] = []  # by rank
+        self.waiting: list[RequestState] = []  # sorted by rank
         self.num_arrived = 0
         self.num_preempted = 0
         self.blocks = BlockPool(config.num_blocks, config.block_size, self.content_width)
         self.encoder = EncoderCache(config.encoder_cache_size)
         self.part: Part | None = None  # the last scheduled part of the item that is being encoded
-        self.num_large = 0  # requests with an item that takes more work than a step may
+        self.num_large = 0  # requests with an item that needs more work than one step may do
         self.states = StateSlots(config.num_state_slots, self.blocks.content)
         self.adapters = AdapterPool(config.lora_bytes if config.max_loras else 0)
-        # the last is given out next
+        # the last block of the array is given out next
         self.free_host_blocks = np.arange(config.swap_blocks, dtype=np.int32)[::-1]
-        # Whether any row has drafts after its known tokens, and any step verifies some. True if uncertain.
+        # `has_drafts`: whether any row has drafts after its known tokens. `verifies`: whether any step
+        # verifies drafts. Both may be True for a while after the last draft.
         self.has_drafts = self.verifies = False
-        self.goodput: Goodput | None = None  # chooses the number of verified drafts
+        self.goodput: Goodput | None = None  # chooses the drafters and the number of drafts
         if config.draft_policy == "goodput" and config.num_draft_tokens:
             self.goodput = Goodput(rows, config.num_draft_tokens, overlaps=config.max_in_flight > 1)
         self.cancelled: list[str] = []
         self.grammar_failed: list[str] = []
         self.grammar_slots = GrammarSlots()
         self.sessions = Sessions()
-        self.fetching: dict[str, None] = {}  # requests that hold blocks which a store fills
-        self.suspects: dict[str, None] = {}  # requests on trial after a failed step
+        self.fetching: dict[str, None] = {}  # requests that hold blocks which a block store fills
+        self.suspects: dict[str, None] = {}  # requests that run apart after a failed step
         self.thrashing: list[str] = []  # requests that reached thrash_limit and are not reported yet
         self.resetting = False  # the running requests are about to be preempted and start again
         self.step = 0  # the open step, or the next one
         self.flights: deque[Flight] = deque()  # dispatched steps, the oldest first
-        # Rows that requests left while a step in flight names them, and the encoder keys that they held.
+        # Rows whose requests have left although a step still has the row -> the encoder keys that they hold.
         self.leaving: dict[int, list[bytes]] = {}
-        self.last_rows = _NO_ROWS  # the rows that SCHEDULED means by None
-        self.due_places: np.ndarray | None = None  # the result of `due` since the last event
+        self.last_rows = _NO_ROWS  # the rows of the step before; SCHEDULED with `rows` None refers to them
+        self.due_places: np.ndarray | None = None  # the result of `due` since the last event, or None
         self.history = History()
         self.checkpointed_step = 0  # the step of the last CHECKPOINT
         self.reset_step()
@@ -116,18 +118,20 @@ class State(Columns[np.ndarray]):
         self.preempted_in_step = False
         self.tokens_left = self.config.token_budget
         self.encoder_left = self.config.encoder_budget
-        self.work_left = self.config.encoder_piece  # encoder work, for items that are encoded whole
+        self.work_left = (
+            self.config.encoder_piece
+        )  # encoder work left for items that are not split into parts
         self.step_part: Part | None = None
-        self.scan_from = 0  # waiting requests before this place were passed over in this step
+        self.scan_from = 0  # waiting requests before this index were passed over in this step
         self.step_rows = _NO_ROWS  # rows of the open step, in order
         self.step_filled: list[np.ndarray] = []  # blocks whose content the open step completes
-        self.num_decided = 0  # running rows before this place are decided for this step
-        self.made_room_for = (NO_ROW, 0)  # the row for which others were preempted, and its tokens
+        self.num_decided = 0  # this step's work is decided for the first `num_decided` running rows
+        self.made_room_for = (NO_ROW, 0)  # the row for which another row was preempted, and its tokens
         self.step_encoded: list[tuple[bytes, Request, int]] = []  # key, request and the item's index
         self.step_evicted: list[bytes] = []
         self.step_swapped: list[RequestState] = []  # requests whose KV the open step copies to the host
         self.step_kept: list[np.ndarray] = []  # int32 [n, 3]: row, tokens after which its state is kept, slot
-        # blocks that came from a store, and their request
+        # blocks that arrived from a block store, with the id of their request
         self.step_fetched: list[tuple[str, np.ndarray]] = []
         self.step_copies: dict[str, list[np.ndarray]] = {"swap_out": [], "copy": [], "swap_in": []}
 
@@ -150,7 +154,7 @@ class State(Columns[np.ndarray]):
         return state
 
     def weigh_media(self, req_state: RequestState) -> None:
-        """Compute the request's items' encoder work, if a step has a limit for it."""
+        """Compute the encoder work of the request's items, if a step has a limit for this work."""
         piece, even = self.config.encoder_piece, self.config.encoder_even_patches
         media = req_state.request.media
         if piece and media:
@@ -166,8 +170,8 @@ class State(Columns[np.ndarray]):
         return self.flights[0].filled if self.flights else self.step_filled
 
     def due(self) -> np.ndarray:
-        """Return the places in `step_rows` of rows that reach their known's end and pending tokens,
-        intp.
+        """Return the indices into `step_rows`, intp, of the rows that sample: after the step, all of their
+        known and pending tokens are computed.
         """
         if self.due_places is None:
             ends = self.num_tokens[self.step_rows]
@@ -184,14 +188,14 @@ class State(Columns[np.ndarray]):
         return rows if len(due) == len(rows) else rows[due]
 
     def step_of(self, event: ev.Event) -> int:
-        """Return the next event's step: the oldest step in flight for a result, else the open or next
-        step.
+        """Return the number of the step to which `event` belongs if it is the next event: the oldest step in
+        flight for EXECUTED and FAILED, else the open or next step.
         """
         returns = isinstance(event, (ev.Executed, ev.Failed))
         return self.flights[0].step if returns and self.flights else self.step
 
     def open_step(self) -> Flight:
-        """Return the open step in the form of a dispatched step."""
+        """Return the open step as a Flight."""
         overlaps = self.config.max_in_flight > 1
         return Flight(
             self.step,

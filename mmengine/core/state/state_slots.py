@@ -1,8 +1,8 @@
 """The pool of state slots: which row holds a slot, and which kept states the other slots hold.
 
-A slot takes one sequence's recurrent states in all layers that have any. A row holds a slot from its
-admission to its end. A free slot may hold a *kept* state: the state after a full block, found by the block's
-content id. A request that begins with that block's content can continue from the kept state.
+A slot holds one sequence's recurrent states in all layers that have such states. A row holds a slot from its
+admission to its end. A free slot may hold a *kept* state: the state after a full block, which is found by the
+block's content id. A request whose prefix ends with this block can continue from the kept state.
 """
 
 import numpy as np
@@ -13,8 +13,9 @@ from mmengine.events.vocabulary import NO_STATE
 
 
 class StateSlots:
-    """Columns by slot. `block_content`: content ids by block, int64. Only `evolve` calls methods that change
-    it."""
+    """The state slots of one engine, as arrays with an entry for each slot. `block_content`: the content id
+    of
+    each KV block, int64. Only `evolve` calls methods that change the slots."""
 
     def __init__(self, num_slots: int, block_content: np.ndarray):
         self._block_content = block_content
@@ -28,12 +29,13 @@ class StateSlots:
         self._by_content: dict[int, int] = {}
 
     def find(self, content: int) -> int:
-        """Return the slot with the state after this content's block, or NO_STATE."""
+        """Return the slot with the state after the block with this content id, or NO_STATE."""
         return self._by_content.get(content, NO_STATE)
 
     def peek(self, count: int) -> np.ndarray:
-        """Return up to `count` slots that are given out next, int32: slots without a kept state, then slots
-        whose block has other content now, then the longest unused slots."""
+        """Return the next slots to be given out, at most `count`, int32. Slots without a kept state come
+        first,
+        then slots whose block has other content now, then the least recently used slots."""
         free = np.flatnonzero(~self.held)
         kept = self.content[free] != NO_CONTENT
         found = kept & (self._block_content[self.block[free]] == self.content[free])
@@ -41,7 +43,7 @@ class StateSlots:
         return free[order[:count]].astype(np.int32)
 
     def take(self, slot: int, source: int) -> None:
-        """Give the slot to a row that continues from the state kept in `source`, or begins at zero with
+        """Give the slot to a row. `source`: the slot with the kept state that the row continues from, or
         NO_STATE.
         """
         if source not in (NO_STATE, slot):
@@ -76,7 +78,7 @@ class StateSlots:
         return self.held, self.content, self.block, self.used
 
     def fill(self, columns: tuple[np.ndarray, ...], clock: int) -> None:
-        """Restore what `columns` returned. Raises ValueError if it contradicts itself."""
+        """Restore the result of `columns`. Raises ValueError if the arrays contradict each other."""
         for mine, values in zip(self.columns(), columns, strict=True):
             mine[:] = values
         self.num_free, self.clock = int(np.count_nonzero(~self.held)), clock
@@ -93,18 +95,18 @@ class StateSlots:
 
 
 def any_due(keep_at: ReadOnlyArray | np.ndarray, num_computed: ReadOnlyArray | np.ndarray) -> bool:
-    """Return whether some row may have a state to keep, with its drafts counted as accepted. Comparing whole
-    columns is faster than gathering the step's rows, and most steps have none.
+    """Return whether some row may have a state to keep, if all of its drafts are accepted. Most steps have no
+    such row, and comparing whole columns is faster than selecting the step's rows.
     """
     return bool((keep_at <= num_computed).any())
 
 
 def next_kept(after: int, num_prompt: int, num_shared: int, every: int, block_size: int) -> int:
-    """Return after how many tokens, more than `after`, a row's state is kept next.
+    """Return the next number of tokens above `after` after which a row's state is kept, or NEVER.
 
-    These are multiples of `every`, the tokens' end that other requests share, and the last block before
-    the prompt's last token, which a request with the same prompt computes for its logits. All are whole
-    blocks.
+    States are kept at multiples of `every` (rounded up to full blocks), at the end of the prefix that was
+    cached at admission (`num_shared`), and at the last full block before the prompt's last token. A request
+    with the same prompt starts there, because it computes the last token for its logits.
     """
     every = -(-every // block_size) * block_size
     places = [num_shared, (num_prompt - 1) // block_size * block_size]

@@ -1,11 +1,11 @@
-"""Times of decode-only steps and tokens from drafts in them, by the row count.
+"""Measures decode-only steps with and without drafts, for each number of rows.
 
 A bucket is a group of similar numbers of rows. For each bucket the last few steps of each kind are kept:
-steps without drafts, and, by draft level, steps that verified drafts. With two steps in flight, steps that
-could have verified drafts count too, because other steps do not wait for the step before. The drafts' gain is
-the number of tokens over the time of the latter steps, relative to the former's lower quartile. A time counts
-at most 1.5 times the usual time: other work of the machine only makes a step longer, and one hiccup must not
-decide. Without steps of that bucket a similar bucket counts.
+steps without drafts and, for each draft level, steps that verified drafts. With two steps in flight, steps
+after which drafters could draft count as steps with drafts too, because the loop waits for them. The gain of
+a draft level is the tokens per time of its steps, relative to the lower quartile of the steps without drafts.
+A time counts as at most 1.5 times the usual time, because other work on the machine can make a single step
+much longer. If a bucket has too few steps without drafts, a similar bucket is used.
 """
 
 from collections.abc import Sequence
@@ -13,10 +13,11 @@ from statistics import median_low
 
 ONE = 1 << 16
 MEMORY = 16  # kept steps of one kind
-ENOUGH_PLAIN, ENOUGH_DRAFTED = 4, 2  # kept steps from which a result counts
-ENOUGH_ROWS = 16  # rows of steps with drafts from which a result counts: one request alone may be chance
-MOST_NS = 1 << 40  # of one step; a log may claim anything
-_OFFSET = 8  # a step's fixed cost in rows, for comparisons of times with different numbers of rows
+ENOUGH_PLAIN, ENOUGH_DRAFTED = 4, 2  # how many kept steps without and with drafts a result needs
+# How many rows the steps with drafts must have together, because a single request proves little.
+ENOUGH_ROWS = 16
+MOST_NS = 1 << 40  # longer step times are cut to this time, because a log may contain any number
+_OFFSET = 8  # the fixed cost of a step, in rows, for comparing steps with different numbers of rows
 _LARGEST = 1 << 26
 
 DraftedStep = tuple[int, int, int, int]  # ns, tokens, rows, drafts
@@ -24,14 +25,16 @@ DraftedStep = tuple[int, int, int, int]  # ns, tokens, rows, drafts
 
 class StepCosts:
     def __init__(self) -> None:
-        self._plain: dict[int, list[int]] = {}  # ns per row, with _OFFSET added to the rows
-        self._drafted: dict[tuple[int, int], list[DraftedStep]] = {}  # by bucket and draft level
-        self.since_plain: dict[int, int] = {}  # by bucket: steps with drafts since the last step without
+        self._plain: dict[int, list[int]] = {}  # bucket -> ns per row, with _OFFSET added to the rows
+        self._drafted: dict[tuple[int, int], list[DraftedStep]] = {}  # (bucket, draft level) -> steps
+        self.since_plain: dict[
+            int, int
+        ] = {}  # bucket -> steps with drafts since the last step without drafts
 
     @staticmethod
     def bucket(num_rows: int) -> int:
-        """Return the bucket of a row count: up to 8 each number has its own, above that numbers with the
-        same first three bits share one.
+        """Return the bucket of a row count. Each number up to 8 has its own bucket. Larger numbers with the
+        same length in bits and the same first three bits share a bucket.
         """
         shift = max(0, num_rows.bit_length() - 3)
         return num_rows if num_rows <= 8 else 4 * shift + (num_rows >> shift)
@@ -42,22 +45,25 @@ class StepCosts:
         _add(self._plain.setdefault(bucket, []), max(1, min(ns, MOST_NS) // (num_rows + _OFFSET)))
 
     def add_drafted(self, bucket: int, level: int, num_rows: int, drafts: int, tokens: int, ns: int) -> None:
-        """Record a step that verified `drafts`, gave `tokens` and took `ns`, with the time for making the
-        next drafts."""
+        """Record a step that verified `drafts` drafts and gave `tokens` tokens. `ns`: the step's time,
+        including
+        the time for making the next drafts."""
         self.since_plain[bucket] = self.since_plain.get(bucket, 0) + 1
         step = (max(1, min(ns, MOST_NS)), tokens, num_rows, drafts)
         _add(self._drafted.setdefault((bucket, level), []), step)
 
     def add_failure(self, bucket: int, level: int) -> None:
-        """Record that the level had no drafts, or none that were worth their time."""
+        """Record that the drafters at this level gave no drafts, or that their drafts lost time."""
         self._drafted[bucket, level] = [(MOST_NS, 0, ENOUGH_ROWS, 1)] * ENOUGH_DRAFTED
 
     def wants_plain(self, bucket: int) -> bool:
-        """Return whether further times of steps without drafts are useful."""
+        """Return whether the bucket needs more times of steps without drafts."""
         return len(self._plain.get(bucket, ())) < MEMORY // 2
 
     def knows_plain(self, bucket: int, *, itself: bool = False) -> bool:
-        """Return whether the time of steps without drafts is known. `itself`: not from a similar bucket."""
+        """Return whether the time of steps without drafts is known. `itself`: a similar bucket does not
+        count.
+        """
         if itself:
             return len(self._plain.get(bucket, ())) >= ENOUGH_PLAIN
         return self._plain_of(bucket) is not None
@@ -67,8 +73,8 @@ class StepCosts:
         return (self._plain_of(bucket) or 0) * (num_rows + _OFFSET)
 
     def rate(self, bucket: int, level: int, beside_ns: int = 0) -> int | None:
-        """Return tokens per time at a level, where 65536 stands for no drafts; None: unknown. `beside_ns`:
-        what drafts cost per token beyond these steps.
+        """Return the tokens per time at a level, relative to steps without drafts (65536: equal). None if
+        there are too few steps. `beside_ns`: time per token that drafts cost outside these steps.
         """
         steps, plain = self._drafted.get((bucket, level), ()), self._plain_of(bucket)
         if plain is None or not _are_enough(steps):
@@ -84,9 +90,10 @@ class StepCosts:
         return _capped(steps, ns, num_rows, drafts) if drafts and len(steps) >= MEMORY // 4 else ns
 
     def least_chance(self, bucket: int, level: int) -> int:
-        """Return the chance that a draft needs to be worth its time, in 1/65536: a draft's time relative to
-        a token's best time. The result is a third of that, because the drafts of a step share their
-        cost.
+        """Return the least chance of acceptance at which a draft is worth its time, in 1/65536; 0: unknown.
+
+        The chance is a third of the time of a draft relative to the best time of a token. A third, because
+        the drafts of a step share part of their cost.
         """
         steps, plain = self._drafted.get((bucket, level), ()), self._plain_of(bucket)
         if plain is None or not _are_enough(steps):
@@ -103,7 +110,7 @@ class StepCosts:
         self._plain.pop(bucket, None)
 
     def forget_drafted(self, bucket: int) -> None:
-        """Forget the gains of steps with drafts."""
+        """Forget the steps with drafts, at all levels."""
         for key in [key for key in self._drafted if key[0] == bucket]:
             del self._drafted[key]
 
@@ -122,8 +129,8 @@ class StepCosts:
         self.since_plain = dict(since_plain)
 
     def _plain_of(self, bucket: int) -> int | None:
-        """Return a row's time in a step without drafts, from the nearest measured bucket with at most
-        twice or half as many rows.
+        """Return the time of a row in a step without drafts, in ns, or None if this is not known. The time is
+        that of the nearest measured bucket with between half and twice as many rows.
         """
         rows, found = rows_of(bucket), None
         for other, times in self._plain.items():

@@ -1,4 +1,4 @@
-"""The state as the deciding functions see it: they read everything and write nothing."""
+"""A read-only view of the state, for the functions that decide."""
 
 from collections.abc import Mapping, Sequence
 
@@ -27,7 +27,7 @@ from mmengine.request import Request
 
 
 class View(Columns[ReadOnlyArray], RunningView):
-    """A read-only view of a State, under the same names; the comments there say what they mean."""
+    """A read-only view of a State. Attributes have the same names; the comments in State explain them."""
 
     config: EngineConfig
     policy: Policy
@@ -81,5 +81,5 @@ class View(Columns[ReadOnlyArray], RunningView):
         self._show(state)
 
     def due(self) -> np.ndarray:
-        """See State.due."""
+        """Return the same as `State.due`."""
         return self._target.due()
