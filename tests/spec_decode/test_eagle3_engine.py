@@ -160,8 +160,8 @@ def dense(spec, size):
 )
 @pytest.mark.parametrize("pauses", [False, True])
 def test_the_kv_equals_a_single_pass(settings, pauses):
-    """After every step, compare the head's KV at all positions whose next token is known. If drafting
-    `pauses`, rows whose states still wait for the head are skipped.
+    """Compare the head's KV where the next token is known. With `pauses`, rows with waiting states are
+    skipped.
     """
     sizes = {"max_num_seqs": 3, "token_budget": 17, "draft_policy": "all", "spec": "eagle3", **settings}
     _skip_without_a_head(sizes["spec"])

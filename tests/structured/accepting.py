@@ -1,5 +1,5 @@
-"""The texts that a normalized schema accepts, byte by byte through the grammar engine; and random texts that
-it allows.
+"""Check which texts a normalized schema accepts, byte by byte through the grammar engine, and generate random
+texts that it allows.
 """
 
 import random
@@ -14,7 +14,7 @@ from mmengine.structured_output.matcher import Matcher
 TOKENIZER = LLTokenizer("byte")
 END = TOKENIZER.eos_token
 CLOSING = frozenset(b'"]}')
-# All bounds off except the order of keys, which uses another kind of grammar.
+# All bounds off except the order of keys; without that bound, most objects would be written in Lark.
 UNBOUND = Bounds(whitespace=0, decimals=0, digits=0)
 
 
@@ -29,9 +29,9 @@ class Grammar:
         return accepts(self.matcher, text)
 
     def walk(self, source: random.Random, length: int) -> str | None:
-        """Return a text made from random allowed bytes, or None without an end after `length` bytes.
+        """Return a text of random allowed bytes, or None if the text has not ended after `length` bytes.
 
-        Closing bytes are preferred more and more, since otherwise a text would never end.
+        Closing bytes become likelier as the text grows, because most texts would never end otherwise.
         """
         matcher = self.matcher.deep_copy()
         out = bytearray()
@@ -50,7 +50,7 @@ class Grammar:
 
 
 def accepts(matcher: Matcher, text: str, end: int = END) -> bool:
-    """Check that each byte's bit is set in turn, and then the bit for the token `end`."""
+    """Return whether the masks allow each byte of `text` in turn, and then the token `end`."""
     matcher = matcher.deep_copy()
     for byte in text.encode():
         if byte not in allowed(matcher) or not matcher.consume_token(byte):

@@ -1,4 +1,6 @@
-"""Random schemas with in-place keywords (not, oneOf, if, dependentSchemas, unevaluated…) over three names."""
+"""Make random schemas with in-place keywords (not, oneOf, if, dependentSchemas, unevaluated…) and three
+property names.
+"""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""Slightly wrong schemas: parts from real schemas are dropped, doubled, or swapped."""
+"""Make slightly wrong schemas: parts of real schemas are dropped, duplicated, or replaced."""
 
 import copy
 import random
@@ -38,7 +38,9 @@ def places(schema: Any) -> list[Place]:
 
 
 def mutated(schema: Any, others: list[Any], source: random.Random) -> Any:
-    """Return `schema` with one to three changes; new parts come from it and from `others`."""
+    """Return a copy of `schema` with one to three changes. New parts come from the schema itself and from
+    `others`.
+    """
     schema = copy.deepcopy(schema)
     for _ in range(source.randint(1, 3)):
         found = places(schema)

@@ -1,4 +1,4 @@
-"""Random schemas with valid instances, for tests of generated texts.
+"""Draw random schemas with valid instances, for tests of generated texts.
 
 `cases()` draws a Case: a schema with supported keywords, and a strategy for valid instances whose keys are in
 the schema's order. A short text satisfies every schema.
@@ -130,7 +130,7 @@ def unions(draw: st.DrawFn, parts: SearchStrategy[Case]) -> Case:
 
 @st.composite
 def merged(draw: st.DrawFn, parts: SearchStrategy[Case]) -> Case:
-    """An object whose schema is split into two allOf branches."""
+    """Draw an object schema that is split into two allOf branches."""
     whole = draw(objects(parts))
     names = list(whole.schema["properties"])
     halves = [
@@ -143,7 +143,7 @@ def merged(draw: st.DrawFn, parts: SearchStrategy[Case]) -> Case:
 
 
 def _tree(items: Case) -> Case:
-    """A list with a value and, perhaps, a tail: recursion through $ref."""
+    """Return a recursive schema ($ref) of linked nodes; each node has a value from `items`."""
     node = {
         "type": "object",
         "properties": {
@@ -165,7 +165,7 @@ def _tree(items: Case) -> Case:
 
 
 def cases(max_leaves: int = 8) -> SearchStrategy[Case]:
-    """Random small schemas."""
+    """Return a strategy for small random schemas."""
     nested = st.recursive(
         scalars(),
         lambda parts: arrays(parts) | objects(parts) | objects(parts) | unions(parts) | merged(parts),
@@ -175,8 +175,8 @@ def cases(max_leaves: int = 8) -> SearchStrategy[Case]:
 
 
 def random_schemas(count):
-    """Return the same schemas at each call, as long as no further module is imported: Hypothesis draws from
-    module constants too.
+    """Return `count` random schemas. They are the same at each call unless another module was imported
+    meanwhile, because Hypothesis also draws constants from modules.
     """
     found = []
 

@@ -94,7 +94,7 @@ def test_unusable_grammars_are_refused_before_the_model_runs(backend, grammar, s
 
 @pytest.mark.parametrize("pattern", [r"\p{L}{1000}", r"(\p{L}{1,50}){50}", r"[^\p{Lu}]{9000}x"])
 def test_a_pattern_that_is_too_large_is_refused_with_its_place(pattern):
-    """The fault is unknown at compile time: the pattern would end an answer after some letters."""
+    """The grammar engine would compile such a pattern and end the answer with an error after some letters."""
     with pytest.raises(SchemaRefused, match="copy more than 10,000 times") as refusal:
         grammar_of(form({"type": "string", "pattern": pattern}))
     assert refusal.value.pointer == "#/pattern"
@@ -205,7 +205,7 @@ def test_known_engine_errors_are_translated():
     ],
 )
 def test_rules_must_not_contain_end_tokens(backend, rule):
-    """An end token would end the answer within its form."""
+    """An end token would end the answer before its grammar is complete."""
     with pytest.raises(InvalidRequest, match=r"^grammar.lark: .* may end an answer"):
         backend.compile(grammar_of(grammar={"lark": f'start: "a" {rule}'}))
 
@@ -241,7 +241,7 @@ for asked in deep_forms():
 
 
 def deep_forms():
-    """The deepest forms that are accepted."""
+    """Yield the most deeply nested grammars that are accepted."""
     left, right = "(" * 24, ")" * 24
     rules = "".join(f'r{n}: {left}"y" r{n + 1} | "x{n}"{right}\n' for n in range(1_900))
     yield grammar_of(grammar={"lark": f'start: r0\n{rules}r1900: "z"'})
@@ -252,7 +252,9 @@ def deep_forms():
 
 
 def test_deep_rules_do_not_overflow_the_stack():
-    """The engine's own recursion would exceed a thread's usual stack."""
+    """The engine's recursion would overflow a thread's default stack; the compiler's threads have a larger
+    stack.
+    """
     result = subprocess.run([sys.executable, "-c", DEEP], capture_output=True, text=True, timeout=200)
     assert result.returncode == 0, (result.returncode, result.stderr[-300:])
     said = result.stdout.splitlines()

@@ -59,7 +59,7 @@ LISTS = {
         {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]},
     ]
 }
-LINKED = {  # The shorter name leads to an endless chain.
+LINKED = {  # "a", the shorter value of kind, leads to an endless chain.
     "$ref": "#/$defs/part",
     "$defs": {
         "part": {
@@ -80,7 +80,7 @@ MANY = {"type": "object", "properties": {f"key {n}": {"type": "integer"} for n i
 
 
 def close(closings, matcher, said=b"", budget=4096):
-    """Return the completion's text after `said`."""
+    """Return the text `said` with its completion; None if there is none."""
     matcher, place = matcher.deep_copy(), closings.begin()
     assert not said or matcher.consume_tokens(list(said))
     for token in said:
@@ -107,7 +107,7 @@ def close(closings, matcher, said=b"", budget=4096):
         (NODE, b'{"value":123,"parts":[{"va', 90),
         (LISTS, b"[[", 10),
         (LISTS, b"", 8),
-        (LINKED, b"", 24),  # By an optional key, in one of its orders.
+        (LINKED, b"", 24),  # The completion may contain the optional key next.
         (
             {"anyOf": [{"$ref": "#/$defs/node"}, {"enum": ["a rather long word"]}], "$defs": NODE["$defs"]},
             b"",
@@ -158,7 +158,7 @@ def test_texts_that_are_not_json_are_completed(pattern, said):
 
 
 def test_a_property_may_have_the_name_of_a_number_keyword():
-    """The property's schema is not a bound."""
+    """The schema of such a property is not taken for a bound."""
     schema = {"properties": {"minimum": False, "multipleOf": False, "a": {"minimum": 2}}, "required": ["a"]}
     grammar = Grammar({"type": "object", **schema})
     closings = closings_of(grammar.text)
@@ -209,8 +209,8 @@ def reach(grammar: Grammar, case: Case, data: st.DataObject, source: random.Rand
 
 
 def check_closing(case: Case, seed: int, data: st.DataObject) -> None:
-    """Half the schemas allow any key order, where the shortest text is not always found; the others fix the
-    order.
+    """Check the completion from a random position. In half the cases the key order is fixed, and the
+    completion must be no longer than the instance. With any order, the shortest text is not always found.
     """
     in_order = seed % 2 == 0
     grammar = Grammar(case.schema, Bounds(ordered=64 if in_order else 0))
@@ -302,7 +302,7 @@ def test_a_long_text_of_a_wide_set_is_found_in_few_steps(monkeypatch):
 
 
 def test_words_are_not_searched_as_numbers(monkeypatch):
-    """An e, and a thousand more, do not begin a number."""
+    """The search does not try numbers that begin with e, of which there would be thousands."""
     asked, allows = [], Search._allows_tokens
     monkeypatch.setattr(
         Search, "_allows_tokens", lambda self, way, tokens: asked.append(tokens) or allows(self, way, tokens)

@@ -1,4 +1,6 @@
-"""Test limits beyond 2**53, which the grammar engine reads as doubles: no number beyond them is allowed."""
+"""Test limits beyond 2**53, which the grammar engine reads as doubles: no number beyond such a limit is
+accepted.
+"""
 
 import jsonschema
 import pytest
@@ -28,7 +30,9 @@ def test_numbers_beyond_a_limit_are_refused(kind: str, low: int, high: int, valu
 def test_an_integer_of_64_bits(kind: str) -> None:
     grammar = Grammar({"type": kind, "minimum": 0, "maximum": 2**63 - 1})
     assert not grammar.accepts(str(2**63)) and not grammar.accepts("-1")
-    assert grammar.accepts(str(2**63 - 1)) or kind == "number", "of which the bound is moved to a float below"
+    assert grammar.accepts(str(2**63 - 1)) or kind == "number", (
+        "for numbers, the limit is moved to the next lower double"
+    )
     assert grammar.accepts("1.5") == (kind == "number")
     bounded = Grammar({"type": kind, "minimum": 0, "maximum": 2**63 - 1}, Bounds(digits=17))
     assert bounded.accepts("9" * 17) and not bounded.accepts("9" * 18)

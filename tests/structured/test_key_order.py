@@ -1,4 +1,4 @@
-"""Test key order: any order with optional properties, except in small objects, which keep a fixed order."""
+"""Test the order of keys: objects with optional properties allow any order, except small objects."""
 
 import json
 import random

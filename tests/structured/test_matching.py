@@ -1,4 +1,4 @@
-"""Test names against patterns: the results equal Python's, in bounded time."""
+"""Test the matching of names against patterns: the results equal Python's, and the time is bounded."""
 
 import random
 import re

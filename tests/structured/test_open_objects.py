@@ -1,4 +1,4 @@
-"""Test objects with unnamed keys: any key except the named keys, in any spelling."""
+"""Test that an object's unnamed keys may be any keys, in any spelling, except the named keys."""
 
 import json
 
@@ -53,7 +53,9 @@ def test_a_named_key_has_its_own_schema() -> None:
 
 
 def test_names_are_not_spelled_out_in_the_pattern_of_other_keys() -> None:
-    """A single pattern that spelled out all names took a millisecond per mask, and failed with long names."""
+    """A single pattern that spells out all names would take a millisecond per mask and fail with long
+    names.
+    """
     names = {f"{'long' * 30}{number}": A for number in range(100)}
     text = Grammar({"type": "object", "properties": names}).text
     (pattern,) = json.loads(text)["patternProperties"]

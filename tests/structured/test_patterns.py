@@ -45,7 +45,7 @@ def test_nested_repetitions_match_as_in_python(pattern: str, texts: list[str], l
     assert [grammar.accepts(f'"{text}"') for text in texts] == wanted
     try:
         grammar = Grammar({"type": "string", "pattern": pattern, "minLength": low, "maxLength": high})
-    except AssertionError as error:  # No string is left.
+    except AssertionError as error:  # No string satisfies the pattern and the lengths.
         assert "empty" in str(error).lower() and not any(map(min, zip(wanted, lengths, strict=True)))
         return
     both = [a and b for a, b in zip(wanted, lengths, strict=True)]
@@ -71,7 +71,7 @@ def test_nested_repetitions_are_accepted(pattern: str, valid: str, invalid: str)
 
 @pytest.mark.parametrize("pattern", ["^(a{1,50}){50}$", "^(.{0,64}){0,64}$", "^(?:.{1,20}){1,20}$"])
 def test_ambiguous_counts_are_refused(pattern: str) -> None:
-    """They compile, but after some letters the grammar engine has too many states."""
+    """The grammar engine compiles these patterns, but has too many states after some letters."""
     with pytest.raises(SchemaRefused, match="match in too many ways") as refusal:
         Grammar({"type": "string", "pattern": pattern})
     assert refusal.value.pointer == "#/pattern"

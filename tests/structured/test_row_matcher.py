@@ -1,5 +1,5 @@
 """Test that a row with draft grammars, which consumes drafts when they are proposed, allows the same tokens
-as masks.
+as the masks of its grammar.
 """
 
 from random import Random
@@ -70,7 +70,7 @@ FORMS = [
     grammar_of(grammar={"regex": "name(ab|cd){1,2}|10+"}),
 ]
 
-REFUSED = {"XGrammar": {FORMS[2].source, FORMS[3].source}}  # Items that are counted together.
+REFUSED = {"XGrammar": {FORMS[2].source, FORMS[3].source}}  # Arrays with contains or uniqueItems.
 
 
 def encode(text):
@@ -113,7 +113,7 @@ def row_of(backend, grammar, draft_grammars, said=()):
 
 
 class Plain:
-    """The same row by masks alone, token by token."""
+    """A row without draft grammars, which checks each token with a mask."""
 
     def __init__(self, backend, grammar):
         self.rows, self.is_over = row_of(backend, grammar, ()), False
@@ -180,8 +180,8 @@ def test_a_row_with_draft_grammars_allows_the_same_tokens_as_masks(backend, comp
 
 @pytest.mark.parametrize("number", range(len(SCHEMAS)))
 def test_a_grammar_allows_every_text_of_its_draft_grammars(backend, compiled, number):
-    """Walk through draft grammars by masks: they use json.dumps's white space, also in schemas that become
-    Lark (where any amount was once skipped: seed 1000559 in a walk).
+    """Walk randomly through draft grammars. Their white space is json.dumps's, also for schemas that are
+    written in Lark, where once any amount of white space was skipped (found with seed 1000559).
     """
     if FORMS[number].source in REFUSED.get(type(backend).__name__, ()):
         pytest.skip("not with this backend")
@@ -201,7 +201,7 @@ def test_a_grammar_allows_every_text_of_its_draft_grammars(backend, compiled, nu
 
 
 class Panicking:
-    """Replaces llguidance's threads; its masks panic."""
+    """Replaces llguidance's executor; filling a mask panics."""
 
     def consume_token_par(self, pairs):
         for matcher, token in pairs:
@@ -215,8 +215,8 @@ class Panicking:
 
 @pytest.mark.parametrize("executor", [None, Panicking()], ids=["alone", "behind a panic"])
 def test_a_mask_after_another_texts_drafts(executor, monkeypatch):
-    """Masks after drafts, and after another text with as much white space: llguidance once returned the
-    drafts' mask (seed 21795 in a walk over random schemas).
+    """Fill masks after drafts, and then after another text with the same amount of white space: llguidance
+    once returned the mask of the drafts (found with seed 21795).
     """
     made = GRAMMAR_BACKENDS.load("llguidance")(lambda: TOKENS, encode, frozenset({END}), (END,), VOCAB)
     monkeypatch.setattr(made, "_executor", executor)

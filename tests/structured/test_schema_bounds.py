@@ -38,7 +38,8 @@ def test_bounds(schema: dict | bool, within: str, beyond: str) -> None:
 @pytest.mark.parametrize(
     ("schema", "within", "beyond"),
     [
-        ({"type": "integer"}, "-" + "9" * 20, "1.0"),  # An id is never cut.
+        # Integers have no default limit, so that ids are not cut.
+        ({"type": "integer"}, "-" + "9" * 20, "1.0"),
         ({"type": "number"}, "-" + "9" * 20 + ".0123456789", "0.01234567890"),
         ({"type": "number"}, "12", "1e5"),
         ({"type": "number", "minimum": 0}, "9" * 20 + ".0123456789", "0.01234567890"),
@@ -51,7 +52,7 @@ def test_bounds(schema: dict | bool, within: str, beyond: str) -> None:
     ],
 )
 def test_a_fraction_ends_by_default(schema: dict, within: str, beyond: str) -> None:
-    """Beside an exclusive limit, a number has no more digits than a double represents."""
+    """A number with an exclusive limit has at most as many digits as a double represents exactly."""
     grammar = Grammar(schema, Bounds())
     assert grammar.accepts(within) and not grammar.accepts(beyond), grammar.text
 
@@ -62,7 +63,7 @@ def test_a_number_that_no_fraction_fits_is_left_as_it_is() -> None:
 
 
 def test_an_unrestricted_value_may_be_anything() -> None:
-    """However "anything" is written, the engine has a single rule for it and compiles no other."""
+    """All unrestricted schemas are normalized to the same text, for which the engine has a single rule."""
     for anything in (True, {}, {"title": "x"}):
         schema = {"type": "object", "properties": {"a": anything}, "additionalProperties": anything}
         assert (
@@ -73,7 +74,7 @@ def test_an_unrestricted_value_may_be_anything() -> None:
 
 @pytest.mark.parametrize("schema", [True, {"type": "object"}, OPEN])
 def test_no_default_bound_slows_masks(schema: dict | bool) -> None:
-    """A counted character is a new lexer state, for which no mask is cached yet."""
+    """With a bound, each further character would be a new lexer state, for which no mask is cached yet."""
     value = '["' + "x" * 5000 + '",' + "9" * 30 + "]"
     assert Grammar(schema, Bounds()).accepts('{"' + "k" * 200 + '":' + value + "}")
 
@@ -101,7 +102,7 @@ def test_garbage_collection_pauses_during_normalization(monkeypatch: pytest.Monk
         seen.append(gc.isenabled())
         if len(seen) == 1:
             with suppress(normalization.SchemaRefused):
-                normalize_schema(False)  # Another thread might do the same.
+                normalize_schema(False)  # This stands for another thread that normalizes a schema meanwhile.
             seen.append(gc.isenabled())
         return known(*given)
 
@@ -129,8 +130,8 @@ def test_a_range_of_a_single_number_contains_that_number(number: float, bounds: 
 
 
 def test_a_range_in_which_the_engine_finds_nothing_is_no_error_beside_objects_in_any_order() -> None:
-    """For -19.91 the number -19.9 is written apart, as a range and as a constant. In that range llguidance
-    finds no multiple of 0.1, which in Lark made the whole grammar fail.
+    """With the limit -19.91, the number -19.9 is written separately, as a range and as a constant. llguidance
+    finds no multiple of 0.1 in that range; in Lark, this made the whole grammar fail.
     """
     key = {"type": "object", "properties": {"a b": {"type": "null"}}, "required": ["a b"]}
     schema = {"anyOf": [key, {"type": "number", "minimum": -19.91, "maximum": -3.96}, {"type": "null"}]}

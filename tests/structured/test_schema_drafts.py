@@ -1,4 +1,6 @@
-"""Test that schemas keep their draft's meaning: grammar and draft validator accept the same values."""
+"""Test that schemas keep the meaning of their draft: the grammar accepts the same values as the draft's
+validator.
+"""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Test arrays with contains and uniqueItems at any place in a schema."""
+"""Test arrays with contains and uniqueItems at any position in a schema."""
 
 import enum
 import json
@@ -65,7 +65,7 @@ def an_array(source: random.Random) -> dict:
 
 
 def around(source: random.Random, inner: dict) -> tuple[dict, str, str]:
-    """Return a schema around the array's, and the texts before and after the array."""
+    """Return a schema that contains the array schema `inner`, and the texts before and after the array."""
     named = {"n": {"type": "integer"}, "v": inner, "w": {"type": "null"}}
     patterns = {"^x": inner, "^y": {"type": "null"}}
     return source.choice(
@@ -90,7 +90,7 @@ def test_random_arrays() -> None:
 
 
 def is_enforced(seed: int) -> bool:
-    """Return whether a random schema is accepted, and check that it is then enforced."""
+    """Return whether the random schema of `seed` is accepted. If so, check that it is enforced."""
     source = random.Random(seed)
     schema, before, behind = around(source, an_array(source))
     referee = jsonschema.Draft202012Validator(schema)
@@ -116,7 +116,7 @@ def test_many_values_are_bits_of_a_parameter() -> None:
     assert grammar.accepts(json.dumps(["m0", *months[4:59], "m2"]))
     assert not grammar.accepts(json.dumps(["m0", *months[4:59], "m5"]))
     assert not grammar.accepts(json.dumps(months))
-    assert not grammar.accepts(json.dumps(["m0"] + months[3:59]))  # No place is left for a required item.
+    assert not grammar.accepts(json.dumps(["m0"] + months[3:59]))  # No room is left for a required item.
 
 
 def test_no_path_leads_to_an_impossible_item() -> None:

@@ -59,7 +59,7 @@ def test_random_objects() -> None:
 
 
 def is_enforced(seed: int) -> bool:
-    """Return whether a random schema is accepted, and check that it is then enforced."""
+    """Return whether the random schema of `seed` is accepted. If so, check that it is enforced."""
     source = random.Random(seed)
     schema = an_object(source)
     referee = jsonschema.Draft202012Validator(schema)

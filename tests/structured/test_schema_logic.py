@@ -131,7 +131,7 @@ def test_exact(schema: dict, valid: list, invalid: list) -> None:
 @pytest.mark.parametrize(
     "seeds",
     [
-        [*range(100), 490],  # 490 is enforced more narrowly.
+        [*range(100), 490],  # Seed 490 makes a schema that is narrowed.
         pytest.param(range(100, 4_000), marks=pytest.mark.soak),
         pytest.param(range(4_000, 8_000), marks=pytest.mark.soak),
     ],
@@ -185,7 +185,7 @@ def test_overlapping_patterns() -> None:
 
 
 def test_a_complement_is_short() -> None:
-    """Complements can be written in many ways; a long one makes the grammar engine slow."""
+    """A complement can be written as many patterns, and a long pattern makes the grammar engine slow."""
     assert len(complement_pattern(parse_pattern("^[a-zA-Z]+(?:(?:\\s+|-)[a-zA-Z]+)*$").regex).regex) < 900
     assert (
         len(complement_pattern(parse_pattern("^(air|bundle|native|ipa-app-store|ipa-debug)$").regex).regex)

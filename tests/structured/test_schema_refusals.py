@@ -1,4 +1,4 @@
-"""Test refused schemas, with keyword and JSON pointer."""
+"""Test that each refusal of a schema names the keyword and its JSON pointer."""
 
 import json
 
@@ -9,7 +9,7 @@ from mmengine.structured_output.json_schema.normalization import SchemaRefused, 
 from tests.structured.accepting import Grammar
 
 ENDLESS = {"type": "object", "properties": {"n": {"$ref": "#"}}, "required": ["n"]}
-P = "\\p{L}"  # Patterns beside this one cannot be distinguished.
+P = "\\p{L}"  # Beside this pattern, overlapping key patterns cannot be separated.
 CASES = [
     # schema, keyword, pointer
     ({"type": "number", "not": {"multipleOf": 3}}, "not", "#/not"),

@@ -1,4 +1,6 @@
-"""Test the verdicts from `check_schema`: exact, approximated with differences, or refused with a place."""
+"""Test the verdicts of `check_schema`: exact, approximated (with the differences), or refused (with the JSON
+pointer).
+"""
 
 from typing import Any
 

@@ -1,4 +1,6 @@
-"""Test refused structural tags, with the field and, for a schema, the keyword and its place."""
+"""Test that refusals of structural tags name the field and, for a schema, the keyword and its JSON
+pointer.
+"""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Test free text with tags, token by token, against the tag definition; and refused tags."""
+"""Test free text with structural tags, token by token, against another implementation of their definition."""
 
 import json
 import random
@@ -178,7 +178,7 @@ def test_an_end_is_allowed_only_in_free_text(backend):
 
 
 def test_random_texts_are_accepted_if_valid(backend):
-    """Texts from near-tags, with triggers that overlap each other and themselves."""
+    """The texts are random sequences of parts of tags. The triggers overlap one another and themselves."""
     asked = {
         "structures": [
             {"begin": "aab", "schema": {"type": "boolean"}, "end": "a"},

@@ -227,8 +227,10 @@ def test_masks_after_drafts(backend):
     assert errors == {} and len(bits) == 4 + 1 + 4
     behind = sets_of(bits)
     assert behind[:4] == [sets_of(rows.masks([1])[0])[0], {ord("d")}, {ord("e")}, {ord("e")}]
-    assert behind[6] == {ord("b")} and behind[7] == behind[8] == set(), "nothing behind what may not be said"
-    assert sets_of(rows.masks([0])[0]) == behind[:1], "the row stays where it is"
+    assert behind[6] == {ord("b")} and behind[7] == behind[8] == set(), (
+        "no mask after a draft that is not allowed"
+    )
+    assert sets_of(rows.masks([0])[0]) == behind[:1], "masks after drafts do not advance the row"
     assert rows.advance([0], [[ord("c"), ord("d"), ord("e"), ord("e")]]) == ({0: 4}, {})
     complete, errors = rows.advance([2], [[ord("a"), ord("c")]])
     assert complete == {} and errors == {0: "its grammar does not allow the generated tokens"}
@@ -247,7 +249,7 @@ def test_a_grammar_begins_after_the_reasoning(backend):
     assert sets_of(rows.masks([0], drafts)[0])[:4] == [anything, anything, digits, {*b"0123456789"}]
     assert sets_of(rows.masks([0], [[ord("/")]])[0]) == [anything, digits]
     assert rows.advance([0], [[ord("y"), ord("<")]]) == ({}, {})
-    assert rows.said(0) is None, "nothing to be guessed by the grammar yet"
+    assert rows.said(0) is None, "the grammar has not begun"
     assert rows.advance([0], [[ord("/"), ord("5"), ord("6")]]) == ({0: 3}, {})
     assert rows.said(0) == [ord("5"), ord("6")]
     # The row was preempted and is admitted again.

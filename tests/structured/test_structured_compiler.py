@@ -15,7 +15,9 @@ PATIENCE_S = 60
 
 
 class Bench:
-    """A compiler whose work ends when the test says so, with a clock that the test controls."""
+    """A compiler whose slow compilations end when the test releases them, with a clock that the test
+    controls.
+    """
 
     def __init__(self, **options):
         self.now = 0.0
@@ -99,7 +101,7 @@ def test_a_hanging_compilation_fails_alone_and_its_worker_is_replaced():
     bench.late()
     assert "within 10 seconds (grammar_timeout_s)" in slow.error
     assert bench.done(good) == ["GOOD"]
-    bench.release("slow")  # It returns after all, and is known from then on.
+    bench.release("slow")  # The compilation returns after all; its grammar can be used from then on.
     for _ in range(PATIENCE_S * 50):
         if slow.compiled:
             break
@@ -116,7 +118,7 @@ def test_no_grammars_are_accepted_after_several_hang():
     assert all("within" in each.error for each in slow[:2])
     assert "2 grammars have been compiling for more than 10 seconds" in slow[2].error
     assert len(bench.compiler.reasons) == 1
-    assert bench.get("slow 1")[0].error  # A known grammar; no new refusal.
+    assert bench.get("slow 1")[0].error  # This grammar is known, so its error is returned.
     with pytest.raises(MMEngineError, match="no new grammars: 2 grammars have been compiling"):
         bench.get("good")
     bench.release("slow 1")
@@ -151,7 +153,9 @@ def test_closing_ends_the_threads():
 
 
 class Compiled(str):
-    """A grammar in brackets can be completed in as many tokens as it has characters."""
+    """A compiled grammar. If its text begins with a bracket, completing it takes as many tokens as the text
+    has characters.
+    """
 
     @property
     def shortest(self):
@@ -172,7 +176,7 @@ def settled(grammars, count):
         if len(found) >= count:
             return dict(found)
         grammars.wait(0.02)
-    raise AssertionError("nobody is told")
+    raise AssertionError("the results are not reported")
 
 
 def test_each_grammars_result_is_reported_once():

@@ -1,4 +1,4 @@
-"""Test threads that are the first in their process to decode a request's types."""
+"""Test that several threads can be the first in their process to decode a request's types."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Test how a grammar starts that waits for other tokens."""
+"""Test grammars that begin after certain tokens, such as an end-of-reasoning marker."""
 
 import pytest
 from hypothesis import given

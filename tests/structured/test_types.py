@@ -92,7 +92,7 @@ def test_bytes_are_base64() -> None:
 
 
 class LikePydantic:
-    """Has the two pydantic methods that are used."""
+    """Has the two methods of pydantic models that mmengine calls."""
 
     @classmethod
     def model_json_schema(cls) -> dict:
