@@ -37,7 +37,7 @@ class Watch:
         self._session = engine.session(system=SYSTEM, **self._lengths(engine, seconds / every))
 
     def _lengths(self, engine: Engine, num_frames: float) -> dict[str, int]:
-        """Return a session length with room for twice the images: a new chain starts with one half."""
+        """Return session options with room for twice the images, since a session that is cut keeps half."""
         first = next(iter(self._pictures()), None)
         if first is None:
             return {}

@@ -6,8 +6,9 @@
 
         def make_checkpoint(self, folder): ...
 
-Prompts, log-probabilities and tokens of a tiny random checkpoint are compared with transformers', through an
-engine; unsupported configs must be refused. Needs pytest and transformers; no other module imports it.
+The tests run a tiny random checkpoint through an engine and compare prompts, log-probabilities and tokens
+with those of transformers. Unsupported configs must be refused. Needs pytest and transformers; no other
+module imports this one.
 """
 
 import json
@@ -36,15 +37,16 @@ from mmengine.serve.engine.engine import Engine
 from mmengine.serve.text.request_output import Completion
 
 Chat = list[dict[str, object]]
-# Inputs of transformers' forward for one prompt: input_ids [1, n] and its companions.
+# Inputs of transformers' forward for one prompt: input_ids [1, n], attention_mask and others.
 Inputs = dict[str, Tensor]
 NUM_NEW = 16  # Tokens per answer.
 TOLERANCE = 2e-4  # For log-probabilities in float32.
-# Until a row was preempted: on a busy machine images may be ready too late for two rows to overlap.
+# Most rounds until a row is preempted: on a busy machine images may be ready too late for two rows to
+# overlap.
 MOST_ROUNDS = 8
-NEAR_STEPS = 8  # In bfloat16 steps: logits this close count as tied.
-NEAR_EXPERTS = 2  # In bfloat16 steps, for a router's logits of the last chosen expert and the next.
-MOST_NEAR_EXPERTS = 0.5  # Of an answer's tokens.
+NEAR_STEPS = 8  # Logits that differ by at most so many bfloat16 steps count as tied.
+NEAR_EXPERTS = 2  # The same for a router's logits of the last chosen expert and the next.
+MOST_NEAR_EXPERTS = 0.5  # Maximum share of an answer's tokens at which experts are nearly tied.
 SETTINGS: dict[str, dict[str, object]] = {
     "one by one": {"max_num_seqs": 1, "enable_prefix_caching": False},
     "beside others": {"enable_prefix_caching": False},
@@ -90,15 +92,17 @@ class Checkpoint:
 
 
 def make_lively(model: torch.nn.Module, seed: int = 0) -> None:
-    """Replace every parameter by random values. As initialised, a random model repeats a token, and its norms
-    of one and biases of zero hide a wrong name.
+    """Replace every parameter by random values, so that the model generates varied tokens.
+
+    A model as initialised repeats a single token, and its norms of one and biases of zero hide a wrong tensor
+    name.
     """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in model.named_parameters():
             drawn = torch.randn(weight.shape, generator=generator)
             if weight.ndim > 1 and "embed" not in name:
-                # Values per expert.
+                # Inputs of a unit, within an expert.
                 one = weight[0, 0] if "experts." in name and weight.ndim > 2 else weight[0]
                 weight.copy_(drawn / one.numel() ** 0.5)
             elif "norm" in name and not name.endswith("bias"):
@@ -138,8 +142,8 @@ def _logits(reference: Reference, inputs: Inputs) -> Tensor:
 
 @contextmanager
 def _routers(reference: Reference) -> Iterator[list[tuple[Tensor, int]]]:
-    """While the context lasts, collect transformers' router outputs: logits [n, count], and the number of
-    experts per token.
+    """While the context lasts, collect the outputs of transformers' routers: (logits [n, number of experts],
+    number of chosen experts per token).
     """
     said: list[tuple[Tensor, int]] = []
 
@@ -167,14 +171,14 @@ def _near_experts(said: Sequence[tuple[Tensor, int]]) -> Tensor:
 
 
 def _step(largest: Tensor) -> Tensor:
-    """Return the distance from a bfloat16 to the next."""
+    """Return the distance between neighbouring bfloat16 numbers of this magnitude."""
     return torch.exp2(torch.floor(torch.log2(largest)) - 7)
 
 
 class PluginContract:
     """The test suite. A subclass sets `plugin` and `refused` and implements `make_checkpoint`; for a model
-    with media it also overrides `chats`, `inputs` and `patches`. `refused`: unsupported values by config.json
-    field.
+    with media it also overrides `chats`, `inputs` and `patches`. `refused` maps fields of config.json, by
+    dotted path, to unsupported values.
     """
 
     plugin: ClassVar[ModelPlugin]
@@ -222,7 +226,9 @@ class PluginContract:
                 **each, max_new_tokens=NUM_NEW, do_sample=False, eos_token_id=None, pad_token_id=0
             )
             tokens.append(out[0, each["input_ids"].shape[1] :].tolist())
-        assert len({token for answer in tokens for token in answer}) > NUM_NEW, "make_checkpoint: not lively"
+        assert len({token for answer in tokens for token in answer}) > NUM_NEW, (
+            "make_checkpoint: too few tokens"
+        )
         return Checkpoint(folder, reference, inputs, tokens)
 
     @pytest.fixture
@@ -262,7 +268,7 @@ class PluginContract:
 
     @pytest.mark.parametrize("name", ["beside others", "in chunks"])
     def test_log_probabilities_are_transformers(self, made: Checkpoint, name: str) -> None:
-        """Compare the likeliest tokens at each place in each prompt."""
+        """Compare the log-probabilities of the likeliest tokens at each position in each prompt."""
         with self._engine(made, SETTINGS[name]) as engine:
             answers = engine.generate(self.chats, max_tokens=1, prompt_logprobs=MAX_LOGPROBS)
         for answer, inputs in zip(answers, made.inputs, strict=True):
@@ -279,7 +285,7 @@ class PluginContract:
     def test_tokens_are_transformers(self, made: Checkpoint, tmp_path: Path, name: str) -> None:
         """Compare greedy tokens in float32, and verify the log."""
         settings = dict(SETTINGS[name])
-        if name == "preempted":  # At most two rows.
+        if name == "preempted":  # Blocks for at most two rows.
             longest = max(inputs["input_ids"].shape[1] for inputs in made.inputs) + NUM_NEW
             settings |= {"max_model_len": longest + 1, "num_blocks": 2 + longest // 4 + longest // 8}
         with self._engine(made, settings, tmp_path / "log") as engine:
@@ -295,8 +301,10 @@ class PluginContract:
         assert report.ok and report.rederived and not report.unfinished
 
     def test_bfloat16_chooses_what_is_likeliest_but_for_near_ties(self, made: Checkpoint) -> None:
-        """Check that each token is the likeliest except for near ties: of two logits, and in a mixture, of a
-        token's last chosen expert and the next. The other expert's result need not be near.
+        """Check that each token is the likeliest, except for near ties.
+
+        Near ties are those of two logits and, in a mixture of experts, those of a token's last chosen expert
+        and the next, because the other expert's output may differ much.
         """
         with self._engine(made, {}, dtype="bfloat16") as engine:
             answers = self._greedy(engine)

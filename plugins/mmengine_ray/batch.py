@@ -4,8 +4,8 @@
 
 Ray gives a dead worker's rows to another worker as a whole batch. That worker reads the logs below `root`
 that no process writes any more. A finished answer is taken from its log, an unfinished answer continues after
-its last token. A request without a seed derives a seed from its id, so every worker computes the same
-request. Requests are identified by their whole line's digest, which the log holds, since another request or
+its last token. A request without a seed gets a seed that is derived from its id, so every worker computes the
+same answer. The digest of its whole line, which the log holds, identifies a request, since another request or
 another job may use the same id.
 """
 
@@ -66,7 +66,7 @@ class AnswerLines:
         config = msgspec.convert(dict(engine or {}), EngineConfig)
         make_built = _imported(builder) if builder else None
         self._engine = Engine(model, config=config, log=self._log, builder=make_built)
-        # unfinished and undelivered answers of dead workers, by request digest
+        # dead workers' unfinished and undelivered answers, by envelope
         self._earlier: dict[bytes, ResumedAnswer] = {}
         self._read: set[Path] = {self._log}
         self._answered: list[str] = []  # requests answered in the previous batch, which Ray has stored
@@ -104,8 +104,8 @@ class AnswerLines:
 
 
 class _Jobs:
-    """The jobs of `lines`, continued from dead workers' logs. `done` maps positions to answers that were
-    complete.
+    """The jobs of `lines`, continued from dead workers' logs. `done` maps positions to answers that dead
+    workers completed.
     """
 
     def __init__(self, lines: bytes, base_folder: Path, earlier: dict[bytes, ResumedAnswer], engine: Engine):

@@ -6,12 +6,14 @@ LIVE: frozenset[str] = frozenset()  # replicas that take requests, by the last u
 
 
 def is_leaving(replica: str) -> bool:
-    """Return whether a replica that has answered takes no more requests because it drains or has died."""
+    """Return whether `replica`, which has sent a message before, is draining or dead and takes no more
+    requests.
+    """
     return bool(LIVE) and replica not in LIVE
 
 
 class Router(ConsistentHashRouter):
-    """A deployment handle's router, which runs in the ingress, whose carrier calls `is_leaving`."""
+    """The router of deployment handles. It runs in the ingress, where RayCarrier calls `is_leaving`."""
 
     def update_replicas(self, replicas: list) -> None:
         global LIVE

@@ -1,4 +1,4 @@
-"""Autoscaling by the prompt tokens that wait, which determine how long a request waits."""
+"""Autoscaling by the number of waiting prompt tokens, which determines how long a request waits."""
 
 import math
 from collections.abc import Mapping

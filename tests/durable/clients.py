@@ -1,8 +1,10 @@
-"""`python -m tests.durable.clients PORT ENGINE`: OpenAI's unchanged client, with fifty calls at once whose
-server dies. A line on stdin names a round. A line on stdout says when all calls are open, and another one the
-result of each.
+"""Make fifty concurrent calls with OpenAI's unchanged client to a server that dies and restarts.
 
-A call that raises or returns something wrong says so in its `error`.
+    python -m tests.durable.clients PORT ENGINE
+
+Each line on stdin names a round. For each round, a first line on stdout says that all calls are open, and a
+second line has the result of each call. The field `error` of a result describes an exception or a wrong
+answer.
 """
 
 import asyncio
@@ -18,15 +20,16 @@ from tests.pictures import scene
 
 PATIENCE_S = 90.0
 POLL_S = 0.15
-EXTRA = ("ignore_eos", "seed")  # fields without a name in the client, the second in responses
+# fields that the client has no parameter for; `seed` only in the Responses API
+EXTRA = ("ignore_eos", "seed")
 BY_CHANCE = ("created", "created_at", "completed_at", "cached_tokens", "accepted_prediction_tokens")
 BY_CHANCE += ("rejected_prediction_tokens",)
-SHUTDOWN = "the server is shutting down"  # in a stream when the server is told to end
+SHUTDOWN = "the server is shutting down"  # in a stream that a shutdown ends
 OVER = ("completed", "incomplete", "failed", "cancelled")
 
 
 class Told(Exception):
-    """A call got something that must not occur."""
+    """A call received a wrong answer."""
 
 
 class Round:
@@ -41,7 +44,7 @@ class Round:
         return {call.name: one for call, one in zip(every, told, strict=True)}
 
     def sent(self, request):
-        """Hook for everything that leaves."""
+        """Count a request that the client sends."""
         if request.method == "POST":
             self.num_sent += 1
         self.num_retries += request.headers.get("x-stainless-retry-count", "0") != "0"
@@ -206,8 +209,9 @@ def _first_other(one, two):
 
 
 def _by_choice(events, is_same):
-    """Group events by choice: the order between choices is chance. `is_same`: their names and times are the
-    same, too.
+    """Group events by choice, since the order between choices varies.
+
+    With `is_same` the events keep their ids and times, which must be equal too.
     """
     found = {}
     for event in events:
@@ -217,13 +221,15 @@ def _by_choice(events, is_same):
 
 
 def _same(answer, name):
-    """Remove everything that depends on the time and the name. Chance decides the last bits of logprobs
-    (which rows were computed together), cached prompt tokens and drafted tokens.
+    """Return the answer as JSON, without all values that differ between runs.
+
+    These are ids, times, logprobs (their last bits depend on the rows that were computed together), and the
+    counts of cached prompt tokens and drafted tokens.
     """
     text = json.dumps(answer, sort_keys=True)
     text = text.replace(name.partition("_")[2] or name, "ID").replace(name.removeprefix("chatcmpl-"), "ID")
     text = re.sub(rf'(\\?"(?:{"|".join(BY_CHANCE)})\\?": ?)[0-9.]+', r"\1 0", text)
-    text = re.sub(r"call_[0-9a-f]{24}", "CALL", text)  # depends on the request's name
+    text = re.sub(r"call_[0-9a-f]{24}", "CALL", text)  # depends on the request's id
     return re.sub(r"-?\d+\.\d+(e-?\d+)?|-?\d+e-\d+", "FLOAT", text)
 
 

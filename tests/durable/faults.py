@@ -1,10 +1,9 @@
-"""Places at which an engine's process may be killed: before, in and after each write to its log, its store
-and its files.
+"""Kill an engine's process before, in or after a write to its log, its store or its files.
 
-A point is `WHERE SIDE NUMBER`: the write, as its calling function names it; `before`, `in` or `after`; and
-the write's number, from 1, since the process began or the plan was written. The process reads the first point
-in `FOLDER/plan`, removes it when it is about to die there, and notes in `FOLDER/trail` every write, one line
-each.
+A kill point is `WHERE SIDE NUMBER`. WHERE is the kind of write, named by its calling functions. SIDE is
+`before`, `in` or `after`. NUMBER counts the writes of this kind from 1, since the process began or the plan
+was written. The process dies at the first point in the file `FOLDER/plan`, and removes the point before. It
+appends the WHERE of each write as a line to `FOLDER/trail`.
 """
 
 import os
@@ -15,7 +14,7 @@ from collections import Counter
 
 SYSTEM = ("write", "replace", "ftruncate", "fsync", "fdatasync")
 IN_A_WRITE = "in"
-_note = os.write  # the system's function
+_note = os.write  # the function before it is replaced
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 
 
@@ -25,7 +24,7 @@ class Faults:
     def __init__(self, folder):
         self._plan, self._path = folder / "plan", folder / "trail"
         self._counts, self._trail = Counter(), None
-        self._written_ns = None  # when the plan that was read had been written
+        self._written_ns = None  # modification time of the plan that was read
         self._point = None
         self._lock = threading.Lock()
 
@@ -82,8 +81,9 @@ class Faults:
 
 
 def _place(name):
-    """Return the name of the write: the calling function, and its caller if that function writes for others.
-    None for a write of other code.
+    """Return the kind of write: the innermost function of mmengine that makes it, and its caller in mmengine.
+
+    Returns None for a write by other code.
     """
     frame, found = sys._getframe(2), []
     while frame is not None and len(found) < 2:

@@ -1,5 +1,7 @@
-"""A disk that is full while a file `FOLDER/full` exists: for the log as the system reports it, for the store
-as SQLite does, for files in between. The log may use its reserve unless the file says "wholly".
+"""Simulate a full disk while the file `FOLDER/full` exists.
+
+The log gets the system's errors, the store gets SQLite's, and a write to an answer file fails halfway. The
+log may use its reserve unless the file's text is "wholly".
 """
 
 import errno
@@ -66,7 +68,7 @@ def _fill_files(is_full):
 
 
 class _Torn:
-    """A file that takes half of the bytes while its disk is full."""
+    """A file whose writes store half of the bytes and then fail while the disk is full."""
 
     def __init__(self, file, is_full):
         self._file, self._is_full = file, is_full

@@ -1,4 +1,4 @@
-"""Chooses the writes at which a process is killed: writes that every process reaches.
+"""Chooses the writes at which a process is killed, among writes that every process reaches.
 
 A trail lists a process's writes in a round, in order, as faults.py notes them.
 """
@@ -10,12 +10,15 @@ from operator import and_
 
 RECORDS = "write of writer._write below writer._store"
 EARLY = f"{RECORDS} after 5"
-MOST_OF_A_KIND = 8  # tried points before, in or after writes of one kind
-LATE = 0.75  # share of a round's writes after which too many calls have their answers
+MOST_OF_A_KIND = 8  # maximum number of points for a kind of write and a side
+LATE = 0.75  # later than this share of a round's writes, too many calls are answered
 
 
 def chosen(trails, chance):
-    """Return points that all these processes reached, and for each kind how many of how many."""
+    """Return kill points that all trails reach.
+
+    Also returns, for each side and kind of write, (number of chosen points, number of writes).
+    """
     points, told = [], {}
     for where, count in sorted(reduce(and_, map(Counter, trails)).items()):
         sides = ("before", "after", "in") if where == RECORDS else ("before", "after")
@@ -30,9 +33,11 @@ def chosen(trails, chance):
 
 
 def paired(first, second, trail, behind):
-    """Yield pairs of points for two processes in a round. The second point exists after the first: the later
-    a process dies, the less the next one writes. `trail`: of a process that did not die; `behind`: after an
-    EARLY death.
+    """Return rounds: tuples with a kill point for the first process, and mostly another for the next.
+
+    The next process must still reach the second point: the later a process dies, the less the next one
+    writes. `trail` is that of a process that did not die, and `behind` that of a process after an EARLY
+    death.
     """
     places, places_behind = _places(trail), _places(behind)
 
@@ -41,7 +46,7 @@ def paired(first, second, trail, behind):
         return places[where][number - 1]
 
     def last_before(point):
-        """Return before which write the first process must die."""
+        """Return the position in `trail` before which the first process must die."""
         where, number = _write(point)
         left = len(trail) - places_behind[where][number - 1] / LATE
         if where not in places:  # writes of a process that resumes the rest
@@ -62,7 +67,7 @@ def _write(point):
 
 
 def _places(trail):
-    """Return the places of a trail's writes, by kind."""
+    """Return, for each kind of write, its positions in the trail."""
     places = {}
     for place, where in enumerate(trail):
         places.setdefault(where, []).append(place)

@@ -28,8 +28,7 @@ ENV = {"PYTHONPATH": f"{ROOT}:{ROOT / 'plugins'}", "OMP_NUM_THREADS": "1"}
 
 
 class Round(NamedTuple):
-    """A round's result. `calls`: clients.py's report for each. `kills`: their times by the monotonic
-    clock."""
+    """A round's result. `calls` has clients.py's report of each call, `kills` the monotonic kill times."""
 
     name: str
     calls: dict
@@ -43,8 +42,8 @@ class Round(NamedTuple):
 
 
 class Matrix:
-    """A server under its supervisor, and clients in another process. `keeps_socket`: the socket does not
-    belong to the supervisor, as under systemd.
+    """A server under its supervisor, and clients in another process. With `keeps_socket`, this process holds
+    the listening socket, as systemd does with socket activation.
     """
 
     def __init__(self, folder, engine, *options, environment=None, keeps_socket=False):
@@ -89,11 +88,11 @@ class Matrix:
 
     @property
     def trail(self):
-        """Return the current process's writes since then, in order."""
+        """The current process's writes since the plan was written, in order."""
         return (self.folder / "trail").read_text().splitlines()
 
     def kill(self):
-        """Return the live engine's process, if there is one."""
+        """Kill the live engine process, if there is one."""
         with suppress(ProcessLookupError, FileNotFoundError):
             os.kill(int((self.folder / f"life-{self.num_lives - 1}").read_text()), signal.SIGKILL)
 
@@ -147,7 +146,7 @@ class Matrix:
             assert not other, (one.name, len(other), list(other), list(other.items())[:1])
 
     def end(self):
-        """Stop the server in good order."""
+        """Stop the server with SIGTERM, and check that it exits with 0."""
         self.process.send_signal(signal.SIGTERM)
         assert self.process.wait(PATIENCE_S) == 0, self.said[-1500:]
 
@@ -191,13 +190,15 @@ def check_log(folder):
 
 
 def call_of(queued):
-    """Count a call's answers and prompts as one, and a batch's lines as one."""
+    """Return the call that a queued request belongs to: a call may have several answers, prompts or batch
+    lines.
+    """
     name = (queued.group or queued.request_id).removesuffix("/0")
     return re.sub(r"^(batch_\w+)-\d+$|^(.*two-prompts.*)-\d$", r"\1\2", name)
 
 
 def tell(what, one, unfinished, seconds):
-    """Print one line about a try."""
+    """Print a line with the numbers of kills, unfinished calls, retries and broken streams."""
     retries = sum(each.retries for each in one.rounds)
     breaks = sum(len(call["breaks"]) for each in one.rounds for call in each.calls.values())
     without = [count for each in one.rounds for count in each.open]
@@ -213,7 +214,10 @@ def _least(counts):
 
 
 def at_random(one, chance, *longest_s):
-    """Return kill times, each relative to the calls' start or to the next process's start."""
+    """Return a function that kills the engine at random times and returns these times.
+
+    Each of `longest_s` limits the seconds from the calls' start, or from the next process's start, to a kill.
+    """
 
     def disturb():
         kills = []
@@ -229,7 +233,7 @@ def at_random(one, chance, *longest_s):
 
 
 def at_points(one, points):
-    """Let a process die at each of these points, one after the other, as far as they are reached."""
+    """Return a function that lets a process die at each of these points in turn, if the point is reached."""
 
     def disturb():
         life, kills = one.num_lives, []

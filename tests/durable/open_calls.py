@@ -48,12 +48,14 @@ SHORT = {
     43,
 }  # calls that end early, so that others are open while they are stored
 SHORT_TOKENS = 12
-NUM_LINES, LINES = 8, 100  # in a batch, and the number of the first
+NUM_LINES, LINES = 8, 100  # lines of the batch, and the number of its first line
 
 
 class Call(NamedTuple):
-    """One call. `api`: the route; it `stream`s or not, in the `background` or not. `key`: how a repeated call
-    is recognised: "X-Request-Id", "Idempotency-Key" or nothing. `uploads`: its image is a file on the server.
+    """A call to the route `api`.
+
+    `key` is the header by which the server recognises a repeated call: "X-Request-Id", "Idempotency-Key" or
+    "" for none. With `uploads`, the call's image is an uploaded file.
     """
 
     name: str
@@ -66,13 +68,13 @@ class Call(NamedTuple):
 
 
 class _Calls:
-    """Makes the calls. `echo`: answers repeat the prompt, so a prompt contains the wanted answer."""
+    """Makes the calls. With `echo`, answers repeat the prompt, so a prompt contains the wanted answer."""
 
     def __init__(self, echo):
         self._echo, self.calls = echo, []
 
     def add(self, count, api, what, *, is_long=True, **how):
-        """Add calls; `what` returns a body's fields for a number."""
+        """Add `count` calls. `what` returns the fields of the body for a call's number."""
         for place in range(count):
             number = len(self.calls)
             body = {**(self._length(number) if is_long else {}), **what(number)}

@@ -2,8 +2,8 @@
 
     python -m tests.durable.server_process FOLDER ENGINE ARGUMENTS
 
-ARGUMENTS are those of `mmengine serve`. A step takes at least 5 ms. The engine's process dies at the points
-in faults.py, writes to the disk in full_disk.py, and creates a file in FOLDER when it starts.
+ARGUMENTS are those of `mmengine serve`. A step takes at least 5 ms. The engine's process dies at the kill
+points of faults.py, gets the full disk of full_disk.py, and creates a file in FOLDER when it starts.
 
 With ENGINE `embedded`, each engine process is a new process with the embedded checkpoint. With `echo`, the
 core, the log, the store and the server are real, but the executor only repeats the prompt. Each echo process
@@ -159,7 +159,7 @@ def main():
     if supervisor.is_supervised():
         begin(Path(folder), engine)
     elif engine == "echo":
-        import mmengine.server.chat.media_fetch  # noqa: F401  (each life has them)
+        import mmengine.server.chat.media_fetch  # noqa: F401  (so that each fork has them)
         import tests.serve.serve_fakes  # noqa: F401
 
         supervisor.COMMAND = ("forked", folder, engine)

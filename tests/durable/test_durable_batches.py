@@ -66,7 +66,9 @@ def running(folder):
 
 
 def requests_of(num_lines, image_id):
-    """Texts and an uploaded image, greedy and seeded, several answers, logprobs, and some wrong requests."""
+    """Return request lines: texts and an image, greedy or seeded, some with several answers, logprobs or
+    errors.
+    """
     lines = []
     for number in range(num_lines):
         content = [{"type": "text", "text": f"What is shape {number}?"}]
@@ -100,7 +102,10 @@ def ended(client, batch):
 
 
 def answers(client, found):
-    """Return both files by custom_id, without values that depend on the run. No line occurs twice."""
+    """Return the answers in both files by custom_id, without values that depend on the run.
+
+    Checks that no line occurs twice.
+    """
     assert found.status == "completed"
     lines = []
     for name in (found.output_file_id, found.error_file_id):

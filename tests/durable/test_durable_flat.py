@@ -33,7 +33,7 @@ MANY, LIMIT_S = 1_000_000, 540.0
 
 
 class Executor(SimulatedExecutor):
-    """The methods of an engine's executor beside steps."""
+    """A simulated executor with the other methods that an engine calls."""
 
     drafters: ClassVar[list] = []
     graph_counts: ClassVar[dict] = {}
@@ -50,7 +50,9 @@ class Executor(SimulatedExecutor):
 
 @dataclass
 class Callers:
-    """Submit requests for short answers, each from its own tenant; some leave, some have a grammar."""
+    """Submits requests for short answers, each with its own cache salt. Some are cancelled, some have a
+    grammar.
+    """
 
     engine: Engine
     asked: int = 0
@@ -74,7 +76,7 @@ class Callers:
             self.engine.cancel(f"request {number}")
 
     def answer(self, count):
-        """Run until so many were answered, and none waits."""
+        """Submit requests until `count` have been answered in total, and run the engine until it is idle."""
         while self.num_done < count:
             while self.asked < count and self.asked - self.num_done < OPEN:
                 self.ask()
@@ -106,7 +108,8 @@ def resident_mb():
 
 def num_bytes(folder):
     """Return the size of a log that is written meanwhile: a segment may be packed or deleted at any
-    moment."""
+    moment.
+    """
     total = 0
     for path in folder.glob("*.mm*"):
         with suppress(FileNotFoundError):
@@ -115,9 +118,9 @@ def num_bytes(folder):
 
 
 @pytest.mark.soak
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="it is asked of Linux")
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc, which only Linux has")
 def test_a_million_short_requests(tmp_path):
-    """As many requests as come in nine minutes, if those are fewer; the log keeps 16 MiB of them."""
+    """Run a million requests, or as many as are answered in nine minutes. The log keeps 16 MiB."""
     folder, begin = tmp_path / "log", time.monotonic()
     with engine_with(folder, log_retain_bytes=16 * 2**20) as engine:
         callers, at, kept = Callers(engine), {}, []

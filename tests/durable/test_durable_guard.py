@@ -92,8 +92,7 @@ main()
 
 @contextmanager
 def serving(folder, port, server=PACED, given=None):
-    """Run the supervisor's process. `server`: the command for the engine's process. `given`: a socket for
-    it."""
+    """Run the supervisor's process. `server` is the code of the engine's process, `given` its socket."""
     arguments = ["serve", "--port", str(port), "--log", str(folder / "log")]
     script = SUPERVISOR.format(server=server, arguments=arguments)
     command, fds = as_systemd([sys.executable, "-c", script], given)
@@ -140,7 +139,9 @@ def answer_of(port, key, body):
 
 
 def answers_of(port, bodies, meanwhile):
-    """Return the answers by key; `meanwhile` is called with a function that counts them."""
+    """Send all bodies at once and return the answers by key. `meanwhile` gets a function that counts the
+    answers.
+    """
     found = {}
 
     def ask(key, body):
@@ -198,7 +199,7 @@ def test_a_request_that_kills_the_process_fails_and_the_others_continue(tmp_path
 
 
 def test_kills_at_random_while_the_supervisor_lives(tmp_path):
-    """Now and then two kills in a row, the second while the engine is loaded or resumes its log."""
+    """Sometimes a kill follows soon, so that it comes while the engine is loaded or resumes its log."""
     port, chance, killed = free_port(), random.Random(19), []
     bodies = {
         f"q{number}": body_of(f"What is shape {number}?", max_tokens=200, ignore_eos=True, seed=number)
@@ -256,7 +257,7 @@ def test_both_are_killed_and_the_same_command_goes_on(tmp_path):
 
 
 def test_a_server_that_is_started_again_in_good_order_breaks_no_connection(tmp_path):
-    """Another process owns the socket, as under systemd. Each call has its own connection, and one try."""
+    """This process owns the socket, as systemd does. Each call has its own connection and is not repeated."""
     said, done = [], threading.Event()
 
     def ask(port, number):
@@ -322,7 +323,7 @@ def test_where_the_seconds_of_a_restart_go(tmp_path):
         return time.monotonic() - begun
 
     def restart(process, number):
-        """Return when each answer came after one kill."""
+        """Kill the engine, and return the seconds from the kill to each stage of the restart."""
         begun, found = time.monotonic(), []
         kill_child(process)
         found.append(when("; starting again", number, begun))

@@ -1,4 +1,6 @@
-"""Fifty open calls of all kinds, and a server that is killed at any instant, and at any write."""
+"""Fifty open calls of all kinds get their answers, although the server is killed at random instants or
+writes.
+"""
 
 import random
 import signal
@@ -45,21 +47,21 @@ def test_killed_at_random_instants(tmp_path):
 
 
 def test_killed_at_random_instants_with_a_model(tmp_path):
-    """The embedded checkpoint: its own images, structured answers and tools, in processes as users start
+    """Use the embedded checkpoint, with images, structured answers and tools, in processes as users start
     them.
     """
     chance, begun = seeded(20), time.monotonic()
     with matrix(tmp_path, "embedded") as one:
         one.round()
         for _ in range(10):
-            one.round(at_random(one, chance, 0.8, 2.6))  # a quick machine has answered all in 3.4
+            one.round(at_random(one, chance, 0.8, 2.6))  # a fast machine answers all calls in 3.4 s
         one.end()
     tell("at random, with a model", one, check_log(tmp_path), time.monotonic() - begun)
     check_open(one, 30)
 
 
 def trail(one, *before):
-    """Return a process's writes in a round, in order. `before`: points at which earlier processes die."""
+    """Return a process's writes in a round, in order. `before` are points at which earlier processes die."""
     one.round(at_points(one, [*before]))
     return one.trail
 

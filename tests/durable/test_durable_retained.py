@@ -1,5 +1,6 @@
 """A log from several processes, of which only the newest part is kept, gives the same answers as a whole
-log."""
+log.
+"""
 
 import errno
 import os
@@ -28,12 +29,14 @@ KEPT = 30_000  # bytes
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch):
-    """Sizes of segments, and of the log between two snapshots."""
+    """Make segments, and the parts of the log between two snapshots, small."""
     monkeypatch.setattr(continuation, "MIN_PART_BYTES", 2000)
 
 
 class Server:
-    """One of several processes over a log. `tokens`: what consumers have of all answers."""
+    """A process that begins or continues a log. `tokens` maps request ids to the tokens that callers
+    received.
+    """
 
     def __init__(self, folder, tokens, **settings):
         self.folder, self.tokens, self.ended = folder, tokens, set()
@@ -72,7 +75,7 @@ class Server:
         self.core.tidy()
 
     def killed(self):
-        """Copy the folder as a kill leaves it."""
+        """Return a copy of the folder as a kill would leave it."""
         dead = copied(self.folder, self.folder.with_name(self.folder.name + "'"))
         self.core.sink.close()
         return dead
@@ -108,7 +111,7 @@ def test_a_log_of_three_lives_of_which_little_is_kept(tmp_path):
 
 
 def test_one_old_request_keeps_all_later_segments_without_more_work(tmp_path, monkeypatch):
-    """During the run nothing is deleted, and the folder is not listed each time to find that out."""
+    """Until the request is delivered, no later segment is deleted, and tidying does not list the folder."""
     server = Server(tmp_path / "log", {})
     server.answer(range(30))
     first = LogReader(server.folder).first_sequence
@@ -134,7 +137,7 @@ def test_one_old_request_keeps_all_later_segments_without_more_work(tmp_path, mo
 
 
 def test_snapshots_are_few(tmp_path):
-    """Three snapshots, and one for each segment."""
+    """The number of snapshots exceeds the number of segments by at most three."""
     server = Server(tmp_path / "log", {}, snapshot_bytes=300)
     server.answer(range(60))
     server.core.close()
@@ -183,7 +186,7 @@ def test_a_full_disk_costs_only_a_snapshot_or_a_packed_segment(tmp_path, monkeyp
     ],
 )
 def test_fsck_tells_of_a_damaged_snapshot(tmp_path, spoil):
-    """A running writer may delete a segment meanwhile: that is no damage."""
+    """A cut, changed or empty snapshot gives exit code 4 and a finding that names the file."""
     server = Server(tmp_path / "log", {})
     server.answer(range(12))
     server.core.close()

@@ -1,4 +1,6 @@
-"""`mmengine serve --log` is killed with kill -9 while a camera sends frames: its sessions exist again."""
+"""`mmengine serve --log` is killed with kill -9 while a camera sends frames. The next process has its
+sessions.
+"""
 
 import base64
 import io
@@ -46,7 +48,7 @@ class Camera:
 
 
 def engine_of(server):
-    """Return the process under the supervisor."""
+    """Return the ids of the supervisor's child processes."""
     with open(f"/proc/{server.pid}/task/{server.pid}/children") as file:
         return [int(pid) for pid in file.read().split()]
 

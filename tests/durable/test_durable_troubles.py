@@ -1,4 +1,6 @@
-"""Other failures in a server's life, with fifty calls open."""
+"""Fifty open calls survive kills of both processes, kills in recovery, short drains, a wrong clock, a full
+disk.
+"""
 
 import http.client
 import json
@@ -31,7 +33,7 @@ def both_die(one, chance):
 
 
 def test_supervisor_and_engine_are_killed_together(tmp_path):
-    """Another process owns the socket, as under systemd, and both are started again."""
+    """This process owns the socket, as systemd does, and starts the server again."""
     chance, begun = seeded(22), time.monotonic()
     with matrix(tmp_path, "echo", keeps_socket=True) as one:
         one.round()
@@ -58,7 +60,7 @@ def test_killed_twice_more_while_it_resumes(tmp_path):
 
 @pytest.mark.parametrize("drain_s", [0, 1])
 def test_told_to_end_with_a_short_drain(tmp_path, drain_s):
-    """The next process finishes the rest."""
+    """The next process finishes the remaining calls."""
     chance, begun = seeded(24), time.monotonic()
 
     def disturb():
@@ -79,7 +81,7 @@ def test_told_to_end_with_a_short_drain(tmp_path, drain_s):
 
 
 def test_the_time_of_day_is_set_back_and_forth(tmp_path):
-    """Times that clients see do not change, and nothing is too old."""
+    """Times in stored answers do not change, and nothing expires too early."""
     chance, begun, clock = seeded(25), time.monotonic(), tmp_path / "clock"
     clock.write_text("0")
 

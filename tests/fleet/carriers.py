@@ -1,4 +1,4 @@
-"""A carrier whose calls tests can interrupt, to replicas in this process or in others."""
+"""Carriers to replicas in this process or in others, whose calls tests can interrupt."""
 
 import asyncio
 import contextlib
@@ -65,7 +65,7 @@ class LocalCarrier:
 
 
 class SocketCarrier:
-    """A carrier to the processes from `started`, each on a socket with its name."""
+    """A carrier to the ReplicaProcesses in `folder`, each on a socket with its name."""
 
     def __init__(self, folder: Path):
         self._folder = folder

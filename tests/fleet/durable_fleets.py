@@ -1,4 +1,4 @@
-"""A server in front of a fleet whose requests survive it, with replicas in this process or in others."""
+"""A server in front of a fleet with durable requests, which survive the server and the replicas."""
 
 import threading
 from contextlib import contextmanager
@@ -25,7 +25,7 @@ PATIENCE = RoutingLimits(silence_s=5.0, patience_s=20.0)
 
 
 class Leaving(SlowEcho):
-    """Ends while requests run."""
+    """An executor that is closed while requests run: the requests stay in the log."""
 
     pause_s = 0.004
 
@@ -39,7 +39,7 @@ def replica(root, name, executor_class=Leaving):
 
 
 class Watched(LocalCarrier):
-    """Records which replica had a request in its log, and computed it, when another was called."""
+    """Records in `twice` each request that a second replica gets while a live replica still computes it."""
 
     def __init__(self, root, *replicas):
         super().__init__(*replicas)
@@ -63,8 +63,8 @@ def _has(log, core_id):
 
 
 class ServedFleet(Served):
-    """A server for a fleet. `carrier` leads to replicas that are closed with the server. `kept`: see
-    FleetEngine.
+    """A server for a fleet. The carrier's replicas are closed with the server. `kept` is FleetEngine's
+    `durable`.
     """
 
     def __init__(self, root, carrier, kept, patience, **settings):
@@ -105,7 +105,7 @@ def fleet(root, names, executor_class=Leaving, **options):
 
 
 def killed(root, target):
-    """Copy all folders as a kill of the ingress and all replicas leaves them.
+    """Copy the folders as they would be if the ingress and all replicas were killed now.
 
     The ingress's folder comes first, since a request is removed from it only after its answer is stored
     elsewhere.

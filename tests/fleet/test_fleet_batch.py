@@ -75,8 +75,8 @@ def test_rows_of_a_dead_worker(tmp_path):
     assert not broken and len(logs_in(root)) == 2
     taken = [way for name, way in ways.items() if len(way.hops) == 1 and way.end == "stop" and name < "r8"]
     gone_on = [way for way in ways.values() if len(way.hops) == 2 and way.hops[1].num_given]
-    assert taken, "an answer that was whole was computed again"
-    assert gone_on, "none was half an answer"
+    assert taken, "all complete answers were computed again"
+    assert gone_on, "no answer was continued in the middle"
     for way in gone_on:
         assert way.hops[1].num_given == way.hops[0].num_said and way.num_computed == way.num_tokens
 
@@ -94,7 +94,7 @@ NUM_STEPS = 4  # steps after the end of the shorter answer, when the worker is d
 
 @pytest.fixture(scope="module")
 def died(tmp_path_factory):
-    """Return the log records of a worker that was asked `ASKED`."""
+    """Return a worker's log records of `ASKED`, up to NUM_STEPS steps after the end of the shorter answer."""
     root = tmp_path_factory.mktemp("before")
     worker = AnswerLines(str(root), builder="tests.fleet.echo:build")
     assert answers(worker, ASKED) == [OF_WHOLE, OF_HALF]
@@ -109,13 +109,14 @@ def died(tmp_path_factory):
 
 
 def num_left(log):
-    """Return the tokens in the unfinished answer."""
+    """Return the number of tokens in the unfinished answer."""
     return len(read_resume_state(log, Resume()).answers["half"].token_ids)
 
 
 def answered(root, given, **options):
-    """Return a worker's answers with the logs in `root`, and by id how many given tokens each computed
-    request had.
+    """Return the answers of a worker that finds the logs in `root`.
+
+    Also returns, for each request id that the worker computed, how many tokens it took from a log.
     """
     worker = AnswerLines(str(root), builder="tests.fleet.echo:build", **options)
     found = answers(worker, given)
@@ -140,7 +141,7 @@ def test_a_dead_worker_s_answer_is_used_only_for_the_same_request(died, tmp_path
 
 
 def begun_with(records, **fields):
-    """Return the records with another STARTED."""
+    """Return the records with other `fields` in their STARTED event."""
     first = records[0]
     return [replace(first, event=replace(first.event, **fields)), *records[1:]]
 

@@ -64,7 +64,7 @@ def test_the_container_file_is_one():
             )
             assert "pip install" not in rest or "--no-cache-dir" in rest
         elif name == "FROM":
-            assert ":" in rest, "an image without a tag is another one tomorrow"
+            assert ":" in rest, "an image without a tag may change"
     last = dict(found)
     assert last["USER"] not in ("root", "0")
     assert last["ENTRYPOINT"] == '["mmengine"]'

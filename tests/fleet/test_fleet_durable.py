@@ -31,7 +31,7 @@ from tests.server.test_server_responses_kept import ended as response_ended
 
 
 def tokens_given(root):
-    """Return how many given tokens each replica's requests had."""
+    """Return, for each replica, how many answer tokens its requests already had when the replica got them."""
     found = {}
     for log in root.iterdir():
         if log.name != INGRESS:
@@ -59,7 +59,7 @@ def test_everything_resumes_after_a_kill_of_ingress_and_replicas(tmp_path):
         client.close()
     with fleet(root, "cd") as one:
         client = client_of(one)
-        # The replica's log has the answer; the store may have died before storing it.
+        # The replica's log has the answer; the ingress may have died before it stored the answer.
         assert text_of(response_ended(one, done)) == "SHORT"
         assert events(one, half) == whole, "the same events, from the first on"
         assert text_of(response_ended(one, half)) == TEXT.upper()
@@ -85,7 +85,9 @@ def num_said(server, name):
 
 
 def test_a_lost_replica_s_requests_move_when_its_log_is_free(tmp_path):
-    """The replica lives on with its lock, so no other replica computes its log's open requests."""
+    """The replica that was cut off still holds its lock. No other replica computes a request that is open in
+    its log.
+    """
     root = tmp_path / "logs"
     with fleet(root, "ab") as one:
         name = begun(one)
@@ -98,7 +100,7 @@ def test_a_lost_replica_s_requests_move_when_its_log_is_free(tmp_path):
 
 
 def test_a_log_without_the_request_does_not_block_its_continuation(tmp_path):
-    """A live replica may get the record later; a dead replica never will."""
+    """A live replica may still log the request later. A dead replica never will."""
 
     async def heard():
         alive = LogWriter(tmp_path / "a")
@@ -114,7 +116,7 @@ def test_a_log_without_the_request_does_not_block_its_continuation(tmp_path):
 
 
 def test_unreadable_logs_do_not_block_a_continuation(tmp_path):
-    """Logs from another version, behind a link, and with an answer."""
+    """The logs are from another version, behind a symbolic link, and readable."""
     settings = CONFIG.as_dict()
     for name, config in (("a", {"of_another_version": 1}), ("b", settings), ("c", settings)):
         started = ev.Started(1, "9.0", DECISION_VERSION, config, {}, CONFIG.num_blocks)
@@ -127,7 +129,7 @@ def test_unreadable_logs_do_not_block_a_continuation(tmp_path):
 
 
 class Stuck(Leaving):
-    """Steps stand still from some step on, until the test ends."""
+    """Blocks in step 20 until the test ends."""
 
     may_end = False
 
@@ -138,7 +140,7 @@ class Stuck(Leaving):
 
 
 def test_a_frozen_replica_s_requests_do_not_move(tmp_path, caplog):
-    """The wait may take long and is reported."""
+    """The fleet waits for the frozen replica, and logs a warning."""
     Stuck.may_end, patience = False, RoutingLimits(silence_s=5.0, patience_s=0.1)
     with fleet(tmp_path / "logs", "ab", Stuck, patience=patience) as one:
         name = begun(one)
@@ -184,7 +186,7 @@ def test_cancelled_and_deleted_responses_stay_so_after_a_kill(tmp_path):
 
 
 def test_an_ingress_that_ends_leaves_what_is_kept_and_says_so(tmp_path):
-    """Requests go on at replicas that live, and for another ingress."""
+    """The background request stays in the folder, and the next ingress continues it."""
     root = tmp_path / "logs"
     with fleet(root, "a", drain_s=0) as one:
         name = begun(one)
@@ -207,7 +209,7 @@ def test_only_one_of_two_ingresses_gets_the_folder(tmp_path, monkeypatch):
 
 
 def both_may(fd):
-    """A lock file that does not lock."""
+    """Lock nothing, as a file system without working locks."""
 
 
 def nobody_may(fd):

@@ -1,4 +1,6 @@
-"""Replicas' logs side by side: paths of requests, tokens computed twice, and a page about them."""
+"""Test log commands on the logs of several replicas: each request's path over the replicas, and the HTML
+report.
+"""
 
 import asyncio
 import json
@@ -22,7 +24,9 @@ TEXT = "abc" * 40
 
 @pytest.fixture(scope="module")
 def logs(tmp_path_factory):
-    """Logs from three replicas; the first is lost in the middle of an answer, another drains."""
+    """Return the folder of three replicas' logs. One replica is cut off in the middle of an answer, another
+    drains.
+    """
     folder = tmp_path_factory.mktemp("fleet")
 
     async def go():

@@ -1,4 +1,4 @@
-"""A fleet fetches media by URL, releases them, and does not wait for silent hosts elsewhere."""
+"""A fleet fetches media by URL and releases them, and silent hosts do not delay other requests."""
 
 import asyncio
 import socket

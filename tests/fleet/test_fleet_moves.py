@@ -51,7 +51,7 @@ async def closed(engine, *replicas):
 
 
 async def told(stream, sometimes=None):
-    """Return the tokens choice by choice, and how each choice ended."""
+    """Return for each choice its text and its finish reasons. Calls `sometimes` after each output."""
     said = {}
     async with stream:
         async for output in stream:
@@ -105,7 +105,7 @@ def test_a_drained_replica_ends_at_once():
         assert [said[0][0] for said in await asyncio.gather(*tasks)] == [
             f"{n}{TEXT}".upper() for n in range(6)
         ]
-        carrier.leaving.add("a")  # an ingress that knows does not call it
+        carrier.leaving.add("a")  # an ingress that knows this does not call the replica
         carrier.calls.clear()
         assert (await told(engine.stream(Prompt(text=TEXT))))[0][1] == ["stop"]
         assert {name for name, _ in carrier.calls} == {"b"}
@@ -115,7 +115,7 @@ def test_a_drained_replica_ends_at_once():
 
 
 class Stuck(SlowEcho):
-    """A step never returns until the test ends."""
+    """Step 20 does not return until the test ends."""
 
     until: "asyncio.Event | None" = None
     may_end = False
@@ -286,7 +286,7 @@ def test_the_last_replica_is_taken_though_it_was_dodged():
         while not one.load().num_open or one.load().waiting_tokens:
             await asyncio.sleep(0.01)
         carrier.lose("a")
-        carrier.replicas["a"] = one  # only the way to the replica broke
+        carrier.replicas["a"] = one  # only the connection to the replica broke
         assert (await said)[0] == (TEXT.upper(), ["stop"])
         await closed(engine, one)
 
@@ -294,7 +294,7 @@ def test_the_last_replica_is_taken_though_it_was_dodged():
 
 
 def test_a_repeated_attempt_does_not_block_itself():
-    """A carrier may close a call and repeat it before a step has ended the first."""
+    """A carrier may close a call and repeat it before a step has ended the first call's request."""
 
     async def go():
         one = replica("a")
@@ -324,7 +324,7 @@ def test_a_repeated_attempt_does_not_block_itself():
 
 @pytest.mark.soak
 def test_processes_that_are_killed_and_frozen(tmp_path):
-    """Replicas in real processes with separate logs, on sockets."""
+    """The replicas are separate processes with sockets and logs. One is killed, another is frozen."""
     kept = [ReplicaProcess(tmp_path, name) for name in "abc"]
 
     async def go():

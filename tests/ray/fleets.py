@@ -47,7 +47,7 @@ def settings_for(folder: Path, **more) -> RaySettings:
 
 @contextmanager
 def serving():
-    """Ray on the loopback interface; gives the port of Serve's proxy."""
+    """Run Ray Serve on the loopback interface, and yield the port of its proxy."""
     port = free_port()
     ray.init(
         num_cpus=8,
@@ -75,7 +75,9 @@ def picture(number):
 
 
 def body_of(number):
-    """Return the request of stream `number`: texts and images, forms, several choices, sampled and greedy."""
+    """Return the request of stream `number`. The requests have texts and images, response formats, several
+    choices, and are sampled or greedy.
+    """
     content = [{"type": "text", "text": f"Question {number}: what do you see?"}]
     if number % 3 == 0:
         content.insert(0, {"type": "image_url", "image_url": {"url": picture(number)}})
@@ -97,7 +99,7 @@ def body_of(number):
 
 
 async def told(client, port, number):
-    """Return a stream's deltas choice by choice as its client got them. Raises for an invalid answer."""
+    """Return the deltas that the client got, by choice. Raises AssertionError for an invalid answer."""
     said = {}
     url = f"http://127.0.0.1:{port}/v1/chat/completions"
     async with client.stream("POST", url, json=body_of(number)) as response:
@@ -124,7 +126,7 @@ async def all_told(port, numbers, meanwhile=None):
 
 
 async def replicas(count, app="default", limit_s=120):
-    """Return the facts of `count` replicas, once there are as many."""
+    """Wait until `count` replicas are live, and return their facts."""
     handle, found, end = serve.get_deployment_handle(REPLICA, app), {}, time.monotonic() + limit_s
     while len(found) < count:
         assert time.monotonic() < end, f"{len(found)} of {count} replicas are there"
@@ -140,7 +142,7 @@ async def replicas(count, app="default", limit_s=120):
 
 
 def memory_mb(pid=None):
-    """Return the resident memory of this process's children, by name."""
+    """Return (resident memory in MB, command) of this process's (or `pid`'s) descendants, largest first."""
     found, parents = {}, {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:

@@ -11,7 +11,7 @@ import urllib.request
 
 import pytest
 
-pytest.importorskip("ray", reason="Ray cannot be had here; make ray makes an environment with it")
+pytest.importorskip("ray", reason="Ray is not installed; make ray makes an environment with it")
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx2 as httpx
 import pytest
 
-pytest.importorskip("ray.serve", reason="Ray cannot be had here; make ray makes an environment with it")
+pytest.importorskip("ray.serve", reason="Ray is not installed; make ray makes an environment with it")
 
 from ray import serve  # noqa: E402
 
@@ -48,7 +48,7 @@ def lines():
 
 
 def begun(client):
-    """Return the ids of responses and of a batch."""
+    """Start background responses and a batch, and return their ids."""
     names = [client.post("/v1/responses", json=body_of(number)).json()["id"] for number in NUMBERS]
     files = {"file": ("lines.jsonl", "\n".join(lines()).encode())}
     file = client.post("/v1/files", files=files, data={"purpose": "batch"}).json()
@@ -57,7 +57,7 @@ def begun(client):
 
 
 def until_over(client, path, over):
-    """Return the stored state. No ingress answers while it starts."""
+    """Wait until the status is in `over`, and return the object. A starting ingress gives no answer."""
     end = time.monotonic() + LIMIT_S
     while time.monotonic() < end:
         try:
@@ -73,7 +73,7 @@ def until_over(client, path, over):
 
 
 def answers(client, names, batch):
-    """Return the answer without ids, times and counts, which belong to a single process."""
+    """Return all answers without ids, times and counts, which differ between processes."""
     said = []
     for name in names:
         found = until_over(client, f"/v1/responses/{name}", ("completed", "incomplete", "failed"))

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-pytest.importorskip("ray.serve", reason="Ray cannot be had here; make ray makes an environment with it")
+pytest.importorskip("ray.serve", reason="Ray is not installed; make ray makes an environment with it")
 
 import ray  # noqa: E402
 from ray import serve  # noqa: E402

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-pytest.importorskip("ray.serve", reason="Ray cannot be had here; make ray makes an environment with it")
+pytest.importorskip("ray.serve", reason="Ray is not installed; make ray makes an environment with it")
 
 from ray import serve  # noqa: E402
 

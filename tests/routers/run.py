@@ -1,11 +1,11 @@
-"""Test Dynamo's router with our KV events: 16 questions about one image go where its prefix is.
+"""Test Dynamo's router with our KV events: all questions about an image go to the replica that has its
+prefix.
 
     make store
 
-Two replicas of the embedded model each have a log and a process that publishes its events. Until a replica
-has
-computed something, the router knows only its load. Then its index knows how many blocks of each question each
-replica holds.
+Two replicas of the embedded model each have a log, and a process that publishes the log's KV events. Until a
+replica has computed something, the router knows only its load. Then the router's index knows how many blocks
+of each question each replica holds.
 """
 
 import itertools
@@ -28,7 +28,7 @@ SELECTOR = Path("build/store/bin/python")
 BLOCK, MODEL, NUM_IMAGES, NUM_QUESTIONS = 16, "mmengine-shapes", 4, 16
 REPLICAS, SIZE = (1, 2), (448, 448)
 PATIENCE_S = 30
-SUBSCRIBED_S = 2  # a new subscriber misses the first moments
+SUBSCRIBED_S = 2  # a new subscriber may miss events of the first moments
 
 
 class Selector:
@@ -117,7 +117,11 @@ def main() -> None:
 
 
 def show(selector: Selector, replicas: dict[int, Replica]) -> None:
-    """First questions are open together: among idle replicas the router chooses at random."""
+    """Ask all questions, and print the replicas that the router chooses.
+
+    The first questions about all images are open together, because the router chooses at random among idle
+    replicas.
+    """
     landed: dict[int, list[int]] = {image: [] for image in range(NUM_IMAGES)}
 
     def ask(number: int, image: int) -> None:

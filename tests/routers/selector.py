@@ -1,4 +1,6 @@
-"""Dynamo's SelectionService over stdin and stdout, line by line, in its own environment, build/store."""
+"""Run Dynamo's SelectionService in its environment, build/store: a JSON call per line on stdin, a result on
+stdout.
+"""
 
 import asyncio
 import json
@@ -12,7 +14,7 @@ async def main() -> None:
     loop = asyncio.get_running_loop()
     while line := await loop.run_in_executor(None, sys.stdin.readline):
         method, argument = json.loads(line)
-        if "kv_events_endpoints" in argument:  # by rank, an integer
+        if "kv_events_endpoints" in argument:  # a dict keyed by rank, an integer
             argument["kv_events_endpoints"] = dict(enumerate(argument["kv_events_endpoints"]))
         try:
             found = getattr(service, method)(argument)

@@ -9,7 +9,9 @@ from safetensors.torch import load_file, save_file
 
 @pytest.fixture(scope="session")
 def random_weights(tmp_path_factory):
-    """The embedded checkpoint's shape with random weights: only the mask makes its output JSON."""
+    """Return a checkpoint with the embedded one's shape and random weights: only a grammar makes its output
+    JSON.
+    """
     folder = tmp_path_factory.mktemp("random") / "model"
     shutil.copytree(pytest.importorskip("mmengine_shapes").checkpoint_path(), folder)
     generator = torch.Generator().manual_seed(7)

@@ -60,7 +60,7 @@ def decode(media):
 
 
 class _Lying:
-    """Rows that claim to be more than they are."""
+    """Rows whose `shape` claims twice as many rows as there are data."""
 
     def __init__(self, rows):
         self.rows, self.shape, self.nbytes = rows, (2 * rows.shape[0], rows.shape[1]), rows.nbytes

@@ -125,7 +125,7 @@ def jpeg(rng: random.Random) -> bytes:
     return bytes(data)
 
 
-# TIFF, which EXIF data are too
+# TIFF, which is also the format of EXIF data
 
 
 def _tiff_body(rng: random.Random, pages: int = 1) -> bytes:

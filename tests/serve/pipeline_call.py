@@ -1,4 +1,4 @@
-"""A row in the table of calls."""
+"""A call in the table of docs/reference/pipeline.md, with its outcome."""
 
 from typing import NamedTuple
 

@@ -1,7 +1,8 @@
 """Calls that transformers' documentation of its image-text-to-text pipeline allows, as code.
 
 Each call is evaluated twice with the names from pipeline_names.py: with transformers' pipeline as `pipe`, and
-with ours. It agrees (both return the same, or both refuse), differs on purpose, or is refused here.
+with ours. The outcome is "agrees" (both return the same, or both refuse), "differs" (on purpose), "refused"
+(only by ours) or "more" (refused only by transformers).
 """
 
 from tests.serve.pipeline_call import group

@@ -56,7 +56,7 @@ def user(*parts):
 
 
 class Media:
-    """Return pictures and a clip, made once; files are in `folder`."""
+    """Pictures and a video clip. Their files are in `folder`."""
 
     def __init__(self, folder):
         import random

@@ -1,8 +1,9 @@
-"""What transformers' pipeline gave for each call of pipeline_calls.py, so that our side can be asked alone.
+"""Record transformers' result of each call in pipeline_calls.py, so that tests can run our pipeline alone.
 
     python -m tests.serve.pipeline_record     writes pipeline_record.json
 
-`make soak` holds it to transformers. Kept are digests: to see what differs, both sides are asked again.
+`make soak` compares the record with transformers. The record holds digests: to see a difference, call both
+pipelines.
 """
 
 import hashlib

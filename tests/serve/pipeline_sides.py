@@ -1,9 +1,9 @@
-"""transformers' pipeline and ours on the embedded checkpoint.
+"""Call transformers' pipeline and ours on the embedded checkpoint, and compare the results.
 
     echo '["pipe(chat)"]' | python -m tests.serve.pipeline_sides
 
-compares what both give for each call of a list: ["agrees", the end of theirs, the end of ours, what
-pipeline_record.py keeps of theirs] by call.
+prints a JSON object that maps each call to [outcome, the end of transformers' result, the end of ours, the
+digest of transformers' result that pipeline_record.py keeps].
 """
 
 import hashlib
@@ -33,8 +33,8 @@ def transformers_can_run():
 
 
 def load_transformers():
-    """Return transformers' module. torchvision's wheel looks for CUDA; with two operators declared it can be
-    imported.
+    """Return the module transformers. torchvision's wheel needs CUDA operators, but can be imported if two of
+    them are declared.
     """
     if "torchvision" not in sys.modules:
         sys.path.append(str(TORCHVISION))
@@ -46,8 +46,8 @@ def load_transformers():
     from transformers import image_processing_backends, video_processing_utils, video_utils
     from transformers.image_utils import load_image
 
-    # That wheel cannot decode: picture files go through Pillow, as in transformers' own `load_image`, and
-    # clips through PyAV, for which transformers has a decoder.
+    # torchvision's wheel cannot decode: picture files go through Pillow, as in transformers' own
+    # `load_image`, and clips through PyAV, for which transformers has a decoder.
     def as_tensor(image) -> torch.Tensor:
         return torch.from_numpy(np.array(load_image(image))).permute(2, 0, 1)
 
@@ -68,7 +68,7 @@ class Sides:
     """Both pipelines.
 
     `evaluate` returns a call's result as plain data, or its error. With `ours_alone` transformers provides
-    its classes and no pipeline, in a tenth of the time.
+    only its classes and no pipeline, which takes a tenth of the time.
     """
 
     def __init__(self, folder, ours_alone=False):
@@ -149,10 +149,10 @@ class Sides:
 
     @cached_property
     def _of_pipelines(self):
-        """Return classes beside transformers' pipelines.
+        """Return further classes from transformers' package of pipelines.
 
-        Importing any loads a pipeline of each kind, which takes a second, so our side alone gets only the
-        class from a separate file.
+        Importing a module of this package loads all pipelines, which takes a second. So with `ours_alone`
+        only KeyDataset is loaded, from its file.
         """
         if not self._ours_alone:
             from transformers.pipelines.image_text_to_text import ReturnType

@@ -68,9 +68,7 @@ class EchoProcessor:
 
 
 class TurnEcho(EchoProcessor):
-    """A processor for sessions that writes conversations piece by piece: <a user's text>. A part without text
-    is an F.
-    """
+    """A processor for sessions, which writes a user's turn as <text>, and a part without text as F."""
 
     frames_in_patch = 2
 
@@ -139,7 +137,7 @@ class EchoExecutor:
         token_ids = np.array(tokens, np.int32)
         for index in self._watcher.feed(sampled, token_ids):
             form = self._rows[int(sampled[index])].grammar
-            # the answer follows no form, so no form is complete
+            # the echo follows no grammar, so a stop string always cuts it
             is_cut = form is not None and form.kind != "tool_calls"
             stops.append((index, "cut" if is_cut else "string"))
         self._results.append(StepResult(token_ids, tuple(sorted(stops))))
@@ -192,7 +190,7 @@ class FakeBuilt:
 
 
 def builder(*, fail_at=None, log_options=None, processor=None, executor_class=EchoExecutor, **settings):
-    """A replacement for mmengine.build.build. Settings belong to the engine."""
+    """Return a replacement for mmengine.build.build. `settings` are fields of EngineConfig."""
 
     def build(model=None, *, config=None, log=None, resume=None, stop_watcher_factory=None, **kwargs):
         values = {"num_blocks": 200, "max_model_len": 400, "max_num_seqs": 4, "max_waiting": 50, **settings}

@@ -1,5 +1,5 @@
-"""Engines share a folder of blocks: computed blocks are available to others and later, without changing any
-answer.
+"""Engines share a folder of KV blocks: computed blocks are available to other engines and after a restart,
+and no answer changes.
 """
 
 import os
@@ -79,7 +79,9 @@ def test_outputs_from_another_engine_are_continued(copied, expected):
 
 
 def blocks_of(folder):
-    """Return the largest files, those with KV or features; all files of a kind have the same size."""
+    """Return the files of the most frequent size, which are the KV blocks: files of a kind have the same
+    size.
+    """
     sizes: dict[int, list] = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file():
@@ -163,7 +165,7 @@ def test_a_hanging_store_delays_only_its_own_requests(tmp_path, expected):
 
 
 def test_encoder_outputs_come_where_the_prefix_does_not(copied, tmp_path, monkeypatch):
-    """With another text before the image, no block is the same, but the image is."""
+    """With another text before the image, no KV block can be reused, but the image's encoder output can."""
     prompt = [{"role": "system", "content": "You are brief."}, *QUESTION]
     with Engine(config=EngineConfig(num_blocks=128, max_model_len=512)) as engine:
         alone = engine.generate([prompt], max_tokens=12)[0].token_ids

@@ -1,4 +1,4 @@
-"""Another process normalizes large schemas, and no call about them holds the interpreter for long."""
+"""Large schemas are normalized in another process, and no call that handles them holds the GIL for long."""
 
 import asyncio
 import json
@@ -125,7 +125,7 @@ def test_a_large_schema_in_a_body_is_not_decoded() -> None:
 
 
 def test_large_values_are_written_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The encoder lets no other thread run until it ends."""
+    """The JSON encoder holds the GIL, so a large value is encoded in pieces."""
     pieces: list[int] = []
     known = loading._write
 
@@ -142,7 +142,9 @@ def test_large_values_are_written_in_pieces(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_large_grammar_takes_its_first_step_before_it_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Asking a copy which text is forced takes tens of milliseconds, in which no other thread runs."""
+    """Without this step, finding a copy's forced text takes tens of milliseconds, in which no other thread
+    runs.
+    """
     done: list[str] = []
 
     class Recorded:
@@ -166,7 +168,9 @@ def test_a_large_grammar_takes_its_first_step_before_it_is_copied(monkeypatch: p
 
 
 def test_large_json_schema_is_no_more_parsed_under_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Written as Lark, which llguidance parses beside other threads, the schema allows the same."""
+    """A large schema is written as Lark, which llguidance parses without the GIL. Both forms allow the same
+    texts.
+    """
     source = random.Random(3)
     schema = {
         "type": "object",

@@ -77,7 +77,7 @@ def test_a_stop_string_does_not_show_in_the_stream():
 
 @pytest.fixture
 def held():
-    """An executor whose steps stand still from the tenth on, until `go_on` is set."""
+    """An executor that blocks in its tenth step until `go_on` is set."""
 
     class Held(EchoExecutor):
         go_on = threading.Event()

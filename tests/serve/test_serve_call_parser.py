@@ -1,4 +1,6 @@
-"""Parsing of tool calls in an answer's text: chunks of tokens change nothing, and no text is lost."""
+"""Tool calls are parsed from an answer's text. The chunks in which tokens arrive change nothing, no text is
+lost.
+"""
 
 import json
 import random
@@ -65,7 +67,7 @@ def written(form, name, given):
 
 
 def told(form, data, cuts=(), *, reasoning=NO_REASONING, stop=(), **options):
-    """Return the deltas' sum, and the deltas, for tokens in chunks."""
+    """Push the tokens `data` in chunks. Returns the whole choice, the deltas, and their ChoiceDeltas."""
     asked = FORMS[form] if isinstance(form, str) else form
     grammar = GrammarRequest("tool_calls", msgspec.json.encode(asked).decode())
     deltas = ChoiceDeltas(TOKENIZER, SamplingParams(stop=stop), reasoning, grammar, **options)
@@ -201,9 +203,9 @@ def test_errors_in_unenforced_arguments_are_reported():
 
 
 def test_the_work_grows_with_the_text():
-    """A tenfold text takes ten times as long, not a hundred times;
+    """A text that is ten times as long takes about ten times as long, not a hundred times.
 
-    the limit leaves room for a busy machine.
+    The limit of 40 leaves room for a busy machine.
     """
 
     def seconds(size):

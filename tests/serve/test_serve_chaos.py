@@ -1,4 +1,4 @@
-"""Many clients that come, leave, cancel and send nonsense; no resource is lost."""
+"""Many clients come, leave, cancel and send invalid requests, and no resource is lost."""
 
 import asyncio
 import random

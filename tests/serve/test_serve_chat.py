@@ -1,4 +1,4 @@
-"""`Engine.chat`: messages with tool calls, forced by grammar, with templates in both forms."""
+"""`Engine.chat`: messages with tool calls that a grammar forces, with chat templates in both call formats."""
 
 import json
 from pathlib import Path

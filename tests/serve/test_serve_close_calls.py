@@ -1,6 +1,6 @@
 """With on_truncation "close", tool calls that the budget would cut are completed.
 
-Their arguments parse and match the tools' schemas, in both forms of calls and with any tool_choice.
+Their arguments parse and match the tools' schemas, in both call formats and with any tool_choice.
 """
 
 import json
@@ -64,7 +64,7 @@ def test_calls_are_closed_at_each_budget(engine, form):
 
 @pytest.mark.parametrize("form", ["json", "xml"])
 def test_a_model_calls_tools_only_if_the_call_fits(engine, form):
-    """A model that always begins with a call."""
+    """A logit bias makes the model begin with a call."""
     begin = engine.processor.tokenizer.encode(OPEN)
     for max_tokens in (8, 30, 80):
         options = {"max_tokens": max_tokens, "temperature": 1.2, "seed": max_tokens}

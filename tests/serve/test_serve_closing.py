@@ -121,7 +121,7 @@ def test_many_closed_answers_are_valid(weights, temperature, random_weights):
 
 @pytest.mark.parametrize("budget", range(25, 60, 5))
 def test_a_long_answer_is_closed_at_each_budget(budget):
-    """A budget after which the model would go on."""
+    """Without its limit the model would write more tokens than each of these budgets."""
     with Engine() as engine:
         cut = engine.generate(
             [QUESTIONS[0]], max_tokens=budget, temperature=1.5, seed=2, response_format=form(LONG)
@@ -201,7 +201,7 @@ def test_a_budget_that_no_answer_fits_is_refused_before_the_model_runs():
 
 
 def test_logprobs_are_the_models_own():
-    """With logprobs of the best tokens, a token that replaced another has its own logprob from the model."""
+    """A token that replaced the model's choice has the model's logprob of this token."""
     with Engine() as engine:
         asked = {"max_tokens": 34, "temperature": 1.5, "seed": 2, "logprobs": 5}
         answer = engine.generate([QUESTIONS[0]], response_format=closing(LONG), **asked)[0].choices[0]

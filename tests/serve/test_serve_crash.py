@@ -1,5 +1,5 @@
-"""A process dies before, in and after each of its writes, and another continues: each request once, same
-tokens.
+"""A batch's process dies before, in or after any of its writes, and the next process continues: each request
+is answered once, with the same tokens.
 
 The writes are those of the log, the answers, the media, the manifest and the snapshots.
 """
@@ -90,7 +90,7 @@ def run_batch(folder, **settings):
 
 
 def in_a_process(folder, death=-1, **settings):
-    """Run the batch in a process that dies at that write; returns its exit code."""
+    """Run the batch in a process that dies at point `death`, and return its exit code."""
 
     def run():
         points = Points(death)
@@ -212,7 +212,7 @@ def test_processes_die_again_and_again(tmp_path, undisturbed):
 
 
 def test_without_a_media_store_what_needs_pixels_again_ends_with_an_error(tmp_path, undisturbed):
-    """How soon requests are prepared when the process dies is random."""
+    """Which requests are prepared when the process dies is random, so several points are tried."""
     whole = {answer["custom_id"]: answer for answer in undisturbed[0]}
     lost: list[str] = []
     for death in range(25, 200, 6):

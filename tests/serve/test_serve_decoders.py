@@ -1,4 +1,4 @@
-"""Decoder processes: an item may harm its own process, and nothing else."""
+"""Decoder processes: a hostile media item can harm only its own process."""
 
 import os
 import threading
@@ -49,7 +49,7 @@ def test_a_process_is_kept_steps_back_and_sees_little(decoders, monkeypatch):
     monkeypatch.setenv("A_SECRET", "x")
     first = decoders(media("rows 1024"))
     assert first.grid[1] == process_of(decoders) != os.getpid()
-    assert first.grid[2] > os.nice(0), "tokens go first"
+    assert first.grid[2] > os.nice(0), "decoders must not slow the engine down"
     for refusal, kind in (("refuse", InvalidMedia), ("bug", RequestFailed)):
         with pytest.raises(kind, match="image 0"):
             decoders(media(refusal))
@@ -99,7 +99,7 @@ def test_time_is_limited(what):
 
 
 def test_a_step_that_must_not_wait_gets_a_new_process(decoders):
-    """All regular processes are busy."""
+    """All regular processes are busy, so the step gets an additional process."""
     other = Attempt(None)
 
     def decode():
@@ -134,7 +134,7 @@ def test_an_attempt_ends_what_runs_and_what_waits_for_it(decoders):
         thread.start()
         time.sleep(0.05)
     threads[2].join(10)
-    assert outcomes.keys() == {"late"}, "its place was taken all the time"
+    assert outcomes.keys() == {"late"}, "only `late` has ended, since the process was busy"
     attempts["waiting"].give_up()
     threads[1].join(10)
     assert outcomes.keys() == {"late", "waiting"}
@@ -159,7 +159,7 @@ def test_processes_that_do_not_start_are_not_started_again_and_again(monkeypatch
             decoders(media("rows 1024"))
     assert len(started) == 1 and "exit code 3" in decoders.reasons[0]
     clock.ahead = 10.5
-    assert not decoders.reasons, "the next one is started again, and nobody would ask where none is ready"
+    assert not decoders.reasons, "an engine that is not ready gets no work, so nothing would start a decoder"
     decoders._recipe = RECIPE
     assert process_of(decoders) and not decoders.reasons
     decoders.close()
@@ -170,4 +170,4 @@ def test_closing_ends_the_processes():
     idle = process_of(decoders)
     decoders.close()
     assert not alive(idle)
-    assert not alive(process_of(decoders)), "what comes later is not kept"
+    assert not alive(process_of(decoders)), "a process that starts after the close is not kept"

@@ -230,7 +230,7 @@ def test_a_request_whose_steps_keep_failing_ends_with_error_and_others_go_on():
 
 
 def fill_the_disk(monkeypatch, num_writes):
-    """The log's writes find a full disk from write `num_writes` on."""
+    """Let `num_writes` writes of the log fail on a full disk, after two writes that succeed."""
     write, count = LogWriter._write, itertools.count()
 
     def full(self, data):

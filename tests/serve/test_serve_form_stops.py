@@ -1,7 +1,7 @@
-"""Stop strings beside forms.
+"""Stop strings together with response formats.
 
-An answer ends with `stop` only if its form is complete before the string; otherwise with `length`, or it is
-completed (on_truncation "close"), with any batch, drafts and interruption.
+An answer ends with `stop` only if its value is complete before the stop string. Otherwise it ends with
+`length`, or with on_truncation "close" it is completed. Batches, drafts and interruptions do not change this.
 """
 
 import itertools
@@ -46,7 +46,7 @@ def jobs(make, stops=None, count=20, max_tokens=60):
 
 
 def strings_in(texts, seed):
-    """Return a piece or two of each text as stop strings."""
+    """Return, for each text, one or two of its substrings as stop strings."""
     rng = random.Random(seed)
     found = []
     for text in texts:
@@ -103,7 +103,7 @@ def test_closed_answers_fit_their_budget(max_tokens):
 
 
 def test_other_forms_and_reasoning():
-    """Forms whose texts are forced, as far as they matter."""
+    """The grammars force the texts that the assertions compare."""
     with Engine(config=EngineConfig(reasoning_end="So")) as engine:
         for asked, stop, text, reason in (
             ({"regex": "ab{3}c"}, "c", "abbb", "length"),
@@ -119,7 +119,7 @@ def test_other_forms_and_reasoning():
             if text is not None:
                 assert (choice.text, choice.finish_reason, choice.detail) == (text, reason, CUT_AT_STOP)
             assert stop not in choice.text
-        # After reasoning alone, whose end contains the stop string too.
+        # The stop string applies only after the reasoning, although the reasoning's end marker contains it.
         form_of = form({"type": "object", "properties": {"So": {"type": "integer"}}, "required": ["So"]})
         options = {"stop": ["o"], "max_tokens": 200, "logit_bias": {}}
         marker = engine.processor.tokenizer.encode("So")

@@ -1,4 +1,4 @@
-"""Forms are parsed outside the event loop on every path, since schemas may be large."""
+"""Response formats are parsed outside the event loop on every path, since schemas may be large."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""Forms are checked outside the event loop, and their sources' memory is limited."""
+"""Response formats are checked outside the event loop, and the memory for grammar sources is limited."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ def form(schema):
 
 
 def large(count):
-    """Return a schema whose check takes long; few schemas may be larger."""
+    """Return a schema with `count` bounded integers; its check takes long."""
     number = {"type": "integer", "minimum": -1000, "maximum": 123456}
     names = [f"p{k}" for k in range(count)]
     closed = {"required": names, "additionalProperties": False}

@@ -19,7 +19,7 @@ from tests.serve import serve_fakes as fakes
 
 
 class Hanging(fakes.EchoExecutor):
-    """A step with a `killer` does not return before `released`."""
+    """A step with the prompt "killer" does not return until `released` is set."""
 
     released = threading.Event()
 
@@ -33,7 +33,7 @@ class Hanging(fakes.EchoExecutor):
         return super().collect()
 
     def close(self):
-        """Its requests went to another engine."""
+        """Do nothing: another engine has the requests."""
 
 
 @pytest.fixture
@@ -130,8 +130,8 @@ def test_a_deadline_holds_after_a_hang(hanging, tmp_path, monkeypatch):
 
 
 def test_a_session_and_its_caller_have_the_same_answer_after_a_hang(hanging, tmp_path, monkeypatch):
-    """The caller's request runs when another hangs. A request that no step saw ends with an error and not in
-    the session.
+    """The caller's request is running when the step of another request hangs. A request that no step has seen
+    ends with an error, and does not join the session.
     """
     dispatch, prepared = Hanging.dispatch, Admission._prepared
     begun, dispatched = threading.Event(), threading.Event()
@@ -207,7 +207,7 @@ def test_an_engine_that_does_not_wait_for_its_device_is_not_abandoned(tmp_path):
 
 
 def test_a_long_step_that_reports_progress_is_no_hang(tmp_path):
-    """A reporting step may take three limits; a silent step may not."""
+    """A step that reports progress may take three times the limit. A silent step may not."""
 
     class Slow(Hanging):
         def collect(self):

@@ -121,7 +121,7 @@ def test_a_request_that_is_preempted_again_and_again():
             engine.cancel(name)
         while engine.has_work:
             engine.step()
-        assert engine.readiness(), "nobody is there any more"
+        assert engine.readiness(), "no request is left"
 
 
 def test_a_thrash_is_forgotten_after_some_steps(monkeypatch):

@@ -1,4 +1,6 @@
-"""Values during an answer: none contradicts an earlier value, and the last is the whole value."""
+"""`stream_json` yields values during an answer: none contradicts an earlier value, the last is the whole
+value.
+"""
 
 import asyncio
 import errno

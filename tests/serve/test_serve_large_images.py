@@ -1,4 +1,4 @@
-"""An image takes longer to encode than a step may: the answer is the same, and other requests go on."""
+"""A large image is encoded over several steps: its answer is the same, and other requests go on meanwhile."""
 
 import msgspec
 import pytest
@@ -121,7 +121,7 @@ def test_a_part_that_fails_is_tried_again(whole, monkeypatch):
 
 
 def test_a_large_image_is_logged_before_its_encoding(caplog):
-    """Logged once, with the option that makes the image smaller; not for cached images."""
+    """A large image is logged once, with the option that makes it smaller. A cached image is not logged."""
     told = []
     with Engine(config=msgspec.structs.replace(config_of(30), encoder_work_ns=10**9)) as engine:
         engine.on_large_media(told.append)

@@ -6,7 +6,7 @@ from mmengine.serve.requests import log_sync
 
 
 def test_an_idle_log_is_tidied(monkeypatch):
-    """Old segments are packed, and nothing is synced."""
+    """Without commits, the thread calls `tidy` and not `sync`."""
     monkeypatch.setattr(log_sync, "IDLE_S", 0.001)
     tidied, synced = threading.Semaphore(0), threading.Event()
     syncer = log_sync.LogSyncer(synced.set, tidied.release)

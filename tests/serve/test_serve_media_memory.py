@@ -23,7 +23,7 @@ ROWS = 1000  # bytes of each prompt's pixels
 
 
 class Picturing(EchoProcessor):
-    """A processor whose prompts have pixels; `gate` holds the workers."""
+    """A processor whose prompts have pixels. Workers wait until `gate` is set."""
 
     def __init__(self, slow=0.0):
         self.gate, self.slow = threading.Event(), slow

@@ -84,7 +84,7 @@ def test_a_reference_is_found_wherever_a_processor_looks(part):
     assert list(found_in([{"role": "system", "content": "x"}, *ask(part)])) == ["image 0 (message 1, part 0)"]
     (message,) = replaced(ask(part), lambda name, where: b"bytes", False)
     assert "b'bytes'" in str(message)
-    assert "b'bytes'" not in str(part), "the caller's own stay as they are"
+    assert "b'bytes'" not in str(part), "the caller's messages must not change"
 
 
 def test_references_have_the_places_that_processors_report():
@@ -144,7 +144,7 @@ def test_the_urls_option_permits_fetching_or_is_refused():
     assert fetcher_of(Prompt()) is None is fetcher_of(Prompt(media_options={"urls": False}))
     door = fetcher_of(Prompt(media_options={"urls": True}))
     assert door.limits.hosts is None and not door.limits.http and not door.reads_files
-    assert fetcher_of(Prompt(media_options={"urls": "public"})) is door, "one for all, with its limits"
+    assert fetcher_of(Prompt(media_options={"urls": "public"})) is door, "they share a fetcher"
     assert fetcher_of(Prompt(media_options={"urls": ["a.b"]})).limits.hosts == ("a.b",)
     given = MediaFetcher(FetchLimits(hosts=()))
     assert fetcher_of(Prompt(media_options={"urls": given})) is given
@@ -224,7 +224,7 @@ def test_a_batch_fetches_ahead_and_tells_lines_that_cannot_be_fetched(engine, ne
     requests.write_text("\n".join(map(json.dumps, lines)))
 
     class Kept:
-        """The module's engine, which a batch would close."""
+        """Gives the module's engine to the batch, and does not let the batch close it."""
 
         def __enter__(self):
             return engine
@@ -305,7 +305,7 @@ def test_only_its_own_prompt_waits_for_a_slow_host(net, picture):
             begun = time.monotonic()
             await asyncio.sleep(0.2)
             standing = engine.readiness()
-            assert standing.num_preparing >= 3 and standing.oldest_preparing_s == 0, "a host is late, not we"
+            assert standing.num_preparing >= 3 and standing.oldest_preparing_s == 0, "fetching does not count"
             await engine.generate("hello", **options)
             await engine.generate(ask({"type": "image", "image": picture}), **options)
             quick = time.monotonic() - begun

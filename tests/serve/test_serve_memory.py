@@ -6,7 +6,7 @@ from mmengine.errors import RequestFailed
 from mmengine.native import decoder, library
 from mmengine.serve.engine.engine import Engine
 
-pytestmark = pytest.mark.skipif(library.load() is None, reason="no kernels here")
+pytestmark = pytest.mark.skipif(library.load() is None, reason="the native CPU kernels are not available")
 
 
 class Short:

@@ -1,4 +1,4 @@
-"""Notes on a form reach the caller and the operator log."""
+"""Notes on a response format reach the caller and the operator log."""
 
 import asyncio
 import io

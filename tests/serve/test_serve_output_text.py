@@ -1,4 +1,4 @@
-"""The reader's texts equal the engine's, and are made on the reader's thread."""
+"""A stream's reader decodes the texts on its own thread. They equal the texts of a plain Engine."""
 
 import asyncio
 import threading

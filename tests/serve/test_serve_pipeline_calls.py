@@ -64,9 +64,9 @@ def test_the_record_has_each_call():
 
 
 def test_a_sample_of_the_calls(tmp_path):
-    """On our side, against transformers' recorded results.
+    """Run a sample of the calls with our pipeline, and compare with transformers' recorded results.
 
-    If the record has other versions, or does not agree, transformers runs too.
+    If the record was made with other versions, or disagrees, transformers runs too.
     """
     sample = [call for call in CALLS if call.code in SAMPLE]
     assert len(sample) == len(SAMPLE)

@@ -1,5 +1,5 @@
-"""Preparation has separate threads and a time limit: texts never wait behind images, and no request waits too
-long.
+"""Preparation has separate threads and a time limit: prompts without media never wait for media, and no
+request waits too long.
 """
 
 import asyncio
@@ -81,7 +81,7 @@ def test_texts_never_wait_behind_images():
             streams = [engine.stream(pictured(f"picture {k}"), max_tokens=20) for k in range(8)]
             answers = await asyncio.gather(*(engine.generate(f"text {k}", max_tokens=20) for k in range(20)))
             assert [answer.text for answer in answers] == [f"TEXT {k}" for k in range(20)]
-            assert processor.num_begun == 1, "the images wait still"
+            assert processor.num_begun == 1, "the other images still wait"
             processor.gate.set()
             for k, stream in enumerate(streams):
                 assert "".join([output.text async for output in stream]) == f"PICTURE {k}"

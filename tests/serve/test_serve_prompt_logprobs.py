@@ -1,4 +1,4 @@
-"""Logprobs of prompt tokens are the model's own, with any chunks, caches, neighbours and ends."""
+"""Logprobs of prompt tokens equal transformers', with any chunks, caches, batches and restarts."""
 
 import numpy as np
 import pytest

@@ -1,6 +1,7 @@
-"""Forms that begin after a model's reasoning.
+"""Response formats that begin after a model's reasoning.
 
-Tokens show where the reasoning ends, with any weights, temperature, batch, drafts and interruption.
+The format begins at the token after the reasoning, with any weights, temperature, batch, drafts and
+interruption.
 """
 
 import asyncio
@@ -102,7 +103,8 @@ def test_markers_that_cannot_be_said(engine):
     tokenizer = engine.processor.tokenizer
     with pytest.raises(InvalidRequest, match="reasoning true needs a marker .* reasoning_end is empty"):
         settled(tokenizer, ASK, wish=True, end="")
-    for marker in ("<|im_end|>", "e\u0301nd", "a" * 300):  # ends answers; is normalized; is too long
+    # a token that ends answers, a text that is normalized, and one too long
+    for marker in ("<|im_end|>", "e\u0301nd", "a" * 300):
         with pytest.raises(InvalidRequest, match=r"reasoning true needs reasoning_end, .* no tokens for it"):
             settled(tokenizer, ASK, wish=True, end=marker)
         assert settled(tokenizer, f"{ASK}<think>", end=marker) == ()
@@ -129,7 +131,8 @@ def test_stopped_answers_are_valid_wherever_reasoning_ends(weights, temperature,
     The tokens are the same with or without drafts, and with steps decided ahead or not.
     """
     model = random_weights if weights == "random" else None
-    count = 20 if (weights, temperature) == ("random", 0.0) else 12  # each form twice; they are much alike
+    # each format twice; the answers are much alike
+    count = 20 if (weights, temperature) == ("random", 0.0) else 12
     check_pools(model, temperature, end, bias, count, {})
 
 
@@ -169,7 +172,7 @@ def check_pools(model, temperature, end, bias, count, forms):
 
 
 def test_tokens_of_reasoning_are_counted_up_to_its_end():
-    """All paths count equally: up to the last token of a marker with several tokens."""
+    """All paths count the tokens before the last token of the end marker, which has several tokens here."""
     asked = {"grammar": {"regex": "a{3}", "reasoning": True}, "temperature": 0.0, "n": 2}
     with Engine(config=EngineConfig(reasoning_end=" a tiny model")) as engine:
         answer = engine.generate(["Say a word."], max_tokens=20, **asked)[0]
@@ -260,7 +263,7 @@ def test_without_a_marker_to_wait_for(thinker):
 
 
 def test_another_process_goes_on_in_the_middle_of_the_reasoning(random_weights, tmp_path):
-    """The log says where the form begins, whatever markers the next process has."""
+    """The log says where the grammar begins, whatever markers the next process has."""
     wanted, folders, asked = {}, {}, list(jobs(8, 1.5, [1535], 3.5))
     options = {"config": EngineConfig(num_blocks=65), "log": tmp_path / "log"}
     with Engine(random_weights, dtype="float32", **options) as one:

@@ -16,8 +16,9 @@ pytest.importorskip("mmengine_shapes")
 
 
 class Script:
-    """Proposes a request's known tokens, with mistakes in every other run; counts right and wrong runs across
-    the end of reasoning.
+    """Proposes a request's known tokens, with a mistake in about half of the runs.
+
+    Counts the right and the wrong runs across the end of reasoning.
     """
 
     name = "script"
@@ -61,7 +62,7 @@ class Script:
 def test_drafts_over_the_end_of_the_reasoning_change_nothing(
     weights, temperature, end, bias, random_weights, monkeypatch
 ):
-    """Right or wrong drafts, including an end of sequence or another end of the reasoning."""
+    """Drafts are right or wrong. Wrong drafts may be an end of sequence or another end of the reasoning."""
     settings = {"reasoning_end": end, "token_budget": 200, "max_num_seqs": 8}
     model = random_weights if weights == "random" else None
     with Engine(model, dtype="float32", config=EngineConfig(spec="none", **settings)) as engine:

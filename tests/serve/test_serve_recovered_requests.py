@@ -19,7 +19,7 @@ LONG = "a rather long text"
 
 
 class Leaving(EchoExecutor):
-    """Ends while requests run."""
+    """An executor that may be closed while requests run."""
 
     def close(self):
         self.attached.clear()
@@ -44,7 +44,7 @@ def taking_up(log):
 
 
 async def all_of(stream):
-    """Return text and end by choice, and how many outputs came."""
+    """Return (text of each choice, finish reason of each choice, number of outputs)."""
     texts, ends, count = {}, {}, 0
     async for output in stream:
         texts[output.index] = texts.get(output.index, "") + output.text
@@ -65,7 +65,7 @@ def test_recovered_requests_stream_from_the_first_token_on(tmp_path, steps):
     async def main():
         async with taking_up(tmp_path / "log") as engine:
             left = {each.request_id: each for each in engine.recovered_requests()}
-            left.pop("gone", None)  # complete when it was cancelled
+            left.pop("gone", None)  # there only if it was complete before it was cancelled
             assert left.keys() == {"short", "long", "both"}
             assert left["long"].envelope == b"of the long one" and left["both"].num_choices == 2
             assert left["short"].has_ended == (steps > 3) and left["long"].has_ended == (steps > 30)
@@ -137,7 +137,7 @@ def test_a_request_cancelled_before_its_acceptance_is_not_kept(tmp_path):
 
 @pytest.mark.parametrize(("how", "choice"), [("given up", 0), ("given up", 1), ("delivered", 0)])
 def test_choices_of_an_incomplete_request_cannot_be_claimed(tmp_path, how, choice):
-    """Another choice was delivered or cancelled when the process ended."""
+    """Another choice had been delivered or cancelled before the process ended."""
     with Engine(builder=builder(executor_class=Leaving), log=tmp_path / "log") as engine:
         engine.submit(LONG, request_id="both", max_tokens=50, n=2)
         for _ in range(6):
@@ -172,7 +172,7 @@ def test_nothing_is_left_without_a_log():
 
 
 def test_recovered_requests_share_a_form(tmp_path):
-    """The log has a form only once that several requests use."""
+    """The log stores a response format once, although several requests use it."""
     properties = {f"property{number}": {"type": "string"} for number in range(20)}
     form = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"properties": properties}}}
     with Engine(builder=builder(executor_class=Leaving), log=tmp_path / "log") as engine:

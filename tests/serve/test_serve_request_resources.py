@@ -56,7 +56,9 @@ class Holding(EchoExecutor):
 
 
 def kept(root, names):
-    """Return where, from `root` on, the ids occur; the log's memory is skipped."""
+    """Return the paths of attributes from `root` to each occurrence of an id in `names`, without the log in
+    memory.
+    """
     seen, found, ahead = set(), [], deque([(root, type(root).__name__)])
     while ahead:
         value, path = ahead.popleft()
@@ -113,7 +115,9 @@ def test_every_resource_is_released_however_a_request_ends(tmp_path):
         ids |= {f"request 2/{k}" for k in range(3)}
         engine.step()
         for holder in engine._resources._all:
-            assert kept(holder, ids), f"{type(holder).__name__} was told of no request, and proves nothing"
+            assert kept(holder, ids), (
+                f"{type(holder).__name__} holds no request, so the test would prove nothing"
+            )
         engine.cancel("request 3")
         ended = drive(engine)
         assert ended == {

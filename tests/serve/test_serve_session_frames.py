@@ -23,7 +23,7 @@ def test_an_invalid_frame_is_refused_at_once():
 
 
 class Slow(EchoExecutor):
-    """A long question can always be taken back."""
+    """So slow that a long question is still running when its caller leaves."""
 
     def collect(self):
         time.sleep(0.01)
@@ -31,7 +31,7 @@ class Slow(EchoExecutor):
 
 
 def test_a_frame_is_held_until_it_is_part_of_the_session():
-    """However the request with the frame ends, and whoever learns of that."""
+    """The frame is held while requests with it fail or are cancelled, and dropped once the session has it."""
 
     async def run():
         built = builder(processor=TurnEcho(), executor_class=Slow)

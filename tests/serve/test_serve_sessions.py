@@ -33,7 +33,7 @@ def frames(count, first=0):
 
 
 def film(seen):
-    """Return all frames as a video."""
+    """Return all frames as a message part, a video."""
     metadata = {"fps": 1000.0, "frames_indices": [int(1000 * seconds) for seconds, _ in seen]}
     return {"type": "video", "video": ([image for _, image in seen], metadata)}
 
@@ -79,7 +79,7 @@ def test_answers_stay_and_the_conversation_goes_on(engine):
     prompt = [*second.prompt_token_ids.tolist()]
     said = tokens(first)
     place = len(first.prompt_token_ids)
-    assert prompt[place : place + len(said)] == said, "all of them, the last one too"
+    assert prompt[place : place + len(said)] == said, "all answer tokens stay, also the last one"
     messages = [
         {"role": "user", "content": [{"type": "text", "text": "Look: "}, image, _text("What is it?")]},
         {"role": "assistant", "content": "X"},
@@ -107,7 +107,7 @@ def test_a_form_and_a_stop_go_with_a_question(engine):
 
 
 def test_too_long_a_session_begins_anew_with_its_anchor_and_the_last_patches(engine):
-    """The new chain is a prompt like any: equal to a request with only these tokens."""
+    """The new chain is computed like any prompt: its answer equals a request's with only these tokens."""
     with engine.session(system="Watch.", length=130, keep=80, media_options=SIDE) as session:
         session.append("The door is red. ", anchor=True)
         lengths = []
@@ -124,7 +124,7 @@ def test_too_long_a_session_begins_anew_with_its_anchor_and_the_last_patches(eng
     messages = [{"role": "system", "content": "Watch."}, {"role": "user", "content": content}]
     alone = cold(engine, messages, max_tokens=6)
     assert tokens(alone) == tokens(answer)
-    assert not engine.sessions._media.num_bytes, "what a closed session had is gone"
+    assert not engine.sessions._media.num_bytes, "a closed session keeps no media"
 
 
 def test_invalid_content_is_refused_and_changes_nothing(engine):
@@ -151,7 +151,7 @@ def test_invalid_content_is_refused_and_changes_nothing(engine):
         engine.session(length=10**9)
     with pytest.raises(InvalidRequest, match="idle_s"):
         engine.session(idle_s=-1)
-    engine.session("short", idle_s=1e-10)  # 0 means never
+    engine.session("short", idle_s=1e-10)  # almost at once; 0 means never
     for _ in range(2):  # opened and closed
         engine.step()
     assert "short" not in engine.sessions.names()
@@ -165,8 +165,8 @@ def test_media_in_memory_have_a_limit():
 
 
 def test_a_session_goes_on_in_the_next_process(tmp_path):
-    """Its blocks are gone and its pictures are in the store: the same answer, and files are removed with the
-    session.
+    """The session's KV blocks are gone, but its images are in the media store. The answer is the same, and
+    the files are removed with the session.
     """
     log, store = tmp_path / "log", tmp_path / "log" / "media"
     with Engine(log=log) as engine:
@@ -183,7 +183,7 @@ def test_a_session_goes_on_in_the_next_process(tmp_path):
         assert not answer.num_cached_tokens
         for seconds, image in frames(8, 6):
             session.frame(image, seconds)
-        assert len(list(store.iterdir())) < 7, "what was dropped is deleted"
+        assert len(list(store.iterdir())) < 7, "dropped media are deleted"
         session.close()
         engine.step()
         assert not list(store.iterdir())
@@ -194,7 +194,7 @@ def test_a_session_goes_on_in_the_next_process(tmp_path):
 
 
 def test_files_of_a_resumed_session_go_when_it_is_idle(tmp_path):
-    """No request comes in between."""
+    """The files of an idle session are removed although no request comes."""
     log, store = tmp_path / "log", tmp_path / "log" / "media"
     with Engine(log=log) as engine:
         for number, idle_s in enumerate((0.1, 0)):
@@ -245,13 +245,15 @@ def test_other_requests_go_on_while_a_session_decodes_its_images_again(tmp_path,
             assert threads == ["mmengine-media"] * on_lane + [""] * (3 - on_lane)
             assert not told.num_cached_tokens and not engine._engine.media_memory.num_bytes
             again = await session.ask(QUESTION, max_tokens=4)
-            assert again.num_cached_tokens > length - 16 and len(threads) == 3, "what is computed stays"
+            assert again.num_cached_tokens > length - 16 and len(threads) == 3, (
+                "computed tokens and images are kept"
+            )
 
     asyncio.run(run())
 
 
 def test_a_session_survives_a_kill_at_any_step(tmp_path):
-    """As after kill -9: another process continues the log as it was after each step."""
+    """The log is copied after each step, as a kill leaves it, and another process continues each copy."""
 
     def echo(log, resume=None):
         return Engine(builder=builder(processor=TurnEcho()), log=log, resume=resume)

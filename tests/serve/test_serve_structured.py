@@ -72,7 +72,7 @@ def form(schema):
 
 
 def jobs(count, temperature, max_tokens, seed=0, schemas=SCHEMAS):
-    """Return prompts with a schema each, and every eighth without."""
+    """Yield (schema, options). Every eighth request has no schema."""
     for number in range(count):
         schema = None if number % 8 == 7 else schemas[(number - number // 8) % len(schemas)]
         asked = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed + number}
@@ -86,7 +86,7 @@ def answers(engine, asked):
 
 
 def check(asked, answered):
-    """Return how many stopped; checks these against their schemas."""
+    """Check the answers that stopped against their schemas, and return their number."""
     stopped = 0
     for number, (schema, _) in enumerate(asked):
         choice = answered[number].choices[0]
@@ -194,7 +194,7 @@ def test_types_in_and_values_of_them_out():
 
 
 class Breaking:
-    """A grammar that reaches a limit of its engine in the middle."""
+    """A grammar whose matcher fails in the middle of an answer."""
 
     after, shortest = (), 0
 
@@ -253,7 +253,9 @@ def test_a_pipeline_and_many_callers():
 
 
 def test_a_grammar_that_hangs_its_compiler_fails_alone():
-    """Fifty good grammars go on; while too many hang, further grammars are refused, which is visible."""
+    """Fifty good grammars are compiled. While too many hang, new ones are refused, and the engine is not
+    ready.
+    """
     ends = threading.Event()
 
     def compile_grammar(grammar):

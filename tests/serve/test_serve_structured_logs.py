@@ -42,7 +42,7 @@ def test_a_log_is_verified_without_the_grammar_engine(tmp_path):
 
 
 def test_another_process_goes_on_in_the_middle_of_an_answer(tmp_path):
-    """The log after so many steps is as a killed process leaves it.
+    """The log is copied after some steps, as a killed process would leave it.
 
     All grammars are compiled again, and the answers have the same tokens.
     """

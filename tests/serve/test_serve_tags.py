@@ -35,7 +35,7 @@ AREA = {
     "additionalProperties": False,
 }
 DRAW = {"type": "array", "items": {"enum": ["circle", "square"]}, "minItems": 1, "maxItems": 2}
-TOOLS = {  # Qwen3's form of tool calls
+TOOLS = {  # Qwen3's format of tool calls
     "structures": [
         {"begin": '<tool_call>\n{"name": "area", "arguments": ', "schema": AREA, "end": "}\n</tool_call>"},
         {"begin": '<tool_call>\n{"name": "draw", "arguments": ', "schema": DRAW, "end": "}\n</tool_call>"},
@@ -43,7 +43,7 @@ TOOLS = {  # Qwen3's form of tool calls
     "triggers": ["<tool_call>"],
     "bounds": {"whitespace": 2},
 }
-WORDS = {  # a frequent text, and a token that no text contains
+WORDS = {  # tags begin with a frequent text, or with a special token
     "structures": [
         {"begin": " square", "schema": AREA, "end": "!"},
         {"begin": " there ", "schema": DRAW, "end": ")"},

@@ -37,7 +37,7 @@ END = (7, 8, 7, 9)
 
 @given(st.lists(st.sampled_from([3, 7, 8, 9]), max_size=30), st.integers(0, 9), st.booleans())
 def test_the_end_marker_is_forced_at_the_budget(model, tokens, is_open):
-    """Any output of the model, which `model` returns in order."""
+    """`model` has the tokens that the model would choose, in order."""
     budget = ThinkingBudget(tokens, is_open, (3,), END)
     said, reasoned = [], ReasoningState.begin(budget)
     for token in model:
@@ -62,7 +62,7 @@ def open_prompt(number=0):
 
 
 def jobs(number):
-    """Return options with a budget: free text and forms after reasoning."""
+    """Return options with a budget, for free text or for a response format after reasoning."""
     options = {
         "max_tokens": 70,
         "temperature": 1.4,

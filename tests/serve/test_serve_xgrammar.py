@@ -31,7 +31,7 @@ def options_of(schema, number, bounds=BOUNDS):
 
 @pytest.mark.parametrize("num_blocks", [0, 24])
 def test_answers_that_end_are_what_their_schemas_describe(num_blocks):
-    """Greedy and sampled, with drafts; with few blocks under preemption too."""
+    """Answers are greedy or sampled, with drafts. With few blocks, requests are also preempted."""
     schemas = random_schemas(40)
     asked = [(Prompt.of("Say something."), options_of(schema, at)) for at, schema in enumerate(schemas)]
     config = EngineConfig(grammar_backend="xgrammar", num_blocks=num_blocks, **SMALL)

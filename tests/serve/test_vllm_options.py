@@ -1,4 +1,4 @@
-"""vLLM's names for answer forms mean the same as ours, or are refused by name."""
+"""vLLM's options for response formats mean the same as ours, or are refused by name."""
 
 import json
 from dataclasses import dataclass

@@ -2,7 +2,8 @@
 
 from mmengine.encoder_cache.cache import EncoderCache
 
-SETTINGS = {"long_prefill_token_threshold": 24}  # rows share steps, so several are inside an image
+# several rows share a step, so several images are partly computed
+SETTINGS = {"long_prefill_token_threshold": 24}
 _release = EncoderCache.release
 
 

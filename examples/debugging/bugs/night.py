@@ -27,7 +27,9 @@ SETTINGS = {
 
 
 def request(rng: random.Random, number: int, arrival_ns: int) -> SimRequest:
-    """Return a request with one of five system prompts and up to two of 100 images; one in four stops."""
+    """Return a request with one of five system prompts and up to two of 100 images. Every fourth request
+    stops early.
+    """
     media, place = [], 48
     for _ in range(rng.choice([0, 0, 1, 1, 2])):
         name = f"image {rng.randrange(100)}"

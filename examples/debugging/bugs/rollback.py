@@ -1,4 +1,4 @@
-"""Keep the first draft of a row as computed when all its drafts are rejected."""
+"""Count the first draft of a row as computed although all its drafts are rejected."""
 
 import numpy as np
 
