@@ -1,16 +1,17 @@
-"""Kill the workers of a Ray Data batch, and count tokens computed twice by mmengine and by plain map_batches.
+"""Kill the workers of a Ray Data batch, and count the tokens that mmengine and plain map_batches compute
+twice.
 
     build/ray/bin/python -m benchmarks batch_killed [--requests 1000] [--kill-s 10] [--out FILE]
 
-Both sides answer the same requests with the embedded checkpoint, greedily, with two workers and in batches of
-64. mmengine's side is mmengine_ray.batch.AnswerLines. The plain side is a class that calls transformers'
-`generate`, as a user would write it. Each side is killed for two minutes: a randomly chosen worker every
---kill-s seconds. If starting a worker and answering a batch takes longer than --kill-s, workers that store
-nothing would never finish.
+Both sides answer the same requests with the embedded checkpoint, greedy decoding, two workers and batches of
+64 requests. mmengine's side is mmengine_ray.batch.AnswerLines. The plain side is a class that calls
+transformers' `generate`, as a user would write it. Each side is killed for two minutes: a randomly chosen
+worker every --kill-s seconds. If starting a worker and answering a batch takes longer than --kill-s, workers
+that store nothing would never finish.
 
 The steps on both sides have the same minimum duration, so that workers die in the middle of a batch.
-mmengine's computed tokens are counted in the logs. On the plain side a logits processor writes a byte per
-token. Needs the environment from `make ray`.
+mmengine's computed tokens are counted in the logs. On the plain side a logits processor writes a byte for
+each token. Needs the environment from `make ray`.
 """
 
 import argparse
@@ -25,9 +26,9 @@ from pathlib import Path
 
 import numpy as np
 
-STEP_S = 0.03  # minimum duration of a step on both sides
+STEP_S = 0.03  # Minimum duration of a step on both sides.
 MAX_TOKENS = 48
-KILLED_S = 120  # duration of the phase in which workers are killed
+KILLED_S = 120  # Maximum duration of the phase in which workers are killed.
 BATCH = 64
 
 
@@ -62,8 +63,8 @@ def paced_build(*given: object, **options: object) -> object:
 
 
 class PlainWorker:
-    """A worker as users write it without an engine. Each worker process counts its computed tokens in a file
-    in the folder `counts`, with a byte per token.
+    """A worker as users write it without an engine. Each worker process appends a byte for each computed
+    token to its own file in the folder `counts`.
     """
 
     def __init__(self, counts: str):
@@ -154,7 +155,7 @@ def run(
 
     begun = time.monotonic()
     parts = [lines[at : at + BATCH] for at in range(0, len(lines), BATCH)]
-    # one Arrow table per batch, so that Ray's blocks are the batches
+    # One Arrow table for each batch, so that Ray's blocks are the batches.
     data = ray.data.from_arrow([pyarrow.table({"text": part}) for part in parts])
     mapped = data.map_batches(
         worker,

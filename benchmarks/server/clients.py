@@ -1,4 +1,4 @@
-"""Clients of a server that use little CPU: raw sockets, one thread."""
+"""Clients of a server that use little CPU: one thread with raw sockets."""
 
 import json
 import selectors
@@ -12,17 +12,17 @@ _END = b"0\r\n\r\n"
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """`requests` in total, `at_once` of them concurrently, each with an answer of `tokens` tokens."""
+    """A load of `requests` calls, `at_once` of them concurrently, each with an answer of `tokens` tokens."""
 
     requests: int
     at_once: int
     tokens: int
     stream: bool
-    more: tuple[tuple[str, object], ...] = ()  # additional body fields
+    more: tuple[tuple[str, object], ...] = ()  # Additional body fields.
     model: str | None = None
-    start: int = 0  # first of the numbers that make prompts differ
-    is_response: bool = False  # sent to /v1/responses instead of /v1/chat/completions
-    # between two polls: a client that does not sleep on a socket costs the server no wake-up
+    start: int = 0  # Each prompt contains a number, so that prompts differ; the first number.
+    is_response: bool = False  # True: calls of /v1/responses instead of /v1/chat/completions.
+    # Seconds between two polls. The server need not wake up a client that does not sleep on a socket.
     pause_s: float = 0.0
 
     def of(self, model: str | None) -> "Load":
@@ -33,7 +33,7 @@ class Load:
 
     @property
     def mark(self) -> bytes:
-        """Return the bytes before an event's text."""
+        """The bytes that precede the text in an event."""
         return b'"delta":"' if self.is_response else b'"content":"'
 
     def bytes_of(self, number: int) -> bytes:
@@ -54,7 +54,7 @@ class Load:
 class Answer:
     number: int
     sent_at: float
-    first_at: float = 0.0  # when the first event with text arrived
+    first_at: float = 0.0  # The time when the first event with text arrived.
     data: bytearray = field(default_factory=bytearray)
 
     @property

@@ -1,8 +1,9 @@
-"""CPU cost of a durable call, beside a call whose log has no envelope and no store.
+"""Measure the CPU cost of a durable call, compared with a call without an envelope in the log and without the
+store.
 
-Times are CPU microseconds over all threads of the serving process. Clients run in their own process. Sides
-take turns, in a new random order each round and then in the reverse order: if the machine slows down, it
-slows each side equally.
+Times are CPU microseconds over all threads of the serving process. Clients run in their own process. In each
+round the sides run in a new random order and then in the reverse order, so that a slowdown of the machine
+affects all sides equally.
 """
 
 import asyncio
@@ -34,7 +35,7 @@ from mmengine.server.settings import ServerSettings
 from mmengine.server.storage.storage import Storage
 
 AT_ONCE, TOKENS = 16, 1
-PAUSE_S = 0.001  # clients do not sleep on a socket; otherwise the wake-up would be measured
+PAUSE_S = 0.001  # Clients poll instead of sleeping on a socket, because waking them up would be measured too.
 PLAIN, KEPT = "chat, no envelope", "chat"
 PLAIN_RESPONSE, RESPONSE, STORED_RESPONSE = (
     "response, no envelope, store false",
@@ -44,7 +45,7 @@ PLAIN_RESPONSE, RESPONSE, STORED_RESPONSE = (
 _CHAT = Load(0, AT_ONCE, TOKENS, False)
 _STORED = replace(_CHAT, is_response=True)
 _UNSTORED = replace(_STORED, more=(("store", False),))
-SIDES = {  # whether the log has an envelope, and the request
+SIDES = {  # For each side, whether the log has an envelope, and the load.
     PLAIN: (False, _CHAT),
     KEPT: (True, _CHAT),
     PLAIN_RESPONSE: (False, _UNSTORED),
@@ -58,7 +59,7 @@ STORED = {"envelope and store": (STORED_RESPONSE, PLAIN_RESPONSE)}
 def _submit_without(
     engine: ServedEngine, parsed_request: ParsedRequest, *, hold: bool = False, recovered: object = None
 ) -> list[Stream]:
-    """Submit one prompt as `submit` does, without an envelope for the log."""
+    """Submit the prompts as `submit` does, but without an envelope for the log."""
     options = submit_options(parsed_request, parsed_request.request_id)
     streams = [
         engine.stream(prompt, parsed_request.sampling, hold=hold, **options)
@@ -69,8 +70,8 @@ def _submit_without(
 
 
 class _Clients:
-    """A client process. It is forked once, before the engine exists: a fork during a turn would count as
-    cost, and so would each page written after it.
+    """A client process. It is forked once, before the engine exists. A fork during a turn would be measured,
+    and so would the copy of each page that is written after it.
     """
 
     def __init__(self) -> None:
@@ -108,7 +109,7 @@ def _clients() -> Iterator[_Clients]:
 
 
 async def _cpu_us(log: Path, clients: _Clients, rounds: int, requests: int) -> dict[str, list[float]]:
-    """Return CPU microseconds per request, by side, for each round."""
+    """Return, for each side, the CPU microseconds per request in each round."""
     settings = ServerSettings(port=0)
     engine, storage = AsyncEngine(device="cpu", log=log), Storage(log, settings)
     bound = listen(settings)
@@ -130,7 +131,7 @@ async def _cpu_us(log: Path, clients: _Clients, rounds: int, requests: int) -> d
             spent[name] += await _spent(
                 app, clients, port, replace(kind, requests=requests, start=start, pause_s=PAUSE_S)
             )
-        for name, seconds in spent.items() if place else ():  # the first round warms up
+        for name, seconds in spent.items() if place else ():  # The first round is a warm-up.
             found[name].append(seconds / (2 * requests) * 1e6)
     calls.submit = submit
     server.should_exit = True
@@ -142,11 +143,11 @@ async def _cpu_us(log: Path, clients: _Clients, rounds: int, requests: int) -> d
 
 async def _spent(app: App, clients: _Clients, port: int, asked: Load) -> float:
     """Return this process's CPU seconds until all answers are complete and stored."""
-    gc.collect()  # no side pays for its predecessor's garbage
+    gc.collect()  # Otherwise a side would be charged for collecting the previous side's garbage.
     begun = time.process_time()
     await clients.ask(port, asked)
     await app.calls.flush()
-    await asyncio.sleep(0.02)  # lets the log write its records after the answers
+    await asyncio.sleep(0.02)  # The log writes records after the answers.
     return time.process_time() - begun
 
 

@@ -1,6 +1,5 @@
-"""The HTTP layer's cost per request and per frame, in front of a scripted engine.
-
-Clients run in their own process; CPU seconds are the serving process's.
+"""Measure the cost of the HTTP layer per request and per frame, with a scripted engine. CPU seconds are
+measured in the serving process; clients run in another process.
 """
 
 import asyncio
@@ -31,9 +30,9 @@ from mmengine.server.lifecycle.listening_socket import listen
 from mmengine.server.settings import ServerSettings
 
 LINES = "The red triangle is small, the star to its left is large — and blue; nothing is “behind” them. "
-STEP_S = 0.003  # step time of the scripted engine with several streams, so that clients keep up
-PAUSE_S = 0.001  # clients do not sleep on a socket; otherwise the wake-up would be measured
-SHORT = 8  # tokens in the short answers, whose cost is subtracted from that of longer ones
+STEP_S = 0.003  # Step time of the scripted engine with several streams, long enough for clients to keep up.
+PAUSE_S = 0.001  # Clients poll instead of sleeping on a socket, because waking them up would be measured too.
+SHORT = 8  # Tokens of short answers, whose cost is subtracted from the cost of long answers.
 
 
 @dataclass(slots=True)
@@ -45,8 +44,8 @@ class _Speaking:
 
 
 class ScriptedEngine:
-    """A replacement for AsyncEngine: it accepts the same calls, prepares prompts in the same way, and gives
-    each request a token per step, all through one call, as a step's updates arrive.
+    """A replacement for AsyncEngine. It prepares prompts in the same way, gives each request a token per
+    step, and delivers the tokens of a step in a single call, as the engine does.
     """
 
     has_log = False
@@ -124,8 +123,8 @@ async def _cpu_s(loads: list[Load]) -> list[float]:
 
 
 def front_costs(quick: bool) -> dict[str, float]:
-    """Return CPU microseconds: `request` for a whole answer, `frame` and `frame of one stream` as the
-    additional cost per token of a longer stream.
+    """Return CPU microseconds. "request": an answer of one token without streaming. "frame" and "frame of one
+    stream": one more token of a stream, with 64 streams and with one.
     """
     scale = 1 if quick else 4
     requests, frames = 200 * scale, 100 * scale

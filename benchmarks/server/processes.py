@@ -1,4 +1,4 @@
-"""Servers in their own processes, and the texts of their answers."""
+"""Runs servers in their own processes, and reads the texts of their answers."""
 
 import http.client
 import json
@@ -19,7 +19,7 @@ from mmengine.models.loader import resolve_folder
 from mmengine.models.plugin import Tokenizer
 from mmengine.models.registry import plugin_for
 
-PATIENCE_S = 120.0  # maximum time for a server to load
+PATIENCE_S = 120.0  # Maximum seconds for a server to load.
 
 
 class NoAnswer(Exception):
@@ -34,10 +34,12 @@ class Running(NamedTuple):
 
     @property
     def cpu_s(self) -> float:
-        """Return the CPU seconds of all its processes so far, as Linux reports them (in ticks of 10 ms)."""
+        """The CPU seconds of the process and its descendants so far, as Linux reports them (in ticks of 10
+        ms).
+        """
         parents, ticks = {}, {}
         for stat in Path("/proc").glob("[0-9]*/stat"):
-            with suppress(OSError):  # the process ended meanwhile
+            with suppress(OSError):  # The process has just ended.
                 words = stat.read_text().rpartition(")")[2].split()
                 pid = int(stat.parent.name)
                 parents[pid], ticks[pid] = int(words[1]), int(words[11]) + int(words[12])
@@ -56,8 +58,8 @@ def ours(folder: Path | None) -> Iterator[int]:
 
 @contextmanager
 def serving(folder: Path | None, log: Path | None = None, traces: str = "") -> Iterator[Running]:
-    """Run `mmengine serve` without request logs. `log`: its log folder, if any. `traces`: a span collector's
-    URL.
+    """Run `mmengine serve` without request logs, and yield the server. `log`: its log folder, or None.
+    `traces`: the URL of a span collector, or "".
     """
     model = [] if folder is None else ["--model", str(folder)]
     kept = [] if log is None else ["--log", str(log)]
@@ -124,8 +126,8 @@ def _await(process: subprocess.Popen, port: int, health: str, said) -> None:
 
 
 def tokens_a_second(port: int, asked: Load, model: str | None = None) -> tuple[float, list[str]]:
-    """Return tokens per second, counted from the texts, and the answers in the order of the questions. Raises
-    NoAnswer.
+    """Run the load, and return the tokens per second, counted from the texts, and the texts in the order of
+    the questions. Raises NoAnswer.
     """
     begun = time.perf_counter()
     try:

@@ -1,10 +1,11 @@
-"""The HTTP server: its cost beside the engine, and its throughput beside `transformers serve`.
+"""Measure the HTTP server: its cost compared with the engine alone, and its throughput compared with
+`transformers serve`.
 
     python -m benchmarks serve --out benchmarks/results/serve.md # all parts, within ten minutes
     python -m benchmarks serve --quick --part front # one part, a few seconds
     python -m benchmarks serve --rival-python VENV/bin/python # last part: transformers[serving], torchvision
 
-Sides take turns. Each server is a process of its own that serves only this benchmark.
+The sides take turns. Each server runs in its own process.
 """
 
 import asyncio
@@ -22,16 +23,16 @@ from benchmarks.common.measure import THREAD_VARIABLES
 from benchmarks.common.report import Part, Table, Target, machine_lines, markdown, show, target_table
 
 TITLE = "The HTTP server on a CPU"
-WANTED_REQUEST, WANTED_FRAME = 400, 15  # microseconds of CPU
+WANTED_REQUEST, WANTED_FRAME = 400, 15  # Microseconds of CPU.
 WANTED_FIRST_MS, WANTED_LOSS, WANTED_RATIO = 3.0, 0.1, 10.0
 STREAMS, RIVAL_STREAMS, RIVAL_REQUESTS = 16, 64, 256
 
 
 class Which(enum.StrEnum):
-    FRONT = "front"  # the HTTP layer alone
-    FIRST = "first"  # time to first token, over AsyncEngine
-    STREAMS = "streams"  # tokens per second, beside a batch
-    RIVAL = "rival"  # beside transformers serve
+    FRONT = "front"  # The HTTP layer alone.
+    FIRST = "first"  # Time to first token, compared with AsyncEngine.
+    STREAMS = "streams"  # Tokens per second, compared with a batch.
+    RIVAL = "rival"  # Throughput, compared with transformers serve.
 
 
 def main(
@@ -63,7 +64,9 @@ def main(
 
 
 def _front(quick: bool) -> Part:
-    """Run in a process without other memory and without torch."""
+    """Measure the HTTP layer alone. This should run first, before torch is imported and memory is
+    allocated.
+    """
     from benchmarks.server.front import front_costs
 
     rounds = [front_costs(quick) for _ in range(2 if quick else 5)]
@@ -108,7 +111,8 @@ def _first(quick: bool) -> Part:
 
     async def all_rounds(port: int) -> None:
         async with AsyncEngine(device="cpu") as engine:
-            for number in range(requests):  # both sides know the prompts' beginning then
+            # Puts the prompts' common beginning into the prefix caches of both sides.
+            for number in range(requests):
                 await ask(engine, number)
             load(port, Load(requests, 1, 4, True))
             for place in range(1, rounds + 1):
@@ -151,7 +155,7 @@ def _streams(quick: bool) -> Part:
 
 
 def _rates(folder: Path | None, tokens: int, rounds: int) -> tuple[float, float]:
-    """Return tokens per second of a batch and over HTTP, as medians."""
+    """Return the median tokens per second of a batch and over HTTP."""
     from benchmarks.server.clients import Load, load
     from benchmarks.server.processes import ours
     from mmengine.serve.engine.engine import Engine
@@ -159,7 +163,7 @@ def _rates(folder: Path | None, tokens: int, rounds: int) -> tuple[float, float]
 
     batch, http = [], []
     with ours(folder) as port, Engine(folder, device="cpu") as engine:
-        for place in range(rounds + 1):  # the first round warms up
+        for place in range(rounds + 1):  # The first round is a warm-up.
             asked = Load(STREAMS, STREAMS, tokens, True, (("ignore_eos", True),), start=1000 * place)
             prompts = [Prompt(messages=asked.messages(asked.start + each)) for each in range(STREAMS)]
             begun = time.perf_counter()

@@ -1,10 +1,11 @@
-"""Cost of a server that survives a kill: log, envelope and store, beside a server that stores nothing.
+"""Measure the cost of durability: a server with a log, envelopes and a store, compared with a server that
+stores nothing.
 
     python -m benchmarks serve_durable # all parts into benchmarks/results/serve_durable.md, seventeen minutes
     python -m benchmarks serve_durable --quick --part costs # one part, half a minute
 
-Sides take turns (sides.py). Each figure is the median of the rounds' differences; ± is half of the interval
-that contains it in two of three cases, for any distribution.
+The sides take turns (sides.py). Each figure is the median of the rounds' differences. ± is half the width of
+its confidence interval of about two thirds, which holds for any distribution.
 """
 
 import enum
@@ -21,20 +22,21 @@ from benchmarks.common.measure import THREAD_VARIABLES
 from benchmarks.common.report import Part, Table, Target, machine_lines, markdown, show, target_table
 from benchmarks.server.sides import PAUSE_S, STREAMS, compared, error_of, num_prompts, turns
 
-if TYPE_CHECKING:  # loaded after the threads are set
+if TYPE_CHECKING:  # Imported late, after the number of threads is set.
     from benchmarks.server.processes import Running
 
 TITLE = "A server that can be killed, on a CPU"
 WANTED_LOSS, WANTED_FIRST_MS, WANTED_US = 0.02, 1.0, 60
-KINDS = {"chat": False, "responses, stored": True}  # whether the kind uses /v1/responses
+# For each kind of call, whether it is a call of /v1/responses.
+KINDS = {"chat": False, "responses, stored": True}
 SIDES = ("without a log", "with log and store")
 RESULTS = Path(__file__).parents[1] / "results" / "serve_durable.md"
 
 
 class Which(enum.StrEnum):
-    STREAMS = "streams"  # tokens per second
-    FIRST = "first"  # time to first token
-    COSTS = "costs"  # CPU per request
+    STREAMS = "streams"  # Tokens per second.
+    FIRST = "first"  # Time to first token.
+    COSTS = "costs"  # CPU time per request.
 
 
 def main(
@@ -104,9 +106,10 @@ def _first(name: str, servers: dict[str, "Running"], rounds: int) -> Part:
             more = (("ignore_eos", True),)
             asked = Load(1, 1, 1, True, more, start=10**6 + number, is_response=is_response)
             (answer,) = load(servers[side].port, asked)
-            first_at = answer.first_at or time.perf_counter()  # the token may have no text
+            first_at = answer.first_at or time.perf_counter()  # The token may have no text.
             if number >= 0:
-                times[side][number] += 1e3 * (first_at - answer.sent_at) / 2  # mean of its two turns
+                # The mean of the side's two turns.
+                times[side][number] += 1e3 * (first_at - answer.sent_at) / 2
         later = [kept - plain for plain, kept in zip(*(times[side] for side in SIDES), strict=True)]
         figures = (f"{median(times[side]):.2f}" for side in SIDES)
         table.rows.append((kind, *figures, f"{median(later):.2f}", f"{error_of(later):.2f}"))
@@ -117,7 +120,7 @@ def _first(name: str, servers: dict[str, "Running"], rounds: int) -> Part:
 
 
 def _costs(log: Path, quick: bool) -> Part:
-    """Run in a process without other memory."""
+    """Measure the CPU costs per request. This should run alone, before other memory is allocated."""
     from benchmarks.server.durable_costs import AT_ONCE, ENVELOPES, STORED, kept_costs
 
     rounds, requests = (4, 128) if quick else (200, 128)

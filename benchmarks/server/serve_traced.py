@@ -1,9 +1,10 @@
-"""Cost of OpenTelemetry spans: 16 streams of a server that exports spans, beside a server without spans.
+"""Measure the cost of OpenTelemetry spans: 16 streams of a server that exports spans, compared with a server
+without spans.
 
     python -m benchmarks serve_traced # into benchmarks/results/serve_traced.md, five minutes
     python -m benchmarks serve_traced --quick
 
-The two servers take turns (sides.py). The collector discards its input, in a process of its own.
+The two servers take turns (sides.py). The collector runs in its own process and discards its input.
 """
 
 import os
@@ -19,7 +20,7 @@ from benchmarks.common.measure import THREAD_VARIABLES
 from benchmarks.common.report import Part, Table, Target, machine_lines, markdown, show, target_table
 from benchmarks.server.sides import STREAMS, compared
 
-if TYPE_CHECKING:  # loaded after the threads are set
+if TYPE_CHECKING:  # Imported late, after the number of threads is set.
     from benchmarks.server.processes import Running
 
 TITLE = "Spans of OpenTelemetry, on a CPU"

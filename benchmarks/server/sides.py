@@ -1,4 +1,5 @@
-"""Compare servers that differ in a single setting (the sides): each in turn serves the same streams.
+"""Compare servers (the sides) that differ in a single setting. The sides take turns to serve the same
+streams.
 
 Each round uses a new random order of the sides, and then the reverse order. If the machine slows down during
 a round, all sides are therefore slowed equally.
@@ -11,11 +12,11 @@ from math import ceil
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
-if TYPE_CHECKING:  # imported only after the number of threads is set
+if TYPE_CHECKING:  # Imported late, after the number of threads is set.
     from benchmarks.server.processes import Running
 
 STREAMS = 16
-PAUSE_S = 0.03  # pause after a turn, in which the log writes its last records
+PAUSE_S = 0.03  # Seconds of pause after a turn, in which the log writes its last records.
 
 
 def turns(rounds: int, sides: Sequence[str]) -> Iterator[tuple[int, str]]:
@@ -27,8 +28,8 @@ def turns(rounds: int, sides: Sequence[str]) -> Iterator[tuple[int, str]]:
 
 
 def error_of(values: Sequence[float]) -> float:
-    """Return the median's error: half the width of the interval between two values that contains the true
-    median in two of three cases.
+    """Return half the width of the median's confidence interval of about two thirds. The interval lies
+    between two of the sorted values, and holds for any distribution.
     """
     found, reach = sorted(values), len(values) ** 0.5 / 2
     least, most = max(0.0, len(found) / 2 - reach), min(len(found) - 1.0, len(found) / 2 + reach)
@@ -36,8 +37,8 @@ def error_of(values: Sequence[float]) -> float:
 
 
 class Compared(NamedTuple):
-    """The measurements from two servers. `seconds` and `cpu_s` have, for each side, a value per round;
-    `num_tokens` is the number of tokens that a side generates per round.
+    """The measurements of two servers. `seconds`, `cpu_s`: for each side, a value for each round.
+    `num_tokens`: number of tokens that a side generates in a round.
     """
 
     num_tokens: int
@@ -45,21 +46,21 @@ class Compared(NamedTuple):
     cpu_s: Mapping[str, list[float]]
 
     def lost(self) -> list[float]:
-        """Return, for each round, the share by which the second side's tokens per second are lower than the
-        first side's.
+        """Return, for each round, the fraction by which the second side generates fewer tokens per second
+        than the first.
         """
         return [1 - first / second for first, second in zip(*self.seconds.values(), strict=True)]
 
     def rates_row(self, name: str) -> tuple[str, ...]:
-        """Return a table row: both sides' tokens per second, the second side's loss in percent, and the
-        loss's error.
+        """Return a table row: the tokens per second of both sides, and the second side's loss in percent with
+        its error.
         """
         rates = (f"{self.num_tokens / median(each):.1f}" for each in self.seconds.values())
         return (name, *rates, *_percent(self.lost()))
 
     def costs_row(self, name: str) -> tuple[str, ...]:
-        """Return a table row: both sides' CPU time in microseconds per token, the second side's increase in
-        percent, and the increase's error.
+        """Return a table row: the CPU microseconds per token of both sides, and the second side's increase in
+        percent with its error.
         """
         costs = (f"{1e6 * median(each) / self.num_tokens:.0f}" for each in self.cpu_s.values())
         more = [second / first - 1 for first, second in zip(*self.cpu_s.values(), strict=True)]
@@ -73,8 +74,9 @@ def _percent(shares: list[float]) -> tuple[str, str]:
 def compared(
     servers: "Mapping[str, Running]", rounds: int, tokens: int, start: int = 0, is_response: bool = False
 ) -> Compared:
-    """Measure both servers in turns, each with STREAMS concurrent streams of `tokens` tokens. `start` is the
-    first prompt's number; choose it so that no server has seen the prompts.
+    """Measure both servers in turns, each with STREAMS concurrent streams of `tokens` tokens.
+
+    `start`: the number of the first prompt, chosen so that the prompts are new to both servers.
     """
     from benchmarks.server.clients import Load, load
 

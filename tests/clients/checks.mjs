@@ -1,4 +1,4 @@
-// As checks.py, for clients in JavaScript.
+// The same as checks.py, for clients in JavaScript.
 
 export const { BASE_URL, SMALL_URL, MODEL, IMAGE_URL } = process.env;
 export const QUESTION = "What is a triangle?";
@@ -41,7 +41,7 @@ function post(fields, signal) {
   return fetch(`${SMALL_URL}/chat/completions`, { method: "POST", body, signal });
 }
 
-// The small server has no room for so long, and then it has.
+// Fills the queue of the small server, then starts `asked`, and frees the queue after `milliseconds`.
 export async function fullQueue(asked, milliseconds = 600) {
   const leaving = new AbortController();
   const long = { max_tokens: 3000, ignore_eos: true, stream: true };

@@ -1,6 +1,8 @@
-"""The checks that Python clients run; each client is a program that prints a JSON line per check.
+"""Registers and runs the checks of Python clients. Each client is a program that prints a JSON line for each
+check.
 
-Only the structure of answers is checked: the embedded model was trained on shapes only.
+The checks look only at the structure of answers, because the embedded model was trained only on images of
+shapes.
 """
 
 import http.client
@@ -17,20 +19,20 @@ from pydantic import BaseModel, ConfigDict, Field
 BASE, SMALL = (
     os.environ["BASE_URL"],
     os.environ["SMALL_URL"],
-)  # both end in /v1; the second accepts two calls at a time
+)  # Both end in /v1. The second server accepts only two calls at a time.
 MODEL, IMAGE = os.environ["MODEL"], os.environ["IMAGE_URL"]
 TAKES_TOOLS = os.environ["TAKES_TOOLS"] == "1"
 QUESTION = "What is a triangle?"
-# the embedded model was trained on this prompt: it answers in JSON without a schema
+# The embedded model was trained on this prompt, so it answers in JSON without a schema.
 TAUGHT = "Return JSON for this image."
-REFUSED = "unsupported_parameter"  # the error code for fields that the server refuses by name
+REFUSED = "unsupported_parameter"  # The error code for known fields that the server refuses.
 Colour = Literal["red", "blue"]
 Corners = Annotated[int, Field(ge=0, le=9)]
 _checks = []
 
 
 class Shape(BaseModel):
-    """A shape. All its values are short, since the embedded model would write without end."""
+    """A shape. All its values are short, because the embedded model would not end long ones."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -51,7 +53,9 @@ class Skipped(Exception):
 
 
 def check(capability):
-    """Register a check. `capability`: a column of the table, then after a colon the way."""
+    """Register a check. `capability`: a column of the table, optionally followed by a colon and the client's
+    way to do it.
+    """
 
     def kept(function):
         _checks.append((capability, function))
@@ -111,7 +115,8 @@ def _is_full():
     connection = _asked({"max_tokens": 1}, timeout=0.3)
     try:
         return connection.getresponse().status == 429
-    except TimeoutError:  # it is waiting for its turn: it leaves, and another request may wait
+    # The call waits in the queue, which is therefore not full. Closing the connection cancels it.
+    except TimeoutError:
         return False
     finally:
         connection.close()
@@ -125,7 +130,7 @@ def _asked(fields, timeout=30):
 
 
 def _occupy(leaving):
-    """Run stream after stream until it is time to leave; leaving ends the running stream."""
+    """Run streams one after another until `leaving` is set, which also ends the running stream."""
     while not leaving.is_set():
         connection = _asked({"max_tokens": 3000, "ignore_eos": True, "stream": True})
         response = connection.getresponse()

@@ -1,4 +1,4 @@
-// Vercel's ai, with @ai-sdk/openai-compatible.
+// Checks for Vercel's package ai with @ai-sdk/openai-compatible.
 
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import { APICallError, Output, generateObject, generateText, stepCountIs, streamObject, streamText, tool } from "ai";

@@ -51,7 +51,7 @@ def by_json():
 
 
 @check("structured output: MD_JSON")
-def by_markdown():  # the model was not trained to write such a block: a grammar makes it do so
+def by_markdown():  # The model was not trained to write such a block, so a grammar forces it to.
     form = {"structured_outputs": {"json": Shape.model_json_schema()}}
     assert isinstance(asked(Mode.MD_JSON, extra_body=form), Shape)
 
@@ -70,7 +70,7 @@ for _mode in (Mode.TOOLS, Mode.TOOLS_STRICT):
 
 
 @check("structured output: FUNCTIONS")
-def by_functions():  # OpenAI's deprecated functions, which instructor turns into tools
+def by_functions():  # OpenAI's deprecated functions, which instructor converts to tools.
     needs_tools()
     assert isinstance(asked(Mode.FUNCTIONS), Shape)
 
@@ -83,7 +83,7 @@ def by_parallel_tools():
     try:
         found = list(asked(Mode.PARALLEL_TOOLS, Iterable[Shape]))
     except (InstructorRetryException, TypeError) as error:
-        # The model chooses here, and the embedded model calls nothing; its text was parsed.
+        # The model may choose, and the embedded model calls no tool, so instructor fails to parse its text.
         assert "Error code" not in str(error), error
     else:
         assert all(isinstance(each, Shape) for each in found)

@@ -1,4 +1,4 @@
-// openai, Node.
+// Checks for the Node package openai.
 
 import OpenAI, { BadRequestError, NotFoundError } from "openai";
 import { zodResponseFormat } from "openai/helpers/zod";

@@ -86,7 +86,9 @@ def streamed():
 
 @check("tools in a loop")
 def tools():
-    """Force a call, since the last answer is a call too; a tool that was called is not offered again."""
+    """The model must call a tool in each answer: `paint` at first, which is offered only once, or the output
+    tool.
+    """
     needs_tools()
     painted = []
     agent = Agent(model(), output_type=ToolOutput(Shape))

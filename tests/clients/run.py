@@ -1,9 +1,11 @@
-"""Other people's clients against `mmengine serve` with the embedded checkpoint: a table of what works.
+"""Runs third-party clients against `mmengine serve` with the embedded checkpoint, and writes a table of the
+results.
 
-    make clients            makes their environment under build/clients, and runs this
+    make clients creates their environment under build/clients, and runs this program
     python -m tests.clients.run --environment build/clients [--only langchain] [--table docs/clients.md]
 
-It ends with 1 where a client failed. What the server refuses by name is told apart, as is what was not tried.
+The exit code is 1 if a check failed. Checks whose fields the server refuses count as refused, and checks that
+did not run as skipped.
 """
 
 import argparse
@@ -36,9 +38,10 @@ PYTHON_CLIENTS = {
 NODE_CLIENTS = {"openai": "client_openai.mjs", "ai": "client_ai_sdk.mjs"}
 COLUMNS = ("chat", "streams", "images", "structured output", "tools in a loop", "errors", "retries")
 MODEL = "shapes"
-SMALL = ("--set", "max_num_seqs=1", "--set", "max_waiting=1")  # accepts two calls: the third gets 429
-TEMPLATE = ROOT / "examples" / "tool_calls.jinja"  # a template with tools, which the embedded model lacks
-CLIENT_S = 300  # maximum time for one client
+# The server accepts two calls; a third gets 429.
+SMALL = ("--set", "max_num_seqs=1", "--set", "max_waiting=1")
+TEMPLATE = ROOT / "examples" / "tool_calls.jinja"  # The embedded model has no chat template with tools.
+CLIENT_S = 300  # Maximum seconds for a client.
 
 
 @contextmanager
@@ -71,7 +74,7 @@ def server(folder: Path, name: str, *arguments: str) -> Iterator[str]:
 
 
 def takes_tools(address: str) -> bool:
-    """Return whether the package's own description says so."""
+    """Whether the server accepts tools, as its OpenAPI document says."""
     with urllib.request.urlopen(address.removesuffix("/v1") + "/openapi.json") as answer:
         found = json.load(answer)
     tools = found["components"]["schemas"]["ChatBody"]["properties"].get("tools", {})
@@ -79,7 +82,7 @@ def takes_tools(address: str) -> bool:
 
 
 def checks_of(command: list[str], environment: dict[str, str], folder: Path) -> list[dict]:
-    """Return a client program's results; a crash is one more failure."""
+    """Run a client program and return the results of its checks. A crash adds a failed check."""
     ran = subprocess.run(
         command, env=environment, cwd=folder, capture_output=True, text=True, timeout=CLIENT_S
     )
@@ -90,7 +93,7 @@ def checks_of(command: list[str], environment: dict[str, str], folder: Path) -> 
 
 
 def clients_in(environment: Path) -> Iterator[tuple[str, list[str], Path]]:
-    """Yield the name with its version, the command, and the folder that it runs in."""
+    """Yield, for each client, its name with version, its command, and the folder that the command runs in."""
     python = (environment / "python" / "bin" / "python").absolute()
     site = next((environment / "python" / "lib").glob("python3*/site-packages"))
     versions = {each.name: each.version for each in importlib.metadata.distributions(path=[str(site)])}
@@ -105,7 +108,7 @@ def clients_in(environment: Path) -> Iterator[tuple[str, list[str], Path]]:
 
 
 def cell(checks: list[dict]) -> str:
-    """Return a table cell: a client's results in one column."""
+    """Return a table cell with a client's results in one column."""
     if not checks:
         return ""
     outcomes = [each["outcome"] for each in checks]
@@ -125,7 +128,9 @@ def table(found: dict[str, list[dict]]) -> str:
 
 
 def remarks(found: dict[str, list[dict]]) -> str:
-    """Return the ways in each column, and the reasons for results other than ok."""
+    """Return a list of the ways that each client was checked in, and of the reasons for results other than
+    ok.
+    """
     lines = []
     for client, checks in found.items():
         ways = [each["capability"] for each in checks if ":" in each["capability"]]

@@ -1,4 +1,4 @@
-"""From a body of /v1/responses to its prompt, without an engine."""
+"""Tests of the conversion of /v1/responses bodies to requests, without an engine."""
 
 import base64
 import hashlib
@@ -121,7 +121,7 @@ def test_a_text_is_one_message_and_items_are_repeated_with_ids():
     assert items(read("hi", request_id="q"))[0]["id"] == "msg_q_in0"
 
 
-# Parsed with the body, and removed before the body is parsed.
+# The small image is parsed with the body; the large image is removed before the body is parsed.
 @pytest.mark.parametrize("size", [100, MIN_CHARS])
 def test_media_are_repeated_as_hashes(size):
     data = bytes(range(256)) * (size // 256 + 1)
@@ -175,10 +175,11 @@ def test_previous_items_precede_the_input():
     found = asked.prompts[0].messages
     assert [message["role"] for message in found] == ["system", "user", "assistant", "user"]
     assert found[1]["content"][0]["image_url"] == {"url": data}
-    assert [item["role"] for item in items(asked)] == ["user"]  # Only its own input.
+    assert [item["role"] for item in items(asked)] == ["user"]  # Only the call's own input items.
     assert echo(asked).previous_response_id == "resp_r"
     (part,) = [each for each in items(first)[0]["content"] if each["type"] == "input_image"]
-    with pytest.raises(ApiError, match="not stored"):  # The hash may belong to another client's data.
+    # A call's own input may not refer to a hash, which may be of another client's data.
+    with pytest.raises(ApiError, match="not stored"):
         read(of_user(part), before, lambda name: data, previous_response_id="resp_r")
     with pytest.raises(ApiError, match="not stored") as found:
         read("and?", before, previous_response_id="resp_r")
@@ -361,7 +362,9 @@ def test_null_is_absence():
 
 
 def test_default_parameters_are_not_logged():
-    """An explicit default takes no space either, and each answer repeats the default all the same."""
+    """Default parameters are omitted from the log, even if the call sets them, but each answer
+    repeats them.
+    """
     said = {"tool_choice": "auto", "tools": [], "text": {"format": {"type": "text"}}, "reasoning": {}}
     for asked in (read(), read(**said)):
         kept = json.loads(msgspec.json.encode(echo(asked)))

@@ -1,5 +1,5 @@
-"""The events of a response depend only on tokens, id and envelope. However the tokens arrive, and whichever
-process sends the events, the bytes are the same and add up to the whole answer.
+"""Tests of the events of a response. They depend only on the tokens, the id and the envelope: the bytes are
+the same for each split of the tokens and for each process, and add up to the answer that is not streamed.
 """
 
 import json
@@ -44,7 +44,7 @@ quick = settings(max_examples=60, deadline=None)
 
 @st.composite
 def answers(draw):
-    """A model's output, perhaps cut, and the grammar of its calls; None: no calls."""
+    """Draw a model's output, which may be truncated, and the format of its calls, or None for no calls."""
     form = draw(st.sampled_from([None, "json", "xml"]))
     thought = draw(thoughts)
     text = "" if thought is None else f"<think>{thought}</think>"
@@ -58,7 +58,7 @@ def answers(draw):
 
 
 def news(data, form, cuts, logprobs, *, is_cut=False):
-    """Return a choice's deltas, split at `cuts`, and its end."""
+    """Yield the deltas of a choice whose tokens arrive in pieces that end at `cuts`, and then its end."""
     places = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
     grammar = FORMS[form] if form else None
     choice = ChoiceDeltas(TOKENIZER, SamplingParams(), EITHER, grammar)
@@ -70,7 +70,7 @@ def news(data, form, cuts, logprobs, *, is_cut=False):
 
 
 def told(found, logprobs=False, after=-1, envelope=ENVELOPE):
-    """Return the stream for these deltas, and the whole answer."""
+    """Return the stream for these deltas, and the body of the same answer without streaming."""
     texts = TEXTS if logprobs else None
     frames = ResponsesFrames("r", envelope, texts, after=after)
     whole, made = AccumulatedChoice(0), [frames.first(0)]
@@ -106,7 +106,7 @@ def test_events_add_up_and_are_openais(answer, logprobs, is_cut):
 @quick
 @given(answers(), st.booleans(), st.data())
 def test_a_client_may_continue_after_any_event(answer, logprobs, data):
-    """Also from another process, which has the envelope from the log."""
+    """The rest of the stream may come from another process, which has the envelope from the log."""
     kept = msgspec.json.decode(msgspec.json.encode(ENVELOPE), type=Envelope)
     stream, _ = told(news(*answer, (), logprobs), logprobs)
     events = stream.split(b"\n\n")[:-1]
@@ -194,7 +194,7 @@ def test_a_cancelled_request_ends_as_failed():
 
 
 def test_a_shutdown_error_repeats_the_last_number():
-    """So a client that continues after the event misses nothing."""
+    """A client that continues after the error event therefore gets all events."""
     stream, _ = told(news(b"abc", None, (), False))
     frames = ResponsesFrames("r", ENVELOPE, None)
     deltas = [delta for delta, _, _ in news(b"abc", None, (), False)]

@@ -1,4 +1,6 @@
-"""Stored responses: get, stream from any event, cancel, delete and continue, also after a server's death."""
+"""Tests of stored responses: get, stream from any event, cancel, delete and continue, also after a
+restart.
+"""
 
 import http.client
 import json
@@ -35,7 +37,7 @@ def going_on(log, **options):
 
 
 def begun(server, **fields):
-    """Begin a response, and return its id."""
+    """Start a background response, and return its id."""
     status, _, body = server.call(PATH, {"input": TEXT, "background": True, **fields})
     assert (status, body["status"], body["output"]) == (200, "queued", [])
     return body["id"]
@@ -72,7 +74,7 @@ def test_a_background_response_is_polled_to_its_end(one):
     assert look(one, name)[2]["status"] in ("queued", "in_progress")
     body = ended(one, name)
     assert (body["status"], body["metadata"], text_of(body)) == ("completed", {"a": "b"}, TEXT.upper())
-    # The store has the response.
+    # Wait until the store has the response.
     wait_for(lambda: one.app.calls.response("", name.removeprefix("resp_")) is None)
     assert look(one, name)[2] == body
 
@@ -81,14 +83,14 @@ def test_events_are_repeated_from_any_event_on(one):
     name = begun(one)
     live = events(one, name)
     wait_for(lambda: one.app.calls.response("", name.removeprefix("resp_")) is None)
-    assert events(one, name) == live, "from the store as while it ran"
+    assert events(one, name) == live, "the store gives the same events as the running response"
     assert numbers(live) == list(range(len(numbers(live)))) and len(numbers(live)) > 100
     for after in (0, 1, 57, len(numbers(live)) - 2):
         frames = live.split("\n\n")
         assert events(one, name, after).split("\n\n") == frames[after + 1 :]
     connection = http.client.HTTPConnection("127.0.0.1", one.port, timeout=20)
     connection.request("GET", f"{PATH}/{name}?stream=true&starting_after={len(numbers(live)) - 1}")
-    assert connection.getresponse().read() == b"", "nothing is behind the last"
+    assert connection.getresponse().read() == b"", "no events follow the last"
     connection.close()
 
 
@@ -155,7 +157,7 @@ def test_a_response_continues_another_response(one):
         ("?stream=true&starting_after=a", "starting_after"),
         ("/input_items?limit=0", "limit"),
         ("/input_items?limit=101", "limit"),
-        ("/input_items?limit=0000000201009999", "limit"),  # The first digits would be valid.
+        ("/input_items?limit=0000000201009999", "limit"),  # Only the first digits would be a valid limit.
         (f"/input_items?limit=000000001{'0' * 5000}", "limit"),
         ("/input_items?order=up", "order"),
         ("/input_items?after=msg_none", "after"),
@@ -182,7 +184,7 @@ def long_input(num_chars):
 
 
 def test_previous_items_are_read_beside_the_event_loop(one, monkeypatch):
-    """However short the call is."""
+    """The size of the previous items decides, even if the call itself is short."""
     threads = []
     for owner, name in (
         (ContinuationReader, "read"),
@@ -210,7 +212,7 @@ def test_previous_items_count_as_body_bytes(tmp_path):
         name = server.call(PATH, {"input": long_input(10_000)})[2]["id"]
         second = {"input": long_input(10_000), "previous_response_id": name}
         status, _, body = server.call(PATH, second)
-        assert status == 200, "more than one body may bring"
+        assert status == 200, "previous items do not count against the limit for one body"
         status, _, told = server.call(PATH, {"input": long_input(10_000), "previous_response_id": body["id"]})
         assert (status, told["error"]["code"]) == (429, "bodies_full")
         wait_for(lambda: is_empty(server))
@@ -250,7 +252,7 @@ def test_recovered_responses_are_finished_and_stored(tmp_path):
         assert before.decode() + after == whole
         assert text_of(ended(server, names[1])) == TEXT.upper()
     with going_on(log) as server:
-        assert events(server, names[0]) == whole, "and from the store of the process before"
+        assert events(server, names[0]) == whole, "the store of the previous process gives the same events"
     assert set(ends(log).values()) == {"stop"}
 
 
@@ -265,11 +267,15 @@ def test_unclaimed_stored_responses_are_cancelled(tmp_path):
         assert ended(server, "resp_left")["status"] == "cancelled"
         name = begun(server)
         time.sleep(0.2)
-        assert ended(server, name)["status"] == "completed", "who runs in the background is finished"
+        assert ended(server, name)["status"] == "completed", (
+            "a background response runs to its end without a client"
+        )
 
 
 def test_a_request_id_finds_a_stored_answer_after_a_death(tmp_path):
-    """The client did not learn about the end, and the last process did not need the answer any more."""
+    """The answer is only in the store, because the previous process had finished it. A client that has not
+    got it repeats its call.
+    """
     log, headers, body = tmp_path / "log", {"X-Request-Id": "mine"}, {"input": TEXT}
     with served(executor_class=Leaving, engine_options={"log": log}, storage={"log": log}) as server:
         first = server.call(PATH, body, headers)[2]
@@ -297,19 +303,21 @@ def test_a_key_finds_a_stored_answer_after_a_death(tmp_path):
         other = server.call(PATH, body, {**named, "Idempotency-Key": "order 8"})
         assert (other[0], other[2]["error"]["code"]) == (422, "key_reused")
         server.call(f"{PATH}/{first['id']}", method="DELETE")
-        assert server.call(PATH, body, headers)[2]["id"] != first["id"], "what is deleted is asked anew"
+        assert server.call(PATH, body, headers)[2]["id"] != first["id"], (
+            "a deleted response is computed again"
+        )
     assert len(ends(log)) == 3
 
 
 def test_a_retry_continues_a_begun_response(tmp_path):
-    """Without a key, and although the server continued the response by itself."""
+    """The call has no key, and the server has continued the response without a client."""
     log, body = tmp_path / "log", {"input": TEXT, "background": True}
     with served(
         executor_class=Leaving, drain_s=0, engine_options={"log": log}, storage={"log": log}
     ) as server:
         name = begun(server)
     with going_on(log) as server:
-        assert server.call(PATH, body)[2]["id"] != name, "a first try is another call"
+        assert server.call(PATH, body)[2]["id"] != name, "a call without the retry header is another call"
         assert server.call(PATH, body, RETRY)[2]["id"] == name
-        assert server.call(PATH, body, RETRY)[2]["id"] != name, "once"
+        assert server.call(PATH, body, RETRY)[2]["id"] != name, "a response is retried only once"
         assert text_of(ended(server, name)) == TEXT.upper()

@@ -1,4 +1,4 @@
-"""/v1/sessions over a socket: open, append, ask, close; owners, refusals, and repeated calls."""
+"""Tests of /v1/sessions: open, append, ask and close; owners, limits, refusals, and repeated calls."""
 
 import base64
 import io
@@ -28,7 +28,7 @@ def url(colour="red"):
 
 
 class Looking(TurnEcho):
-    """Checks that frames are images, and that uploaded images exist."""
+    """A processor that checks that frames are images and that uploaded images were read."""
 
     def prepare_turn(self, content, **options):
         for part in content:
@@ -56,7 +56,7 @@ def server():
 
 
 class Sessions:
-    """The routes of a session."""
+    """A session of a server. Calling the object calls a route of the session."""
 
     def __init__(self, server, body=None, headers=None):
         self.server, self.headers = server, headers
@@ -227,7 +227,9 @@ def test_a_repeated_waiting_frame_is_not_paired_with_itself(server):
         told = one("frame", again)[2]
         assert (told["requests"], told["frames_held"]) == (1, 0)
     one("frame", {"image": url(), "seconds": 3.0})
-    assert one("frame", {"image": url(), "seconds": 3.0})[2]["frames_held"] == 0, "nobody counts these"
+    assert one("frame", {"image": url(), "seconds": 3.0})[2]["frames_held"] == 0, (
+        "frames without an index are not recognised as repeated"
+    )
 
 
 def test_invalid_session_calls_are_refused(server):
@@ -250,7 +252,9 @@ def test_invalid_session_calls_are_refused(server):
     assert one()[2]["tokens"] == 0
     assert server.call("/v1/sessions", {"length": 10**9})[0] == 400
     for idle_s in (0, -1, 1e-10, 0.09):
-        assert server.call("/v1/sessions", {"idle_s": idle_s})[0] == 400, "none of them means never"
+        assert server.call("/v1/sessions", {"idle_s": idle_s})[0] == 400, (
+            "such times are refused, since they could round to 0, which means never"
+        )
     assert server.call("/v1/sessions", {"model": "other"})[0] == 404
     assert server.call("/v1/sessions/nobody/ask", {"content": "a"})[0] == 404
     assert one("append", None, "PUT")[0] == 405
@@ -283,7 +287,7 @@ def test_a_session_belongs_to_its_key(tmp_path):
 
 
 def test_a_keys_share_holds_for_calls_at_once(tmp_path):
-    """The engine has seen none of the calls when the last call arrives."""
+    """The calls arrive before the engine has opened a session for any of them."""
     keys = tmp_path / "keys"
     keys.write_text("one\ntwo\n")
     with served(echo(max_sessions=8, executor_class=Slower), key_file=keys) as server:
@@ -332,7 +336,7 @@ def test_frames_that_wait_have_a_limit():
         status, _, told = three("frame", waiting())
         assert (status, told["error"]["code"]) == (429, "queue_full")
         assert three()[2]["frames_held"] == 0
-        assert one("frame", waiting())[2]["frames_held"] == 0, "it has its partner"
+        assert one("frame", waiting())[2]["frames_held"] == 0, "both frames of the pair have arrived"
         assert three("frame", waiting())[0] == 200
         two(method="DELETE")
         assert one("frame", waiting())[0] == 200
@@ -364,7 +368,7 @@ def test_sessions_outlive_a_server(tmp_path):
 
 def test_sessions_are_refused_with_several_replicas(server):
     class Elsewhere:
-        """An engine with replicas in other processes."""
+        """An engine without sessions, as if its replicas were other processes."""
 
         def __init__(self, engine):
             self._inner = engine

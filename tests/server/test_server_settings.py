@@ -1,4 +1,4 @@
-"""Settings that users of vLLM and llama.cpp try first: flags, files, the environment; and TLS."""
+"""Tests of the options of `mmengine serve` as flags, in a file and in the environment, and of TLS."""
 
 import http.client
 import json
@@ -24,14 +24,16 @@ from tests.cli.cli_process import call_cli
 from tests.server.running import served
 
 COMMANDS = typer.main.get_command(app).commands
-# --ray serves in another way, which refuses some other options (tests/fleet).
+# tests/fleet tests the options of --ray.
 ELSEWHERE = ("help", "config", "first", *(field.name for field in fields(Fleet)))
 OPTIONS = {each.opts[0]: each for each in COMMANDS["serve"].params if each.name not in ELSEWHERE}
 
 
 @pytest.fixture
 def started(monkeypatch):
-    """Run the command up to its engine, and return its arguments."""
+    """A function that runs the command without an engine and a server, and returns the settings that they
+    would get.
+    """
     from mmengine.cli import serve
 
     kept = SimpleNamespace()
@@ -54,7 +56,7 @@ def started(monkeypatch):
 
     monkeypatch.setattr(serve, "_told", told)
     monkeypatch.setattr(serve, "_engine", engine)
-    monkeypatch.setattr(serve, "check_tracing", lambda settings: None)  # The extra may be missing.
+    monkeypatch.setattr(serve, "check_tracing", lambda settings: None)  # OpenTelemetry may not be installed.
     monkeypatch.setattr(serve, "server_settings", groups)
     monkeypatch.setattr(lifecycle, "serve", serving)
     monkeypatch.setattr(lifecycle, "run", lambda found: None)
@@ -80,7 +82,7 @@ def test_serve_has_all_engine_options_of_run():
 
 
 def other_values(tmp_path):
-    """Return a value for each flag that differs from its default."""
+    """Return, for each flag, a value other than its default."""
     for name in ("keys", "template"):
         (tmp_path / name).write_text("a")
     given = {
@@ -117,12 +119,14 @@ def other_values(tmp_path):
         if isinstance(option.default, bool):
             given[flag] = not option.default
         elif flag not in given:
-            given[flag] = (option.default or 0) + 1  # A number.
+            given[flag] = (option.default or 0) + 1  # The remaining flags are numbers.
     return given
 
 
 def test_each_flag_has_a_variable_and_a_file_option(started, tmp_path, monkeypatch):
-    """All options at once, each with a value other than its default, in three ways."""
+    """All options together, each with a value other than its default, as flags, environment variables and
+    lines of a file.
+    """
     somewhere = partial(msgspec.structs.replace, port=0)  # Port 8001 may be in use.
     monkeypatch.setattr(
         "mmengine.server.lifecycle.listening_socket.listen", lambda settings: listen(somewhere(settings))
@@ -225,7 +229,7 @@ def test_null_is_absence_in_all_routes_and_in_what_they_hold():
 def certificates(tmp_path_factory):
     """Self-signed certificates for a server with the name localhost, and for a client."""
     if shutil.which("openssl") is None:
-        pytest.skip("there is no openssl to make certificates with")
+        pytest.skip("openssl, which makes the certificates, is not installed")
     folder = tmp_path_factory.mktemp("tls")
     for name, key in (
         ("server", ["-noenc"]),
@@ -299,7 +303,9 @@ def test_invalid_values_in_a_file_are_reported(tmp_path):
 
 
 def test_a_new_log_uses_priority_scheduling(started, tmp_path):
-    """Unless the user chose otherwise, or the log exists: then it continues with its own setting."""
+    """The default does not apply if the user sets a policy, or if the log exists, which keeps its own
+    policy.
+    """
     log = tmp_path / "log"
     begun = ("--no-supervise", "--log", log)
     assert started().config.policy == "fcfs" and started(*begun).config.policy == "priority"

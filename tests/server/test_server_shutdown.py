@@ -1,4 +1,6 @@
-"""Shutdown: streams finish, and the next server with the log finishes the rest."""
+"""Tests of shutdown: streams finish within drain_s, and the next server with the log finishes the other
+requests.
+"""
 
 import http.client
 import json
@@ -21,7 +23,7 @@ ASKED = {"messages": [{"role": "user", "content": "a" * 300}]}
 
 
 class Leaving(SlowEcho):
-    """Leaves running requests in the log at its end."""
+    """A slow executor that the engine's shutdown does not close."""
 
     pause_s = 0.02
 
@@ -30,7 +32,9 @@ class Leaving(SlowEcho):
 
 
 def ends(folder):
-    """Return how the requests in a log ended, by id; None: still running."""
+    """Return the finish reason of each request in a log, or None for an unfinished request. The key is the
+    request id.
+    """
     found = {}
     for record in CheckedLog(folder):
         if isinstance(record.event, ev.Queued):
@@ -78,7 +82,8 @@ def test_unfinished_requests_are_finished_by_the_next_server(tmp_path, signals):
         rest = all_of(connection)
         whole.join()
         one._thread.join(20)
-        assert time.monotonic() - begun < 20  # drain_s is 60; a second signal ends the wait.
+        # With two signals, drain_s is 60, and the second signal ends the wait.
+        assert time.monotonic() - begun < 20
     fate = "stays in its log, and the next server with this log finishes it"
     assert json.loads(rest.split(b"data: ")[-2])["error"] == {
         "message": f"the server is shutting down; request stream {fate}",
@@ -131,7 +136,7 @@ def test_a_body_during_shutdown_is_refused():
 
 
 def test_clients_during_shutdown_are_answered_by_the_next_server(monkeypatch):
-    """Another process has the socket too: no client is refused, and no connection breaks."""
+    """Another process has the same socket, so no client is refused and no connection is reset."""
     answers = []
 
     def ask():

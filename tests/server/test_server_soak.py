@@ -1,4 +1,4 @@
-"""The long versions: `make soak-server`."""
+"""Long tests of the server: `make soak-server`."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from tests.server.running import SlowEcho, is_empty, leave_at_random, served, wa
 from tests.server.test_server_shutdown import all_of, ends
 
 pytestmark = pytest.mark.soak
-QUIET = 1.0  # Load per core above which other processes decide the response times.
+QUIET = 1.0  # If the load per core is higher, other processes determine the response times.
 
 
 def test_a_thousand_disconnects_at_random_leak_nothing():
@@ -32,7 +32,7 @@ def test_a_thousand_disconnects_at_random_leak_nothing():
             thread.join()
         wait_for(lambda: is_empty(one), seconds=60)
         wait_for(lambda: len(os.listdir("/proc/self/fd")) <= files_before + 2)
-        assert threading.active_count() <= threads_before + 4  # Preparation threads start on demand.
+        assert threading.active_count() <= threads_before + 4  # Preparation threads are started on demand.
         assert "mmengine_http_streams_open 0.0" in one.call("/metrics")[2]
         assert one.chat("still there")[2]["choices"][0]["message"]["content"] == "STILL THERE"
 
@@ -44,7 +44,8 @@ def test_the_event_loop_answers_while_images_arrive(by_url):
     for name, value in found.items():
         print(name, value)
     holds = found["answers"] == {"200": NUM_IMAGES} and found["live"]["p99"] < 20
-    if not holds and found["load_before"] > QUIET * os.cpu_count():  # Decoding has a time limit as well.
+    # Images also fail on a busy machine, because decoding has a time limit.
+    if not holds and found["load_before"] > QUIET * os.cpu_count():
         pytest.skip(f"the machine is busy (load {found['load_before']:.1f}); measured: {found}")
     assert holds, found
 
@@ -66,7 +67,7 @@ def test_running_requests_pass_to_the_next_process(tmp_path, signals):
         time.sleep(0.05)
     rest = all_of(connection)
     assert b"request mine stays in its log" in rest and rest.rstrip(b"\r\n0").endswith(b"data: [DONE]")
-    # drain_s is 60; a second signal ends the wait.
+    # With two signals, drain_s is 60, and the second signal ends the wait.
     assert first.wait(30) == 0 and time.monotonic() - begun < 30
     assert "Traceback" not in (tmp_path / "err").read_text()
     mine = {f"mine/{index}" for index in range(8)}

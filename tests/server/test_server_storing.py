@@ -1,4 +1,4 @@
-"""Responses on their way into the store: repeated, refused, deleted, or interrupted meanwhile."""
+"""Tests of responses that are repeated, refused, deleted or interrupted before the store has them."""
 
 import asyncio
 import base64
@@ -48,7 +48,7 @@ def one(log):
 
 
 def in_store(server, what="SELECT id FROM responses"):
-    """Return the rows that are on the disk now."""
+    """Return the rows of a query that are on the disk now."""
     return asyncio.run(server.storage._database.read(lambda connection: connection.execute(what).fetchall()))
 
 
@@ -57,7 +57,7 @@ def unfinished(server):
 
 
 class Store:
-    """A server's store that fails or waits on command."""
+    """Makes a server's store fail or wait, as a test says."""
 
     def __init__(self, server, monkeypatch):
         self.fails, self.tries, self.may_begin = False, 0, threading.Event()
@@ -96,7 +96,7 @@ def test_a_stored_response_is_not_kept_in_memory(one, monkeypatch):
         made.append(weakref.ref(self))
 
     monkeypatch.setattr(DetachedCall, "__init__", init)
-    gc.disable()  # Nothing needs the collector: no reference cycle holds them.
+    gc.disable()  # The calls are freed without the collector, because they are in no reference cycle.
     try:
         for number in range(5):
             one.call(PATH, {"input": f"a{number}", "stream": number % 2 == 0})
@@ -124,7 +124,7 @@ def test_the_same_call_has_its_answer_from_the_store(log):
         status, _, other = server.call(PATH, {**body, "input": "other"})
         assert (status, other["error"]["code"]) == (422, "key_reused")
         assert look(server, "resp_mine")[2] == first
-        assert server.engine.stats().num_output_tokens == computed == 0, "nothing was computed again"
+        assert server.engine.stats().num_output_tokens == computed == 0, "the answer was not computed again"
 
 
 def test_one_id_with_two_keys_is_refused(one):
@@ -199,9 +199,11 @@ def test_a_failing_store_is_retried(one, monkeypatch):
     monkeypatch.setattr(Stream, "release", lambda stream: released.append(stream) or release(stream))
     names = [one.call(PATH, {"input": "hi"})[2]["id"] for _ in range(2)]
     wait_for(lambda: store.tries >= 2)
-    assert not released, "the log keeps what the store does not have"
+    assert not released, "an answer is released in the log only when the store has it"
     status, headers, body = one.call(PATH, {"input": "hi"})
-    assert status == 503 and "the disk is full" in body["error"]["message"], "nothing piles up behind it"
+    assert status == 503 and "the disk is full" in body["error"]["message"], (
+        "calls that would wait for the store are refused"
+    )
     assert one.chat("hi")[0] == 200 and one.call(PATH, {"input": "hi", "store": False})[0] == 200
     assert [look(one, name)[2]["status"] for name in names] == ["completed"] * 2
     assert one.call(f"{PATH}/{names[0]}", method="DELETE")[0] == 200
@@ -211,7 +213,7 @@ def test_a_failing_store_is_retried(one, monkeypatch):
 
 
 def test_cancelled_and_deleted_responses_stay_so_after_a_kill(one, log, tmp_path):
-    """A copy of log and store, made at the server's confirmation, is the state after a kill."""
+    """The log and the store are copied when the server has confirmed, which gives the state after a kill."""
     cancelled, deleted = begun(one), begun(one)
     assert one.call(f"{PATH}/{cancelled}/cancel", {})[2]["status"] == "cancelled"
     assert one.call(f"{PATH}/{deleted}", method="DELETE")[0] == 200
@@ -246,7 +248,7 @@ def test_a_key_finds_a_running_background_response(one, headers):
 
 @pytest.mark.parametrize("goes_on", [False, True])
 def test_a_repeated_read_gets_the_whole_response(one, log, goes_on):
-    """However long this takes beyond the time that an unread answer waits."""
+    """The read takes longer than reattach_s, after which an answer without a reader is dropped."""
     connection = http.client.HTTPConnection("127.0.0.1", one.port, timeout=20)
     connection.request("POST", PATH, json.dumps({"input": TEXT, "stream": True, "request_id": "slow"}))
     connection.getresponse().readline()
@@ -262,7 +264,7 @@ def test_a_repeated_read_gets_the_whole_response(one, log, goes_on):
 
 @pytest.mark.parametrize("scores", [False, True])
 def test_a_long_answer_is_read_in_parts(scores):
-    """Otherwise a single reader would keep all other clients waiting."""
+    """Otherwise rendering a long answer would block all other clients."""
     tokens = list(range(5000))
     logprobs = [((token, -1.0),) for token in tokens] if scores else None
     sampling, asked = SamplingParams(max_tokens=5000), ("a", NO_REASONING, None, {}, 3)
@@ -297,7 +299,7 @@ def test_deleting_a_response_deletes_its_images(one, log):
         ((data,),) = in_store(server, "SELECT data FROM media")
         assert PICTURE["image_url"].endswith(base64.b64encode(data).decode())
         assert server.call(f"{PATH}/{first}", method="DELETE")[0] == 200
-        assert look(server, second["id"])[0] == 200, "which goes on with it, and has no image of its own"
+        assert look(server, second["id"])[0] == 200, "the response that continues it is not deleted"
         assert not in_store(server, "SELECT sha FROM media")
         assert server.call(f"{PATH}/{second['id']}", method="DELETE")[0] == 200
         for path in (log / "store").glob("answers.db*"):

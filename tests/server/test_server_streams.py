@@ -1,4 +1,6 @@
-"""Streams over a real socket: they equal whole answers, end with their reader, and leak nothing."""
+"""Tests of streams: they equal answers without streaming, end if their reader disconnects, and release their
+resources.
+"""
 
 import base64
 import json
@@ -119,7 +121,7 @@ def test_disconnects_at_random_leak_nothing(slow):
 
 @contextmanager
 def paused(server, pause_s):
-    """Steps with this duration."""
+    """Set the duration of a step to `pause_s` seconds."""
     before, server.executor.pause_s = server.executor.pause_s, pause_s
     try:
         yield
@@ -148,7 +150,9 @@ def test_a_slow_reader_is_cut(slow, monkeypatch):
 
 
 class Large:
-    """Replaces a route. `paces`: whether the server waits for the reader before everything is written."""
+    """A route with a large answer. `paces`: whether the server waits for the reader between writes, instead
+    of buffering the whole answer.
+    """
 
     BODY = bytes(8_000_000)
 
@@ -183,7 +187,7 @@ def test_a_reader_that_stops_is_disconnected(slow, what, monkeypatch, tmp_path):
 
 
 def test_a_slow_but_steady_reader_gets_everything(monkeypatch):
-    """Although this takes longer than a single write may wait."""
+    """Reading the answer takes longer than slow_reader_s, which limits only the wait of each write."""
     with served(slow_reader_s=0.3) as one, asked_for(one, Large(None, True), monkeypatch) as connection:
         came = connection.makefile("rb")
         while came.readline() != b"\r\n":
@@ -219,5 +223,5 @@ def test_a_stream_error_is_an_event_without_details(caplog):
 
 def test_a_deadline_in_a_stream_is_an_event(slow):
     events = events_past_the_deadline(slow)
-    assert len(events) > 2, "it had begun"
+    assert len(events) > 2, "the answer had begun"
     assert json.loads(events[-2])["error"]["code"] == "deadline_exceeded" and events[-1] == "[DONE]"

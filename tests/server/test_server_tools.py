@@ -1,4 +1,6 @@
-"""Tools over HTTP: streams, whole answers and the engine's `chat` give the same results."""
+"""Tests of tools over HTTP: streams, answers without streaming and the engine's `chat` give the same
+results.
+"""
 
 import asyncio
 import json
@@ -27,7 +29,7 @@ CALLS = (
 
 
 class Saying(EchoExecutor):
-    """Answers with the unchanged prompt."""
+    """An executor that answers with the unchanged prompt."""
 
     def answer_to(self, prompt):
         return prompt
@@ -46,8 +48,8 @@ def embedded():
 
 
 def summed(events):
-    """Return the messages that a stream's frames add up to, their finish reasons, and how often each
-    occurred.
+    """Return, for each choice index, the message that the stream's deltas add up to and the list of its
+    finish reasons.
     """
     found = {}
     for event in map(json.loads, events[:-1]):
@@ -100,7 +102,7 @@ UNIQUE_CALL = '<tool_call>\n{"name": "area", "arguments": {"all": [1, 1]}}\n</to
     ],
 )
 def test_events_are_the_chunks_of_the_engine_byte_for_byte(echo, content, fields):
-    """Except for the parts that only HTTP adds: the id's prefix, the time and the model's name."""
+    """Only the id's prefix, the time and the model's name, which HTTP adds, are not compared."""
     fields = {"max_tokens": 300, "request_id": "r", **fields}
 
     async def chunks():
@@ -189,7 +191,7 @@ def test_arguments_are_validated_beside_the_event_loop(echo, monkeypatch):
 
     def look(schema, text):
         threads.append(threading.current_thread())
-        time.sleep(0.05)  # Meanwhile, the other answer has ended, too.
+        time.sleep(0.05)  # Meanwhile the other answer ends too.
         return find_violation(schema, text)
 
     monkeypatch.setattr(deltas, "find_violation", look)
@@ -275,7 +277,7 @@ def test_the_example_loops(embedded):
 
 
 def test_calls_and_structured_outputs_are_completed_in_streams(embedded):
-    """The text up to the stop string, and its completion, are all the content."""
+    """The content is the text before the stop string, followed by the text that closes it."""
     text = {"type": "text", "on_truncation": "close"}
     schema = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
     of = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
@@ -306,7 +308,9 @@ def test_calls_and_structured_outputs_are_completed_in_streams(embedded):
 
 
 def test_reasoning_is_ended_over_http_too(embedded):
-    """By vLLM's name, Qwen's name, and OpenAI's effort none; the structured answer follows."""
+    """The budget is set by vLLM's field, Qwen's field, or OpenAI's effort "none". After the reasoning, the
+    structured answer follows.
+    """
     number = {"type": "integer", "minimum": 0, "maximum": 99}
     schema = {"type": "object", "properties": {"a": number}, "required": ["a"]}
     form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}, "reasoning": True}
@@ -325,5 +329,5 @@ def test_reasoning_is_ended_over_http_too(embedded):
         assert streamed["content"] == message["content"]
         assert streamed["reasoning_content"] == message.get("reasoning_content", "")
         counted = body["usage"]["completion_tokens_details"]["reasoning_tokens"]
-        assert counted >= most and counted < most + 12  # The end has several tokens in this vocabulary.
+        assert counted >= most and counted < most + 12  # The text that ends reasoning has several tokens.
     assert embedded.chat(thinking_token_budget=-3)[2]["error"]["param"] == "thinking_token_budget"

@@ -1,4 +1,6 @@
-"""Spans of calls, read from OpenTelemetry's in-memory exporter; and no spans without the extra."""
+"""Tests of the spans of calls, read from OpenTelemetry's in-memory exporter, and of a server without
+OpenTelemetry.
+"""
 
 import subprocess
 import sys
@@ -33,8 +35,9 @@ def one(exporter):
 
 @pytest.fixture(autouse=True)
 def spans(exporter):
-    """Return the spans of a test's calls: the server's span and its children, in the order of their
-    starts."""
+    """A function that returns the server's span of a test's call and the list of its child spans, in the
+    order of their starts.
+    """
     exporter.clear()
 
     def found(num_children=4):
@@ -62,11 +65,15 @@ def test_a_call_is_a_span_with_child_spans(one, spans, stream):
     assert (found["gen_ai.request.temperature"], found["gen_ai.request.seed"]) == (0.5, 7)
     assert found["gen_ai.usage.input_tokens"] == 30 and found["gen_ai.usage.output_tokens"] == 31
     assert found["gen_ai.response.finish_reasons"] == ("stop",)
-    assert found["mmengine.request_id"] == f"r{stream}", "as the log has it"
+    assert found["mmengine.request_id"] == f"r{stream}", "the request id in the log"
     assert [each.name for each in children] == CHILDREN
     edges = [edge for each in children for edge in (each.start_time, each.end_time)]
-    assert edges == sorted(edges) and edges[1:-1:2] == edges[2::2], "one begins where another ends"
-    assert children[-1].end_time - children[-1].start_time > 30 * 1_000_000, "thirty steps of two ms"
+    assert edges == sorted(edges) and edges[1:-1:2] == edges[2::2], (
+        "each span begins where the previous span ends"
+    )
+    assert children[-1].end_time - children[-1].start_time > 30 * 1_000_000, (
+        "30 steps of 2 ms, less some tolerance"
+    )
     assert span.start_time <= edges[-1] <= span.end_time + 50_000_000
 
 
