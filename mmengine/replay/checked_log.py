@@ -37,7 +37,7 @@ MAX_CELLS = 2**31
 
 
 class CheckedLog:
-    """Iterates over the records of the log in a folder; `record` is the current record.
+    """Iterates over the records in a folder's log; `record` is the current record.
 
     `wait`: for a log that is still being written, see LogFollower. `after`: a record number; the iteration
     begins after the newest snapshot before that record. If the log's beginning was deleted, the iteration

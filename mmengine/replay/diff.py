@@ -1,5 +1,5 @@
 """Finds the first difference between two logs. Both are folded side by side, and events are compared with
-request ids in place of row numbers.
+request ids instead of row numbers.
 
 Row numbers, block numbers and times are not compared; checkpoints and deliveries are skipped. The result says
 whether the inputs differ first, or the decisions derived from equal inputs.
@@ -42,8 +42,8 @@ class LogDifference(msgspec.Struct, frozen=True):
     """The first difference between two logs.
 
     `kind` is "inputs", "decisions", "end" (one log is a prefix of the other), or "" for equal logs.
-    `settings` maps a differing setting to its values (in the first log, in the second). `events` is the
-    number of equal events. `request`: the request to which the field belongs, or "".
+    `settings` maps a differing setting to its values (in the first log, in the second). `events` counts the
+    equal events. `request`: the request to which the field belongs, or "".
     """
 
     kind: str
@@ -85,7 +85,7 @@ _Fact = tuple[State, Record, str, dict[str, object]]
 
 def _facts(log: CheckedLog, match: Match, shapes: bool) -> Iterator[_Fact]:
     """Yield, for each compared event, the state before the event, the record, the event's kind, and its
-    fields with request names in place of rows.
+    fields, with request names instead of row numbers.
     """
     for state, record in fold(log):
         if not isinstance(record.event, _PASSED_OVER):

@@ -1,4 +1,4 @@
-"""Makes a log the executor, the source and the sink of the loop that verifies it."""
+"""Makes a log the executor, the source and the sink for the loop that verifies it."""
 
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -52,9 +52,7 @@ class LogEnded(BaseException):
 
 
 class LogTape:
-    """A log that is the executor, the source and the sink of a replay. Raises Diverged at the first event
-    that differs.
-    """
+    """A log as executor, source and sink in a replay. Raises Diverged at the first event that differs."""
 
     needs_plan = False
     num_bytes, stalled = 0, ""
@@ -102,7 +100,7 @@ class LogTape:
         )
 
     def discard(self) -> None:
-        """Do nothing, because the log has no results of steps after a failed step."""
+        """Do nothing, because the log has no results for steps after a failed step."""
 
     # Source
 
@@ -225,7 +223,7 @@ class LogTape:
 
 
 def _begins_process(record: Record, following: Record | None) -> bool:
-    """Return whether this record is the first of a new process, which has a clock of its own.
+    """Return whether this record is a new process's first, and so follows another clock.
 
     The first record is RECOVERED, or the FAILED before it that blames a step.
     """

@@ -98,8 +98,8 @@ class Timeline:
     def steps(self) -> Iterator["Step"]:
         """Yield every step that has decisions, with the state just before them.
 
-        A step is valid until the next step is requested. Raises the errors of `events`, and Diverged if
-        `decide` was called on a step and decided differently from the log.
+        A step is valid until the next step is requested. Raises `events`' errors, and Diverged if `decide`
+        was called on a step and decided differently from the log.
         """
         log = CheckedLog(self.folder)
         state = log.first_state()
@@ -133,12 +133,11 @@ class Timeline:
 
 
 class Step:
-    """A step that is about to be decided. `state` is the state at this moment, and `view` the read-only view
-    of it that the scheduler gets.
+    """A step that is about to be decided. `state` is the state at this moment, and `view` shows it to the
+    scheduler, read-only.
 
-    `logged`: the log's decisions in order. `record`: the record of the first decision, with its time.
-    `is_whole` is False if the log, or the process that wrote it, may have ended before the step's last
-    decision.
+    `logged`: the log's decisions in order. `record`: the first decision's record, with its time. `is_whole`
+    is False if the log, or the process that wrote it, may have ended before the step's last decision.
     """
 
     def __init__(
@@ -170,10 +169,10 @@ class Step:
         return event
 
     def decide(self) -> list[ev.Event]:
-        """Let this build's scheduler decide the rest of the step, and return all its events.
+        """Let this build's scheduler decide the step's rest, and return all its events.
 
         The state advances to the point at which the step is about to run. The events equal `logged` if the
-        rules are those of the log and the log is sound.
+        log has this build's rules and is sound.
         """
         while self.next_decision() is not None:
             pass
@@ -190,9 +189,7 @@ class Step:
             self.decided.append(event)
 
     def num_agreed(self) -> int:
-        """Return the number of logged decisions that were also decided here. Raises Diverged if a decision
-        differs.
-        """
+        """Return how many logged decisions were also decided here. Raises Diverged if a decision differs."""
         count = min(len(self.decided), len(self.logged))
         apart = self.decided[:count] != self.logged[:count]
         too_many = len(self.decided) > count and self._log_continues
@@ -205,10 +202,10 @@ class Step:
 
 
 def _most_decisions(state: State) -> int:
-    """Return an upper limit on the number of events in a step.
+    """Return an upper limit on a step's events.
 
-    In a step each row is left and taken at most once, each item is evicted at most once, and each of these
-    events takes at most one lease.
+    In a step each row is left and taken at most once, each item is evicted at most once, and each such event
+    takes at most one lease.
     """
     moved = 4 * state.config.max_num_seqs + len(state.requests) + len(state.sessions)
     return 2 * moved + len(state.encoder.entries) + 8

@@ -18,7 +18,7 @@ class Divergence:
     before it.
 
     For a digest, `columns` and `requests` (id, row; -1: waiting) tell where the states differ, as far as the
-    log allows. `agreed`: record and step of the last equal digest.
+    log allows. `agreed`: record and step at the last equal digest.
     """
 
     sequence: int
@@ -38,9 +38,9 @@ class VerifyReport:
     """What `verify` found.
 
     `rederived` is False if the log was written under other decision rules (`logged_version` differs from
-    `version`); the log was then only folded, and its digests compared. `unfinished`: the ids of requests
-    without an end in the log. `begins_after`: the record of the snapshot at which the verification began, or
-    -1. `end`: how the log ends.
+    `version`); the log was then only folded, and its digests compared. `unfinished`: requests (ids) without
+    an end in the log. `begins_after`: the record number at the starting snapshot, or -1. `end`: how the log
+    ends.
     """
 
     steps: int = 0

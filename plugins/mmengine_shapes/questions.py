@@ -3,7 +3,7 @@
     image_questions(scene)["where"]  ->  [("Where is the star?", "The star is at the top left.")]
 
 Every function returns a dict from task name to its (question, answer) pairs; the list is empty if the scene
-does not fit the task. Without `rng` a question has the first wording of its task; with `rng` the wording is
+does not fit the task. Without `rng` a question has its task's first wording; with `rng` the wording is
 random. In every answer a thing's position comes before its other properties, so that each can be looked up by
 the position just written.
 """
@@ -101,7 +101,9 @@ def describe(scene: Scene) -> str:
 
 
 def how_many(number: int, kind: str) -> str:
-    """Return the sentence that tells the number of shapes. `kind`: a colour followed by a space, or ""."""
+    """Return the sentence that tells how many shapes there are. `kind`: a colour followed by a space, or
+    "".
+    """
     return f"There is 1 {kind}shape." if number == 1 else f"There are {number} {kind}shapes."
 
 

@@ -181,7 +181,7 @@ def in_split(layout: str, split: str) -> bool:
 
 
 def random_thing(rng: random.Random, position: str) -> Thing:
-    """Return a random thing near the middle of the cell at `position`."""
+    """Return a random thing near the middle in the cell at `position`."""
     size = rng.choice(list(SIZES))
     colour = rng.choice(list(COLOURS))
     row, column = divmod(POSITIONS.index(position), 3)
@@ -246,7 +246,7 @@ def random_clip(
 
 
 def _move(start: Scene, number: int, direction: str) -> list[Thing]:
-    """Return the thing of `start` for each frame, moved across the picture in even steps."""
+    """Return the thing in `start` for each frame, moved across the picture in even steps."""
     thing, (dx, dy) = start.things[0], DIRECTIONS[direction]
     moved = []
     for k in range(number):
@@ -258,7 +258,7 @@ def _move(start: Scene, number: int, direction: str) -> list[Thing]:
 
 
 def _recolour(rng: random.Random, start: Scene, number: int) -> list[Thing]:
-    """Return the thing of `start` for each frame, with a second colour from a random frame on."""
+    """Return the thing in `start` for each frame, with a second colour from a random frame on."""
     thing = start.things[0]
     colour = rng.choice([name for name in COLOURS if name != thing.colour])
     second = replace(thing, colour=colour, rgb=COLOURS[colour])

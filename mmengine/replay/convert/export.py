@@ -22,14 +22,14 @@ MOONCAKE_BLOCK = 512  # Tokens per hash id.
 
 
 def mooncake_lines(folder: Path) -> Iterator[str]:
-    """Yield a JSON line per request, in order of arrival: {"timestamp" (ms), "input_length", "output_length",
+    """Yield a JSON line per request, ordered by arrival: {"timestamp" (ms), "input_length", "output_length",
     "hash_ids"}.
 
-    `hash_ids` has an id per block of 512 tokens. Equal ids mean equal prefixes up to the end of the block:
-    tokens, media and salt. Ids count from 0, so they reveal nothing about the prompts. Requests whose arrival
-    was deleted with the log's beginning are omitted. Raises `verify`'s errors.
+    `hash_ids` has an id per block of 512 tokens. Equal ids mean equal prefixes up to the block's end: tokens,
+    media and salt. Ids count from 0, so they reveal nothing about the prompts. Requests whose arrival was
+    deleted with the log's beginning are omitted. Raises `verify`'s errors.
 
-    The format is that of the Mooncake traces (FAST'25), which `mmengine simulate --format mooncake` reads.
+    The format is the Mooncake traces' (FAST'25), which `mmengine simulate --format mooncake` reads.
     """
     lengths = _output_lengths(folder)
     ids: dict[bytes, int] = {}
@@ -49,7 +49,7 @@ def mooncake_lines(folder: Path) -> Iterator[str]:
 
 
 def _output_lengths(folder: Path) -> list[int]:
-    """Return the number of tokens that each request generated (at least 1), in order of arrival."""
+    """Return how many tokens each request generated (at least 1), ordered by arrival."""
     lengths: list[int] = []
     number_of: dict[str, int] = {}
     log = CheckedLog(folder)

@@ -1,6 +1,6 @@
 """Redacts a log for publication: the same decisions, without any user content.
 
-Each token becomes a keyed pseudo-random function of the token, all earlier tokens of its request, the images'
+Each token becomes a keyed pseudo-random function of the token, all earlier tokens in its request, the images'
 positions and hashes, the tenant's salt, and the adapter. So equal prefixes stay equal, and the prefix cache
 compares only prefixes. Nothing else stays equal: a word that occurs twice becomes two different numbers.
 Media hashes, salts, ids, adapters and fingerprints become keyed hashes. Grammars, stop strings, biases,
@@ -10,7 +10,7 @@ seeds, logprobs, envelopes and error texts are dropped. Lengths, shapes, times a
     token(i) = 31 bits of BLAKE2b(key, state(i - 1) | token i)
 
 A token does not depend on media that begin at its own position. With a drafter that keeps KV, a block's key
-includes the first token of the next block, but not the media that begin there.
+includes the next block's first token, but not the media that begin there.
 """
 
 import hashlib
@@ -62,7 +62,7 @@ def redact(source: Path, target: Path, key: bytes) -> RedactReport:
     The result has the same decisions, and it verifies if the source does; a wrong digest stays wrong. `key`:
     at least 16 unguessable bytes, which are not stored. Logs redacted with the same key have the same new
     name for the same value. Raises LogError for a folder that cannot be written, or a log without its
-    beginning, and the errors of `verify`.
+    beginning, and `verify`'s errors.
     """
     if len(key) < MIN_KEY_BYTES:
         raise InvalidRequest(f"the key has {len(key)} bytes; at least {MIN_KEY_BYTES} are required")
@@ -84,7 +84,7 @@ def redact(source: Path, target: Path, key: bytes) -> RedactReport:
 
 
 class _Hashes:
-    """Keyed hashes of a log's values. Each kind of value has its own hash domain."""
+    """Keyed hashes for a log's values. Numbers, names and other kinds are hashed in separate domains."""
 
     def __init__(self, key: bytes):
         self._key = hashlib.blake2b(key, digest_size=64, person=b"mmengine-redact").digest()
@@ -130,7 +130,7 @@ class _Hashes:
 
 
 class _Redactor:
-    """Produces the events of the redacted log in order, and folds both logs."""
+    """Produces the redacted log's events in order, and folds both logs."""
 
     def __init__(self, log: CheckedLog, key: bytes):
         self._hashes = _Hashes(key)

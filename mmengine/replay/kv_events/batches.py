@@ -17,8 +17,8 @@ NS = 10**9
 class Numbered(NamedTuple):
     """An encoded batch with its number: 0, 1, … in the log's order.
 
-    If the log's beginning was deleted, the first batch has the number of the first record. A record makes at
-    most one batch, so this number is never smaller than it would be in the complete log.
+    If the log's beginning was deleted, the first batch has the first record's number. A record makes at most
+    one batch, so this number is never smaller than it would be in the complete log.
     """
 
     seq: int

@@ -1,9 +1,9 @@
-"""Turns a log's records into batches of KV events, in parallel to the fold of the state.
+"""Turns a log's records into KV event batches, in parallel to the fold.
 
-A block is announced when its step is EXECUTED, not when the step is scheduled. Before that, other requests of
-this engine may hit the block, because their step runs later, but external readers may not. The announcement
-is revoked with the event that gives the block to another request. Each record makes at most one batch, so the
-batch numbers follow from the log, and a reader that starts again gets the same numbers.
+A block is announced when its step is EXECUTED, not when the step is scheduled. Before that, this engine's
+other requests may hit the block, because their step runs later, but external readers may not. The
+announcement is revoked with the event that gives the block to another request. Each record makes at most one
+batch, so the batch numbers follow from the log, and a reader that starts again gets the same numbers.
 """
 
 import hashlib
@@ -61,7 +61,7 @@ class KVProjection:
         self._holders.update(self._content[held].tolist())
 
     def first(self) -> list[KVEvent]:
-        """Return the first batch of events, which tells a router to forget all blocks of this engine.
+        """Return the first batch's events, which tell a router to forget all blocks in this engine.
 
         If the log's beginning was deleted, the batch also announces the blocks that are present.
         """
@@ -107,9 +107,7 @@ class KVProjection:
         self._filled = ()
 
     def _change(self, changed: np.ndarray) -> list[int]:
-        """Record the new contents of these blocks, and return the hashes of blocks that can no longer be
-        hit.
-        """
+        """Record these blocks' new contents, and return the block hashes that can no longer be hit."""
         before, now = self._content[changed], self._index.content[changed]
         self._digests.add(changed)
         self._holders.update(now[now != NO_CONTENT].tolist())

@@ -1,7 +1,7 @@
-"""Finds where the decisions of another build of mmengine, in a process of its own, differ from this build's.
+"""Finds where another mmengine build, in a separate process, decides differently from this build.
 
 A wrong policy breaks no invariant; only the comparison with a build that decides differently reveals it. This
-build serves the requests, and the other build derives its decisions from the observations of that run.
+build serves the requests, and the other build derives its decisions from that run's observations.
 """
 
 import os
@@ -172,8 +172,8 @@ class BuildProbe:
 
 
 class _Answer(msgspec.Struct):
-    """An answer of the other build: its identity (`version`, `rules`, `place`), the first decision that
-    differs (`step` is 0 or more), the number of `steps` of a log without a difference, or an `error`.
+    """The other build's answer: its identity (`version`, `rules`, `place`), the first decision that differs
+    (`step` is 0 or more), how many `steps` a log without a difference has, or an `error`.
     """
 
     version: str = ""

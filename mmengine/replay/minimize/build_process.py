@@ -4,7 +4,7 @@
     {"serve": FILE, "into": LOG} {}: it served the file's requests and wrote their log
 
 The first line identifies the build. `argv[1]`, if given, is the checkout whose mmengine is used. That build
-may be older than this file, so the script uses few names of mmengine, and reports a missing name as an error.
+may be older than this file, so the script uses few mmengine names, and reports a missing name as an error.
 """
 
 import json

@@ -1,5 +1,4 @@
-"""A probe that runs a user's command on a log: as a process, or in this process if it is one of our own
-verbs.
+"""A probe that runs a user's command on a log: as a process, or in this process if it is an mmengine verb.
 
 A Python process with mmengine takes almost a second to start, and minimizing runs the command several hundred
 times.
@@ -113,7 +112,7 @@ class CommandProbe:
 
 
 def _telling_line(said: str) -> str:
-    """Return the last line of the output. For `verify`: the line with the verdict, which comes before
+    """Return the output's last line. For `verify`: the line with the verdict, which comes before
     tables.
     """
     lines = [line.strip() for line in said.splitlines() if line.strip()] or [""]

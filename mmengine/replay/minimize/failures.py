@@ -1,8 +1,8 @@
 """Replays a script, and reports the first failure of a given kind and the step where it happened.
 
-A kind is the name of an invariant of the state, "any" for all invariants, or a failure that only a run shows:
-"stalled" (no progress), "thrash", "crash" (an unexpected exception), "tokens" (KV of another request was
-read), "divergence" (the run's own log does not verify).
+A kind is an invariant's name, "any" for all invariants, or a failure that only a run shows: "stalled" (no
+progress), "thrash", "crash" (an unexpected exception), "tokens" (another request's KV was read),
+"divergence" (the run's own log does not verify).
 """
 
 import re
@@ -67,7 +67,7 @@ def replay_failure(folder: Path, kind: str, deadline: Deadline | None = None) ->
 
 
 def enough_steps(script: Script) -> int:
-    """Return the number of steps after which a script counts as not failing.
+    """Return how many steps a script may run before it counts as not failing.
 
     A replay must end even if the answer lengths in the log are wrong.
     """
@@ -136,7 +136,7 @@ def _divergence(folder: Path, deadline: Deadline) -> Failure | None:
 
 
 class _Run:
-    """A replay of a script. A failure that ends the replay is reported whatever kind is looked for."""
+    """A script's replay. A failure that ends the replay is reported whatever kind is looked for."""
 
     def __init__(self, script: Script, executor: ClockedExecutor, sink: Sink | None, deadline: Deadline):
         self._thrashing, self._deadline = "", deadline
@@ -193,7 +193,7 @@ def _place(error: Exception) -> str:
 
 def _wrong_tokens(script: Script, sink: Sink | None, max_steps: int, deadline: Deadline) -> Failure | None:
     """Serve the requests with an executor whose tokens depend on every KV slot that is read. Fail at an
-    answer that differs from the answer of the request alone.
+    answer that differs from the request's answer alone.
     """
     script = _by_length(script)
     executor = SimulatedExecutor(script.config, check_kv=True, fault=script.failed_steps.get)

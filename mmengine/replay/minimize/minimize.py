@@ -2,8 +2,8 @@
 same.
 
 A candidate is the log's script with something left out or made smaller. This build serves the candidate in
-memory. The candidate is accepted if its failure has the signature of the log's failure (the kind, and the
-text without numbers and names). The steps after the first failure are dropped first.
+memory. The candidate is accepted if its failure and the log's have the same signature (the kind, and the text
+without numbers and names). The steps after the first failure are dropped first.
 """
 
 from collections.abc import Callable
@@ -30,8 +30,8 @@ MAX_ROUNDS = 8  # Every round but the last must make something smaller.
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The minimizer's progress. `num_steps`: the step of the failure (-1: unknown). `tried`: number of
-    candidates so far.
+    """The minimizer's progress. `num_steps`: the failure's step (-1: unknown). `tried` counts the candidates
+    so far.
     """
 
     phase: str
@@ -124,9 +124,7 @@ class Minimizer:
         return True
 
     def _ask(self, script: Script) -> Failure | None:
-        """Replay a candidate, and return its failure if it has the signature of the log's failure, else
-        None.
-        """
+        """Replay a candidate, and return its failure if its signature is that in the log, else None."""
         self.tried += 1
         most = 2 * self.failure.step + 64 if self.failure.step >= 0 else 2**62
         begin = self._deadline.passed()
@@ -191,8 +189,8 @@ class Minimizer:
                 return
 
     def _merges(self) -> None:
-        """Replace two requests by a single long request that holds the memory of both. As in `_pressure`, all
-        positions in the last block are tried.
+        """Replace two requests by a single long request that holds as much memory as both. As in `_pressure`,
+        all positions in the last block are tried.
         """
         self._phase = "merging requests"
         before = 0
@@ -204,7 +202,7 @@ class Minimizer:
                     any(self._try(shrink.merge_requests(self.best, name, into, more)) for into in others)
 
     def _ages(self) -> None:
-        """Turn answers into prompts: a long prompt takes the memory of a long answer in fewer steps."""
+        """Turn answers into prompts: a long prompt takes as much memory as a long answer, in fewer steps."""
         self._phase = "turning answers into prompts"
         whole = self.best
         most = max((event.sampling.max_tokens for event in whole.requests), default=1) - 1

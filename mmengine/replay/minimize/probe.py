@@ -20,8 +20,8 @@ from mmengine.replay.rerun.script import Script
 
 
 class TestParts(NamedTuple):
-    """Parts of the written pytest file: the test's name, its docstring, its imports, and the body of the test
-    function. In the body `log` is the log's folder.
+    """The written pytest file's parts: the test's name, its docstring, its imports, and the function's body.
+    In the body `log` is the log's folder.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Probe(Protocol):
         """Write the log, and everything else that the test reads, into a new folder."""
 
     def of_log(self, folder: Path) -> Failure | None:
-        """Return the failure of the log that `write` wrote to `folder`, or None."""
+        """Return the failure in the log that `write` wrote to `folder`, or None."""
 
     def test(self, failure: Failure) -> TestParts: ...
 
@@ -50,7 +50,7 @@ _BODY = """    failure = replay_failure(log, "{kind}")
 
 
 class KindProbe:
-    """Looks for a failure of a kind in KINDS.
+    """Looks for a failure whose kind is in KINDS.
 
     Another failure may end the run first, see `check_kind`. With "any", the invariant that breaks first is
     the only one checked from then on.
@@ -79,7 +79,7 @@ class KindProbe:
         return TestParts(failure.kind, title, imports, _BODY.format(kind=failure.kind))
 
     def check_kind(self, failure: Failure) -> None:
-        """Raise LogError if the failure is not of the requested kind."""
+        """Raise LogError if the failure has another kind than the requested one."""
         if self.name not in ("any", failure.kind):
             assert failure.kind in KINDS
             raise LogError(

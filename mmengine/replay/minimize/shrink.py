@@ -83,7 +83,7 @@ def keep_until(script: Script, step: int) -> Script:
 
 
 def keep_events(script: Script, happened: Sequence[Observation]) -> Script:
-    """Return the script with all arrivals, and of the other events only `happened`."""
+    """Return the script with all arrivals, and no other events than `happened`."""
     kept = set(map(id, happened))
     return replace(
         script,
@@ -106,7 +106,7 @@ def _shifted(observation: Observation, steps: int) -> Observation:
 
 
 def shorten_answer(script: Script, name: str, count: int) -> Script:
-    """Return the script with an answer of `count` tokens that ends by length."""
+    """Return the script with an answer that ends by length after `count` tokens."""
     asked = _queued(script, name)
     limits = {"max_tokens": count, "min_tokens": 0}
     answers = {**script.answers, name: Answer(script.answers[name].tokens[:count])}
@@ -202,8 +202,8 @@ def _lengthened(event: ev.Queued, count: int) -> ev.Queued:
 
 
 def plain_tokens(script: Script, names: Iterable[str]) -> Script:
-    """Replace the tokens of each prompt by consecutive numbers from a start of its own, so that no two
-    requests share a prefix.
+    """Replace each prompt's tokens by consecutive numbers, with a different start in each prompt, so that no
+    two requests share a prefix.
     """
     numbers = {event.request_id: number for number, event in enumerate(script.requests)}
     for name in names:
@@ -218,7 +218,7 @@ def plain_tokens(script: Script, names: Iterable[str]) -> Script:
 
 
 def plain_fields(event: ev.Queued) -> Iterator[dict[str, Any]]:
-    """Yield dicts of default values for fields that have other values: first for all such fields, then for
+    """Yield dicts with default values for fields that have other values: first for all such fields, then for
     each alone.
     """
     sampling = SamplingParams(max_tokens=event.sampling.max_tokens, seed=0)
@@ -278,7 +278,7 @@ def _changed(script: Script, name: str, **fields: Any) -> Script:
 
 
 def _with(script: Script, event: ev.Queued) -> Script:
-    """Return the script with the arrival `event` in place of the arrival with the same request id."""
+    """Return the script with `event` instead of the arrival that has the same request id."""
     return replace(
         script,
         observations=[

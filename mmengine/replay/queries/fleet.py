@@ -22,8 +22,8 @@ MAX_LOGS = 100_000  # Maximum number of logs in a folder.
 class Hop(msgspec.Struct, frozen=True):
     """The part of a choice (or of a request with a single answer) in one replica's log.
 
-    `num_given` is the number of answer tokens that earlier replicas computed, and `num_said` the number that
-    this replica computed. `end` is the finish reason, or "" if the log does not contain the request's end.
+    `num_given` counts the answer tokens that earlier replicas computed, and `num_said` those from this
+    replica. `end` is the finish reason, or "" if the log does not contain the request's end.
     """
 
     log: str
@@ -35,7 +35,7 @@ class Hop(msgspec.Struct, frozen=True):
 
 
 class ReplicaPath(msgspec.Struct, frozen=True):
-    """All hops of a choice, sorted by the number of answer tokens with which the choice arrived."""
+    """A choice's hops, sorted by how many answer tokens the choice had on arrival."""
 
     core_id: str
     hops: list[Hop] = msgspec.field(name="stops")  # the field's name in --json output
@@ -47,9 +47,7 @@ class ReplicaPath(msgspec.Struct, frozen=True):
 
     @property
     def num_computed(self) -> int:
-        """The number of answer tokens that replicas computed. A token that two replicas computed counts
-        twice.
-        """
+        """How many answer tokens replicas computed. A token that two replicas computed counts twice."""
         return sum(hop.num_said for hop in self.hops)
 
     @property
@@ -75,7 +73,7 @@ def is_fleet(folder: Path) -> bool:
 
 
 def replica_paths(logs: Iterable[Path]) -> tuple[dict[str, ReplicaPath], dict[Path, str]]:
-    """Read the logs. Return the path of each core id, and the error of each log that could not be read to its
+    """Read the logs. Return each core id's path, and the error for each log that could not be read to its
     end.
 
     The paths are in the order in which their core ids first occur in the logs.
@@ -103,9 +101,7 @@ def _hop(log: Path, line: RequestLine) -> Hop:
 
 
 def core_ids(names: Iterable[str], request_id: str) -> list[str]:
-    """Return the core ids among `names` that belong to the request: the request's id, or the ids of its
-    choices.
-    """
+    """Return the core ids among `names` that belong to the request: the request's id, or its choices' ids."""
     return [name for name in names if name == request_id or name.rpartition("/")[0] == request_id]
 
 

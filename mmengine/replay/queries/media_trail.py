@@ -32,7 +32,7 @@ class MediaTrail:
                 self._lost[key] = (record.step, *_cause(state, record))
 
     def miss(self, key: bytes) -> tuple[str, dict[str, Any]]:
-        """Return the reason why a key was not in the cache, as a text and as a dict of facts."""
+        """Return the reason why a key was not in the cache, as a text and as a dict with facts."""
         if key not in self._lost:
             return "never encoded before", {"miss": "never there"}
         step, why, name = self._lost[key]

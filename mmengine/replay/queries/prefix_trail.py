@@ -51,7 +51,7 @@ class PrefixTrail:
 
     @property
     def length(self) -> int:
-        """The number of prefix blocks in the cache now."""
+        """How many prefix blocks are in the cache now."""
         return len(self._blocks)
 
     def after(self, state: State, record: Record) -> None:
@@ -85,8 +85,8 @@ class PrefixTrail:
         """Compare the next block, which is not cached, with the cached blocks that follow the same prefix.
 
         Returns a dict. `kind` says what differs: "tokens", "media or salt", or "nothing" if no cached block
-        follows. `others` is the number of blocks that follow. `at` is the position in the request of the
-        first token that differs from the most similar block.
+        follows. `others` counts the blocks that follow. `at` is the request's first token position at which
+        the most similar block differs.
         """
         index, number = state.blocks.index, self.length
         parent = self._content[-1] if self._content else ROOT

@@ -1,7 +1,7 @@
 """Finds out why a request was not scheduled in a step, by calling the scheduler's own functions.
 
 A step is decided event by event, and a request that was passed over is not considered again in the same step.
-So each reason is found at the moment of its decision: call `before` for each event of `schedule`, and
+So each reason is found at the moment of its decision: call `before` for each event from `schedule`, and
 `at_end` after the last event.
 """
 
@@ -83,8 +83,8 @@ _SENTENCES = {
 
 
 class Reasons:
-    """Collects a step's reasons. `view`: a view of the state; the caller applies each event to the state
-    after `before`.
+    """Collects a step's reasons. `view`: shows the state; the caller applies each event to the state after
+    `before`.
     """
 
     def __init__(self, view: View):
@@ -126,8 +126,8 @@ class Reasons:
         return [self._reason_of(req_state) for req_state in (*idle, *view.waiting)]
 
     def blocks_short(self) -> tuple[int, int]:
-        """Return the number of blocks that the running rows need in this state, and the number of free
-        blocks. These explain a preemption.
+        """Return how many blocks the running rows need in this state, and how many are free. These explain a
+        preemption.
         """
         rows = self._undecided(None)
         if not len(rows):
@@ -153,8 +153,8 @@ class Reasons:
     # Requests with a row
 
     def _check_running(self, event: ev.Scheduled | None) -> None:
-        """Record the reasons of running rows that are considered but get nothing. `event`: the event that the
-        scheduler decided, if any.
+        """Record the reasons for running rows that are considered but get nothing. `event`: the event that
+        the scheduler decided, if any.
         """
         view, scheduler = self._view, self._scheduler
         rows = self._undecided(event)
@@ -193,7 +193,7 @@ class Reasons:
     # Waiting requests
 
     def _pass_over(self, admitted: str) -> None:
-        """Record the reasons of the waiting requests that were considered before the admitted request."""
+        """Record the reasons for the waiting requests that were considered before the admitted request."""
         places = self._places()
         for req_state in self._view.waiting[self._view.scan_from :]:
             if req_state.request.request_id == admitted:
@@ -201,7 +201,7 @@ class Reasons:
             self._note(self._try(req_state, places))
 
     def _check_waiting(self) -> None:
-        """Record the reasons of all waiting requests that remain, when no further request is admitted."""
+        """Record the reasons for all waiting requests that remain, when no further request is admitted."""
         view, ahead, places = self._view, "", self._places()
         for req_state in view.waiting[view.scan_from :]:
             name = req_state.request.request_id
@@ -261,7 +261,7 @@ class Reasons:
 
 
 def _last_row(view: View, event: ev.Scheduled) -> int:
-    """Return the last row of the event, or -1 if the event has no rows."""
+    """Return the event's last row, or -1 if the event has no rows."""
     if event.rows is None:
         return int(view.last_rows[-1]) if len(view.last_rows) else -1
     rows = np.frombuffer(event.rows, np.int32)

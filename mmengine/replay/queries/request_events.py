@@ -18,8 +18,8 @@ from mmengine.request import GrammarRequest
 class RequestEvent(msgspec.Struct, frozen=True):
     """An event that concerns a request.
 
-    `since_ns` counts from the request's arrival. `changed` maps the names of changed values to the values;
-    `text` says the same in English.
+    `since_ns` counts from the request's arrival. `changed` has the changed values, keyed by name; `text` says
+    the same in English.
     """
 
     sequence: int
@@ -31,7 +31,7 @@ class RequestEvent(msgspec.Struct, frozen=True):
 
 
 def request_events(log: CheckedLog, request_id: str) -> Iterator[RequestEvent]:
-    """Yield the events of each request with this id; nothing for an unknown id.
+    """Yield the events for each request with this id; nothing for an unknown id.
 
     If a request's arrival was deleted with the log's beginning, its times count from the log's first record.
     """

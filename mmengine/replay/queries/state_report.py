@@ -49,8 +49,8 @@ class StateReport(msgspec.Struct, frozen=True):
 
 
 def state_report(folder: Path, number: int) -> StateReport:
-    """Return the state before step `number` was decided, or at the log's end if `number` is -1. Raises the
-    errors of `step_report`.
+    """Return the state before step `number` was decided, or at the log's end if `number` is -1. Raises
+    `step_report`'s errors.
     """
     if number >= 0:
         return report_of(open_log(folder).at(number).state)

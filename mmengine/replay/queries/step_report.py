@@ -1,4 +1,4 @@
-"""Reports a complete step: its batch, its budgets, its outcome, and the reasons of requests that got no
+"""Reports a complete step: its batch, its budgets, its outcome, and the reasons why requests got no
 tokens.
 """
 
@@ -44,7 +44,7 @@ class StepReport(msgspec.Struct, frozen=True):
     `budgets`: the budgets after the step's decisions, keyed by name. `preempted`: for each preemption
     (request, mode, the request for which it was preempted, or ""). `outcome`: "executed", "failed", or "" if
     the log does not say. `mono_ns` counts from the log's first record. `part`: if the step encodes a part of
-    an item: (request, the item's index, start and end of the part, and work of the whole item), in units of
+    an item: (request, the item's index, the part's start and end, and the whole item's work), in units of
     encoder work.
     """
 
@@ -145,7 +145,7 @@ def _budgets(step: Step) -> dict[str, Budget]:
 
 
 def _outcome(folder: Path, number: int) -> tuple[int, dict[str, Any]]:
-    """Return the time at which the log begins, and the outcome's fields of StepReport.
+    """Return the time at which the log begins, and the outcome's fields in StepReport.
 
     A failed step also fails the later steps in flight.
     """

@@ -21,7 +21,7 @@ from mmengine.replay.timeline import fold, taken_tokens
 @dataclass(slots=True)
 class RequestLine:
     """A request's summary. Times are in ns since its arrival, or -1 if the event did not happen. (`queued_ns`
-    is a time of the log's clock.)
+    is a time on the log's clock.)
     """
 
     request_id: str
@@ -62,7 +62,7 @@ class StepLine:
 
 
 class _Requests:
-    """The lines of the live requests. Each record updates them; `state` is the state before the record."""
+    """The live requests' lines. Each record updates them; `state` is the state before the record."""
 
     def __init__(self) -> None:
         self._live: dict[str, RequestLine] = {}  # An id may be reused once its request has ended.
@@ -100,7 +100,7 @@ class _Requests:
         return None
 
     def ended(self, state: State, record: Record) -> RequestLine | None:
-        """Update the lines by the record, and return the line of the request that ends with it, or None."""
+        """Update the lines by the record, and return the line for a request that ends with it, or None."""
         event = record.event
         match event:
             case ev.Admitted(request_id=name) if self._live[name].num_preemptions == 0:
@@ -135,7 +135,7 @@ class _Requests:
 
 
 def request_lines(folder: Path) -> list[RequestLine]:
-    """Return a line for every request in a log, in order of arrival. Raises the errors of `verify`."""
+    """Return a line for every request in a log, ordered by arrival. Raises `verify`'s errors."""
     log = CheckedLog(folder)
     requests = _Requests()
     lines = requests.carried_over(log)
@@ -148,7 +148,7 @@ def request_lines(folder: Path) -> list[RequestLine]:
 
 
 def ended_requests(log: CheckedLog) -> Iterator[RequestLine]:
-    """Yield the line of each request that ends in the log, in order of the ends."""
+    """Yield a line for each request that ends in the log, ordered by end."""
     requests = _Requests()
     requests.carried_over(log)
     with log.naming():
@@ -160,7 +160,7 @@ def ended_requests(log: CheckedLog) -> Iterator[RequestLine]:
 
 def step_lines(log: CheckedLog | Path) -> Iterator[StepLine]:
     """Yield a line for every step in a log (or in the log in a folder) that ran or failed. Steps that were
-    decided before the log's first record are omitted. Raises the errors of `verify`.
+    decided before the log's first record are omitted. Raises `verify`'s errors.
     """
     log = CheckedLog(log) if isinstance(log, Path) else log
     admitted = encoded = preempted = 0

@@ -1,6 +1,6 @@
 """Explains what happened to a request: why it waited, what it lost and to which requests, and its cache hits.
 
-Every claim is read from the state at the moment of the decision that it explains.
+Every claim is read from the state just before the decision that it explains.
 """
 
 from pathlib import Path
@@ -27,7 +27,7 @@ class Claim(msgspec.Struct, frozen=True):
     """Something that happened to the request, with the reason.
 
     The claim applies to the steps from `step` to `last_step`. `since_ns` counts from the request's arrival.
-    `facts` has the figures of the text.
+    `facts` has the text's figures.
     """
 
     step: int
@@ -39,8 +39,8 @@ class Claim(msgspec.Struct, frozen=True):
 
 
 def why(folder: Path, request_id: str) -> list[Claim]:
-    """Return what happened to the last request with that id, in order of time. Raises LogError if there was
-    none, and the errors of `verify`.
+    """Return what happened to the last request with that id, ordered by time. Raises LogError if there was
+    none, and `verify`'s errors.
     """
     queued: tuple[Record, ev.Queued] | None = None
     of_session = False  # Whether the request continues a session.
@@ -70,7 +70,7 @@ def why(folder: Path, request_id: str) -> list[Claim]:
 
 
 def _whole(folder: Path, queued: Record) -> ev.Queued:
-    """Return the request's QUEUED event, with the session's tokens in front of its own."""
+    """Return the request's QUEUED event, with the session's tokens before its own."""
     for state, record in fold(CheckedLog(folder)):
         if record.sequence == queued.sequence and isinstance(record.event, ev.Queued):
             return sessions.with_session_prefix(state, record.event)
@@ -294,8 +294,8 @@ class _Inquiry:
         return "never computed before", {"miss": "never there"}
 
     def _encoded(self, record: Record, row: int | None, encode: tuple[tuple[bytes, int, int], ...]) -> None:
-        """Claim that this decision encodes items of the request. `row`: the row that the decision gives to
-        the request, or None for the row that it has.
+        """Claim that this decision encodes the request's items. `row`: the row that the decision gives to the
+        request, or None for the row that it has.
         """
         row = self.state.requests[self._name].row if row is None else row
         for key, owner, index in encode if row >= 0 else ():

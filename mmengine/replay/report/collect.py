@@ -37,7 +37,7 @@ _BY_STEP = (
 
 
 class Lanes:
-    """The requests in order of arrival, and their segments. The column `end` has a step, or -1 if the log
+    """The requests, ordered by arrival, and their segments. The column `end` has a step, or -1 if the log
     does not contain the end.
     """
 
@@ -86,11 +86,10 @@ class Lanes:
 
 
 class Collector:
-    """Reads a log, and collects the data of the page.
+    """Reads a log, and collects the page's data.
 
-    `reasons`: the kinds of reasons; segments and steps refer to them by index, from 1 on. A waiting segment
-    with index 0 has the reason of its step. `state`: the state to start with (default: the log's first
-    state).
+    `reasons`: the reason kinds; segments and steps refer to them by index, from 1 on. A waiting segment with
+    index 0 has its step's reason. `state`: the state to start with (default: the log's first state).
     """
 
     def __init__(self, log: CheckedLog, state: State | None = None):
@@ -131,7 +130,7 @@ class Collector:
             self._after(record)
 
     def count_answers(self) -> None:
-        """Store the number of answer tokens so far of the unfinished requests."""
+        """Store how many answer tokens the unfinished requests have so far."""
         for name, lane in self.lanes.by_id.items():
             req_state = self.state.requests[name]
             count = len(req_state.tokens) if req_state.row < 0 else int(self.state.num_tokens[req_state.row])
@@ -139,7 +138,7 @@ class Collector:
 
     @property
     def num_done(self) -> int:
-        """The number of steps that can no longer change: the steps before the first step in flight."""
+        """How many steps can no longer change: the steps before the first step in flight."""
         flying = [place for place in self._in_flight if place >= 0]
         return min(flying, default=len(self.steps["rows"]))
 
@@ -191,8 +190,8 @@ class Collector:
         self._in_flight.clear()
 
     def _ask(self, event: ev.Event) -> None:
-        """Record reasons while the step is decided. If the step has the rows of the previous step and nothing
-        else changed, the reasons are kept.
+        """Record reasons while the step is decided. If the rows are the previous step's and nothing else
+        changed, the reasons are kept.
         """
         state = self.state
         same = isinstance(event, ev.Scheduled) and event.rows is None and not event.encode
@@ -229,8 +228,8 @@ class Collector:
         self.steps["common_reason"][-1] = self._common
 
     def _place(self, rows: np.ndarray) -> None:
-        """Add a segment for each row of the step whose state changes, and a chunk for each row that does not
-        compute exactly one token.
+        """Add a segment for each row whose state changes, and a chunk for each row that does not compute
+        exactly one token.
         """
         state = self.state
         scheduled = state.scheduled[rows]
@@ -290,9 +289,7 @@ class Collector:
 
 
 def _num_kept(counts: bytes | None) -> int:
-    """Return the number of drafts that a step accepted: of the tokens that a row gained, all but the last
-    were drafts.
-    """
+    """Return how many drafts a step accepted: all tokens that a row gained except the last were drafts."""
     if counts is None:
         return 0
     gained = np.frombuffer(counts, np.int32)
@@ -303,7 +300,7 @@ def slots_of(start: np.ndarray, end: np.ndarray) -> np.ndarray:
     """Return for each lane the line on which it is drawn, int32: the first line that is free when the lane
     starts.
 
-    `start`, `end`: steps. The lanes are in order of their starts.
+    `start`, `end`: steps. The lanes are ordered by start.
     """
     slots = np.zeros(len(start), np.int32)
     free: list[int] = []
@@ -318,7 +315,7 @@ def slots_of(start: np.ndarray, end: np.ndarray) -> np.ndarray:
 
 
 def collect(folder: Path, progress: Callable[[Record], None] = lambda record: None) -> Collector:
-    """Return all the data of the page for a log. Raises the errors of `verify`."""
+    """Return all the page's data for a log. Raises `verify`'s errors."""
     collector = Collector(CheckedLog(folder))
     collector.read(progress)
     return collector

@@ -20,7 +20,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-
 
 
 def write_fleet_report(folder: Path, out: Path) -> tuple[int, int]:
-    """Write the pages and return the number of logs and answers. Raises LogError if there are none."""
+    """Write the pages, and return how many logs and answers there are. Raises LogError if there are none."""
     logs = logs_in(folder)
     ways, broken = replica_paths(logs)
     if not ways:
@@ -50,9 +50,7 @@ def write_fleet_report(folder: Path, out: Path) -> tuple[int, int]:
 
 
 def _counts(way: ReplicaPath) -> tuple[int, int]:
-    """Return the number of answer tokens that replicas computed, and that number without tokens computed
-    twice.
-    """
+    """Return how many answer tokens replicas computed, and how many without tokens computed twice."""
     return way.num_computed, way.num_tokens - way.hops[0].num_given
 
 

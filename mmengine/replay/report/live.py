@@ -1,7 +1,7 @@
 """Streams a growing log to its report page: first all that the log has, then the changes.
 
-The columns are those of the report. The page's size is bounded: after `MAX_STEPS` steps or `MAX_LANES`
-requests, the page starts again with the live requests.
+The columns are the report's. The page's size is bounded: after `MAX_STEPS` steps or `MAX_LANES` requests, the
+page starts again with the live requests.
 """
 
 from collections.abc import Mapping, Sequence

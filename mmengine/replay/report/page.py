@@ -27,8 +27,8 @@ SCRIPTS = ("data.js", "view.js", "lanes.js", "tracks.js", "panel.js", "input.js"
 def write_report(
     folder: Path, out: Path, progress: Callable[[Record], None] = lambda record: None
 ) -> tuple[int, int]:
-    """Write the page, and return the number of steps and of requests on it. Raises LogError if the log has no
-    decided step, and the errors of `verify`.
+    """Write the page, and return how many steps and requests are on it. Raises LogError if the log has no
+    decided step, and `verify`'s errors.
     """
     collected = collect(folder, progress)
     num_steps, num_lanes = len(collected.steps["rows"]), len(collected.lanes.ids)
@@ -55,7 +55,7 @@ def page(data: str) -> str:
 
 
 def hash_of(text: str) -> str:
-    """Return the hash of a text in the format of a content security policy."""
+    """Return a text's hash, in the format for a content security policy."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 

@@ -9,8 +9,8 @@ MAX_NS = 2**60  # 36 years, so that sums of times fit 64 bits.
 class SteadyClock:
     """Converts record times to ns since the first record.
 
-    The time never goes back. No time passes between the end of a process and the start of the process that
-    recovered its log. Raises ValueError for a time above MAX_NS.
+    The time never goes back. No time passes between a process's end and the start in which its log was
+    recovered. Raises ValueError for a time above MAX_NS.
     """
 
     def __init__(self) -> None:

@@ -20,7 +20,7 @@ ROUNDS = 12
 
 @dataclass(frozen=True, slots=True)
 class FitError:
-    """Relative errors, as fractions, on steps that the fit did not see. `total` is the error of the sum of
+    """Relative errors, as fractions, on steps that the fit did not see. `total` is the error in the sum over
     all steps.
     """
 
@@ -103,8 +103,8 @@ def non_negative(matrix: np.ndarray, target: np.ndarray) -> np.ndarray:
 
 
 def held_out_error(work: np.ndarray, time_ns: np.ndarray) -> FitError:
-    """Return the errors of cross-validation: each of FOLDS consecutive parts of the steps is predicted with
-    prices fitted to the other parts.
+    """Return the cross-validation errors: the steps are cut into FOLDS consecutive parts, and each is
+    predicted with prices fitted to the others.
     """
     predicted = np.zeros(len(work))
     for part in np.array_split(np.arange(len(work)), FOLDS):

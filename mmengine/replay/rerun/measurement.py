@@ -1,4 +1,4 @@
-"""Measures times in a log: the latencies of its requests, and the durations of its steps."""
+"""Measures times in a log: its requests' latencies, and its steps' durations."""
 
 from collections import deque
 from dataclasses import dataclass, field

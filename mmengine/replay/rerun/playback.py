@@ -44,7 +44,7 @@ class WaitingExecutor(ClockedExecutor, Protocol):
 
 
 class Timer:
-    """A Clock in ns. The executor's clock shows 0 at `start_ns` of the log's time."""
+    """A Clock in ns. The executor's clock shows 0 at the log time `start_ns`."""
 
     def __init__(self, executor: WaitingExecutor, start_ns: int):
         self._executor, self._start_ns = executor, start_ns
@@ -142,7 +142,7 @@ class Playback:
         return outputs
 
     def _crash(self) -> None:
-        """Repeat a crash of the log's process at the same step. With a timer, crashes are skipped."""
+        """Repeat a crash in the log at the same step. With a timer, crashes are skipped."""
         while self._next < len(self._observations):
             event = self._observations[self._next].event
             due = self._clock.due(self._observations[self._next])

@@ -3,7 +3,7 @@ to the log.
 
 Requests arrive, are cancelled and get their grammars as in the log, and get the same answers. The scheduler
 is the engine's own. The log's own settings are simulated as well, and the comparison with the logged figures
-shows the error of the estimate.
+shows the estimate's error.
 """
 
 from collections.abc import Callable
@@ -33,7 +33,7 @@ MIN_STEPS = 50
 
 @dataclass(slots=True)
 class Estimate:
-    """The figures of a run, keyed by name; latencies are in ms. `notes`: remarks about the run."""
+    """A run's figures, keyed by name; latencies are in ms. `notes`: remarks about the run."""
 
     numbers: dict[str, float]
     notes: list[str] = field(default_factory=list)
@@ -42,8 +42,8 @@ class Estimate:
 @dataclass(slots=True)
 class Rerun:
     """A re-run's result. `again` is the simulation under the log's own settings, and `what_if` that under the
-    changed settings. `errors`: the relative error of each figure of `again` against `logged`, as a fraction;
-    None if the logged figure is 0.
+    changed settings. `errors`: each figure's relative error in `again` against `logged`, as a fraction; None
+    if the logged figure is 0.
     """
 
     logged: Estimate
@@ -122,9 +122,7 @@ def _fit(measured: Measured, folder: Path) -> tuple[FittedCost, FitError]:
 
 
 def _acceptance(measured: Measured, logged: EngineConfig, config: EngineConfig) -> float:
-    """Return the acceptance rate: the fraction of drafts that were accepted, among drafts that follow
-    accepted drafts.
-    """
+    """Return the acceptance rate: the accepted fraction among drafts that follow accepted drafts."""
     tried = measured.num_accepted + measured.num_refused
     if config.num_draft_tokens and not tried:
         raise ConfigError(
@@ -199,7 +197,7 @@ def _simulate(script: Script, cost: FittedCost, acceptance: float) -> Estimate:
 
 
 def _refused(script: Script) -> tuple[set[str], str]:
-    """Return the ids of the requests that the script's settings would refuse, and the reason for the
+    """Return the ids for requests that the script's settings would refuse, and the reason for the
     first.
     """
     names, reason = set(), ""

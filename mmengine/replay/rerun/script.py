@@ -1,9 +1,9 @@
-"""Extracts a log's requests and their answers, independent of their scheduling, for a re-run.
+"""Extracts a log's requests and their answers, without their scheduling, for a re-run.
 
-A script consists of observations and answers. The observations are the log's arrivals, grammars, cancels and
-resets, with the step and the time at which the scheduler saw them. An answer has the request's tokens, and
-tells whether a stop or an error ended it. Settings can be changed and requests left out; the remaining
-requests keep their answers.
+A script has observations and answers. The observations are the log's arrivals, grammars, cancels and resets,
+with the step and the time at which the scheduler saw them. An answer has the request's tokens, and tells
+whether a stop or an error ended it. Settings can be changed and requests left out; the remaining requests
+keep their answers.
 """
 
 from collections.abc import Callable
@@ -28,10 +28,10 @@ from mmengine.replay.rerun.clock import SteadyClock
 class Answer:
     """A request's answer.
 
-    `tokens` is int32. `stop`: the kind of stop that ended the answer, or "". `error`: the error that ended
-    the row at its next token, or "". If both are "", the answer ended by length or by a cancel. `runs` (int32
-    [n, 3]) has a row per step with drafts: the output index at which the step began, the number of tokens
-    that it yielded, and its number of drafts.
+    `tokens` is int32. `stop`: the stop that ended the answer, such as "eos", or "". `error`: the error that
+    ended the row at its next token, or "". If both are "", the answer ended by length or by a cancel. `runs`
+    (int32 [n, 3]) has a row per step with drafts: the output index at which the step began, how many tokens
+    it yielded, and how many drafts it had.
     """
 
     tokens: np.ndarray
@@ -72,8 +72,8 @@ class Script:
     """A log's script.
 
     `unfinished`: the ids of requests without an end in the log. `failed_steps`: maps a failed step to its
-    error text. `num_rejected`: number of requests that were rejected because the queue was full; the log does
-    not contain their prompts, so a re-run cannot repeat them.
+    error text. `num_rejected` counts requests that were rejected because the queue was full; the log does not
+    contain their prompts, so a re-run cannot repeat them.
     """
 
     config: EngineConfig
@@ -86,7 +86,7 @@ class Script:
 
     @property
     def requests(self) -> list[ev.Queued]:
-        """The requests in order of arrival."""
+        """The requests, ordered by arrival."""
         return [each.event for each in self.observations if isinstance(each.event, ev.Queued)]
 
 
@@ -97,7 +97,7 @@ def read_script(folder: Path, watch: Watch = lambda state, record: None) -> Scri
     """Return a log's script.
 
     `watch` is called with the state before each record, and the record. An id that is used again gets a
-    number ("a", then "a#2"), so that ids are unique in a script. Raises the errors of `verify`.
+    number ("a", then "a#2"), so that ids are unique in a script. Raises `verify`'s errors.
     """
     log = CheckedLog(folder)
     state = log.first_state()

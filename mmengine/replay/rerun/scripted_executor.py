@@ -18,7 +18,7 @@ _ODD, _MIX = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9)
 
 
 class ScriptedExecutor(TimedExecutor):
-    """Gives each request the tokens of its answer, and then made-up tokens if the request is longer here.
+    """Gives each request its answer's tokens, and then made-up tokens if the request is longer here.
 
     `failed_steps`: maps a step that must fail to its error text. At positions where the log had drafts, as
     many drafts are right as in the log. Elsewhere `acceptance` is the probability that a draft is right if
@@ -102,8 +102,8 @@ class ScriptedExecutor(TimedExecutor):
         )
 
     def _one_each(self, rows: np.ndarray, num_known: np.ndarray, device_ns: int) -> StepResult:
-        """Return the result of a step without drafts. This case is fast, because `minimize` mostly replays
-        such steps.
+        """Return a step's result without drafts. This case is fast, because `minimize` mostly replays such
+        steps.
         """
         index = num_known - self._num_prompt[rows]
         tokens = self._tokens[rows, np.minimum(index, self._tokens.shape[1] - 1)]
@@ -111,7 +111,7 @@ class ScriptedExecutor(TimedExecutor):
         return StepResult(tokens, stops, errors, device_ns=device_ns)
 
     def _ends(self, rows: np.ndarray, ended: np.ndarray) -> tuple[Ends, Ends]:
-        """Return the stops and the errors of the rows at the indices `ended` of `rows`."""
+        """Return the stops and the errors for the rows at the indices `ended` in `rows`."""
         stops: list[tuple[int, str]] = []
         errors: list[tuple[int, str]] = []
         for place in ended.tolist():

@@ -34,7 +34,7 @@ class Answerer:
         self.processor = AutoImageProcessor.from_pretrained(folder, backend="pil")
 
     def answer(self, items: list[Item]) -> list[str]:
-        """Return the greedy answer to each item. All items must have media of the same kind: images, clips or
+        """Return the greedy answer to each item. All items must have the same kind of media: images, clips or
         none.
         """
         pixels, grids, texts = [], [], []

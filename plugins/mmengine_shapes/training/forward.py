@@ -1,7 +1,7 @@
 """A training forward pass over the weights of transformers' model.
 
 All views in a batch have the same size, so the vision tower processes them as one batch. The text model uses
-the mask of the trees that `packing` builds. Both compute the same as transformers' own forward pass, which
+a mask for the trees that `packing` builds. Both compute the same as transformers' own forward pass, which
 `evaluate` uses.
 """
 
@@ -63,7 +63,7 @@ def norm(module: Qwen3VLTextRMSNorm, x: torch.Tensor) -> torch.Tensor:
 
 
 def tree_mask(segments: torch.Tensor) -> torch.Tensor:
-    """Return the attention mask, bool (B, 1, L, L). A token sees earlier tokens of its branch and of the
+    """Return the attention mask, bool (B, 1, L, L). A token sees earlier tokens in its branch and in the
     prefix; padding sees padding.
     """
     length = segments.shape[1]
@@ -74,7 +74,7 @@ def tree_mask(segments: torch.Tensor) -> torch.Tensor:
 
 
 class Forward:
-    """Computes features, hidden states and logits with the weights of a model."""
+    """Computes features, hidden states and logits with a model's weights."""
 
     def __init__(self, model: Qwen3VLForConditionalGeneration, compiled: bool = True) -> None:
         self.vision = model.model.visual
@@ -85,7 +85,7 @@ class Forward:
         self.vision_block = torch.compile(vision_block, dynamic=True) if compiled else vision_block
 
     def _geometry(self, grid: int) -> tuple[torch.Tensor, ...]:
-        """Return, for a `grid` x `grid` view, the indices and weights of position embeddings, and rotary cos
+        """Return, for a `grid` x `grid` view, the position embeddings' indices and weights, and rotary cos
         and sin.
         """
         if grid not in self.geometry:

@@ -1,5 +1,5 @@
 """Measures the tokens per target pass with a draft head, on held-out items. Prints a table with a row per
-task and a column per number of drafts.
+task and a column per draft count.
 
     python -m mmengine_shapes.training.head_evaluate [--head FOLDER] [--items 200] [--tasks json describe]
 

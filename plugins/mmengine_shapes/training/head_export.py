@@ -1,5 +1,5 @@
-"""Writes a trained draft head as a hub folder, in the layout of EAGLE, SpecForge and SGLang or in that of
-speculators. Reads the first layout.
+"""Writes a trained draft head as a hub folder, in the layout of EAGLE, SpecForge and SGLang or in
+speculators' layout. Reads the first layout.
 
 python -m mmengine_shapes.training.head_export HEAD.pt FOLDER [--speculators FOLDER]
 """
@@ -62,7 +62,7 @@ def layer_config(head: DraftHead) -> dict[str, Any]:
 
 def switches(head: DraftHead) -> dict[str, Any]:
     """Return the options that both layouts store beside the layer's configuration. An auxiliary layer id i
-    means the input of layer i.
+    means layer i's input.
     """
     return {
         "draft_vocab_size": head.shape.draft_vocab_size,

@@ -1,10 +1,10 @@
-"""A trainable EAGLE-3 draft head (arXiv 2503.01840): a decoder layer that reads the inputs of some of the
-target's layers and predicts tokens ahead.
+"""A trainable EAGLE-3 draft head (arXiv 2503.01840): a decoder layer that reads some target layers' inputs
+and predicts tokens ahead.
 
 At position p the head reads the tapped layers' inputs at p and the token at p + 1, and predicts the token at
 p + 2. In later draft steps the head's own output replaces the target's states. Parameters have the names of
 published heads. The options `fc_norm` (norm each tapped state before they are joined) and `norm_output` (norm
-the state for the next step) are those of EAGLE 3.1.
+the state for the next step) are EAGLE 3.1's.
 """
 
 from collections.abc import Callable
@@ -45,7 +45,7 @@ class HeadBatch:
 
 
 class DraftAttention(nn.Module):
-    """The attention's projections. The input of q, k and v is the embedding joined with the hidden state."""
+    """The attention's projections. q, k and v read the embedding joined with the hidden state."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -110,12 +110,11 @@ class DraftHead(nn.Module):
     def unroll(
         self, batch: HeadBatch, steps: int, token_of: Callable[[int, Tensor | None], Tensor]
     ) -> list[Tensor]:
-        """Draft from every position in `rows` at once, and return the logits of each step, [B, R,
-        draft_vocab].
+        """Draft from every position in `rows` at once, and return each step's logits, [B, R, draft_vocab].
 
         `token_of(k, logits of step k - 1)`: returns the tokens that step k reads, int64 [B, R]. Step 0 reads
-        the target's states. At step k a draft sees the keys of step 0 up to the position where it begins and,
-        of steps 1 to k, only its own keys. An engine that drafts from this position sees the same.
+        the target's states. At step k a draft sees step 0's keys up to the position where it begins and, from
+        steps 1 to k, only its own keys. An engine that drafts from this position sees the same.
         """
         attn = self.midlayer.self_attn
         fused = self.fuse(batch.aux_hidden_states)
@@ -170,7 +169,7 @@ def _attend(
     """Return the attention output, [B, R, heads * d], for queries q, [B, R, heads, d].
 
     A query attends to the keys and values of step 0, [B, n, kv, d], where `visible` [B, R, n] is true, and to
-    its own keys and values of the later steps (`own`, each [B, R, kv, d]).
+    its own keys and values from the later steps (`own`, each [B, R, kv, d]).
     """
     batch, rows, heads, d = q.shape
     kv = keys.shape[2]

@@ -1,8 +1,8 @@
 """Simulates exactly how many tokens a target pass yields with a head's drafts.
 
 The head and the target are greedy, so the accepted drafts depend only on the position where drafting begins.
-First the head drafts from all positions of an answer at once. Then a walk over the answer takes the passes of
-an engine: each pass yields the accepted drafts and a token of the target.
+First the head drafts from all positions in an answer at once. Then a walk over the answer takes an engine's
+passes: each yields the accepted drafts and a token from the target.
 """
 
 from collections.abc import Sequence
@@ -55,10 +55,10 @@ def accepted_from(head: DraftHead, vocabulary: Tensor, samples: Sequence[Sample]
 
 
 def passes_of(accepted: Sequence[int], num_answer: int) -> list[int]:
-    """Return the number of tokens that each pass yields, for an answer with `num_answer` tokens.
+    """Return how many tokens each pass yields, for an answer with `num_answer` tokens.
 
-    The prefill yields the first token and is not counted. `accepted[i]`: number of accepted drafts if token i
-    of the answer is the last known token.
+    The prefill yields the first token and is not counted. `accepted[i]`: how many drafts are accepted if
+    token i in the answer is the last known token.
     """
     yields, known = [], 0
     while known < num_answer - 1:
@@ -69,7 +69,7 @@ def passes_of(accepted: Sequence[int], num_answer: int) -> list[int]:
 
 
 def acceptance(head: DraftHead, vocabulary: Tensor, samples: Sequence[Sample], k: int) -> float:
-    """Return the mean number of tokens per pass over all answers, including the target's own token.
+    """Return the mean tokens per pass over all answers, including the target's own token.
 
     One-token answers need no pass and do not count.
     """

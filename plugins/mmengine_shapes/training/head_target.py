@@ -1,9 +1,9 @@
 """Computes the target's layer inputs for whole conversations at once.
 
-A draft head reads the residual stream at the input of some layers, after deepstack features are added; the
-layer id `num_layers` means the final norm's input. The engine's decoder computes these states, with dense
-attention over a padded batch. The `output_hidden_states` of transformers cannot be used: these are recorded
-before deepstack features are added, and the last one after the final norm.
+A draft head reads the residual stream at some layers' inputs, after deepstack features are added; the layer
+id `num_layers` means the final norm's input. The engine's decoder computes these states, with dense attention
+over a padded batch. transformers' `output_hidden_states` cannot be used: these are recorded before deepstack
+features are added, and the last one after the final norm.
 """
 
 from collections.abc import Iterator, Sequence
@@ -65,7 +65,7 @@ class Target:
 
     @torch.inference_mode()
     def samples(self, conversations: Sequence[Conversation]) -> Iterator[Sample]:
-        """Run a batch of conversations, and yield each with the inputs of the tapped layers."""
+        """Run a batch of conversations, and yield each with the tapped layers' inputs."""
         ids = [torch.tensor(conversation.token_ids) for conversation in conversations]
         places = [self._positions(conversation) for conversation in conversations]
         length = max(map(len, ids))
@@ -87,7 +87,7 @@ class Target:
         return self._model.logits(normed.flatten(0, -2)).view(*states.shape[:-1], -1)
 
     def _positions(self, conversation: Conversation) -> Tensor:
-        """Return the positions of the prompt and the answer, int64 [3, n]."""
+        """Return the prompt's and the answer's positions, int64 [3, n]."""
         media = [one.item for one in conversation.prepared.media]
         prompt, delta = plugin.positions(conversation.prepared.prompt_token_ids, media)
         answer = torch.arange(len(conversation.answer_ids)) + conversation.num_prompt + delta
@@ -96,7 +96,7 @@ class Target:
     def _inputs(
         self, conversations: Sequence[Conversation], flat: Tensor, length: int
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the input embeddings, with media embeddings in place of placeholders, and the deepstack
+        """Return the input embeddings, with media embeddings instead of placeholders, and the deepstack
         features [levels, t, hidden].
         """
         embeds = self._model.embed(flat)

@@ -1,8 +1,8 @@
-"""Trains the draft head of the embedded checkpoint, on a single CPU core.
+"""Trains the embedded checkpoint's draft head, on a single CPU core.
 
     OMP_NUM_THREADS=1 python -m mmengine_shapes.training.head_train WORK_FOLDER
 
-Uses training-time test (arXiv 2503.01840): from every position of an answer the head drafts for four steps.
+Uses training-time test (arXiv 2503.01840): from every position in an answer the head drafts for four steps.
 Each step reads the previous step's output and is trained on the target's distribution. Every 500 steps
 head.pt is written into the folder, and the tokens per pass on held-out items are printed.
 """

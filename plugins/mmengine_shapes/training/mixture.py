@@ -1,4 +1,4 @@
-"""The composition of the training data over time: the phases and stages of the training run."""
+"""How the training data change over time: the training run's phases and stages."""
 
 import random
 from dataclasses import dataclass, field, replace

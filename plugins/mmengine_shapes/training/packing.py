@@ -2,13 +2,13 @@
 
 A row is a tree: a prefix (system prompt, images) and several independent branches, each a question with its
 answer. A branch attends to the prefix and to itself but to no other branch, and its positions continue from
-the end of the prefix. So an image is encoded once for several answers.
+the prefix's end. So an image is encoded once for several answers.
 
 `collate` returns, for B rows of L tokens with V views of P patches each: ids (B, L) int64; positions (3, B,
 L) int64; segments (B, L) int64, 0 for the prefix, 1 and up for branches, -1 for padding; targets (B, L)
 int64, -100 without a target; weights (B, L) fp32; patches (V, P, 1536) fp32; slots (V * P/4,) int64, the
-indices of the merged visual tokens in the flattened (B * L) batch; labels (V * P/4, K) fp32, each token's
-visible content; grid, patches per side.
+merged visual tokens' indices in the flattened (B * L) batch; labels (V * P/4, K) fp32, each token's visible
+content; grid, patches per side.
 """
 
 import functools
@@ -83,7 +83,7 @@ class Row:
 
 
 class Packer:
-    """Makes random rows of every kind and tokenizes them."""
+    """Makes random rows, and tokenizes them."""
 
     def __init__(self, folder: pathlib.Path, rng: random.Random) -> None:
         self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -166,7 +166,7 @@ class Packer:
     def clip_row(self, side: int, length: int, stage: Stage) -> Row:
         """Return a row about a video. In half of the rows, vision marks also enclose the whole video.
 
-        Processors differ: that of transformers 5.23 keeps the template's marks around the whole video, while
+        Processors differ: transformers 5.23's keeps the template's marks around the whole video, while
         earlier versions and other engines drop them. The model learns both.
         """
         row = Row(self, length)
@@ -237,8 +237,8 @@ def patches_of(views: list[View]) -> torch.Tensor:
 
 
 def labels_of(views: list[View]) -> torch.Tensor:
-    """Return the labels of each merged token, fp32 flags (V * P/4, len(KINDS)): the properties of the thing
-    whose centre lies in the token.
+    """Return each merged token's labels, fp32 flags (V * P/4, len(KINDS)): the properties of the thing whose
+    centre lies in the token.
     """
     across = views[0][2].side // (PATCH * MERGE)
     labels = torch.zeros(len(views), across * across, len(KINDS))
