@@ -1,4 +1,4 @@
-"""Keep the encoder state for a media item that is encoded over several steps."""
+"""Encodes a media item in parts over several steps, and keeps the encoder's state between the parts."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
@@ -17,9 +17,9 @@ class _Encoding(Protocol):
 
 
 class EncoderParts:
-    """The encoder's intermediate state for an item, which may take a gigabyte, and the item's adapter.
+    """The encoder's intermediate state for one item, which may take a gigabyte.
 
-    The state is kept until the item's last part or `drop`.
+    It is kept until the item's last part, or until `drop`.
     """
 
     def __init__(self, model: VisionLanguageModel, even_patches: int, device: torch.device) -> None:
@@ -38,20 +38,20 @@ class EncoderParts:
         payloads: Mapping[str, Sequence[MediaInput]],
         adapter: Callable[[], LoadedAdapter | None],
     ) -> torch.Tensor | None:
-        """Compute one part, and return the features with the last part: [num_embeds, (1 + num_deepstack) *
-        hidden_size].
+        """Compute one part. Returns the item's features after its last part, else None.
 
-        `payloads`: the media of the item's request. `adapter`: returns the request's adapter, and is called
-        for the first part only, because an adapter that no row holds yet is read on each call. Raises
-        ExecutorFailed if the media or the adapter are missing.
+        Features are [num_embeds, (1 + num_deepstack) * hidden_size]. `payloads`: each request's media.
+        `adapter`: returns the adapter that encodes the item. It is called only for the first part, because
+        each call reads the adapter's files if no row uses the adapter yet. Raises ExecutorFailed if the media
+        or the adapter are missing.
         """
         if self._encoding is None or self._key != part.item.key or not part.start:
             if part.start and not part.is_last:
-                return None  # the item was dropped while this step waited, so no request needs the features
+                return None  # the item was dropped meanwhile, so no request needs the features
             assert self._begin is not None, "only encoders that can pause encode items in parts"
             media, adapted = payload_of(part.item, payloads), adapter()
             pixels = upload_joined([media.patches], self._device)
-            self.clear()  # before the next encoding begins: the state of two items may not fit in memory
+            self.clear()  # before the next item begins, because the states of two items may not fit in memory
             self._key = part.item.key
             adapter_args = () if adapted is None else (adapted,)
             self._encoding = self._begin(pixels, media.item.grid, self._even_patches, *adapter_args)

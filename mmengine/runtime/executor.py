@@ -1,4 +1,4 @@
-"""The torch executor: implements the port in core/executor.py."""
+"""The torch executor. It implements the interface Executor of core/executor.py."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -30,10 +30,11 @@ from mmengine.structured_output.rows.rows import RowMatchers
 
 @dataclass(slots=True)
 class InFlightStep:
-    """A dispatched step.
+    """A step that was dispatched and not yet collected.
 
-    Holds the plan, the pixels that the step encodes (a request may end and release its pixels before the step
-    is collected), and the launched work, first without sampled tokens, or the error that a launch raised.
+    `pixels`: the pixels that the step encodes, because a request may end and release its pixels before the
+    step is collected. `computed`: the launched step before its sampling is launched; then `launched` replaces
+    it. `error`: the exception that a launch raised.
     """
 
     plan: StepPlan
@@ -43,7 +44,7 @@ class InFlightStep:
     error: Exception | None = None
     start: Event | None = None
     end: Event | None = None
-    # block ids, and the KV that a store returned for them
+    # pairs of block ids and the KV that the block store returned for them
     fetched: Sequence[tuple[np.ndarray, torch.Tensor]] = ()
 
 
@@ -53,11 +54,12 @@ ON_CPU = Placement(CpuDevice(), torch.float32)
 class TorchExecutor:
     """Runs steps on one device.
 
-    On a CPU, `collect` computes the step. On an asynchronous device, `dispatch` launches the step without
-    waiting and `collect` waits for the end (not yet run on a GPU). If rows have grammars and the previous
-    step is unread, that step's `collect` launches the sampling. The step's `collect` raises whatever fails
-    for a whole step: an MMEngineError unchanged, any other exception as ExecutorFailed, or as ExecutorLost if
-    the device no longer answers.
+    On a CPU, `collect` computes the step. On an asynchronous device, `dispatch` launches the step and
+    `collect` waits for its end (not yet run on a GPU). If rows have grammars and the previous step is not
+    collected yet, the sampling needs that step's tokens, so the previous step's `collect` launches it.
+
+    If a whole step fails, its `collect` raises the error: an MMEngineError unchanged, any other exception as
+    ExecutorFailed, or as ExecutorLost if the device no longer answers.
     """
 
     needs_plan = True
@@ -76,13 +78,13 @@ class TorchExecutor:
     ) -> None:
         """Build an executor for `model`.
 
-        `config` has num_blocks and eos_token_ids filled in. The placement's dtype must match the model's
-        dtype. `positions_of` is the plugin's `positions`. Without `matchers` a request with a grammar fails.
-        `drafters`: indexed by the log's drafter numbers, preferred ones first; after them a draft `head`,
-        whose KV shares the same blocks. `recorder`: captures decode-only steps and the encoder; by default
-        CUDA graphs on a GPU, unless `config` disables them.
+        `config` has num_blocks and eos_token_ids filled in. The placement's dtype must be the model's dtype.
+        `positions_of` is the plugin's `positions`. Without `matchers` a request with a grammar fails.
+        `drafters`: preferred ones first; their indices are the drafter numbers of the log. The draft `head`
+        comes after them and uses the same block tables. `recorder`: captures decode-only steps and the
+        encoder (default: CUDA graphs on a GPU, unless `config` disables them).
 
-        Raises ConfigError for a KV pool that cannot be allocated and for an unknown attention backend.
+        Raises ConfigError if the KV pool cannot be allocated or the attention backend is unknown.
         """
         self._device = placement.device
         self._is_ahead = self._device.is_async
@@ -103,25 +105,28 @@ class TorchExecutor:
 
     @property
     def drafters(self) -> list[tuple[str, int]]:
-        """Each drafter's name and failure count, indexed by the log's drafter numbers."""
+        """Each drafter's name and number of failures, indexed by the drafter numbers of the log."""
         return self._runner.drafters
 
     @property
     def graph_counts(self) -> dict[str, dict[str, int]]:
-        """Count replays from CUDA graphs, and eager runs by reason (see ModelRunner)."""
+        """How many runs were replayed from CUDA graphs, and how many were not, keyed by reason (see
+        ModelRunner).
+        """
         return self._runner.graph_counts
 
     def use_store(
         self, store: BlockStore, config: EngineConfig, fingerprints: Mapping[str, str]
     ) -> StoreClient:
-        """Connect `store`: computed KV and features are written to the store, and stored ones are read.
+        """Connect a block store: computed KV and features are written to it, and stored ones are read from
+        it.
 
-        Returns the client that the core talks to.
+        Returns the client that the core uses.
         """
         return self._runner.use_store(store, config, fingerprints)
 
     def know_adapter(self, digest: bytes, read: ReadAdapter) -> None:
-        """Register how to read the adapter with this digest when a row needs the adapter."""
+        """Register the function that reads the adapter with this digest when a row needs it."""
         self._runner.adapters.register(digest, read)
 
     def forget_adapter(self, digest: bytes) -> None:
@@ -129,9 +134,9 @@ class TorchExecutor:
         self._runner.adapters.forget(digest)
 
     def attach(self, request_id: str, media: Sequence[MediaInput]) -> None:
-        """Store a request's pixels, one entry per media item, before a step encodes any of them.
+        """Keep a request's pixels, one entry per media item, until `release`.
 
-        The pixels are kept until `release`.
+        Must be called before a step encodes any of them.
         """
         self._runner.attach(request_id, media)
 
@@ -159,9 +164,7 @@ class TorchExecutor:
             step.error = error
 
     def _begin(self, step: InFlightStep) -> None:
-        """Launch as much as possible. Sampling for rows with grammars waits until the previous step's tokens
-        are known.
-        """
+        """Launch the step, and its sampling unless that needs the tokens of a step in flight (grammars)."""
         step.computed = self._run(step)
         if not (self._in_flight and step.computed.depends_on_sampled):
             self._sample(step)
@@ -177,7 +180,7 @@ class TorchExecutor:
             step.end.record()
 
     def _sample_next(self) -> None:
-        """Sample the next step, whose sampling waited for tokens from the step that was just read."""
+        """Launch the next step's sampling if it waited for the tokens of the step that was just read."""
         step = self._in_flight[0] if self._in_flight else None
         if step is None or step.computed is None:
             return
@@ -225,16 +228,17 @@ class TorchExecutor:
         self._in_flight.clear()
 
     def close(self) -> None:
-        """Drop steps in flight, pixels, features and, on a GPU, KV blocks. The executor must not be used
-        afterwards.
+        """Drop the steps in flight, pixels and features, and free the KV blocks on a GPU.
+
+        The executor must not be used afterwards.
         """
         self._in_flight.clear()
         self._runner.close()
 
 
 def _failure(step: StepPlan, error: Exception, device: Device) -> ExecutorFailed:
-    """Return the exception for a failed step: ExecutorLost if this process can no longer use the device."""
-    # first line only: torch appends pages
+    """Return the exception for a failed step, which is ExecutorLost if the device no longer answers."""
+    # Only the first line, because torch appends pages of text.
     reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
     if isinstance(error, torch.OutOfMemoryError):
         reason = (

@@ -1,4 +1,4 @@
-"""Encode pixels, store the encoder outputs on the device by key, and write them into a batch."""
+"""Encodes pixels, stores the encoder outputs on the device, and writes them into a step's embeddings."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
@@ -15,24 +15,23 @@ from mmengine.runtime.graphs.encoder import EncoderGraphs
 
 
 class ExternalFeatures(Protocol):
-    """A store for encoder outputs that outlives this engine."""
+    """A store of encoder outputs outside this engine, such as a shared block store."""
 
     def fetched_features(self, key: bytes) -> torch.Tensor | None:
-        """Return the features for an item that is about to be encoded, [embeddings, width], or None if the
-        store has none.
-        """
+        """Return the features [embeddings, width] of an item that is about to be encoded, or None."""
 
     def store_features(self, key: bytes, features: torch.Tensor) -> None:
         """Store an item's computed features."""
 
 
 class FeatureStore:
-    """Features by key in one tensor, [places, (1 + num_deepstack) * hidden_size], with a place per embedding.
+    """The features of media items, keyed by encoder key.
 
-    An embedding's first hidden_size values replace the placeholder in the input. The other values are
-    added after the first num_deepstack layers. The scheduler decides which features are kept and evicted, at
-    most `capacity` embeddings; the store follows. The tensor doubles until the features fit, unless
-    `hold_all` allocated everything. New features first overwrite dropped ones.
+    One tensor [places, (1 + num_deepstack) * hidden_size] holds an embedding per place. An embedding's first
+    hidden_size values replace a placeholder in the input. The other values are added after the first
+    num_deepstack layers. The scheduler decides which features are kept, at most `capacity` embeddings. The
+    tensor grows by doubling, unless `hold_all` has allocated all places. Places of dropped features are
+    reused.
     """
 
     def __init__(self, hidden_size: int, num_deepstack: int, capacity: int) -> None:
@@ -48,9 +47,9 @@ class FeatureStore:
         return len(self._places)
 
     def hold_all(self, dtype: torch.dtype, device: torch.device) -> None:
-        """Allocate all places now. Raises ConfigError if the memory cannot be allocated.
+        """Allocate all places now. Raises ConfigError if there is not enough memory.
 
-        Part of a GPU's memory is reserved for the places, and growing would need half as much again.
+        On a GPU exactly this memory is reserved, and growing later would need half as much in addition.
         """
         width = (1 + self._num_deepstack) * self._hidden_size
         try:
@@ -63,7 +62,8 @@ class FeatureStore:
             ) from error
 
     def put(self, keys: Sequence[bytes], sizes: Sequence[int], features: torch.Tensor) -> None:
-        """Store features [sum of sizes, (1 + num_deepstack) * hidden_size], item after item.
+        """Store the features [sum of sizes, (1 + num_deepstack) * hidden_size] of several items, in their
+        order.
 
         Raises ExecutorFailed if the features exceed the capacity.
         """
@@ -79,14 +79,16 @@ class FeatureStore:
             self._places[key] = places[start:end]
 
     def drop(self, key: bytes) -> None:
-        """Forget `key`. A missing key is ignored, because the item's encoding may have failed."""
+        """Drop the features of `key`. A missing key is ignored, because the item's encoding may have
+        failed.
+        """
         places = self._places.pop(key, None)
         if places is not None:
             self._free[self._num_free : self._num_free + len(places)] = places
             self._num_free += len(places)
 
     def copy_of(self, key: bytes) -> torch.Tensor:
-        """Copy and return a key's features, [embeddings, width]."""
+        """Return a copy of the features [embeddings, width] of `key`."""
         return self._cache.index_select(0, upload(self._places[key], self._cache.device))
 
     def clear(self) -> None:
@@ -94,7 +96,7 @@ class FeatureStore:
         self._cache, self._free, self._num_free = torch.empty(0, 0), self._free[:0], 0
 
     def _reserve(self, features: torch.Tensor) -> None:
-        """Make places for as many more embeddings, with the same dtype and device."""
+        """Make sure that there are free places for `features`, whose dtype and device the tensor gets."""
         num_places = len(self._cache)
         missing = len(features) - self._num_free
         if missing <= 0:
@@ -119,10 +121,10 @@ class FeatureStore:
         self._free, self._num_free = free, size - num_places + self._num_free
 
     def place(self, spans: Sequence[MediaSpan], embeds: torch.Tensor) -> torch.Tensor | None:
-        """Write the spans into `embeds` [t, hidden_size] in place, all in a single gather.
+        """Write the embeddings of all spans into `embeds` [t, hidden_size] in place.
 
-        Returns deepstack [num_deepstack, t, hidden_size], zero at text tokens, or None without spans. Raises
-        ExecutorFailed for features which are not on the device.
+        Returns the deepstack features [num_deepstack, t, hidden_size], zero at text tokens, or None if there
+        are no spans or the model has no deepstack. Raises ExecutorFailed if features are not on the device.
         """
         if not spans:
             return None
@@ -169,11 +171,11 @@ def encode(
 ) -> None:
     """Encode `items` in a single packed call and put their features into `store`.
 
-    `payloads`: each request id's media. `graphs`: captured encoder graphs, used if they have the call's size.
-    `share`: applied to the features before they are stored. `alone`: encode one item per call, so that
-    neither an item's features nor a graph replay depends on the other items. `last`: features of the last
-    item, which was encoded in parts. `external`: already holds some items' features, and stores the rest.
-    `adapter`: the LoRA adapter for all items.
+    `payloads`: media keyed by request id. `graphs`: captured encoder graphs, used if the call fits a size.
+    `share`: a function that is applied to the features before they are stored. `alone`: encode one item per
+    call, so that neither an item's features nor the use of a graph depends on the other items. `last`: the
+    features of the last item, if it was encoded in parts. `external`: a store that may have some items'
+    features already; the others are added to it. `adapter`: the LoRA adapter of all items.
 
     Raises ExecutorFailed if a payload is missing, or if the model returns a different embedding count than
     the items have placeholders.
@@ -215,7 +217,10 @@ def encode(
 def _not_external(
     items: Sequence[EncodeItem], store: FeatureStore, external: ExternalFeatures, last: torch.Tensor | None
 ) -> list[EncodeItem]:
-    """Return the items whose features are not in `external`, and a last item that was encoded in parts."""
+    """Put features that `external` has into `store`.
+
+    Returns the other items, and `last`'s item if there is one.
+    """
     left = []
     for item in items:
         own = last is not None and item is items[-1]

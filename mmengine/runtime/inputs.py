@@ -1,4 +1,4 @@
-"""Build a step's integer inputs in a single buffer, and copy that buffer to the device once."""
+"""Builds a step's integer inputs in one buffer, and copies the buffer to the device in one transfer."""
 
 import msgspec
 import numpy as np
@@ -15,18 +15,18 @@ _NONE = torch.empty(0, dtype=torch.int64)
 
 
 class StepInputs(msgspec.Struct, frozen=True, eq=False):
-    """Inputs for a step with t tokens, s sampling positions and p pending tokens; int64 tensors on the
-    device.
+    """The inputs of a step with t tokens, s sampling positions and p pending tokens.
 
-    In a frame, t is the bucket's token count, except for `attention`, which describes the step itself.
+    Tensors are int64 on the device. If the step is replayed in a frame, t is the bucket's number of tokens.
+    `attention` always describes the step without padding.
     """
 
     input_ids: torch.Tensor  # [t]
     positions: torch.Tensor  # [3, t]
     attention: AttentionMeta
-    sample_tokens: torch.Tensor | None  # [s] batch positions to sample; None: every token, in order
-    places: np.ndarray | None  # intp [n], batch positions of the plan's tokens; None: the first n, in order
-    pending: torch.Tensor  # [2, p] batch positions whose token an earlier step sampled, and their rows
+    sample_tokens: torch.Tensor | None  # [s], indices of the tokens that sample; None: all tokens sample
+    places: np.ndarray | None  # intp [n], indices of the plan's tokens in the bucket; None: the first n
+    pending: torch.Tensor  # [2, p], indices of tokens that an earlier step samples, and their rows
 
 
 def prepare(
@@ -39,10 +39,10 @@ def prepare(
     frame: Frame | None = None,
     into: torch.Tensor | None = None,
 ) -> StepInputs:
-    """Return the step's device inputs.
+    """Return the step's inputs on `device`.
 
-    `runs`: the plan's runs. `may_wait`: whether a token may be PENDING. `frame`: where the step is
-    replayed from a graph; `into` is then the captured input buffer.
+    `runs`: the plan's runs. `may_wait`: whether tokens may be PENDING. `frame`: the frame in which the step
+    is replayed from a graph, or None. `into`: the input buffer of the captured graph.
     """
     num_tokens = len(plan.input_ids) if frame is None else frame.bucket.num_tokens
     sample_tokens = _sample_tokens(plan) if runs is None else runs.places
@@ -76,7 +76,7 @@ def prepare(
 
 
 def _place(plan: StepPlan, rows: RowColumns, frame: Frame | None, out: np.ndarray) -> None:
-    """Write token ids and the three position rows to `out`, int64 [4, t]."""
+    """Write the token ids and the three rows of positions to `out`, int64 [4, t]."""
     if frame is None:
         out[0] = plan.input_ids
         rows.positions(plan, out[1:])
@@ -89,19 +89,19 @@ def _place(plan: StepPlan, rows: RowColumns, frame: Frame | None, out: np.ndarra
 
 
 def fresh_blocks(slots: np.ndarray, block_size: int) -> np.ndarray:
-    """Return the blocks whose first slot is among `slots`: int64 [f]."""
+    """Return the blocks whose first slot is among `slots`, int64 [f]."""
     return slots[slots & (block_size - 1) == 0] // block_size
 
 
 def _pending(plan: StepPlan) -> tuple[np.ndarray, ...]:
-    """Return batch positions that wait for a token, and their rows."""
+    """Return the indices of the PENDING tokens in the step, and their rows."""
     places = np.flatnonzero(plan.input_ids == PENDING)
     return places, plan.rows[np.searchsorted(np.cumsum(plan.num_scheduled), places, side="right")]
 
 
 def _sample_tokens(plan: StepPlan) -> np.ndarray | None:
-    """Return batch positions of the sampling rows' last tokens, or None if every token samples, in order."""
-    # every row has at least one token, so every row has exactly one and samples it
+    """Return the indices of the sampling rows' last tokens in the step, or None if every token samples."""
+    # As every row has at least one token, every row here has exactly one token and samples.
     if len(plan.sample) == len(plan.input_ids):
         return None
     return np.cumsum(plan.num_scheduled)[plan.sample] - 1

@@ -1,8 +1,9 @@
-"""The runtime's device interface: memory, events, streams, captured graphs, ranks.
+"""The interface of a device: memory, events, streams, captured graphs and ranks.
 
-A device is an entry point in the group `mmengine.devices`, named after its kind ("npu"), that loads a class
-with the methods below. Its tensors are torch tensors. If `torch_device` is a CPU, sampling and attention use
-their CPU code; all other devices' tensors are copied through pinned memory without waiting.
+A third-party device is an entry point in the group `mmengine.devices`. Its name is the device's kind (such as
+"npu"), and it loads a class that implements Device. Its tensors are torch tensors. If `torch_device` is a
+CPU, sampling and attention use their CPU code. To any other device the runtime copies host arrays
+asynchronously, through pinned memory.
 """
 
 from collections.abc import Callable
@@ -28,26 +29,32 @@ class Event(Protocol):
         """Wait until the work before the mark is done."""
 
     def elapsed_time(self, end_event: Any) -> float:
-        """Return the ms from this mark to `end_event`; both are `timed` and done."""
+        """Return the milliseconds from this mark to `end_event`.
+
+        Both events were created `timed` and are done.
+        """
 
 
 class CopyStream(Protocol):
-    """A queue for copies that run in order, in parallel with the computation."""
+    """A queue of copies that run one after the other, in parallel with the computation."""
 
     def run(self, copies: Callable[[], None], staged: Tensor) -> None:
-        """Run `copies`, which read or write `staged`, after the computation launched so far."""
+        """Run `copies` after the computation launched so far.
+
+        They read or write `staged`, which is kept until then.
+        """
 
     def join(self) -> None:
-        """Make later computation wait for the copies."""
+        """Make computation that is launched later wait for all copies."""
 
 
 class Recorder(Protocol):
-    """Captures a function's launches, to repeat them with a single launch."""
+    """Captures what a function launches on the device, so that one launch can replay it."""
 
     def record(self, compute: Callable[[], None]) -> Callable[[], None]:
-        """Return a function that repeats `compute`'s work on the same tensors.
+        """Return a function that replays `compute`'s work on the same tensors.
 
-        `compute` may be called several times during the capture; its exceptions are raised.
+        `compute` may be called several times for the capture. Exceptions that it raises are passed on.
         """
 
 
@@ -62,12 +69,13 @@ class Meter(Protocol):
 
 
 class Device(Protocol):
-    """A device that this process uses. Creating a Device does not touch the hardware; call `problem`
-    first.
+    """A device that this process uses.
+
+    Call `problem` first: creating a Device does not touch the hardware.
     """
 
     kind: str
-    """The name that users type before ":N", and of the entry point."""
+    """The entry point's name, which is also the name that users type (before ":N")."""
 
     name: str
     """`kind`, or "kind:N" if a number was given."""
@@ -75,10 +83,13 @@ class Device(Protocol):
     torch_device: torch.device
 
     is_async: bool
-    """Whether launched work runs asynchronously: steps are then launched ahead and awaited."""
+    """Whether launched work runs asynchronously.
+
+    If so, a step is launched before the last one has finished.
+    """
 
     has_own_memory: bool
-    """Whether the device has its own memory, which is measured and divided when an engine starts."""
+    """Whether the device has its own memory. If so, an engine measures and divides it when it starts."""
 
     pins_memory: bool
     """Whether blocks are swapped to pinned host memory."""
@@ -90,11 +101,11 @@ class Device(Protocol):
     """The attention backend whose bits can be independent of the batch."""
 
     embedded_dtype: str
-    """The dtype name for "auto" with the embedded checkpoint; other checkpoints use bfloat16."""
+    """The name of the dtype that "auto" chooses for the embedded checkpoint. For others it is bfloat16."""
 
     @classmethod
     def is_available(cls) -> bool:
-        """Return whether device "auto" chooses this kind, without initialising the device."""
+        """Return whether device "auto" may choose this kind. Does not initialise the device."""
 
     @classmethod
     def count(cls) -> int:
@@ -102,11 +113,11 @@ class Device(Protocol):
 
     @classmethod
     def problem(cls, index: int | None) -> str | None:
-        """Return why this kind's device `index` cannot be used and what to do, in a sentence, or None."""
+        """Return why this kind's device `index` cannot be used and what to do about it, or None if it can."""
 
     @classmethod
     def describe(cls) -> list[str]:
-        """Return a line with name and memory for each usable device."""
+        """Return one line for each device of this kind, with its name and memory."""
 
     def __init__(self, index: int | None = None) -> None: ...
 
@@ -114,23 +125,26 @@ class Device(Protocol):
         """Return the device for rank `rank` among `size` in a sharded model. Raises ConfigError."""
 
     def current(self) -> AbstractContextManager[object]:
-        """Return a context in which kernels outside torch launch on this device from this thread."""
+        """Return a context in which this is the thread's current device, where kernels outside torch
+        launch.
+        """
 
     def set_current(self) -> None:
         """Make this the thread's current device from now on."""
 
     def answers(self) -> bool:
-        """Return whether the device still computes. Called after an error; False means the process must
-        restart.
+        """Return whether the device still computes. Called after an error.
+
+        If the result is False, the process must restart.
         """
 
     def compute_capability(self) -> tuple[int, int] | None:
-        """Return the CUDA compute capability, by which kernels are chosen; None for devices that are not CUDA
-        GPUs.
+        """Return the CUDA compute capability, which decides the choice of kernels; None if this is no
+        CUDA GPU.
         """
 
     def num_processors(self) -> int:
-        """Return how many thread blocks run at once; 0 if unknown."""
+        """Return the number of processors that run thread blocks (SMs on a GPU); 0 if unknown."""
 
     def event(self, *, timed: bool = False) -> Event:
         """Return a new event that is not recorded yet."""
@@ -139,26 +153,30 @@ class Device(Protocol):
         """Return a recorder, or None if the device cannot capture."""
 
     def is_capturing(self) -> bool:
-        """Return whether launches are being captured, not run."""
+        """Return whether launches are being captured at the moment, so that they do not run."""
 
     def copy_stream(self) -> CopyStream:
         """Return a new stream for copies."""
 
     def memory(self) -> tuple[int, int]:
-        """Return available and total memory in bytes; the host's for a device without its own memory."""
+        """Return (available, total) memory in bytes.
+
+        Without memory of its own, a device reports the host's.
+        """
 
     def release_unused(self) -> None:
-        """Release unused memory that torch's allocator keeps."""
+        """Return memory that torch's allocator caches but does not use to the device."""
 
     def meter(self) -> Meter | None:
         """Return a meter for the device's own memory, or None if it has none."""
 
     def process_group(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> Any:
-        """Return a torch.distributed backend through which ranks exchange tensors; all ranks call this at the
-        same time.
+        """Return a torch.distributed backend through which ranks exchange tensors.
+
+        All ranks must call this at the same time.
 
         Raises RuntimeError, AttributeError or ValueError if the ranks cannot connect.
         """
 
     def abort_group(self, group: Any) -> None:
-        """Stop all launched work from waiting for a rank that is gone."""
+        """End all launched work that waits for a rank that is gone."""

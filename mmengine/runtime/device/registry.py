@@ -1,5 +1,5 @@
-"""Look up devices by name. Third-party devices come from entry points in the group `mmengine.devices`; see
-port.py.
+"""Looks up devices by name. Third-party devices are entry points in the group `mmengine.devices`
+(port.py).
 """
 
 import re
@@ -27,7 +27,8 @@ _NAME = re.compile(r"([^\W\d]\w*)(?::(0|[1-9]\d{0,4}))?", re.ASCII)  # a kind, o
 def open_device(name: str) -> Device:
     """Return the device called `name`: a kind with an optional number after a colon, or "auto".
 
-    "auto" is the CPU if no other device is available. Raises ConfigError for an unknown or unusable device.
+    "auto" is the first available device of another kind than the CPU, else the CPU. Raises ConfigError for an
+    unknown or unusable device.
     """
     if name == "auto":
         name = next((kind.kind for kind in _others() if kind.is_available()), "cpu")

@@ -1,8 +1,8 @@
-"""Choose how many threads compute.
+"""Chooses how many threads compute.
 
-The default is this process's physical core count: cores in its affinity, hyperthreads counted once,
-limited by the cgroup's quota. A small model computes on one thread, because its threads would mostly wait for
-one another. The setting `num_threads`, or else OMP_NUM_THREADS, overrides the default.
+The default is the number of physical cores in this process's affinity (hyperthreads are counted once), at
+most the cgroup's quota. A small model uses one thread, because more threads would mostly wait for each other.
+The setting `num_threads`, or else OMP_NUM_THREADS, overrides the default.
 """
 
 import math
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from mmengine.runtime.device.cgroups import ROOT, least_of, number
 
-SMALL_HIDDEN_SIZE = 512  # below, a layer takes less time than waking a second thread
+SMALL_HIDDEN_SIZE = 512  # below this, a layer takes less time than waking a second thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +30,10 @@ def choose_threads(
     root: Path = ROOT,
     ranks: int = 1,
 ) -> Threads:
-    """Return the thread count and the reason.
+    """Return the number of threads and the reason.
 
-    `setting`: from the config, 0 for automatic. `hidden_size`: the model's, 0 if unknown. `ranks`: processes
-    that share the machine's cores.
+    `setting`: the setting `num_threads`, 0 for automatic. `hidden_size`: the model's hidden size, 0 if
+    unknown. `ranks`: the number of processes that share the machine's cores.
     """
     if setting:
         return Threads(setting, "num_threads")
@@ -49,8 +49,9 @@ def choose_threads(
 
 
 def usable_cores(root: Path = ROOT) -> Threads:
-    """Return the physical cores that this process may use, at least one. `root`: the folder that holds /proc
-    and /sys.
+    """Return how many physical cores this process may use, at least one, and the reason.
+
+    `root`: the folder that contains proc and sys.
     """
     allowed = _affinity()
     cores = len({_siblings(cpu, root) for cpu in allowed})
@@ -67,8 +68,9 @@ def _affinity() -> set[int]:
 
 
 def _siblings(cpu: int, root: Path) -> str:
-    """Return a name for a CPU's physical core; a CPU counts as a core if the system does not report
-    cores.
+    """Return a name of the physical core that `cpu` belongs to.
+
+    If the system does not report cores, each CPU counts as a core.
     """
     path = root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
     with suppress(OSError):
@@ -77,7 +79,7 @@ def _siblings(cpu: int, root: Path) -> str:
 
 
 def _quota(root: Path) -> float:
-    """Return the core count that the cgroup and its ancestors allow; infinite without a limit."""
+    """Return how many cores the cgroup and its ancestors allow; infinite without a limit."""
     return least_of("cpu", _read_v2, _read_v1, root)
 
 

@@ -1,4 +1,6 @@
-"""Copy host arrays to device tensors without waiting for the device, and back with waiting."""
+"""Copies host arrays to a device without waiting for the device, and device tensors to the host with
+waiting.
+"""
 
 from collections.abc import Sequence
 
@@ -19,16 +21,17 @@ def upload(array: np.ndarray, device: torch.device) -> torch.Tensor:
 
 
 def upload_columns(*columns: np.ndarray, device: torch.device) -> torch.Tensor:
-    """Return columns [r] with the same dtype as a tensor [len(columns), r, 1] on `device`, in a single
-    copy.
+    """Copy arrays [r] of the same dtype to `device` in a single transfer, as a tensor [len(columns), r,
+    1].
     """
     return upload(np.stack(columns), device)[:, :, None]
 
 
 def upload_joined(arrays: Sequence[np.ndarray], device: torch.device) -> torch.Tensor:
-    """Return arrays with the same dtype and width as a joined tensor on `device`.
+    """Copy arrays of the same dtype and width to `device` as one tensor, concatenated along the first axis.
 
-    For CUDA the arrays are joined directly in pinned memory, because pixels are large (not yet run on a GPU).
+    For CUDA the arrays are concatenated in pinned memory directly, because pixels are large (not yet run on a
+    GPU).
     """
     if device.type == "cpu":
         return upload(arrays[0] if len(arrays) == 1 else np.concatenate(arrays), device)
@@ -36,7 +39,7 @@ def upload_joined(arrays: Sequence[np.ndarray], device: torch.device) -> torch.T
 
 
 def upload_joined_into(arrays: Sequence[np.ndarray], target: torch.Tensor) -> None:
-    """Write arrays, joined as in `upload_joined`, to the start of `target`."""
+    """Write the concatenated arrays to the start of `target`; see `upload_joined`."""
     if target.device.type != "cpu":
         joined = _joined_pinned(arrays)
         target[: len(joined)].copy_(joined, non_blocking=True)
@@ -53,7 +56,7 @@ def _joined_pinned(arrays: Sequence[np.ndarray]) -> torch.Tensor:
 
 
 def upload_into(array: np.ndarray, target: torch.Tensor) -> torch.Tensor:
-    """Write `array` to the beginning of `target`, which keeps its address. Returns the written part."""
+    """Write `array` to the start of `target`, without a new allocation. Returns the part that was written."""
     tensor = torch.from_numpy(array)
     if target.device.type != "cpu":
         tensor = tensor.pin_memory()
@@ -61,7 +64,8 @@ def upload_into(array: np.ndarray, target: torch.Tensor) -> torch.Tensor:
 
 
 def fetch(tensor: torch.Tensor) -> np.ndarray:
-    """Wait for the device and return `tensor`'s values. On a CPU the array shares the tensor's
-    memory.
+    """Wait for the device and return the values of `tensor`.
+
+    On a CPU the array shares the tensor's memory.
     """
     return tensor.cpu().numpy()

@@ -1,4 +1,4 @@
-"""Choose drafters by the setting `spec`, and fill in the settings that they need."""
+"""Chooses the drafters for the setting `spec`, and fills in the settings that they need."""
 
 from pathlib import Path
 
@@ -20,9 +20,9 @@ from mmengine.spec_decode.grammar import GrammarDrafter
 from mmengine.spec_decode.registry import DRAFTERS
 from mmengine.structured_output.rows.rows import RowMatchers
 
-# Default number of drafts per row: without a head, with a head, and with grammar and head together.
+# Default number of drafts per row: without a head, and with grammar and head together.
 DRAFT_TOKENS, HYBRID_TOKENS = 8, 15
-# entry points that give the folder of a draft head for the embedded checkpoint
+# group of entry points whose functions return the folder of a draft head for the embedded checkpoint
 HEADS = "mmengine.draft_heads"
 HEAD, GRAMMAR, AUTO = "eagle3", "grammar", "auto"
 
@@ -32,9 +32,9 @@ log = structlog.get_logger("mmengine.operators")
 def head_folder(
     config: EngineConfig, spec: ModelSpec, model: Path, placement: Placement
 ) -> HeadFolder | None:
-    """Return the draft head that `spec` requests for the checkpoint in `model`, read and checked, or None.
+    """Return the draft head that the setting `spec` requests for the checkpoint in `model`, or None.
 
-    Raises ConfigError or ModelError.
+    The head's files have been read and checked. Raises ConfigError or ModelError.
     """
     name, given, path = config.spec.partition("=")
     if name not in (HEAD, AUTO):
@@ -78,10 +78,10 @@ def _automatic_head(
 
 
 def with_drafts(config: EngineConfig, head: HeadFolder | None) -> EngineConfig:
-    """Return `config` with the draft count per row, and the slot count that a head needs after a
-    row's tokens.
+    """Return `config` with the number of drafts per row, and of the slots that a head needs after a row's
+    tokens.
 
-    Raises ConfigError for settings that contradict `spec`.
+    Raises ConfigError for settings that contradict the setting `spec`.
     """
     if config.lookahead_tokens and head is None:
         raise ConfigError(f"lookahead_tokens needs a drafter that keeps KV, such as spec {HEAD}")
@@ -111,9 +111,10 @@ def with_drafts(config: EngineConfig, head: HeadFolder | None) -> EngineConfig:
 
 
 def head_for(config: EngineConfig, head: HeadFolder | None) -> HeadFolder | None:
-    """Return `head` if the settings in force reserve slots for it; a continued log's settings may not.
+    """Return `head` if `config` reserves slots for it, else None. A continued log's settings may reserve
+    none.
 
-    Raises ConfigError if the user requested the head.
+    Raises ConfigError if there are no slots although the user requested the head.
     """
     if head is None or 0 < config.num_draft_tokens <= config.lookahead_tokens:
         return head
@@ -123,8 +124,9 @@ def head_for(config: EngineConfig, head: HeadFolder | None) -> HeadFolder | None
 
 
 def make_drafters(config: EngineConfig, matchers: RowMatchers) -> list[Drafter]:
-    """Return the drafters that need no device, preferred ones first. Raises ConfigError for an unknown
-    name.
+    """Return the drafters that need no device, the preferred one first.
+
+    Raises ConfigError for an unknown name.
     """
     if not config.num_draft_tokens or config.spec == "none" or config.spec.partition("=")[0] == HEAD:
         return []

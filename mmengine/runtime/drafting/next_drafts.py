@@ -1,7 +1,7 @@
-"""Choose the next step's drafts: each row's first drafter that has any, followed by a head.
+"""Chooses the next step's drafts. A row gets the drafts of its first drafter that has any.
 
-A drafter may be third-party code. A drafter that raises, or returns invalid drafts, has no drafts in that
-step; the failure is counted, and logged once.
+A draft head may continue after them. A drafter may be third-party code: if it raises an exception or returns
+invalid drafts, it has no drafts in that step. The failure is counted, and the first one is logged.
 """
 
 from collections.abc import Sequence
@@ -18,14 +18,14 @@ from mmengine.spec_decode.base import Drafter, Proposed
 from mmengine.spec_decode.texts import Texts
 from mmengine.structured_output.rows.rows import RowMatchers
 
-MOST_GOES = 2  # runs of a head per step: after tokens that a grammar forces, the head continues once
+MOST_GOES = 2  # times that a head drafts for a row per step: it continues once after forced tokens
 
 log = structlog.get_logger("mmengine.operators")
 
 
 class Drafts(NamedTuple):
-    """Drafts as in StepResult: `token_ids` int32 [counts.sum()], row after row, `counts` int32 [s], and
-    drafter numbers int32 [s].
+    """The drafts of s rows, as in StepResult: `token_ids` int32 [counts.sum()], `counts` int32 [s], and
+    `drafters` int32 [s], the index of each row's (last) drafter.
     """
 
     token_ids: np.ndarray
@@ -34,9 +34,9 @@ class Drafts(NamedTuple):
 
 
 class Drafting:
-    """The engine's drafters, by number, preferred ones first.
+    """The engine's drafters, preferred ones first. A drafter's index is its number in the log.
 
-    A row has at most `most` drafts, never more than its answer may still have tokens, and only drafts that
+    A row gets at most `most` drafts, never more than its answer may still have tokens, and only drafts that
     its grammar allows.
     """
 
@@ -53,16 +53,16 @@ class Drafting:
         self.names = [str(getattr(each, "name", type(each).__name__)) for each in drafters]
         self._max_model_len, self._vocab_size = max_model_len, vocab_size
         self._texts = Texts(len(rows.columns), max_model_len + 1)
-        # [drafter, row]: whether the drafter follows the row.
+        # [drafter, row]: whether the drafter drafts for the row's request.
         self._follows = np.zeros((len(drafters), len(rows.columns)), bool)
-        self.num_followed = 0  # rows that any drafter follows
+        self.num_followed = 0  # rows that at least one drafter drafts for
         # The drafter that reads the target's hidden states.
         self.head = next((each for each in drafters if isinstance(each, Eagle3Drafter)), None)
         self.failures = [0] * len(drafters)
 
     @property
     def report(self) -> list[tuple[str, int]]:
-        """Each drafter's name and failure count, by number."""
+        """Each drafter's name and number of failures, indexed by the drafter's number."""
         return list(zip(self.names, self.failures, strict=True))
 
     def admit(self, admission: Admission) -> None:
@@ -95,11 +95,11 @@ class Drafting:
         states: TargetStates | None = None,
         room: np.ndarray | None = None,
     ) -> Drafts | None:
-        """Return drafts after a step in which rows [s] gave `token_ids`, `counts` tokens each; None if there
-        are none.
+        """Return drafts after a step in which `rows` [s] generated `token_ids`; None if there are no drafts.
 
-        `states`: the step's states. `going` (intp, ascending indices): rows that continue and may have
-        drafts, at most `room` (as in StepPlan) from each drafter.
+        `counts` [s]: how many tokens each row generated. `going`: ascending indices (intp) of the rows that
+        continue and may have drafts. `states`: the step's states for a head. `room`: how many drafts each row
+        may have from each drafter (`StepPlan.draft_room`).
         """
         if not self.num_followed:
             return None
@@ -132,8 +132,8 @@ class Drafting:
         return Drafts(drafts[np.arange(self._most) < found[:, None]], found, drafters)
 
     def _catch_up(self, head: Eagle3Drafter, states: TargetStates | None) -> bool:
-        """Let the head read the step. Returns False if the head failed, so that its knowledge about the step
-        is unreliable.
+        """Let the head read the step. Returns False if the head failed and so must not draft after this
+        step.
         """
         if not head.is_asked:
             if states is not None:
@@ -154,9 +154,9 @@ class Drafting:
         limits: np.ndarray,
         out: tuple[np.ndarray, np.ndarray, np.ndarray],
     ) -> None:
-        """Put a drafter's tokens for rows[selected] into `out`, within each row's `limits`.
+        """Put the tokens of drafter `number` for rows[selected] into `out`, within each row's `limits`.
 
-        A head continues after other drafters' tokens; the other drafters draft only for rows without drafts.
+        A head continues after other drafters' tokens. Other drafters draft only for rows without drafts.
         """
         drafts, found, _ = out
         is_head = self._drafters[number] is self.head
@@ -176,7 +176,10 @@ class Drafting:
     def _propose(
         self, number: int, rows: np.ndarray, most: np.ndarray, given: GivenDrafts | None = None
     ) -> Proposed | None:
-        """Return a drafter's proposal, a head's after the `given` tokens; None if it is empty or unusable."""
+        """Return a drafter's proposal, or None if there is none or it is invalid.
+
+        `given`: the tokens that a head continues after.
+        """
         try:
             behind = () if given is None else (given,)
             proposed = self._drafters[number].propose(rows, self._texts, most.copy(), *behind)
@@ -207,8 +210,8 @@ class Drafting:
     ) -> np.ndarray:
         """Put the proposal for rows[selected] into `out`, as far as grammars allow.
 
-        Returns the selected rows whose grammar forced further tokens within `limits`; the drafter may
-        continue there.
+        Returns the rows whose grammar then forced further tokens within `limits`. The drafter may continue
+        after these.
         """
         drafts, found, drafters = out
         first, ends, places = found.copy(), found.copy(), np.arange(self._most)

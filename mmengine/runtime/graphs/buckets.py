@@ -1,8 +1,9 @@
-"""Decide which steps are replayed from graphs, and in which size, from a step's plan alone.
+"""Decides which steps are replayed from graphs, and in which size. The decision depends only on the step's
+plan.
 
-A bucket is captured for each row count in `row_sizes`, with one token per row and, if rows may have
-drafts, with a token and all drafts per row. A smaller step is padded: with rows in the dummy block, and with
-tokens after a row's last one, whose results are not read.
+For each number of rows in `row_sizes`, a bucket with one token per row is captured. If rows may have drafts,
+a second bucket is captured with one token and all drafts per row. A smaller step is padded: with rows in the
+dummy block, and with tokens after a row's last token. The results of padding are not read.
 """
 
 from bisect import bisect_left
@@ -16,19 +17,21 @@ from mmengine.runtime.attention.base import AttentionMeta, Bucket
 
 # Reasons why a step is not replayed, as named in its metric.
 MEDIA = "media"  # the step uses features of images or videos
-PROMPT = "prompt"  # a row computes more tokens than one and its drafts
+PROMPT = "prompt"  # a row computes more than one token and its drafts
 REASONS = (MEDIA, PROMPT)
 
 
 class Frame(NamedTuple):
-    """A step in a bucket: its t tokens' positions in the bucket, a slice or intp [t]."""
+    """A step's bucket, and the indices of the step's t tokens among the bucket's tokens: a slice or
+    intp [t].
+    """
 
     bucket: Bucket
     places: slice | np.ndarray
 
 
 def row_sizes(max_rows: int) -> tuple[int, ...]:
-    """Return 1, 2, 4, 8, then every eighth number, from 256 every sixteenth; the last is `max_rows`."""
+    """Return 1, 2, 4, then multiples of 8, from 256 on multiples of 16, and `max_rows` as the last size."""
     sizes = [size for size in (1, 2, 4) if size < max_rows]
     sizes += range(8, min(max_rows, 256), 8)
     sizes += range(256, max_rows, 16)
@@ -41,7 +44,7 @@ def size_for(num_rows: int, sizes: tuple[int, ...]) -> int:
 
 
 def all_buckets(max_rows: int, num_drafts: int) -> list[Bucket]:
-    """Return all buckets, largest first, so that smaller buckets can reuse the largest bucket's memory."""
+    """Return all buckets, the largest first, so that the others can reuse its memory."""
     lengths = sorted({1, 1 + num_drafts}, reverse=True)
     return [Bucket(rows, length) for length in lengths for rows in reversed(row_sizes(max_rows))]
 
@@ -64,10 +67,10 @@ def frame_of(plan: StepPlan, sizes: tuple[int, ...], num_drafts: int) -> Frame |
 def fill_up(meta: AttentionMeta, frame: Frame, block_size: int) -> AttentionMeta:
     """Return `meta` padded to the bucket's size.
 
-    Padding rows, and padding tokens within a row, are stored in the dummy block. Padding rows read the dummy
-    block; padding tokens read their row's blocks. A row's own tokens see the same KV as before, because
-    padding tokens come later, but the unseen part is multiplied by 0. The dummy block may hold NaN from a
-    failed row, so no real row may read it.
+    All padding tokens store their KV in the dummy block. Padding rows read the dummy block; padding tokens of
+    a real row read the row's blocks. The real tokens of a row see the same KV as without padding, because
+    padding tokens come after them. But attention multiplies KV that a token does not see by 0, and the dummy
+    block may hold NaN from a failed row. So no real row may read the dummy block.
     """
     (num_rows, length), num_own = frame.bucket, len(meta.kv_lens)
     counts = np.full(num_rows, length, np.int32)
@@ -85,7 +88,7 @@ def fill_up(meta: AttentionMeta, frame: Frame, block_size: int) -> AttentionMeta
 
 
 def empty_step(bucket: Bucket, block_size: int) -> AttentionMeta:
-    """Return a padded step without rows."""
+    """Return the metadata of a step that consists of padding only."""
     nothing = np.zeros(0, np.int32)
     meta = AttentionMeta(nothing, nothing, np.zeros(0, np.int64), np.zeros((0, 1), np.int32))
     return fill_up(meta, Frame(bucket, slice(0, 0)), block_size)

@@ -1,4 +1,4 @@
-"""Capture the same work in several sizes, either all or none."""
+"""Captures the same work in several sizes: all of them, or none if one fails."""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -12,11 +12,11 @@ from mmengine.runtime.attention.base import AttentionBackend, Bucket
 from mmengine.runtime.device.port import Device, Recorder
 from mmengine.runtime.graphs.buckets import empty_step
 
-REPLAYED, CAPTURE_FAILED = "replayed", "capture_failed"  # values in metrics
+REPLAYED, CAPTURE_FAILED = "replayed", "capture_failed"  # label values of metrics
 
 Size = TypeVar("Size")
 Replays = dict[Bucket, Callable[[], None]]
-# The signature of `capture` below; ranks may capture together.
+# The type of `capture` below. Parallel ranks use another function, which captures in step.
 Capture = Callable[
     [str, Iterable[Bucket], Callable[[Bucket], object], Callable[[Bucket], None], Recorder], Replays
 ]
@@ -35,9 +35,9 @@ def capture(
     compute: Callable[[Size], None],
     recorder: Recorder,
 ) -> dict[Size, Callable[[], None]]:
-    """Capture what `compute` launches for each size, and return functions that replay it.
+    """Capture what `compute` launches for each size. Returns for each size a function that replays this work.
 
-    `prepare` writes the inputs and is not captured. If any size fails, the failure is logged with the name
+    `prepare` writes the inputs and is not captured. If a size fails, the failure is logged with the name
     `what`, and the result is empty.
     """
     replays = {}
@@ -52,7 +52,7 @@ def capture(
 
 
 def log_uncaptured(what: str, size: object, reason: str) -> None:
-    """Log that `what` is not captured, with the size that failed and the reason."""
+    """Warn that `what` is not captured, with the size that failed and the reason."""
     log.warning(
         f"{what} cannot be captured in CUDA graphs and are launched kernel by kernel, which is slower for "
         "small steps; set cuda_graphs false to start without the attempt",
@@ -70,7 +70,7 @@ def capture_steps(
     block_size: int,
     capture: Capture = capture,
 ) -> Replays:
-    """Capture work that attends to KV blocks, each time after beginning a step in a bucket's size.
+    """Capture work that uses attention, for each bucket after beginning a padded step of the bucket's size.
 
     Capturing writes to the pool's dummy block.
     """

@@ -1,8 +1,8 @@
-"""Capture decode-only steps once per size and replay them: on a GPU, launching a small step's kernels
-takes longer than running them.
+"""Captures decode-only steps, once per size, and replays them.
 
-The captured part is embedding, layers and final norm, with fixed input addresses. The rest has shapes that
-depend on the requests: the attention plan, block copies, the output head and sampling.
+On a GPU, launching the kernels of a small step takes longer than running them. Captured are the embedding,
+the layers and the final norm, with fixed input addresses. The attention plan, block copies, the output head
+and sampling are not captured, because their shapes depend on the requests.
 """
 
 import numpy as np
@@ -24,15 +24,15 @@ from mmengine.runtime.graphs.buckets import (
 )
 from mmengine.runtime.graphs.capture import CAPTURE_FAILED, REPLAYED, Capture, capture, capture_steps
 
-ADAPTED = "adapters"  # reason why a step is not replayed: rows have LoRA adapters
+ADAPTED = "adapters"  # reason why a step is not replayed: rows use LoRA adapters
 
 
 class DecodeGraphs:
     """Captured decode steps. Capturing writes to the pool's dummy block.
 
-    `dtype`: the hidden states' dtype. `num_drafts`: most drafts per row. `aux_hidden_states`: the auxiliary
-    states that the model's draft head reads, for `max_rows` tokens; None without a head. `capture` does the
-    capturing.
+    `dtype`: the dtype of the hidden states. `num_drafts`: most drafts per row. `aux_hidden_states`: tensors
+    for the auxiliary states that a draft head reads; None without a head. `capture`: the function that
+    captures. `num_steps`: how many steps were replayed, and how many were not, keyed by reason.
     """
 
     def __init__(
@@ -53,7 +53,8 @@ class DecodeGraphs:
         self._sizes, self._num_drafts = row_sizes(max_rows), num_drafts
         buckets = all_buckets(max_rows, num_drafts)
         most = buckets[0].num_tokens
-        # A bucket's token ids [t] and positions [3, t], followed by the step's other uploaded data.
+        # A bucket's token ids [t] and positions [3, t], then sampling positions and pending tokens
+        # (inputs.py).
         self.inputs = torch.zeros(5 * most + 2 * max_rows, dtype=torch.int64, device=device)
         self._hidden = torch.zeros(most, model.spec.hidden_size, dtype=dtype, device=device)
         self._aux_hidden_states = (
@@ -70,31 +71,36 @@ class DecodeGraphs:
         )
 
     def find(self, plan: StepPlan) -> Frame | str:
-        """Return the frame in which the step is replayed, or the reason why not; depends on the plan
-        alone.
+        """Return the frame in which the step is replayed, or the reason why it is not.
+
+        The result depends only on the plan.
         """
         return frame_of(plan, self._sizes, self._num_drafts) if self._replays else CAPTURE_FAILED
 
     def frame(self, plan: StepPlan, *, adapted: bool = False) -> Frame | None:
-        """Return the frame in which the step is replayed, or None, and count the step. `adapted`: rows have
-        adapters, which are not captured.
+        """Count the step, and return the frame in which it is replayed, or None.
+
+        `adapted`: whether rows use LoRA adapters, which are not captured.
         """
         found = ADAPTED if adapted else self.find(plan)
         self.num_steps[REPLAYED if isinstance(found, Frame) else found] += 1
         return found if isinstance(found, Frame) else None
 
     def run(self, frame: Frame, meta: AttentionMeta) -> torch.Tensor:
-        """Replay a step and return its normed hidden states [num_tokens, hidden_size], valid until the next
-        step.
+        """Replay a step whose inputs are in `inputs` and `meta`.
 
-        The step's inputs are in `inputs` and `meta`.
+        Returns the normed hidden states [num_tokens, hidden_size] of the whole bucket, valid until the next
+        step.
         """
         self._attention.begin(fill_up(meta, frame, self._block_size), frame.bucket)
         self._replays[frame.bucket]()
         return self._hidden[: frame.bucket.num_tokens]
 
     def run_empty(self, bucket: Bucket) -> None:
-        """Replay a step without rows, whatever `inputs` contains; even PENDING is no valid token."""
+        """Replay a step of padding only.
+
+        `inputs` is cleared first, since PENDING in it would be an invalid token.
+        """
         with torch.inference_mode():
             self.inputs.zero_()
             self._attention.begin(empty_step(bucket, self._block_size), bucket)
@@ -103,10 +109,9 @@ class DecodeGraphs:
     def copy_aux_states(
         self, frame: Frame, aux_hidden_states: AuxHiddenStates, positions: torch.Tensor
     ) -> torch.Tensor:
-        """Copy the auxiliary states for the step's own tokens into `aux_hidden_states`, and return their
-        positions [3, t].
+        """Copy the auxiliary states of the step's own tokens, without padding, into `aux_hidden_states`.
 
-        `positions`: the bucket tokens' positions.
+        `positions`: the positions of all tokens in the bucket. Returns those of the step's tokens, [3, t].
         """
         assert self._aux_hidden_states is not None  # a head is present to read them
         rows = self._aux_hidden_states.rows
@@ -118,7 +123,7 @@ class DecodeGraphs:
         return positions.index_select(1, places)
 
     def _compute(self, bucket: Bucket) -> None:
-        """Run the work that is captured."""
+        """Compute a step of the bucket's size. This function is captured."""
         count = bucket.num_tokens
         embeds = self._model.embed(self.inputs[:count])
         positions = self.inputs[count : 4 * count].view(3, count)

@@ -1,10 +1,9 @@
-"""Capture the encoder once per size and replay it: for a small image, launching hundreds of kernels takes
-longer than running them.
+"""Captures the encoder, once per size, and replays it. Not yet run on a GPU.
 
-The captured part leads from pixels to features, with fixed input and output addresses. Copies stay outside:
-pixels come through pinned memory, and features are copied into the encoder cache. Everything runs on a single
-stream, so with two steps in flight the second step's pixels arrive after the first step's are encoded. Not
-yet run on a GPU.
+For a small image, launching hundreds of kernels takes longer than running them. Captured is the computation
+from pixels to features, with fixed input and output addresses. The copies are not captured: pixels come
+through pinned memory, and features are copied into the encoder cache. Everything runs on a single stream. So
+with two steps in flight, the second step's pixels are copied only after the first step's pixels are encoded.
 """
 
 from collections.abc import Sequence
@@ -20,10 +19,10 @@ from mmengine.runtime.graphs.encoder_sizes import REASONS, encoder_sizes, size_o
 
 
 class EncoderGraphs:
-    """Captured encoder graphs, largest size first, so that smaller sizes can reuse the largest one's
-    memory.
+    """Captured encoder graphs. The largest is captured first, so that the others can reuse its memory.
 
-    `encoder` was made for the last size.
+    `sizes`: ascending; `encoder` was made for the last one. `num_calls`: how many calls were replayed, and
+    how many were not, keyed by reason.
     """
 
     def __init__(self, encoder: CapturableEncoder, sizes: Sequence[EncoderSize], recorder: Recorder) -> None:
@@ -36,10 +35,9 @@ class EncoderGraphs:
     def encode(
         self, patches: Sequence[np.ndarray], grids: Sequence[tuple[int, int, int]]
     ) -> torch.Tensor | None:
-        """Return the features for items with these patches and grids, valid until the next call.
+        """Return the features of items with these patches and grids, or None if no graph fits.
 
-        Returns None, and counts the call, if no graph fits. Raises ValueError for patches that contradict
-        their grids.
+        The features are valid until the next call. Raises ValueError for patches that contradict their grids.
         """
         num_patches = sum(map(len, patches))
         found: EncoderSize | str = CAPTURE_FAILED
@@ -55,8 +53,9 @@ class EncoderGraphs:
 
 
 def capture_encoder(model: VisionLanguageModel, budget: int, recorder: Recorder) -> EncoderGraphs | None:
-    """Capture graphs for calls with up to `budget` embeddings; return None if the model's encoder cannot be
-    captured.
+    """Capture graphs for calls with up to `budget` embeddings.
+
+    Returns None if the encoder cannot be captured.
     """
     sizes = encoder_sizes(budget, model.spec.merge_size)
     make = getattr(model, "capturable_encoder", None)

@@ -1,7 +1,7 @@
-"""Choose the sizes in which the encoder is captured, and the size in which a call is replayed.
+"""Chooses the sizes in which the encoder is captured, and the size in which a call is replayed.
 
-A call smaller than its size is padded. Above the largest size, launching takes less time than computing, so a
-graph gains nothing (docs/explanation/decisions/gpu.md).
+A call that is smaller than its size is padded. A call above the largest size is not replayed: its launches
+take less time than its computation, so a graph gains nothing (docs/explanation/decisions/gpu.md).
 """
 
 from bisect import bisect_left
@@ -11,7 +11,7 @@ from mmengine.models.plugin import EncoderSize
 
 MOST_EMBEDS = 512
 STEP = 16  # embeddings between the smallest sizes
-SEGMENT_EMBEDS = 32  # embeddings per segment slot; each slot costs a little time, used or not
+SEGMENT_EMBEDS = 32  # a size has one segment (frame) per 32 embeddings; unused segments cost a little time
 
 # Reasons why a call is not replayed, as named in its metric.
 PATCHES = "patches"  # more patches than in the largest size
@@ -20,7 +20,7 @@ REASONS = (PATCHES, SEGMENTS)
 
 
 def embed_sizes(most: int) -> tuple[int, ...]:
-    """Return 16, 32, 48, 64, then four sizes per doubling, up to `most`, which comes last."""
+    """Return 16, 32, 48, 64, then four sizes per power of two, and `most` as the last size."""
     sizes, size = [], STEP
     while size < most:
         sizes.append(size)
@@ -29,7 +29,7 @@ def embed_sizes(most: int) -> tuple[int, ...]:
 
 
 def encoder_sizes(budget: int, merge_size: int) -> list[EncoderSize]:
-    """Return the sizes, smallest first, up to `budget` embeddings."""
+    """Return the sizes for up to `budget` embeddings, at most MOST_EMBEDS, in ascending order."""
     return [
         EncoderSize(embeds * merge_size**2, max(1, embeds // SEGMENT_EMBEDS))
         for embeds in embed_sizes(min(budget, MOST_EMBEDS))

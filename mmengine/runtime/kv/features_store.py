@@ -1,4 +1,4 @@
-"""Hold encoder outputs from a block store until a step uses them in place of encoding."""
+"""Holds encoder outputs that came from a block store until a step uses them instead of encoding."""
 
 import hashlib
 import threading
@@ -8,11 +8,11 @@ from torch import Tensor
 
 from mmengine.block_store.sealed import SEAL_BYTES
 
-MAX_FEATURE_BYTES = 2**29  # limit for features that no step has taken yet
+MAX_FEATURE_BYTES = 2**29  # most bytes of features that are held
 
 
 class FetchedFeatures:
-    """Encoder outputs by encoder key. `width`: values per embedding, with `dtype`."""
+    """Encoder outputs, keyed by encoder key, on the host. `width`: values per embedding, of `dtype`."""
 
     def __init__(self, width: int, dtype: torch.dtype, device: torch.device) -> None:
         self._width, self._dtype, self._device = width, dtype, device
@@ -22,11 +22,13 @@ class FetchedFeatures:
         self._bytes = 0
 
     def name(self, key: bytes) -> bytes:
-        """Return a 16-byte name for an encoder key."""
+        """Return the 16-byte name under which the block store has the features of an encoder key."""
         return hashlib.blake2b(key, digest_size=16, person=b"mmengine-encoded").digest()
 
     def room_for(self, num_embeds: int) -> Tensor | None:
-        """Return a uint8 buffer for a sealed value, or None if the limit is reached."""
+        """Return a uint8 buffer for the sealed features of an item, or None if they would exceed the
+        limit.
+        """
         size = num_embeds * self._width * self._dtype.itemsize
         with self._lock:
             if self._bytes + size > MAX_FEATURE_BYTES:
@@ -34,7 +36,7 @@ class FetchedFeatures:
         return torch.empty(SEAL_BYTES + size, dtype=torch.uint8)
 
     def keep(self, request_id: str, key: bytes, value: Tensor) -> None:
-        """Keep a verified value until the request is forgotten."""
+        """Keep a sealed value, which was verified, until all requests that need it are forgotten."""
         with self._lock:
             if key not in self._came:
                 self._came[key] = value[SEAL_BYTES:].view(self._dtype).view(-1, self._width)

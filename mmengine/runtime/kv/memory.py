@@ -1,11 +1,11 @@
-"""Compute what fits into a device's memory, and explain in a sentence what does not.
+"""Computes how many KV blocks fit into a device's memory, and explains it if too few fit.
 
-    memory - what is taken (weights, other programs) - peak of a step - graphs - reserve = what is left
-    what is left = encoder cache + KV blocks
+    total - taken (weights, other programs) - step peak - graphs - recurrent states - LoRA adapters - reserve
+        = encoder cache + KV blocks
 
-A step's peak is its larger pass, because the encoder's memory is free again when the layers run.
-Graphs are captured last, and use their own memory. The reserve covers everything that no pass shows:
-workspaces, penalty counts, the driver's memory for graphs, fragmentation.
+A step's peak is that of its larger pass, encoder or layers, because the encoder's memory is free again when
+the layers run. Graphs are captured last and have their own memory. The reserve covers everything that
+measuring the passes does not show: workspaces, penalty counts, the driver's memory for graphs, fragmentation.
 """
 
 from dataclasses import dataclass
@@ -14,18 +14,18 @@ from mmengine.errors import ConfigError
 from mmengine.runtime.kv.pool import MIN_BLOCKS
 
 GIB = 2**30
-CACHE_PART = 20  # the encoder cache gets 1 / CACHE_PART of the remaining memory
-MOST_CACHED = 2**17  # most embeddings by default: 128 images of 1,024
+CACHE_PART = 20  # by default the encoder cache gets 1 / CACHE_PART of the remaining memory
+MOST_CACHED = 2**17  # most embeddings in the default encoder cache: 128 images of 1,024 embeddings
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
     """A device's memory in bytes.
 
-    `total`; `taken` with the weights loaded; `layers` and `encoder`: peaks for the two passes in the largest
-    step; `features`: the full encoder cache; `states`: the full state pool; `adapters`: all
-    LoRA adapters that may be resident; `reserve`; `graphs`. `cache_setting`: the setting that shrinks the
-    encoder cache.
+    `taken`: in use once the weights are loaded. `layers` and `encoder`: the peaks of the two passes of the
+    largest step. `features`: the full encoder cache. `states`: the full pool of recurrent states. `adapters`:
+    all LoRA adapters that may be on the device at once. `cache_setting`: the name of the setting that makes
+    the encoder cache smaller.
     """
 
     total: int
@@ -41,8 +41,9 @@ class Memory:
 
     @property
     def left(self) -> int:
-        """Bytes for the KV pool, and for the encoder cache if `features` is 0; negative if even the rest does
-        not fit.
+        """Bytes that are left for the KV pool; if `features` is 0, also for the encoder cache.
+
+        Negative if the other parts alone do not fit.
         """
         needed = max(self.layers, self.encoder) + self.graphs + self.features + self.states + self.reserve
         needed += self.adapters
@@ -62,8 +63,9 @@ class Memory:
         return f"{_gib(self.total)}{sums} = {_gib(self.left)} GiB"
 
     def blocks(self, block_bytes: int, least: int) -> int:
-        """Return how many KV blocks fit, including the dummy block. Raises ConfigError for fewer than
-        `least`.
+        """Return how many KV blocks fit, including the dummy block.
+
+        Raises ConfigError if fewer than `least` fit.
         """
         count = max(0, self.left) // block_bytes
         if count < max(MIN_BLOCKS, least):
@@ -71,7 +73,7 @@ class Memory:
         return count
 
     def check(self, num_blocks: int, block_bytes: int) -> None:
-        """Raise ConfigError if so many blocks do not fit."""
+        """Raise ConfigError if `num_blocks` blocks do not fit."""
         if num_blocks * block_bytes > self.left:
             raise ConfigError(self._refusal(num_blocks, block_bytes))
 
@@ -83,7 +85,7 @@ class Memory:
         )
 
     def _largest(self) -> str:
-        """Return the setting that shrinks the largest part apart from the weights."""
+        """Return ", or " and the setting that makes the largest part (without the weights) smaller, or ""."""
         settings = (
             ("token_budget", self.layers if self.layers >= self.encoder else 0),
             ("encoder_budget", self.encoder if self.encoder > self.layers else 0),
@@ -97,12 +99,12 @@ class Memory:
 
 
 def cached_embeds(left: int, embed_bytes: int, kv_bytes: int, *, least: int, wanted: int) -> int:
-    """Return the default embedding count for the encoder cache, given `left` bytes for the cache and the
-    KV pool.
+    """Return the default number of embeddings in the encoder cache, which shares `left` bytes with the KV
+    pool.
 
-    The cache gets 1 / CACHE_PART, up to MOST_CACHED embeddings, or `wanted` if that is more. The KV
-    pool keeps at least half, and at least `kv_bytes`. The cache always has `least` embeddings, for the
-    largest item, which could never be encoded otherwise.
+    The cache gets 1 / CACHE_PART of the bytes, up to MOST_CACHED embeddings, or `wanted` embeddings if that
+    is more. The KV pool keeps at least half of the bytes, and at least `kv_bytes`. In any case the cache has
+    `least` embeddings; otherwise the largest item could never be encoded.
     """
     share = min(left // CACHE_PART // embed_bytes, MOST_CACHED)
     room = min(left // 2, left - kv_bytes) // embed_bytes

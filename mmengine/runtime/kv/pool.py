@@ -1,8 +1,8 @@
 """The KV pool: a single tensor for all layers, divided into blocks.
 
 The layout is `[layer, block, 2, block_size, num_kv_heads, head_dim]`, K at 0 and V at 1 on the third axis, so
-a layer is a `[blocks, 2, ...]` tensor and each layer's block is contiguous. Block 0 is the dummy block:
-block tables are padded with it and never belongs to a request.
+a layer is a `[blocks, 2, ...]` tensor and each layer's block is contiguous. Block 0 is the dummy block, which
+padding reads and writes. It never belongs to a request.
 """
 
 import math
@@ -27,7 +27,7 @@ MIN_BLOCKS = 2  # the dummy block and one usable block
 
 
 def bytes_per_block(specs: Sequence[ModelSpec], dtype: torch.dtype, block_size: int) -> int:
-    """Return the bytes per block over all layers in these models, K and V together."""
+    """Return the bytes of a block, K and V, summed over all layers of these models."""
     values = (2 * spec.num_kv_layers * block_size * spec.num_kv_heads * spec.head_dim for spec in specs)
     return sum(values) * dtype.itemsize
 
@@ -47,10 +47,10 @@ def blocks_for_memory(block_bytes: int, block_size: int, memory_bytes: int) -> i
 
 
 class KVPool:
-    """K and V for every block. `layers[i]` is `[num_blocks, 2, block_size, num_kv_heads, head_dim]`.
+    """The K and V of every block. `layers[i]` is `[num_blocks, 2, block_size, num_kv_heads, head_dim]`.
 
     Attention computes in `dtype`. With `is_fp8` the pool holds values rounded to float8_e4m3fn without
-    scales; `blocks` then has the raw bytes, because fp8 tensors do not support indexing everywhere.
+    scales. `blocks` is then uint8, the raw bytes, because not all indexing operations support fp8 tensors.
     """
 
     def __init__(
@@ -65,7 +65,10 @@ class KVPool:
         is_fp8: bool = False,
         copy_stream: CopyStream | None = None,
     ) -> None:
-        """Allocate the pool. `copy_stream` replaces the device's stream for swaps. Raises ConfigError."""
+        """Allocate the pool. `copy_stream`: the stream for swaps (default: a new one of the device).
+
+        Raises ConfigError if the pool cannot be allocated.
+        """
         self.device, self.dtype, self.is_fp8 = device, dtype, is_fp8
         dtype = torch.uint8 if is_fp8 else dtype
         if num_blocks < MIN_BLOCKS:
@@ -88,7 +91,9 @@ class KVPool:
         self.layers = tuple((self.blocks.view(FP8) if is_fp8 else self.blocks).unbind(0))
 
     def copy(self, plan: StepPlan) -> None:
-        """Run a step's copies in order: out to the host, between blocks, back in."""
+        """Run a step's copies in this order: swaps to the host, copies between blocks, swaps from the
+        host.
+        """
         if plan.swap_out is not None:
             self._host.store(self.blocks, plan.swap_out)
         if plan.copy is not None:
@@ -98,7 +103,7 @@ class KVPool:
             self._host.fetch(self.blocks, plan.swap_in)
 
     def fetch(self, blocks: np.ndarray, rows: torch.Tensor) -> None:
-        """Write rows [n, layers, 2, ...] from host memory into blocks (int32 [n])."""
+        """Write the KV `rows` [n, layers, 2, ...] from host memory into `blocks` (ids, int32 [n])."""
         places = upload(blocks.astype(np.int64), self.blocks.device)
         self.blocks.index_copy_(1, places, rows.to(self.blocks.device).transpose(0, 1))
 
@@ -114,25 +119,25 @@ class KVPool:
     def clear(self, blocks: torch.Tensor) -> None:
         """Zero `blocks` (int64 [f]) in all layers.
 
-        A block is zeroed before its first slot is written: attention multiplies the masked, unwritten end in
-        a block by 0, and 0 times NaN from an earlier request would be NaN.
+        Called before a block's first slot is written. Attention multiplies the block's unwritten end, which
+        is masked, by 0, and if an earlier request left NaN there, 0 times NaN is NaN.
         """
         self.blocks.index_fill_(1, blocks, 0)
 
     def close(self) -> None:
-        """Release a GPU's memory even while other objects hold views into the pool: the process's next engine
-        needs the memory.
+        """Free the pool's memory on a GPU, even if other objects still have views of it.
 
-        On a CPU the memory stays, because a hanging step may still read it.
+        The process's next engine may need the memory. On a CPU nothing is freed, because a hanging step may
+        still read it.
         """
         if self.blocks.device.type != "cpu":
             self.blocks.untyped_storage().resize_(0)
 
 
 def fresh_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: Device) -> torch.Tensor:
-    """Return zeros; on a CPU fresh pages, which take memory only when written.
+    """Return zeros. On a CPU they are fresh pages, which take memory only when they are written.
 
-    calloc might instead clear and return memory that the process has freed.
+    (calloc might instead reuse memory that the process has freed, which it has to clear.)
     """
     if device.torch_device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device.torch_device)
@@ -154,9 +159,10 @@ def pool_of(spec: ModelSpec, config: EngineConfig, placement: Placement) -> KVPo
 
 
 def kv_places(slots: np.ndarray, block_size: int, out: np.ndarray) -> None:
-    """Write `slots` [t] and their K and V places, in a layer viewed as tokens, to `out`, int64 [3, t].
+    """Write `slots` [t], and where a layer stores their K and V, to `out`, int64 [3, t].
 
-    A block's V follows its K: slot s has K at s + block * block_size. All sizes are powers of 2.
+    In a layer each block's V follows its K, so the K of slot s is at index s + block * block_size of a list
+    of token entries. block_size must be a power of 2.
     """
     out[0] = slots
     np.add(slots, slots & -block_size, out=out[1])
@@ -164,7 +170,8 @@ def kv_places(slots: np.ndarray, block_size: int, out: np.ndarray) -> None:
 
 
 def fp8_bytes(x: torch.Tensor) -> torch.Tensor:
-    """Return `x` rounded to fp8, as bytes. Values that are too large saturate; a plain cast would give
-    NaN.
+    """Return `x` rounded to fp8, as bytes (uint8).
+
+    Values that are too large become the largest fp8 value. A plain cast would make them NaN.
     """
     return x.clamp(-_FP8_MOST, _FP8_MOST).to(FP8).view(torch.uint8)

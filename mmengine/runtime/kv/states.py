@@ -1,4 +1,7 @@
-"""The pool for recurrent states, with a slot for each running row and for each kept state."""
+"""The pool of recurrent states.
+
+It has a slot for each running row and for each state kept for prefix hits.
+"""
 
 import numpy as np
 import torch
@@ -14,15 +17,15 @@ from mmengine.runtime.kv.pool import fresh_zeros
 
 
 class StatePool:
-    """State slots, each with all layers contiguous.
+    """State slots. Each holds the states of all layers, contiguously.
 
-    A recurrent state cannot be rolled back to a shorter length. So a row's state stops before its drafts, and
-    the drafts' inputs wait in `pending`, one hundredth of a state each, until the next step knows which
+    A recurrent state cannot be rolled back to a shorter length. So a row's state does not include its drafts.
+    Their inputs, about one hundredth of a state each, wait in `pending` until the next step knows which
     drafts were accepted.
     """
 
     def __init__(self, spec: StateSpec, config: EngineConfig, placement: Placement) -> None:
-        """Allocate the pool. Raises ConfigError if memory is insufficient."""
+        """Allocate the pool. Raises ConfigError if there is not enough memory."""
         slots, layers, device = config.num_state_slots, spec.num_layers, placement.device
         try:
             self._conv = fresh_zeros((slots, layers, spec.taps - 1, spec.width), placement.dtype, device)
@@ -41,8 +44,9 @@ class StatePool:
         self._num_pending = np.zeros(config.max_num_seqs, np.int64)
 
     def begin(self, plan: StepPlan) -> StepStates:
-        """Return this step's state operations. Raises ExecutorFailed if a row's state does not match its
-        token count.
+        """Copy the states that rows begin with, and return what the layers do with the states in this step.
+
+        Raises ExecutorFailed if a row's state does not match its number of computed tokens.
         """
         states = plan.states
         assert states is not None
@@ -92,14 +96,14 @@ class StatePool:
         return starts, after, slots
 
     def close(self) -> None:
-        """Release a GPU's memory, as KVPool does."""
+        """Free the memory on a GPU, as KVPool.close does."""
         for tensor in (self._conv, self._recurrent, self._pending):
             if tensor.device.type != "cpu":
                 tensor.untyped_storage().resize_(0)
 
 
 def state_bytes(spec: ModelSpec, config: EngineConfig, dtype: torch.dtype) -> int:
-    """Return the full pool's bytes for `config`; 0 for a model without recurrent states."""
+    """Return the bytes of the pool for `config`; 0 for a model without recurrent states."""
     if spec.state is None:
         return 0
     pending = config.max_num_seqs * config.num_draft_tokens * spec.state.input_bytes(dtype.itemsize)
@@ -107,9 +111,10 @@ def state_bytes(spec: ModelSpec, config: EngineConfig, dtype: torch.dtype) -> in
 
 
 def slots_for(spec: ModelSpec, config: EngineConfig, dtype: torch.dtype, memory_bytes: int) -> int:
-    """Return the default slot count: one per row and as many for kept states, limited by `memory_bytes`.
+    """Return the default number of slots: one per row, and as many again for kept states.
 
-    Each kind has at least one slot.
+    The slots take at most `memory_bytes`, but there are at least two, one of each kind. Returns 0 for a model
+    without recurrent states.
     """
     if spec.state is None:
         return 0

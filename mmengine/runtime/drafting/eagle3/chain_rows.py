@@ -1,4 +1,4 @@
-"""The rows in a draft chain, and the cache positions for their drafts."""
+"""The rows of a draft chain, and the cache slots that their drafts are written to."""
 
 import msgspec
 import numpy as np
@@ -8,19 +8,19 @@ from mmengine.runtime.attention.base import AttentionMeta
 
 
 class ChainRows(msgspec.Struct, frozen=True, eq=False):
-    """Rows whose last token has passed the head.
+    """n rows whose tokens the head has read, and how many drafts each gets.
 
-    Keys and values that drafts write after `kv_lens` are provisional: the same slots are overwritten after
-    the target's decision.
+    Drafts write KV after `kv_lens` tokens. This KV is provisional: when the target has decided which drafts
+    are accepted, the same slots are overwritten.
     """
 
-    most: np.ndarray  # int32 [n], drafts per row, 0 or more
+    most: np.ndarray  # int32 [n], number of drafts of each row, 0 or more
     kv_lens: np.ndarray  # int32 [n], tokens of each row in the head's cache
     positions: np.ndarray  # int32 [n], position of the first token after kv_lens, on all three axes
     # int32 [n, b], with blocks for kv_lens + most - 1 tokens; the row stride may exceed b.
     table: np.ndarray
-    # int64 [n, max(most) or more], other drafters' tokens that come first among a row's drafts, NO_DRAFT
-    # where the head chooses; None: no given tokens.
+    # int64 [n, max(most) or more], other drafters' tokens, which are a row's first drafts. NO_DRAFT: the head
+    # chooses the draft. None: the head chooses all drafts.
     given: np.ndarray | None = None
 
     def check(self, block_size: int) -> None:
@@ -35,8 +35,8 @@ class ChainRows(msgspec.Struct, frozen=True, eq=False):
             )
 
     def meta(self, ahead: int, active: int, block_size: int) -> AttentionMeta:
-        """Return the metadata for the pass that adds a token to each active row (the first `active` rows),
-        after `ahead` others.
+        """Return the metadata of the pass that computes draft number `ahead` (from 0) of the first
+        `active` rows.
         """
         at = self.kv_lens[:active] + np.int32(ahead)
         blocks = self.table[np.arange(active), at // block_size].astype(np.int64)
@@ -44,7 +44,7 @@ class ChainRows(msgspec.Struct, frozen=True, eq=False):
         return AttentionMeta(np.ones(active, np.int32), at + np.int32(1), slots, self.table[:active])
 
     def longest_first(self) -> tuple["ChainRows", np.ndarray]:
-        """Return the drafting rows, sorted by descending `most`, and their indices in this object."""
+        """Return the rows that get drafts, sorted by descending `most`, and their indices in this object."""
         order = np.argsort(-self.most, kind="stable")
         order = order[: int(np.count_nonzero(self.most))]
         columns = (self.most[order], self.kv_lens[order], self.positions[order], self.table[order])

@@ -1,8 +1,8 @@
-"""Hold tokens that a draft head reads later, while no row may be drafted.
+"""Holds tokens that a draft head has yet to read, while no row may have drafts.
 
-A step is stored unchanged, which costs a decode step almost nothing. Only before the next drafts are the
-owners looked up, and rejected drafts removed. Tokens from finished requests have no owner, but can be lent to
-a request that begins with the same blocks.
+A step is stored unchanged, which costs almost no time. Only before the next drafts are made does this module
+find out which row owns each token, and remove rejected drafts. The tokens of finished requests have no owner,
+but a request that begins with the same blocks can borrow them.
 """
 
 import msgspec
@@ -14,10 +14,10 @@ from mmengine.runtime.device.upload import upload
 from mmengine.runtime.drafting.eagle3.target_states import HeadBatch, TargetStates
 from mmengine.spec_decode.texts import Texts
 
-MOST_TOKENS = 2048  # most tokens that may wait; 6 MiB for the embedded checkpoint
-# placeholders for a step number and a row, for tokens whose steps were already resolved
+MOST_TOKENS = 2048  # most tokens that may wait; their states take 6 MiB for the embedded checkpoint
+# MERGED: instead of a step number, for tokens of earlier, merged steps. UNOWNED: instead of a row.
 MERGED, UNOWNED = -1, -1
-AT_ONCE = 1024  # tokens to read in one step, so that no step takes long
+AT_ONCE = 1024  # most tokens that the head reads in one step, so that no step takes long
 
 
 class Tokens(msgspec.Struct, frozen=True, eq=False):
@@ -41,46 +41,47 @@ class Tokens(msgspec.Struct, frozen=True, eq=False):
 
 
 class Deferred:
-    """All rows' waiting tokens. `num_tokens`: how many are stored. Rows are the engine's rows."""
+    """The waiting tokens of all rows of the engine. `num_tokens`: how many are stored."""
 
     def __init__(self, num_rows: int) -> None:
         self.num_tokens = 0
-        self._left: Tokens | None = None  # of steps that were already resolved
+        self._left: Tokens | None = None  # tokens of earlier steps, merged
         self._steps: list[tuple[TargetStates, np.ndarray | None]] = []
         self._num_noted = 0  # number of steps that `_has_any` covers
         self._has_any = np.zeros(num_rows, bool)
-        self._since = np.full(num_rows, MERGED)  # for each row, the number of the first step that counts
+        # For each row, the first step whose tokens belong to the row's present request.
+        self._since = np.full(num_rows, MERGED)
 
     def add(self, states: TargetStates, late: np.ndarray | None = None) -> None:
-        """Add a step whose next tokens are known, or will be: all rows, or only the rows `late` (bool
-        [n]).
-        """
+        """Add a step's tokens: those of all rows, or only of the rows with `late` True (bool [n])."""
         self._steps.append((states, late))
         self.num_tokens += len(states.plan.input_ids)
 
     def is_late(self, rows: np.ndarray) -> np.ndarray:
-        """Return for which of `rows` [n] tokens are waiting, bool [n]."""
+        """Return which of `rows` [n] have waiting tokens, bool [n]."""
         for states, late in self._steps[self._num_noted :]:
             self._has_any[states.plan.rows if late is None else states.plan.rows[late]] = True
         self._num_noted = len(self._steps)
         return self._has_any[rows]
 
     def forget(self, rows: np.ndarray) -> None:
-        """Discard the waiting tokens for `rows` [n]."""
+        """Discard the waiting tokens of `rows` [n]."""
         if self.is_late(rows).any():
             self._since[rows] = len(self._steps)
             self._has_any[rows] = False
 
     def owners(self, blocks: np.ndarray, block_size: int) -> np.ndarray:
-        """Return the rows with waiting tokens in `blocks`; UNOWNED stands for finished requests."""
+        """Return the rows that have waiting tokens in `blocks`, and UNOWNED if a finished request has
+        some.
+        """
         tokens = self._merged()
         return np.unique(tokens.rows[np.isin(tokens.slots // block_size, blocks)])
 
     def lend(self, row: int, table: np.ndarray, blocks: np.ndarray, block_size: int) -> bool:
-        """Copy other rows' waiting tokens in `blocks`, with which the row's request begins, to `row`.
+        """Give `row` copies of other rows' waiting tokens in `blocks`, which its request begins with.
 
-        `table`: the row's own blocks, int32 [b]. Returns False unless all tokens before the row's own ones
-        are waiting.
+        `table`: the row's block table, int32 [b]. Returns False if tokens before the row's own waiting ones
+        are missing.
         """
         tokens = self._merged()
         at = tokens.index // block_size
@@ -103,10 +104,9 @@ class Deferred:
         return rows
 
     def take(self, rows: np.ndarray, table: np.ndarray, texts: Texts) -> HeadBatch | None:
-        """Remove and return waiting tokens for `rows`, at most AT_ONCE, starting with the first row; None if
-        there are none.
+        """Remove and return at most AT_ONCE waiting tokens of `rows`, row by row; None if there are none.
 
-        `rows`: intp [n]. `table`: int32 [n, b].
+        `rows`: intp [n]. `table`: their block tables, int32 [n, b].
         """
         tokens = self._merged()
         stands = (tokens.index < texts.lengths[tokens.rows] - 1) | (tokens.rows == UNOWNED)
@@ -116,7 +116,7 @@ class Deferred:
         others = np.flatnonzero(stands & (owner == UNOWNED))
         order = np.lexsort((tokens.index, owner))[np.count_nonzero(owner == UNOWNED) :]
         key = np.stack((owner[order], tokens.index[order]))
-        # If a position was computed twice, the first token was a draft.
+        # If a position was computed twice, its first token was a rejected draft: keep the last one.
         order = order[np.append((key[:, 1:] != key[:, :-1]).any(axis=0), True)] if len(order) else order
         counts = np.bincount(owner[order], minlength=len(rows))
         given = np.clip(AT_ONCE - (np.cumsum(counts) - counts), 0, counts)
@@ -138,7 +138,7 @@ class Deferred:
             self._has_any[tokens.rows[tokens.rows != UNOWNED]] = True
 
     def _merged(self) -> Tokens:
-        """Return all waiting tokens as a single group. At least one token must be waiting."""
+        """Merge all stored steps and return the waiting tokens. At least one token must be waiting."""
         parts = []
         if self._left is not None:
             self._left.rows[self._since[self._left.rows] > MERGED] = UNOWNED
@@ -151,7 +151,7 @@ class Deferred:
         return self._left
 
     def _waiting(self) -> Tokens:
-        """Return the stored steps' waiting tokens."""
+        """Return the waiting tokens of the steps that are not merged yet."""
         plans = [states.plan for states, _ in self._steps]
         rows = np.concatenate([plan.rows for plan in plans]).astype(np.intp)
         counts = np.concatenate([plan.num_scheduled for plan in plans])

@@ -1,13 +1,14 @@
-"""Draft for running rows with an EAGLE-3 head, token after token.
+"""Drafts tokens for running rows with an EAGLE-3 head.
 
-The head's keys and values are separate layers in the same block table. The slot of x[p] holds the head's
-KV for the target's states at p and the token x[p + 1]. After each step all rows catch up: the target's
-accepted states replace the head's guesses. Then rows that may draft continue from the head's own output, in
-slots that the next step frees or overwrites.
+The head has a KV pool of its own, with the target's block tables. The slot of token x[p] holds the head's KV
+for the target's hidden states at p and the next token x[p + 1]. After each step all rows catch up: the head
+reads the target's states of accepted tokens, and overwrites the KV of its own drafts. Then it drafts for the
+rows that may have drafts, from its own output, in slots that the next step frees or overwrites.
 
-After steps without drafts the head reads nothing; the states wait (deferred.py). If too many states wait, or
-for too long, the drafter sleeps, and the target runs as without a head. The drafter wakes when it may draft
-again, for rows whose keys are complete (keys.py), mostly new rows.
+If no row may have drafts, the head reads nothing, and the states wait (deferred.py). If too many states wait,
+or they wait for too long, the drafter sleeps: the states are dropped, and the target runs as without a head.
+The drafter wakes when rows may have drafts again. It then drafts for rows whose keys are complete (keys.py),
+which are mostly new rows.
 """
 
 from typing import NamedTuple
@@ -38,17 +39,19 @@ from mmengine.spec_decode.base import Proposed
 from mmengine.spec_decode.eagle3.config import MAX_DRAFTS
 from mmengine.spec_decode.texts import Texts
 
-MOST_STEPS = 256  # most steps without drafts whose states are kept; then the drafter sleeps
+MOST_STEPS = 256  # after more steps without drafts than this, the drafter sleeps
 
 
 class GivenDrafts(NamedTuple):
-    """Other drafters' tokens for rows [s]: int32 [s, m], and the number per row, intp [s]."""
+    """Other drafters' tokens for s rows, int32 [s, m], and how many each row has, intp [s]."""
 
     token_ids: np.ndarray
     counts: np.ndarray
 
     def first(self, rows: np.ndarray, count: int) -> np.ndarray:
-        """Return the first `count` tokens for `rows` (indices), int64 [n, count], padded with NO_DRAFT."""
+        """Return the first `count` tokens of `rows` (indices, [n]), int64 [n, count], padded with
+        NO_DRAFT.
+        """
         there = np.arange(count) < self.counts[rows, None]
         return np.where(there, self.token_ids[rows, :count], NO_DRAFT).astype(np.int64)
 
@@ -56,8 +59,8 @@ class GivenDrafts(NamedTuple):
 class Eagle3Drafter:
     """A drafter with an EAGLE-3 head. Raises ConfigError if memory for its KV pool cannot be allocated.
 
-    `rows`: the runner's columns. `number`: this drafter's number. `is_asked`: whether the drafter may draft
-    after the step that is being prepared. `graphs`: its captured passes, once captured.
+    `rows`: the runner's columns. `number`: this drafter's index among all drafters. `is_asked`: whether a row
+    may have drafts after the step that is being prepared. `graphs`: the captured passes, or None.
     """
 
     name = "eagle3"
@@ -72,13 +75,13 @@ class Eagle3Drafter:
         self.deferred = Deferred(config.max_num_seqs)
         self.keys = Keys(config.max_num_seqs, config.num_blocks, config.swap_blocks, config.block_size)
         self.is_asked, self._is_awake, self._num_idle = False, True, 0
-        self._plan: StepPlan | None = None  # the last step that was read
+        self._plan: StepPlan | None = None  # the last step that the head read
         self._place = np.zeros(config.max_num_seqs, np.intp)  # each row's index in that step
-        self._z = self._carry = torch.empty(0)  # for the rows read in that step, at their last states
+        self._z = self._carry = torch.empty(0)  # outputs at the last tokens of the rows read in that step
         self._z_place = np.full(config.max_num_seqs, NO_PLACE, np.intp)  # each row's index in `_z`
 
     def capture(self, recorder: Recorder, config: EngineConfig) -> None:
-        """Replay passes from now on, if attention can be captured."""
+        """Capture the head's passes, which are replayed from now on, if attention can be captured."""
         if self._attention.captures:
             self.graphs = ChainGraphs(
                 self._head,
@@ -93,9 +96,10 @@ class Eagle3Drafter:
         self._kv.close()
 
     def prepare(self, plan: StepPlan) -> AuxHiddenStates | None:
-        """Prepare for `plan`'s forward: apply its block copies to the head's pool.
+        """Prepare for the forward pass of `plan`: apply its block copies to the head's pool.
 
-        Returns tensors for the auxiliary states, or None if the head will never read this step's states.
+        Returns tensors into which the target writes its auxiliary states, or None if the head will never read
+        this step's states.
         """
         if plan.admitted or plan.swap_out is not None or plan.copy is not None or plan.swap_in is not None:
             self._enter(plan)
@@ -120,21 +124,21 @@ class Eagle3Drafter:
         return self.aux_hidden_states(len(plan.input_ids))
 
     def aux_hidden_states(self, num_tokens: int) -> AuxHiddenStates:
-        """Return tensors for `num_tokens` tokens' auxiliary states."""
+        """Return tensors for the auxiliary states of `num_tokens` tokens."""
         config = self._head.config
         width = len(config.aux_layers) * config.target_hidden_size
         rows = torch.empty(num_tokens, width, dtype=self._head.dtype, device=self._head.device)
         return AuxHiddenStates(config.aux_layers, rows)
 
     def _enter(self, plan: StepPlan) -> None:
-        """Copy blocks and reassign rows."""
+        """Copy blocks, and forget the earlier requests of admitted rows."""
         self._kv.copy(plan)
         if plan.admitted:
             self.deferred.forget(np.array([admission.row for admission in plan.admitted]))
         self.keys.prepare(plan)
 
     def _room(self, plan: StepPlan) -> np.ndarray | None:
-        """Return how many drafts each row in the step may have, as in StepPlan's `draft_room`."""
+        """Return this drafter's entry of `StepPlan.draft_room`: how many drafts each row may have."""
         room = plan.draft_room
         return room[min(self._number, len(room) - 1)] if room is not None and len(room) else room
 
@@ -142,7 +146,7 @@ class Eagle3Drafter:
         return True
 
     def leave(self, row: int, texts: Texts) -> None:
-        """Do nothing: the row's keys are in blocks, and are freed with them."""
+        """Do nothing: the row's keys are in its blocks, and are freed with the blocks."""
 
     def wait(self, states: TargetStates) -> None:
         """Store the step until the next drafts are made."""
@@ -150,10 +154,10 @@ class Eagle3Drafter:
         self.deferred.add(states)
 
     def catch_up(self, states: TargetStates | None, texts: Texts) -> None:
-        """Write the KV for a step's states with known next tokens, and for waiting states in rows that may
-        draft.
+        """Read a step's states whose next tokens are known, and the waiting states of rows that may have
+        drafts.
 
-        `states` None: the head has no keys for the step's rows.
+        Reading a state writes its KV. `states` None: the head has no keys for the step's rows.
         """
         self._z_place[:] = NO_PLACE
         self._z = self._carry = torch.empty(0)
@@ -181,10 +185,11 @@ class Eagle3Drafter:
     def _read_late(
         self, states: TargetStates, rows: np.ndarray, late: np.ndarray, lacks: np.ndarray, texts: Texts
     ) -> None:
-        """Add the step to the waiting states for rows[late], and read states for rows that may have drafts.
+        """Add the step's states of rows[late] to the waiting ones, then read those of rows that may have
+        drafts.
 
-        Rows that lack blocks first borrow other rows' states in these blocks. If too many states wait then,
-        all are discarded.
+        Rows that lack blocks (`lacks`) first borrow other rows' states in these blocks. If too many states
+        are still waiting afterwards, all are discarded.
         """
         plan, room = states.plan, self._room(states.plan)
         self.keys.defer(plan)
@@ -200,11 +205,11 @@ class Eagle3Drafter:
             self.keys.lose(self.deferred.clear())
 
     def _lend(self, plan: StepPlan, rows: np.ndarray, selected: np.ndarray, lacks: np.ndarray) -> np.ndarray:
-        """Return which rows that lack blocks can continue with other rows' waiting states in these blocks,
+        """Let rows that lack blocks borrow other rows' waiting states in these blocks. Returns which can,
         bool [n].
 
-        Only rows that may have drafts count. If another row reads the states now, the row can continue in the
-        next step.
+        Only rows that may have drafts (`selected`) borrow. If another row reads the states now, the row need
+        not borrow them, and continues in the next step.
         """
         can, readers = np.zeros(len(rows), bool), rows[selected & ~lacks]
         claimed: set[int] = set()
@@ -252,7 +257,7 @@ class Eagle3Drafter:
     def propose(
         self, rows: np.ndarray, texts: Texts, most: np.ndarray, given: GivenDrafts | None = None
     ) -> Proposed | None:
-        """Propose drafts; see Drafter. `given`: other drafters' tokens, after which the head continues."""
+        """Propose drafts; see Drafter. `given`: other drafters' tokens, which the head's drafts follow."""
         counts = np.where(self._z_place[rows] == NO_PLACE, 0, np.minimum(most, MAX_DRAFTS))
         selected = np.flatnonzero(counts)
         if not len(selected) or self._plan is None:
@@ -280,5 +285,5 @@ class Eagle3Drafter:
 
 
 def _slots_of(plan: StepPlan, selected: np.ndarray) -> np.ndarray:
-    """Return the slots for rows `selected`, bool [n]."""
+    """Return the slots of the tokens of the rows with `selected` True (bool [n])."""
     return plan.slot_mapping[np.repeat(selected, plan.num_scheduled)]

@@ -1,9 +1,9 @@
-"""Capture a head's passes once per row count, and replay them: a pass is a single layer, whose launch takes
-longer than its computation.
+"""Captures a draft head's passes, once per number of rows, and replays them.
 
-The captured unit is a pass over inputs with fixed addresses, not a chain: rows have different numbers of
-drafts, and attention is planned on the host for each length. So a pass with fewer rows can follow, and the
-next pass is planned while the device computes.
+A pass is mostly a single layer, whose launches take longer than its computation. Passes are captured one by
+one, not as whole chains, because rows have different numbers of drafts and attention is planned on the host
+for each length. So a pass may have fewer rows than the pass before, and the next pass is planned while the
+device computes.
 """
 
 from collections.abc import Callable
@@ -23,10 +23,10 @@ from mmengine.runtime.graphs.capture import CAPTURE_FAILED, REPLAYED, Replays, c
 
 
 class ChainGraphs:
-    """A head's captured passes. Capturing writes to the dummy block in the head's pool.
+    """A head's captured passes. Capturing writes to the dummy block of the head's pool.
 
-    `most`: drafts per row, including given ones. `num_chains`: replayed chains, and other chains by
-    reason.
+    `most`: the largest number of drafts per row, including given ones. `num_chains`: how many chains were
+    replayed, and how many were not, keyed by reason.
     """
 
     def __init__(
@@ -41,10 +41,10 @@ class ChainGraphs:
     ) -> None:
         self._head, self._attention, self._block_size = head, attention, block_size
         self._sizes, self._max_rows = row_sizes(max_rows), max_rows
-        # One tensor, because its parts are uploaded together.
+        # One tensor for all inputs, so that a single transfer uploads them.
         self._inputs = torch.zeros(1 + max_rows * (1 + most), dtype=torch.int64, device=head.device)
         self._at = self._inputs[:1]  # index of the current draft
-        self._positions = self._inputs[1 : 1 + max_rows]  # in the first pass
+        self._positions = self._inputs[1 : 1 + max_rows]  # of each row in the first pass
         self._drafts = self._inputs[1 + max_rows :].view(most, max_rows)
         width = head.config.hidden_size
         self._z, self._carry = (
@@ -64,8 +64,9 @@ class ChainGraphs:
         return firsts, all_of(self._pass) if firsts else {}
 
     def chain(self, z: Tensor, carry: Tensor, rows: ChainRows) -> Tensor | None:
-        """Draft a chain; see DraftHead.chain. The result is valid until the next chain. Returns None if
-        nothing is captured.
+        """Draft a chain; see DraftHead.chain. Returns None if nothing is captured.
+
+        The result is valid until the next chain.
         """
         if not self._passes:
             self.num_chains[CAPTURE_FAILED] += 1
@@ -87,8 +88,8 @@ class ChainGraphs:
         return Frame(Bucket(size_for(count, self._sizes), 1), slice(0, count))
 
     def _packed(self, rows: ChainRows, longest: int) -> np.ndarray:
-        """Return the beginning of `_inputs`: the draft index, positions, and the given ones among `longest`
-        drafts.
+        """Return values for the start of `_inputs`: draft index 0, positions, and `longest` rows of
+        given drafts.
         """
         count, first = len(rows.positions), 1 + self._max_rows
         packed = np.zeros(first + longest * self._max_rows, np.int64)
@@ -98,18 +99,19 @@ class ChainGraphs:
         return packed
 
     def _first(self, bucket: Bucket) -> None:
-        """Compute each row's first draft (captured)."""
+        """Choose each row's first draft. This function is captured."""
         self._choose(self._z[: bucket.num_rows])
 
     def _pass(self, bucket: Bucket) -> None:
-        """Compute each row's next draft (captured)."""
+        """Run a pass and choose each row's next draft. This function is captured."""
         size = bucket.num_rows
         tokens = self._drafts.index_select(0, self._at)[0, :size]
         positions = (self._positions[:size] + self._at).expand(3, -1)
         embeds = self._head.embed(tokens)
         z, carry = self._head.forward(self._carry[:size], embeds, positions, self._attention, 0)
         self._carry[:size].copy_(carry)
-        self._at.add_(1).clamp_(max=len(self._drafts) - 1)  # capturing runs passes that no chain has
+        # The clamp matters only while capturing, which runs more passes than a chain has.
+        self._at.add_(1).clamp_(max=len(self._drafts) - 1)
         self._choose(z)
 
     def _choose(self, z: Tensor) -> None:

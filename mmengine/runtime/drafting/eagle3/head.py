@@ -1,8 +1,8 @@
-"""An EAGLE-3 head's network over a ragged batch: t tokens from any rows, token after token.
+"""The network of an EAGLE-3 draft head (arXiv 2503.01840), over a ragged batch of t tokens from any rows.
 
-A token at position p contributes the target's auxiliary states for x[p], or the head's own last output, and
-the next token's embedding x[p + 1]; the result predicts x[p + 2]. Keys and values are stored at p. The
-paper is arXiv 2503.01840; the 3.1 flags are those in heads that set them.
+At position p the input is the target's auxiliary states for token x[p], or the head's own last output, and
+the embedding of the next token x[p + 1]. The output predicts x[p + 2]. KV is stored in the slot of x[p]. The
+flags of EAGLE 3.1 are read from the config of heads that set them.
 """
 
 from collections.abc import Callable
@@ -31,12 +31,13 @@ HeadLayer = LayerWeights[Linear, Dense[Linear]]
 
 @dataclass(slots=True)
 class HeadWeights:
-    """A head's weights.
+    """A head's weights; h is its hidden size.
 
-    `fc_norms`: empty, a norm over all auxiliary states, or a norm per state. `layers`: the first layer also
-    reads embeddings, so its `qkv` takes embed_size + h and its `input_norm` has embed_size. `hidden_norm`:
-    the first layer's norm for its other input. `target_ids`: int64 [draft_vocab_size], or None if both models
-    have the same tokens.
+    `fc_norms`: empty, one norm over all auxiliary states together, or one norm for each state. `layers`: the
+    first layer also reads the embeddings, so its `qkv` takes embed_size + h values and its `input_norm`,
+    which norms the embeddings, has embed_size values. `hidden_norm`: norms the first layer's other input.
+    `target_ids`: int64 [draft_vocab_size], each draft token's id in the target's vocabulary, or None if both
+    vocabularies are the same.
     """
 
     fc: Linear
@@ -51,7 +52,7 @@ class HeadWeights:
 
 
 def kv_spec(config: HeadConfig, max_model_len: int = 0) -> ModelSpec:
-    """Return a head's KV sizes as a ModelSpec. `max_model_len`: tokens per request; 0 if unknown."""
+    """Return a ModelSpec with a head's KV sizes. `max_model_len`: most tokens per request; 0 if unknown."""
     return ModelSpec(
         num_layers=config.num_layers,
         num_heads=config.num_heads,
@@ -66,7 +67,7 @@ def kv_spec(config: HeadConfig, max_model_len: int = 0) -> ModelSpec:
 
 
 class DraftHead:
-    """The network without any state between calls. `device` and `dtype`: for weights and hidden states."""
+    """The network, which has no state between calls. `device` and `dtype` are those of its weights."""
 
     def __init__(self, config: HeadConfig, weights: HeadWeights, placement: Placement) -> None:
         self.config, self.placement = config, placement
@@ -76,9 +77,7 @@ class DraftHead:
         self._rms_norm = rms_norm_of(self.dtype)
 
     def fuse(self, aux_hidden_states: Tensor) -> Tensor:
-        """Project the target's states, [t, aux_layers * target_hidden_size], to the input [t, h] for
-        `forward`.
-        """
+        """Project the target's states [t, aux_layers * target_hidden_size] to [t, h], `forward`'s input."""
         norms, eps = self._weights.fc_norms, self.config.rms_norm_eps
         if len(norms) == 1:
             aux_hidden_states = self._rms_norm(aux_hidden_states, norms[0], eps)
@@ -90,8 +89,9 @@ class DraftHead:
         return self._weights.fc(aux_hidden_states)
 
     def embed(self, input_ids: Tensor) -> Tensor:
-        """Return the embeddings, [t, embed_size], of target token ids, int64 [t]: the head's own embedding or
-        the target's.
+        """Return the embeddings [t, embed_size] of target token ids, int64 [t].
+
+        They come from the head's own embedding, or from the target's if the head has none.
         """
         return self._weights.embed(input_ids)
 
@@ -105,9 +105,9 @@ class DraftHead:
     ) -> tuple[Tensor, Tensor]:
         """Run a pass. Returns z [t, h] for `logits`, and carry [t, h] for the next pass.
 
-        `hidden` [t, h]: `fuse`d states, or the previous pass's `carry`. `next_embeds` [t, embed_size]: the
-        next tokens' embeddings. `positions`: int64 [3, t], the hidden states' positions. `first_layer`: the
-        port's number for the head's first layer.
+        `hidden` [t, h]: results of `fuse`, or the previous pass's `carry`. `next_embeds` [t, embed_size]: the
+        embeddings of the next tokens. `positions`: int64 [3, t], the positions of the hidden states.
+        `first_layer`: the index of the head's first layer in `attention`.
         """
         c, eps = self.config, self.config.rms_norm_eps
         cos, sin = self._rotary.rows(positions, hidden.dtype)
@@ -151,10 +151,10 @@ class DraftHead:
         first_layer: int,
         block_size: int,
     ) -> Tensor:
-        """Return greedy drafts for n rows, int64 [max(most), n], after the given drafts; entries beyond a
-        row's `most` are undefined.
+        """Return the drafts of n rows, int64 [max(most), n]: the given drafts, then greedy ones.
 
-        Rows that may have most drafts come first. `z`, `carry`: [n, h], for each row's last token.
+        Rows are sorted by descending `most`; entries beyond a row's `most` are undefined. `z`, `carry`: [n,
+        h], outputs for each row's last token.
         """
         drafts = upload(rows.drafts(), z.device)
         for ahead in range(len(drafts)):
@@ -170,18 +170,19 @@ class DraftHead:
         return drafts
 
     def logits(self, z: Tensor) -> Tensor:
-        """Return float32 [s, draft_vocab_size] for z [s, h]."""
+        """Return logits, float32 [s, draft_vocab_size], for z [s, h]."""
         return self._weights.scores(z)
 
     def tokens(self, logits: Tensor) -> Tensor:
-        """Return the best token per row in `logits`, int64 [s], as target ids."""
+        """Return the target token id of each row's largest logit, int64 [s]."""
         best = logits.argmax(-1)
         ids = self._weights.target_ids
         return best if ids is None else ids[best]
 
     def scatter(self, logits: Tensor) -> Tensor:
-        """Return `logits` over the target's vocabulary, float32 [s, vocab_size]; tokens unknown to the head
-        get minus infinity.
+        """Return `logits` over the target's vocabulary, float32 [s, vocab_size].
+
+        Tokens that the head does not know get minus infinity.
         """
         ids = self._weights.target_ids
         if ids is None:

@@ -1,8 +1,8 @@
-"""Track for which rows and blocks a head has all keys and values.
+"""Tracks for which rows and blocks a draft head has all keys and values.
 
-Steps that the head does not read leave gaps. Drafts after a gap would be poor, so a row with a gap gets none.
-Blocks at a request's beginning, from a prefix cache hit or swapped in, may have gaps too, or wait to be read
-for another row; the row waits for these blocks.
+Steps that the head never reads leave gaps in its KV. Drafts after a gap would be poor, so a row with a gap
+gets no drafts. The first blocks of a request may come from a prefix cache hit or from the host. If the head
+has not read them for another row yet, the new row waits for these blocks.
 """
 
 import numpy as np
@@ -11,32 +11,33 @@ from mmengine.core.executor import StepPlan
 from mmengine.ragged import counting
 from mmengine.runtime.drafting.eagle3.target_states import HeadBatch
 
-KEPT = 64  # steps to process together
+KEPT = 64  # after so many noted steps, all are processed together
 
 
 class Keys:
-    """`whole`: bool [max_rows], rows without a gap apart from waiting tokens. `lacking`: by row, unread
-    blocks at the request's beginning, int32 [m].
+    """`whole`: bool [max_rows], whether a row has no gap (tokens that wait to be read are no gap).
+
+    `lacking`: for each row that waits, the first blocks that the head has not read, int32 [m].
     """
 
     def __init__(self, num_rows: int, num_blocks: int, num_host_blocks: int, block_size: int) -> None:
         self.whole = np.zeros(num_rows, bool)
         self.lacking: dict[int, np.ndarray] = {}
         self._size = block_size
-        # Blocks whose computed tokens have all been read.
+        # For each block: whether the head has read all its computed tokens.
         self._known, self._known_on_host = np.zeros(num_blocks, bool), np.zeros(num_host_blocks, bool)
         self._waiting: list[np.ndarray] = []  # slots of steps that have not been read yet
         # rows and slots of steps that will never be read
         self._skipped: list[tuple[np.ndarray, np.ndarray]] = []
 
     def defer(self, plan: StepPlan) -> None:
-        """Note that the step is not read now."""
+        """Note that the head does not read the step now, but may later."""
         self._waiting.append(plan.slot_mapping)
         if len(self._waiting) >= KEPT:
             self.settle()
 
     def skip(self, plan: StepPlan) -> None:
-        """Note that the step is never read."""
+        """Note that the head will never read the step."""
         self._skipped.append((plan.rows, plan.slot_mapping))
         if len(self._skipped) >= KEPT:
             self.settle()
@@ -53,7 +54,7 @@ class Keys:
             self._skipped = []
 
     def prepare(self, plan: StepPlan) -> None:
-        """Copy blocks and reassign rows before `plan`'s forward."""
+        """Follow the block copies and admitted rows of `plan`, before its forward pass."""
         self.settle()
         for sources, targets, pairs in (
             (self._known, self._known_on_host, plan.swap_out),
@@ -72,8 +73,9 @@ class Keys:
                 self.lacking[admission.row] = lacking
 
     def lacks(self, rows: np.ndarray, slots: np.ndarray) -> np.ndarray:
-        """Return which of `rows` [n] wait for other rows' blocks, bool [n], apart from `slots`, which are
-        about to be read.
+        """Return which of `rows` [n] wait for blocks, bool [n].
+
+        The blocks of `slots` are about to be read.
         """
         self.settle()
         found = np.zeros(len(rows), bool)
@@ -89,7 +91,7 @@ class Keys:
         return found
 
     def mark_written(self, read: HeadBatch) -> None:
-        """Note that the head now has these tokens' keys."""
+        """Note that the head now has the keys of these tokens."""
         self.settle()
         blocks = read.slots // self._size
         if read.is_all is not None:  # the block with a row's remaining tokens is not complete yet

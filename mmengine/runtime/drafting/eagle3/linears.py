@@ -1,4 +1,4 @@
-"""Linear layers for a draft head: a native kernel if one supports the matrix, otherwise torch."""
+"""Linear layers for a draft head, computed by a native kernel if it supports the matrix, else by torch."""
 
 import ctypes
 from collections.abc import Callable
@@ -14,7 +14,7 @@ Linear = Callable[[Tensor], Tensor]
 
 
 def linear_of(weight: Tensor, bias: Tensor | None = None) -> Linear:
-    """Return a function that computes x weight^T + bias, from x [t, k] to [t, n], for `weight` [n, k]."""
+    """Return a function that maps x [t, k] to x weight^T + bias [t, n], for `weight` [n, k]."""
     library = kernels_for(weight)
     if library is None:
         return lambda x: F.linear(x, weight, bias)
@@ -22,8 +22,9 @@ def linear_of(weight: Tensor, bias: Tensor | None = None) -> Linear:
 
 
 def scores_of(weight: Tensor) -> tuple[Linear, PackedLinear | None]:
-    """Return a function that computes x weight^T in float32, and the packed matrix (None without a native
-    kernel).
+    """Return a function that computes x weight^T in float32, and the packed matrix.
+
+    The packed matrix is None if torch computes.
     """
     library = kernels_for(weight)
     if library is None:
@@ -33,8 +34,9 @@ def scores_of(weight: Tensor) -> tuple[Linear, PackedLinear | None]:
 
 
 def gated(weight: Tensor) -> Linear:
-    """Return a function that computes silu(x gate^T) * (x up^T), from x [t, k] to [t, n]. The first n rows in
-    `weight` [2n, k] are gate, the others are up.
+    """Return a function that maps x [t, k] to silu(x gate^T) * (x up^T) [t, n].
+
+    `weight` [2n, k]: the first n rows are gate, the others are up.
     """
     library = kernels_for(weight)
     if library is not None:

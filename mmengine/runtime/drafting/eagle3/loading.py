@@ -1,4 +1,4 @@
-"""Load a head's weights onto its target's device."""
+"""Loads a draft head's weights onto the device of its target model."""
 
 from collections.abc import Callable
 
@@ -24,8 +24,9 @@ _COMPARED_ROWS = 4096  # rows of two embeddings to compare at a time
 
 
 def load_head(folder: HeadFolder, model: VisionLanguageModel, placement: Placement) -> DraftHead:
-    """Return the head in a checked folder, for the `model` that it drafts for. Weights are cast as
-    `placement` says.
+    """Load the head in a checked folder. `model`: the target, which the head drafts for.
+
+    Weights are converted to the dtype of `placement`.
 
     Raises ModelError if the head cannot be read or does not fit into memory.
     """

@@ -1,4 +1,4 @@
-"""Run a draft head on a CPU with native kernels: one call per pass or chain."""
+"""Runs a draft head on a CPU with native kernels. A pass or a whole chain is a single call."""
 
 import ctypes
 from typing import Any
@@ -19,13 +19,13 @@ from mmengine.runtime.drafting.eagle3.head import DraftHead, HeadLayer, HeadWeig
 from mmengine.runtime.drafting.eagle3.linears import Linear
 from mmengine.spec_decode.eagle3.config import HeadConfig
 
-# Embeddings up to this size are copied, so that one call can draft a chain. With a larger embedding a pass
-# takes so long that calling each pass from Python does not matter.
+# An embedding of at most this size is copied for the kernels, so that one call can draft a whole chain. With
+# a larger embedding a pass takes so long that calling each pass from Python does not matter.
 MAX_EMBEDDING_BYTES = 64 * 2**20
 
 
 class NativeDraftHead(DraftHead):
-    """A DraftHead in native kernels that runs one step at a time."""
+    """A DraftHead whose passes and chains run in native kernels. Not thread-safe."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ def _layer(layer: HeadLayer) -> NativeLayer:
 
 
 def _in_kernels(linear: Linear) -> PackedLinear:
-    """Return the packed layer that eagle3/linears.py made; the kernels must support the head."""
+    """Return `linear` as the PackedLinear that linears.py made. The kernels must support the head."""
     assert isinstance(linear, PackedLinear)
     return linear
 

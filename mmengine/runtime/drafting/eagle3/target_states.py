@@ -1,4 +1,6 @@
-"""Data classes for the target model's hidden states that a draft head reads."""
+"""The target model's hidden states that a draft head reads: as a step gives them, and as the head reads
+them.
+"""
 
 import msgspec
 import numpy as np
@@ -11,7 +13,7 @@ from mmengine.spec_decode.texts import Texts
 
 
 class TargetStates(msgspec.Struct, frozen=True, eq=False):
-    """Hidden states from a target model step: t tokens in n rows."""
+    """The hidden states that the target gives in a step of t tokens."""
 
     plan: StepPlan
     positions: torch.Tensor  # int64 [3, t]
@@ -19,9 +21,9 @@ class TargetStates(msgspec.Struct, frozen=True, eq=False):
 
 
 class HeadBatch(msgspec.Struct, frozen=True, eq=False):
-    """Tokens for a head pass: t in all, from n rows in order, contiguous within a row.
+    """The t tokens of n rows that the head reads in one pass.
 
-    Each token's next token is known.
+    The tokens of a row are adjacent and have consecutive positions. Each token's next token is known.
     """
 
     rows: np.ndarray  # intp [n]
@@ -31,13 +33,14 @@ class HeadBatch(msgspec.Struct, frozen=True, eq=False):
     slots: np.ndarray  # int64 [t]
     positions: torch.Tensor  # int64 [3, t]
     aux_hidden_states: torch.Tensor  # [t, aux_layers * target_hidden_size]
-    is_all: np.ndarray | None = None  # bool [n], rows with no more waiting tokens; None: all rows
+    is_all: np.ndarray | None = None  # bool [n], whether a row has no more waiting tokens; None: all True
 
 
 def accepted_tokens(states: TargetStates, rows: np.ndarray, selected: np.ndarray, texts: Texts) -> HeadBatch:
-    """Return the step's tokens for `rows[selected]` (intp [n], bool [n]) for the head.
+    """Return the step's tokens of `rows[selected]` that the head can read. `rows`: intp [n], `selected`: bool
+    [n].
 
-    Rejected drafts are left out, and so is a last token whose next token is not known.
+    Left out are rejected drafts, and a last token whose next token is not known.
     """
     plan = states.plan
     aux_hidden_states, positions, slots = states.aux_hidden_states, states.positions, plan.slot_mapping
