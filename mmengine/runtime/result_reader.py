@@ -1,4 +1,4 @@
-"""Turn sampled tokens into a step's result: accepted drafts, stops and logprobs."""
+"""Turns sampled tokens into a step's result: accepted drafts, stops, errors, logprobs and new drafts."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -37,10 +37,10 @@ Logprobs = tuple[tuple[int, list[tuple[int, float]]], ...]
 
 
 class ComputedStep(msgspec.Struct, frozen=True, eq=False):
-    """A step on the device up to its logits.
+    """A step that is launched up to its logits.
 
-    `logits`: float32 [s, vocab_size], a row per entry in `batch`; None if nothing samples. Other fields are
-    as in LaunchedStep.
+    `logits`: float32 [s, vocab_size], one row per entry in `batch`; None if no row samples. The other fields
+    are as in LaunchedStep.
     """
 
     plan: StepPlan
@@ -52,17 +52,19 @@ class ComputedStep(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def depends_on_sampled(self) -> bool:
-        """Whether the allowed tokens depend on the tokens that the rows sampled before."""
+        """Whether allowed or forced tokens depend on the tokens that the rows sampled in the previous
+        step.
+        """
         return bool(self.batch.wanted & (GRAMMAR | THINKING))
 
 
 class LaunchedStep(msgspec.Struct, frozen=True, eq=False):
-    """A step on the device whose tokens are sampled.
+    """A step that is launched including its sampling.
 
-    `sampled` holds host tensors, which may be read once the device has finished. `batch`: the positions that
-    sampled, with drafts the runs' positions, else one per row. `lazy_masked`: rows that have already
-    advanced in their grammars, and reasons for rows without a token. `target_states`: input for a draft head
-    that drafts now. `draft_room`: the plan's draft room for rows that sampled.
+    `sampled`: host tensors, which may be read once the device has finished. `batch`: the positions that
+    sample. A row with drafts has several (`runs`), any other row has one. `lazy_masked`: the rows whose
+    grammar was completed while sampling, and why rows have no token. `target_states`: input for a draft head
+    that drafts after this step. `draft_room`: the plan's draft room for the rows that sample.
     """
 
     batch: SampleRows
@@ -84,7 +86,7 @@ class Reader:
     thinking: ThinkingRows
 
     def read(self, launched: LaunchedStep) -> StepResult:
-        """Return a launched step's result. The executor sets `device_ns`."""
+        """Return the result of a launched step. The executor sets `device_ns`."""
         result = self._read(launched)
         if launched.batch.wanted & THINKING:
             rows = launched.batch.rows if launched.runs is None else launched.batch.rows[launched.runs.first]
@@ -130,7 +132,10 @@ class Reader:
         return result
 
     def _read_runs(self, launched: LaunchedStep, token_ids: np.ndarray, runs: Runs) -> StepResult:
-        """Read rows that give one or several tokens; each ends as if it had given them one at a time."""
+        """Read a step with drafts, in which rows give one or several tokens.
+
+        Each row ends where it would have ended if it had given its tokens one at a time.
+        """
         counts = runs.counts(token_ids)
         errors = dict(launched.lazy_masked.errors)
         if ERROR_TOKEN in token_ids:
@@ -139,7 +144,8 @@ class Reader:
                 depth = position - int(runs.first[row])
                 if depth == 0:
                     errors.setdefault(row, NOT_FINITE)
-                # if the logits are still not finite, the row fails in the next step
+                # The tokens before the bad logits count. If the logits are bad again, the next step fails the
+                # row.
                 counts[row] = min(counts[row], max(depth, 1))
         batch = launched.batch
         stops = self._cut_at_stops(token_ids, batch, runs, counts, errors)
@@ -176,7 +182,7 @@ class Reader:
         counts: np.ndarray,
         errors: dict[int, str],
     ) -> Stops:
-        """Find where rows stop within their runs, and shorten `counts` accordingly."""
+        """Return where rows stop within their runs, and shorten `counts` to these positions."""
         if not may_stop(token_ids, batch, self.rows):
             return ()
         stops: dict[int, str] = {}
@@ -192,11 +198,11 @@ class Reader:
         return tuple(sorted(stops.items()))
 
     def _count(self, token_ids: np.ndarray, batch: SampleRows, runs: Runs, counts: np.ndarray) -> None:
-        """Count the tokens sampled in rows with penalties, at most one token per row at a time."""
+        """Count the accepted tokens for penalties and history rules, one token per row at a time."""
         for depth in range(int(counts.max())):
             positions = runs.first[counts > depth] + depth
             sampled_tokens = upload(token_ids[positions].astype(np.int64), self.sampler.device)
-            with torch.inference_mode():  # the counts were created in inference mode
+            with torch.inference_mode():  # the tensors of counts were created in inference mode
                 self.sampler.count(batch.take(positions), sampled_tokens)
 
     def _end_in_runs(
@@ -209,14 +215,14 @@ class Reader:
         counts: np.ndarray,
         errors: dict[int, str],
     ) -> Stops:
-        """Find where a grammar ends the text before another stop does.
+        """Return `stops`, and rows whose grammar is complete before another stop.
 
-        Drafts may lead to the grammar's end and beyond, where only an end-of-sequence token is allowed.
-        `complete`: rows whose grammar is already complete, with the token count used. Changes `counts`
-        and `errors`.
+        Drafts may go on after the grammar is complete, where only an end-of-sequence token is allowed.
+        `complete`: rows whose grammar was found complete while sampling, with the number of tokens that it
+        took. Changes `counts` and `errors`.
         """
         stopped = dict(stops)
-        over = dict(stops)  # some of these rows continue
+        over = dict(stops)  # `_cut` removes rows that continue from `stopped`, but not from `over`
         self._cut(heads, stopped)
         continuing, sampled_tokens = [], []
         for row in self._masked(heads):
@@ -231,9 +237,10 @@ class Reader:
         return self._named(heads, stopped.items())
 
     def _cut(self, batch: SampleRows, stops: dict[int, str]) -> None:
-        """Resolve stop strings in rows with grammars: `stops` gets whether the grammar is complete.
+        """Change `stops` for stop strings in rows with grammars.
 
-        Rows that continue with tokens that complete the grammar are removed from `stops`.
+        The kind becomes STRING if the grammar is complete before the stop string, CUT if it is not. A row
+        that continues with tokens that complete the grammar is removed.
         """
         if self.matchers is None or self.watcher is None:
             return
@@ -249,9 +256,10 @@ class Reader:
                 stops[index] = STRING_ENDS[is_complete]
 
     def _named(self, batch: SampleRows, stops: Iterable[tuple[int, str]]) -> Stops:
-        """Return `stops` in order, with CLOSED as the reason for texts that a closer completed."""
+        """Return `stops` sorted by row, with the kind CLOSED for texts that a closer completed."""
         closers = {} if self.matchers is None else self.matchers.closers
-        options = batch.columns["options"]  # the row's closer may belong to its previous request
+        # A row without CLOSES may still have the closer of its previous request, so check the option.
+        options = batch.columns["options"]
         named = []
         for index, kind in sorted(stops):
             closer = closers.get(int(batch.rows[index])) if options[index] & CLOSES else None
@@ -266,10 +274,10 @@ class Reader:
         sampled_tokens: list[list[int]],
         errors: dict[int, str],
     ) -> dict[int, int]:
-        """Advance the grammars for the rows `continuing` (indices into `batch`) by the tokens in
-        `sampled_tokens`.
+        """Advance the grammars of rows `continuing` (indices into `batch`) by their `sampled_tokens`.
 
-        Returns the rows whose grammar is now complete, with the token count used. Adds to `errors`.
+        Returns the rows whose grammar is now complete, with the number of tokens that it took. Adds rows that
+        failed to `errors`.
         """
         if self.matchers is None or not continuing:
             return {}
@@ -278,7 +286,9 @@ class Reader:
         return {continuing[place]: count for place, count in complete.items()}
 
     def _masked(self, batch: SampleRows) -> list[int]:
-        """Return indices for rows with masked grammars, which have not advanced in their grammar yet."""
+        """Return the rows whose grammar was applied as a mask, and so has not advanced by the sampled
+        tokens yet.
+        """
         options = batch.columns["options"]
         is_masked = (options & GRAMMAR) != 0
         if self.sampler.device.type == "cpu":
@@ -288,9 +298,9 @@ class Reader:
     def _draft(
         self, result: StepResult, launched: LaunchedStep, rows: np.ndarray, counts: np.ndarray | None
     ) -> None:
-        """Put drafts for the continuing rows into `result`, with the time that drafting took.
+        """Put drafts for the rows that continue into `result`, and the time that drafting took.
 
-        `counts`: tokens that each row gave; None: one each.
+        `counts`: how many tokens each row gave; None: one each.
         """
         if self.drafting is None or not self.drafting.num_followed:
             return
@@ -300,7 +310,7 @@ class Reader:
         if counts is None:
             counts = np.ones(len(rows), np.int64)
         clock = StepClock()
-        # rows that complete their answer are not drafted: any of their tokens may be replaced
+        # Rows with a closer get no drafts, because the closer may replace any token.
         continuing = (self.rows.columns["options"][rows] & CLOSES) == 0
         continuing[[index for index, _ in (*result.stops, *result.errors)]] = False
         drafts = self.drafting.drafts(
@@ -323,10 +333,10 @@ class Reader:
 def _logprob_lists(
     launched: LaunchedStep, token_ids: np.ndarray, places: np.ndarray
 ) -> tuple[tuple[int, list[tuple[int, float]]], ...]:
-    """Return logprobs by row for each position that counts (`places` [p]; NO_PLACE: does not count).
+    """Return (row, list) for each position with logprobs. `places` [p]: the position's row, or NO_PLACE.
 
-    A list starts with the chosen token, followed by the row's `logprobs` best tokens, best first; the chosen
-    token may appear again.
+    Positions with NO_PLACE are left out. A list has (token, logprob) pairs: the chosen token, then the row's
+    `logprobs` best tokens, best first, which may include the chosen token again.
     """
     lists = launched.sampled.logprobs
     if lists is None:

@@ -1,4 +1,6 @@
-"""Host columns by row: request data that a step needs, set at admission."""
+"""Request data that steps need, as columns on the host with one entry per row, set when a request is
+admitted.
+"""
 
 from collections.abc import Callable, Sequence
 
@@ -21,12 +23,12 @@ LOGPROBS = 128
 STOP_IDS = 256
 STOP_STRINGS = 512
 GRAMMAR = 1024
-CLOSES = 2048  # the answer is completed when its budget ends
-HISTORY = 4096  # the allowed tokens depend on earlier tokens
+CLOSES = 2048  # when the token budget ends, tokens that complete the grammar's text are chosen
+HISTORY = 4096  # rules depend on earlier tokens: no-repeat n-grams, biased sequences
 TYPICAL = 8192
 THINKING = 16384  # the reasoning has a token budget
 
-NEVER = float("-inf")  # added to a logit, so that its token is never sampled
+NEVER = float("-inf")  # a logit, or an addition to one, whose token is never sampled
 
 COLUMNS = np.dtype(
     [
@@ -54,10 +56,9 @@ COLUMNS = np.dtype(
 
 
 class RowColumns:
-    """One record per row in `columns` (dtype COLUMNS), and the few lists that do not fit a column.
+    """One record per row in `columns` (dtype COLUMNS), and a few lists that do not fit into a column.
 
-    A token id outside the vocabulary can neither be sampled nor stop a request, so `bias` and `blocked` omit
-    such ids.
+    `bias` and `blocked` omit token ids outside the vocabulary, because these are never sampled.
     """
 
     def __init__(
@@ -65,10 +66,9 @@ class RowColumns:
     ) -> None:
         self.columns = np.zeros(max_rows, dtype=COLUMNS)
         self.stop_ids = np.full((max_rows, MAX_STOP_STRINGS), PADDING, dtype=np.int32)
-        # token ids int64, additions to their logits float32
+        # for each row with a bias: token ids (int64), and what is added to their logits (float32)
         self.bias: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-        # For rows with MIN_TOKENS: token ids that may not be sampled yet, padded to the width with the first
-        # id.
+        # For rows with MIN_TOKENS: token ids that may not be sampled yet, padded with the first of these ids.
         self.blocked = np.zeros((max_rows, len(eos_token_ids) + MAX_STOP_STRINGS), dtype=np.int64)
         self._prompt_positions: list[np.ndarray | None] = [None] * max_rows
         self._rows_of_last, self._last = b"", self.columns[:0]
@@ -77,7 +77,7 @@ class RowColumns:
         self._positions_of = positions_of
 
     def admit(self, admission: Admission) -> None:
-        """Set every column in the row, so that nothing from the row's previous request remains."""
+        """Set every column of the row, so that nothing remains from the row's previous request."""
         row, request = admission.row, admission.request
         sampling = request.sampling
         positions, delta = self._positions_of(request.prompt_token_ids, request.media)
@@ -153,9 +153,9 @@ class RowColumns:
         return found
 
     def of(self, rows: np.ndarray) -> np.ndarray:
-        """Return the records for `rows` [n], which must not be written to.
+        """Return the records for `rows` [n]. The result must not be written to.
 
-        While the rows are unchanged and no request is admitted, as in decode, every call returns the same
+        As long as the rows are the same and no request is admitted, as in decode, every call returns the same
         array.
         """
         key = rows.tobytes()
@@ -166,7 +166,7 @@ class RowColumns:
     def positions(self, plan: StepPlan, out: np.ndarray) -> None:
         """Write the rotary positions for a step's tokens to `out`, int64 [3, t].
 
-        Decode-only rows need no loop; a row inside its prompt copies its stored positions.
+        Only rows that are still in their prompt need a loop, which copies their stored positions.
         """
         columns = self.of(plan.rows)
         delta = columns["delta"]
@@ -184,15 +184,16 @@ class RowColumns:
 
 
 def sequences_of(sampling: SamplingParams) -> list[tuple[tuple[int, ...], float]]:
-    """Return the biased sequences that have several tokens, with the value added to the last token's logit
-    when the sequence's other tokens precede.
+    """Return the biased sequences with several tokens, each with its bias.
+
+    The bias is added to the last token's logit if the sequence's other tokens come directly before.
     """
     banned = [(sequence, NEVER) for sequence in sampling.bad_words_ids]
     return [each for each in (*sampling.sequence_bias, *banned) if len(each[0]) > 1]
 
 
 def _biases(sampling: SamplingParams) -> dict[int, float]:
-    """Return the values that are always added to a logit, by token id."""
+    """Return the values that are added to logits in every step, keyed by token id."""
     found = dict(sampling.logit_bias)
     for (token, *others), bias in sampling.sequence_bias:
         if not others:

@@ -1,8 +1,8 @@
-"""Run a model step, from a plan to tokens.
+"""Runs a model step, from its plan to its tokens.
 
 `launch` computes logits and `sample` chooses tokens; neither waits for the device. `finish` reads the tokens
-back and looks for stops. On a CPU the three simply follow one another. Rows with a grammar are sampled when
-the previous step has been read, which may be long after they were launched.
+back and looks for stops. On a CPU the three are called one after the other. A step with grammars is sampled
+only after the previous step has been read, which may be long after its launch.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -51,7 +51,9 @@ from mmengine.structured_output.rows.rows import RowMatchers
 
 
 class ModelRunner:
-    """Everything that lives on the device: KV pool, encoder features, token counts."""
+    """Owns the data on the device (KV pool, recurrent states, encoder features, token counts) and runs
+    steps.
+    """
 
     def __init__(
         self,
@@ -65,8 +67,9 @@ class ModelRunner:
         head: DraftHead | None = None,
         recorder: Recorder | None = None,
     ) -> None:
-        """Build a runner. `recorder` captures decode-only steps and the encoder, if attention and encoder
-        allow capture.
+        """Build a runner.
+
+        `recorder`: captures decode-only steps and the encoder, if attention and encoder can be captured.
         """
         spec = model.spec
         device = placement.device.torch_device
@@ -99,31 +102,30 @@ class ModelRunner:
         )
         self.graphs: DecodeGraphs | None = None
         self._encoder_graphs: EncoderGraphs | None = None
-        # computed KV and features are written to the store, and read from it
+        # Writes computed KV and features to a block store, and reads stored ones.
         self._store: StoreClient | None = None
-        # shares features with other ranks
+        # Sends features to the other ranks.
         self.share_features: Callable[[torch.Tensor], torch.Tensor] | None = None
         if recorder is not None:
             self.capture(recorder)
         self._media: dict[str, Sequence[MediaInput]] = {}
-        # With several steps in flight: the last token that each row sampled, for the next step.
         self._prompt_logprobs = PromptLogprobsGatherer()
+        # With several steps in flight: the last token that each row sampled, for the next step.
         self._last_tokens = torch.zeros(config.max_num_seqs, dtype=torch.int64, device=device)
 
     @property
     def captures(self) -> str:
-        """Describe the captured steps, the same on all ranks; empty if none are captured."""
+        """A description of the steps that can be captured, the same on all ranks; empty if none can be."""
         config, attention = self._config, self._attention
         sizes = f"{config.max_num_seqs} rows, {config.num_draft_tokens} drafts of each"
-        # the host passes state positions, which a graph cannot capture
+        # The host passes recurrent states' slots and lengths as arguments, which a graph would freeze.
         captures = attention.captures and self._states is None
         return f"{type(attention).__name__}, {sizes}" if captures else ""
 
     def capture(self, recorder: Recorder, capture: Capture = capture) -> None:
-        """Capture everything that can be captured and replay it from now on: decode-only steps, passes of a
-        draft head, and the encoder.
+        """Capture decode-only steps, a draft head's passes and the encoder, and replay them from now on.
 
-        `capture` captures the decode-only steps, which gain most.
+        Parts that cannot be captured are left out. `capture`: the function that captures decode-only steps.
         """
         head = self._drafting.head if self._drafting is not None else None
         config = self._config
@@ -147,8 +149,9 @@ class ModelRunner:
 
     @property
     def graph_counts(self) -> dict[str, dict[str, int]]:
-        """Count replays, and eager runs by reason, for "steps", "chains" (from a draft head) and
-        "encodings" (encoder calls), each where capture is possible.
+        """For each captured part: how often it was replayed, and how often it was not, keyed by reason.
+
+        The parts are "steps", "chains" (a draft head's) and "encodings" (encoder calls).
         """
         found = {}
         if self.graphs is not None:
@@ -162,7 +165,7 @@ class ModelRunner:
 
     @property
     def drafters(self) -> list[tuple[str, int]]:
-        """Each drafter's name and failure count, by number."""
+        """Each drafter's name and number of failures, indexed by the drafter's number."""
         return [] if self._drafting is None else self._drafting.report
 
     def attach(self, request_id: str, media: Sequence[MediaInput]) -> None:
@@ -170,11 +173,11 @@ class ModelRunner:
 
     def release(self, request_id: str) -> None:
         self._media.pop(request_id, None)
-        if not self._media:  # there may be no later step to clear the parts
+        if not self._media:  # maybe no later step drops the item that is encoded in parts
             self._parts.clear()
 
     def pixels_of(self, plan: StepPlan) -> dict[str, Sequence[MediaInput]]:
-        """Return attached media for the requests whose items the step encodes."""
+        """Return the attached media of the requests whose items the step encodes, keyed by request id."""
         if not plan.encode and plan.part is None:
             return {}
         names = {item.request.request_id for item in plan.encode}
@@ -193,7 +196,7 @@ class ModelRunner:
         return self._store
 
     def take_fetched(self, plan: StepPlan) -> list[tuple[np.ndarray, torch.Tensor]]:
-        """Return the KV blocks that a store sent for the step, and their rows. Call once, at dispatch."""
+        """Return pairs of block ids and the KV that the block store sent for them. Call once, at dispatch."""
         assert self._store is not None
         return [(blocks, self._store.take(name, len(blocks))) for name, blocks in plan.fetched]
 
@@ -205,8 +208,8 @@ class ModelRunner:
     ) -> ComputedStep:
         """Launch a step up to its logits.
 
-        `pixels` and `fetched` come from `pixels_of` and `take_fetched` at dispatch. `sample` must follow
-        before any other launch.
+        `pixels` and `fetched`: results from `pixels_of` and `take_fetched` at dispatch. Call `sample` for
+        this step before the next launch.
         """
         with torch.inference_mode():
             for blocks, rows in fetched:
@@ -227,7 +230,7 @@ class ModelRunner:
             if aux_hidden_states is not None:
                 target_states = TargetStates(plan, positions, aux_hidden_states.rows)
             if head is not None and target_states is not None and _drafts_for_no_row(plan):
-                head.wait(target_states)  # wait here: the next step may be prepared before this step is read
+                head.wait(target_states)  # now, because the next step may be prepared before this one is read
                 target_states = None
             batch, logits = self._logits(plan, runs, hidden, inputs)
             prompt_logprobs = self._prompt_logprobs.gather(plan, hidden, inputs.places, self._model.logits)
@@ -254,7 +257,7 @@ class ModelRunner:
             )
 
     def _launch_encoder_only(self, plan: StepPlan) -> ComputedStep:
-        """Launch a step that only encodes part of an item. KV from preempted rows is still copied first."""
+        """Launch a step without rows, which only encodes part of an item. Its block copies run too."""
         self._kv.copy(plan)
         return ComputedStep(
             plan, SampleRows.of(self._rows, plan.rows, plan.num_computed, None), None, None, None
@@ -280,13 +283,15 @@ class ModelRunner:
     def _forward(
         self, plan: StepPlan, runs: Runs | None, aux_hidden_states: AuxHiddenStates | None
     ) -> tuple[torch.Tensor, StepInputs, torch.Tensor]:
-        """Return hidden states ordered as `inputs`, the inputs, and the tokens' positions."""
+        """Return the hidden states, the inputs, which have the same order, and the tokens' positions
+        [3, t].
+        """
         graphs, may_wait = self.graphs, self._config.max_in_flight > 1
         adapters = self.adapters.rows_of(plan)
         frame = graphs.frame(plan, adapted=bool(adapters)) if graphs is not None else None
         into = graphs.inputs if graphs is not None and frame is not None else None
         inputs = prepare(plan, runs, self._rows, self._device, may_wait=may_wait, frame=frame, into=into)
-        self._kv.copy(plan)  # first: KV that is swapped out may be in a block that is cleared next
+        self._kv.copy(plan)  # before clearing, because a block that is swapped out may be cleared next
         if self._attention.reads_unwritten:
             fresh = fresh_blocks(plan.slot_mapping, self._config.block_size)
             if len(fresh):
@@ -315,7 +320,7 @@ class ModelRunner:
     def _logits(
         self, plan: StepPlan, runs: Runs | None, hidden: torch.Tensor, inputs: StepInputs
     ) -> tuple[SampleRows, torch.Tensor | None]:
-        """Return the rows to sample, and their logits."""
+        """Return the rows that sample, and their logits, float32 [s, vocab_size] (None: no row samples)."""
         batch = self._sample_rows(plan, runs, inputs)
         if not len(plan.sample):
             return batch, None
@@ -324,7 +329,7 @@ class ModelRunner:
         return batch, self._model.logits(hidden)
 
     def sample(self, computed: ComputedStep) -> LaunchedStep:
-        """Choose a launched step's tokens. With grammars, the previous step must have been read."""
+        """Launch the sampling of a launched step. With grammars, the previous step must have been read."""
         with torch.inference_mode():
             return self._sample(computed)
 
@@ -342,10 +347,11 @@ class ModelRunner:
             )
         else:
             sampled, lazy_masked = self._sampler.sample(logits, batch, forced=forced), LazyMaskResult({}, {})
-        # with drafts no step continues before they are read
+        # With drafts, the next step is planned only after this step has been read.
         if self._config.max_in_flight > 1 and runs is None:
             rows = upload(batch.rows.astype(np.int64), self._device)
-            self._last_tokens[rows] = sampled.token_ids.clamp(min=0)  # a row without a token has failed
+            # A row without a token has failed, so any token id will do.
+            self._last_tokens[rows] = sampled.token_ids.clamp(min=0)
         room = plan.draft_room
         if room is not None and len(room):
             room = room[:, plan.sample]
@@ -368,7 +374,7 @@ class ModelRunner:
         return SampleRows.of(self._rows, rows, num_known, runs)
 
     def finish(self, launched: LaunchedStep) -> StepResult:
-        """Read a launched step back. The executor sets `device_ns`."""
+        """Wait for a launched step, and return its result. The executor sets `device_ns`."""
         with torch.inference_mode():
             result = self._reader.read(launched)
         result.prompt_logprobs = launched.prompt_logprobs

@@ -1,12 +1,11 @@
-"""Exchange KV blocks and encoder outputs with a block store, by a reader and a writer thread next to the
-engine loop.
+"""Exchanges KV blocks and encoder outputs with a block store, in a reader thread and a writer thread.
 
     computed:  blocks ──gather──► rows in host memory ──writer──► sealed values in the store
     fetched:   store ──reader──► rows in host memory, opened ──a step's plan──► blocks
 
-A row is a block over all layers, as in `swap_out`. The engine loop never waits for the store. A slow store
-receives less: rows beyond MAX_WAITING_BYTES are skipped, and while a store call hangs no other request waits
-for it. Values are used only if their seal is valid (block_store/sealed.py).
+Here a row is one block's KV in all layers, as in `swap_out`. The engine loop never waits for the store. If
+the store is slow, less is stored: rows beyond MAX_WAITING_BYTES are skipped. While a read hangs, the store is
+not asked for further requests. Values are used only if their seal is valid (block_store/sealed.py).
 """
 
 import hashlib
@@ -35,16 +34,20 @@ from mmengine.runtime.device.upload import upload
 from mmengine.runtime.kv.features_store import FetchedFeatures
 from mmengine.runtime.kv.pool import KVPool
 
-MAX_WAITING_BYTES = 256 * 2**20  # limit for computed rows that are not written yet
-MAX_FETCHED_BYTES = 2**31  # limit for fetched rows that no step has taken yet; half as much for one request
-MAX_KNOWN = 2**17  # limit for names that are known to be in the store
-NAMESPACE_BYTES = 16  # prefix of each name in a key
+MAX_WAITING_BYTES = 256 * 2**20  # most bytes in computed rows that are not written yet
+MAX_FETCHED_BYTES = 2**31  # most bytes in fetched rows that no step has taken yet; half for one request
+MAX_KNOWN = 2**17  # how many names that the store has are remembered
+NAMESPACE_BYTES = 16  # length of the prefix that precedes each name in a key
 Result = TypeVar("Result")
 CLOSE_S = 10.0  # time for writing the remaining rows when an engine closes
 
 
 def namespace(fingerprints: Mapping[str, str], config: EngineConfig, kind: str) -> bytes:
-    """Return the key prefix: KV is only valid for the same weights, dtypes, block size and backend."""
+    """Return a key prefix that depends on everything a stored value is valid for: weights, dtypes, block
+    size, rank.
+
+    `kind`: "kv" or "features".
+    """
     facts = {
         **{name: value for name, value in fingerprints.items() if name != "processor"},
         "kind": kind,
@@ -55,8 +58,8 @@ def namespace(fingerprints: Mapping[str, str], config: EngineConfig, kind: str) 
 
 
 class StoreClient:
-    """Implements core/remote_blocks.py's port for the pool's blocks and, with an encoder, for its
-    outputs (`features`).
+    """Implements the interface in core/remote_blocks.py, for KV blocks and for encoder outputs
+    (`features`).
     """
 
     def __init__(
@@ -77,10 +80,10 @@ class StoreClient:
         self._digests: ContentDigests | None = None
         self._known: OrderedDict[bytes, None] = OrderedDict()
         self._lock = threading.Lock()  # guards the fields below
-        # Digests of each waiting request's blocks, once known. The list's identity tells requests apart: an
-        # id may return while the reader still handles its previous request.
+        # For each waiting request: its blocks' digests, once known. The list's identity tells requests apart,
+        # because a new request may have the id of a request that the reader still handles.
         self._requested: dict[str, list[bytes]] = {}
-        self._offered: dict[str, Tensor] = {}  # rows that were reported to the core
+        self._offered: dict[str, Tensor] = {}  # fetched rows that were reported to the core
         self._accepted: dict[str, Tensor] = {}  # accepted rows, which a step is about to copy
         self._waiting_bytes = self._fetched_bytes = 0
         self._reading_since = 0.0  # when the current store call began; 0: no call is running
@@ -97,7 +100,7 @@ class StoreClient:
             thread.start()
 
     def connect(self, tell: Callable[[ev.Event], None]) -> None:
-        """Set the function that receives events; any thread may call it."""
+        """Set the function that gets this client's events. Any thread may call `tell`."""
         self._tell = tell
 
     def wait(self, seconds: float) -> None:
@@ -109,7 +112,7 @@ class StoreClient:
         self._tell(event)
         self._news.set()
 
-    # Port methods, called by the engine loop's thread.
+    # The interface's methods, which the engine loop's thread calls.
 
     def ask(self, request: Request, tokens: np.ndarray) -> None:
         if self._is_stuck():
@@ -144,7 +147,7 @@ class StoreClient:
             self._features.forget(request_id)
 
     def take(self, request_id: str, count: int) -> Tensor:
-        """Return the next accepted rows, [count, layers, 2, block_size, num_kv_heads, head_dim]."""
+        """Return the request's accepted rows, [count, layers, 2, block_size, num_kv_heads, head_dim]."""
         with self._lock:
             rows = self._accepted.pop(request_id)
             self._fetched_bytes -= rows.nbytes
@@ -188,7 +191,7 @@ class StoreClient:
             return True
 
     def store_features(self, key: bytes, features: Tensor) -> None:
-        """Write an item's features, [embeddings, width], to the store under its encoder key."""
+        """Let the writer store an item's features [embeddings, width] under its encoder key."""
         if self._features is not None and self._features.fetched_features(key) is None:
             name = self._features.name(key)
             if name not in self._known and self._may_wait(features.nbytes, 1):
@@ -197,7 +200,7 @@ class StoreClient:
                 self._writes.put(lambda: self._put([self._feature_names + name], rows, size))
 
     def fetched_features(self, key: bytes) -> Tensor | None:
-        """Return features from the store for an item that is about to be encoded, or None."""
+        """Return features that came from the store for an item that is about to be encoded, or None."""
         return None if self._features is None else self._features.fetched_features(key)
 
     # Methods of the reader's thread.
@@ -220,14 +223,15 @@ class StoreClient:
         if not self._is_given_up(name, digests):
             self._report(ev.Offered(name, count, tuple(items)))
         elif self._features is not None:
-            # `forget` may have run before the rows were stored. A new request with the same id has no rows
-            # yet, because only this thread stores rows.
+            # `forget` may have run before this thread kept the features, so forget them now. A new request
+            # with the same id loses nothing: only this thread keeps features, and it has not handled that
+            # request.
             self._features.forget(name)
 
     def _fetch_items(
         self, request: Request, num_computed: int, digests: list[bytes]
     ) -> list[tuple[int, bytes]]:
-        """Read features for items that lie after a fetch's tokens."""
+        """Read stored features for the items that end after the first `num_computed` tokens."""
         found: list[tuple[int, bytes]] = []
         if self._features is None:
             return found
@@ -274,7 +278,10 @@ class StoreClient:
             self._report(ev.Lost(request_id, f"{count - len(came)} of {count} blocks are missing or damaged"))
 
     def _get(self, key: bytes, row: Tensor) -> bytes | None:
-        """Read a value into a row, uint8, and return its digest if the seal is valid."""
+        """Read the value at `key` into `row` (uint8).
+
+        Returns its digest, or None if it is missing or damaged.
+        """
         value = row.numpy().data
         if not self._call(lambda: bool(self._store.get([key], [value])[0])):
             self._remove_known([key])
@@ -287,8 +294,9 @@ class StoreClient:
         return digest
 
     def _call(self, call: Callable[[], Result]) -> Result | None:
-        """Return a store call's result, or None if the call raises. The result is also unpacked inside
-        the call, because unpacking may raise.
+        """Return what `call` returns, or None if it raises.
+
+        Callers also convert a store's result within `call`, because a conversion may raise too.
         """
         self._reading_since = time.monotonic()
         try:
@@ -314,7 +322,7 @@ class StoreClient:
                 self._waiting_bytes -= size
 
     def close(self) -> None:
-        """Write the remaining computed rows, within CLOSE_S, and stop the threads."""
+        """Write the remaining computed rows, for at most CLOSE_S, and stop the threads."""
         until = time.monotonic() + CLOSE_S
         self._reads.put(None)
         self._writes.put(None)

@@ -1,11 +1,11 @@
-"""Keep KV blocks in host memory, and copy them out and back in parallel with the computation.
+"""Keeps KV blocks in host memory, and copies blocks between host and device on a stream of their own.
 
-    out:  blocks ──gather──► staged on the device ──side stream──► host     the computation goes on at once
-    in:   host ──side stream──► staged on the device ──scatter──► blocks    the computation waits, the CPU not
+    out:  blocks ──gather──► staged on the device ──copy stream──► host     the device computes meanwhile
+    in:   host ──copy stream──► staged on the device ──scatter──► blocks    the device waits, the CPU does not
 
-Outgoing blocks are gathered on the layers' stream, so the same step may overwrite them. Both directions share
-one stream and keep their order: a block is stored before it is fetched, and a host block is read before it is
-overwritten. Neighbouring blocks in host memory are one copy.
+Blocks that go out are gathered on the layers' stream, so the same step may overwrite them. Both directions
+use the same copy stream, in order: a block is stored before it is fetched, and a host block is read before it
+is overwritten. Blocks that are neighbours in host memory are copied together.
 """
 
 from collections.abc import Iterator
@@ -20,15 +20,15 @@ from mmengine.runtime.device.cpu import InlineCopies
 from mmengine.runtime.device.port import CopyStream, Device
 from mmengine.runtime.device.upload import upload
 
-# Largest piece of host memory: torch rounds pinned allocations up to a power of two.
+# Largest allocation in host memory. It is a power of two, because torch rounds pinned allocations up to one.
 SLAB_BYTES = 256 * 2**20
 
 
 class HostBlocks:
-    """KV blocks, over all layers, in host memory, pinned if the device is a GPU.
+    """KV blocks in host memory, each with all layers; pinned if the device is a GPU.
 
-    The memory is divided into slabs [block, layer, 2, ...], so that a block is contiguous. `copy_stream`
-    replaces the device's stream for copies.
+    The memory consists of slabs [block, layer, 2, ...], in which a block is contiguous. `copy_stream`: the
+    stream for copies (default: a new one from the device).
     """
 
     def __init__(
@@ -39,8 +39,9 @@ class HostBlocks:
         device: Device,
         copy_stream: CopyStream | None = None,
     ) -> None:
-        """Allocate `count` blocks with `block_shape`, [layers, 2, block_size, num_kv_heads, head_dim]. Raises
-        ConfigError.
+        """Allocate `count` blocks with shape `block_shape`, [layers, 2, block_size, num_kv_heads, head_dim].
+
+        Raises ConfigError if there is not enough memory.
         """
         block_bytes = torch.Size(block_shape).numel() * dtype.itemsize
         self._per_slab = max(1, SLAB_BYTES // block_bytes)
@@ -64,7 +65,9 @@ class HostBlocks:
         self._copy_stream = copy_stream or (device.copy_stream() if count else InlineCopies())
 
     def store(self, blocks: Tensor, pairs: np.ndarray) -> None:
-        """Copy device blocks [layers, n, 2, ...] to the host; `pairs` int32 [m, 2] (device block, host
+        """Copy blocks from the device to the host.
+
+        `blocks`: the pool on the device, [layers, n, 2, ...]. `pairs`: int32 [m, 2] (device block, host
         block).
         """
         for slab, there, here in self._by_slab(pairs[:, ::-1]):
@@ -72,7 +75,7 @@ class HostBlocks:
             self._copy_stream.run(partial(_copy_out, slab, staged, here), staged)
 
     def fetch(self, blocks: Tensor, pairs: np.ndarray) -> None:
-        """Copy host blocks to the device; `pairs` int32 [m, 2] (host block, device block)."""
+        """Copy blocks from the host to the device. `pairs`: int32 [m, 2] (host block, device block)."""
         for slab, there, here in self._by_slab(pairs):
             shape = (len(here), *slab.shape[1:])
             staged = torch.empty(shape, dtype=blocks.dtype, device=blocks.device)
@@ -81,8 +84,9 @@ class HostBlocks:
             blocks.index_copy_(1, self._index(there), staged.transpose(0, 1))
 
     def _by_slab(self, pairs: np.ndarray) -> Iterator[tuple[Tensor, np.ndarray, np.ndarray]]:
-        """Split int32 [m, 2] (host block, device block) by slab: device blocks, and ascending places in the
-        slab.
+        """Yield each slab with its pairs: the device blocks, and the blocks' ascending indices in the slab.
+
+        `pairs`: int32 [m, 2] (host block, device block).
         """
         pairs = pairs[np.argsort(pairs[:, 0])]
         slabs, firsts = np.unique(pairs[:, 0] // self._per_slab, return_index=True)
@@ -104,8 +108,10 @@ def _copy_in(slab: Tensor, staged: Tensor, places: np.ndarray) -> None:
 
 
 def runs(blocks: np.ndarray) -> list[tuple[int, int, int]]:
-    """Return ascending block numbers as runs with neighbours: places [begin, end), and the block at
-    `begin`.
+    """Divide ascending block numbers into runs of consecutive numbers.
+
+    Returns for each run (begin, end, first): its indices in `blocks` are begin to end (exclusive), and its
+    first block is `first`.
     """
     begins = np.flatnonzero(np.diff(blocks, prepend=blocks[:1] - 2) != 1)
     ends = np.append(begins[1:], len(blocks))

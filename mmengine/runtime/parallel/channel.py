@@ -1,7 +1,7 @@
-"""Send messages between rank 0 and a following rank over an inherited Unix socket pair.
+"""Messages between rank 0 and another rank (a follower), over an inherited Unix socket pair.
 
-A message is its kind (one byte), its length (8 bytes, little endian) and its body. When either process ends,
-the channel closes, so no process waits for a dead peer.
+A message has its kind (one byte), its length (8 bytes, little endian) and its body. If one process ends, the
+channel closes, so the other does not wait for it.
 """
 
 import socket
@@ -9,16 +9,17 @@ import struct
 from enum import IntEnum
 
 _HEADER = struct.Struct("<BQ")
-MAX_BYTES = 2**33  # larger than a snapshot of the largest state that settings allow
+MAX_BYTES = 2**33  # more than a snapshot of the largest state that settings allow
 
 
 class MessageKind(IntEnum):
-    """Message kinds: JOB, START and STEP go to a follower, the others come back.
+    """Rank 0 sends JOB, START and STEP; a follower sends READY, FAILED and ENDS; both send WORD.
 
-    STEP: log frames; the follower runs the step that they decide. READY: the weights are loaded, or
-    everything that steps need. FAILED: a sentence about a step. ENDS: a sentence, the last message from a
-    rank that cannot continue. WORD: a rank's word while steps are captured, and the answer whether all words
-    agree.
+    JOB: a job (job.py). START: a snapshot of the engine's initial state. STEP: log frames; the follower runs
+    the step that they decide. READY: sent twice, when the weights are loaded and when everything that steps
+    need exists. FAILED: why a step failed on this rank. ENDS: why this rank cannot continue; its last
+    message. WORD: while steps are captured, a follower says in a word how far it is, and rank 0 answers
+    whether all ranks said the same word (graphs.py).
     """
 
     JOB = 1
@@ -31,17 +32,17 @@ class MessageKind(IntEnum):
 
 
 class ChannelClosed(Exception):
-    """The peer is gone."""
+    """The process at the other end is gone."""
 
 
 class Channel:
-    """An end of the socket pair. `send_timeout_s`: time for the peer to read a message; None: unlimited."""
+    """One end of the socket pair. `send_timeout_s`: the peer's time to read a message; None: unlimited."""
 
     def __init__(self, end: socket.socket, send_timeout_s: float | None = None) -> None:
         self._end, self._send_timeout_s = end, send_timeout_s
 
     def send(self, kind: MessageKind, body: bytes = b"") -> None:
-        """Send a message. Raises ChannelClosed, after which nothing more can be sent."""
+        """Send a message. Raises ChannelClosed if the peer is gone; then nothing more can be sent."""
         try:
             self._end.settimeout(self._send_timeout_s)
             self._end.sendall(_HEADER.pack(kind, len(body)) + body)
@@ -50,8 +51,9 @@ class Channel:
             raise ChannelClosed(str(error)) from None
 
     def receive(self, timeout_s: float | None = None) -> tuple[MessageKind, bytes] | None:
-        """Return the next message, or None if none begins within `timeout_s` (None: wait). Raises
-        ChannelClosed.
+        """Return the next message, or None if no message begins within `timeout_s` (None: no limit).
+
+        Raises ChannelClosed if the peer is gone.
         """
         self._end.settimeout(timeout_s)
         try:

@@ -1,7 +1,8 @@
-"""A following rank: a process that folds rank 0's log and computes its part in each step.
+"""A follower: the process for a rank after rank 0, which folds rank 0's log and computes its part of each
+step.
 
-The process decides nothing, samples nothing and writes no log. parallel/followers.py starts the process,
-which ends with its channel.
+The process decides nothing, samples nothing and writes no log. Rank 0 starts it (parallel/followers.py), and
+it ends when its channel closes.
 """
 
 import os
@@ -34,11 +35,11 @@ from mmengine.runtime.parallel.mirror import Mirror
 from mmengine.runtime.runner import ModelRunner
 from mmengine.runtime.sampling.runs import runs_of
 
-LOOK_S = 1.0  # interval for checking that rank 0 is alive
+LOOK_S = 1.0  # seconds between checks that rank 0 is alive
 
 
 class RankModel:
-    """This rank's model part. Rank 0 sends the token ids and features that this rank cannot know."""
+    """This rank's part of the model. Rank 0 sends token ids that this rank does not know yet."""
 
     def __init__(self, model: VisionLanguageModel, group: StepGroup) -> None:
         self._embed, self._group = model.embed, group
@@ -50,7 +51,7 @@ class RankModel:
 
 
 class FollowingRunner(ModelRunner):
-    """Runs a plan up to the hidden states, from which rank 0 samples."""
+    """Runs steps up to the hidden states. Only rank 0 samples. Features come from rank 0."""
 
     def follow(self, plan: StepPlan, group: StepGroup, dtype: torch.dtype) -> None:
         with torch.inference_mode():
@@ -74,9 +75,9 @@ class FollowingRunner(ModelRunner):
 
 
 def follow(channel: Channel) -> NoReturn:
-    """Do the job that arrives on the channel, until the channel closes.
+    """Load the model as the JOB on the channel says, then run steps until the channel closes.
 
-    Raises ChannelClosed then, and any error before the first step.
+    Raises ChannelClosed when the channel closes, and any error that occurs outside a step.
     """
     job = decode_job(_expect(channel, MessageKind.JOB))
     placement = Placement(open_device(job.device), DTYPES[job.dtype], job.attention)
@@ -122,7 +123,9 @@ def _expect(channel: Channel, wanted: MessageKind) -> bytes:
 
 
 def _end_with(parent: int) -> None:
-    """Exit when rank 0 ends: this process may wait on the device for a dead rank and read no messages."""
+    """Exit when rank 0 ends. The main thread may not notice, because it waits on the device for a dead
+    rank.
+    """
     while os.getppid() == parent:
         time.sleep(LOOK_S)
     os._exit(1)
@@ -139,7 +142,7 @@ def main() -> int:
     except Exception as error:
         try:
             channel.send(MessageKind.ENDS, error_sentence(error).encode())
-        except ChannelClosed:  # rank 0 ended first, which is why the exchange failed
+        except ChannelClosed:  # rank 0 ended first, and that caused the error
             return 0
         return 1
 
@@ -147,4 +150,4 @@ def main() -> int:
 if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
-    os._exit(code)  # skips the group's own shutdown, which may wait for dead ranks
+    os._exit(code)  # skips the shutdown of the process group, which may wait for dead ranks

@@ -1,4 +1,4 @@
-"""Start and supervise the following ranks' processes, for rank 0."""
+"""Starts and supervises the other ranks' processes, in rank 0."""
 
 import os
 import socket
@@ -15,15 +15,15 @@ from mmengine.runtime.parallel.job import Job, encode
 
 _COMMAND = (sys.executable, "-m", "mmengine.runtime.parallel.follower")
 POLL_S = 0.2
-LAST_WORDS_S = 0.5  # wait for a rank's last message when its part of an exchange is missing
+LAST_WORDS_S = 0.5  # time to wait for a rank's last message after an exchange failed
 END_S = 2.0
 
 
 class Followers:
-    """One process per rank, from rank 1 on.
+    """The processes for rank 1 and later ranks.
 
-    The processes end with their channels, or with this process. A rank that does not read a message within
-    `timeout_s` counts as gone.
+    A process ends when its channel closes, or when this process ends. A rank that does not read a message
+    within `timeout_s` counts as gone.
     """
 
     def __init__(self, size: int, timeout_s: float) -> None:
@@ -60,7 +60,7 @@ class Followers:
 
     @property
     def store(self) -> Path:
-        """Return a file through which the ranks connect."""
+        """The file through which the ranks connect."""
         return Path(self._folder.name) / "store"
 
     def assign(self, jobs: list[Job]) -> None:
@@ -69,21 +69,22 @@ class Followers:
                 channel.send(MessageKind.JOB, encode(job))
 
     def start(self, snapshot: bytes) -> None:
-        """Send the folds' initial state."""
+        """Send the initial state, a snapshot, which the other ranks apply the log to."""
         for channel in self._channels:
             with suppress(ChannelClosed):
                 channel.send(MessageKind.START, snapshot)
 
     def await_ready(self, timeout_s: float) -> None:
-        """Wait until each rank says READY once more. Raises ConfigError with the message from a rank that did
-        not.
+        """Wait until each rank has sent one more READY.
+
+        Raises ConfigError if a rank ends, sends an error, or is not ready within `timeout_s`.
         """
         self._await(MessageKind.READY, timeout_s)
 
     def agree(self, word: str, timeout_s: float) -> bool:
-        """Return whether all ranks now say this `word`, not an empty one, and tell them the answer.
+        """Return whether all other ranks now send this `word` and it is not empty; send them the answer.
 
-        Raises ConfigError as `await_ready` does.
+        Raises ConfigError like `await_ready`.
         """
         agreed = {*self._await(MessageKind.WORD, timeout_s), word.encode()} == {word.encode() or None}
         for channel in self._channels:
@@ -92,7 +93,7 @@ class Followers:
         return agreed
 
     def _await(self, wanted: MessageKind, timeout_s: float) -> list[bytes]:
-        """Return each rank's next message; all must have this kind."""
+        """Return the body of each rank's next message, which must be of kind `wanted`."""
         deadline, bodies = time.monotonic() + timeout_s, []
         for rank, channel in enumerate(self._channels, 1):
             message = None
@@ -110,10 +111,11 @@ class Followers:
         return bodies
 
     def step(self, frames: bytes) -> None:
-        """Let all ranks fold `frames` and run the step at their end. Raises ExecutorLost when a rank is gone.
+        """Let all ranks fold `frames` and run the step that they decide. Raises ExecutorLost if a rank is
+        gone.
 
-        `check` reads the ranks' reports on steps: a rank may already have failed this step, in which rank
-        0 must take part all the same.
+        Errors that ranks report are read by `check`, not here: even if a rank has failed in this step
+        already, rank 0 must run the step too.
         """
         if not self._lost:
             for channel in self._channels:
@@ -126,9 +128,7 @@ class Followers:
             raise ExecutorLost(self._lost)
 
     def check(self) -> None:
-        """Raise ExecutorFailed with a rank's report on the steps so far, or ExecutorLost if a rank is
-        gone.
-        """
+        """Raise ExecutorFailed if ranks have reported errors in steps, or ExecutorLost if a rank is gone."""
         reports = self._read_reports(0.0)
         if self._lost:
             raise ExecutorLost(self._lost)
@@ -136,18 +136,16 @@ class Followers:
             raise ExecutorFailed("; ".join(reports))
 
     def mark_lost(self, reason: str) -> None:
-        """Mark the ranks as permanently out of step; `check` reports that from now on, with the rank that is
-        gone.
-        """
+        """Mark the ranks as permanently out of step. From now on `check` raises ExecutorLost."""
         reports = self._read_reports(LAST_WORDS_S)
         out_of_step = f"the ranks lost contact ({reason}); start the engine again"
         self._lost = self._lost or "; ".join([*reports, out_of_step])
 
     def _read_reports(self, wait_s: float) -> list[str]:
-        """Return the ranks' reports on the steps so far.
+        """Return the errors that ranks have reported.
 
-        When a rank sends ENDS or is gone, all ranks are lost, whichever is noticed first.
-        `wait_s`: wait for messages in transit.
+        If a rank has sent ENDS or is gone, all ranks are marked as lost. `wait_s`: how long to wait for each
+        message.
         """
         reports: list[str] = []
         if self._lost:
@@ -177,7 +175,7 @@ class Followers:
         return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
 
     def close(self) -> None:
-        """End all processes, and kill any process that does not end."""
+        """End all processes, and kill a process that does not end within END_S."""
         for channel in self._channels:
             channel.close()
         for process in self._processes:

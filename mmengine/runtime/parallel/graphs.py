@@ -1,9 +1,11 @@
-"""Capture CUDA graphs over several ranks: all ranks capture, or none, in the same order.
+"""Captures CUDA graphs on several ranks, in the same order. Either all ranks capture or none. Not yet run on
+a GPU.
 
-NCCL treats a captured exchange differently from a launched exchange, and all ranks replay together: each rank
-must replay the graph that it captured with the others. So each rank decides from the plan alone whether a
-step is replayed, and a rank that cannot continue replays the step without rows (group.py). A capture may fail
-on one rank only, so the ranks exchange a word before each pass. Not yet run on a GPU.
+NCCL treats a captured exchange differently from a launched one, so in each step all ranks must replay the
+graph that they captured together, or none may. Each rank decides from the plan alone whether a step is
+replayed, so all decide the same. A rank that fails in a step replays the graph without rows (group.py). A
+capture may fail on one rank only. So before each pass each rank sends a word that says how far it is, and all
+go on only if all words are the same.
 """
 
 from collections.abc import Callable, Iterable
@@ -18,31 +20,33 @@ from mmengine.runtime.graphs.capture import Replays, log_uncaptured
 from mmengine.runtime.parallel.group import GroupLost, StepGroup
 from mmengine.runtime.runner import ModelRunner
 
-# whether all ranks say the same word; a rank that cannot continue says the empty word
+# Sends this rank's word, and returns whether all ranks sent the same. A rank that cannot continue sends "".
 Agree = Callable[[str], bool]
 DONE = "done"
 log = structlog.get_logger("mmengine.operators")
 
 
 def capture_steps(runner: ModelRunner, recorder: Recorder | None, group: StepGroup, agree: Agree) -> None:
-    """Capture decode-only steps on all ranks at once, and replay them from now on if all ranks succeeded.
+    """Capture decode-only steps on all ranks together. If all succeed, the steps are replayed from now on.
 
-    `recorder`: None if this rank must not capture.
+    `recorder`: None if this rank does not capture.
     """
     word = runner.captures if recorder is not None else ""
     if agree(word) and recorder is not None:
         runner.capture(recorder, SharedCapture(group, agree))
         group.graphs = runner.graphs
     elif word:
-        log.warning("steps are launched kernel by kernel: the ranks of tensor_parallel capture other ones")
+        log.warning(
+            "steps are launched kernel by kernel: the tensor_parallel ranks would capture different steps"
+        )
 
 
 class OtherRankFailed(Exception):
-    """Another rank cannot continue."""
+    """Another rank sent a different word: it failed or is out of step."""
 
 
 class SharedCapture:
-    """Captures on several ranks; see Capture. Each rank has its own group and channel."""
+    """A Capture function for this rank, which captures together with the other ranks."""
 
     def __init__(self, group: StepGroup, agree: Agree) -> None:
         self._group, self._agree = group, agree
@@ -75,7 +79,7 @@ class SharedCapture:
         return replays
 
     def _pass(self, compute: Callable[[Bucket], None], bucket: Bucket) -> None:
-        if self._group.replays:  # in tests a function replaces the graph
+        if self._group.replays:  # only in tests, where replaying calls this function again
             compute(bucket)
             return
         self._check_all_agree(f"{bucket.num_rows} rows of {bucket.query_len}")

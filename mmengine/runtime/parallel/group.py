@@ -1,14 +1,14 @@
-"""The exchanges between a model's ranks within a step, always the same calls in the same order.
+"""The exchanges between a model's ranks within a step. All ranks make the same calls in the same order.
 
-    encoded items' features, from rank 0      when the plan encodes any: pixels are on rank 0 alone
-    token ids, from rank 0                    when a token may be sampled by a step that still runs
+    features of encoded items, from rank 0    if the plan encodes items, because only rank 0 has pixels
+    token ids, from rank 0                    if a token may come from a step that still runs
     2 sums a layer                            after attention and after the MLP
 
-In a replayed step the last two are inside the graph, and the replay counts as a single call.
+In a replayed step the token ids and the sums are exchanged inside the graph, and the replay counts as one
+call.
 
-A rank that cannot continue within a step makes the remaining calls with zeros, and the remaining replay
-without rows. So the other ranks never wait for it, and all ranks begin the next step together. The failed
-step's result is discarded.
+A rank that fails within a step makes the remaining calls with zeros, or the replay without rows. So the other
+ranks never wait for this rank, and all begin the next step together. The failed step's result is discarded.
 """
 
 from collections.abc import Callable, Iterator
@@ -33,24 +33,24 @@ from mmengine.runtime.graphs.decode import DecodeGraphs
 
 
 class Replay(NamedTuple):
-    """The exchanges within a captured step."""
+    """The replay of a captured step, which contains exchanges."""
 
     graphs: DecodeGraphs
     bucket: Bucket
 
 
-# the call, and the shape and dtype of its tensor
+# A call, and the shape and dtype of the tensor that it exchanges.
 Exchange = tuple[Callable[[Tensor], None], tuple[int, ...], torch.dtype]
 
 
 class GroupLost(ExecutorLost):
-    """A rank is gone or missed an exchange's timeout. The group cannot be used any more."""
+    """A rank is gone, or did not take part in an exchange in time. The group cannot be used any more."""
 
 
 class StepGroup:
-    """A rank's side in the exchanges. Call `join` first, and `prepare` once the model is loaded.
+    """One rank's side of the exchanges. Call `join` first, and `prepare` once the model is loaded.
 
-    `graphs`: captured steps, on all ranks. `replays`: whether a graph is being replayed.
+    `graphs`: the captured steps, which all ranks have, or None. `replays`: whether a graph is being replayed.
     """
 
     def __init__(self, rank: int, size: int) -> None:
@@ -59,16 +59,16 @@ class StepGroup:
         self.graphs: DecodeGraphs | None = None
         self.timeout_s = 0.0
         self._group: Any = None  # torch's stubs declare no exchanges for a backend
-        self._expected: list[Exchange | Replay] = []  # in reverse order
+        self._expected: list[Exchange | Replay] = []  # this step's remaining calls, the next one last
 
     def shard(self) -> Shard:
         return Shard(self.rank, self.size, self.all_reduce)
 
     def join(self, store: Path, device: Device, timeout_s: float) -> None:
-        """Connect to the other ranks through the file `store`, which is new for each group. Blocks until all
-        ranks are there.
+        """Connect to the other ranks through the file `store`, and wait until all ranks have connected.
 
-        Uses NCCL between GPUs (not yet run on a GPU), gloo between processes on a CPU. Raises GroupLost.
+        Each group needs a new file. Uses NCCL between GPUs (not yet run on a GPU), gloo between processes on
+        a CPU. Raises GroupLost if the ranks cannot connect within `timeout_s`.
         """
         self.timeout_s, timeout = timeout_s, timedelta(seconds=timeout_s)
         try:
@@ -79,16 +79,17 @@ class StepGroup:
             raise GroupLost(f"the ranks of tensor_parallel {self.size} could not connect: {error}") from error
 
     def prepare(self, spec: ModelSpec, placement: Placement, *, may_wait: bool) -> None:
-        """Prepare exchanges for the model's `spec`. `may_wait`: whether a plan may hold PENDING tokens."""
+        """Set the model's sizes. `may_wait`: whether plans may contain PENDING tokens."""
         self._spec, self._dtype, self._device = spec, placement.dtype, placement.device
         self._may_wait = may_wait
 
     @contextmanager
     def step(self, plan: StepPlan, report: Callable[[Exception], None] | None = None) -> Iterator[None]:
-        """Return a context for all exchanges in a step. Raises GroupLost.
+        """Return a context for all exchanges of a step. After an error the remaining calls are made with
+        zeros.
 
-        `report` gets an error inside the context before the other ranks can notice it; the error is then not
-        raised.
+        If `report` is given, it gets the error before these calls, and the error is not raised. Raises
+        GroupLost if an exchange fails.
         """
         self._expected = self._exchanges(plan)
         try:
@@ -106,21 +107,22 @@ class StepGroup:
 
     @contextmanager
     def recording(self, bucket: Bucket) -> Iterator[None]:
-        """Return a context for a pass that is captured, or launched before the capture.
+        """Return a context for a pass that is captured, or that runs to prepare a capture.
 
-        A failing pass leaves the other ranks in step.
+        If a pass fails when it runs, the remaining exchanges are still made, so the ranks stay in step.
         """
         self._expected = self._of_layers(bucket.num_tokens)[::-1]
         try:
             yield
         finally:
             if self._device.is_capturing():
-                self._expected = []  # no exchange takes place now
+                self._expected = []  # while capturing, no exchange takes place
             self._complete_exchanges()
 
     def replay(self, bucket: Bucket, launch: Callable[[], None]) -> None:
-        """Launch the captured step with this size. Raises GroupLost if the launch fails, because the others
-        wait for its exchanges.
+        """Replay the captured step for `bucket` by calling `launch`.
+
+        Raises GroupLost if the launch fails, because the other ranks then wait for its exchanges.
         """
         if not self._expected or self._expected[-1] != (self.graphs, bucket):
             raise ExecutorFailed(f"rank {self.rank} wants to replay {bucket}, which no rank expects")
@@ -149,7 +151,7 @@ class StepGroup:
         return expected[::-1]
 
     def _of_layers(self, num_tokens: int) -> list[Exchange | Replay]:
-        """Return the network's exchanges for `num_tokens` tokens, in order."""
+        """Return the exchanges in a forward pass over `num_tokens` tokens, in order."""
         expected: list[Exchange | Replay] = []
         if self._may_wait:
             expected.append((self._broadcast, (num_tokens,), torch.int64))
@@ -171,7 +173,7 @@ class StepGroup:
             replay.graphs.run_empty(replay.bucket)
         except GroupLost:
             raise
-        except Exception as error:  # the replay could not be prepared
+        except Exception as error:  # preparing the replay failed
             self._raise_lost(f"rank {self.rank} could not replay a step: {error}", error)
 
     def all_reduce(self, x: Tensor) -> Tensor:
@@ -179,17 +181,17 @@ class StepGroup:
         return self._exchange(self._add_up, x)
 
     def features(self, features: Tensor) -> Tensor:
-        """Return rank 0's features for the step's items; on other ranks the argument is overwritten."""
+        """Send `features` from rank 0 to the other ranks, where the argument is overwritten. Returns them."""
         return self._exchange(self._broadcast, features)
 
     def token_ids(self, input_ids: Tensor) -> Tensor:
-        """Return rank 0's token ids, int64 [t], if other ranks may not know them yet."""
+        """Return rank 0's token ids, int64 [t]. They are exchanged only if other ranks may not know them."""
         return self._exchange(self._broadcast, input_ids) if self._may_wait else input_ids
 
     def _exchange(self, call: Callable[[Tensor], None], x: Tensor) -> Tensor:
-        if self._group is None:  # before the ranks connect, a rank measures its memory alone
+        if self._group is None:  # a rank measures its memory before the ranks connect
             return x
-        if self.replays:  # in tests a function replaces the graph
+        if self.replays:  # only in tests, where replaying calls the captured function again
             self._call(call, x)
             return x
         if not self._expected or self._expected[-1] != (call, tuple(x.shape), x.dtype):
@@ -216,9 +218,7 @@ class StepGroup:
         _in_order(self._group.broadcast, x, dist.BroadcastOptions())
 
     def abort(self) -> None:
-        """Release everything on the device that waits for a dead rank. The group cannot be used
-        afterwards.
-        """
+        """End all work on the device that waits for a dead rank. The group cannot be used afterwards."""
         self.lost = True
         if self._group is not None:
             self._device.abort_group(self._group)
@@ -228,9 +228,9 @@ class StepGroup:
 
 
 def _in_order(call: Callable[[list[Tensor], Any], Any], x: Tensor, options: Any) -> None:
-    """Run an exchange on the current stream, so that a graph needs no branches, and without waiting on a GPU.
+    """Run an exchange on the current stream, without waiting on a GPU.
 
-    torch does the same for calls that are not async.
+    So a captured graph has no parallel branches. torch.distributed does the same for synchronous calls.
     """
     options.asyncOp = False
     work = call([x], options)
@@ -239,5 +239,5 @@ def _in_order(call: Callable[[list[Tensor], Any], Any], x: Tensor, options: Any)
 
 
 def num_embeds(plan: StepPlan) -> int:
-    """Return the embedding count that the step's encoder work gives."""
+    """Return how many embeddings the step's encoder work gives."""
     return sum(item.request.media[item.index].num_embeds for item in plan.encode)

@@ -1,4 +1,4 @@
-"""The first message to a following rank, before the log's first record."""
+"""The first message that rank 0 sends to another rank, which says what to load and how."""
 
 import msgspec
 
@@ -6,10 +6,10 @@ from mmengine.errors import MMEngineError, in_one_line
 
 
 class Job(msgspec.Struct, frozen=True):
-    """A following rank's job.
+    """What a rank after rank 0 loads, and how it connects to the others.
 
-    `store`: the file through which the ranks connect. `timeout_s`: time after which a rank that misses an
-    exchange counts as gone. `num_threads`: the setting.
+    `store`: the file through which the ranks connect. `timeout_s`: after this time a rank that does not take
+    part in an exchange counts as gone. `num_threads`: the setting num_threads.
     """
 
     rank: int
@@ -28,5 +28,5 @@ decode_job = msgspec.msgpack.Decoder(Job).decode
 
 
 def error_sentence(error: BaseException) -> str:
-    """Return a rank's error as a single line for the other ranks."""
+    """Return an error as a single line for a message to rank 0."""
     return str(error).partition("\n")[0] if isinstance(error, MMEngineError) else in_one_line(error)

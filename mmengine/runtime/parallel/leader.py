@@ -1,4 +1,4 @@
-"""Rank 0's executor, which decides each step's tokens and sends each step to the following ranks."""
+"""Rank 0's executor, which sends each step to the other ranks, runs its own part, and samples the tokens."""
 
 import time
 from functools import partial
@@ -22,12 +22,13 @@ from mmengine.runtime.parallel.group import GroupLost, StepGroup
 from mmengine.runtime.result_reader import ComputedStep
 from mmengine.runtime.rows import PositionsOf
 
-# intervals while waiting for a step: between checks of the device, and of the other ranks
+# Seconds between checks while waiting for a step: whether the device is done, and whether all ranks are
+# alive.
 POLL_S, LOOK_S = 5e-5, 0.2
 
 
 class LeadingModel:
-    """Rank 0's model part. Data that only rank 0 knows is sent to the other ranks on the way."""
+    """Rank 0's part of the model. Token ids that only rank 0 may know are sent to the other ranks."""
 
     def __init__(self, model: VisionLanguageModel, group: StepGroup) -> None:
         self._model, self._group = model, group
@@ -43,10 +44,10 @@ class LeadingModel:
 
 
 class LeadingExecutor(TorchExecutor):
-    """A TorchExecutor for a sharded model.
+    """The TorchExecutor on rank 0 for a sharded model.
 
-    `frames`, set before the first step, holds the records committed to the log since the last step; the other
-    ranks fold these and run the same step.
+    `frames`, set before the first step, collects the log frames that were committed since the last step. The
+    other ranks fold these and run the same step.
     """
 
     frames: Tee
@@ -61,7 +62,7 @@ class LeadingExecutor(TorchExecutor):
         group: StepGroup,
         followers: Followers,
     ) -> None:
-        later = msgspec.structs.replace(config, cuda_graphs=False)  # `capture` captures later
+        later = msgspec.structs.replace(config, cuda_graphs=False)  # graphs are captured in `capture`
         super().__init__(LeadingModel(model, group), positions_of, later, placement, *args)
         self._runner.share_features = group.features
         self._recorder = recorder_for(config, placement.device)
@@ -69,7 +70,7 @@ class LeadingExecutor(TorchExecutor):
         self._group, self._followers = group, followers
 
     def capture(self, timeout_s: float) -> None:
-        """Capture steps at the same time as the other ranks. Raises ConfigError."""
+        """Capture steps together with the other ranks. Raises ConfigError if a rank ends or times out."""
         capture_steps(
             self._runner, self._recorder, self._group, partial(self._followers.agree, timeout_s=timeout_s)
         )
@@ -95,10 +96,10 @@ class LeadingExecutor(TorchExecutor):
         return result
 
     def _await(self, end: Event) -> None:
-        """Wait for the step and watch the other ranks meanwhile.
+        """Wait for the step, and check meanwhile that the other ranks are alive.
 
-        Without a dead rank's part, the device would wait for ever in a graph, which NCCL's timeout does not
-        cover. Raises ExecutorLost, or ExecutorFailed with a rank's report.
+        If a rank is dead, a graph would wait for its exchanges for ever, because NCCL's timeout does not
+        cover graphs. Raises ExecutorLost if a rank is gone, or ExecutorFailed if a rank reports an error.
         """
         begin = looked = time.monotonic()
         while not end.query():
@@ -111,14 +112,16 @@ class LeadingExecutor(TorchExecutor):
                     raise GroupLost(f"a step took more than {self._group.timeout_s:g} seconds")
 
     def discard(self) -> None:
-        """Drop the steps in flight. Steps that began only on other ranks run without this rank's part."""
+        """Drop the steps in flight. For a step that only the other ranks have begun, make its exchanges
+        with zeros.
+        """
         begun = [(step.computed or step.launched or step.error) is not None for step in self._in_flight]
         waiting = [step for step, has_begun in zip(self._in_flight, begun, strict=True) if not has_begun]
         super().discard()
         try:
             for step in waiting:
                 with self._group.step(step.plan):
-                    pass  # completes the exchanges that the others wait for
+                    pass  # leaving the context makes the exchanges that the other ranks wait for
         except GroupLost as error:
             self._followers.mark_lost(str(error))
 

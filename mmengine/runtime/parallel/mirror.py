@@ -1,7 +1,7 @@
-"""Rebuild an engine's state in another process from the engine's log alone.
+"""Rebuilds an engine's state in another process from the engine's log alone.
 
 Each rank of a sharded model folds the same records as rank 0, and derives each step's plan from its own
-state. Plans therefore need no encoding of their own.
+state. So plans need not be sent.
 """
 
 from mmengine.core.batch import BlockTables, batch
@@ -16,8 +16,9 @@ from mmengine.events.codec import Record, frame_at, records_in
 
 
 class Mirror:
-    """A copy of an engine's state, made by folding the engine's log. `state` is the initial state; the mirror
-    changes this object.
+    """A copy of an engine's state, made by folding the engine's log.
+
+    `state`: the initial state, which the mirror changes in place.
     """
 
     def __init__(self, state: State) -> None:
@@ -25,17 +26,16 @@ class Mirror:
         self._tables = BlockTables(keeps=state.config.max_in_flight <= 1)
 
     def fold(self, frames: bytes) -> StepPlan | None:
-        """Apply complete frames, and return the plan of the step that they decide, or None if they decide no
-        step. The frames may contain at most one step.
+        """Apply complete frames. Returns the plan for the step that they decide, or None if they decide none.
 
-        Raises CorruptLog for bytes that are not frames, and Diverged if a digest shows that the state differs
-        from rank 0's.
+        The frames must decide at most one step. Raises CorruptLog for bytes that are not frames, and Diverged
+        if a digest in the log shows that the state differs from rank 0's.
         """
         decisions: list[ev.Event] = []
         plan: StepPlan | None = None
         for record in _records(frames):
             event = record.event
-            # Dispatched closes the step, so the plan must be built before the event is applied
+            # Applying Dispatched closes the step, so the plan must be built before.
             if isinstance(event, ev.Dispatched):
                 plan = batch(self._view, decisions, self._tables)
             self._apply(record)

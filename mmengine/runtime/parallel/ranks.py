@@ -1,4 +1,4 @@
-"""Start the ranks for an engine with a sharded model, from rank 0."""
+"""Starts the other ranks for an engine with a sharded model, from rank 0."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +16,9 @@ from mmengine.runtime.parallel.job import Job
 from mmengine.runtime.parallel.leader import LeadingExecutor
 
 LOAD_TIMEOUT_S = 1800.0
-EXCHANGE_TIMEOUT_S = 600.0  # used where step_timeout_s is 0, and for messages, which may be large snapshots
+EXCHANGE_TIMEOUT_S = (
+    600.0  # if step_timeout_s is 0; also the least timeout for messages (snapshots are large)
+)
 
 
 @dataclass(slots=True)
@@ -37,8 +39,9 @@ class Ranks:
         step_timeout_s: int,
         num_threads: int,
     ) -> "Ranks":
-        """Start the other ranks, which read their weights while this rank reads its own. Raises
-        ConfigError.
+        """Start the other ranks, which read their weights while this rank reads its own.
+
+        Raises ConfigError if there are too few devices or a process cannot be started.
         """
         devices = [placement.device.of_rank(rank, size) for rank in range(size)]
         dtype, attention = name_of(placement.dtype), placement.attention
@@ -58,21 +61,23 @@ class Ranks:
         return self.group.shard()
 
     def meet(self) -> None:
-        """Wait for the other ranks once this rank has its weights. Raises ConfigError or ExecutorFailed."""
+        """Wait until all ranks have their weights, and connect them. Call this once rank 0 has its weights.
+
+        Raises ConfigError if a rank fails, or GroupLost if they cannot connect.
+        """
         self.followers.await_ready(LOAD_TIMEOUT_S)
         self.group.join(self.followers.store, self.placement.device, self.timeout_s)
 
     def executor(self, model: VisionLanguageModel, *args: Any) -> LeadingExecutor:
-        """Return an executor for this rank's model part; `args` as for TorchExecutor."""
+        """Return an executor for this rank's part of the model. `args`: as for TorchExecutor."""
         leading = LeadingExecutor(model, *args, group=self.group, followers=self.followers)
         self._executor = leading
         return leading
 
     def start(self, core: EngineCore) -> None:
-        """Let the other ranks fold from `core`, which has not run a step, allocate memory and
-        capture steps.
+        """Send the state of `core`, which must not have run a step, to the other ranks, and capture steps.
 
-        Raises ConfigError.
+        The other ranks allocate their memory first. Raises ConfigError if a rank fails.
         """
         assert self._executor is not None  # the engine was built with this executor
         self._executor.frames = core.sink = Tee(core.sink)
