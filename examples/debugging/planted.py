@@ -1,9 +1,9 @@
 """Plant a bug into mmengine on import.
 
-An encoder output stays in the cache as long as a running request references it. With the bug, a request
-that is preempted while its last chunk ended inside an image does not release that reference. Nothing
-happens at first. Each time, a part of the encoder cache becomes unusable, until the cache is full: then no
-request with a new image can start, and the engine waits forever. vLLM had this bug (#31857).
+An encoder output stays in the cache as long as a running request references it. With the bug, a request that
+is preempted while its last chunk ended inside an image does not release that reference. At first this has no
+effect. But each such preemption makes a part of the encoder cache unusable, until no request with a new image
+can start, and the engine waits forever. vLLM had this bug (#31857).
 """
 
 from mmengine.core.fold import evolve

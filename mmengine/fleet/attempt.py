@@ -18,7 +18,7 @@ from mmengine.fleet.wire import (
     encode,
 )
 
-MAX_AVOIDED = 8  # last replicas that failed the request, which get no further attempt
+MAX_AVOIDED = 8  # the replicas that failed the request last get no further attempt
 FAILED_CHOICES = 8  # after so many choices of avoided replicas, no replica is avoided any more
 
 

@@ -81,7 +81,7 @@ def _news(
         logprobs = _joined(answers)[: len(token_ids)]
         if len(logprobs) < len(token_ids):
             whole, token_ids = None, token_ids[: len(logprobs)]
-    if whole is None:  # the last token may end the choice, which no log says: compute that token again
+    if whole is None:  # no log says whether the last token ends the choice: compute it again
         token_ids = token_ids[:-1]
         logprobs = None if logprobs is None else logprobs[: len(token_ids)]
     reason, detail = (None, "") if whole is None else (whole.reason, whole.detail)

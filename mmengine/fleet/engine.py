@@ -297,7 +297,7 @@ class FleetEngine(AsyncAnswers):
             await self._durable.settled()
 
     def tell_times(self, report: Callable[[str, Times], None]) -> None:
-        """Do nothing: the replicas know the times, so spans have no children here."""
+        """Do nothing: only the replicas know the times, so tracing spans have no children here."""
 
     # State
 

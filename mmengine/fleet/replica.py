@@ -85,7 +85,7 @@ class Replica:
             run.is_left = True
             if run.stream.is_over:
                 self._forget(request.request_id, run)
-            else:  # the engine has the request and its id until a step ends it
+            else:  # the engine keeps the request and its id until a step ends the request
                 run.stream.listen(partial(self._take_rest, request.request_id, run))
                 self._take_rest(request.request_id, run)
 

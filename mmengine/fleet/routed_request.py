@@ -32,7 +32,7 @@ class RequestKeeper(Protocol):
     """Keeps a request that has to survive its ingress."""
 
     async def accept(self, request: ReplicaRequest, accepted: Accepted) -> None:
-        """Store the request. Called after a replica's log has recorded it, before the caller learns that.
+        """Store the request. Called after a replica's log has recorded it, and before the caller is told.
 
         Raises an error if the request is refused.
         """
@@ -135,7 +135,9 @@ class RoutedRequest:
         is_done: Callable[[], bool],
         choices: Sequence[ChoiceProgress],
     ) -> None:
-        """Make attempts for these choices until an attempt succeeds, or until `is_done` after a failure."""
+        """Make attempts for these choices until an attempt succeeds, or `is_done` is true after a failed
+        attempt.
+        """
         names = [self._core_ids[choice.index] for choice in choices]
         pause, deaths = FIRST_PAUSE_S, 0 if _num_tokens(choices) else self._deaths
         while not is_done() and not self._end_if_late():
@@ -148,7 +150,7 @@ class RoutedRequest:
                 self.is_unheard = True
                 self._moved(str(move))
                 if self._keeper is not None and move.replica:
-                    self.is_unheard = False  # the replica that may have it is known
+                    self.is_unheard = False  # this replica may still have the request
                     await self._keeper.released(move.replica, names)
                 # A request that kills replicas is accepted by each of them and gets no token.
                 deaths = move.is_death + (deaths if _num_tokens(choices) == tokens_before else 0)

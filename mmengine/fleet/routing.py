@@ -77,7 +77,7 @@ class Ring:
         )
 
     def order(self, key: str) -> list[str]:
-        """Return all replicas, beginning with the key's own, then its successors."""
+        """Return all replica names: the key's replica, then its successors on the ring."""
         at = bisect.bisect(self._points, (_place(key), ""))
         return list(dict.fromkeys(name for _, name in (*self._points[at:], *self._points[:at])))
 

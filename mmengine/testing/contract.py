@@ -102,7 +102,7 @@ def make_lively(model: torch.nn.Module, seed: int = 0) -> None:
         for name, weight in model.named_parameters():
             drawn = torch.randn(weight.shape, generator=generator)
             if weight.ndim > 1 and "embed" not in name:
-                # Inputs of a unit, within an expert.
+                # A unit's number of inputs; the first dimension may be experts.
                 one = weight[0, 0] if "experts." in name and weight.ndim > 2 else weight[0]
                 weight.copy_(drawn / one.numel() ** 0.5)
             elif "norm" in name and not name.endswith("bias"):
@@ -112,7 +112,7 @@ def make_lively(model: torch.nn.Module, seed: int = 0) -> None:
 
 
 def with_field(text: str, field: str, value: object) -> str:
-    """Return a JSON object with another value for a field, which is named by its dotted path."""
+    """Return the JSON object `text` with another value for the field with this dotted path."""
     whole = json.loads(text)
     *parents, last = field.split(".")
     inner = whole

@@ -1,4 +1,4 @@
-"""Serve's consistent hashing, which also tells the ingress which replicas are live."""
+"""Ray Serve's consistent hashing, extended to tell the ingress which replicas are live."""
 
 from ray.serve.experimental.consistent_hash_router import ConsistentHashRouter
 

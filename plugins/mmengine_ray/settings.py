@@ -31,7 +31,7 @@ class RaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     num_cpus: Annotated[float, Meta(gt=0)] = 1  # of each replica, in Ray's units
     num_gpus: Annotated[float, Meta(ge=0)] = 0
     max_open: Annotated[int, Meta(ge=1, le=2**20)] = 1024  # concurrent calls of a replica
-    beat_s: Annotated[float, Meta(ge=0.01, le=60)] = 1.0  # interval of heartbeats
+    beat_s: Annotated[float, Meta(ge=0.01, le=60)] = 1.0  # interval between heartbeats
     # time without a heartbeat after which a replica is given up
     silence_s: Annotated[float, Meta(ge=0.1, le=3600)] = 10.0
     hang_s: Annotated[float, Meta(ge=0.1, le=86400)] = 60.0  # time after which a step counts as hung

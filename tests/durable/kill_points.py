@@ -33,7 +33,7 @@ def chosen(trails, chance):
 
 
 def paired(first, second, trail, behind):
-    """Return rounds: tuples with a kill point for the first process, and mostly another for the next.
+    """Return the kill points of each round, as a tuple: for the first process, and mostly for the next one.
 
     The next process must still reach the second point: the later a process dies, the less the next one
     writes. `trail` is that of a process that did not die, and `behind` that of a process after an EARLY

@@ -81,7 +81,7 @@ class Matrix:
         return len([path for path in self.folder.glob("life-*") if path.suffix != ".new"])
 
     def plan(self, points):
-        """Let processes die at these points from now on, one after the other."""
+        """From now on, let one process after the other die at these points."""
         new = self.folder / "plan.new"
         new.write_text("\n".join(points))
         new.rename(self.folder / "plan")

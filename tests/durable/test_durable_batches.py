@@ -116,7 +116,7 @@ def answers(client, found):
     for line in lines:
         response = line["response"]
         body = {name: value for name, value in response["body"].items() if name not in ("id", "created")}
-        if "usage" in body:  # cached and drafted tokens are chance
+        if "usage" in body:  # the counts of cached and drafted tokens vary
             del body["usage"]["prompt_tokens_details"], body["usage"]["completion_tokens_details"]
         assert line["custom_id"] not in out
         out[line["custom_id"]] = response["status_code"], body

@@ -119,7 +119,7 @@ def kill_child(process):
 
 
 def answer_of(port, key, body):
-    """Return the status and body that a client with retries after broken connections gets in the end."""
+    """Return the final status and body for a client that retries after broken connections and status 503."""
     end = time.monotonic() + PATIENCE_S
     while time.monotonic() < end:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)

@@ -17,8 +17,8 @@ LONGEST = 2**28  # bytes of a frame
 
 
 class LocalCarrier:
-    """A carrier to replicas in this process. `lose` cuts a replica off in the middle of a message; its engine
-    lives on.
+    """A carrier to replicas in this process. `lose` cuts a replica off in the middle of a message; its
+    engine keeps running.
     """
 
     def __init__(self, *replicas: Replica):

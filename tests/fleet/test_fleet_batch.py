@@ -1,4 +1,4 @@
-"""A dead worker's rows go to another worker, as in Ray Data; computed tokens are not computed again."""
+"""A dead worker's rows go to another worker, as in Ray Data. Its computed tokens are not computed again."""
 
 import json
 import os

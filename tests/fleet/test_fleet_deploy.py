@@ -1,4 +1,4 @@
-"""The files in deploy/ for several machines are valid for their tools, as far as the tools are installed."""
+"""The files in deploy/ for several machines are valid: the config for Ray Serve, and the Dockerfile."""
 
 import re
 from pathlib import Path

@@ -85,9 +85,7 @@ def num_said(server, name):
 
 
 def test_a_lost_replica_s_requests_move_when_its_log_is_free(tmp_path):
-    """The replica that was cut off still holds its lock. No other replica computes a request that is open in
-    its log.
-    """
+    """The cut-off replica keeps running and holds its lock, so other replicas wait until its log is free."""
     root = tmp_path / "logs"
     with fleet(root, "ab") as one:
         name = begun(one)

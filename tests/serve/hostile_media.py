@@ -1,4 +1,4 @@
-"""A seeded and cheap generator of hostile images and videos that knows the formats' grammars."""
+"""Generates hostile images and videos from seeds, quickly, with knowledge of the file formats."""
 
 import io
 import random
@@ -94,7 +94,7 @@ def png(rng: random.Random) -> bytes:
 
 
 def png_bomb(rng: random.Random) -> bytes:
-    """Return few bytes that really decode to many pixels, up to the largest accepted picture."""
+    """Return a small file that decodes to many pixels, up to the largest accepted picture."""
     width, height = rng.choice(((3000, 3000), (8000, 8000), (32000, 2000), (8193, 8192)))
     rows = _zeros(((width + 7) // 8 + 1) * height)
     head = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)

@@ -1,4 +1,4 @@
-"""Calls that transformers' documentation of its image-text-to-text pipeline allows, as code.
+"""Calls that transformers documents for its image-text-to-text pipeline, as Python code.
 
 Each call is evaluated twice with the names from pipeline_names.py: with transformers' pipeline as `pipe`, and
 with ours. The outcome is "agrees" (both return the same, or both refuse), "differs" (on purpose), "refused"

@@ -26,7 +26,7 @@ def config(folder, **settings) -> EngineConfig:
 
 
 def answered(settings, prompt=QUESTION, log=None, **options):
-    """Return the tokens, and the core's counters."""
+    """Return the answer's tokens, the core's counters, and the block store."""
     with Engine(config=settings, log=log) as engine:
         (answer,) = engine.generate([prompt], max_tokens=options.pop("max_tokens", 12), **options)
         return answer.token_ids, engine.stats(), engine.built.store
@@ -117,7 +117,7 @@ def test_a_block_that_is_gone_is_put_again_by_whoever_put_it(tmp_path, expected)
         before = {path: path.read_bytes() for path in blocks_of(folder)}
         for path in before:
             path.unlink()
-        for number in range(6):  # until the blocks in memory belong to others
+        for number in range(6):  # until other prompts have taken the blocks in memory
             engine.generate([QUESTION], max_tokens=4, cache_salt=str(number))
         assert engine.generate([QUESTION], max_tokens=12)[0].token_ids == expected
         assert settled(engine) > put

@@ -72,7 +72,7 @@ def test_a_dead_decoder_process_fails_only_its_own_item() -> None:
 
 
 def test_large_schemas_of_strangers_leave_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Large schemas go to the process on every path; small ones stay."""
+    """On every path, large schemas are normalized in the other process, and small ones in this process."""
     worked_out: list[int] = []
     known = fields.normalize_schema
 

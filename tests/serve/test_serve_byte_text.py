@@ -1,4 +1,4 @@
-"""Texts from byte tokens equal those from decoding the whole answer, however tokens arrive."""
+"""Texts that are decoded from byte tokens piece by piece equal the decoding of the whole answer."""
 
 import pytest
 from hypothesis import given

@@ -15,7 +15,7 @@ from tests.serve.serve_fakes import builder
 
 
 async def caller(engine, rng, number):
-    """Make a request; a complete answer must be right, whatever its options."""
+    """Make a request with random options, and check its answer if the answer is complete."""
     prompt = f"{number} " + "größe € " * rng.randint(0, 12)
     options = {"max_tokens": rng.choice((1, 5, 200)), "n": rng.choice((1, 1, 1, 3))}
     if rng.random() < 0.2:

@@ -76,7 +76,7 @@ def test_a_model_calls_tools_only_if_the_call_fits(engine, form):
         if plain.finish_reason == "stop":
             assert plain.message == answer.message
     free = engine.chat(prompt(form), tools=ALL, response_format=CLOSE, max_tokens=3, temperature=0.0)
-    assert free.finish_reason == "length"  # a cut text is no completed form
+    assert free.finish_reason == "length"  # a text without a call is cut, not completed
 
 
 def test_a_schema_beside_tools_is_closed_too(engine):

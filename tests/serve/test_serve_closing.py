@@ -57,7 +57,9 @@ def budgets(engine, schemas):
 
 
 def closed_jobs(schemas, shortest, temperature, more):
-    """Return (schema, options) with the shortest accepted budget, and with `more`."""
+    """Yield (schema, options) for each schema and each number in `more`: the shortest budget, and so many
+    tokens.
+    """
     for number, (schema, least) in enumerate(zip(schemas, shortest, strict=True)):
         for beyond in more:
             asked = {
@@ -71,7 +73,7 @@ def closed_jobs(schemas, shortest, temperature, more):
 
 
 def check_closed(asked, answered):
-    """Return how many answers were completed because of their budget; checks all against their schemas."""
+    """Check all answers against their schemas, and return how many were completed because of their budget."""
     closed = 0
     for number, (schema, options) in enumerate(asked):
         choice = answered[number].choices[0]

@@ -201,7 +201,7 @@ def test_between_any_two_writes(tmp_path, undisturbed):
 
 
 def test_processes_die_again_and_again(tmp_path, undisturbed):
-    """Each process gets a little further."""
+    """Each process continues the batch a little, and dies."""
     folder, deaths = tmp_path / "run", 0
     write_requests(folder)
     while (code := in_a_process(folder, 9 + deaths % 17)) == DIED:

@@ -25,8 +25,8 @@ def media(what):
 
 @pytest.fixture(scope="module")
 def decoders():
-    """A single process at a time with little memory; a test that kills it leaves a new process to the next
-    test.
+    """Decoders with a single process that has little memory. If a test kills the process, the next test gets
+    a new one.
     """
     made = Decoders(RECIPE, 1, 2**27, limit_s=20)
     yield made
@@ -42,7 +42,7 @@ def test_pixels_come_back_whatever_their_size(decoders, size):
     found = decoders(media(f"rows {size}"))
     assert found.patches.shape == (size // 1024, 1024) and found.patches.dtype == np.uint8
     assert (found.patches == found.grid[1] % 251).all() and found.timestamps == (0.5,)
-    found.patches[0, 0] = 1  # the engine's own
+    found.patches[0, 0] = 1  # the array must be writable
 
 
 def test_a_process_is_kept_steps_back_and_sees_little(decoders, monkeypatch):

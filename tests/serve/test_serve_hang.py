@@ -54,7 +54,7 @@ async def answer(engine, text):
 def test_streams_go_on_and_the_killer_fails(hanging, tmp_path, monkeypatch):
     collect, prepared, came = Hanging.collect, Admission._prepared, threading.Event()
 
-    def held(self):  # so that streams run when the killer comes
+    def held(self):  # so that the other streams still run when the killer is submitted
         assert self._steps < 5 or came.wait(20)
         return collect(self)
 
@@ -143,7 +143,7 @@ def test_a_session_and_its_caller_have_the_same_answer_after_a_hang(hanging, tmp
             assert made.text != "late>" or dispatched.wait(20)
             return made
 
-    def held(self, plan):  # until the killer runs beside the question, and the late request was prepared
+    def held(self, plan):  # until the killer runs beside the question, and the late request is prepared
         if dispatched.is_set():  # another engine took over
             Hanging.released.set()
         elif begun.is_set():

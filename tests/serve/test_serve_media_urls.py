@@ -1,4 +1,4 @@
-"""Prompts with media URLs: which are fetched, by whom, and when they are released."""
+"""Prompts with media URLs: which URLs are fetched, and when the fetched bytes are released."""
 
 import asyncio
 import json

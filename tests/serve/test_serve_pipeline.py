@@ -1,4 +1,4 @@
-"""Result structures, call by call, as in transformers 5.23 pipelines/image_text_to_text.py."""
+"""Each call's results have the same structure as in transformers 5.23 (pipelines/image_text_to_text.py)."""
 
 import pytest
 

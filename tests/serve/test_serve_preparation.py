@@ -29,7 +29,7 @@ IMAGE = {"type": "image", "image": b"GIF"}
 
 
 class Gated(EchoProcessor):
-    """Prepares media when the gate opens, or when a process has decoded them."""
+    """A processor that prepares media only when `gate` is set."""
 
     def __init__(self):
         self.gate = threading.Event()
@@ -180,7 +180,7 @@ def test_a_cancelled_request_frees_its_place_and_ends_its_process():
         processor = Decoded()
         async with engine_of(processor, max_waiting=1, max_num_seqs=1) as engine:
             decoders = engine._engine.decoders
-            decoders(media("rows 1024"))  # a process runs
+            decoders(media("rows 1024"))  # starts a process
             for _ in range(3):
                 streams = [engine.stream(pictured("x")) for _ in range(2)]
                 while not decoders._num_busy:
@@ -273,7 +273,9 @@ def test_a_setting_chooses_processes_or_threads():
 
 
 def test_processes_give_the_pixels_that_threads_give():
-    """Images and a list of frames; the caller gets the decoder's error."""
+    """Decode images and a list of frames in threads and in a process. The caller also gets the process's
+    errors.
+    """
     png, gif = image_of("PNG"), image_of("GIF")
     contents = [
         [{"type": "image", "image": png}, {"type": "image", "image": gif, "max_pixels": 1000}],

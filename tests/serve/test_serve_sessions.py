@@ -21,7 +21,7 @@ from tests.serve.serve_fakes import TurnEcho, builder
 from tests.server.running import SlowEcho
 
 QUESTION = "Which colour?"
-SIDE = {"min_pixels": 64 * 64, "max_pixels": 64 * 64}  # of a frame, for a video of any length
+SIDE = {"min_pixels": 64 * 64, "max_pixels": 64 * 64}  # a fixed frame size, for a video of any length
 
 
 def picture(number, side=64):
@@ -69,7 +69,7 @@ def test_frames_and_a_question_are_one_cold_request(engine):
 
 
 def test_answers_stay_and_the_conversation_goes_on(engine):
-    """Images, texts and two questions: equal to a chat with the same turns and the same answer tokens."""
+    """A session with images, texts and two questions has the same prompt as a chat with the same turns."""
     image = {"type": "image", "image": picture(3)}
     with engine.session() as session:
         session.append(["Look: ", image])

@@ -107,7 +107,7 @@ FORMATS = jsonschema.Draft202012Validator.FORMAT_CHECKER
 @pytest.mark.parametrize("weights", ["trained", "random"])
 def test_stopped_answers_are_valid_with_any_pool(weights, temperature, random_weights):
     """A small pool preempts, prompts are computed in pieces, blocks are swapped or steps are decided ahead,
-    and the tokens are the same.
+    but the tokens stay the same.
     """
     model = random_weights if weights == "random" else None
     check_pools(model, temperature, list(jobs(21, temperature, 100, schemas=SCHEMAS + random_schemas(14))))

@@ -1,4 +1,4 @@
-"""examples/watch_folder.py: pictures that arrive, and questions about them."""
+"""examples/watch_folder.py takes pictures as they arrive, and answers questions about them."""
 
 import os
 import runpy

@@ -107,7 +107,7 @@ class Admission:
                 self._open.end(channel, None)
             else:
                 request_id = engine.submit_prepared(result, request.options)
-                if channel.options.place is not None:  # it now has the whole session's tokens
+                if channel.options.place is not None:  # the prompt is now the whole session
                     whole = engine.requests.prepared(request_id)
                     channel.num_prompt_tokens = len(whole.prompt_token_ids)
                 self._open.begin(channel, request_id)

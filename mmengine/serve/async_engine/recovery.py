@@ -79,7 +79,7 @@ class Recovery:
 
     async def settled(self) -> None:
         """Wait until the log has recorded all earlier releases, or the engine has failed."""
-        # The engine makes queued calls before a step, which writes the releases, so wait for two calls.
+        # The first call runs before the step that writes the releases, and the second call after this step.
         for _ in range(2):
             done = asyncio.Event()
             self._thread.put(partial(_set, asyncio.get_running_loop(), done))

@@ -26,7 +26,9 @@ from mmengine.structured_output.partial_json import JsonValue
 
 
 class AsyncChatStream:
-    """An async iterator of ChatChunk. Leaving `async with`, `aclose`, or dropping it cancels the request."""
+    """An async iterator of ChatChunk. Leaving `async with`, calling `aclose`, or dropping the iterator
+    cancels the request.
+    """
 
     def __init__(self, chat: ChatRequest, stream: Stream):
         self._chat, self._stream = chat, stream
@@ -109,7 +111,9 @@ class AsyncAnswers(ABC):
     def stream_chat(
         self, messages: PromptInput, *, sampling: SamplingParams | None = None, **options: Unpack[ChatOptions]
     ) -> AsyncChatStream:
-        """Return the chunks of `Engine.stream_chat`, for `async for`. Raises the same errors as `stream`."""
+        """Return the same chunks as `Engine.stream_chat`, for `async for`. Raises the same errors as
+        `stream`.
+        """
         chat = ChatRequest(messages, options, self.processor, self.config)
         return AsyncChatStream(chat, self.stream(chat.prompt, sampling, **chat.options))
 

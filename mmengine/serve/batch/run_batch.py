@@ -124,7 +124,7 @@ def outputs_of(engine: BatchEngine, request_id: str) -> Iterator[Iterator[Reques
         yield outputs()
     finally:
         engine.cancel(request_id)
-        # other requests can be answered only after this one has ended
+        # step until the request has ended, since it blocks generate and run_batch
         while request_id in engine.requests and engine.has_work:
             engine.check_stall(ABANDON_LIMIT_S)
             step()
@@ -146,9 +146,7 @@ class _Batch:
         self._stop = stop
         self._more = True
         self._ahead: deque[_Ahead | tuple[int, MMEngineError]] = deque()
-        self._running: dict[
-            str, tuple[int, int]
-        ] = {}  # index of the job and number of its answers, by request id
+        self._running: dict[str, tuple[int, int]] = {}  # request id -> (job index, number of answers)
         self._inside = 0  # answers in flight
         config = engine.config
         self.num_workers = media_workers(config.media_workers)

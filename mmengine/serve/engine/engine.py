@@ -282,8 +282,8 @@ class Engine(TypedAnswers):
         """Open a session, a request that grows (docs/how-to/sessions.md), or continue an open session.
 
         Appended content is computed at once, and questions about the content are answered. `length` limits
-        the session's tokens (0: max_model_len). A longer session is cut to the anchor and at most its last
-        `keep` tokens (0: half of the length), and continues as a new chain. The session is closed after
+        the session's tokens (0: max_model_len). A session that becomes longer keeps only the anchor and
+        at most its last `keep` tokens (0: half of the length). The session is closed after
         `idle_s` seconds without a request (0: never). `adapter` names the LoRA adapter for the whole session.
         The session may come from the previous process. Raises InvalidRequest, QueueFull.
         """

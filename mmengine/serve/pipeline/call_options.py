@@ -170,7 +170,7 @@ def is_processing_option(name: str) -> bool:
 
 
 def settle_template(options: Keywords, read: frozenset[str]) -> dict[str, object]:
-    """Return the keywords for the chat template: all keywords that belong to nothing else.
+    """Return the keywords for the chat template: all that are no pipeline, generation or processing options.
 
     `read` are the variables that the model's template reads.
     """

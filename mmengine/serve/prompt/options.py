@@ -130,12 +130,12 @@ class Options:
     * `max_length`, `min_length`: limits that include the prompt; 0 for none. They determine
       `sampling.max_tokens`.
     * `envelope`: bytes that the log keeps with the request.
-    * `outputs`: the first tokens in an answer that another engine began; this engine continues after them.
+    * `outputs`: the answer's first tokens, which another engine computed; this engine continues after them.
     * `sample_index`: this answer's index among several that are requested separately. The answer gets the
       sampling noise and the output index that it would have in a single request with `n`.
     * `prepared_s`: seconds that the prompt's preparation took.
     * `thinking_token_budget`: maximum number of reasoning tokens; None and -1 for no limit. `thinking` is
-      the same limit as the core takes it for this prompt.
+      this limit together with the reasoning markers, for this prompt.
     * `adapter`: the LoRA adapter's name; "" for the model alone.
     """
 

@@ -57,7 +57,7 @@ def has_open_video(session: SessionState) -> bool:
 
 
 def next_opening(session: SessionState) -> Opens:
-    """Return which turn the next piece opens."""
+    """Return which turn the next piece opens: "first", "next", or "" if the last turn is still open."""
     if not session.chunks:
         return "first"
     return "next" if session.chunks[-1].num_outputs else ""

@@ -38,7 +38,7 @@ _EBNF = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 def as_form(options: Mapping[str, object]) -> tuple[Any, Any]:
     """Return `options` as (response_format, grammar); None for each that is not requested.
 
-    Raises InvalidRequest for two forms, and for options without a translation.
+    Raises InvalidRequest for two formats, and for options without a translation.
     """
     requested: dict[str, dict[str, Any]] = {}
     for name in ("response_format", "grammar"):

@@ -84,8 +84,7 @@ class RequestResource(Protocol):
 
 
 class RequestResources:
-    """All of an engine's RequestResources. When a request ends, for whatever reason, each of them is
-    released.
+    """Holds and releases all resources for a request, however the request ends.
 
     Not thread-safe.
     """

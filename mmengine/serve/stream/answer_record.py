@@ -1,4 +1,4 @@
-"""The record of a request's answer for readers that come and go: each reads from the first token on."""
+"""Records a request's answer for several readers, each of which reads from the first token on."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -13,7 +13,7 @@ from mmengine.serve.text.request_output import Completion, RequestOutput
 
 
 class AnswerSource(Protocol):
-    """A source for a request's outputs: a Stream, or a reader of its record.
+    """A source for a request's outputs: a Stream, or a reader of an AnswerRecord.
 
     Stream documents the members.
     """

@@ -1,4 +1,4 @@
-"""The caller's view of a request to an AsyncEngine."""
+"""The streams from which callers read a request's outputs."""
 
 from collections.abc import Callable
 from typing import NamedTuple

@@ -20,9 +20,7 @@ from mmengine.serve.text.tool_call_parser import CallDelta, ToolCallParser
 from mmengine.structured_output.json_schema.validation import find_violation
 from mmengine.structured_output.request.tool_calls import calls_of
 
-Entry = tuple[
-    tuple[int, float], ...
-]  # of a token: the chosen token's id and logprob, then those of the likeliest tokens
+Entry = tuple[tuple[int, float], ...]  # (token id, logprob) of the chosen token, then of the likeliest tokens
 
 
 _AT_STOP = ("string", CUT, "closed")  # `detail` of answers that a stop string may have ended

@@ -30,8 +30,8 @@ class Choice:
 
     `text` ends before a stop string; `token_ids` are all sampled tokens. finish_reason is stop, length,
     abort, error or rejected. `detail` says more, for example CUT or CUT_AT_STOP if an answer with a response
-    format ends with "length", or CLOSED. `logprobs` has for each token its (token id, logprob) pairs, the
-    chosen token's first.
+    format ends with "length", or CLOSED. `logprobs` has (token id, logprob) pairs for each token: first the
+    chosen token's pair, then those of the likeliest tokens.
 
     If the grammar begins after reasoning, `after` are the tokens that end the reasoning. Then `reasoning` is
     the text before these tokens, and `content` the text after them, or None if the answer ended before them.

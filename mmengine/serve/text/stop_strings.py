@@ -14,7 +14,7 @@ from mmengine.structured_output.rows.rows import Cut
 
 
 class _Text(Protocol):
-    """The text of a row's tokens. `cut_off` is the text that a stop string cut off, from that string on."""
+    """The text of a row's tokens. `cut_off` is the text from the stop string on, which is not shown."""
 
     @property
     def stopped(self) -> bool: ...
@@ -74,7 +74,7 @@ class StopStrings:
     def feed(self, rows: np.ndarray, token_ids: np.ndarray) -> list[int]:
         """Add a token (int32 [s]) to each row in `rows` (int32 [s]).
 
-        Returns the ascending row indices in which a stop string is now complete.
+        Returns the ascending indices into `rows` at which a stop string is now complete.
         """
         watched = np.flatnonzero(self._watched[rows]).tolist()
         return [index for index in watched if self._push(int(rows[index]), int(token_ids[index]))]

@@ -189,7 +189,7 @@ class ToolCallParser:
 
 
 def _overlap(text: str, marker: str) -> int:
-    """Return the length of the longest suffix that begins `marker`."""
+    """Return the length of the longest suffix of `text` that is a proper prefix of `marker`."""
     for size in range(min(len(marker) - 1, len(text)), 0, -1):
         if text.endswith(marker[:size]):
             return size
