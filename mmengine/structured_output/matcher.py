@@ -7,8 +7,8 @@ class Matcher(Protocol):
     """A text's grammar state: the tokens consumed so far determine the tokens that may follow."""
 
     def consume_token(self, token_id: int) -> bool:
-        """Consume a token. Returns False, and the matcher is broken from then on, if the grammar refuses the
-        token.
+        """Consume a token. If the grammar refuses the token, returns False, and the matcher has an error from
+        then on.
         """
 
     def consume_tokens(self, token_ids: list[int]) -> bool:
@@ -48,9 +48,9 @@ class Matcher(Protocol):
         """Return whether the text may end here."""
 
     def is_stopped(self) -> bool:
-        """Return whether nothing can follow: the text is complete, or the matcher is broken."""
+        """Return whether nothing can follow: the text is complete, or the matcher has an error."""
 
     def is_error(self) -> bool: ...
 
     def get_error(self) -> str:
-        """Return why the matcher is broken, or "" for a valid matcher."""
+        """Return the matcher's error, or "" for a valid matcher."""

@@ -1,5 +1,5 @@
-"""Write a normalized schema (json_schema/normalization.py) as EBNF for xgrammar, or refuse the schema: the
-allow-list for xgrammar.
+"""Write a normalized schema (json_schema/normalization.py) as EBNF for xgrammar, or refuse it if a keyword is
+not on the allow-list here.
 
 xgrammar reads JSON Schema itself, but silently drops many keywords and misreads others. xgrammar therefore
 never sees a schema. Each keyword that emitter.py writes is either written as EBNF here, or refused with its
@@ -60,14 +60,14 @@ def schema_ebnf(text: str) -> str:
     root = writer.value(schema, "")
     for name, definition in definitions.items():
         writer.rules.give(names[name], writer.value(definition, f"/$defs/{name}"))
-    for option in options:  # A construct that needs such an option is refused above, by its own name.
+    for option in options:  # A construct that needs such an option is refused above, under its own keyword.
         refuse(option, "/x-guidance", f"cannot be enforced {ADVICE}")
     return writer.rules.text(root)
 
 
 def _spacing(options: dict[str, Any]) -> tuple[str, str, str]:
-    """Return the white space inside of brackets, a comma and a colon from the options in the schema or a
-    draft grammar. The options are removed.
+    """Return expressions for white space inside brackets, a comma and a colon, as `options` (from the schema
+    or a draft grammar) set them. These options are removed.
     """
     pattern = options.pop("whitespace_pattern", None)
     if options.pop("whitespace_flexible", True) is False:

@@ -49,7 +49,7 @@ def copies_of_a_run(asked, folder, config, count):
         ("eagle3", "all", "eagle3"),
         ("eagle3", "goodput", "eagle3"),
         ("script", "goodput", "script"),
-        ("grammar", "all", "auto"),  # without slots for a head
+        ("grammar", "all", "auto"),  # the first process has no KV cache for a head
         ("auto", "all", "grammar"),
         ("auto", "all", "eagle3"),
         ("eagle3", "all", "auto"),

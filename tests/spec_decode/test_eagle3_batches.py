@@ -73,7 +73,7 @@ def asked_about(count):
 
 
 def test_drafts_are_the_same_alone_and_in_a_batch():
-    """After an image, a video and neither, each row's drafts have different rotary positions."""
+    """The rows have an image, a video or text alone, so their drafts have different rotary positions."""
     asked, alone, together = asked_about(8), Heard(), Heard()
     for name, one in asked.by_id.items():
         answers(Asked({name: one}), steer=alone, **SEVEN)

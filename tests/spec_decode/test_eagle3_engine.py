@@ -152,7 +152,7 @@ def dense(spec, size):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"num_blocks": 40},  # prompts and images in pieces, and prefix hits followed by another token
+        {"num_blocks": 40},  # split prompts and images, and prefix hits followed by another token
         {"num_blocks": 6, "max_model_len": 72},  # preempted rows return, and reach the longest length
         {"num_blocks": 6, "max_model_len": 72, "swap_blocks": 12, "preempt_mode": "swap"},
         {"num_blocks": 40, "spec": "auto"},  # after tokens that a grammar forces

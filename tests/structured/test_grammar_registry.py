@@ -31,7 +31,7 @@ def test_a_third_party_grammar_backend_is_used(install_stranger):
     with Engine(config=EngineConfig(grammar_backend="theirs", spec="none")) as engine:
         form = {"type": "json_schema", "json_schema": {"schema": SCHEMA}}
         (answer,) = engine.generate(["How many?"], response_format=form, max_tokens=24)
-    import strange_module  # The module exists only from here on.
+    import strange_module  # install_stranger has made this module importable.
 
     assert json.loads(answer.text)["n"] in (3, 4)
     assert len(strange_module.compiled) == 1 and '"n"' in strange_module.compiled[0].source

@@ -17,7 +17,7 @@ from mmengine.structured_output.json_schema.patterns.pattern import parse_patter
 from tests.structured.accepting import Grammar
 from tests.structured.logic_schemas import Source, accepts_some_order
 
-TAGGED = [  # Closed, and distinguished by optional constants.
+TAGGED = [  # Closed objects that differ in an optional constant.
     {"properties": {"kind": {"const": kind}, kind: {"type": "integer"}}, "additionalProperties": False}
     for kind in ("cat", "dog")
 ]
@@ -156,7 +156,7 @@ def test_random_schemas_accept_valid_instances(seeds: Sequence[int]) -> None:
                 valid = referee.is_valid(instance)
             except RecursionError:  # A reference that leads back to itself in place.
                 break
-            if seed % 2 and not grammar.narrow:  # Such notes may concern the order of keys.
+            if seed % 2 and not grammar.narrow:  # A note in `narrow` may say that the order of keys is fixed.
                 accepted = grammar.accepts(json.dumps(instance, ensure_ascii=False))
             else:
                 accepted = accepts_some_order(grammar, instance)

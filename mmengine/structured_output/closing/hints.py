@@ -1,4 +1,4 @@
-"""Collect likely values and keys of a grammar's texts from the source of the grammar.
+"""Collect hints from a grammar's source: values and keys that its texts are likely to contain.
 
 No hint is certain: hints come from anywhere in a grammar, and the search (search.py) asks the matcher which
 hints fit at a position.

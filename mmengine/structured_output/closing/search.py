@@ -8,7 +8,7 @@ from mmengine.structured_output.closing.hints import Hints
 from mmengine.structured_output.closing.json_position import Position
 from mmengine.structured_output.matcher import Matcher
 
-MAX_NUMBERS_TRIED = 300  # Maximum number of candidates for a number without a bound nearby.
+MAX_NUMBERS_TRIED = 300  # Maximum number of candidates that `_append_number` tries.
 MAX_OPTIONS = 4  # Maximum number of keys and values that are explored by lookahead.
 LOOKAHEAD_SHARE = 4  # At most 1/LOOKAHEAD_SHARE of the questions are for lookahead.
 _SPECIAL = re.compile(rb"\xff\[(\d+)\]")  # A special token among forced bytes.
@@ -91,8 +91,8 @@ class Search:
         return way.tokens if self._go(way, limit, -1) else None
 
     def _go(self, way: PartialText, limit: int, depth: int) -> bool:
-        """Extend until the text may end or, with a `depth`, until the value is complete and no more than
-        `depth` brackets are open. Returns False if that takes more than `limit` bytes in all.
+        """Extend until the text may end or, with a `depth`, until the value is complete and `depth` brackets
+        are open. Returns False if that takes more than `limit` bytes in all.
         """
         while not self._is_done(way, depth):
             if self._left <= 0 or len(way.tokens) >= limit or not self._step(way, limit):

@@ -27,7 +27,7 @@ MAX_LEAST = 8_192  # Maximum supported minimum length, in characters.
 FAR = 1 << 30
 # Candidates for a character of a class, in order of preference: first a letter, a digit and a capital.
 _PLAIN = "a0A" + "".join(map(chr, range(0x20, 0x7F))) + "\t\n\r"
-_CLASSES = {"d": DIGIT, "w": WORD, "s": SPACE}  # Their ASCII characters are enough.
+_CLASSES = {"d": DIGIT, "w": WORD, "s": SPACE}  # Candidates come from the ASCII characters in these classes.
 
 
 class PatternAutomaton(Automaton):

@@ -41,7 +41,7 @@ _KNOWN = tuple(
     )
 )
 _REGEX = re.compile(r'invalid regex "(.*?)" \(in regex\): (.*)', re.S)
-# The form in which normalization writes a schema's patterns.
+# How llguidance quotes a pattern that normalization has written.
 _PATTERN = re.compile(r"SearchRegex /\^\(\?:(.*?)\)\$/")
 _SOURCE_LINE = re.compile(r"^ *(?:\d+ \| .*|\^)\n?", re.M)  # The grammar's own lines, quoted and underlined.
 

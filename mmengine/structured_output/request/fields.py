@@ -14,7 +14,7 @@ from mmengine.request import check_unicode
 from mmengine.structured_output.json_schema.normalization import Bounds, NormalizedSchema, normalize_schema
 from mmengine.structured_output.json_schema.reading.loading import encode
 
-# Takes a schema as JSON text, its bounds, the documents that its references lead to as JSON text, and whether
+# Takes a schema (JSON text), its bounds, the documents that its references lead to (JSON text), and whether
 # unknown keywords are refused.
 Normalizer = Callable[[bytes, Bounds, bytes, bool], NormalizedSchema]
 _work_out: ContextVar[Normalizer | None] = ContextVar("work_out", default=None)
@@ -75,7 +75,9 @@ def bounds_of(where: FieldPath, given: object) -> Bounds:
 
 
 def documents_of(where: FieldPath, given: object) -> Mapping[str, object]:
-    """Return the documents that a schema's references may lead to, by URI; None means none."""
+    """Return the documents that a schema's references may lead to, keyed by URI. If `given` is None, there
+    are none.
+    """
     documents = {} if given is None else check_mapping(where, given)
     for uri in documents:
         if not isinstance(uri, str) or len(uri) > MAX_URI:

@@ -88,7 +88,7 @@ def draft_grammars_of(grammar: GrammarRequest) -> tuple[GrammarRequest, ...]:
     return tuple(made)
 
 
-_decode_tag = msgspec.json.Decoder(StructuralTag).decode  # Created by one thread, see tool_calls.py.
+_decode_tag = msgspec.json.Decoder(StructuralTag).decode  # Built at import, see tool_calls.py.
 
 
 def read_grammar(grammar: GrammarRequest) -> Grammar:

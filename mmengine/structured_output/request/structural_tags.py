@@ -53,7 +53,7 @@ def structural_tag(where: FieldPath, given: Any) -> str:
     """Return a structural tag as the source of a GrammarRequest (spec.py describes it). `given` is
     {"structures": [{"begin", "schema", "end"}, …], "triggers": […]} with optional "at_least_one",
     "stop_after_first" and "bounds". Raises InvalidRequest, naming the field and, for a schema, the keyword
-    and its place.
+    and its JSON pointer.
     """
     refuse_unknown_fields(where, check_mapping(where, given), _FIELDS)
     if given.get("type", "structural_tag") != "structural_tag":

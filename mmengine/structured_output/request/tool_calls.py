@@ -75,7 +75,7 @@ class ToolCalls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 
     @property
     def has_form(self) -> bool:
-        """Whether an answer without calls has a schema too."""
+        """Whether a schema also restricts an answer without calls."""
         return bytes(self.answer) != b"null"
 
 
@@ -99,7 +99,7 @@ def tool_calls(
     tools: Sequence[RequestedTool], form: ToolCalls, on_truncation: Truncation = "length"
 ) -> GrammarRequest:
     """Return the grammar for calls of these tools; `form` holds the other fields. Raises InvalidRequest,
-    naming the tool's field and, for its schema, the keyword and its place.
+    naming the tool's field and, for its schema, the keyword and its JSON pointer.
     """
     made = msgspec.structs.replace(form, tools=tuple(_tool(tool, form.format) for tool in tools))
     source = msgspec.json.encode(made).decode()

@@ -33,8 +33,8 @@ class TextMatcher:
         self.ahead: list[int] = []
 
     def catch_up(self, said: list[int]) -> bool:
-        """Consume all tokens in `said` and no drafts. Returns False if the matcher refuses a token, and is
-        broken from then on.
+        """Consume all tokens in `said` and no drafts. Returns False if the matcher refuses a token; the
+        matcher then has an error.
         """
         self.keep(())
         behind = said[self.num_read :]
@@ -156,7 +156,7 @@ class RowMatcher:
         return len(token_ids), False
 
     def num_allowed(self, token_ids: list[int]) -> int:
-        """Return how many of these tokens would be allowed in sequence. None may be an end token."""
+        """Return how many of these tokens would be allowed in sequence. They must include no end token."""
         if self.pending_start is not None:
             behind = self.pending_start.end_in(token_ids)
             if behind is None:

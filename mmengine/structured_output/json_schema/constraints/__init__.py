@@ -1,1 +1,3 @@
-"""The constraints on values with a single JSON type, and the conclusions from them."""
+"""Constraints on the values of a JSON type, and functions that compare them and list or count their
+values.
+"""

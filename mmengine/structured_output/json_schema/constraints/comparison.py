@@ -15,7 +15,7 @@ from mmengine.structured_output.json_schema.constraints.json_types import (
 )
 from mmengine.structured_output.json_schema.patterns.complement import may_overlap
 
-MAX_COMPARED = 64  # Maximum number of shapes of one place that are compared.
+MAX_COMPARED = 64  # Maximum number of a conjunction's shapes that are compared.
 MAX_DEPTH = 3  # Maximum nesting depth of properties that distinguish two branches.
 
 # Returns shapes such that every value of the conjunction has at least one of them.

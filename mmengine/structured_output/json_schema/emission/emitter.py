@@ -255,8 +255,8 @@ class Emitter:
     def _object(
         self, constraint: Object, conj: Conjunction, names: list[str], required: tuple[str, ...]
     ) -> Json:
-        """Return an object's schema. `names` are the properties that may be present; no other named property
-        may.
+        """Return an object's schema. `names` are the properties that may be present; other named properties
+        must be absent.
         """
         yes = self.satisfiable.satisfied
         out: Json = {"type": "object"}
@@ -284,7 +284,8 @@ class Emitter:
             patterns |= {
                 whole_pattern(p): False for p, part in constraint.patterns.values() if part not in yes
             }
-            if len(patterns) > 1:  # The grammar engine refuses patterns that a key may match together.
+            # The grammar engine refuses a key that may match two patterns; the refusal names this pointer.
+            if len(patterns) > 1:
                 out["$comment"] = f"#{self._pattern_pointer(constraint, conj)}"
         if patterns or others:
             properties |= {name: False for name in taken if name not in properties}
@@ -301,8 +302,8 @@ class Emitter:
         return out
 
     def _exclude_named(self, pattern: Pattern, part: Conjunction, names: list[str]) -> str | None:
-        """Return the pattern without the named properties. Their schemas include the pattern's schema, and
-        repeating it would lead the grammar engine deep into both.
+        """Return the pattern without the named properties. Their schemas already include the pattern's
+        schema, so the grammar engine need not intersect both again.
         """
         if not part or pattern.budget is None:
             return whole_pattern(pattern)

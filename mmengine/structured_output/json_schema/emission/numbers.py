@@ -119,9 +119,9 @@ def _engine_limit(limit: Limit, integer: bool, inwards: int, notes: Notes, point
 
 
 def _limit_digits(digits: int, places: int, integer: bool) -> list[Number]:
-    """Return windows for integers with all digits and, unless `integer`, for fractions. The larger the
-    number, the fewer decimal places it has, so that a double represents every number and rounding crosses no
-    limit.
+    """Return windows for integers with up to `digits` digits and, unless `integer`, for fractions. The larger
+    the number, the fewer decimal places it has, so that a double represents every number and rounding crosses
+    no limit.
     """
 
     def within(places: int) -> Limit:

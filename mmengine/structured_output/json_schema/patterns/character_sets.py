@@ -23,7 +23,7 @@ _CATEGORY = re.compile(r"\\[pP]\{\w+\}")
 
 
 class PatternError(ValueError):
-    """Says what is wrong with a pattern, for the schema's author."""
+    """Raised for an unsupported pattern. The message is for the schema's author."""
 
 
 def escape_character(point: int) -> str:

@@ -200,8 +200,8 @@ class Shapes:
         return (made,)
 
     def union(self, choice: Choice) -> Conjunction:
-        """Return a conjunction for values that satisfy an alternative in `choice`. The alternatives then
-        count as evaluating nothing (unevaluated.py).
+        """Return a conjunction for values that satisfy an alternative in `choice`. For unevaluatedProperties
+        and unevaluatedItems, these alternatives evaluate nothing.
         """
         made = self.document.make(True, self.pointer(choice[0]), ("union", tuple(choice)))
         self.unions[made] = choice

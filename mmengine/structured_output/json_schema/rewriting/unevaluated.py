@@ -90,7 +90,9 @@ def _evaluate(
 
 
 def check_alternatives_decided(document: Document, place: int, path: tuple[int, ...], above: int) -> None:
-    """Refuse an anyOf below the keyword if its alternatives were chosen for another schema."""
+    """Refuse the schema at `above` if an anyOf or `if` at `place` was expanded for another schema, which
+    shares its alternatives.
+    """
     schema = document.nodes[place].schema
     if above not in path and isinstance(schema, dict) and {"anyOf", "if"} & set(schema):
         keyword = next(name for name in KEYWORDS if name in document.nodes[above].schema)  # type: ignore[operator]

@@ -109,5 +109,6 @@ FORMATS = {
     "relative-json-pointer": RELATIVE_JSON_POINTER,
 }
 
-# Formats whose pattern allows everything that the RFC allows. The other patterns exclude an unknown part.
+# Formats whose pattern allows everything that the RFC allows. The other patterns exclude some values that the
+# RFC allows.
 EXACT = frozenset(("date", "uuid", "ipv4"))

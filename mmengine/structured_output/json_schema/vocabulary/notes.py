@@ -27,8 +27,8 @@ class Note(msgspec.Struct, frozen=True):
 class NormalizedSchema(msgspec.Struct, frozen=True):
     """A schema in the form that the grammar engine enforces exactly.
 
-    `text` is JSON. `notes` list keywords that restrict nothing; `narrow` lists places where the text allows
-    less than the schema; `ordered` lists places where only `Bounds.ordered` fixes the order of keys.
+    `text` is JSON. `notes` list keywords that restrict nothing; `narrow` lists parts for which the text
+    allows less than the schema; `ordered` lists objects whose order of keys only `Bounds.ordered` fixes.
     """
 
     text: str
@@ -39,7 +39,7 @@ class NormalizedSchema(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class Notes:
-    """Collects the notes on one schema and merges equal notes on many places."""
+    """Collects the notes on a schema, and merges notes that differ only in their pointer."""
 
     # The first note for each keyword and text.
     first: dict[tuple[str, str], Note] = field(default_factory=dict)

@@ -9,7 +9,7 @@ class SchemaRefused(InvalidRequest):
     """Raised for a schema that is invalid, allows nothing, or cannot be enforced exactly.
 
     `keyword` is the keyword at fault ("" for the schema as a whole). `pointer` is the JSON pointer to the
-    place (RFC 6901; "#" is the root). `why` is the reason.
+    fault (RFC 6901; "#" is the root). `why` is the reason.
     """
 
     code = ErrorCode.INVALID_GRAMMAR
