@@ -1,4 +1,4 @@
-"""Builds the executor's plan from a state's open step: pure index arithmetic."""
+"""Builds the executor's plan for the open step from the state. The code is pure index arithmetic."""
 
 from collections.abc import Sequence
 
@@ -23,11 +23,11 @@ SPARE_BLOCKS = 16  # blocks by which a row may grow before all tables are copied
 
 
 class BlockTables:
-    """The block tables of a step's rows.
+    """Builds the block tables of a step's rows. `keeps`: update the previous step's tables instead of copying
+    all tables, which would push other data out of the CPU's cache. Requires that at most one step is in
+    flight.
 
-    Copying all tables would push all other data out of the processor's cache. So with one step in flight
-    the previous step's tables are updated instead. While the array of rows is the same object, no row
-    joined or left, and tables only grow.
+    While the array of rows is the same object, no row has joined or left, and tables only grow.
     """
 
     def __init__(self, keeps: bool):
@@ -36,7 +36,7 @@ class BlockTables:
         self._num_blocks, self._tables = np.zeros(0, np.int32), np.zeros((0, 0), np.int32)
 
     def of(self, view: View) -> np.ndarray:
-        """Return the tables, int32 [n, b], for the open step's rows. They are valid until that step is
+        """Return the tables of the open step's rows, int32 [n, b]. They are valid until the step is
         collected.
         """
         rows, num_blocks = view.step_rows, view.num_blocks[view.step_rows]
@@ -54,7 +54,8 @@ class BlockTables:
 
 
 def batch(view: View, decisions: Sequence[ev.Event], tables: BlockTables) -> StepPlan:
-    """Return the open step's plan, after its `decisions` (SCHEDULED, ADMITTED) were applied."""
+    """Return the plan of the open step. `decisions`: the step's SCHEDULED, ADMITTED and ENCODED events, which
+    were already applied to the state."""
     rows = view.step_rows
     num_scheduled, after = view.scheduled[rows], view.num_computed[rows]
     computed = after - num_scheduled
@@ -128,7 +129,7 @@ def _admission(view: View, row: int) -> Admission:
 def _media_spans(
     view: View, rows: ReadOnlyArray, computed: np.ndarray, num_scheduled: np.ndarray
 ) -> list[MediaSpan]:
-    """Return where the encoder's features go in the batch. Only rows that hold a reference have features."""
+    """Return where encoder outputs go in the batch. Only rows that reference encoder outputs need them."""
     spans = []
     starts = np.cumsum(num_scheduled) - num_scheduled
     for place in np.flatnonzero(view.release_at[rows] != NEVER).tolist():

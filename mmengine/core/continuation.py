@@ -1,4 +1,4 @@
-"""Opens an engine's log: a new log, or another process's log, which the engine continues."""
+"""Opens an engine's log. The log is new, or an earlier process wrote it and the engine continues it."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,15 +22,17 @@ _SHOWN = 12  # characters of a fingerprint in an error message
 
 @dataclass(slots=True)
 class OpenLog:
-    """A log that is open for writing. `resumed`: what an existing log holds; None for a new log."""
+    """A log that is open for writing. `resumed`: the state in which an existing log ends; None for a
+    new log.
+    """
 
     folder: Path
     sink: LogWriter
     resumed: ResumeState | None = None
 
     def check_fingerprints(self, now: dict[str, str], resume: Resume | None) -> None:
-        """Raise LogError for a model that would give other tokens than the log's model, unless `resume`
-        forces the change.
+        """Raise LogError if the fingerprints `now` differ from those in the log, because the model could give
+        other tokens. Set `resume.force` to continue anyway.
         """
         if self.resumed is None:
             return
@@ -54,10 +56,9 @@ class OpenLog:
         fingerprints: dict[str, str],
         remote: RemoteBlocks | None = None,
     ) -> EngineCore:
-        """Return a core that writes to this log. The core of an existing log needs a call of `recover`
-        next."""
+        """Return a core that writes to this log. For an existing log, call the core's `recover` next."""
         begin, every = self.sink.next_sequence, config.snapshot_bytes
-        # each segment needs a snapshot before it is deleted
+        # A segment can only be deleted if a snapshot follows, so snapshots must be as frequent as segments.
         every = _a_sixteenth(config.log_retain_bytes, every)
         snapshots = SnapshotFolder(self.folder, every, begin=begin, in_background=True) if every else None
         if self.resumed is None:
@@ -84,10 +85,10 @@ class OpenLog:
 
 
 def open_log(folder: Path, resume: Resume | None, config: EngineConfig, **options: Any) -> OpenLog:
-    """Open the log in `folder`; `options` are those of its writer.
+    """Open the log in `folder`. `options`: further arguments of LogWriter.
 
-    Raises LogError if a log exists there and `resume` is None, or if this build cannot continue that log, and
-    ConfigError for settings that contradict the log's settings.
+    Raises LogError if the folder has a log and `resume` is None, or if this build cannot continue that log.
+    Raises ConfigError for settings that contradict the log's settings.
     """
     options["sync_always"] = config.log_sync == "always"
     options["retention"] = Retention(config.log_retain_bytes, config.log_retain_s)
@@ -120,7 +121,7 @@ def _resume_state_of(opened: OpenLog, resume: Resume, config: EngineConfig) -> R
 
 
 def _a_sixteenth(kept_bytes: int, most: int) -> int:
-    """Return a sixteenth of the bytes that a log may keep, at least 1 MiB and at most `most`."""
+    """Return a sixteenth of `kept_bytes`, at least 1 MiB and at most `most`; 0 (no limit) gives `most`."""
     return min(most, max(MIN_PART_BYTES, kept_bytes // 16)) if kept_bytes else most
 
 

@@ -1,4 +1,4 @@
-"""Track the steps that were dispatched to the executor and whose results were not collected yet."""
+"""Tracks the steps that were dispatched to the executor and whose results were not collected yet."""
 
 from collections import deque
 
@@ -12,14 +12,14 @@ from mmengine.events import vocabulary as ev
 
 
 class DispatchedSteps:
-    """An engine's dispatched steps, oldest first. `num_steps` steps were dispatched before this object was
-    made.
+    """An engine's dispatched steps, oldest first. `num_steps`: how many steps were dispatched before this
+    object was created.
     """
 
     def __init__(self, executor: Executor, num_steps: int):
         self._executor = executor
-        # One entry for each step, oldest first: None, or the error to raise if the step was never dispatched
-        # completely.
+        # One entry for each step, oldest first: None, or the error that `collect` raises because the dispatch
+        # failed.
         self._steps: deque[Exception | None] = deque([None] * num_steps)
         # Contains an entry while a thread waits for the executor. Only the thread that removes the entry may
         # continue.
@@ -40,15 +40,16 @@ class DispatchedSteps:
             raise
 
     def collect(self, state: State, sampled: np.ndarray) -> ev.Executed | ev.Failed:
-        """Return the oldest step's result, or `Failed` after an error. `sampled` (intp) are the rows that get
-        tokens. After a failed step all later steps are discarded too. Raises ExecutorLost, at each call, if
-        the executor can run no more steps.
+        """Return EXECUTED with the oldest step's result, or FAILED after an error. After a failed step all
+        later steps are discarded too. `sampled`: the rows that get tokens, intp. Raises ExecutorLost, at each
+        call, if the executor cannot run any more steps.
         """
         try:
             if self._steps[0] is not None:
                 raise self._steps[0]
             event = executed_event(self._await(), state, sampled)
-        # no request caused the error: all requests stay as they are, for another process to resume
+        # No request caused this error. All requests stay as they are, so that another process can resume
+        # them.
         except ExecutorLost as error:
             self._steps[0] = error
             raise
@@ -74,11 +75,11 @@ class DispatchedSteps:
                 raise SystemExit("the step counted as hung") from None
 
     def stop_waiting(self) -> bool:
-        """Make the thread that waits for the executor exit if the executor ever returns. Another thread calls
-        this. Returns False if no thread waits.
+        """Make the thread that waits for the executor exit as soon as the executor returns. Another thread
+        calls this method. Returns False if no thread waits.
         """
         try:
-            self._awaited.pop()  # atomic: only one of the two threads removes the entry
+            self._awaited.pop()  # atomic, so only one of the two threads removes the entry
         except IndexError:
             return False
         return True

@@ -5,11 +5,12 @@
        └── dispatch ◄── one write of all of it to the log ◄─────────────────────────┘
 
 With max_in_flight 2 the executor has two steps before the loop collects the older step. The loop decides the
-next step while a step runs, if no decision depends on the running step (core/state/overlap.py). DISPATCHED
-then marks the end of a step's decisions.
+next step while a step runs, if no decision depends on the running step's result (core/state/overlap.py).
+DISPATCHED then marks the end of a step's decisions.
 
-The three uses differ only in their ports: an executor, a source of observations, a sink for events. Batches
-and tokens leave the process only after the write that records them.
+Serving, simulation and replay differ only in three objects: the executor, the source of observations, and the
+sink for events. A batch goes to the executor, and tokens go to consumers, only after the events that describe
+them were written to the log.
 """
 
 import time
@@ -50,13 +51,13 @@ from mmengine.request import Request
 
 
 class EngineCore:
-    """Owns one engine's state. One thread calls it.
+    """Owns one engine's state and runs its loop. Only one thread may call its methods, unless noted.
 
-    `config` must be resolved: max_model_len and num_blocks are known. A replay gives `started`, the log's own
-    first record. `state` is a log's state that this engine continues, which `started` began; call
-    `recover` next. `snapshots` receives the state as the log grows, with the undelivered answers if
-    `undelivered` knows those of the process before. Raises ConfigError for settings that contradict each
-    other.
+    `config`: resolved settings, in which max_model_len and num_blocks are known. `started`: the first event
+    of an existing log, for a replay or a continued log. `state`: the state of an existing log that this
+    engine continues; call `recover` next. `snapshots`: receives the state as the log grows. `undelivered`:
+    the undelivered answers of a continued log, which are then part of the snapshots. `remote`: the client of
+    a block store. Raises ConfigError for settings that contradict each other.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class EngineCore:
         self._stats = Stats(kv_blocks_total=config.num_blocks - 1)
         if self._overlaps:
             self._stats.overlap = dict.fromkeys(overlap.HOW, 0)
-        # with the number of the step that found the stall
+        # the last stall, with the number of the step that found it
         self.last_stall: tuple[int, ev.Stalled] | None = None
         self.sessions = SessionManager(config, self.state, self.inbox, self._acceptable)
         self._store = None if remote is None else StoreFetches(remote, self.state, self.inbox)
@@ -114,14 +115,14 @@ class EngineCore:
         num_steps = 0
         if state is None:
             self._emit(self._started)
-        else:  # a replay may begin while the executor has steps
+        else:  # a replay may begin at a snapshot that was taken while steps were in flight
             num_steps = len(state.flights) if self._overlaps else int(state.is_open)
         self._dispatched = DispatchedSteps(executor, num_steps)
 
     # Calls of consumers
 
     def submit(self, request: Request) -> None:
-        """Accept a request for the next step.
+        """Put a request into the inbox, from which the next step takes it.
 
         Raises InvalidRequest for a request that could never run or whose id is in use, QueueFull if too many
         requests wait, and MMEngineError while the log cannot be written.
@@ -140,7 +141,7 @@ class EngineCore:
         return queued_as_logged(request)
 
     def cancel(self, request_id: str, reason: str = "cancelled") -> None:
-        """Cancel a request. A later step returns its end. Unknown ids are ignored."""
+        """Cancel a request. A later step's outputs contain its end. An unknown id is ignored."""
         self.inbox.put(ev.Cancelled(request_id, reason))
 
     def delivered(self, request_id: str) -> None:
@@ -156,14 +157,15 @@ class EngineCore:
         self.inbox.put(ev.GrammarFailed(request_id, writable(detail)))
 
     def reset_prefix_cache(self, *, preempt_running: bool = False) -> None:
-        """Forget all cached prefixes before the next step. With `preempt_running` the running requests start
-        again.
+        """Forget all cached prefixes before the next step. With `preempt_running` the running requests are
+        preempted and computed again.
         """
         self.inbox.put(ev.CacheReset(preempt_running))
 
     def recover(self, event: ev.Recovered, cause: str = "") -> None:
-        """Continue from a process's state that ended: its steps do not return. A `cause` blames the
-        oldest of those steps. Requests' deadlines count from now.
+        """Continue from the state of a process that has ended. Its steps in flight do not return. `cause`:
+        the error if the oldest of these steps ended the process, or "". The deadlines of all requests begin
+        again.
         """
         if cause and self._dispatched:
             self._emit(ev.Failed(writable(cause)))
@@ -188,17 +190,17 @@ class EngineCore:
 
     @property
     def fingerprints(self) -> dict[str, str]:
-        """The model's fingerprints that began the log."""
+        """The fingerprints of the model that began the log."""
         return self._started.fingerprints
 
     @property
     def awaits_grammars(self) -> bool:
-        """Whether no request can run before a grammar is compiled or a store answers."""
+        """Whether there are requests, but none can run before a grammar is compiled or a store answers."""
         return bool(self.state.requests) and not (self._dispatched or self._is_decided or self._source)
 
     def is_on_disk(self, request_id: str) -> bool:
-        """Return whether the log holds the request's QUEUED. From then on the request is answered even if
-        this process dies. Call it after a step; it may name a request that ended.
+        """Return whether the log holds the request's QUEUED. If so, the request gets its answer even if this
+        process dies. Call this method after a step. The request may have ended already.
         """
         return self._is_committed and request_id not in self.inbox.queued
 
@@ -216,7 +218,7 @@ class EngineCore:
         return stats
 
     def sync(self) -> None:
-        """Force the log to the disk."""
+        """Sync the log to the disk."""
         self.sink.sync()
 
     def close(self) -> None:
@@ -224,7 +226,7 @@ class EngineCore:
         end of the log cannot be written.
         """
         try:
-            # a process that continues the log knows nothing of the other events
+            # Only deliveries are written. Other observations have no effect without a next step.
             for observation in self.inbox.drain():
                 if isinstance(observation, ev.Delivered):
                     self.record_delivered(observation)
@@ -236,17 +238,17 @@ class EngineCore:
             self.executor.close()
 
     def record_delivered(self, delivered: ev.Delivered) -> None:
-        """Record that an answer was delivered. No decision depends on the event, so steps may be in
-        flight."""
+        """Record that an answer was delivered. This is allowed while steps are in flight, because no decision
+        depends on the event."""
         self._emit(delivered)
 
     # The loop
 
     def hang(self, text: str) -> bool:
-        """Record that the oldest step failed because the executor does not return.
+        """Record that the oldest step failed because the executor does not return. `text`: the error.
 
-        Another thread calls this method. The core must not be used afterwards; the waiting thread ends if the
-        executor returns after all. Returns False and records nothing if no thread waits for the executor.
+        Another thread calls this method. The core must not be used afterwards. If the executor returns after
+        all, the waiting thread exits. Returns False and records nothing if no thread waits for the executor.
         """
         if not self._dispatched.stop_waiting():
             return False
@@ -256,9 +258,9 @@ class EngineCore:
     def step(self) -> Outputs:
         """Finish a step in flight, decide the next step, write both to the log, and dispatch the next step.
 
-        Returns the finished step's outputs. While the log cannot be written, no step starts and no
-        output is returned; call again. Raises ExecutorLost at each call once no step can run any more;
-        another process can continue the accepted requests from the log.
+        Returns the finished step's outputs. While the log cannot be written, no step starts and no outputs
+        are returned; the next call tries again. Raises ExecutorLost, at each call, if the executor cannot run
+        any more steps. Another process can then continue the accepted requests from the log.
         """
         if not self._is_decided and not self._collector.outputs:
             self._advance()
@@ -269,7 +271,7 @@ class EngineCore:
             self._process_arrivals()
             if self._decide() or not self._dispatched:
                 return
-            self._collect_first = True  # after an interrupt the next call collects first
+            self._collect_first = True  # if the wait is interrupted, the next call collects first
             self._waited_for = self._scheduler.why_it_waits(self.view)
         if self._scheduler.ends_leavers_first:
             self._end_leavers()
@@ -279,7 +281,9 @@ class EngineCore:
         self._decide()
 
     def _end_leavers(self) -> None:
-        """End requests that left while the step ran before its tokens are applied, as vLLM does."""
+        """End the requests that were cancelled while the step ran, before its tokens are applied. vLLM does
+        the
+        same."""
         for observation in self._source.leavers():
             for event in accept(self.view, observation):
                 self._emit(event)
@@ -343,7 +347,7 @@ class EngineCore:
         self._stats.num_output_tokens += len(sampled) if taken is None else int(taken.sum())
 
     def _commit_and_dispatch(self) -> Outputs:
-        """Commit the log, then dispatch the batch and return the outputs."""
+        """Commit the log, then dispatch the decided step and return the outputs."""
         self._is_committed = self.sink.commit()
         if not self._is_committed:
             return Outputs()
@@ -357,17 +361,15 @@ class EngineCore:
         return self._collector.take()
 
     def tidy(self) -> None:
-        """Write the waiting snapshot, and do the log's postponed work. Another thread may call it, one at a
-        time.
+        """Write the waiting snapshot, and do the log's postponed work. Any thread may call this method, but
+        one at a time.
         """
         if self._snapshots is not None:
             self._snapshots.flush()
         self.sink.tidy()
 
     def snapshot(self, sequence: int) -> bytes:
-        """Return the state after record `sequence`, the last record, in the form that
-        core/snapshot/snapshot.py restores.
-        """
+        """Return a snapshot of the state (core/snapshot/snapshot.py). `sequence`: the log's last record."""
         return snapshot.take(self.state, self._started, sequence)
 
     def checkpoint(self) -> None:
@@ -375,8 +377,8 @@ class EngineCore:
         self._emit(checkpoint(self.state))
 
     def _emit(self, event: ev.Event) -> None:
-        """Append the event to the log and apply it to the state."""
-        self._now = max(self._now, self._clock())  # verify checks that times do not decrease
+        """Append the event to the log, apply it to the state, and tell the observers."""
+        self._now = max(self._now, self._clock())  # `verify` checks that times do not decrease
         self.sink.append(event, self.state.step_of(event), self._now)
         for before in self._observers.before:
             before(event)

@@ -1,4 +1,6 @@
-"""The port between the engine and its steps' executor: a device, a simulation, or a log."""
+"""The interface between the engine and the executor of its steps: a device, a simulation, or a replayed
+log.
+"""
 
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -9,16 +11,16 @@ import numpy as np
 from mmengine.request import Request
 
 # Values in place of a token id:
-PENDING = -1  # in `input_ids`: the token that this row sampled last, in a step that may still run
-ERROR_TOKEN = -1  # among sampled tokens: the row has no finite distribution
-NO_DRAFT = -1  # among drafts: this row has no draft in this place
-CUT = "cut"  # among stops: a stop string ended the text before its grammar was complete
-PADDING = -1  # fills a column that is longer than a row's ids, and stands in place of a draft
+PENDING = -1  # in `input_ids`: the token that the row samples in the previous step, which may still run
+ERROR_TOKEN = -1  # among sampled tokens: the row's logits are not finite
+NO_DRAFT = -1  # among drafts: the row has no draft at this position
+CUT = "cut"  # a kind of stop: a stop string ended the text before its grammar was complete
+PADDING = -1  # pads an array that is longer than a row's ids, and is the placeholder for a draft
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """A request that got `row` in this step, with all its known tokens (prompt and outputs so far)."""
+    """A request that gets `row` in this step, with all its known tokens (prompt and outputs so far)."""
 
     row: int
     request: Request
@@ -27,7 +29,9 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class EncodeItem:
-    """Encoder work: compute the features of `key`, which is item `index` of `request`'s media."""
+    """Encoder work: compute the features of item `index` in the media of `request`. `key`: the item's key in
+    the
+    encoder cache."""
 
     key: bytes
     request: Request
@@ -36,11 +40,12 @@ class EncodeItem:
 
 @dataclass(frozen=True, slots=True)
 class EncodePart:
-    """The features of an item between `start` and `until`, of all the `work` that the item takes.
+    """A part of the encoder work for an item: the work from `start` to `until` of `work` in all, in the units
+    of encoder_cache/work.py.
 
-    The last part (`until` is `work`) also stands at the end of the plan's `encode`. A part from 0 on begins
-    anew. Any other part continues after the previous step's part with the same key, unless that key was
-    dropped since.
+    For the last part (`until` is `work`) the item is also the last entry of the plan's `encode`. A part with
+    `start` 0 begins the item again. Any other part continues after the last part with the same key, unless
+    the key was dropped since.
     """
 
     item: EncodeItem
@@ -55,8 +60,8 @@ class EncodePart:
 
 @dataclass(frozen=True, slots=True)
 class MediaSpan:
-    """Features [item_start, item_start + length) of `key` belong at tokens [start, start + length) of the
-    batch.
+    """The features [item_start, item_start + length) of `key` are the input embeddings of the tokens [start,
+    start + length) of the batch.
     """
 
     key: bytes
@@ -66,23 +71,23 @@ class MediaSpan:
 
 
 class StatePlan(msgspec.Struct, frozen=True, eq=False):
-    """A step's work on recurrent states, for its plan's n rows. A row's state covers its first
-    `num_computed` tokens, or as many as were certain before the step: drafts are not certain.
+    """A step's work on recurrent states, for the n rows of its plan. Before the step, a row's state covers
+    its first `num_computed` tokens, without drafts that are not known to be accepted.
     """
 
     slots: np.ndarray  # int32 [n], the slot of each row's state
-    # int32 [m, 2], for the admitted rows, in order and before the forward: the first slot is copied to the
-    # second, or the second is set to zero if the first is NO_STATE.
+    # int32 [m, 2], (source, destination) for each admitted row, in order. Before the forward pass the source
+    # slot is copied to the destination slot; if the source is NO_STATE, the destination is set to zero.
     begins: np.ndarray
-    # int32 [k, 3]: place among the rows, tokens, slot. The row's state after so many tokens is also written
-    # to that slot. The tokens are certain after the step.
+    # int32 [k, 3], (index among the rows, number of tokens, slot). The row's state after so many tokens is
+    # also written to the slot. These tokens are no drafts.
     kept: np.ndarray
 
 
 class StepPlan(msgspec.Struct, frozen=True, eq=False):
-    """One step, for an executor: n scheduled rows, t = num_scheduled.sum() tokens, s sampling rows.
+    """A step for an executor, with n scheduled rows, t = num_scheduled.sum() tokens and s rows that sample.
 
-    The arrays belong to the executor: no other code writes to them after dispatch. The exception is
+    The arrays belong to the executor: no other code writes to them after the dispatch. The exception is
     `block_table`, which is valid until the step is collected.
     """
 
@@ -90,30 +95,32 @@ class StepPlan(msgspec.Struct, frozen=True, eq=False):
     rows: np.ndarray  # int32 [n], the row of each request, in scheduling order
     num_scheduled: np.ndarray  # int32 [n], query tokens of each row
     num_computed: np.ndarray  # int32 [n], tokens whose KV exists before this step
-    input_ids: np.ndarray  # int32 [t], one row after the other; PENDING at most once a row, at its end
-    token_index: np.ndarray  # int32 [t], place of each token in its request
+    input_ids: np.ndarray  # int32 [t], one row after the other; only a row's last token may be PENDING
+    token_index: np.ndarray  # int32 [t], position of each token in its request
     slot_mapping: np.ndarray  # int64 [t], block * block_size + offset
     block_table: np.ndarray  # int32 [n, b], b = blocks of the longest row; 0 past a row's end
-    sample: np.ndarray  # int32 [s], ascending indices into the n rows whose last token samples
+    sample: np.ndarray  # int32 [s], ascending indices of the rows (among n) that sample
     admitted: tuple[Admission, ...] = ()
     evict: tuple[bytes, ...] = ()  # encoder keys to drop, before encoding
     encode: tuple[EncodeItem, ...] = ()
     media: tuple[MediaSpan, ...] = ()
-    # Copies of KV blocks, int32 [m, 2] (source, destination), in this order before the forward:
+    # Copies of KV blocks before the forward pass, in this order, int32 [m, 2] (source, destination):
     swap_out: np.ndarray | None = None  # device to host
     copy: np.ndarray | None = None  # device to device
     swap_in: np.ndarray | None = None  # host to device
-    num_drafts: np.ndarray | None = None  # int32 [n], tokens at a row's end that are drafts; None: no drafts
-    # int32 [d, n], the largest number of drafts to propose for each row, by the drafter's number (beyond d:
-    # as the last; [0, 0]: no drafts); None: no limit.
+    num_drafts: np.ndarray | None = (
+        None  # int32 [n], how many of a row's last tokens are drafts; None: no drafts
+    )
+    # int32 [d, n], how many drafts each drafter may propose for each row. Drafters from number d on have the
+    # limits of the last row of the array. The shape [0, 0] means no drafts; None means no limit.
     draft_room: np.ndarray | None = None
-    # Blocks from a store, int32, with their request: the next blocks that were fetched for the request. They
-    # are copied to the device before all other copies.
+    # (request id, int32 block ids) for blocks that were fetched from a store. They are copied to the device
+    # before all other copies.
     fetched: tuple[tuple[str, np.ndarray], ...] = ()
-    # of an item that is encoded over several steps; the step may have no rows then
+    # A part of an item that is encoded over several steps. A step with a part may have no rows.
     part: EncodePart | None = None
     states: StatePlan | None = None  # for models with recurrent states
-    # digests of the adapters that rows may compute with; all others may be unloaded
+    # digests of the adapters that rows may use; all other adapters may be unloaded
     adapters: tuple[bytes, ...] = ()
 
 
@@ -132,7 +139,9 @@ NO_PLAN = StepPlan(
 
 
 def room_of(plan: StepPlan, drafters: np.ndarray) -> np.ndarray | None:
-    """Return how many drafts each sampling row may have from the drafter with its number. None: no limit."""
+    """Return how many drafts each row that samples may have, int32 [s], or None for no limit. `drafters`: the
+    number of each such row's drafter, int [s].
+    """
     room = plan.draft_room
     if room is None:
         return None
@@ -142,9 +151,9 @@ def room_of(plan: StepPlan, drafters: np.ndarray) -> np.ndarray | None:
 
 
 class PromptLogprobs(NamedTuple):
-    """Logprobs of one prompt's tokens. Each row has the prompt token first, then the likeliest tokens, best
-    first. The first token has only its id, because no token precedes it. `row`: an index into the rows that
-    sampled.
+    """The logprobs of one prompt's n tokens. For each position, the prompt token comes first, then the k
+    likeliest tokens, the best first. The first prompt token has an id but no logprobs, because no token
+    precedes it. `row`: an index into the rows that sampled.
     """
 
     row: int
@@ -153,15 +162,16 @@ class PromptLogprobs(NamedTuple):
 
 
 class StepResult(msgspec.Struct, eq=False):
-    """A step's result. Indices point into `plan.sample`; lists are sparse and ascending.
+    """A step's result. An index in `stops`, `errors` and `logprobs` is an index into `plan.sample`. These
+    lists have entries only for some rows, in ascending order.
 
-    `stops`: (index, kind) where the text ended; kind is "eos", "token", "string", "grammar", "closed", or
-    CUT. `errors`: (index, text) where a row failed alone, for example with NaN logits. `logprobs`: (index,
-    [(token id, logprob), …]) with the chosen token first; a row that gave several tokens may have as many
-    entries, in order.
+    `stops`: (index, kind) for each row whose text ended; kind is "eos", "token", "string", "grammar",
+    "closed", or CUT. `errors`: (index, text) for each row that failed alone, for example with NaN logits.
+    `logprobs`: (index, [(token id, logprob), …]) with the chosen token first; a row that gave several tokens
+    may have an entry for each of them, in order.
 
-    With drafts a row gives several tokens: `counts` of them, the accepted drafts and one more. `token_ids`
-    then holds the rows' tokens, one row after the other. `drafts` are for the next step.
+    With drafts a row gives `counts` tokens: its accepted drafts and one more. `token_ids` then holds the
+    rows' tokens, one row after the other. `drafts`: the drafts for the next step.
     """
 
     token_ids: np.ndarray  # int32 [s], or [counts.sum()]
@@ -174,25 +184,25 @@ class StepResult(msgspec.Struct, eq=False):
     num_drafts: np.ndarray | None = None  # int32 [s]; None: no drafts
     drafters: np.ndarray | None = None  # int32 [s], the drafter's number; None: drafter 0
     draft_ns: int = 0  # the part of `device_ns` that making the drafts took
-    host_ns: int = 0  # time of this process since the step before was back, if known
+    host_ns: int = 0  # time that this process spent since the previous step returned; 0: unknown
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()  # of prompts that ended in this step
 
 
 class Executor(Protocol):
-    """Takes up to max_in_flight steps, and computes them in their dispatch's order."""
+    """Computes steps in the order of their dispatch. Up to max_in_flight steps are dispatched at a time."""
 
     @property
     def needs_plan(self) -> bool:
-        """False: `dispatch` ignores its plan and gets NO_PLAN."""
+        """Whether `dispatch` needs a plan. If False, the engine builds no plans and passes NO_PLAN."""
 
     def dispatch(self, plan: StepPlan) -> None:
-        """Take one step. Returns at once if the device is asynchronous. A call that raises has not taken the
-        step.
+        """Begin one step. Returns at once if the device is asynchronous. If the call raises, the step was not
+        begun.
         """
 
     def collect(self) -> StepResult:
-        """Wait for the oldest dispatched step and return its result. Raises any error that concerns the
-        whole step, and ExecutorLost if every later step would fail too."""
+        """Wait for the oldest dispatched step and return its result. Raises ExecutorLost if every later step
+        would fail too, and any other error if this step failed as a whole."""
 
     def discard(self) -> None:
         """Forget all dispatched steps, because one of them failed. Never raises."""

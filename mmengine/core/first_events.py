@@ -1,4 +1,4 @@
-"""Makes the events STARTED and QUEUED as the log will hold them."""
+"""Creates the events STARTED and QUEUED, with the values that a reader of the log will see."""
 
 from mmengine.config import EngineConfig
 from mmengine.core.decide.deciders import scheduler_of

@@ -1,4 +1,4 @@
-"""Queue of observations: holds events from outside the engine until a step processes them."""
+"""The queue of observations, which holds events from outside the engine until a step processes them."""
 
 import heapq
 from collections import deque
@@ -12,20 +12,22 @@ from mmengine.events import vocabulary as ev
 
 
 class Source(Protocol):
-    """Gives a step its arrivals, cancels and other observations."""
+    """Returns the arrivals, cancellations and other observations that a step processes."""
 
     def drain(self) -> Iterable[ev.Event]: ...
 
     def leavers(self) -> Iterable[ev.Event]:
-        """Return events for requests that leave before the running step's result is applied. Used under
-        vLLM's rules only.
+        """Return the events of requests that end before the running step's result is applied. Only vLLM's
+        rules use this method.
         """
 
     def __len__(self) -> int: ...
 
 
 class Deadlines:
-    """Deadlines, one for each request; a later deadline replaces an earlier one. `clock` gives ns."""
+    """A deadline for each request. A new deadline replaces an earlier deadline of the same request. `clock`:
+    returns the time in ns.
+    """
 
     def __init__(self, clock: Callable[[], int]):
         self._clock = clock
@@ -45,7 +47,7 @@ class Deadlines:
 
     @property
     def next_ns(self) -> int | None:
-        """The next deadline in the clock's ns, or None."""
+        """The time of the next deadline on the clock, or None."""
         while self._all and self._of.get(self._all[0][1]) != self._all[0][0]:
             heapq.heappop(self._all)
         return self._all[0][0] if self._all else None
@@ -56,7 +58,7 @@ class Deadlines:
         return following is not None and following <= self._clock()
 
     def passed(self) -> Iterator[str]:
-        """Yield the requests whose deadlines passed, each once."""
+        """Yield the requests whose deadlines have passed, and forget these deadlines."""
         while self._all and self._all[0][0] <= self._clock():
             deadline, name = heapq.heappop(self._all)
             if self._of.get(name) == deadline:
@@ -65,7 +67,9 @@ class Deadlines:
 
 
 class Inbox(Observer):
-    """A queue in memory with the requests' deadlines that passed through it. `clock` gives ns."""
+    """A queue of observations in memory, and the deadlines of requests, block stores and idle sessions.
+    `clock`: returns the time in ns.
+    """
 
     def __init__(self, clock: Callable[[], int]):
         self._events: deque[ev.Event] = deque()
@@ -81,7 +85,7 @@ class Inbox(Observer):
         return len(self._events) + self._of_sessions.any_passed
 
     def leavers(self) -> tuple[ev.Event, ...]:
-        """Return nothing: requests that leave while a step runs end after its result."""
+        """Return no events, because cancelled requests end after the running step's result was applied."""
         return ()
 
     def put(self, event: ev.Event) -> None:
@@ -97,34 +101,36 @@ class Inbox(Observer):
         self._events.append(event)
 
     def expect(self, request_id: str, deadline_ns: int) -> None:
-        """Cancel a request in `deadline_ns`; 0: never."""
+        """Cancel a request after `deadline_ns`; 0: never."""
         if deadline_ns:
             self._deadlines.expect(request_id, deadline_ns)
 
     def expect_store(self, request_id: str, within_ns: int) -> None:
-        """Give up a request's store in `within_ns`."""
+        """Stop waiting for the block store after `within_ns`."""
         self._of_store.expect(request_id, within_ns)
 
     def forget_store(self, request_id: str) -> None:
-        """Drop the request's deadline for a store: the store answered, or the request waits no longer."""
+        """Drop the request's deadline for a store, because the store answered or the request no longer
+        waits.
+        """
         self._of_store.forget(request_id)
 
     def expect_session(self, session_id: str, idle_ns: int) -> None:
-        """Close a session that is idle for `idle_ns`; 0: never."""
+        """Close a session after it was idle for `idle_ns`; 0: never."""
         if idle_ns:
             self._of_sessions.expect(session_id, idle_ns)
 
     def forget_session(self, session_id: str) -> None:
-        """Drop the session's idle deadline: the session is in use, or closed."""
+        """Drop the session's idle deadline, because the session is in use or closed."""
         self._of_sessions.forget(session_id)
 
     @property
     def next_idle_ns(self) -> int | None:
-        """The time, by the clock, at which the next idle session is closed; None: no session will be."""
+        """The time on the clock at which the next idle session is closed, or None."""
         return self._of_sessions.next_ns
 
     def after(self, event: ev.Event) -> None:
-        """Forget a request's deadlines that ended, so that a later request may have its id."""
+        """Forget the deadlines of a request that has ended, so that a later request may have the same id."""
         if isinstance(event, ev.Finished):
             self._deadlines.forget(event.request_id)
             self._of_store.forget(event.request_id)

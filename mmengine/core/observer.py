@@ -9,14 +9,16 @@ class Observer:
     """Sees each event that an engine records. A subclass overrides the methods that it needs."""
 
     def before(self, event: Event) -> None:
-        """Look at the state before the fold applies `event`; the event is in the log's buffer."""
+        """Process `event` before it is applied to the state. The event is already in the log's buffer."""
 
     def after(self, event: Event) -> None:
-        """Look at the state after the fold applied `event`."""
+        """Process `event` after it was applied to the state."""
 
 
 class Observers:
-    """One engine's observers. `before` and `after` hold the methods that are overridden, in order."""
+    """One engine's observers. `before` and `after`: the bound methods of the observers that override `before`
+    or
+    `after`, in order."""
 
     def __init__(self, observers: Iterable[Observer]):
         self.before: list[Callable[[Event], None]] = []

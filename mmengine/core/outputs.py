@@ -1,4 +1,4 @@
-"""Outputs and counters of steps: projections of a step's events."""
+"""Computes the outputs and counters of steps from their events."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
@@ -23,9 +23,10 @@ class Output(msgspec.Struct, eq=False):
     """New tokens of one request, and its end if it ended.
 
     `finish_reason`: stop, length, abort, error, rejected, or None while the request runs. `detail`: how the
-    text stopped (eos, token, string), or what went wrong; `code`: as in Finished. `logprobs`: for each new
-    token, (token id, logprob) with the chosen token first, if the request wants them. The engine computed
-    `num_drafts` drafts for the request; `num_accepted` of them are among the tokens.
+    text stopped (eos, token, string), or the error. `code`: as in FINISHED. `num_cached_tokens`: prompt
+    tokens that were cached. `logprobs`: for each new token, pairs (token id, logprob) with the chosen token
+    first, if the request wants them. `num_drafts`: how many drafts the step verified for the request.
+    `num_accepted`: how many of them are among the new tokens.
     """
 
     request_id: str
@@ -44,18 +45,18 @@ _NO_REQUESTS, _NO_TOKENS = np.zeros(0, object), np.zeros(0, np.int32)
 
 
 class Outputs:
-    """One step's outputs. Iteration gives one Output for each request that changed."""
+    """One step's outputs. Iteration yields an Output for each request that got tokens or ended."""
 
     def __init__(self) -> None:
         self._requests = _NO_REQUESTS  # array of RequestState
         self._tokens = _NO_TOKENS  # the tokens of all requests, one request after the other
-        self._counts: np.ndarray | None = None  # number of tokens of each request; None: one each
-        # by request, one entry for each token
+        self._counts: np.ndarray | None = None  # how many tokens each request got; None: one each
+        # The keys of these three dicts are indices into `_requests`. Logprobs have an entry for each token.
         self._logprobs: dict[int, list[tuple[tuple[int, float], ...]]] = {}
-        self._prompt_logprobs: dict[int, PromptLogprobs] = {}  # by request
-        self._drafted: dict[int, tuple[int, int]] = {}  # by request with drafts: (proposed, accepted)
+        self._prompt_logprobs: dict[int, PromptLogprobs] = {}
+        self._drafted: dict[int, tuple[int, int]] = {}  # (proposed, accepted)
         self._ends: dict[str, tuple[ev.Finished, int]] = {}
-        self.admitted: list[str] = []  # requests that got a row in this step, again or for the first time
+        self.admitted: list[str] = []  # requests that got a row in this step, for the first time or again
 
     def __bool__(self) -> bool:
         return bool(len(self._requests) or self._ends)
@@ -68,12 +69,12 @@ class Outputs:
         event: ev.Executed,
         drafts: StepDrafts | None = None,
     ) -> None:
-        """Add the tokens from the `sampled` rows in the step that `event` reports. Call this method after the
-        fold.
+        """Add the tokens of the `sampled` rows in the step that `event` reports. Call this method after the
+        event was applied to the state.
 
-        `taken`: how many tokens each row took, 0 for a broken row or a request that left meanwhile; None: one
-        each. `drafts`: the rows that had drafts. The method keeps arrays, because a list for each row would
-        be work for the garbage collector.
+        `taken`: how many tokens each row got, 0 if the row failed or its request has left; None: one token
+        each. `drafts`: the rows that had drafts. The tokens stay in arrays, because many small lists would be
+        work for the garbage collector.
         """
         self._requests = view.requests_by_row[sampled]
         self._tokens = np.frombuffer(event.token_ids, np.int32)
@@ -109,7 +110,7 @@ class Outputs:
                     of_row.append(entry)
 
     def finished(self, event: ev.Finished, num_cached: int) -> None:
-        """Add a request's end with `num_cached` cached prompt tokens."""
+        """Add the end of a request. `num_cached`: how many of its prompt tokens were cached."""
         self._ends[event.request_id] = (event, num_cached)
 
     def __iter__(self) -> Iterator[Output]:
@@ -139,10 +140,11 @@ class Outputs:
 
 @dataclass(slots=True)
 class Stats:
-    """Counters since the start. `num_running`, `num_waiting` and `kv_blocks_used` describe the present.
+    """Counters since the engine was created. `num_running`, `num_waiting`, `sessions_open`, `kv_blocks_used`
+    and `kv_blocks_leased` are current values.
 
-    `drafts`: by the drafter's number. `overlap`: with max_in_flight 2, the number of steps that were decided
-    while a step ran, and of the other steps by their reason (core/state/overlap.py).
+    `drafts`: drafter number -> counts. `overlap`, with max_in_flight 2: the number of steps that were decided
+    while another step ran ("ahead"), and of the other steps for each reason (core/state/overlap.py).
     """
 
     steps: int = 0
@@ -157,9 +159,9 @@ class Stats:
     num_no_progress: int = 0
     num_encoded_items: int = 0
     num_encoder_hits: int = 0
-    num_fetched_blocks: int = 0  # blocks from a store
-    num_lost_fetches: int = 0  # fetches that a store did not answer completely in time
-    num_leases_taken: int = 0  # leases taken from sessions, whole or in part
+    num_fetched_blocks: int = 0  # blocks from a block store
+    num_lost_fetches: int = 0  # fetches that ended before all blocks arrived
+    num_leases_taken: int = 0  # how often a session's lease was shortened
     sessions_open: int = 0
     kv_blocks_leased: int = 0
     device_ns: int = 0
@@ -177,7 +179,7 @@ class Stats:
 
 
 class OutputCollector(Observer):
-    """Collects the current step's outputs. `outputs` holds the outputs that `take` has not returned yet."""
+    """Collects the current step's outputs. `outputs`: the outputs that `take` has not returned yet."""
 
     def __init__(self, state: State):
         self._state, self.outputs = state, Outputs()

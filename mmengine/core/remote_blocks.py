@@ -1,4 +1,4 @@
-"""The port between the loop and the threads that fetch blocks from a store."""
+"""The interface between the engine's loop and the threads that fetch blocks from a block store."""
 
 from typing import Protocol
 
@@ -9,29 +9,28 @@ from mmengine.request import Request
 
 
 class RemoteBlocks(Protocol):
-    """Called by the loop's thread. No method waits or raises. Results arrive as OFFERED, ARRIVED and LOST in
-    the loop's inbox, from any thread. The loop keeps the deadlines.
+    """The client of a block store. The loop's thread calls its methods, which neither wait nor raise. Results
+    arrive as OFFERED, ARRIVED and LOST in the loop's inbox, from any thread. The loop keeps the deadlines.
     """
 
     def ask(self, request: Request, tokens: np.ndarray) -> None:
-        """Report by OFFERED how many blocks of these known tokens (int32) a store has, from the first block
-        on.
-        """
+        """Find out how many of the first blocks of these tokens (int32) the store has, and report OFFERED."""
 
     def fetch(self, request_id: str, first: int, count: int) -> None:
-        """Fetch blocks [first, first + count) of the request. Report by ARRIVED the blocks that came, in
-        order, and by LOST why the rest did not. Blocks in ARRIVED wait for the step that copies them.
+        """Fetch blocks [first, first + count) of the request. Report ARRIVED for blocks that have arrived, in
+        order, and LOST if the rest cannot be fetched. Arrived blocks wait for the step that copies them.
         """
 
     def accept(self, request_id: str, count: int) -> None:
-        """Copy the next `count` blocks reported by ARRIVED in the step that is dispatched next."""
+        """Let the step that is dispatched next copy the next `count` blocks that were reported by ARRIVED."""
 
     def forget(self, request_id: str) -> None:
-        """Stop the work for a request that no longer waits. Accepted blocks are still copied."""
+        """Stop the work for a request that no longer waits. Blocks that were passed to `accept` are still
+        copied."""
 
     def computed(self, index: PrefixIndex, blocks: np.ndarray) -> None:
-        """Store the contents of these blocks (int [n]). The step that filled them is back, and no dispatched
-        step overwrites them.
+        """Write the contents of these blocks (int [n]) to the store. The step that filled them has returned,
+        and no dispatched step overwrites them.
         """
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Reads a log to continue it: the state in which the process before ended, and the undelivered answers."""
+"""Reads a log that is to be continued: the state at its end, and the undelivered answers."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -19,17 +19,17 @@ from mmengine.events.recovery import Cut, Mode
 from mmengine.events.retention import Undelivered
 from mmengine.version import __version__
 
-BEHIND_ALL = 2**64  # in place of a sequence: after all records
+BEHIND_ALL = 2**64  # a sequence after all records
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
     """How to continue a log.
 
-    `mode`: which damage is forgiven, as in events/recovery.py. `force`: continue with other weights,
-    processor, dtype or backend, too. `cause`: how the process before ended, if a step caused that end.
-    `wanted`: selects requests whose answers are needed although they were delivered. `awaited`: requests of
-    sessions that a caller resumes; no caller waits for other requests of sessions.
+    `mode`: which damage is forgiven, as in events/recovery.py. `force`: continue even with other weights, or
+    another processor, dtype or backend. `cause`: how the previous process ended, if a step caused its end.
+    `wanted`: returns whether a request's answer is needed again although it was delivered. `awaited`:
+    requests of sessions whose answers a caller still waits for; other requests of sessions are not continued.
     """
 
     mode: Mode = "tail"
@@ -41,12 +41,13 @@ class Resume:
 
 @dataclass(slots=True)
 class ResumeState:
-    """What a reader found in a log.
+    """The contents of a log that an engine needs to continue it.
 
-    `answers`: by id, for requests that are live, or ended and undelivered, or wanted again. `steps`: numbers
-    of the steps that were open or in flight at the end. `mode` and `cuts`: how the log was repaired.
-    `fingerprints`: of the model that continued the log last, or continues the log now. `undelivered`: the
-    source of the answers, with which an engine continues.
+    `answers`: request id -> answer, for requests that are live, undelivered, or wanted again. `steps`: the
+    numbers of the steps that were open or in flight at the end. `mode` and `cuts`: how the log was repaired.
+    `fingerprints`: of the model that continued the log last or, once they were checked, of the model that
+    continues the log now. `undelivered`: the observer that collected `answers`, with which the engine
+    continues.
     """
 
     started: ev.Started
@@ -60,12 +61,12 @@ class ResumeState:
 
     @property
     def last_fingerprints(self) -> dict[str, str]:
-        """The model's fingerprints that wrote the log's end."""
+        """The fingerprints of the model that wrote the end of the log."""
         return {**self.started.fingerprints, **self.fingerprints}
 
     def config_for(self, given: EngineConfig) -> EngineConfig:
-        """Return the log's settings with the operational settings of `given`, on which no decision depends.
-        Raises ConfigError for another setting in `given` that differs.
+        """Return the log's settings, but with the operational settings of `given`, which no decision reads.
+        Raises ConfigError if `given` changes any other setting.
         """
         logged, default = self.state.config, EngineConfig()
         for name in EngineConfig.__struct_fields__:
@@ -78,7 +79,7 @@ class ResumeState:
         return msgspec.structs.replace(logged, **{name: getattr(given, name) for name in OPERATIONAL})
 
     def tell(self, cuts: list[Cut]) -> None:
-        """Add the log's bytes that do not count, for RECOVERED."""
+        """Add the bytes that the repair cut off or skipped, for RECOVERED."""
         self.cuts += tuple((cut.path.name, cut.offset, cut.num_bytes) for cut in cuts)
 
     def recovered(self, lost: tuple[tuple[str, str], ...]) -> ev.Recovered:
@@ -87,9 +88,10 @@ class ResumeState:
 
 
 def read_resume_state(folder: Path, resume: Resume) -> ResumeState:
-    """Fold the log in `folder`, from the newest snapshot that knows every undelivered answer.
+    """Read the log in `folder`, beginning at the newest snapshot from which every undelivered answer is
+    known.
 
-    The whole log is read if no snapshot knows them all, in the mode `strict`, or if delivered answers are
+    The whole log is read if there is no such snapshot, in the mode `strict`, or if delivered answers are
     wanted. Raises LogError if there is no log or this build does not know its settings, CorruptLog if the log
     is damaged, and OSError.
     """
@@ -110,7 +112,7 @@ def read_resume_state(folder: Path, resume: Resume) -> ResumeState:
 
 
 def _newest_known(folder: Path, before: int) -> tuple[State, Body, UndeliveredAnswers] | None:
-    """Return the newest snapshot before a record that knows its undelivered answers."""
+    """Return the newest snapshot before record `before` that has undelivered answers, or None."""
     for state, body in newest_first(folder, before):
         if (undelivered := restored(state, body)) is not None:
             return state, body, undelivered
@@ -165,8 +167,9 @@ def _resumed(
 
 @dataclass(slots=True)
 class _Survey:
-    """A first pass over a log. `undelivered`: requests whose answers are needed. `last`: the last record's
-    sequence. `fingerprints`: those in the last RECOVERED. `cuts`: bytes that were skipped as damaged."""
+    """The result of a first pass over a log. `undelivered`: requests whose answers are needed. `last`: the
+    sequence of the last record. `fingerprints`: those in the last RECOVERED. `cuts`: damaged bytes that were
+    skipped."""
 
     undelivered: Undelivered = field(default_factory=Undelivered)
     last: int = NO_RECORD
@@ -195,8 +198,8 @@ def _is_wanted(delivered: ev.Delivered, wanted: Callable[[str], bool] | None) ->
 
 
 def _without_gap(records: Iterator[Record], expected: int) -> Iterator[Record]:
-    """Yield `records`, which must begin with `expected` and have no gap: the effect of skipped records is
-    unknown.
+    """Yield `records`. Raises CorruptLog unless they begin with record `expected` and have no gap, because
+    the effect of missing records is unknown.
     """
     for record in records:
         if record.sequence != expected:
@@ -214,7 +217,9 @@ def _fold(
     records: Iterator[Record],
     wanted: Callable[[str], bool] | None = None,
 ) -> None:
-    """Fold the records. Answers that are `wanted` count as not delivered yet, and are delivered again."""
+    """Apply the records to the state. For `wanted` requests DELIVERED is ignored, so that their answers are
+    delivered again.
+    """
     for record in records:
         event = record.event
         try:

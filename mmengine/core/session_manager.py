@@ -1,4 +1,4 @@
-"""Manages sessions: turns calls into events that fit the state and the waiting events."""
+"""Manages sessions: checks calls against the state and the inbox, and turns them into events."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -18,8 +18,8 @@ from mmengine.request import MediaItem, Request, num_before
 
 
 class SessionManager(Observer):
-    """One loop's sessions. `accepted` turns a valid request into QUEUED and raises what
-    `EngineCore.submit` raises. Not thread-safe.
+    """The sessions of one engine's loop. `accepted`: turns a valid request into QUEUED and raises the errors
+    of `EngineCore.submit`. Not thread-safe.
     """
 
     def __init__(
@@ -33,7 +33,8 @@ class SessionManager(Observer):
         self._held: Counter[str] = Counter()  # the number of holders of each session that is not idle
 
     def open(self, event: ev.SessionOpened) -> None:
-        """Open a session. Raises InvalidRequest, QueueFull."""
+        """Open a session. Raises InvalidRequest for an invalid session or an id in use, and QueueFull if
+        `max_sessions` sessions are open."""
         check_session(event, self._config)
         name, inbox = event.session_id, self._inbox
         if name in self._state.sessions.all or name in inbox.opening:
@@ -56,12 +57,12 @@ class SessionManager(Observer):
         is_anchor: bool = False,
         film: int = 0,
     ) -> None:
-        """Submit a request whose prompt, with its media, is the session's next state.
+        """Submit a request of a session. Its prompt and media are the whole next contents of the session.
 
-        The session keeps the tokens that both begin with, or the first `num_kept` of them, and forgets the
-        rest. The answer becomes part of the session. For the other arguments see APPENDED. Raises what
-        `EngineCore.submit` raises, InvalidRequest for an unknown session, and SessionBusy while a request of
-        the session runs.
+        The session keeps the prefix that it shares with the prompt, or the first `num_kept` tokens of this
+        prefix, and forgets the rest. The answer becomes part of the session. The other arguments are the
+        fields of APPENDED. Raises the errors of `EngineCore.submit`, InvalidRequest for an unknown session,
+        and SessionBusy while a request of the session runs.
         """
         session = self.find(session_id)
         if session.live or session_id in self._inbox.appending:
@@ -97,13 +98,15 @@ class SessionManager(Observer):
         self._inbox.put(ev.SessionClosed(session_id, reason))
 
     def hold(self, session_id: str) -> None:
-        """Keep the session from being idle until `release`, because a caller is about to use it."""
+        """Stop the session's idle time until `release` is called, because a caller is about to use the
+        session.
+        """
         self._held[session_id] += 1
         self._inbox.forget_session(session_id)
 
     def release(self, session_id: str) -> None:
-        """End a `hold`. The session is idle from now on unless a request of it runs or another caller holds
-        it. A closed session, or a session without a hold, is no error.
+        """End a `hold`. The session is idle from now on, unless one of its requests runs or another caller
+        holds the session. Does nothing for a closed session or a session without a hold.
         """
         self._held -= Counter((session_id,))
         session = self._state.sessions.all.get(session_id)
@@ -111,7 +114,7 @@ class SessionManager(Observer):
             self._expect(session_id, session.idle_ns)
 
     def hold_sessions_of(self, other: "SessionManager") -> None:
-        """Hold the sessions that another loop holds, in whose place this loop continues."""
+        """Hold the sessions that another loop holds, because this loop replaces the other loop."""
         for session_id in other._held.elements():
             self.hold(session_id)
 
@@ -120,8 +123,8 @@ class SessionManager(Observer):
             self._inbox.expect_session(session_id, idle_ns)
 
     def before(self, event: ev.Event) -> None:
-        """Start or stop the idle time. It counts from the end of the session's last request, or from its
-        release.
+        """Start or stop the idle time, which begins when the session opens or when a request of the
+        session ends.
         """
         match event:
             case ev.SessionOpened(session_id=name, idle_ns=idle_ns):
@@ -134,15 +137,17 @@ class SessionManager(Observer):
                     self._expect(session.session_id, session.idle_ns)
 
     def recovered(self) -> None:
-        """Count the idle time from now on, after a recovery in another process."""
+        """Begin the idle time of all sessions without a running request, after this process took over a
+        log.
+        """
         for session in self._state.sessions.all.values():
             if not session.live:
                 self._expect(session.session_id, session.idle_ns)
 
 
 def _own_part(request: Request, num_kept: int) -> tuple[np.ndarray, tuple[MediaItem, ...]]:
-    """Return the request's prompt and media after the first `num_kept` tokens, with places counted from
-    there.
+    """Return the request's prompt and media after the first `num_kept` tokens. The positions of the media are
+    relative to token `num_kept`.
     """
     media = []
     for item in request.media:
@@ -153,8 +158,8 @@ def _own_part(request: Request, num_kept: int) -> tuple[np.ndarray, tuple[MediaI
 
 
 def _num_shared(session: SessionState, request: Request) -> int:
-    """Return how many tokens the session and the request share at their beginning, without cutting an item.
-    At least one token belongs to the request alone.
+    """Return the length of the longest prefix that the session and the request share and that cuts no item.
+    The prefix is shorter than the prompt.
     """
     tokens = request.prompt_token_ids
     count = min(len(session.tokens), len(tokens) - 1)

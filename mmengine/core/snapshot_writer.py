@@ -1,4 +1,4 @@
-"""Saves an engine's state as its log grows, so that a continuing process folds only the log's end."""
+"""Saves an engine's state as its log grows, so that a process that continues the log reads only its end."""
 
 from contextlib import suppress
 from functools import partial
@@ -13,9 +13,9 @@ from mmengine.events.snapshots import SnapshotFolder
 
 
 class SnapshotWriter:
-    """Takes snapshots of `state`, whose log `started` began, and passes them to `folder`.
-
-    A snapshot contains the undelivered answers, if `undelivered` knows them. `sink` writes the log.
+    """Takes snapshots of `state` and passes them to `folder`. `started`: the log's first event. `sink`: the
+    log. `undelivered`: the undelivered answers, which become part of the snapshots; None if they are not
+    known.
     """
 
     def __init__(
@@ -30,9 +30,10 @@ class SnapshotWriter:
         self.sink, self.undelivered = sink, undelivered
 
     def save_if_due(self) -> None:
-        """Take a snapshot if the log has grown enough. The log must hold all of the state's events."""
+        """Take a snapshot if the log has grown enough. All events that were applied to the state must be
+        committed."""
         sink, folder = self.sink, self._folder
-        # On a full disk the remaining space is for running requests.
+        # On a full disk the remaining space is kept for the events of running requests.
         if not folder.is_due(sink.num_bytes, sink.next_sequence) or sink.stalled:
             return
         sequence = sink.next_sequence - 1
@@ -46,5 +47,5 @@ class SnapshotWriter:
         """Write the waiting snapshot. One thread at a time may call this method."""
         if self._folder.waits:
             with suppress(OSError):  # the next sync reports the error
-                self.sink.sync()  # after a power cut no snapshot may be ahead of the log
+                self.sink.sync()  # so that a power cut cannot leave a snapshot of records that the log lacks
             self._folder.flush()

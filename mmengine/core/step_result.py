@@ -1,4 +1,4 @@
-"""Checks an executor's results and turns them into events for the log."""
+"""Checks the results of an executor and turns them into events for the log."""
 
 from collections.abc import Iterator
 
@@ -9,13 +9,13 @@ from mmengine.core.state.state import State
 from mmengine.errors import ExecutorFailed
 from mmengine.events import vocabulary as ev
 
-MAX_ERROR_CHARS = 500  # of an error text in the log; the rest is left out
+MAX_ERROR_CHARS = 500  # the log keeps so many characters of an error text
 
 
 def executed_event(result: StepResult, state: State, sampled: np.ndarray) -> ev.Executed:
-    """Return EXECUTED for the step whose rows `sampled` (intp) give tokens.
+    """Return EXECUTED with the result of the step in which the rows `sampled` (intp) sample.
 
-    Raises ExecutorFailed for a result that does not fit that step.
+    Raises ExecutorFailed for a result that does not fit the step.
     """
     _check_tokens(result, state, sampled)
     _check_drafts(result, state, len(sampled))
@@ -67,7 +67,7 @@ def _check_drafts(result: StepResult, state: State, num_sampled: int) -> None:
 
 
 def prompt_logprobs(event: ev.Executed) -> Iterator[PromptLogprobs]:
-    """Yield an event's prompt logprobs. Raises ValueError for columns that do not fit one another."""
+    """Yield an event's prompt logprobs as arrays. Raises ValueError for columns with different shapes."""
     for index, width, token_ids, logprobs in event.prompt_logprobs:
         ids = np.frombuffer(token_ids, np.int32).reshape(-1, width)
         yield PromptLogprobs(index, ids, np.frombuffer(logprobs, np.float32).reshape(ids.shape))
@@ -78,7 +78,7 @@ def _column(values: np.ndarray | None) -> bytes | None:
 
 
 def writable(text: str) -> str:
-    """Return the beginning of an error text, with characters that UTF-8 cannot hold escaped. A second call
-    changes nothing, as a replay requires.
+    """Return the first MAX_ERROR_CHARS characters of an error text, with unpaired surrogates escaped.
+    Applying the function twice gives the same text, which a replay requires.
     """
     return text[:MAX_ERROR_CHARS].encode("utf-8", "backslashreplace").decode()[:MAX_ERROR_CHARS]

@@ -1,8 +1,8 @@
-"""Fetches blocks from a store: sends the requests that events ask for, with a deadline for each answer.
+"""Calls a block store's client when events require it, and sets a deadline for each of the store's replies.
 
-A request waits for the store twice: until the store says which blocks it has, and until the fetched blocks
-arrive. The loop keeps a deadline for each wait, so a store that hangs, with all its threads, costs at most
-`fetch_timeout_s`.
+A request waits for the store twice: until the store has reported which blocks it has, and until the fetched
+blocks have arrived. The loop itself keeps a deadline for each wait. So even if the store and all its threads
+hang, a wait ends after `fetch_timeout_s`.
 """
 
 import numpy as np
@@ -17,15 +17,15 @@ from mmengine.events import vocabulary as ev
 
 
 class StoreFetches(Observer):
-    """One loop's fetches. `state` is the loop's state."""
+    """The fetches of one engine's loop. `state`: the engine's state."""
 
     def __init__(self, remote: RemoteBlocks, state: State, inbox: Inbox):
         self._remote, self._state, self._inbox = remote, state, inbox
         self._timeout_ns = int(state.config.fetch_timeout_s * 10**9)
-        self._filled: list[np.ndarray] = []  # blocks that the returning step fills
-        # blocks of returned steps, with their content ids
+        self._filled: list[np.ndarray] = []  # blocks that the step that returns now has filled
+        # blocks that returned steps have filled, and the blocks' content ids at that time
         self._computed: list[tuple[np.ndarray, np.ndarray]] = []
-        # fetches that are decided and not in the log yet: request id, first block, number of blocks
+        # fetches that are decided but not committed to the log: (request id, first block, number of blocks)
         self._fetches: list[tuple[str, int, int]] = []
 
     def before(self, event: ev.Event) -> None:
@@ -67,10 +67,10 @@ class StoreFetches(Observer):
             self._remote.ask(req_state.request, req_state.tokens)
 
     def release(self) -> None:
-        """Start the fetches and store the computed blocks, once the log holds their decisions.
+        """Start the decided fetches, and write computed blocks to the store. Call this method after the
+        commit and before the next step is dispatched, because the step may overwrite the blocks.
 
-        The next step is not dispatched yet, so computed blocks still hold their contents. Blocks that were
-        forgotten or reassigned since are not stored.
+        Blocks whose content has changed or was forgotten since are not written.
         """
         computed, self._computed = self._computed, []
         index = self._state.blocks.index

@@ -1,6 +1,6 @@
-"""Answers whose consumers do not have all of them yet: a fold beside the state's fold.
+"""Collects the answers that were not completely delivered yet, from the same events as the state.
 
-A reader of a log makes this fold, and a live engine continues with it. A snapshot holds its result, so a
+A reader of a log collects the answers, and a live engine continues with them. A snapshot contains them, so a
 process that continues from the snapshot needs no earlier record.
 """
 
@@ -23,11 +23,11 @@ from mmengine.events import vocabulary as ev
 from mmengine.events.retention import Undelivered
 from mmengine.request import Request
 
-# logprobs in a snapshot, prompt logprobs included; more take longer than a few milliseconds
+# Most logprobs in a snapshot, prompt logprobs included. Writing more would take longer than a few ms.
 MAX_SCORES = 2**17
 Logprobs = list[tuple[tuple[int, float], ...]]
 
-NO_RECORD = -1  # in place of a sequence
+NO_RECORD = -1  # as a sequence: no record was applied yet
 
 _decoder = msgspec.msgpack.Decoder(saved.SavedAnswers)
 _NO_ROWS = np.zeros(0, np.intp)
@@ -35,8 +35,9 @@ _NO_ROWS = np.zeros(0, np.intp)
 
 @dataclass(slots=True)
 class ResumedAnswer:
-    """A request with its answer's part that the log holds. `reason` is empty while the request is
-    live."""
+    """A request, with the part of its answer that the log holds. `reason` is empty while the request is
+    live.
+    """
 
     queued: ev.Queued
     token_ids: list[int] = field(default_factory=list)
@@ -48,7 +49,7 @@ class ResumedAnswer:
     code: ErrorCode | None = None
 
     def add(self, output: Output) -> None:
-        """Append the request's output of another step."""
+        """Append the request's output of the next step."""
         self.token_ids.extend(output.token_ids)
         if output.logprobs is not None:
             self.logprobs = [*(self.logprobs or ()), *output.logprobs]
@@ -59,19 +60,23 @@ class ResumedAnswer:
 
     @property
     def was_given_up(self) -> bool:
-        """Whether the request was cancelled and so has no answer. A passed deadline counts as an answer."""
+        """Whether the request was cancelled by its consumer. A passed deadline does not count as
+        cancelled.
+        """
         return self.code is ErrorCode.CANCELLED
 
 
 @dataclass(slots=True)
 class _Scores:
-    """Logprobs of an answer, by token, and of its prompt."""
+    """The logprobs of an answer (an entry for each token) and of its prompt."""
 
     logprobs: Logprobs | None = None
     of_prompt: PromptLogprobs | None = None
 
     def __len__(self) -> int:
-        """Return about how many logprobs there are: the first token's number stands for all tokens."""
+        """Return about how many logprobs there are. All tokens are assumed to have as many as the first
+        token.
+        """
         return len(self.logprobs or ()) * len((self.logprobs or ((),))[0]) + (
             0 if self.of_prompt is None else self.of_prompt.logprobs.size
         )
@@ -89,26 +94,27 @@ class _Ended:
 
 
 class UndeliveredAnswers(Observer):
-    """One log's undelivered answers.
+    """The undelivered answers of one log.
 
-    `undelivered`: the requests whose answers a consumer still needs. `lacking`: requests without their first
-    tokens' logprobs, because the snapshot at the beginning left them out. `fingerprints`: the fingerprints in
-    the last RECOVERED.
+    `sequence`: the number of the last applied record. `undelivered`: the requests whose answers a consumer
+    still needs. `lacking`: requests whose first tokens have no logprobs here, because the snapshot left them
+    out. `fingerprints`: those in the last RECOVERED.
     """
 
     def __init__(self, state: State, sequence: int = NO_RECORD) -> None:
-        self._state, self.sequence = state, sequence  # the number of the last applied record
+        self._state, self.sequence = state, sequence
         self.undelivered = Undelivered()
         self.lacking: set[str] = set()
         self.fingerprints: dict[str, str] = {}
         self._ended: dict[str, _Ended] = {}
         self._scores: dict[str, _Scores] = {}  # of live requests that want logprobs
-        # of a step that returns with logprobs: its sampled rows, their tokens and owners; intp
+        # Of a step that returns with logprobs: the rows that sampled (intp), how many tokens they had before,
+        # and their requests.
         self._sampled = _NO_ROWS
         self._num_tokens, self._owners = _NO_ROWS, _NO_ROWS
 
     def before(self, event: ev.Event) -> None:
-        """Keep the parts of `event`, the next record, that belong to answers."""
+        """Process `event`, which is the next record, before it is applied to the state."""
         self.sequence += 1
         match event:
             case ev.Executed(logprobs=logprobs, prompt_logprobs=of_prompts):
@@ -133,7 +139,7 @@ class UndeliveredAnswers(Observer):
                 self.fingerprints = fingerprints
 
     def after(self, event: ev.Event) -> None:
-        """Keep the requests' logprobs that took their tokens."""
+        """Keep the logprobs of the tokens that the requests got from `event`."""
         if not isinstance(event, ev.Executed) or not (event.logprobs or event.prompt_logprobs):
             return
         took = (self._state.num_tokens[self._sampled] - self._num_tokens).tolist()
@@ -148,7 +154,7 @@ class UndeliveredAnswers(Observer):
         self._owners = _NO_ROWS
 
     def fold(self, event: ev.Event) -> None:
-        """Apply the next record's event to the state, and keep the parts that belong to answers."""
+        """Apply the event of the next record to the state and to these answers."""
         self.before(event)
         evolve(self._state, event)
         self.after(event)
@@ -162,8 +168,8 @@ class UndeliveredAnswers(Observer):
         return self._scores.setdefault(name, _Scores()) if name in self.undelivered.begins else None
 
     def answers(self) -> dict[str, ResumedAnswer]:
-        """Return the answers by request id, in the order in which the requests began. Raises CorruptLog for a
-        live request whose beginning no record shows.
+        """Return a dict from request id to answer, in the order in which the requests began. Raises
+        CorruptLog for a live request whose QUEUED was not among the records.
         """
         begins, state = self.undelivered.begins, self._state
         for name in state.requests:
@@ -191,7 +197,7 @@ class UndeliveredAnswers(Observer):
         return answers
 
     def saved(self) -> saved.SavedAnswers:
-        """Return the form that a snapshot holds; `restored` reads it."""
+        """Return the answers in the form that a snapshot contains. `restored` reads this form."""
         state = self._state
         left, lacking = MAX_SCORES, set(self.lacking)
         scores = {name: ended.scores for name, ended in self._ended.items()} | self._scores
@@ -219,8 +225,9 @@ class UndeliveredAnswers(Observer):
 
 
 def restored(state: State, body: saved.Body) -> UndeliveredAnswers | None:
-    """Return the answers in a snapshot of `state`, or None if the snapshot holds none or they are
-    unusable."""
+    """Return the answers in a snapshot of `state`, or None if the snapshot has no answers or they are
+    invalid.
+    """
     if not body.answers or digest_of(body.answers) != body.answers_digest:
         return None
     try:
@@ -231,7 +238,7 @@ def restored(state: State, body: saved.Body) -> UndeliveredAnswers | None:
 
 
 def _filled(state: State, found: saved.SavedAnswers, sequence: int) -> UndeliveredAnswers:
-    """Restore the answers. Raises ValueError if they contradict the state."""
+    """Return the restored answers. Raises ValueError if they contradict the state."""
     out = UndeliveredAnswers(state, sequence)
     for one in found.answers:
         request = request_of(state.grammar_slots.whole(one.queued))

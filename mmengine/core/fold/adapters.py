@@ -1,5 +1,5 @@
-"""Applies events about adapters: which adapter a name refers to, and where adapters without a name were
-loaded from.
+"""Applies events about LoRA adapters: which adapter a name refers to, and which adapters are still used
+although no name refers to them.
 """
 
 from mmengine.core.state.request_state import RequestState
@@ -29,7 +29,7 @@ def _drop_name(state: State, before: ev.AdapterLoaded) -> None:
 
 
 def forget_adapter_of(state: State, req_state: RequestState) -> None:
-    """Forget a nameless adapter when its last request ends."""
+    """Forget a nameless adapter when the last request that uses it has ended."""
     nameless, adapter = state.adapters.nameless, req_state.request.adapter
     if nameless and adapter is not None and not _has_request(state, adapter.digest):
         nameless.pop(adapter.digest, None)

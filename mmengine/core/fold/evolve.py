@@ -1,7 +1,7 @@
 """Applies events to the state. Only this package writes to a state.
 
-The fold makes no choices, and never fails on a log that `verify` accepts. These modules define what each
-event means.
+Applying an event makes no decision, and never fails for a log that `verify` accepts. The modules of this
+package define the meaning of each event.
 """
 
 from typing import assert_never
@@ -32,7 +32,7 @@ from mmengine.events import vocabulary as ev
 
 
 def evolve(state: State, event: ev.Event) -> None:
-    """Apply the event. Frequent events are matched first."""
+    """Apply the event to the state. Frequent events are matched first."""
     match event:
         case ev.Executed():
             apply_executed(state, event)
@@ -51,7 +51,7 @@ def evolve(state: State, event: ev.Event) -> None:
         case ev.Finished():
             _apply_finished(state, event)
         case ev.Delivered():
-            pass  # the state forgot the request when it finished
+            pass  # the request left the state when it finished
         case ev.Preempted():
             _apply_preempted(state, event)
         case ev.Checkpoint():
@@ -242,8 +242,8 @@ def _apply_cache_reset(state: State, event: ev.CacheReset) -> None:
 
 
 def _apply_recovered(state: State, event: ev.Recovered) -> None:
-    """Apply RECOVERED. Tokens and waiting requests survive a process; steps, KV, encoder outputs and host
-    blocks do not.
+    """Apply RECOVERED. Tokens and waiting requests are kept; steps, KV, encoder outputs and host blocks are
+    lost, because they were in the memory of the process that ended.
     """
     while state.flights:
         land(state)

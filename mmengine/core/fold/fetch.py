@@ -1,8 +1,8 @@
-"""Applies events about a block store: offers, fetches, and their ends.
+"""Applies events about a block store: offers, fetches, and the ends of fetches.
 
-A fetching request holds blocks although it has no row: prefix hits, to which the fetched blocks are chained,
-and the blocks to be filled. After the fetch the request releases all of them. Fetched blocks stay in the
-prefix cache like any released block, and the request starts with hits on them.
+A fetching request holds blocks although it has no row: its prefix hits, which the fetched blocks continue,
+and the blocks that the fetch fills. After the fetch the request releases all of them. Fetched blocks stay in
+the prefix cache like any released block, so the request starts with prefix hits on them.
 """
 
 import numpy as np
@@ -15,7 +15,7 @@ from mmengine.events import vocabulary as ev
 
 
 def ask(state: State, req_state: RequestState) -> None:
-    """Let the request wait for the store's offer, if the store is to be asked."""
+    """Let the request wait for the store's offer, if there is a store that can have useful blocks."""
     asked = state.config.block_store and req_state.may_fetch(state.block_size)
     req_state.store = ASKED if asked else SETTLED
 
@@ -38,8 +38,8 @@ def apply_fetched(state: State, event: ev.Fetched) -> None:
 
 
 def apply_arrived(state: State, event: ev.Arrived) -> None:
-    """Record the next fetched blocks' content. The blocks hold their KV once the step that copies them
-    returns.
+    """Record the content of the next fetched blocks. The blocks have their KV once the step that copies them
+    has returned.
     """
     req_state = state.requests[event.request_id]
     count = len(event.digests) // 8
@@ -58,8 +58,8 @@ def apply_arrived(state: State, event: ev.Arrived) -> None:
 
 
 def apply_lost(state: State, event: ev.Lost) -> None:
-    """End the request's fetch. After a missed deadline all other offers are dropped too, so that no queued
-    request waits long.
+    """End the request's fetch. After a missed deadline the offers to all other requests are dropped too, so
+    that they do not wait for a slow store one after the other.
     """
     leave_fetch(state, state.requests[event.request_id])
     if event.reason == DEADLINE:
@@ -68,7 +68,7 @@ def apply_lost(state: State, event: ev.Lost) -> None:
 
 
 def leave_fetch(state: State, req_state: RequestState) -> None:
-    """Release the request's fetch: the request waits for nothing from the store."""
+    """Release the blocks of the request's fetch. The request no longer waits for the store."""
     req_state.store, req_state.num_offered, req_state.num_fetching = SETTLED, 0, 0
     if len(req_state.fetch_blocks):
         state.blocks.release(req_state.fetch_blocks)

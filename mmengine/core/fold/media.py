@@ -1,4 +1,6 @@
-"""Applies events to media: which items are encoded, which rows hold them, and when they are released."""
+"""Applies events about media: which items are encoded, which rows reference them, and when the references are
+released.
+"""
 
 from collections.abc import Sequence
 
@@ -10,7 +12,9 @@ from mmengine.request import MediaItem, num_before
 
 
 def encode(state: State, encode: tuple[tuple[bytes, int, int], ...], evict: tuple[bytes, ...]) -> None:
-    """Evict encoder outputs, and add the outputs that the open step computes."""
+    """Evict the encoder outputs `evict`, and add the outputs that the open step computes. `encode`: (key,
+    row, index in the request's media) for each item.
+    """
     _evict(state, evict)
     for key, row, index in encode:
         req_state = state.requests_by_row[row]
@@ -30,7 +34,7 @@ def _evict(state: State, keys: tuple[bytes, ...]) -> None:
 
 
 def encode_part(state: State, event: ev.Encoded) -> None:
-    """Add a part to the open step. The last part puts the item's output into the cache."""
+    """Add a part of an item to the open step. The last part puts the item's output into the cache."""
     state.is_open = True
     request_id, index, until, evict = event.request_id, event.index, event.until, event.evict
     req_state = state.requests[request_id]
@@ -47,14 +51,18 @@ def encode_part(state: State, event: ev.Encoded) -> None:
 
 
 def drop_part(state: State) -> None:
-    """Drop the parts computed so far: the item is not needed any more, or a failed step made them invalid."""
+    """Drop the parts of an item that were computed so far, because the item is not needed any more or a
+    failed step made them invalid.
+    """
     if state.part is not None:
         state.encoder.dropped.append(state.part.key)
         state.part = None
 
 
 def leave_part(state: State, request_id: str) -> None:
-    """Hand an ended request's parts to another request that waits for the same item, or drop them."""
+    """Give the parts that were computed for an ended request to another request with the same item, or drop
+    them.
+    """
     part = state.part
     if part is None or part.request_id != request_id:
         return
@@ -66,13 +74,13 @@ def leave_part(state: State, request_id: str) -> None:
 
 
 def next_media(media: Sequence[MediaItem], computed: int) -> int:
-    """Return the first run's start that is not fully computed; NEVER if all are."""
+    """Return the start of the first embedding run that is not fully computed, or NEVER."""
     runs = (run for item in media[num_before(media, computed) :] for run in item.runs)
     return next((start for start, length in runs if start + length > computed), int(NEVER))
 
 
 def reference_media(state: State, row: int) -> None:
-    """Reference the items in the row's chunk, and find the next run."""
+    """Reference the encoder outputs of the items in the row's chunk, and find the next embedding run."""
     req_state = state.requests_by_row[row]
     computed = int(state.num_computed[row])
     read = computed + bool(state.config.lookahead_tokens)  # a drafter reads one token ahead
@@ -89,7 +97,7 @@ def reference_media(state: State, row: int) -> None:
 
 
 def release_media(state: State, row: int, computed: int) -> None:
-    """Release items whose embeddings are all computed."""
+    """Release the encoder outputs of the items that lie completely in the row's first `computed` tokens."""
     req_state = state.requests_by_row[row]
     release_at = int(NEVER)
     for index in sorted(req_state.held_media):

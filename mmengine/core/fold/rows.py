@@ -29,8 +29,8 @@ def drop_host_blocks(state: State, req_state: RequestState) -> None:
 def fill_row(
     state: State, row: int, req_state: RequestState, blocks: np.ndarray, num_cached: int, computed: int
 ) -> None:
-    """Fill the row with the request's tokens and blocks. `num_cached` blocks are hits, and `computed` tokens
-    have KV.
+    """Fill the row with the request's tokens and blocks. `num_cached`: how many of the blocks are prefix
+    hits. `computed`: how many tokens have KV.
     """
     req_state.row, req_state.admitted_step = row, state.step
     if req_state.num_cached == NEVER_RAN:
@@ -63,8 +63,8 @@ def fill_row(
 
 
 def deal_blocks(state: State, rows: np.ndarray, num_tokens: np.ndarray | int, new: np.ndarray) -> None:
-    """Deal the blocks `new` to the rows in order, as many as each row's tokens need. `num_tokens`: an array,
-    or one number for all rows.
+    """Give the blocks `new` to the rows in order, as many as each row's next tokens need. `num_tokens`: an
+    array, or one number for all rows.
     """
     state.blocks.take_new(new)
     short, further = further_blocks(state, state.config, rows, num_tokens)
@@ -79,8 +79,8 @@ def deal_blocks(state: State, rows: np.ndarray, num_tokens: np.ndarray | int, ne
 
 
 def compute(state: State, rows: np.ndarray, num_tokens: np.ndarray | int) -> None:
-    """Count the rows' next tokens as computed. Full blocks become hits at once. `num_tokens`: an array, or
-    one number for all rows.
+    """Count the rows' next tokens as computed. Blocks that become full can be prefix hits at once.
+    `num_tokens`: an array, or one number for all rows.
     """
     after = state.num_computed[rows] + num_tokens
     state.num_computed[rows] = after
@@ -97,12 +97,12 @@ def compute(state: State, rows: np.ndarray, num_tokens: np.ndarray | int) -> Non
 
 
 def _fill_blocks(state: State, rows: np.ndarray, full: np.ndarray) -> None:
-    """Record the content in each row's first `full` blocks, as far as they are not recorded. Rows that fill
-    one plain block are processed together, other rows one by one.
+    """Record the contents of each row's first `full` blocks, except blocks whose content is already recorded.
+    Rows that fill a single block without an extra digest are processed together, and other rows one by one.
     """
     config, size, first = state.config, state.block_size, state.num_filled[rows]
     if config.num_draft_tokens or config.lookahead_tokens or config.max_in_flight > 1:
-        # Drafts and pending tokens do not count.
+        # Blocks that contain drafts or pending tokens are not recorded yet.
         req_state = state.num_tokens[rows] - (state.content_width - size)
         full = np.minimum(full, req_state // size)
         some = full > first
@@ -137,7 +137,7 @@ def _fill_row_blocks(state: State, row: int, first: int, last: int) -> None:
 
 
 def take_runs(state: State, rows: np.ndarray, tokens: np.ndarray, counts: np.ndarray) -> None:
-    """Append several tokens to each row, up to the row's limit."""
+    """Append each row's next `counts` tokens from `tokens`, up to the row's length limit."""
     places = counting(counts) + np.repeat(state.num_tokens[rows], counts)
     owners = np.repeat(rows, counts)
     kept = (places < state.max_total[owners]) & (state.ended[owners] < BROKEN)
@@ -148,7 +148,7 @@ def take_runs(state: State, rows: np.ndarray, tokens: np.ndarray, counts: np.nda
 
 
 def take_drafts(state: State, rows: np.ndarray, sampled: np.ndarray, event: ev.Executed) -> None:
-    """Put drafts after the known tokens."""
+    """Put the drafts that the step made after the known tokens of the `sampled` rows."""
     if state.verifies:
         state.scheduled_drafts[rows] = 0
         state.verifies = bool(state.scheduled_drafts.any())
@@ -165,7 +165,9 @@ def take_drafts(state: State, rows: np.ndarray, sampled: np.ndarray, event: ev.E
 
 
 def weigh_drafts(state: State, goodput: Goodput, flight: Flight, event: ev.Executed) -> None:
-    """Record a step's time and its accepted drafts, before the step's tokens are applied."""
+    """Record a step's time and its accepted drafts. Call this function before the step's tokens are
+    applied.
+    """
     rows, sampled = flight.rows, flight.sampled
     level = flight.draft_level if state.config.max_in_flight > 1 else None
     ns = event.device_ns + event.host_ns
@@ -194,8 +196,8 @@ def swap_out(state: State, req_state: RequestState, host_blocks: np.ndarray) -> 
 
 
 def leave_row(state: State, req_state: RequestState) -> None:
-    """Take the row, its blocks and its media from the request. They become free when no step in flight names
-    the row.
+    """Take the row, its blocks and its media from the request. They become free when no open or dispatched
+    step has the row.
     """
     row = req_state.row
     keys = [req_state.media_keys[index] for index in sorted(req_state.held_media)]
@@ -218,7 +220,7 @@ def leave_row(state: State, req_state: RequestState) -> None:
 
 
 def free_rows_left(state: State) -> None:
-    """Free the rows that requests left, if no step in flight names them any more."""
+    """Free the rows whose requests have left, if no step in flight has the row any more."""
     for row in [row for row in state.leaving if not state.in_flight[row]]:
         _free_row(state, row, state.leaving.pop(row))
 
@@ -242,8 +244,8 @@ def _let_go(state: State, row: int, keys: list[bytes]) -> None:
 
 
 def leave_step(state: State, req_state: RequestState) -> None:
-    """Remove a preempted row from the open step: later rows get its tokens and encoder budget. Its encoder
-    work stays in the step.
+    """Remove a preempted row from the open step, so that later rows get its share of the token budget and the
+    encoder budget. The items that the step encodes for the row stay in the step.
     """
     row = req_state.row
     state.step_rows = frozen(state.step_rows[state.step_rows != row])
@@ -257,8 +259,8 @@ def leave_step(state: State, req_state: RequestState) -> None:
 
 
 def make_room(state: State, event: ev.Preempted) -> None:
-    """Count the rows before the row that gets room as decided, and the later rows as undecided. Call this
-    function before the preempted row leaves; both may be the same row.
+    """Count the rows before `event.for_row` as decided for this step, and the rows from it on as undecided.
+    Call this function before the preempted row leaves. The preempted row may be `event.for_row` itself.
     """
     running = state.running.tolist()
     place = running.index(event.for_row)
@@ -267,7 +269,9 @@ def make_room(state: State, event: ev.Preempted) -> None:
 
 
 def pad_drafts(state: State, row: int, count: int) -> None:
-    """Fill the drafts' places with placeholders. No token equals a placeholder, so none is accepted."""
+    """Put `count` placeholders in place of drafts after the row's known tokens. No token equals a
+    placeholder, so no placeholder is accepted.
+    """
     first = state.num_tokens[row]
     state.token_ids[row, first : first + count] = PADDING
     state.scheduled_drafts[row] = count

@@ -1,4 +1,4 @@
-"""Applies events about recurrent states: slots of rows, and kept states."""
+"""Applies events about recurrent states: the slots that rows hold, and the kept states."""
 
 import numpy as np
 
@@ -31,7 +31,9 @@ def keep(state: State, event: ev.StatesKept) -> None:
 
 
 def pass_kept(state: State, rows: np.ndarray) -> None:
-    """Move the rows' next kept places past the tokens that a complete step computes for certain."""
+    """Set `keep_at` of `rows` to the next position after the tokens that the closing step computes for
+    certain, which are all but the drafts.
+    """
     if not any_due(state.keep_at, state.num_computed):
         return
     certain = state.num_computed[rows] - state.scheduled_drafts[rows]

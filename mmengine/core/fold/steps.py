@@ -1,4 +1,4 @@
-"""Applies events about steps: a step closes, and its result returns or is lost."""
+"""Applies events about steps: the open step closes, and a step's result returns or is lost."""
 
 import numpy as np
 
@@ -27,7 +27,7 @@ def close_step(state: State) -> Flight:
 
 
 def apply_dispatched(state: State) -> None:
-    """Dispatch the open step. The next step may open before it returns."""
+    """Close the open step and add it to the steps in flight."""
     flight = close_step(state)
     flight.draft_level = draft_level_after(state, flight.rows)
     state.in_flight[flight.rows] += 1
@@ -36,7 +36,9 @@ def apply_dispatched(state: State) -> None:
 
 
 def land(state: State) -> Flight:
-    """Return the oldest step in flight, or close and return the open step."""
+    """Remove the oldest step from the steps in flight and return it. Without a step in flight, close and
+    return the open step.
+    """
     if not state.flights:
         return close_step(state)
     flight = state.flights.popleft()
@@ -46,7 +48,7 @@ def land(state: State) -> Flight:
 
 
 def apply_executed(state: State, event: ev.Executed) -> None:
-    """Apply the oldest step's result: at least one token for each sampled row."""
+    """Apply the oldest step's result, which has at least one token for each row that samples."""
     flight = land(state)
     rows, sampled = flight.rows, flight.sampled
     if state.goodput is not None:
@@ -77,7 +79,7 @@ def apply_executed(state: State, event: ev.Executed) -> None:
     else:
         take_runs(state, sampled, tokens, counts)
     if state.config.num_draft_tokens:
-        # Rejected drafts are rolled back. A step with another step after it has no drafts.
+        # Roll rejected drafts back. A step that verifies drafts is the only step in flight.
         if (state.verifies or event.errors) and not state.flights:
             state.num_computed[sampled] = state.num_tokens[sampled] - 1
         take_drafts(state, rows, sampled, event)
@@ -96,7 +98,7 @@ def apply_executed(state: State, event: ev.Executed) -> None:
 
 
 def apply_failed(state: State, event: ev.Failed) -> None:
-    """Apply a failed step. Later steps in flight were computed from its result, and are void too."""
+    """Apply the failure of the oldest step. Later steps in flight depend on its result, so they fail too."""
     oldest = land(state)
     void = [oldest]
     while state.flights:
@@ -120,8 +122,9 @@ def apply_failed(state: State, event: ev.Failed) -> None:
 
 
 def _blame_for_part(state: State, owner: RequestState, num_requests: int, error: str) -> None:
-    """Blame the request whose item the failed step encoded. It keeps its row, because no token was
-    computed."""
+    """Count the failed step against the request whose item the step encoded in part. The request keeps its
+    row,
+    because the step computed no token for it."""
     _blame(state, owner, num_requests)
     if owner.failures > state.config.max_retries:
         owner.detail = error
@@ -129,7 +132,7 @@ def _blame_for_part(state: State, owner: RequestState, num_requests: int, error:
 
 
 def _blame(state: State, req_state: RequestState, num_rows: int) -> None:
-    """Blame a request for the failed step with `num_rows` rows."""
+    """Count a failed step with `num_rows` rows against a request, and make the request a suspect."""
     if not state.constants.isolates_failures:
         req_state.failures += 1
         return
@@ -139,7 +142,7 @@ def _blame(state: State, req_state: RequestState, num_rows: int) -> None:
 
 
 def _forget(state: State, flight: Flight) -> None:
-    """Forget everything that the failed step filled, encoded, copied or dropped."""
+    """Undo the effects of a failed step on blocks, kept states, swaps and encoder outputs."""
     for blocks in flight.filled:
         state.blocks.index.forget(blocks)
     for kept_states in flight.kept:

@@ -1,7 +1,7 @@
-"""The fields of a snapshot's body. Fields are only added, with a default.
+"""The fields of a snapshot's body. New versions only add fields, with a default.
 
-A field with the name of a state's field is converted as its annotation says (field_forms.py). A field that
-needs more is made in saving.py and read in restoring.py.
+A field that has the name of a field of the state is converted as its annotation says (field_forms.py). All
+other fields are computed in saving.py and read in restoring.py.
 """
 
 from typing import Annotated
@@ -16,16 +16,18 @@ from mmengine.errors import ErrorCode
 from mmengine.events import vocabulary as ev
 from mmengine.request import MediaItem
 
-# Plain values.
+# Fields of State that are one number or bool.
 PLAIN = (
     *("num_with_media", "num_arrived", "num_preempted", "resetting", "step", "checkpointed_step"),
     *("is_open", "preempted_in_step", "tokens_left", "encoder_left", "scan_from", "num_decided"),
 )
-NAMES = ("cancelled", "grammar_failed", "thrashing")  # lists of request ids
+NAMES = ("cancelled", "grammar_failed", "thrashing")  # fields of State that are lists of request ids
 
 
 class Known(msgspec.Struct, array_like=True):
-    """A RequestState. `outputs`: known tokens after the prompt when the request last lost its row."""
+    """A saved RequestState. `outputs`: the known tokens after the prompt when the request last lost its
+    row.
+    """
 
     queued: ev.Queued
     arrival: int
@@ -51,8 +53,8 @@ class Known(msgspec.Struct, array_like=True):
 
 
 class Step(msgspec.Struct, array_like=True):
-    """A step that is open or in flight. `encoded` names requests by their place in `requests`, followed by
-    `gone`.
+    """A saved Flight, for a step that is open or in flight. `encoded`: (key, request, index in its media);
+    the number of the request is an index into `Body.requests` followed by `Body.gone`.
     """
 
     step: int
@@ -70,8 +72,11 @@ class Step(msgspec.Struct, array_like=True):
 
 
 class Pool(msgspec.Struct, array_like=True):
-    """The block pool. `stack` and `queue`: the free list's two parts, live entries alone. `blocks`: those
-    with cached content, whose columns follow. A key's first block serves hits unless the block is in `twins`.
+    """The saved block pool.
+
+    `stack` and `queue`: the live entries of the free list's two parts. `blocks`: the blocks with cached
+    content; `content`, `parent`, `tokens` and `key` have an entry for each of them. `twins`: groups of blocks
+    that lookups do not return, because another block has the same content.
     """
 
     references: bytes
@@ -88,7 +93,9 @@ class Pool(msgspec.Struct, array_like=True):
 
 
 class States(msgspec.Struct, array_like=True):
-    """State slots: columns by row, columns by slot, and their use's clock."""
+    """The saved state slots. `rows`: column name -> its values for all rows. `held`, `content`, `block`,
+    `used`: an entry for each slot. `clock`: the counter for `used`.
+    """
 
     rows: dict[str, bytes]
     held: bytes
@@ -99,9 +106,9 @@ class States(msgspec.Struct, array_like=True):
 
 
 class Adapters(msgspec.Struct, array_like=True):
-    """LoRA adapters. `entries`: loaded adapters, their bytes, and how many rows hold them. `idle`:
-    unreferenced adapters in their use's order. `rows`: each row's adapter. `known` and `nameless`:
-    see AdapterPool.
+    """The saved pool of LoRA adapters. `entries`: (digest, bytes, number of rows that use it) for each loaded
+    adapter. `idle`: digests of unused adapters, least recently used first. `rows`: row -> digest of its
+    adapter. `known`, `nameless`: the values of these dicts in AdapterPool.
     """
 
     entries: tuple[tuple[bytes, int, int], ...]
@@ -112,7 +119,7 @@ class Adapters(msgspec.Struct, array_like=True):
 
 
 class Session(msgspec.Struct, array_like=True):
-    """A SessionState."""
+    """A saved SessionState."""
 
     session_id: str
     cache_salt: str
@@ -130,14 +137,14 @@ class Session(msgspec.Struct, array_like=True):
 
 
 class Scores(msgspec.Struct, array_like=True):
-    """An answer's logprobs. `of_prompt`: width, token ids, float32 logprobs."""
+    """An answer's logprobs, and its prompt's logprobs as (1 + k, int32 token ids, float32 logprobs)."""
 
     logprobs: tuple[tuple[tuple[int, float], ...], ...] | None = None
     of_prompt: tuple[int, bytes, bytes] | None = None
 
 
 class Answer(msgspec.Struct, array_like=True):
-    """An ended request's whole answer. `token_ids`: int32."""
+    """The answer of a request that has ended. `token_ids`: int32."""
 
     queued: ev.Queued
     token_ids: bytes
@@ -149,9 +156,9 @@ class Answer(msgspec.Struct, array_like=True):
 
 
 class SavedAnswers(msgspec.Struct, array_like=True):
-    """Undelivered answers. `begins`: each request's id and first record, in order. `answers`: ended requests.
-    `scores`: live requests. `lacking`: requests whose logprobs were too long for a snapshot. `fingerprints`:
-    from the last RECOVERED.
+    """The undelivered answers. `begins`: (request id, sequence of its QUEUED), ascending. `answers`: of the
+    requests that have ended. `scores`: (request id, logprobs) of live requests. `lacking`: requests whose
+    logprobs were too many for a snapshot. `fingerprints`: from the last RECOVERED.
     """
 
     begins: tuple[tuple[str, int], ...]
@@ -162,8 +169,9 @@ class SavedAnswers(msgspec.Struct, array_like=True):
 
 
 class Body(msgspec.Struct):
-    """`sequence`: the last record in the snapshot. `answers`: msgpack of a SavedAnswers, and its BLAKE2b;
-    both are empty if the process that took the snapshot did not know the answers.
+    """The body of a snapshot. `sequence`: the last record that was applied to the state. `digest`: the
+    state's digest. `answers`, `answers_digest`: the msgpack bytes of a SavedAnswers and their BLAKE2b; both
+    are empty if the process that took the snapshot did not know the undelivered answers.
     """
 
     sequence: int
@@ -173,10 +181,10 @@ class Body(msgspec.Struct):
     names: dict[str, tuple[str, ...]]
     suspects: tuple[str, ...]
     columns: dict[str, bytes]
-    tokens: tuple[tuple[int, bytes], ...]  # by row
-    tables: tuple[tuple[int, bytes], ...]
+    tokens: tuple[tuple[int, bytes], ...]  # (row, int32 token ids)
+    tables: tuple[tuple[int, bytes], ...]  # (row, int32 block ids)
     requests: tuple[Known, ...]
-    gone: tuple[ev.Queued, ...]  # ended requests for which steps in flight still encode items
+    gone: tuple[ev.Queued, ...]  # ended requests whose items are still encoded by steps in flight
     waiting: tuple[str, ...]
     free_rows: tuple[int, ...]
     running: bytes

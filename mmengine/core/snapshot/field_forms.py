@@ -1,4 +1,4 @@
-"""Converts a state's field for a snapshot and back, as the field's annotation says."""
+"""Converts fields of the state for a snapshot and back. The annotation of a snapshot's field says how."""
 
 from collections.abc import Callable
 from functools import cache
@@ -14,7 +14,7 @@ Live = TypeVar("Live")
 
 
 class Form(NamedTuple):
-    """`take` converts a value for a snapshot; `fill` restores the value."""
+    """A pair of conversions: `take` converts a value for a snapshot, and `fill` restores the value."""
 
     take: Callable[[Any], Any]
     fill: Callable[[Any], Any]
@@ -49,13 +49,15 @@ SAME = Form(lambda value: value, lambda value: value)
 
 @cache
 def forms_of(saved: type[msgspec.Struct]) -> dict[str, Form]:
-    """Return each field's form by name, from the annotations; SAME for a field without one."""
+    """Return a dict that maps the name of each field to the Form in its annotation, or to SAME."""
     hints = get_type_hints(saved, include_extras=True)
     return {name: getattr(hint, "__metadata__", (SAME,))[0] for name, hint in hints.items()}
 
 
 def take_fields(kind: type[Saved], live: object, **given: Any) -> Saved:
-    """Return a `kind` with the converted fields of `live`. `given`: fields that `live` does not have."""
+    """Return a `kind` with the converted fields of `live`. `given`: the values of fields that `live`
+    lacks.
+    """
     forms = forms_of(kind)
     own = {name: form.take(getattr(live, name)) for name, form in forms.items() if name not in given}
     return kind(**own, **given)
@@ -64,8 +66,8 @@ def take_fields(kind: type[Saved], live: object, **given: Any) -> Saved:
 def fill_fields(
     kind: type[Live], saved: msgspec.Struct, *, without: tuple[str, ...] = (), **given: Any
 ) -> Live:
-    """Return a `kind` restored from `saved`. `given`: fields with other values; `without`: fields of the
-    snapshot alone.
+    """Return a `kind` restored from `saved`. `given`: the values of fields that are not taken from `saved`.
+    `without`: fields of `saved` that `kind` does not have.
     """
     skipped = {*without, *given}
     forms = forms_of(type(saved))

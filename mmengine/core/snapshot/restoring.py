@@ -1,5 +1,5 @@
-"""Restores a state from a snapshot's body. A wrong body raises ValueError, KeyError, IndexError, TypeError or
-OverflowError.
+"""Restores a state from a snapshot's body. An invalid body raises ValueError, KeyError, IndexError, TypeError
+or OverflowError.
 """
 
 import numpy as np

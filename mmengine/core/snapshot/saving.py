@@ -1,4 +1,4 @@
-"""Makes a snapshot's body from a state."""
+"""Copies a state into a snapshot's body."""
 
 from collections.abc import Callable
 
@@ -18,7 +18,9 @@ from mmengine.request import Request
 
 
 def body_of(state: State, started: ev.Started, sequence: int) -> Body:
-    """Copy the state after record `sequence` of the log that `started` begins."""
+    """Return a copy of the state as a snapshot's body. `sequence`: the last applied record of the log, whose
+    first event is `started`.
+    """
     places = {id(req_state.request): place for place, req_state in enumerate(state.requests.values())}
     gone: list[ev.Queued] = []
     kept = state.grammar_slots
@@ -84,7 +86,7 @@ def _states_of(state: State) -> States:
 
 
 def _row_tokens(state: State, row: int) -> bytes:
-    """Return the row's known tokens, and the drafts or placeholders after them."""
+    """Return the row's known tokens and the drafts or placeholders after them, as int32 bytes."""
     behind = max(int(state.num_drafts[row]), int(state.scheduled_drafts[row]))
     return state.token_ids[row, : state.num_tokens[row] + behind].tobytes()
 
@@ -95,7 +97,7 @@ def _known_of(req_state: RequestState, kept: GrammarSlots) -> Known:
 
 
 def _step_of(state: State, flight: Flight, place_of: Callable[[Request], int]) -> Step:
-    # An ended request gave its host blocks back, so its swap has no effect any more.
+    # An ended request has released its host blocks, so its swap has no effect any more.
     named = ((req_state.request.request_id, req_state) for req_state in flight.swapped)
     return take_fields(
         Step,

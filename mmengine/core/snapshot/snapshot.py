@@ -1,11 +1,11 @@
-"""Converts a state to bytes and back, so that a fold can begin at the first record's snapshot instead.
+"""Converts a state to bytes and back, so that a reader can begin at a snapshot instead of the first record.
 
     magic "mmsn" u32 | version u16 | reserved u16 | body length u64 | crc32 u32, little endian
     body: msgpack, integer columns as their raw bytes
 
-Nothing is unpickled. A snapshot has all rows' columns, held token ids and block tables, and cached blocks'
-contents; everything else follows from them. The state's digest is stored with it and compared after
-restoring, and so is the undelivered answers' digest.
+No pickle is used. A snapshot has the columns of all rows, the token ids and block tables in use, and the
+contents of cached blocks; all other values are derived from these. The digests of the state and of the
+undelivered answers are stored too, and compared after restoring.
 """
 
 import hashlib
@@ -27,21 +27,23 @@ from mmengine.events.segment import snapshot_sequences
 from mmengine.events.snapshots import HEADER, MAGIC, read_snapshot
 
 VERSION = 1
-_OLD_MAGIC = b"MMSN"  # of builds before 0.1.0
-MAX_CELLS = 2**31  # rows x tokens, or KV slots, that settings may ask a fold to hold
+_OLD_MAGIC = b"MMSN"  # in snapshots of builds before 0.1.0
+MAX_CELLS = 2**31  # most rows x tokens, or KV slots, that the settings in a log may claim
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Body)
 
 
 def take(state: State, started: ev.Started, sequence: int) -> bytes:
-    """Return the state's snapshot after record `sequence` of the log that `started` begins."""
+    """Return a snapshot of the state. `sequence`: the last applied record of the log, whose first event is
+    `started`.
+    """
     return bytes(packed(body_of(state, started, sequence)))
 
 
 def packed(body: Body, answers: SavedAnswers | None = None) -> bytearray:
-    """Return the snapshot's bytes, with the undelivered answers. Any thread may call this function: the body
-    shares nothing with the state.
+    """Return the bytes of a snapshot with `body` and the undelivered answers. Any thread may call this
+    function, because the body is a copy of the state.
     """
     if answers is not None:
         body.answers = _encoder.encode(answers)
@@ -54,14 +56,15 @@ def packed(body: Body, answers: SavedAnswers | None = None) -> bytearray:
 
 
 def restore(data: bytes) -> tuple[State, Body]:
-    """Return the state in a snapshot, and its body. Raises CorruptLog for anything that `take` did not
-    make."""
+    """Return the state in a snapshot, and the snapshot's body. Raises CorruptLog for bytes that are not a
+    valid
+    snapshot."""
     body = _read(data)
     return filled(body), body
 
 
 def filled(body: Body) -> State:
-    """Return the state that a body describes. Raises CorruptLog as `restore` does."""
+    """Return the state that a body describes. Raises CorruptLog for an invalid body."""
     try:
         state = State(_config_of(body.started))
         state.constants = body.started.constants
@@ -75,17 +78,17 @@ def filled(body: Body) -> State:
 
 
 def newest_before(folder: Path, sequence: int) -> tuple[State, Body] | None:
-    """Return the newest readable snapshot in a log before record `sequence`, or None."""
+    """Return the state and body of the newest readable snapshot before record `sequence`, or None."""
     return next(newest_first(folder, sequence), None)
 
 
 def newest_first(folder: Path, before: int) -> Iterator[tuple[State, Body]]:
-    """Yield all readable snapshots before a record, the newest first."""
+    """Yield the state and body of each readable snapshot before record `before`, the newest first."""
     return _usable(folder, [one for one in snapshot_sequences(folder) if one < before][::-1])
 
 
 def oldest_after(folder: Path, sequence: int) -> tuple[State, Body] | None:
-    """Return the oldest readable snapshot at record `sequence` or later, or None."""
+    """Return the state and body of the oldest readable snapshot at record `sequence` or later, or None."""
     return next(_usable(folder, [one for one in snapshot_sequences(folder) if one >= sequence]), None)
 
 
