@@ -36,7 +36,7 @@ class BlockTables:
         self._num_blocks, self._tables = np.zeros(0, np.int32), np.zeros((0, 0), np.int32)
 
     def of(self, view: View) -> np.ndarray:
-        """Return the tables of the open step's rows, int32 [n, b]. They are valid until the step is
+        """Return the open step's tables, int32 [n, b]. They are valid until the step is
         collected.
         """
         rows, num_blocks = view.step_rows, view.num_blocks[view.step_rows]
@@ -54,7 +54,7 @@ class BlockTables:
 
 
 def batch(view: View, decisions: Sequence[ev.Event], tables: BlockTables) -> StepPlan:
-    """Return the plan of the open step. `decisions`: the step's SCHEDULED, ADMITTED and ENCODED events, which
+    """Return the open step's plan. `decisions`: the step's SCHEDULED, ADMITTED and ENCODED events, which
     were already applied to the state."""
     rows = view.step_rows
     num_scheduled, after = view.scheduled[rows], view.num_computed[rows]

@@ -121,7 +121,7 @@ def _resume_state_of(opened: OpenLog, resume: Resume, config: EngineConfig) -> R
 
 
 def _a_sixteenth(kept_bytes: int, most: int) -> int:
-    """Return a sixteenth of `kept_bytes`, at least 1 MiB and at most `most`; 0 (no limit) gives `most`."""
+    """Return `kept_bytes` / 16, at least 1 MiB and at most `most`; 0 (no limit) gives `most`."""
     return min(most, max(MIN_PART_BYTES, kept_bytes // 16)) if kept_bytes else most
 
 

@@ -54,9 +54,9 @@ class EngineCore:
     """Owns one engine's state and runs its loop. Only one thread may call its methods, unless noted.
 
     `config`: resolved settings, in which max_model_len and num_blocks are known. `started`: the first event
-    of an existing log, for a replay or a continued log. `state`: the state of an existing log that this
+    of an existing log, for a replay or a continued log. `state`: the state of an existing log, which this
     engine continues; call `recover` next. `snapshots`: receives the state as the log grows. `undelivered`:
-    the undelivered answers of a continued log, which are then part of the snapshots. `remote`: the client of
+    a continued log's undelivered answers, which are then part of the snapshots. `remote`: the client of
     a block store. Raises ConfigError for settings that contradict each other.
     """
 
@@ -164,7 +164,7 @@ class EngineCore:
 
     def recover(self, event: ev.Recovered, cause: str = "") -> None:
         """Continue from the state of a process that has ended. Its steps in flight do not return. `cause`:
-        the error if the oldest of these steps ended the process, or "". The deadlines of all requests begin
+        the error if the oldest of these steps ended the process, or "". All requests' deadlines begin
         again.
         """
         if cause and self._dispatched:
@@ -369,7 +369,7 @@ class EngineCore:
         self.sink.tidy()
 
     def snapshot(self, sequence: int) -> bytes:
-        """Return a snapshot of the state (core/snapshot/snapshot.py). `sequence`: the log's last record."""
+        """Return the state's snapshot (core/snapshot/snapshot.py). `sequence`: the log's last record."""
         return snapshot.take(self.state, self._started, sequence)
 
     def checkpoint(self) -> None:

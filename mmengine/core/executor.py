@@ -29,7 +29,7 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class EncodeItem:
-    """Encoder work: compute the features of item `index` in the media of `request`. `key`: the item's key in
+    """Encoder work: compute the features for item `index` in the request's media. `key`: the item's key in
     the
     encoder cache."""
 
@@ -40,8 +40,8 @@ class EncodeItem:
 
 @dataclass(frozen=True, slots=True)
 class EncodePart:
-    """A part of the encoder work for an item: the work from `start` to `until` of `work` in all, in the units
-    of encoder_cache/work.py.
+    """A part of an item's encoder work: the work from `start` to `until`, of `work` in all, in the
+    units of encoder_cache/work.py.
 
     For the last part (`until` is `work`) the item is also the last entry of the plan's `encode`. A part with
     `start` 0 begins the item again. Any other part continues after the last part with the same key, unless
@@ -168,7 +168,7 @@ class StepResult(msgspec.Struct, eq=False):
     `stops`: (index, kind) for each row whose text ended; kind is "eos", "token", "string", "grammar",
     "closed", or CUT. `errors`: (index, text) for each row that failed alone, for example with NaN logits.
     `logprobs`: (index, [(token id, logprob), …]) with the chosen token first; a row that gave several tokens
-    may have an entry for each of them, in order.
+    may have as many entries, in order.
 
     With drafts a row gives `counts` tokens: its accepted drafts and one more. `token_ids` then holds the
     rows' tokens, one row after the other. `drafts`: the drafts for the next step.
@@ -189,7 +189,7 @@ class StepResult(msgspec.Struct, eq=False):
 
 
 class Executor(Protocol):
-    """Computes steps in the order of their dispatch. Up to max_in_flight steps are dispatched at a time."""
+    """Computes steps in dispatch order. Up to max_in_flight steps are dispatched at a time."""
 
     @property
     def needs_plan(self) -> bool:
@@ -205,7 +205,7 @@ class Executor(Protocol):
         would fail too, and any other error if this step failed as a whole."""
 
     def discard(self) -> None:
-        """Forget all dispatched steps, because one of them failed. Never raises."""
+        """Forget all dispatched steps, because one step failed. Never raises."""
 
     def close(self) -> None:
         """Free the device."""

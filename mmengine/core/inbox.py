@@ -17,7 +17,7 @@ class Source(Protocol):
     def drain(self) -> Iterable[ev.Event]: ...
 
     def leavers(self) -> Iterable[ev.Event]:
-        """Return the events of requests that end before the running step's result is applied. Only vLLM's
+        """Return the events for requests that end before the running step's result is applied. Only vLLM's
         rules use this method.
         """
 
@@ -25,7 +25,7 @@ class Source(Protocol):
 
 
 class Deadlines:
-    """A deadline for each request. A new deadline replaces an earlier deadline of the same request. `clock`:
+    """A deadline for each request. A new deadline replaces an earlier deadline for the same request. `clock`:
     returns the time in ns.
     """
 
@@ -47,7 +47,7 @@ class Deadlines:
 
     @property
     def next_ns(self) -> int | None:
-        """The time of the next deadline on the clock, or None."""
+        """The next deadline's time on the clock, or None."""
         while self._all and self._of.get(self._all[0][1]) != self._all[0][0]:
             heapq.heappop(self._all)
         return self._all[0][0] if self._all else None
@@ -67,7 +67,7 @@ class Deadlines:
 
 
 class Inbox(Observer):
-    """A queue of observations in memory, and the deadlines of requests, block stores and idle sessions.
+    """A queue for observations in memory, and the deadlines for requests, block stores and idle sessions.
     `clock`: returns the time in ns.
     """
 
@@ -130,7 +130,7 @@ class Inbox(Observer):
         return self._of_sessions.next_ns
 
     def after(self, event: ev.Event) -> None:
-        """Forget the deadlines of a request that has ended, so that a later request may have the same id."""
+        """Forget a request's deadlines when it has ended, so that a later request may have the same id."""
         if isinstance(event, ev.Finished):
             self._deadlines.forget(event.request_id)
             self._of_store.forget(event.request_id)

@@ -1,4 +1,4 @@
-"""Observers of an engine's events."""
+"""Observers for an engine's events."""
 
 from collections.abc import Callable, Iterable
 

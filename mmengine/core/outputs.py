@@ -1,4 +1,4 @@
-"""Computes the outputs and counters of steps from their events."""
+"""Computes steps' outputs and counters from their events."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
@@ -26,7 +26,7 @@ class Output(msgspec.Struct, eq=False):
     text stopped (eos, token, string), or the error. `code`: as in FINISHED. `num_cached_tokens`: prompt
     tokens that were cached. `logprobs`: for each new token, pairs (token id, logprob) with the chosen token
     first, if the request wants them. `num_drafts`: how many drafts the step verified for the request.
-    `num_accepted`: how many of them are among the new tokens.
+    `num_accepted`: how many drafts are among the new tokens.
     """
 
     request_id: str
@@ -110,7 +110,7 @@ class Outputs:
                     of_row.append(entry)
 
     def finished(self, event: ev.Finished, num_cached: int) -> None:
-        """Add the end of a request. `num_cached`: how many of its prompt tokens were cached."""
+        """Add a request's end. `num_cached`: how many prompt tokens were cached."""
         self._ends[event.request_id] = (event, num_cached)
 
     def __iter__(self) -> Iterator[Output]:
@@ -144,7 +144,7 @@ class Stats:
     and `kv_blocks_leased` are current values.
 
     `drafts`: drafter number -> counts. `overlap`, with max_in_flight 2: the number of steps that were decided
-    while another step ran ("ahead"), and of the other steps for each reason (core/state/overlap.py).
+    while another step ran ("ahead"), and for each reason the number of other steps (core/state/overlap.py).
     """
 
     steps: int = 0

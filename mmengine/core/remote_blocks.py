@@ -9,12 +9,14 @@ from mmengine.request import Request
 
 
 class RemoteBlocks(Protocol):
-    """The client of a block store. The loop's thread calls its methods, which neither wait nor raise. Results
+    """A block store's client. The loop's thread calls its methods, which neither wait nor raise. Results
     arrive as OFFERED, ARRIVED and LOST in the loop's inbox, from any thread. The loop keeps the deadlines.
     """
 
     def ask(self, request: Request, tokens: np.ndarray) -> None:
-        """Find out how many of the first blocks of these tokens (int32) the store has, and report OFFERED."""
+        """Find out how many blocks the store has for these tokens (int32), from the first block on, and
+        report OFFERED.
+        """
 
     def fetch(self, request_id: str, first: int, count: int) -> None:
         """Fetch blocks [first, first + count) of the request. Report ARRIVED for blocks that have arrived, in

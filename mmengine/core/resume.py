@@ -61,11 +61,11 @@ class ResumeState:
 
     @property
     def last_fingerprints(self) -> dict[str, str]:
-        """The fingerprints of the model that wrote the end of the log."""
+        """The fingerprints of the model that wrote the log's end."""
         return {**self.started.fingerprints, **self.fingerprints}
 
     def config_for(self, given: EngineConfig) -> EngineConfig:
-        """Return the log's settings, but with the operational settings of `given`, which no decision reads.
+        """Return the log's settings, but with the operational settings in `given`, which no decision reads.
         Raises ConfigError if `given` changes any other setting.
         """
         logged, default = self.state.config, EngineConfig()

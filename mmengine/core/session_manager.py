@@ -18,8 +18,8 @@ from mmengine.request import MediaItem, Request, num_before
 
 
 class SessionManager(Observer):
-    """The sessions of one engine's loop. `accepted`: turns a valid request into QUEUED and raises the errors
-    of `EngineCore.submit`. Not thread-safe.
+    """One loop's sessions. `accepted`: turns a valid request into QUEUED and raises the
+    errors that `EngineCore.submit` raises. Not thread-safe.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class SessionManager(Observer):
         is_anchor: bool = False,
         film: int = 0,
     ) -> None:
-        """Submit a request of a session. Its prompt and media are the whole next contents of the session.
+        """Submit a session's request. Its prompt and media are the whole next contents of the session.
 
         The session keeps the prefix that it shares with the prompt, or the first `num_kept` tokens of this
         prefix, and forgets the rest. The answer becomes part of the session. The other arguments are the
@@ -105,7 +105,7 @@ class SessionManager(Observer):
         self._inbox.forget_session(session_id)
 
     def release(self, session_id: str) -> None:
-        """End a `hold`. The session is idle from now on, unless one of its requests runs or another caller
+        """End a `hold`. The session is idle from now on, unless a request of it runs or another caller
         holds the session. Does nothing for a closed session or a session without a hold.
         """
         self._held -= Counter((session_id,))
@@ -123,8 +123,8 @@ class SessionManager(Observer):
             self._inbox.expect_session(session_id, idle_ns)
 
     def before(self, event: ev.Event) -> None:
-        """Start or stop the idle time, which begins when the session opens or when a request of the
-        session ends.
+        """Start or stop the idle time, which begins when the session opens or when one
+        of its requests ends.
         """
         match event:
             case ev.SessionOpened(session_id=name, idle_ns=idle_ns):
@@ -146,7 +146,7 @@ class SessionManager(Observer):
 
 
 def _own_part(request: Request, num_kept: int) -> tuple[np.ndarray, tuple[MediaItem, ...]]:
-    """Return the request's prompt and media after the first `num_kept` tokens. The positions of the media are
+    """Return the request's prompt and media after the first `num_kept` tokens. The media's positions are
     relative to token `num_kept`.
     """
     media = []
@@ -158,7 +158,7 @@ def _own_part(request: Request, num_kept: int) -> tuple[np.ndarray, tuple[MediaI
 
 
 def _num_shared(session: SessionState, request: Request) -> int:
-    """Return the length of the longest prefix that the session and the request share and that cuts no item.
+    """Return how many tokens at their beginning the session and the request share, without cutting an item.
     The prefix is shorter than the prompt.
     """
     tokens = request.prompt_token_ids

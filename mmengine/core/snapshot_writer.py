@@ -14,7 +14,7 @@ from mmengine.events.snapshots import SnapshotFolder
 
 class SnapshotWriter:
     """Takes snapshots of `state` and passes them to `folder`. `started`: the log's first event. `sink`: the
-    log. `undelivered`: the undelivered answers, which become part of the snapshots; None if they are not
+    log. `undelivered`: the undelivered answers, which are added to the snapshots; None if they are not
     known.
     """
 

@@ -1,4 +1,4 @@
-"""Checks the results of an executor and turns them into events for the log."""
+"""Checks an executor's results and turns them into events for the log."""
 
 from collections.abc import Iterator
 
@@ -78,7 +78,7 @@ def _column(values: np.ndarray | None) -> bytes | None:
 
 
 def writable(text: str) -> str:
-    """Return the first MAX_ERROR_CHARS characters of an error text, with unpaired surrogates escaped.
+    """Return an error text's first MAX_ERROR_CHARS characters, with unpaired surrogates escaped.
     Applying the function twice gives the same text, which a replay requires.
     """
     return text[:MAX_ERROR_CHARS].encode("utf-8", "backslashreplace").decode()[:MAX_ERROR_CHARS]

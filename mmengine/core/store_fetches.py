@@ -1,4 +1,4 @@
-"""Calls a block store's client when events require it, and sets a deadline for each of the store's replies.
+"""Calls a block store's client when events require it, and sets a deadline for each reply.
 
 A request waits for the store twice: until the store has reported which blocks it has, and until the fetched
 blocks have arrived. The loop itself keeps a deadline for each wait. So even if the store and all its threads
@@ -17,7 +17,7 @@ from mmengine.events import vocabulary as ev
 
 
 class StoreFetches(Observer):
-    """The fetches of one engine's loop. `state`: the engine's state."""
+    """One loop's fetches. `state`: the engine's state."""
 
     def __init__(self, remote: RemoteBlocks, state: State, inbox: Inbox):
         self._remote, self._state, self._inbox = remote, state, inbox

@@ -35,7 +35,7 @@ _NO_ROWS = np.zeros(0, np.intp)
 
 @dataclass(slots=True)
 class ResumedAnswer:
-    """A request, with the part of its answer that the log holds. `reason` is empty while the request is
+    """A request, with its answer as far as the log holds it. `reason` is empty while the request is
     live.
     """
 
@@ -49,7 +49,7 @@ class ResumedAnswer:
     code: ErrorCode | None = None
 
     def add(self, output: Output) -> None:
-        """Append the request's output of the next step."""
+        """Append the request's output from the next step."""
         self.token_ids.extend(output.token_ids)
         if output.logprobs is not None:
             self.logprobs = [*(self.logprobs or ()), *output.logprobs]
@@ -68,7 +68,7 @@ class ResumedAnswer:
 
 @dataclass(slots=True)
 class _Scores:
-    """The logprobs of an answer (an entry for each token) and of its prompt."""
+    """An answer's logprobs (an entry for each token) and its prompt's logprobs."""
 
     logprobs: Logprobs | None = None
     of_prompt: PromptLogprobs | None = None
@@ -94,9 +94,9 @@ class _Ended:
 
 
 class UndeliveredAnswers(Observer):
-    """The undelivered answers of one log.
+    """One log's undelivered answers.
 
-    `sequence`: the number of the last applied record. `undelivered`: the requests whose answers a consumer
+    `sequence`: the last applied record's number. `undelivered`: the requests whose answers a consumer
     still needs. `lacking`: requests whose first tokens have no logprobs here, because the snapshot left them
     out. `fingerprints`: those in the last RECOVERED.
     """
@@ -139,7 +139,7 @@ class UndeliveredAnswers(Observer):
                 self.fingerprints = fingerprints
 
     def after(self, event: ev.Event) -> None:
-        """Keep the logprobs of the tokens that the requests got from `event`."""
+        """Keep the logprobs for the tokens that the requests got from `event`."""
         if not isinstance(event, ev.Executed) or not (event.logprobs or event.prompt_logprobs):
             return
         took = (self._state.num_tokens[self._sampled] - self._num_tokens).tolist()
@@ -154,7 +154,7 @@ class UndeliveredAnswers(Observer):
         self._owners = _NO_ROWS
 
     def fold(self, event: ev.Event) -> None:
-        """Apply the event of the next record to the state and to these answers."""
+        """Apply the next record's event to the state and to these answers."""
         self.before(event)
         evolve(self._state, event)
         self.after(event)

@@ -1,4 +1,4 @@
-"""Encodes and decodes frames. A frame holds the records of one commit and their CRC-32, which is checked
+"""Encodes and decodes frames. A frame holds one commit's records and their CRC-32, which is checked
 before a record is decoded.
 
 A frame is a header with 40 bytes, little endian, and a msgpack body.
@@ -45,7 +45,7 @@ MAX_VALUES = 8 * 2**20  # msgpack values in one body
 
 
 def _sizes() -> list[int]:
-    """Return a list that maps the first byte of a msgpack value to the value's size in bytes. The size of an
+    """Return a list that maps a msgpack value's first byte to the value's size in bytes. The size of an
     array or map is that of its head; 0: the length follows the first byte.
     """
     sizes = [1] * 256
@@ -119,7 +119,7 @@ class Frame(msgspec.Struct, frozen=True, gc=False):
 
 
 class TornRecord(Exception):
-    """The data ends in the middle of a frame."""
+    """The data ends within a frame."""
 
     def __init__(self, offset: int, what: str = "the record"):
         super().__init__(f"{what} at byte {offset} is cut short")

@@ -1,4 +1,4 @@
-"""Checks every segment, frame and record of a log, without applying the events. Repairs the log's tail on
+"""Checks every segment, frame and record in a log, without applying the events. Repairs the log's tail on
 request.
 """
 
@@ -37,7 +37,7 @@ KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A defect of a log. `kind`: a key of KINDS. `text`: a description in one line."""
+    """A defect in a log. `kind`: a key of KINDS. `text`: a description in one line."""
 
     kind: str
     text: str
@@ -91,7 +91,7 @@ class FsckReport:
 
     @property
     def exit_code(self) -> int:
-        """The exit code of the first finding, or 0 if there are no findings."""
+        """The first finding's exit code, or 0 if there are no findings."""
         return KINDS[self.findings[0].kind] if self.findings else 0
 
 

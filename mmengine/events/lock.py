@@ -1,6 +1,6 @@
 """Locks a log's folder, so that a log has one writer. The lock is held while its descriptor is open.
 
-POSIX systems use flock. Windows uses msvcrt.locking on the first byte of the same file. The lock ends with
+POSIX systems use flock. Windows uses msvcrt.locking on the same file's first byte. The lock ends with
 the process on all systems. `is_locked` takes the lock for a moment: several callers can share flock's lock,
 but on Windows the lock has one holder. So on Windows `is_locked` tries several times before it reports a
 writer.

@@ -37,7 +37,7 @@ Mode = Literal["strict", "tail", "salvage"]
 
 @dataclass(slots=True)
 class Cut:
-    """Bytes in a segment that a reader ignores, and the reason `what`. `num_lost`: the number of missing
+    """Bytes in a segment that a reader ignores, and the reason `what`. `num_lost`: how many missing
     records from `first_lost` on, known from the next record; 0 at the tail, where no record follows.
     """
 
@@ -58,7 +58,7 @@ class Cut:
 class Recovery:
     """The bytes that a reader skipped or a writer cut off, as `cuts`.
 
-    `torn`: the one of them that is a torn tail, or None. `next_sequence`: the number of the next record.
+    `torn`: the one of them that is a torn tail, or None. `next_sequence`: the next record's number.
     `is_closed`: the log ends with a footer. `tail`: a writer's walk over the last segment.
     """
 
@@ -221,10 +221,10 @@ def repair_tail(folder: Path, mode: Mode, check: Callable[[Walk], None] | None =
 
 
 def mark_continued(path: Path, tail: Walk | None) -> None:
-    """Note in the footer of the segment at `path`, which an earlier process wrote, that another segment
+    """Note in the footer at the end of `path`, which an earlier process wrote, that another segment
     follows; add a footer if there is none. A packed segment has such a footer already.
 
-    `tail`: the walk of the repair, which saves reading the segment again. Raises OSError, CorruptLog.
+    `tail`: the repair's walk, which saves reading the segment again. Raises OSError, CorruptLog.
     """
     if path.name.endswith(PACKED_SUFFIX):
         return

@@ -1,4 +1,4 @@
-"""Reserves disk space, so that the events of running requests can still be written when the disk is full."""
+"""Reserves disk space, so that running requests' events can still be written when the disk is full."""
 
 import errno
 import os

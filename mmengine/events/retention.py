@@ -46,7 +46,7 @@ class Retention:
 class Undelivered:
     """Requests whose answers did not reach their consumers.
 
-    `begins`: the sequence of each request's QUEUED by request id, ascending. `ended`: the ids of requests
+    `begins`: request id -> the sequence of its QUEUED, ascending. `ended`: the ids of requests
     that ended. `oldest`: the smallest sequence in `begins`, or NONE; any thread may read it.
     """
 
@@ -90,7 +90,7 @@ class Undelivered:
 
 
 def pack(path: Path) -> Path:
-    """Replace a full segment by a zstd file and return the path of that file. A segment above
+    """Replace a full segment by a zstd file and return that file's path. A segment above
     MAX_UNPACKED_BYTES is not packed, and its own path is returned. If the process is killed meanwhile, the
     segment is unchanged, or both files exist. Raises OSError and leaves the segment unchanged.
     """
@@ -133,7 +133,7 @@ class FullSegments:
     """A log's full segments, oldest first. They are packed, and deleted when the retention allows it.
 
     The writer calls `add`; another thread may call the other methods. A call's cost depends on how much it
-    packs and deletes, but not on the number of segments. The folder's segments are listed only when the
+    packs and deletes, but not on how many segments there are. The folder's segments are listed only when the
     writer opens it, and its snapshots only when a segment is added or deleted.
     """
 
@@ -153,8 +153,9 @@ class FullSegments:
         return bool(self._packs and (self._new or self._to_pack))
 
     def let_go(self, needed_from: int, open_bytes: int) -> None:
-        """Delete segments beyond the retention. `needed_from`: the first record of the oldest undelivered
-        request, which must stay. `open_bytes`: the current segment's size. Raises OSError, LogError.
+        """Delete segments beyond the retention. `needed_from`: the first record of the oldest
+        undelivered request, which must stay. `open_bytes`: the current segment's size. Raises OSError,
+        LogError.
         """
         self._take_in()
         gone: list[_Full] = []

@@ -228,7 +228,7 @@ def first_sequence_of(path: Path) -> int:
 
 
 def segment_paths(folder: Path) -> list[Path]:
-    """Return the paths of the segments in order. If a segment exists both packed and unpacked, because
+    """Return the segments' paths in order. If a segment exists both packed and unpacked, because
     packing was interrupted, the unpacked file is returned. Raises LogError for too many segments, CorruptLog
     for a link.
     """
@@ -248,7 +248,7 @@ def segment_paths(folder: Path) -> list[Path]:
 
 
 def snapshot_sequences(folder: Path) -> list[int]:
-    """Return, for each snapshot, the sequence of its last record, ascending."""
+    """Return, for each snapshot, its last record's sequence, ascending."""
     names = (path.stem.removeprefix("snapshot-") for path in folder.glob("snapshot-*.mmsnap"))
     return sorted(int(name) for name in names if name.isdecimal())
 

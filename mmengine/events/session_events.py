@@ -1,10 +1,10 @@
-"""The events of vocabulary.py that are about sessions. Each request of a session continues the one before."""
+"""The events in vocabulary.py about sessions. Each request continues the session's previous request."""
 
 from mmengine.events.event_base import EventBase
 
 
 class SessionOpened(EventBase, frozen=True):
-    """Observation: a session begins. Each request of the session continues the previous prompts and answers.
+    """Observation: a session begins. Each request continues the previous prompts and answers.
 
     `cache_salt`: sessions with different salts share no cache entry. `idle_ns`: the session is closed after
     this time without a request; 0: never. `envelope`: a server's data about the session.
@@ -23,11 +23,11 @@ class Appended(EventBase, frozen=True):
     other tokens. The positions of the request's media are relative to token `num_kept`. The prompt and the
     answer become part of the session if the request ends by stop or length.
 
-    `num_opening`: how many of the request's first tokens connect it with the previous turn (for example that
-    turn's end and the new turn's header). They are dropped if the previous turn is dropped. `is_anchor`: the
-    request's tokens stay when a full session drops older tokens. `film`: 1: the request ends inside a video,
-    and the next request may add frames; 2: the request also begins inside the video that the previous request
-    left open; 0: neither.
+    `num_opening`: how many of the request's first tokens connect it with the previous turn (for example
+    that turn's end and the new turn's header). They are dropped if the previous turn is dropped. `is_anchor`:
+    the request's tokens stay when a full session drops older tokens. `film`: 1: the request ends inside a
+    video, and the next request may add frames; 2: the request also begins inside the video that the previous
+    request left open; 0: neither.
     """
 
     session_id: str
@@ -39,9 +39,9 @@ class Appended(EventBase, frozen=True):
 
 
 class Leased(EventBase, frozen=True):
-    """Decision: a request of the session is about to end, and the session keeps a lease on the request's full
-    blocks, so that they are not evicted. The lease consists of the first `num_kept` blocks of the old lease,
-    and then `blocks` (int32). The rest of the old lease is released.
+    """Decision: the session's request is about to end, and the session keeps a lease on the request's full
+    blocks, so that they are not evicted. The new lease consists of the old lease's first `num_kept` blocks,
+    and then `blocks` (int32). The old lease's other blocks are released.
     """
 
     session_id: str

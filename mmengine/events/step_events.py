@@ -1,4 +1,4 @@
-"""The events of vocabulary.py that are about steps: a step's decisions and its result."""
+"""The events in vocabulary.py about steps: a step's decisions and its result."""
 
 from mmengine.events.event_base import EventBase
 
@@ -27,11 +27,11 @@ class Preempted(EventBase, frozen=True):
 class Scheduled(EventBase, frozen=True):
     """Decision that opens a step: which running rows compute tokens, and how many tokens each row computes.
 
-    `rows`: int32; None: the same rows as in the step before. `num_tokens`: int32, the tokens of each row;
+    `rows`: int32; None: the same rows as in the step before. `num_tokens`: int32, each row's tokens;
     None: one token each. `new_blocks`: int32, given to the rows in order, as many as each row's tokens need.
     `encode`: (key, row, index in the request's media) for each item that the encoder computes. `evict`: keys
-    of encoder outputs that leave the cache to make room. `num_drafts`: how many of each row's tokens, at
-    their end, are drafts; None: no row has drafts. `drafters`: the number of each row's drafter; None:
+    of encoder outputs that leave the cache to make room. `num_drafts`: how many tokens at each
+    row's end are drafts; None: no row has drafts. `drafters`: the number of each row's drafter; None:
     drafter 0. `num_decided`: this step's work is decided for the first `num_decided` running rows, under
     vLLM's rules; 0: for all rows.
     """
@@ -113,13 +113,13 @@ class Evicted(EventBase, frozen=True):
 
 
 class Encoded(EventBase, frozen=True):
-    """Decision: the step encodes a part of item `index` in the request's media, because the item is too large
-    for one step. This is the step's last decision; if no step is open, one opens.
+    """Decision: the step encodes a part of item `index` in the request's media, because the item is too
+    large for one step. This is the step's last decision; if no step is open, one opens.
 
-    `until`: how much of the item's encoder work is done after this part, in the units of
-    encoder_cache/work.py. If earlier steps encoded parts of this item, the work continues after them. If they
-    encoded parts of another item, those parts are dropped. After the last part the item's output is in the
-    cache. `evict`: keys of the outputs that leave the cache to make room for that output.
+    `until`: how much encoder work for the item is done after this part, in the units of
+    encoder_cache/work.py. If earlier steps encoded parts of this item, the work continues after them. If
+    they encoded parts of another item, those parts are dropped. After the last part the item's output is in
+    the cache. `evict`: keys of the outputs that leave the cache to make room for that output.
     """
 
     request_id: str
@@ -129,7 +129,7 @@ class Encoded(EventBase, frozen=True):
 
 
 class Dispatched(EventBase, frozen=True):
-    """Decision: all decisions of the open step are made, and the next step may open while this step runs. The
+    """Decision: the open step is decided, and the next step may open while this step runs. The
     event occurs only with max_in_flight above 1; otherwise EXECUTED closes the open step.
     """
 

@@ -1,10 +1,10 @@
-"""The events of vocabulary.py that are about block stores."""
+"""The events in vocabulary.py about block stores."""
 
 from mmengine.events.event_base import EventBase
 
 
 class Offered(EventBase, frozen=True):
-    """Observation: a block store has the KV for the first `num_blocks` blocks of a waiting request; 0: the
+    """Observation: a block store has the KV for a waiting request's first `num_blocks` blocks; 0: the
     store has none of them. `items`: encoder outputs that the store's reply contained: (index in the request's
     media, 64 bits of the output's digest). The encoder does not compute these items.
     """
@@ -15,7 +15,7 @@ class Offered(EventBase, frozen=True):
 
 
 class Fetched(EventBase, frozen=True):
-    """Decision: a waiting request fetches n blocks of its prompt from the store into `blocks` (int32 [n]).
+    """Decision: a waiting request fetches n of its blocks from the store into `blocks` (int32 [n]).
     They follow the prefix hits `cached` (int32), which the request holds until the fetch ends.
     """
 
@@ -25,7 +25,7 @@ class Fetched(EventBase, frozen=True):
 
 
 class Arrived(EventBase, frozen=True):
-    """Observation: the next fetched blocks of a request have arrived. The open step, or the next step if none
+    """Observation: a request's next fetched blocks have arrived. The open step, or the next step if none
     is open, copies them to the device. `digests`: 64 bits of each block's digest.
     """
 

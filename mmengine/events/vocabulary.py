@@ -44,11 +44,11 @@ class FoldConstants(msgspec.Struct, array_like=True, frozen=True):
     """Constants with which the fold applies the decisions of the scheduler that wrote the log. The defaults
     belong to mmengine's own scheduler; vLLM's scheduler sets other values.
 
-    `isolates_failures`: requests of a failed step become suspects and run apart from other requests.
+    `isolates_failures`: a failed step's requests become suspects and run apart from other requests.
     `keeps_broken_blocks`: blocks of a row with NaN logits stay in the prefix cache. `frees_at_once`: a
     request that ends while its step runs frees its blocks at once. `fills_in_row_order`: if one step fills
-    equal blocks, later hits use the block of the first row. `media_ahead`: media that begin up to this many
-    tokens after a block are part of the block's hash.
+    equal blocks, later hits use the first row's block. `media_ahead`: media that begin up to this many
+    tokens after a block are included in the block's hash.
     """
 
     isolates_failures: bool = True
@@ -74,8 +74,8 @@ class AdapterUnloaded(EventBase, frozen=True):
 class Started(EventBase, frozen=True):
     """Observation, a log's first record: the facts about the engine that a replay needs.
 
-    `schema`: the version of the events. `engine_version`: mmengine's version. `decision_version`: the version
-    of the scheduling rules. `config`: the engine's settings, with all automatic values resolved.
+    `schema`: the events' version. `engine_version`: mmengine's version. `decision_version`: the
+    scheduling rules' version. `config`: the engine's settings, with all automatic values resolved.
     `fingerprints`: digests or names for the weights, the processor, the dtype and the backend. `num_blocks`:
     KV blocks, including block 0, which pads batches. `constants`: how a replay applies the decisions.
     """
@@ -92,7 +92,7 @@ class Started(EventBase, frozen=True):
 class Queued(EventBase, frozen=True):
     """Observation: a request was accepted. Its place in the queue and `grammar_slot` follow from the state.
 
-    `prompt`: int32 token ids. `sample_index`: the number of the answer if the prompt has several answers.
+    `prompt`: int32 token ids. `sample_index`: the answer's number if the prompt has several answers.
     `priority`: smaller values run first, under the priority policy. `cache_salt`: requests with different
     salts share no cache entry. `deadline_ns`: time from arrival to cancellation, 0 for never. `group`: the id
     of the request whose prompt this request shares. `grammar_slot`: the slot that stores `grammar` from now
@@ -179,7 +179,7 @@ class CacheReset(EventBase, frozen=True):
 class Checkpoint(EventBase, frozen=True):
     """Decision: `digest` covers the whole state at this point.
 
-    `columns`: the first 4 bytes of the hash of each column of the state. `requests`: a 4-byte checksum for
+    `columns`: the first 4 bytes of each state column's hash. `requests`: a 4-byte checksum for
     each live request. They show where two different states differ.
     """
 

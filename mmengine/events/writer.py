@@ -125,7 +125,7 @@ class LogWriter:
         self._knows = not paths
 
     def expect(self, undelivered: Undelivered) -> None:
-        """Set the undelivered requests of a continued log. Until then no segment is deleted."""
+        """Set a continued log's undelivered requests. Until then no segment is deleted."""
         self._undelivered, self._knows = undelivered, True
 
     def append(self, event: Event, step: int, mono_ns: int) -> None:
@@ -227,7 +227,7 @@ class LogWriter:
     def _open_segment(self) -> None:
         """Begin the next segment. Raises OSError; the next call tries again.
 
-        The header of the new segment is synced to the disk before the previous footer says that a segment
+        The new segment's header is synced to the disk before the previous footer says that a segment
         follows. So if the process is killed between the two writes, no segment seems to be missing.
         """
         first = self.next_sequence - len(self._pending)

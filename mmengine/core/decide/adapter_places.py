@@ -1,5 +1,5 @@
 """Decides whether a waiting request's LoRA adapter may run beside the running adapters. At most `max_loras`
-adapters run at the same time; each of them has a place.
+adapters run at the same time, and each has a place.
 
 A request whose adapter gets no place, or does not fit into `lora_bytes`, is passed over, and requests after
 it may start. The next free place is then reserved for that request, so that it does not wait forever: no
@@ -19,7 +19,7 @@ from mmengine.core.state.view import View
 
 
 class AdapterPlaces:
-    """The places for adapters in one step of an engine with adapters.
+    """The places for adapters in one step, in an engine with adapters.
 
     The caller asks for the waiting requests in queue order. Requests that the step passed over earlier also
     have their places reserved. `may_start`: as in `Admission.admit_next`.

@@ -29,10 +29,10 @@ class Admission:
         """Return ADMITTED for the first waiting request that can start, or None.
 
         `may_start` selects the candidates; None: all waiting requests. The result is FETCHED if a block store
-        has more of the request's prefix than the prefix cache, LEASETAKEN if a lease must free blocks first,
-        and EVICTED only under vLLM's rules. A request is passed over while it waits for a grammar, for a
-        store, for a place for its adapter, for the encoder, or for its group's prefill. A request whose
-        blocks are not free holds back all requests after it.
+        has more of the request's prefix than the prefix cache, LEASETAKEN if a lease must free
+        blocks first, and EVICTED only under vLLM's rules. A request is passed over while it waits for a
+        grammar, for a store, for a place for its adapter, for the encoder, or for its group's prefill. A
+        request whose blocks are not free holds back all requests after it.
         """
         if not view.free_rows or view.tokens_left <= 0 or (view.preempted_in_step and len(view.running)):
             return None
@@ -123,7 +123,7 @@ class Admission:
     # Rules that a subclass may override
 
     def draft(self, view: View) -> EncoderDraft:
-        """Return an empty draft of encoder work."""
+        """Return an empty draft for encoder work."""
         return EncoderDraft(view)
 
     def places(self, view: View, may_start: MayStart | None = None) -> AdapterPlaces | None:
@@ -226,7 +226,7 @@ def _num_free_hits(view: View, cached: np.ndarray) -> int:
 
 
 def _next_free(view: View, cached: np.ndarray, revived: int, count: int) -> np.ndarray:
-    """Return the next `count` free blocks, int32, that are not prefix hits. `revived`: how many of the prefix
+    """Return the next `count` free blocks, int32, that are not prefix hits. `revived`: how many prefix
     hits `cached` are free blocks."""
     blocks = view.blocks.peek(count + revived) if revived else view.blocks.peek(count)
     return blocks[~np.isin(blocks, cached)][:count] if revived else blocks

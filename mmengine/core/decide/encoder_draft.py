@@ -1,4 +1,4 @@
-"""Plans the encoder work of one decision: items to encode, outputs to evict, and where a chunk is cut."""
+"""Plans the encoder work for one decision: items to encode, outputs to evict, and where a chunk is cut."""
 
 from typing import NamedTuple
 
@@ -11,8 +11,8 @@ from mmengine.request import num_before
 class Shortage(NamedTuple):
     """The reason why an item does not fit into a step: it needs `needed`, and only `free` is left.
 
-    `what`: "encoder budget" or "encoder cache", in embeddings; "encoder work", in units of work; or "encoder
-    pieces" if the item needs more units of work than one step may do.
+    `what`: "encoder budget" or "encoder cache", in embeddings; "encoder work", in units
+    (encoder_cache/work.py); or "encoder pieces" if the item needs more units than one step may do.
     """
 
     what: str

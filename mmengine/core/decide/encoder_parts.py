@@ -39,8 +39,8 @@ def next_part(view: View, admission: Admission) -> ev.Encoded | None:
 
 
 def _may_join(view: View, req_state: RequestView) -> bool:
-    """Return whether the request's part may join the open step. The part of a suspect runs alone, and no part
-    joins a step of suspects."""
+    """Return whether the request's part may join the open step. A suspect's part runs alone, and no
+    part joins a step with suspects."""
     if not view.suspects or not view.is_open:
         return True
     return not (req_state.isolation_rows or view.requests_by_row[int(view.step_rows[0])].isolation_rows)

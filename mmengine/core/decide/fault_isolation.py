@@ -1,8 +1,8 @@
-"""Finds the request that makes steps fail: the requests of a failed step run again in halves, apart from
+"""Finds the request that makes steps fail: a failed step's requests run again in halves, apart from
 other requests.
 
 After a failed step its requests become suspects. A failure counts against a request only if the request was
-alone in the step. A suspect runs only in steps of suspects, with at most half as many rows as the failed
+alone in the step. A suspect runs only in steps with suspects, with at most half as many rows as the failed
 step, until it gains a token; then it runs with all other requests again. So a faulty request is found after
 about log2(rows) more failed steps, and the other requests lose only time.
 """

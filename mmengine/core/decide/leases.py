@@ -1,5 +1,5 @@
-"""Decides which KV blocks a session keeps under a lease when its request ends, and which leased blocks are
-taken back.
+"""Decides which KV blocks a session keeps under a lease when one of its requests ends, and which leased
+blocks are taken back.
 
 A lease never delays a request: before a request waits for blocks or is preempted, blocks are taken from the
 leases. These blocks stay in the prefix cache until they are overwritten.

@@ -286,7 +286,7 @@ def _too_large(
 
 def _check_runs(item: MediaItem, number: int, end: int, num_prompt: int) -> tuple[int, int]:
     """Check that the item's runs ascend, begin at `end` or later, do not overlap, and lie in the prompt.
-    Returns the end of the last run and the total length of all runs.
+    Returns the last run's end and the length of all runs together.
     """
     size = 0
     if not item.runs:

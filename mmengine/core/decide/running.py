@@ -67,7 +67,7 @@ class RunningRows:
     # Rules that a subclass may override
 
     def draft(self, view: View) -> EncoderDraft:
-        """Return an empty draft of encoder work."""
+        """Return an empty draft for encoder work."""
         return EncoderDraft(view)
 
     def tokens_left(self, view: View, rows: ReadOnlyArray) -> np.ndarray:

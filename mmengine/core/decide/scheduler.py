@@ -10,7 +10,7 @@ previous event was applied:
     STATESKEPT   recurrent states of the rows, for later prefix hits (core/decide/kept_states.py)
     ENCODED      a part of an item that is too large for a step (core/decide/encoder_parts.py)
 
-So a block that one event fills can be a prefix hit of the next event. vLLM's rules decide in another way
+So a block that one event fills can be a prefix hit for the next event. vLLM's rules decide in another way
 (core/decide/vllm/scheduler.py).
 
 With max_in_flight 2 the scheduler decides a step while the previous step runs, if no decision depends on the
@@ -61,7 +61,7 @@ class Scheduler:
         return event
 
     def why_it_waits(self, view: View) -> str:
-        """Return why `schedule` opened no step while another step runs: one of the reasons in overlap.HOW."""
+        """Return why `schedule` opened no step while another step runs: a reason in overlap.HOW."""
         reason = overlap.waits_for(view)
         if not reason and isinstance(self._next_rows(view), ev.Preempted):
             reason = overlap.BLOCKS

@@ -16,7 +16,7 @@ NO_PROGRESS, THRASH = "no progress", "thrash"
 
 
 def find_stalls(view: View) -> Iterator[ev.Stalled]:
-    """Yield the current stalls. Call this function after all decisions of the step."""
+    """Yield the current stalls. Call this function when the step is decided."""
     for name in list(view.thrashing):
         count = view.requests[name].idle_preemptions
         yield ev.Stalled(
@@ -31,7 +31,7 @@ def find_stalls(view: View) -> Iterator[ev.Stalled]:
 
 
 def _holders(view: View) -> str:
-    """Return a clause that says how many rows and blocks and how much of the encoder cache are in use."""
+    """Return a clause that says how full the rows, the blocks and the encoder cache are."""
     return (
         f"{len(view.running)} requests run, {len(view.waiting)} wait, {view.blocks.num_free} of "
         f"{view.blocks.num_blocks - 1} blocks are free, {len(view.free_rows)} rows are free, the encoder "

@@ -21,7 +21,7 @@ class Start(NamedTuple):
     `cached`: the blocks that the request shares, int32. `num_computed`: how many tokens have KV already, or
     get it by a copy. `copy_from`: the block to copy, or NO_BLOCK. `swap_in`: whether the request's own KV is
     copied back from the host. With recurrent states, `state_from` is the slot with the state after the shared
-    blocks, and `num_shared` is the number of tokens that the request could share if every block had a kept
+    blocks, and `num_shared` counts the tokens that the request could share if every block had a kept
     state.
     """
 
@@ -100,7 +100,7 @@ def _shared_prompt(view: View, req_state: RequestView) -> Start | None:
 
 
 def _same_prompt(one: RequestView, other: RequestView) -> bool:
-    """Return whether the prompts of both requests have the same KV and the same tenant."""
+    """Return whether both requests' prompts have the same KV and the same tenant."""
     return (
         one.media_keys == other.media_keys
         and one.request.media == other.request.media
@@ -111,7 +111,7 @@ def _same_prompt(one: RequestView, other: RequestView) -> bool:
 
 
 def _scores_prompt(req_state: RequestView) -> bool:
-    """Return whether the model must compute the whole prompt, because the request wants logprobs of each
+    """Return whether the model must compute the whole prompt, because the request wants logprobs for each
     prompt token."""
     is_wanted = req_state.request.sampling.prompt_logprobs is not None
     return is_wanted and len(req_state.tokens) == req_state.num_prompt

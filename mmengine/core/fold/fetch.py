@@ -1,8 +1,8 @@
-"""Applies events about a block store: offers, fetches, and the ends of fetches.
+"""Applies events about a block store: offers, fetches, and their ends.
 
 A fetching request holds blocks although it has no row: its prefix hits, which the fetched blocks continue,
-and the blocks that the fetch fills. After the fetch the request releases all of them. Fetched blocks stay in
-the prefix cache like any released block, so the request starts with prefix hits on them.
+and the blocks that the fetch fills. After the fetch the request releases all these blocks. Fetched blocks
+stay in the prefix cache like any released block, so the request starts with prefix hits on them.
 """
 
 import numpy as np
@@ -38,7 +38,7 @@ def apply_fetched(state: State, event: ev.Fetched) -> None:
 
 
 def apply_arrived(state: State, event: ev.Arrived) -> None:
-    """Record the content of the next fetched blocks. The blocks have their KV once the step that copies them
+    """Record the next fetched blocks' content. The blocks have their KV once the step that copies them
     has returned.
     """
     req_state = state.requests[event.request_id]

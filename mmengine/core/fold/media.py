@@ -34,7 +34,7 @@ def _evict(state: State, keys: tuple[bytes, ...]) -> None:
 
 
 def encode_part(state: State, event: ev.Encoded) -> None:
-    """Add a part of an item to the open step. The last part puts the item's output into the cache."""
+    """Add an item's part to the open step. The last part puts the item's output into the cache."""
     state.is_open = True
     request_id, index, until, evict = event.request_id, event.index, event.until, event.evict
     req_state = state.requests[request_id]
@@ -51,7 +51,7 @@ def encode_part(state: State, event: ev.Encoded) -> None:
 
 
 def drop_part(state: State) -> None:
-    """Drop the parts of an item that were computed so far, because the item is not needed any more or a
+    """Drop an item's parts that were computed so far, because the item is not needed any more or a
     failed step made them invalid.
     """
     if state.part is not None:
@@ -74,13 +74,13 @@ def leave_part(state: State, request_id: str) -> None:
 
 
 def next_media(media: Sequence[MediaItem], computed: int) -> int:
-    """Return the start of the first embedding run that is not fully computed, or NEVER."""
+    """Return where the first embedding run begins that is not fully computed, or NEVER."""
     runs = (run for item in media[num_before(media, computed) :] for run in item.runs)
     return next((start for start, length in runs if start + length > computed), int(NEVER))
 
 
 def reference_media(state: State, row: int) -> None:
-    """Reference the encoder outputs of the items in the row's chunk, and find the next embedding run."""
+    """Reference the encoder outputs for the items in the row's chunk, and find the next embedding run."""
     req_state = state.requests_by_row[row]
     computed = int(state.num_computed[row])
     read = computed + bool(state.config.lookahead_tokens)  # a drafter reads one token ahead
@@ -97,7 +97,7 @@ def reference_media(state: State, row: int) -> None:
 
 
 def release_media(state: State, row: int, computed: int) -> None:
-    """Release the encoder outputs of the items that lie completely in the row's first `computed` tokens."""
+    """Release the encoder outputs for items that lie completely in the row's first `computed` tokens."""
     req_state = state.requests_by_row[row]
     release_at = int(NEVER)
     for index in sorted(req_state.held_media):

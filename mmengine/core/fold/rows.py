@@ -29,7 +29,7 @@ def drop_host_blocks(state: State, req_state: RequestState) -> None:
 def fill_row(
     state: State, row: int, req_state: RequestState, blocks: np.ndarray, num_cached: int, computed: int
 ) -> None:
-    """Fill the row with the request's tokens and blocks. `num_cached`: how many of the blocks are prefix
+    """Fill the row with the request's tokens and blocks. `num_cached`: how many blocks are prefix
     hits. `computed`: how many tokens have KV.
     """
     req_state.row, req_state.admitted_step = row, state.step
@@ -187,7 +187,7 @@ def weigh_drafts(state: State, goodput: Goodput, flight: Flight, event: ev.Execu
 
 
 def swap_out(state: State, req_state: RequestState, host_blocks: np.ndarray) -> None:
-    """Copy the KV of the request's row to these host blocks in the open step."""
+    """Copy the row's KV to these host blocks in the open step."""
     state.free_host_blocks = state.free_host_blocks[~np.isin(state.free_host_blocks, host_blocks)]
     req_state.host_blocks, req_state.num_swapped = host_blocks, int(state.num_computed[req_state.row])
     pairs = np.stack((state.block_table[req_state.row, : len(host_blocks)], host_blocks), axis=1)
@@ -269,7 +269,7 @@ def make_room(state: State, event: ev.Preempted) -> None:
 
 
 def pad_drafts(state: State, row: int, count: int) -> None:
-    """Put `count` placeholders in place of drafts after the row's known tokens. No token equals a
+    """Put `count` placeholders as drafts after the row's known tokens. No token equals a
     placeholder, so no placeholder is accepted.
     """
     first = state.num_tokens[row]

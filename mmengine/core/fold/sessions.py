@@ -1,4 +1,4 @@
-"""Applies events about sessions: changes of their tokens and of their leased blocks."""
+"""Applies events about sessions: changes to their tokens and their leased blocks."""
 
 import msgspec
 import numpy as np
@@ -27,7 +27,7 @@ def apply_appended(state: State, event: ev.Appended) -> None:
 
 
 def with_session_prefix(state: State, queued: ev.Queued) -> ev.Queued:
-    """Return QUEUED with the session's kept tokens and media put before those of the request. A request
+    """Return QUEUED with the session's kept tokens and media put before the request's own. A request
     without a session is returned unchanged.
     """
     session = state.sessions.of_request.get(queued.request_id)
@@ -44,8 +44,8 @@ def with_session_prefix(state: State, queued: ev.Queued) -> ev.Queued:
 
 
 def grow(state: State, req_state: RequestState, reason: str) -> None:
-    """Add the prompt and answer of a request that ends by stop or length to its session. Call this function
-    before the request leaves its row.
+    """Add a request's prompt and answer to its session, if the request ends by stop or length. Call this
+    function before the request leaves its row.
     """
     session = state.sessions.end(req_state.request.request_id)
     if session is None or reason not in GROWTH_REASONS:

@@ -31,7 +31,7 @@ def keep(state: State, event: ev.StatesKept) -> None:
 
 
 def pass_kept(state: State, rows: np.ndarray) -> None:
-    """Set `keep_at` of `rows` to the next position after the tokens that the closing step computes for
+    """Set `keep_at` for `rows` to the next position after the tokens that the closing step computes for
     certain, which are all but the drafts.
     """
     if not any_due(state.keep_at, state.num_computed):

@@ -98,7 +98,7 @@ def apply_executed(state: State, event: ev.Executed) -> None:
 
 
 def apply_failed(state: State, event: ev.Failed) -> None:
-    """Apply the failure of the oldest step. Later steps in flight depend on its result, so they fail too."""
+    """Apply the oldest step's failure. Later steps in flight depend on its result, so they fail too."""
     oldest = land(state)
     void = [oldest]
     while state.flights:
@@ -142,7 +142,7 @@ def _blame(state: State, req_state: RequestState, num_rows: int) -> None:
 
 
 def _forget(state: State, flight: Flight) -> None:
-    """Undo the effects of a failed step on blocks, kept states, swaps and encoder outputs."""
+    """Undo a failed step's effects on blocks, kept states, swaps and encoder outputs."""
     for blocks in flight.filled:
         state.blocks.index.forget(blocks)
     for kept_states in flight.kept:

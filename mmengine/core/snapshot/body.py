@@ -1,6 +1,6 @@
 """The fields of a snapshot's body. New versions only add fields, with a default.
 
-A field that has the name of a field of the state is converted as its annotation says (field_forms.py). All
+A field with the same name in the state is converted as its annotation says (field_forms.py). All
 other fields are computed in saving.py and read in restoring.py.
 """
 
@@ -74,8 +74,8 @@ class Step(msgspec.Struct, array_like=True):
 class Pool(msgspec.Struct, array_like=True):
     """The saved block pool.
 
-    `stack` and `queue`: the live entries of the free list's two parts. `blocks`: the blocks with cached
-    content; `content`, `parent`, `tokens` and `key` have an entry for each of them. `twins`: groups of blocks
+    `stack` and `queue`: the live entries in the free list's two parts. `blocks`: the blocks with cached
+    content; `content`, `parent`, `tokens` and `key` have as many entries. `twins`: groups of blocks
     that lookups do not return, because another block has the same content.
     """
 
@@ -106,9 +106,9 @@ class States(msgspec.Struct, array_like=True):
 
 
 class Adapters(msgspec.Struct, array_like=True):
-    """The saved pool of LoRA adapters. `entries`: (digest, bytes, number of rows that use it) for each loaded
+    """The saved LoRA adapters. `entries`: (digest, bytes, number of rows that use it) for each loaded
     adapter. `idle`: digests of unused adapters, least recently used first. `rows`: row -> digest of its
-    adapter. `known`, `nameless`: the values of these dicts in AdapterPool.
+    adapter. `known`, `nameless`: these dicts' values in AdapterPool.
     """
 
     entries: tuple[tuple[bytes, int, int], ...]
@@ -156,7 +156,7 @@ class Answer(msgspec.Struct, array_like=True):
 
 
 class SavedAnswers(msgspec.Struct, array_like=True):
-    """The undelivered answers. `begins`: (request id, sequence of its QUEUED), ascending. `answers`: of the
+    """The undelivered answers. `begins`: (request id, sequence of its QUEUED), ascending. `answers`: for
     requests that have ended. `scores`: (request id, logprobs) of live requests. `lacking`: requests whose
     logprobs were too many for a snapshot. `fingerprints`: from the last RECOVERED.
     """
@@ -169,8 +169,8 @@ class SavedAnswers(msgspec.Struct, array_like=True):
 
 
 class Body(msgspec.Struct):
-    """The body of a snapshot. `sequence`: the last record that was applied to the state. `digest`: the
-    state's digest. `answers`, `answers_digest`: the msgpack bytes of a SavedAnswers and their BLAKE2b; both
+    """A snapshot's body. `sequence`: the last record that was applied to the state. `digest`: the
+    state's digest. `answers`, `answers_digest`: a SavedAnswers as msgpack bytes and their BLAKE2b; both
     are empty if the process that took the snapshot did not know the undelivered answers.
     """
 

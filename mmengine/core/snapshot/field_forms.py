@@ -1,4 +1,4 @@
-"""Converts fields of the state for a snapshot and back. The annotation of a snapshot's field says how."""
+"""Converts the state's fields for a snapshot and back. A snapshot field's annotation says how."""
 
 from collections.abc import Callable
 from functools import cache
@@ -14,7 +14,7 @@ Live = TypeVar("Live")
 
 
 class Form(NamedTuple):
-    """A pair of conversions: `take` converts a value for a snapshot, and `fill` restores the value."""
+    """Two conversions: `take` converts a value for a snapshot, and `fill` restores the value."""
 
     take: Callable[[Any], Any]
     fill: Callable[[Any], Any]
@@ -49,7 +49,7 @@ SAME = Form(lambda value: value, lambda value: value)
 
 @cache
 def forms_of(saved: type[msgspec.Struct]) -> dict[str, Form]:
-    """Return a dict that maps the name of each field to the Form in its annotation, or to SAME."""
+    """Return a dict that maps each field's name to the Form in its annotation, or to SAME."""
     hints = get_type_hints(saved, include_extras=True)
     return {name: getattr(hint, "__metadata__", (SAME,))[0] for name, hint in hints.items()}
 

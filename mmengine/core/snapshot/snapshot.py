@@ -1,10 +1,10 @@
-"""Converts a state to bytes and back, so that a reader can begin at a snapshot instead of the first record.
+"""Converts a state to bytes and back, so that a reader can begin at a snapshot and skip earlier records.
 
     magic "mmsn" u32 | version u16 | reserved u16 | body length u64 | crc32 u32, little endian
     body: msgpack, integer columns as their raw bytes
 
-No pickle is used. A snapshot has the columns of all rows, the token ids and block tables in use, and the
-contents of cached blocks; all other values are derived from these. The digests of the state and of the
+No pickle is used. A snapshot has all rows' columns, the token ids and block tables in use, and the
+cached blocks' contents; all other values are derived from these. The digests of the state and of the
 undelivered answers are stored too, and compared after restoring.
 """
 
@@ -42,8 +42,8 @@ def take(state: State, started: ev.Started, sequence: int) -> bytes:
 
 
 def packed(body: Body, answers: SavedAnswers | None = None) -> bytearray:
-    """Return the bytes of a snapshot with `body` and the undelivered answers. Any thread may call this
-    function, because the body is a copy of the state.
+    """Return a snapshot's bytes, with `body` and the undelivered answers. Any thread may call this
+    function, because the body is a copy.
     """
     if answers is not None:
         body.answers = _encoder.encode(answers)

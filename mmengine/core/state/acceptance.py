@@ -33,9 +33,9 @@ class Acceptance:
         self.hits[:, row] = self.trials[:, row] = 0
 
     def judge(self, rows: np.ndarray, drafters: np.ndarray, drafted: np.ndarray, counts: bytes) -> None:
-        """Note the verified drafts of `rows` (intp [m]).
+        """Note the verified drafts for `rows` (intp [m]).
 
-        `drafters`: the drafter of each row. `drafted`: how many drafts each row had, 0 for none. `counts`:
+        `drafters`: each row's drafter. `drafted`: how many drafts each row had, 0 for none. `counts`:
         the bytes of int32 [m], how many tokens each row got.
         """
         self._unread.append((rows, drafters, drafted, np.frombuffer(counts, np.int32)))

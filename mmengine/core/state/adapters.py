@@ -1,4 +1,4 @@
-"""The pool of LoRA adapters: which adapters are loaded on the device, and which adapter each row uses.
+"""The LoRA adapters' pool: which adapters are loaded on the device, and which adapter each row uses.
 
 Sizes are in bytes. As in the encoder cache, an adapter that no row uses stays loaded until its memory is
 needed; the least recently used adapter is unloaded first.
@@ -37,14 +37,14 @@ class AdapterPool:
 
     @property
     def loaded(self) -> tuple[bytes, ...]:
-        """The digests of the loaded adapters."""
+        """The loaded adapters' digests."""
         return tuple(self.cache.entries)
 
     def is_held(self, digest: bytes) -> bool:
         return digest in self.cache.entries and digest not in self.cache.idle
 
     def room_for(self, adapter: Adapter, promised: int = 0) -> list[bytes] | None:
-        """Return the digests of the adapters to unload so that this adapter fits beside `promised` bytes for
+        """Return the adapters to unload (digests) so that this adapter fits beside `promised` bytes for
         other adapters, or None if unloading all unused adapters is not enough.
         """
         size = 0 if adapter.digest in self.cache.entries else adapter.num_bytes

@@ -5,7 +5,7 @@ and routers that read KV events, identify a block by
 
     digest(block) = BLAKE2b-128(digest of the block before it | its tokens | its extra)
 
-where `extra` comes from `block_extras`: the embeddings of media in the block with their positions and, in the
+where `extra` comes from `block_extras`: the media embeddings in the block with their positions and, in the
 first block, the hash of the tenant's salt and the adapter's digest. Equal digests mean equal contents, unless
 BLAKE2b is broken.
 """
@@ -23,7 +23,7 @@ ROOT_DIGEST = bytes(DIGEST_BYTES)  # the parent of a first block
 
 
 def block_digest(parent: bytes, tokens: np.ndarray, extra: bytes) -> bytes:
-    """Return the digest of a block with these tokens, int32 [block_size]. `parent`: the digest of the block
+    """Return a block's digest from its tokens, int32 [block_size]. `parent`: the digest for the block
     before it, or ROOT_DIGEST.
     """
     said = b"".join((parent, tokens.astype("<i4").tobytes(), extra))
@@ -36,8 +36,8 @@ def event_hash(digest: bytes) -> int:
 
 
 def prompt_digests(request: Request, tokens: np.ndarray, block_size: int) -> list[bytes]:
-    """Return the digests of the full blocks of `tokens`, int32 [n], that a prefix hit can cover. The block of
-    the last token is left out, because the last token is always computed for its logits.
+    """Return the digests for the full blocks in `tokens`, int32 [n], that a prefix hit can cover. The last
+    token's block is left out, because the last token is always computed for its logits.
     """
     count = (len(tokens) - 1) // block_size
     extras = block_extras(request, 0, count, block_size)
@@ -50,7 +50,7 @@ def prompt_digests(request: Request, tokens: np.ndarray, block_size: int) -> lis
 
 
 class ContentDigests:
-    """The digests of the contents in `index`, keyed by content id. The code that applies a log's events calls
+    """Digests for the contents in `index`, keyed by content id. The code that applies a log's events calls
     `add` and `drop` to keep them up to date.
     """
 
@@ -75,13 +75,13 @@ class ContentDigests:
                 self._by_content[int(content[block])] = block_digest(before, own, extra)
 
     def drop(self, content: int) -> None:
-        """Remove the digest of a content that no block holds any more. Contents that follow it have their
+        """Remove the digest for a content that no block holds any more. Contents that follow it have their
         digests already, because their row held this block when they were added.
         """
         self._by_content.pop(content, None)
 
     def prune(self) -> None:
-        """If there are many digests, remove those of contents that no block holds. For callers that do not
+        """If there are many digests, remove digests for contents that no block holds. For callers that do not
         call `drop`.
         """
         if len(self._by_content) > 2 * len(self._index.content) + 64:

@@ -44,13 +44,13 @@ class BlockPool:
         self.references[blocks] = 1
 
     def share(self, blocks: np.ndarray) -> None:
-        """Add a reference to each of these cached blocks. Free blocks among them leave the free list."""
+        """Add a reference to each block, which must be cached. Free blocks among them leave the free list."""
         self.free_list.take(blocks[self.references[blocks] == 0])
         self.references[blocks] += 1
 
     def release(self, blocks: np.ndarray) -> None:
-        """Remove a reference from each of these blocks, given in table order. Blocks without references
-        become free. Of the blocks with cached content, the last block of the table is reused first, so that
+        """Remove a reference from each block, given in table order. Blocks without references
+        become free. Cached blocks are reused from the table's end, so that
         prefixes stay in the cache longest.
         """
         self.references[blocks] -= 1
@@ -70,7 +70,7 @@ def further_blocks(
     rows: ReadOnlyArray,
     num_tokens: np.ndarray | int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return which of `rows` need more blocks (indices into `rows`, intp), and how many each of them needs
+    """Return which of `rows` need more blocks (indices into `rows`, intp), and how many each row needs
     (int32).
 
     `num_tokens`: how many more tokens each row will hold, as an array or as one number for all rows. The
@@ -103,7 +103,7 @@ def block_extras(
     keyed by block number. Blocks without such facts have no entry.
 
     The facts are the media embeddings in the block or in the `ahead` tokens after it: for each run, the
-    item's hash, the run's position relative to the block, and the index of its first embedding. Block 0 also
+    item's hash, the run's position relative to the block, and its first embedding's index. Block 0 also
     has the hash of the tenant's salt and the adapter's digest. Each hash is followed by its length, so that
     equal bytes mean equal facts.
     """

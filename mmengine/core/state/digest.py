@@ -52,8 +52,8 @@ def checkpoint(state: State) -> ev.Checkpoint:
 
 
 def where_apart(state: State, logged: ev.Checkpoint) -> tuple[list[str], list[tuple[str, int]]]:
-    """Return the names of the columns in which `logged` differs from this state, and the requests that
-    differ, as (id, row or NO_ROW). The list of requests is empty if the two have different numbers of live
+    """Return the columns in which `logged` differs from this state, and the requests that
+    differ, as (id, row or NO_ROW). The request list is empty if the two have different numbers of live
     requests.
     """
     here = checkpoint(state)
@@ -73,7 +73,7 @@ def where_apart(state: State, logged: ev.Checkpoint) -> tuple[list[str], list[tu
 
 
 def differing_places(one: bytes, other: bytes) -> list[int]:
-    """Return the indices of the 4-byte checksums that differ. A checksum that only one side has differs
+    """Return which 4-byte checksums differ, by index. A checksum that only one side has differs
     too.
     """
     count = min(len(one), len(other)) // SHOWN_BYTES
@@ -90,7 +90,7 @@ _NOTHING = _hash(b"")
 
 
 class _Sums:
-    """Computes the columns that hold values of requests, and meanwhile a checksum for each request."""
+    """Computes the columns with requests' values, and meanwhile a checksum for each request."""
 
     def __init__(self, state: State):
         self._state, self._requests = state, list(state.requests.values())

@@ -2,7 +2,7 @@
 reviews.
 
 A draft level is the highest number among the drafters that draft: ALL_DRAFTERS, NO_DRAFTERS, or a number
-between. A bucket is a group of similar batch sizes (step_cost.py). A review chooses the draft level again.
+between. A bucket groups similar batch sizes (step_cost.py). A review chooses the draft level again.
 """
 
 from abc import ABC, abstractmethod
@@ -88,8 +88,8 @@ class DraftArbiter(ABC):
         return NO_DRAFTERS if self.rest_steps else self._level_for(num_rows)
 
     def draft_limits_of(self, rows: ReadOnlyArray) -> np.ndarray | None:
-        """Return how many drafts each of `rows` may have from each drafter, int32 [drafters, n]. An array of
-        the shape [0, 0] means no drafts, and None means no limit.
+        """Return how many drafts each of `rows` may have from each drafter, int32 [drafters, n]. An array
+        with the shape [0, 0] means no drafts, and None means no limit.
         """
         level = self.draft_level_after(len(rows))
         if level == NO_DRAFTERS:
@@ -196,7 +196,7 @@ class DraftArbiter(ABC):
 
     @abstractmethod
     def _level_for(self, num_rows: int) -> int:
-        """Return the draft level of a step with `num_rows` rows."""
+        """Return the draft level for a step with `num_rows` rows."""
 
     def _after(self, bucket: int, rows: np.ndarray) -> None:
         """Decide on the draft level after a decode-only step of this bucket, if a decision is due."""
@@ -233,7 +233,7 @@ class DraftArbiter(ABC):
         return self.costs.rate(self.bucket, level)
 
     def _limit(self, rows: np.ndarray) -> bool:
-        """Limit the drafts of `rows` to those that are likely enough to be accepted. Returns True if steps
+        """Limit the drafts for `rows` to those that are likely enough to be accepted. Returns True if steps
         with these limits must be measured before the level is chosen.
         """
         least = self.costs.least_chance(self.bucket, self.level)

@@ -18,7 +18,7 @@ class StepDrafts(NamedTuple):
 
 
 class DraftCounts(NamedTuple):
-    """Counts of the drafts and runs of a drafter or a request. A run is the drafts of one row in one step. It
+    """Drafts and runs, counted for a drafter or a request. A run is one row's drafts in one step. It
     gives the accepted drafts and one more token.
     """
 

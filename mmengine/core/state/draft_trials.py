@@ -1,9 +1,9 @@
 """Decides how much a trial of drafts may lose, and when the next trial begins.
 
 The class is an account of times in ns, computed from the step times in the log. While drafts are on, the time
-of each step with drafts (including a share of the time for reading prompts) is compared with the time that as
-many tokens take without drafts. After drafts were turned off, the next trial begins when the loss of the last
-trial is a small share of the time since then.
+for each step with drafts (including a share of the time for reading prompts) is compared with the time that
+as many tokens take without drafts. After drafts were turned off, the next trial begins when the last trial's
+loss is small in relation to the time since then.
 """
 
 from mmengine.core.state.step_cost import ENOUGH_DRAFTED, rows_of
@@ -77,8 +77,8 @@ class DraftTrials:
         return bucket in self.waits and self.clock_ns < self.waits[bucket][1]
 
     def steps_left(self, bucket: int, plain_ns: int) -> int:
-        """Return how many steps of `plain_ns` are left until the next trial in this bucket. The waiting times
-        of buckets with up to 1.5 times as many rows count too."""
+        """Return how many steps of `plain_ns` are left until the next trial in this bucket. The waiting
+        times for buckets with up to 1.5 times as many rows count too."""
         rows = rows_of(bucket)
         untils = [until for other, (_, until) in self.waits.items() if 2 * rows_of(other) <= 3 * rows]
         return -(-max(max(untils, default=0) - self.clock_ns, 0) // max(plain_ns, 1))

@@ -11,7 +11,7 @@ from mmengine.request import Request
 
 
 class Part(NamedTuple):
-    """A part of an item that is encoded over several steps: the work from `start` to `until`, in the units of
+    """An item's part that is encoded over several steps: the work from `start` to `until`, in the units of
     encoder_cache/work.py. `item`: the item's index in the request's media.
     """
 
@@ -23,7 +23,7 @@ class Part(NamedTuple):
 
 
 def work_done(part: Part | None, key: bytes) -> int:
-    """Return how much of the work on the item with this key is done. `part`: the last scheduled part of any
+    """Return how much work on the item with this key is done. `part`: the last scheduled part of any
     item, or None.
     """
     return part.until if part is not None and part.key == key else 0

@@ -10,7 +10,7 @@ import numpy as np
 
 
 class FreeList:
-    """The free blocks of a pool. Block 0, which pads batches, is never free."""
+    """A pool's free blocks. Block 0, which pads batches, is never free."""
 
     def __init__(self, num_blocks: int):
         self.num_free = num_blocks - 1
@@ -66,7 +66,7 @@ class FreeList:
         return stack[on_stack], queue[self._is_live(queue, self._queue_stamp[self._head : self._tail])]
 
     def fill(self, stack: np.ndarray, queue: np.ndarray) -> None:
-        """Restore the result of `lines`. Raises ValueError if a block occurs twice, and for block 0."""
+        """Restore what `lines` returned. Raises ValueError if a block occurs twice, and for block 0."""
         blocks = np.concatenate((stack, queue))
         if len(np.unique(blocks)) < len(blocks) or (blocks < 1).any():
             raise ValueError("the free list holds a block twice, or the dummy")
@@ -89,7 +89,7 @@ class FreeList:
             self._trim()
 
     def give_front(self, blocks: np.ndarray) -> None:
-        """Add blocks without content; the last of them is given out next."""
+        """Add blocks without content; the last block is given out next."""
         if self._top + len(blocks) > len(self._stack):
             self._top = _compact(self, self._stack, self._stack_stamp, 0, self._top)
         end = self._top + len(blocks)
@@ -99,7 +99,7 @@ class FreeList:
         self.num_free += len(blocks)
 
     def give_back(self, blocks: np.ndarray) -> None:
-        """Add blocks with content at the end of the queue. The first of them is given out first."""
+        """Add blocks with content at the queue's end. The first block is given out first."""
         if self._tail + len(blocks) > len(self._queue):
             self._tail = _compact(self, self._queue, self._queue_stamp, self._head, self._tail)
             self._head = 0
@@ -116,7 +116,7 @@ class FreeList:
         return self._stamp[blocks] == stamps
 
     def _trim(self) -> None:
-        """Drop dead entries from the top of the stack and the head of the queue."""
+        """Drop dead entries from the stack's top and the queue's head."""
         while self._top:
             low = max(0, self._top - 256)
             live = self._is_live(self._stack[low : self._top], self._stack_stamp[low : self._top])
@@ -136,7 +136,7 @@ class FreeList:
 
 
 def _compact(owner: FreeList, blocks: np.ndarray, stamps: np.ndarray, start: int, end: int) -> int:
-    """Move the live entries of [start, end) to the front of the array and return their number."""
+    """Move the live entries in [start, end) to the front of the array and return their number."""
     live = owner._is_live(blocks[start:end], stamps[start:end])
     kept = int(live.sum())
     blocks[:kept], stamps[:kept] = blocks[start:end][live], stamps[start:end][live]

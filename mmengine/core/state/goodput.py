@@ -3,22 +3,22 @@ time.
 
 The name and the aim come from goodput in SmartSpec (Liu et al., "Optimizing Speculative Decoding for Serving
 Large Language Models Using Goodput", arXiv 2406.14066): accepted tokens per time. SmartSpec predicts goodput
-from a linear model for a step's time and from acceptance rates. Here the goodput of a draft level is
-measured, and only the number of drafts of a row is computed from their chance to be accepted.
+from a linear model for a step's time and from acceptance rates. Here a draft level's goodput is
+measured, and only a row's draft count is computed from their chance to be accepted.
 
-The arbiter is a fold over the times and tokens of steps. It uses only integers, so that a replay of the log
+The arbiter is a fold over steps' times and tokens. It uses only integers, so that a replay of the log
 makes the same choices. For each bucket of batch sizes there are several draft levels: no drafter drafts, all
 drafters draft, or all except the last ones. A level's goodput is computed from its last few steps
 (step_cost.py) and from the time for reading prompts for drafts (prompt_cost.py). Within a level, each row has
 as many drafts as are likely enough to be accepted: draft j has the chance p^j, where p is estimated for each
 row and drafter.
 
-Avoiding a loss of time is more important than a gain. A trial of drafts is compared with steps without drafts
-that ran just before. If a trial loses too much, it ends at once, and the next trial waits until this loss is
-a small share of the time since then (draft_trials.py). A loss also counts for larger batches, and a gain for
+Avoiding a loss of time is more important than a gain. A trial is compared with steps without drafts that ran
+just before. If a trial loses too much, it ends at once, and the next trial waits until this loss is small in
+relation to the time since then (draft_trials.py). A loss also counts for larger batches, and a gain for
 smaller batches.
 
-A change of the level costs time, because a head that did not draft must first read the tokens that it missed.
+A level change costs time, because a head that did not draft must first read the tokens that it missed.
 So the level is reviewed when requests arrive and then every few steps, and a shrinking batch keeps its level.
 """
 
@@ -75,7 +75,7 @@ class Goodput(DraftArbiter):
         yield from ((self.trials, name) for name in draft_trials.COUNTERS)
 
     def _level_for(self, num_rows: int) -> int:
-        """Return the level of a step with `num_rows` rows. After arrivals, this is the best known level of
+        """Return the level for a step with `num_rows` rows. After arrivals, this is the best known level of
         the
         bucket."""
         if not self.has_arrivals or self.steps - self.turned_off_at < SETTLED:
@@ -86,13 +86,13 @@ class Goodput(DraftArbiter):
         return self.levels[bucket] if bucket in self.levels else self._presumed(bucket)
 
     def _is_another_batch(self, num_rows: int) -> bool:
-        """Return whether a new, larger batch arrived. A rest that began with the last rows of the old batch
+        """Return whether a new, larger batch arrived. A rest that began with the old batch's last rows
         must then end, because the heads can only read the new prompts now.
         """
         return self.has_arrivals and num_rows > 2 * self.num_rows
 
     def _presumed(self, bucket: int) -> int:
-        """Return the level to use for a bucket without measurements. This is the level of the next larger
+        """Return the level to use for a bucket without measurements. This is the level from the next larger
         bucket in which drafters draft. If there is none, all drafters draft in small batches.
         """
         larger = [other for other, way in self.levels.items() if other > bucket and way != NO_DRAFTERS]
@@ -127,7 +127,7 @@ class Goodput(DraftArbiter):
         super().record_step(rows, drafts, tokens, made, ns, only_decodes, level, reading_ns)
 
     def _enter(self, bucket: int, level: int) -> None:
-        """Switch to `level`, the known or presumed level of the bucket, after requests joined the batch."""
+        """Switch to `level`, the bucket's known or presumed level, after requests joined the batch."""
         if level != NO_DRAFTERS and self.level == NO_DRAFTERS:
             self._turn_on()
             self.trials.begin(is_proven=(self.costs.rate(bucket, level) or 0) > ONE)
@@ -193,7 +193,7 @@ class Goodput(DraftArbiter):
         self.level = self.levels[self.bucket] = level
 
     def _try(self, plain_ns: int) -> None:
-        """Let all drafters draft, if a trial is due and the time of steps without drafts is known."""
+        """Let all drafters draft, if a trial is due and the time for steps without drafts is known."""
         self.until_review = SETTLED
         if self.steps - self.turned_off_at < SETTLED or self.bucket != self.full_bucket:
             return
@@ -225,7 +225,7 @@ class Goodput(DraftArbiter):
         self.turned_off_at, self.until_review, self.retimed_bucket = self.steps, SETTLED, NO_BUCKET
 
     def _needs_rest(self) -> bool:
-        """Return whether the time of steps without drafts must be measured (again)."""
+        """Return whether the time for steps without drafts must be measured (again)."""
         if not self.costs.knows_plain(self.bucket):
             return True
         rate = self._rate(self.level)

@@ -1,8 +1,8 @@
 """Slots for grammars that many requests share, so that a log stores each such grammar once.
 
 A QUEUED event names a slot. If the event also has the grammar's source, the source is stored in the slot.
-Otherwise the request uses the grammar that the slot stores. The contents of the slots depend only on the
-log's events. `mmengine log verify` derives the slot of each event again.
+Otherwise the request uses the grammar that the slot stores. The slots' contents depend only on the
+log's events. `mmengine log verify` derives each event's slot again.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ LONGEST = 2**20  # characters; a longer grammar gets no slot, which bounds the s
 
 
 class GrammarSlots:
-    """A log's slots, in the order of their last use. The most recently used slot is the last."""
+    """A log's slots, ordered by last use. The most recently used slot is the last."""
 
     def __init__(self) -> None:
         self._slots: dict[int, tuple[str, str]] = {}  # slot -> (kind, source)

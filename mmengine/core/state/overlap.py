@@ -1,12 +1,12 @@
 """Decides whether the next step is decided while a step runs, if `max_in_flight` allows it.
 
-The next step waits if it depends on the running step's result: on the number of accepted drafts, or on the
+The next step waits if it depends on the running step's result: on how many drafts are accepted, or on the
 drafts that the step returns. Then the whole step waits, and not only the rows with drafts. If these rows were
-left out of every other step, they would decode at half the speed: the batch would split into two halves that
+left out in every other step, they would decode at half the speed: the batch would split into two halves that
 alternate, and each half would be as slow as the whole batch. If a row ends with its next token, only this row
-is left out of the next step (core/decide/running.py).
+is left out in the next step (core/decide/running.py).
 
-A grammar needs a row's last token to mask the logits of the next token. Only sampling needs the mask: the
+A grammar needs a row's last token to mask the next token's logits. Only sampling needs the mask: the
 forward pass does not, and the executor samples after it has the previous step's tokens. A row with a grammar
 and `on_truncation` "close" makes the step wait, because the engine may change the row's text after sampling,
 and the row must continue from the changed text.

@@ -3,8 +3,8 @@
 The content of a block is the content before it, its token ids, and its extra digest (media and salt). Each
 distinct content gets a number, the content id. A block's hash key is the sum of its parent's content id times
 an odd factor, its token ids times odd factors, and a hash of the extra digest, modulo 2^64. A lookup also
-compares parent, tokens and extra digest themselves. A hit is therefore exact, by induction over the blocks of
-a prefix. A key collision only causes a miss.
+compares parent, tokens and extra digest themselves. A hit is therefore exact, by induction over a prefix's
+blocks. A key collision only causes a miss.
 """
 
 import zlib
@@ -23,7 +23,7 @@ _PARENT_FACTOR = 0x9E3779B97F4A7C15
 
 
 class PrefixIndex:
-    """The prefix index of a block pool. For each block it has the content id (or NO_CONTENT), the parent's
+    """A block pool's prefix index. For each block it has the content id (or NO_CONTENT), the parent's
     content id, the tokens and the hash key. `width`: how many tokens determine a block's content: the block
     size, or one more.
     """
@@ -44,7 +44,7 @@ class PrefixIndex:
         self._factors = np.array(powers, np.uint64)
 
     def token_parts(self, tokens: np.ndarray) -> np.ndarray:
-        """Return each block's part of the key that depends on its tokens, uint64 [n]. `tokens`: int32 [n,
+        """Return the part of each block's key that depends on its tokens, uint64 [n]. `tokens`: int32 [n,
         width].
         """
         return tokens.astype(np.uint64) @ self._factors
@@ -59,7 +59,7 @@ class PrefixIndex:
         return NO_BLOCK
 
     def find_first(self, tokens: np.ndarray, extras: dict[int, bytes]) -> np.ndarray:
-        """Return the blocks, int32, that hold the longest known prefix of a sequence. Each block's parent is
+        """Return the blocks, int32, that hold a sequence's longest known prefix. Each block's parent is
         the block before it. `tokens`: int32 [n, width]. `extras`: index into `tokens` -> extra digest.
         """
         blocks, parent = list[int](), ROOT
@@ -105,7 +105,7 @@ class PrefixIndex:
     def insert_chain(
         self, blocks: np.ndarray, parent: int, tokens: np.ndarray, extras: dict[int, bytes]
     ) -> int:
-        """Record the contents of n consecutive blocks of one row. Each block is the parent of the next block.
+        """Record the contents of one row's n consecutive blocks. Each block is the parent of the next block.
         Returns the last block's content id, or NO_CONTENT if a key collided. Blocks from the first collision
         on are not recorded.
 

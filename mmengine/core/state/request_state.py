@@ -1,4 +1,4 @@
-"""The state of one live request, apart from the columns of its row."""
+"""One live request's state, apart from its row's columns."""
 
 from dataclasses import dataclass, field
 
@@ -19,7 +19,7 @@ NO_BLOCKS = np.zeros(0, np.int32)
 
 @dataclass(slots=True, eq=False, repr=False)
 class RequestState:
-    """The state of one live request. `arrival`: the request's number in order of arrival, from 0. `rank`: the
+    """One live request's state. `arrival`: the request's number in arrival order, from 0. `rank`: the
     request's sort key in the waiting queue.
     """
 
@@ -103,7 +103,7 @@ def queued_of(request: Request) -> Queued:
 
 
 def media_keys_of(request: Request) -> tuple[bytes, ...]:
-    """Return the encoder cache's key of each media item in the request."""
+    """Return the encoder cache's key for each media item in the request."""
     return tuple(
         encoder_key(item.mm_hash, request.cache_salt, request.visual_adapter) for item in request.media
     )

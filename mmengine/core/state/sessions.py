@@ -1,6 +1,6 @@
-"""Sessions: chains of requests, and the KV blocks that a session keeps between its requests.
+"""Sessions: request chains, and the KV blocks that a session keeps between its requests.
 
-A session has the tokens and media of its requests, and the positions where the requests began. The next
+A session has its requests' tokens and media, and the positions where the requests began. The next
 request continues after these tokens, and its prefix hits find the computed blocks. To protect these blocks
 from eviction, a session holds a *lease*: references to the full blocks of its tokens. All leases together
 have a limit. If a request would otherwise wait or be preempted, leases are shortened from their end,
@@ -21,8 +21,8 @@ IDLE = "idle"  # the reason in SESSIONCLOSED if the session was not used
 
 
 class Chunk(NamedTuple):
-    """The part of a session that one request added. `start`: the position of its first token. `num_outputs`:
-    how many of its last tokens are the answer. The other fields are as in APPENDED.
+    """A session's part that one request added. `start`: its first token's position. `num_outputs`:
+    how many tokens at its end are the answer. The other fields are as in APPENDED.
     """
 
     start: int
@@ -33,8 +33,8 @@ class Chunk(NamedTuple):
 
 
 class Place(NamedTuple):
-    """How the running request continues its session: the fields of APPENDED. `num_kept` is at most the number
-    of tokens in the session.
+    """How the running request continues its session: the fields in APPENDED. `num_kept` is at
+    most the session's length.
     """
 
     num_kept: int
@@ -45,8 +45,8 @@ class Place(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class SessionState:
-    """One open session. `tokens`: int32. `live`: the id of the session's unfinished request, or NO_REQUEST.
-    `leased`: the leased blocks in order, int32. `used`: the time of the last lease on `Sessions.clock`.
+    """One open session. `tokens`: int32. `live`: the session's unfinished request, or NO_REQUEST.
+    `leased`: the leased blocks in order, int32. `used`: the last lease's time on `Sessions.clock`.
     """
 
     session_id: str
@@ -83,7 +83,7 @@ class Sessions:
 
     @property
     def num_leased(self) -> int:
-        """The number of leased blocks; a block that two sessions hold counts twice."""
+        """How many blocks are leased; a block that two sessions hold counts twice."""
         return sum(len(session.leased) for session in self.all.values())
 
     def leased(self) -> np.ndarray:

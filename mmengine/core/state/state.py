@@ -1,4 +1,4 @@
-"""The engine's state: the result of applying all events so far. Most values are columns with one entry for
+"""The engine's state: the result of all events so far. Most values are columns with one entry for
 each row.
 
 Only `evolve` writes to a state. Decisions read the state through a `View`, which has no writing methods. A
@@ -39,7 +39,7 @@ class History:
         self._digest = bytes(16)
 
     def update(self, piece: bytes) -> None:
-        """Add a piece, such as the bytes of token ids."""
+        """Add a piece, such as token ids as bytes."""
         self._digest = hashlib.blake2b(self._digest + piece, digest_size=16).digest()
 
     def digest(self) -> bytes:
@@ -52,7 +52,7 @@ class History:
 
 
 class State(Columns[np.ndarray]):
-    """One engine's state: the columns of its rows, its requests, its pools and the open step."""
+    """One engine's state: its rows' columns, its requests, its pools and the open step."""
 
     def __init__(self, config: EngineConfig):
         self.config = config
@@ -113,7 +113,7 @@ class State(Columns[np.ndarray]):
         self.reset_step()
 
     def reset_step(self) -> None:
-        """Reset the budgets and lists of the open step."""
+        """Reset the open step's budgets and lists."""
         self.is_open = False
         self.preempted_in_step = False
         self.tokens_left = self.config.token_budget
@@ -154,7 +154,7 @@ class State(Columns[np.ndarray]):
         return state
 
     def weigh_media(self, req_state: RequestState) -> None:
-        """Compute the encoder work of the request's items, if a step has a limit for this work."""
+        """Compute the encoder work for the request's items, if a step has a limit for this work."""
         piece, even = self.config.encoder_piece, self.config.encoder_even_patches
         media = req_state.request.media
         if piece and media:
@@ -170,7 +170,7 @@ class State(Columns[np.ndarray]):
         return self.flights[0].filled if self.flights else self.step_filled
 
     def due(self) -> np.ndarray:
-        """Return the indices into `step_rows`, intp, of the rows that sample: after the step, all of their
+        """Return the indices into `step_rows`, intp, for the rows that sample: after the step, all of their
         known and pending tokens are computed.
         """
         if self.due_places is None:
@@ -188,7 +188,7 @@ class State(Columns[np.ndarray]):
         return rows if len(due) == len(rows) else rows[due]
 
     def step_of(self, event: ev.Event) -> int:
-        """Return the number of the step to which `event` belongs if it is the next event: the oldest step in
+        """Return the step to which `event` belongs if it is the next event: the oldest step in
         flight for EXECUTED and FAILED, else the open or next step.
         """
         returns = isinstance(event, (ev.Executed, ev.Failed))

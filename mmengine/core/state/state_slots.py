@@ -1,4 +1,4 @@
-"""The pool of state slots: which row holds a slot, and which kept states the other slots hold.
+"""The state slots' pool: which row holds a slot, and which kept states the other slots hold.
 
 A slot holds one sequence's recurrent states in all layers that have such states. A row holds a slot from its
 admission to its end. A free slot may hold a *kept* state: the state after a full block, which is found by the
@@ -13,7 +13,7 @@ from mmengine.events.vocabulary import NO_STATE
 
 
 class StateSlots:
-    """The state slots of one engine, as arrays with an entry for each slot. `block_content`: the content id
+    """One engine's state slots, as arrays with an entry for each slot. `block_content`: the content id
     of
     each KV block, int64. Only `evolve` calls methods that change the slots."""
 
@@ -78,7 +78,7 @@ class StateSlots:
         return self.held, self.content, self.block, self.used
 
     def fill(self, columns: tuple[np.ndarray, ...], clock: int) -> None:
-        """Restore the result of `columns`. Raises ValueError if the arrays contradict each other."""
+        """Restore what `columns` returned. Raises ValueError if the arrays contradict each other."""
         for mine, values in zip(self.columns(), columns, strict=True):
             mine[:] = values
         self.num_free, self.clock = int(np.count_nonzero(~self.held)), clock
@@ -95,16 +95,16 @@ class StateSlots:
 
 
 def any_due(keep_at: ReadOnlyArray | np.ndarray, num_computed: ReadOnlyArray | np.ndarray) -> bool:
-    """Return whether some row may have a state to keep, if all of its drafts are accepted. Most steps have no
+    """Return whether some row may have a state to keep, if all its drafts are accepted. Most steps have no
     such row, and comparing whole columns is faster than selecting the step's rows.
     """
     return bool((keep_at <= num_computed).any())
 
 
 def next_kept(after: int, num_prompt: int, num_shared: int, every: int, block_size: int) -> int:
-    """Return the next number of tokens above `after` after which a row's state is kept, or NEVER.
+    """Return after how many tokens, more than `after`, a row's state is kept, or NEVER.
 
-    States are kept at multiples of `every` (rounded up to full blocks), at the end of the prefix that was
+    States are kept at multiples of `every` (rounded up to full blocks), after the prefix that was
     cached at admission (`num_shared`), and at the last full block before the prompt's last token. A request
     with the same prompt starts there, because it computes the last token for its logits.
     """

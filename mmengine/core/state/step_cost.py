@@ -1,9 +1,9 @@
-"""Measures decode-only steps with and without drafts, for each number of rows.
+"""Measures decode-only steps with and without drafts, for each row count.
 
-A bucket is a group of similar numbers of rows. For each bucket the last few steps of each kind are kept:
+A bucket groups similar row counts. For each bucket the last few steps of each kind are kept:
 steps without drafts and, for each draft level, steps that verified drafts. With two steps in flight, steps
-after which drafters could draft count as steps with drafts too, because the loop waits for them. The gain of
-a draft level is the tokens per time of its steps, relative to the lower quartile of the steps without drafts.
+after which drafters could draft count as steps with drafts too, because the loop waits for them. A draft
+level's gain is its steps' tokens per time, relative to the lower quartile of the steps without drafts.
 A time counts as at most 1.5 times the usual time, because other work on the machine can make a single step
 much longer. If a bucket has too few steps without drafts, a similar bucket is used.
 """
@@ -33,7 +33,7 @@ class StepCosts:
 
     @staticmethod
     def bucket(num_rows: int) -> int:
-        """Return the bucket of a row count. Each number up to 8 has its own bucket. Larger numbers with the
+        """Return a row count's bucket. Each number up to 8 has its own bucket. Larger numbers with the
         same length in bits and the same first three bits share a bucket.
         """
         shift = max(0, num_rows.bit_length() - 3)
@@ -69,7 +69,7 @@ class StepCosts:
         return self._plain_of(bucket) is not None
 
     def plain_ns(self, bucket: int, num_rows: int) -> int:
-        """Return the time of a step with `num_rows` rows without drafts; 0: unknown."""
+        """Return the time for a step with `num_rows` rows without drafts; 0: unknown."""
         return (self._plain_of(bucket) or 0) * (num_rows + _OFFSET)
 
     def rate(self, bucket: int, level: int, beside_ns: int = 0) -> int | None:
@@ -90,10 +90,10 @@ class StepCosts:
         return _capped(steps, ns, num_rows, drafts) if drafts and len(steps) >= MEMORY // 4 else ns
 
     def least_chance(self, bucket: int, level: int) -> int:
-        """Return the least chance of acceptance at which a draft is worth its time, in 1/65536; 0: unknown.
+        """Return the least acceptance chance at which a draft is worth its time, in 1/65536; 0: unknown.
 
-        The chance is a third of the time of a draft relative to the best time of a token. A third, because
-        the drafts of a step share part of their cost.
+        The chance is a draft's time relative to a token's best time, divided by
+        3, because a step's drafts share some cost.
         """
         steps, plain = self._drafted.get((bucket, level), ()), self._plain_of(bucket)
         if plain is None or not _are_enough(steps):
@@ -129,8 +129,8 @@ class StepCosts:
         self.since_plain = dict(since_plain)
 
     def _plain_of(self, bucket: int) -> int | None:
-        """Return the time of a row in a step without drafts, in ns, or None if this is not known. The time is
-        that of the nearest measured bucket with between half and twice as many rows.
+        """Return a row's time in a step without drafts, in ns, or None if this is not known. It
+        comes from the nearest measured bucket with between half and twice as many rows.
         """
         rows, found = rows_of(bucket), None
         for other, times in self._plain.items():
@@ -142,7 +142,7 @@ class StepCosts:
 
 
 def rows_of(bucket: int) -> int:
-    """Return the smallest number of rows of a bucket."""
+    """Return a bucket's smallest row count."""
     shift = bucket // 4 - 1
     return bucket if bucket <= 8 else (4 + bucket % 4) << shift
 

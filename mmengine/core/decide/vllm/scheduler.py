@@ -63,8 +63,8 @@ class VllmAdmission(Admission):
     def padding(self, view: View, num_computed: int) -> int:
         """Return how many placeholders give the request as many tokens as the step's decoding rows have.
 
-        vLLM pads if all running rows of the step decode, so that all rows have equal lengths. A prompt of one
-        token that runs alone does not count as a decoding row.
+        vLLM pads if all running rows in the step decode, so that all rows have equal lengths. A prompt of
+        one token that runs alone does not count as a decoding row.
         """
         num_drafts = view.config.num_draft_tokens
         if not num_drafts or num_computed + num_drafts + 2 > view.config.max_model_len:
