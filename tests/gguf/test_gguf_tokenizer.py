@@ -1,4 +1,4 @@
-"""Tests that a GGUF file's vocabulary becomes tokenizer.json and tokenizer_config.json."""
+"""Tests that a GGUF file's vocabulary is converted to tokenizer.json and tokenizer_config.json."""
 
 import json
 
@@ -76,7 +76,9 @@ def test_padding_tokens_are_never_text(opened):
 
 
 def test_special_tokens_at_the_end_are_added_ones_only(opened):
-    """Return tokens as in the models' tokenizer.json, such that no merge can make a special token."""
+    """Special tokens at the end of the list are not in the BPE vocabulary, as in the models' tokenizer.json.
+    So no merge can give a special token.
+    """
     tokens = [*BYTES, "he", "ll", "hell", "<|start|>", "<|end|>"]
     types = [1] * 259 + [3, 3]
     told = opened(
@@ -119,7 +121,7 @@ def test_other_options_of_the_pre_tokenizer(opened):
     whole = {"tokens": (ARRAY, (STRING, tokens)), "token_type": (ARRAY, (INT32, [3, 3, *[1] * 260]))}
     for pre, ids in (("llama-bpe", [261]), ("smollm", [2 + byte for byte in b"lo"])):
         found = made(opened(pre, **whole).file("tokenizer.json")).encode("lo", add_special_tokens=False).ids
-        assert found == ids, "a piece that is a token, which no merge makes"
+        assert found == ids, "lo is a token, but no merge gives it"
 
 
 def test_the_file_decides_about_the_bos_token(opened):
@@ -203,7 +205,7 @@ def test_errors_name_the_wrong_field(opened, name):
 
 
 def test_a_merge_to_a_special_token(opened):
-    """Text would become structure."""
+    """Such a merge would let a user's text be encoded to a special token."""
     tokens = ["<|start|>", "<|end|>", *BYTES, "<|", "start|>", "xx", "yy", "zz"]
     merges = ["< |", "<| start|>"]
     with pytest.raises(ModelError, match=r"merge '<\| start\|>' does not join two tokens to one"):

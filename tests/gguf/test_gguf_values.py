@@ -1,4 +1,4 @@
-"""Test a GGUF file's tensors: exact values, rows in transformers' order, and small memory use."""
+"""Tests reading a GGUF file's tensors: exact values, the order of rows, and low memory use."""
 
 import tracemalloc
 
@@ -54,7 +54,7 @@ def test_a_product_and_a_sum_are_each_rounded():
 
 
 def q6_k_by_hand(block: bytes) -> list[np.float32]:
-    """Decode a block value by value, as ggml's dequantize_row_q6_K does."""
+    """Decode a Q6_K block one value at a time, as ggml's dequantize_row_q6_K does."""
     scale, found = np.frombuffer(block[208:], "<f2")[0].astype(np.float32), [np.float32(0)] * 256
     for half in range(2):
         for l in range(32):  # noqa: E741
@@ -98,7 +98,9 @@ def whole(entry) -> np.ndarray:
 
 
 def as_llama_cpp_stores(rows: np.ndarray, heads: int) -> np.ndarray:
-    """Permute a matrix or a bias as the converter does: halves of a head become pairs."""
+    """Permute the rows of a matrix or a bias as llama.cpp's converter does: row i of a head's first half and
+    row i of its second half become neighbours.
+    """
     split = rows.reshape(heads, 2, len(rows) // heads // 2, *rows.shape[1:])
     return split.swapaxes(1, 2).reshape(rows.shape)
 
@@ -144,7 +146,7 @@ def test_pieces_of_any_size_make_the_same_rows(opened, monkeypatch, kind, heads,
 def test_codes_decode_to_the_values(opened, monkeypatch, kind, heads, piece):
     blocks = np.frombuffer(packed(kind, (48, 64), seed=5), np.uint8).reshape(-1, BLOCKS[kind][2]).copy()
     if kind == "Q8_0":
-        blocks[:, 2:][blocks[:, 2:] == 0x80] = 0  # -128: a code that no writer produces.
+        blocks[:, 2:][blocks[:, 2:] == 0x80] = 0  # Replace -128, a code that no writer produces.
     (entry,) = opened([Tensor("q", kind, (48, 64), blocks.tobytes())], {"q": heads}).values()
     expected = whole(entry)
     monkeypatch.setattr(tensors_module, "PIECE_VALUES", piece)
@@ -255,7 +257,7 @@ def test_a_reader_cuts_for_ranks(small, name, axis):
 
 
 def test_llama_rows_are_reordered_and_qwen_rows_are_not(tmp_path):
-    """Read the same bytes under two architectures: only llama's q and k are permuted."""
+    """The same bytes are read as two architectures. Only llama's q and k rows are reordered."""
     found = {}
     for architecture in ("llama", "qwen3"):
         path = tmp_path / f"{architecture}.gguf"
@@ -269,7 +271,9 @@ def test_llama_rows_are_reordered_and_qwen_rows_are_not(tmp_path):
 
 
 def test_a_large_tensor_is_read_in_little_memory(opened):
-    """The file has 16 million values; the reader's own 64 MiB belong to torch."""
+    """The tensor has 16 million values. torch allocates the 64 MiB for the result, which tracemalloc does not
+    count.
+    """
     (entry,) = opened([Tensor("q", "Q8_0", (4096, 4096), bytes(4096 * 4096 // 32 * 34))], {"q": 32}).values()
     with open_reader({"q": entry}, torch.device("cpu"), torch.float32) as reader:
         tracemalloc.start()

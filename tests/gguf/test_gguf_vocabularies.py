@@ -1,7 +1,8 @@
-"""Test GGUF tokenizers with the real vocabularies from Qwen, Llama 3, StarCoder and GPT-2.
+"""Tests GGUF tokenizers with the real vocabularies of Qwen, Llama 3, StarCoder, GPT-2 and SmolLM.
 
-The expected ids come from llama.cpp's test cases, which the models' own tokenizers made. Random texts are
-compared with the tokenizer that transformers reads from the same GGUF file.
+The expected ids come from llama.cpp's test cases, which were computed with the models' original tokenizers.
+For random texts, the ids are compared with those of the tokenizer that transformers reads from the same GGUF
+file.
 """
 
 import json
@@ -18,7 +19,7 @@ from tests.gguf.texts import texts
 COUNTS = {"qwen2": 10_000, "llama-bpe": 2_000, "smollm": 2_000}
 DOCS = Path(__file__).parents[2] / "docs"
 SEPARATOR = "\n__ggml_vocab_test__\n"
-# The small vocabularies have no tokens for the first UTF-8 byte of characters from here on.
+# SmolLM's vocabulary has no token for the first UTF-8 byte of this character and later ones.
 LOWEST_UNSPELLED = 0x40000
 
 
@@ -45,9 +46,9 @@ def test_llama_cpps_own_cases(name):
 
 
 def theirs(name) -> tokenizers.Tokenizer:
-    """Return the tokenizer from AutoTokenizer.from_pretrained(gguf_file=), with two corrections. Without the
-    corrections, transformers' tokenizer fails two llama.cpp cases: it does not split off digits first, and it
-    merges pieces that are already tokens.
+    """Return the tokenizer that transformers reads from the GGUF file, with two corrections. Without them, it
+    fails two of llama.cpp's cases, because it does not split digits first, and merges pieces that are already
+    tokens.
     """
     integration = pytest.importorskip("transformers.integrations.gguf")
     architecture, found, _ = integration.get_gguf_tokenizer(str(path_of(name)))
@@ -62,8 +63,8 @@ def theirs(name) -> tokenizers.Tokenizer:
 
 @pytest.mark.parametrize("name", COUNTS)
 def test_random_texts_beside_transformers(name):
-    """Compare the ids, and decode the ids again. Qwen's tokenizer.json normalises texts (NFC), which GGUF
-    files do not record.
+    """The ids equal those of transformers' tokenizer, and decode to the text. Qwen's texts are normalised
+    (NFC) before, because GGUF files do not record that Qwen's tokenizer.json normalises.
     """
     (tokenizer, data), other = ours(name), theirs(name)
     compose = tokenizers.normalizers.NFC().normalize_str if name == "qwen2" else str
@@ -113,8 +114,8 @@ def test_special_tokens(name, count, special):
 
 
 def test_qwens_ids_without_a_token():
-    """The file has names for 290 embedding rows without a token, which a converter added. No text may be
-    encoded to such a row.
+    """The converter added padding tokens to the file, for 290 embedding rows that no token uses. No text may
+    be encoded to such an id.
     """
     tokenizer, _ = ours("qwen2")
     assert tokenizer.id_to_token(151_646) is None

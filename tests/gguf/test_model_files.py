@@ -1,4 +1,4 @@
-"""Tests that a folder and a GGUF file give access to a model's files in the same way."""
+"""Tests that a model's files can be read in the same way from a folder and from a GGUF file."""
 
 import json
 
@@ -27,7 +27,7 @@ TEMPLATE = "{% for m in messages %}<|start|>{{ m.content }}{{ eos_token }}{% end
 
 @pytest.fixture
 def both(tmp_path):
-    """Return a GGUF file, and a folder with the same tokens and tensor names."""
+    """Return a GGUF file, and a folder with the same config, tokenizer and weights."""
     path, folder = tmp_path / "model.gguf", tmp_path / "folder"
     path.write_bytes(write(model("qwen3") + vocabulary(), weights("F32")).data)
     folder.mkdir()

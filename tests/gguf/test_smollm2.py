@@ -1,4 +1,6 @@
-"""Tests SmolLM2-135M-Instruct from its GGUF file: config, template and weights, which answer a question."""
+"""Tests SmolLM2-135M-Instruct from its GGUF file: the config, the chat template, the weights, and the model's
+answer to a question.
+"""
 
 import json
 
@@ -82,7 +84,7 @@ def test_every_weight_equals_transformers_to_the_bit(model, weights):
 
 
 def test_the_model_answers(model, weights):
-    """Compute with transformers' network, using only data from the file."""
+    """transformers' network answers correctly with config, tokenizer and weights read from the file."""
     from transformers import LlamaConfig, LlamaForCausalLM  # Slow to import.
 
     tokenizer = tokenizers.Tokenizer.from_str(json.dumps(model.file("tokenizer.json")))

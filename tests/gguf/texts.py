@@ -1,5 +1,5 @@
-"""Random texts in every script, with features that tokenizers split differently: spaces, digits, marks,
-contractions.
+"""Generates random texts in many scripts, with character sequences that tokenizers split in different ways:
+spaces, digits, combining marks, contractions.
 """
 
 import random
@@ -29,7 +29,7 @@ RANGES = (
 
 
 def texts(count: int, seed: int, highest: int = 0x110000) -> Iterator[str]:
-    """Yield random texts. `highest` is the upper bound for code points."""
+    """Yield `count` random texts. `highest`: all code points are below this number."""
     rng = random.Random(f"texts {seed}")
     for _ in range(count):
         yield "".join(_piece(rng, highest) for _ in range(rng.randrange(50)))

@@ -1,4 +1,4 @@
-"""Write GGUF files for tests by the format's description, and record each header field's place."""
+"""Writes GGUF files for tests, following the format's description, and records where each header field is."""
 
 import struct
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ import numpy as np
 STRING, ARRAY = 8, 9
 FORMS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 UINT32, INT32, FLOAT32, BOOL, UINT64 = 4, 5, 6, 7, 10
-BLOCKS = {  # Values and bytes in a block, by type.
+BLOCKS = {  # For each type: its number, and a block's numbers of values and of bytes.
     "F32": (0, 1, 4),
     "F16": (1, 1, 2),
     "BF16": (30, 1, 2),
@@ -24,13 +24,13 @@ BLOCKS = {  # Values and bytes in a block, by type.
 class Tensor:
     name: str
     type: str
-    shape: tuple[int, ...]  # In torch's order.
+    shape: tuple[int, ...]  # In torch's order, the reverse of GGUF's.
     data: bytes
 
 
 @dataclass
 class Written:
-    """A written file. `spans` holds each header field's name, start and length in bytes."""
+    """A written file. `spans`: the name, start and length in bytes of each header field."""
 
     data: bytearray = field(default_factory=bytearray)
     spans: list[tuple[str, int, int]] = field(default_factory=list)
@@ -71,8 +71,8 @@ def write(
     alignment: int = 32,
     counts: tuple[int, int] | None = None,
 ) -> Written:
-    """Write a file. `metadata` holds keys, types and values; an array is (type, entries). `counts` replaces
-    the header's numbers of tensors and keys with wrong numbers.
+    """Return a GGUF file. `metadata`: keys, types and values; an array's value is (type, entries). `counts`:
+    wrong numbers of tensors and keys to write to the header.
     """
     out = Written(bytearray(b"GGUF"), [("magic", 0, 4)])
     num_tensors, num_keys = counts or (len(tensors), len(metadata))
@@ -101,7 +101,7 @@ def write(
 
 
 def packed(kind: str, shape: tuple[int, ...], seed: int) -> bytes:
-    """Return random tensor bytes, with finite, moderate scales and values."""
+    """Return the bytes of a random tensor whose scales and values are finite and not large."""
     rng = np.random.default_rng(seed)
     _, values, size = BLOCKS[kind]
     count = int(np.prod(shape)) // values
@@ -126,15 +126,15 @@ def tensor(name: str, kind: str, shape: tuple[int, ...], seed: int = 0) -> Tenso
 
 
 def byte_characters() -> list[str]:
-    """Return byte-level BPE's spelling for the bytes 0 to 255."""
+    """Return the characters that byte-level BPE uses for the bytes 0 to 255."""
     printing = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = iter(range(256, 512))
     return [chr(byte if byte in printing else next(others)) for byte in range(256)]
 
 
 def vocabulary(cut: str = "smollm", **more: tuple[int, Any]) -> list[tuple[str, int, Any]]:
-    """Return the keys for a small vocabulary: two special tokens, bytes, three merges, an added token and a
-    padding token. `more` holds additional or replaced keys, without the prefix `tokenizer.ggml.`.
+    """Return the metadata for a small vocabulary: two special tokens, bytes, three merges, an added token and
+    a padding token. `more`: keys to add or replace, without the prefix `tokenizer.ggml.`.
     """
     tokens = ["<|start|>", "<|end|>", *byte_characters(), "he", "ll", "hell", "<think>", "[PAD262]"]
     types = [3, 3, *[1] * 259, 4, 5]
@@ -151,8 +151,8 @@ def vocabulary(cut: str = "smollm", **more: tuple[int, Any]) -> list[tuple[str, 
 
 
 def model(architecture: str = "llama", **more: tuple[int, Any]) -> list[tuple[str, int, Any]]:
-    """Return the keys for a small model: 2 layers, hidden 64, 4 heads and 2 KV heads with 16 values,
-    intermediate 96, 263 tokens.
+    """Return the metadata for a small model: 2 layers, hidden size 64, 4 heads and 2 KV heads with 16 values
+    each, intermediate size 96. `more`: keys to add or replace, without the architecture as prefix.
     """
     keys: dict[str, tuple[int, Any]] = {
         "block_count": (UINT32, 2),
@@ -169,8 +169,8 @@ def model(architecture: str = "llama", **more: tuple[int, Any]) -> list[tuple[st
 
 
 def weights(kind: str = "Q4_1", *, head: bool = False, hidden: int = 64, ends: str = "") -> list[Tensor]:
-    """Return the tensors for `model`: matrices with the same type and float32 norms. `hidden` is the model's
-    embedding_length. `ends` is another type for the embedding and the head.
+    """Return the tensors for `model`: matrices of type `kind`, and float32 norms. `hidden`: the model's
+    embedding_length. `ends`: the type of the embedding and the head, if it differs from `kind`.
     """
     shapes = {"token_embd.weight": (263, hidden), "output_norm.weight": (hidden,)}
     square, half, up = (hidden, hidden), (hidden // 2, hidden), (96, hidden)

@@ -1,5 +1,5 @@
-"""A model hub on the loopback interface: the HTTP API calls that Hugging Face's and ModelScope's clients use
-for a model.
+"""A fake model hub on the loopback interface. It implements the HTTP calls that Hugging Face's and
+ModelScope's clients make for a model.
 """
 
 import hashlib
@@ -18,17 +18,17 @@ CHANGED = 1_600_000_000  # Each file's modification time.
 
 @dataclass
 class FakeHub:
-    """The hub's files and scripted failures. `asked` lists the received requests as "GET /path" with the
-    range.
+    """The hub's files and scripted failures. `asked`: the requests received, as method, path and Range
+    header.
     """
 
     revisions: dict[str, dict[str, bytes]]
     gated: bool = False
     cut_after: dict[str, int] = field(default_factory=dict)  # Cut the response after this many bytes, once.
     always_cut: bool = False
-    sent: dict[str, bytes] = field(default_factory=dict)  # Sent in place of the listed bytes.
-    gone: set[str] = field(default_factory=set)  # Listed but missing.
-    listed: dict[str, int] = field(default_factory=dict)  # Listed in addition, with sizes.
+    sent: dict[str, bytes] = field(default_factory=dict)  # Wrong bytes to send for a file.
+    gone: set[str] = field(default_factory=set)  # Files that are listed but cannot be fetched.
+    listed: dict[str, int] = field(default_factory=dict)  # Sizes of further files to list.
     asked: list[str] = field(default_factory=list)
     url: str = ""
 
@@ -37,7 +37,7 @@ class FakeHub:
         return hashlib.sha1(content.encode()).hexdigest()
 
     def files(self, revision: str) -> dict[str, bytes] | None:
-        """Return the files for a branch or a commit."""
+        """Return the files of a branch or a commit, or None if it does not exist."""
         for name, files in self.revisions.items():
             if revision in (name, self.commit(name)):
                 return files
@@ -119,7 +119,7 @@ class _Handler(BaseHTTPRequestHandler):
             name = next(each for each in hub.revisions if files is hub.revisions[each])
             etag = _sha256(files[file])
             return self._bytes(file, files[file], {"X-Repo-Commit": hub.commit(name), "ETag": f'"{etag}"'})
-        return self._error(401, "RepoNotFound")  # The answer does not tell whether the model is private.
+        return self._error(401, "RepoNotFound")  # Hugging Face sends 401 for private and for unknown models.
 
     def _modelscope(self, path: str, query: dict[str, str]) -> None:
         hub, model = self.hub, f"/api/v1/models/{REPO}"

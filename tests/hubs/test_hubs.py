@@ -1,4 +1,6 @@
-"""Test hub models with the real clients against a loopback hub; both hubs must behave alike."""
+"""Tests fetching hub models with the real clients from a fake hub. Most tests run for both hubs, which must
+behave alike.
+"""
 
 import json
 import os
@@ -56,7 +58,7 @@ def hub(name, tmp_path, monkeypatch):
         monkeypatch.setattr(constants, "ENDPOINT", hub.url)
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + template)
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hf"))
-        # The client stores whole chunks of a file.
+        # The client stores only whole chunks, so chunks must be small for a test of resuming.
         monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 100)
         monkeypatch.setenv("MODELSCOPE_ENDPOINT", hub.url)
         monkeypatch.setenv("MODELSCOPE_CACHE", str(tmp_path / "modelscope"))
@@ -82,7 +84,7 @@ def test_only_files_that_the_engine_reads_are_fetched(name, hub):
 
 
 def test_a_single_file_is_preferred_to_an_index(name, hub):
-    """The chosen files equal `weight_files` for the folder."""
+    """The weights that are fetched are the files that `weight_files` chooses in the folder."""
     hub.revisions["main"]["model.safetensors"] = WEIGHTS[:1000]
     folder = fetch_model(name)
     assert [path.name for path in weight_files(folder)] == ["model.safetensors"]
@@ -120,7 +122,7 @@ def test_bytes_that_differ_from_the_list_are_discarded(name, hub):
 
 
 def large_files():
-    """Return the files in the caches."""
+    """Return the weight files in the caches."""
     return [path for path in Path.cwd().rglob("*") if path.is_file() and path.stat().st_size >= LARGE]
 
 
@@ -178,7 +180,7 @@ def test_too_large_models_are_refused_before_the_download(name, hub, listed, wor
 
 
 def test_files_shared_with_another_commit_need_no_space(name, hub, monkeypatch):
-    """A commit that changes only a README leaves nothing to download."""
+    """After a commit that changes only a README, nothing must be downloaded."""
     if name.hub != "hf":
         pytest.skip("the cache of ModelScope has no commits")
     first = fetch_model(name)
@@ -253,7 +255,7 @@ def test_modelscope_without_its_client_tells_what_to_install(monkeypatch):
 
 
 def test_a_mirror_is_named_by_the_environment(tmp_path):
-    """The client reads HF_ENDPOINT when it is imported."""
+    """The test runs in a new process, because the client reads HF_ENDPOINT when it is imported."""
     with running(FakeHub({"main": WHOLE})) as hub:
         environment = os.environ | {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
         code = f"from mmengine.models.loader import resolve_folder; print(resolve_folder({REPO!r}))"

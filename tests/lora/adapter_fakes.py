@@ -1,5 +1,5 @@
-"""An engine without a model, for adapters: folders whose content is a word, and an executor whose answer
-names the adapter.
+"""An engine without a model for tests of adapters. An adapter's weights file contains any short text, and the
+executor's answers begin with the adapter's name.
 """
 
 from types import SimpleNamespace
@@ -10,7 +10,7 @@ from tests.serve.serve_fakes import EchoExecutor, builder
 
 
 class Adapted(EchoExecutor):
-    """Answers with the name of its adapter."""
+    """An executor whose answer begins with the name of the request's adapter."""
 
     def dispatch(self, plan):
         for admission in plan.admitted:
@@ -25,7 +25,7 @@ class Adapted(EchoExecutor):
 
 
 def read_adapter(model, folder, max_bytes, value_bytes):
-    """Return a folder's digest, which is stored in its weights file."""
+    """Return an adapter whose digest is the content of the folder's weights file."""
     data = (folder / WEIGHTS_FILE).read_bytes()
     if b"broken" in data:
         raise ModelError(f"{folder / WEIGHTS_FILE} is broken")

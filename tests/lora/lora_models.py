@@ -1,4 +1,6 @@
-"""Make a tiny vision-language model and PEFT adapters for it, and compute transformers' answers with each."""
+"""Makes a tiny vision-language model and PEFT adapters for it, and computes transformers' answers with each
+adapter.
+"""
 
 import torch
 from peft import LoraConfig, get_peft_model
@@ -16,7 +18,7 @@ CHATS = [
     asked("Two cats sat on a mat, and one of them slept."),
     asked(noise(1, (64, 64)), "Of which colour is it?"),
 ]
-# Eight adapters with ranks, scales and modules of every kind; two adapters cover the vision tower.
+# Eight adapters with different ranks, scales and modules. Two of them change the vision tower.
 KINDS = {
     "attention": {"r": 8, "target_modules": LANGUAGE + "(q|k|v|o)_proj"},
     "queries": {"r": 3, "lora_alpha": 9, "target_modules": LANGUAGE + "q_proj"},
@@ -35,12 +37,14 @@ KINDS = {
 
 
 def make_model(folder):
-    """Write the model to `folder` and return transformers' model, float32."""
+    """Write the model to `folder`, and return it as a transformers model in float32."""
     return Contract().make_checkpoint(folder)
 
 
 def make_adapter(model, folder, seed=0, **kind):
-    """Write the adapter to `folder` and return PEFT's model. Unloading that model restores `model`."""
+    """Write an adapter to `folder` and return the adapted model. Its method `unload` returns `model`
+    again.
+    """
     config = LoraConfig(**{"lora_alpha": 16, "lora_dropout": 0.0, **kind})
     adapted = get_peft_model(model, config).eval()
     generator = torch.Generator().manual_seed(seed)
@@ -54,7 +58,7 @@ def make_adapter(model, folder, seed=0, **kind):
 
 
 def answers_of(model, folder):
-    """Return greedy tokens for each of CHATS."""
+    """Return the tokens that the model generates greedily for each of CHATS."""
     found = []
     for each in CHATS:
         inputs = Contract().inputs(folder, each)
@@ -67,8 +71,8 @@ def answers_of(model, folder):
 
 
 def make_all(folder):
-    """Return the model's folder, the adapters' folders by name, and each adapter's tokens ("": no
-    adapter).
+    """Return the model's folder, the adapters' folders by name, and transformers' tokens by adapter name ("":
+    without an adapter).
     """
     model_folder = folder / "model"
     model_folder.mkdir()

@@ -1,5 +1,5 @@
-"""Check that requests with adapters survive a crash: the engine finds the adapters through the log, and only
-if they are unchanged.
+"""Tests that requests with adapters continue after a crash. The engine finds the adapters' folders in the
+log, and uses an adapter only if its files are unchanged.
 """
 
 import shutil
@@ -20,7 +20,7 @@ NAMES = ("attention", "tower")
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """Return a model's folder, two adapters' folders, and each adapter's tokens."""
+    """Return a model's folder, two adapters' folders, and transformers' tokens with each adapter."""
     folder = tmp_path_factory.mktemp("crash")
     (folder / "model").mkdir()
     model, wanted = make_model(folder / "model"), {}
@@ -37,7 +37,7 @@ def engine_of(made, log, loras, **options):
 
 
 def begun(made, log, loras, steps=4):
-    """Return a log whose process ended while answers were running."""
+    """Return a log as it is after a kill while answers were running."""
     engine = engine_of(made, log.with_name("live"), {})
     for name, folder in loras.items():
         engine.adapters.load(engine.adapters.read(name, folder))
@@ -51,7 +51,7 @@ def begun(made, log, loras, steps=4):
     for name in loras:
         engine.adapters.unload(name)
     while engine.has_work:
-        engine.step()  # requests with an adapter continue
+        engine.step()  # requests continue with their adapter after it was unloaded
     engine.close()
     return log
 

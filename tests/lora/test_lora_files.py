@@ -1,5 +1,5 @@
-"""Check which parts of an adapter folder are read, and that each refusal is a sentence naming the field or
-tensor.
+"""Tests reading adapter folders: ranks and scales, and that an error for an unsupported or damaged folder
+names the field or the tensor.
 """
 
 import json
@@ -76,7 +76,7 @@ def test_ranks_and_scales_equal_peft(made):
 
 def test_the_digest_is_of_the_content(made, copy):
     before = read(made, made[1]).digest
-    assert read(made, copy).digest == before, "wherever it is"
+    assert read(made, copy).digest == before, "a copy in another folder has the same digest"
     with_weights(copy, lambda weights: weights[f"{Q}.lora_B.weight"].view(-1)[:1].add_(1))
     changed = read(made, copy).digest
     with_config(copy, lora_alpha=17)
@@ -187,7 +187,7 @@ def test_an_adapter_over_the_byte_limit_is_refused(made, copy):
     [(1000, 0, "raise lora_bytes"), (ROOM, 2**24, "belong to no tensor"), (1000, -1, "cut short")],
 )
 def test_a_large_file_is_refused_by_its_header(copy, room, behind, words):
-    """Use a matrix with 16 MiB and a matrix with few bytes."""
+    """The adapter has a matrix of 16 MiB and a small matrix. Only its header may be read."""
     with_config(copy, r=4, rank_pattern={})
     header, at = {}, 0
     for which, shape in (("A", (4, 8)), ("B", (2**20, 4))):
@@ -207,7 +207,7 @@ def test_a_large_file_is_refused_by_its_header(copy, room, behind, words):
 
 def test_a_file_that_changes_while_it_is_read_is_refused(made, copy, monkeypatch):
     pair, weights = peft._pair, load_file(copy / WEIGHTS_FILE)
-    # This is more than the reader reads ahead.
+    # The note makes the header longer than the file object's buffer, so that the header is read again.
     save_file(weights, copy / WEIGHTS_FILE, {"note": "a" * 2**17})
 
     def changed(*given):
@@ -261,7 +261,7 @@ def test_a_pickle_is_never_read(made, copy):
 
 
 class OneHub:
-    """A hub that holds these files, and puts requested ones into a folder."""
+    """A hub with the given files, which `fetch` writes to the cache folder."""
 
     def __init__(self, cache, files):
         self.cache, self.files = cache, files

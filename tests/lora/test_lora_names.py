@@ -1,4 +1,6 @@
-"""Check adapter names: the adapter that each name refers to, and the folder that holds its content."""
+"""Tests adapter names: which adapter a name refers to, and from which folder the adapter's content is
+read.
+"""
 
 import asyncio
 import shutil
@@ -26,7 +28,7 @@ def load(engine, name, folder):
 
 
 def read_again(engine, name):
-    """Return the digest that the executor would read for a name now."""
+    """Read the adapter with this name again, as the executor would, and return its digest."""
     return engine.built.executor.known[engine.adapters.named(name).digest]().digest
 
 
@@ -63,8 +65,10 @@ def test_reloading_the_same_content_changes_its_folder(engine, tmp_path):
 
 @contextmanager
 def gone_on(folder, after, loras=None, place="old"):
-    """Resume an engine that ended during an answer with the adapter `mine`, after `after` tokens. `place` is
-    the adapter folder's location after the restart.
+    """Resume an engine that was killed during an answer with the adapter `mine`.
+
+    `after`: called with the engine during the answer. `loras`: the adapters given to the resumed engine.
+    `place`: the name that the adapter's folder has after the restart.
     """
     old = made(folder, "old")
     with Engine(builder=adapted_builder(), log=folder / "live", loras={"mine": old}) as one:
@@ -81,7 +85,7 @@ def gone_on(folder, after, loras=None, place="old"):
 
 
 def answer_of(engine):
-    """Finish the resumed request, and check that the engine keeps no trace of the request."""
+    """Return the resumed request's answer, and check that afterwards the engine keeps only named adapters."""
     engine.requests.resume("asked")
     (done,) = [out.completion for _ in range(30) for out in engine.step() if out.completion]
     assert not engine.built.core.state.adapters.nameless
@@ -122,7 +126,7 @@ def test_a_request_whose_adapter_is_gone_names_its_folder(tmp_path):
 
 
 def test_concurrent_loads_are_read_in_sequence(tmp_path):
-    """The answer of a disconnected client stays in memory until it is read."""
+    """Adapters are read one at a time, even if the client that requested a load disconnects meanwhile."""
     reading = []
 
     async def asked():

@@ -1,5 +1,5 @@
-"""Check that answers with adapters equal PEFT on transformers, also when requests are batched, chunked,
-preempted or drafted.
+"""Tests that answers with adapters have the same tokens as with PEFT on transformers, also if requests are
+batched, chunked, preempted or drafted.
 """
 
 import pytest
@@ -54,7 +54,7 @@ def run(engine, wanted, rounds=1):
 
 
 def seldom(name):
-    """Mark the slow setup as soak; the other setups have steps with rows for all adapters, too."""
+    """Mark the slow setting as a soak test. The other settings also have steps with rows of all adapters."""
     return pytest.param(name, marks=pytest.mark.soak if name == "all at once" else ())
 
 
@@ -77,15 +77,15 @@ def test_tokens_equal_peft(made, tmp_path, name):
 @pytest.mark.soak
 @pytest.mark.skipif(library.load() is None, reason="needs the compiled kernels")
 def test_an_image_encoded_in_parts_reads_its_adapter_once(made, tmp_path, monkeypatch):
-    """Load the adapter again for its rows. The image comes first after the cached prefix, so no row holds the
-    adapter.
+    """The adapter is read once for all parts of the image, and a second time for the row's tokens. While the
+    image is encoded, the row has no tokens to compute, because the image directly follows the cached prefix.
     """
     folder, adapters, wanted = made
     load, read = AdapterStore._load, []
     monkeypatch.setattr(
         AdapterStore, "_load", lambda store, digest: read.append(digest) or load(store, digest)
     )
-    room = {"block_size": 4, "lora_bytes": 100_000}  # capacity for one adapter
+    room = {"block_size": 4, "lora_bytes": 100_000}  # Memory for one adapter.
     config = EngineConfig(spec="none", encoder_piece=60, encoder_even_patches=8, **room)
     loras = {name: adapters[name] for name in ("tower", "attention")}
     with Engine(folder, config=config, dtype="float32", loras=loras, log=tmp_path / "log") as engine:

@@ -1,5 +1,5 @@
-"""Check adapters over HTTP: a call's model chooses the adapter, and an admin key loads and unloads adapters
-below a root folder.
+"""Tests adapters over HTTP: a call's `model` chooses the adapter, and a client with the admin key can load
+and unload adapters in folders below the root folder.
 """
 
 import json

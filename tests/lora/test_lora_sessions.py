@@ -1,4 +1,4 @@
-"""Check sessions with an adapter: their answers equal a single request with that adapter."""
+"""Tests sessions with an adapter: a session's answers equal those of a single request with the adapter."""
 
 import numpy as np
 import pytest
@@ -57,8 +57,8 @@ def test_a_session_answers_like_one_request_with_its_adapter(made, tmp_path):
 
 
 def test_a_session_keeps_its_adapter_after_a_kill(made, tmp_path):
-    """The log names the adapter, and no client repeats the name. The session's blocks are lost and its image
-    is not.
+    """The adapter of a resumed session comes from the log, since the client does not name it again. The KV
+    blocks are lost, and the image is restored from the log.
     """
     with engine_of(made, tmp_path / "live", made[1]) as engine:
         session = engine.session("s", adapter="tower")
@@ -88,4 +88,4 @@ def test_a_session_has_one_adapter_which_must_be_there(made):
                 session.ask(QUESTION, **ASKED)
             engine.adapters.load(known)
             answer = session.ask(QUESTION, adapter="tower", **ASKED)
-            assert answer.num_cached_tokens, "the content is the same"
+            assert answer.num_cached_tokens, "the adapter was loaded again with the same content"

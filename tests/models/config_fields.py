@@ -1,5 +1,5 @@
-"""Compares the config.json fields that a plugin reads with those that transformers' model reads: a field that
-only transformers reads would be silently ignored.
+"""Compares the config.json fields that a plugin reads with the fields that transformers' model reads. A field
+that only transformers reads would be ignored silently.
 """
 
 import ast
@@ -19,7 +19,7 @@ CONFIGS = ("config", "text_config", "vision_config")
 
 
 class Noted(dict):
-    """A JSON object that records which fields are read, including nested objects."""
+    """A JSON object that records in `asked` the names of the fields that are read, also in nested objects."""
 
     def __init__(self, values, asked):
         super().__init__((name, self._noted(value, asked)) for name, value in values.items())
@@ -50,7 +50,7 @@ def read_by_transformers(model):
             of, name = node.args[0], node.args[1]
             if getattr(of, "id", getattr(of, "attr", "")) in CONFIGS and isinstance(name, ast.Constant):
                 found.add(name.value)
-    assert len(found) > 10, "the file is written in another way now"
+    assert len(found) > 10, "the modeling file's code has changed; adapt this function"
     return found
 
 

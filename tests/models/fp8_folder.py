@@ -5,10 +5,10 @@ import json
 import torch
 from safetensors.torch import load_file, save_file
 
-LARGEST = 448.0  # In e4m3.
+LARGEST = 448.0  # The largest e4m3 value.
 BLOCK = (128, 128)
 LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-LAYERS += ("in_proj_qkv", "in_proj_z", "out_proj")  # Of delta nets.
+LAYERS += ("in_proj_qkv", "in_proj_z", "out_proj")  # The matrices of delta nets.
 
 
 def is_vision(name):
@@ -17,7 +17,7 @@ def is_vision(name):
 
 
 def quantised(weight, block):
-    """Return e4m3 [out, in] and its blocks' scales, float32."""
+    """Return the weight as e4m3 [out, in], and the scale of each block, float32 [rows, columns of blocks]."""
     rows, columns = (-(-size // each) for size, each in zip(weight.shape, block, strict=True))
     scales = torch.empty(rows, columns)
     values = torch.empty(weight.shape, dtype=torch.float8_e4m3fn)
@@ -30,7 +30,7 @@ def quantised(weight, block):
 
 
 def plain(values, scales, block):
-    """Dequantise to float32, block by block."""
+    """Dequantise e4m3 values to float32, one block at a time."""
     found = values.float()
     for i in range(scales.shape[0]):
         rows = slice(i * block[0], (i + 1) * block[0])
@@ -40,7 +40,9 @@ def plain(values, scales, block):
 
 
 def to_fp8(folder, block=BLOCK, scale_dtype=torch.bfloat16):
-    """Quantise the matrices in the text model's layers in place. Returns all tensors, dequantised."""
+    """Quantise the matrices of the text model's layers in the folder's files. Returns all tensors with the
+    values that the files now represent.
+    """
     path = folder / "model.safetensors"
     tensors, meant = load_file(path), {}
     for name in list(tensors):

@@ -7,11 +7,11 @@ from safetensors.torch import load_file, save_file
 
 from tests.models.fp8_folder import LAYERS, is_vision
 
-AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)  # The column at each place in a word, from the low bits up.
+AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)  # The columns whose codes a word holds, from the low bits up.
 
 
 def quantised(weight, group, symmetric):
-    """Return codes 0 to 15 [out, in], zeros 0 to 15 and float16 scales [out, in / group]."""
+    """Return codes from 0 to 15 [out, in], and zeros from 0 to 15 and float16 scales [out, in / group]."""
     groups = weight.float().unflatten(1, (-1, group))
     low, high = groups.amin(2), groups.amax(2)
     if symmetric:
@@ -25,7 +25,7 @@ def quantised(weight, group, symmetric):
 
 
 def meant(codes, zeros, scales, group):
-    """Dequantise to float32, value by value."""
+    """Dequantise to float32, one value at a time."""
     found = torch.empty(codes.shape)
     for i in range(codes.shape[0]):
         for j in range(codes.shape[1]):
@@ -88,7 +88,7 @@ def _config(method, group, **more):
     return {"quant_method": method, "bits": 4, "group_size": group, **more}
 
 
-LAYOUTS = {  # How a matrix is written, and the config.json entry.
+LAYOUTS = {  # For each format: functions that return a matrix's tensors, and the quantization_config.
     "compressed-tensors, symmetric": (
         lambda *matrix: compressed(*matrix, True),
         lambda group: _compressed_config(group, True),
@@ -107,7 +107,9 @@ LAYOUTS = {  # How a matrix is written, and the config.json entry.
 
 
 def to_int4(folder, layout, group):
-    """Quantise the matrices in the text model's layers in place. Returns all tensors, dequantised."""
+    """Quantise the matrices of the text model's layers in the folder's files. Returns all tensors with the
+    values that the files now represent.
+    """
     path = folder / "model.safetensors"
     tensors, found = load_file(path), {}
     write, config = LAYOUTS[layout]

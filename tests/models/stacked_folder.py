@@ -1,4 +1,4 @@
-"""Writes experts in the forms of hub folders: separate or stacked."""
+"""Converts a folder's experts between the two formats of hub folders: separate matrices and stacks."""
 
 import re
 
@@ -8,8 +8,8 @@ _EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(\w+)_proj\.weight(|_scale_inv)")
 
 
 def stacked(tensors, count, *, turned):
-    """Return all tensors, with the `count` experts in a layer stacked: one tensor for gate and up, one for
-    down, and likewise for their scales. `turned`: transpose each matrix.
+    """Return all tensors, with the `count` experts of each layer stacked: one tensor for gate and up, one for
+    down, and the same for FP8 scales. `turned`: whether to transpose each matrix.
     """
     found, groups = {}, {}
     for name, value in tensors.items():
@@ -27,7 +27,7 @@ def stacked(tensors, count, *, turned):
 
 
 def alone(tensors):
-    """Return stacked, untransposed experts as separate tensors."""
+    """Return all tensors, with stacked experts (not transposed) as separate matrices."""
     found = {}
     for name, value in tensors.items():
         whole, _, part = name.rpartition(".experts.")

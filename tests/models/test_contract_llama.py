@@ -30,7 +30,7 @@ class TestQwen3(TestLlama):
 
 class TestQwen3Moe(TestLlama):
     architecture, sizes = "Qwen3Moe", {"norm_topk_prob": True}
-    test_the_processor_starts_without_torch = None  # The same as for the dense model.
+    test_the_processor_starts_without_torch = None  # The dense model's test covers the same processor.
     refused = {"num_experts_per_tok": 9, "mlp_only_layers": [-1], "scoring_func": "sigmoid"}
 
 

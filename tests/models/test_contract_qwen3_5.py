@@ -1,12 +1,15 @@
-"""Runs the plugin contract for the hybrid family, dense and mixtures, with images and text-only."""
+"""Runs the plugin contract for the Qwen3.5 family: dense models and mixtures of experts, with images and
+text-only.
+"""
 
 from mmengine.testing.contract import PluginContract
 from mmengine_qwen3_5 import plugin
 from tests.models import test_contract_qwen3_vl
 from tests.qwen3_5.tiny import make_text, make_whole
 
-# After a row's first tokens a head outputs (q'k) beta v, and its norm keeps only the sign of q'k: near 0, a
-# bfloat16 rounding flips the sign. transformers' own bfloat16 is 80 steps from its float32 here.
+# For a row's first tokens, a delta net's head outputs (q'k) beta v, of which the norm keeps only the sign of
+# q'k. If q'k is near 0, bfloat16 rounding can flip the sign. On this model, transformers in bfloat16 differs
+# by 80 steps from transformers in float32.
 NEAR_STEPS = 32
 
 
@@ -45,7 +48,7 @@ class TestQwen35(test_contract_qwen3_vl.TestQwen3VL):
 
 
 class TestQwen35MoeText(TestQwen35Text):
-    test_the_processor_starts_without_torch = None  # The same as for the dense model.
+    test_the_processor_starts_without_torch = None  # The dense model's test covers the same processor.
     mixture = True
     refused = {"num_experts_per_tok": 9, "shared_expert_intermediate_size": 0, "norm_topk_prob": False}
 

@@ -1,4 +1,4 @@
-"""Runs the plugin contract for Qwen3-VL with images: dense, and a mixture of experts."""
+"""Runs the plugin contract for Qwen3-VL with images, for the dense model and the mixture of experts."""
 
 import json
 import shutil
@@ -67,5 +67,5 @@ class TestQwen3VL(PluginContract):
 
 class TestQwen3VLMoe(TestQwen3VL):
     architecture, sizes = "Qwen3VLMoe", EXPERTS
-    test_the_processor_starts_without_torch = None  # The same as for the dense model.
+    test_the_processor_starts_without_torch = None  # The dense model's test covers the same processor.
     refused = {"text_config.num_experts_per_tok": 9, "text_config.norm_topk_prob": False}

@@ -1,6 +1,6 @@
-"""Runs the plugin contract with quantised weights for every family. Tokens and log-probabilities must equal
-those of transformers' model with the dequantised weights. Prompts and configs are tested with the plain
-folder.
+"""Runs the plugin contract with quantised weights for every model family. Tokens and log-probabilities must
+equal those of transformers' model with the dequantised weights. The contract's tests of prompts and configs
+are left out, because they run with the unquantised folders.
 """
 
 import shutil
@@ -22,7 +22,7 @@ from tests.models.stacked_folder import alone, stacked
 
 
 class Quantised(PluginContract):
-    """A quantisation scheme. `held`: the loading line's text in bfloat16."""
+    """The contract for a quantisation scheme. `held`: the model's `weights_held` if loaded in bfloat16."""
 
     held = ""
     test_it_is_found_by_its_architecture = test_prompts_are_transformers = None
@@ -58,8 +58,9 @@ class Fp8(Quantised):
 
 
 class WholeNumbers(Quantised):
-    """Codes are multiplied directly and no weight is rounded to bfloat16, so answers are near the float32
-    model's. AMX multiplies rounded weights.
+    """A scheme with integer codes. The kernels multiply the codes without rounding weights to bfloat16, so
+    the answers are compared with the float32 model's. AMX rounds weights, so there the bfloat16 model is
+    used.
     """
 
     def reduced(self, made):
@@ -67,7 +68,7 @@ class WholeNumbers(Quantised):
 
 
 class Int4(WholeNumbers):
-    """The model's matrices have whole groups."""
+    """compressed-tensors with groups of 32. The sizes are multiples of the group."""
 
     held = "int4"
     sizes = {"hidden_size": 64, "intermediate_size": 96}
@@ -77,7 +78,9 @@ class Int4(WholeNumbers):
 
 
 class Int8(WholeNumbers):
-    """Float weights quantised at loading, which works only in bfloat16."""
+    """Float weights that are quantised at loading. This works only in bfloat16, so float32 tests are left
+    out.
+    """
 
     held, sizes = "int8", {}
     test_log_probabilities_are_transformers = test_tokens_are_transformers = None
@@ -98,7 +101,9 @@ class Int8(WholeNumbers):
 
 
 class ExpertsAlone:
-    """The family's quantised hub folders have separate experts; transformers needs them stacked in float."""
+    """For families whose quantised hub folders have separate experts, while transformers' float folders have
+    stacked experts.
+    """
 
     def quantise(self, folder):
         path, count = folder / "model.safetensors", self.sizes["num_experts"]
@@ -107,7 +112,7 @@ class ExpertsAlone:
 
 
 SHARED = {"shared_expert_intermediate_size": 64}
-FAMILIES = {  # Bases, and sizes with whole groups.
+FAMILIES = {  # Base classes, and sizes to change so that they are multiples of the group.
     "Qwen3VL": ((qwen3_vl.TestQwen3VL,), {}),
     "Qwen3VLMoe": ((ExpertsAlone, qwen3_vl.TestQwen3VLMoe), {}),
     "Llama": ((llama.TestLlama,), {}),
@@ -121,10 +126,11 @@ FAMILIES = {  # Bases, and sizes with whole groups.
     "Qwen35MoeText": ((qwen3_5.TestQwen35MoeText,), SHARED),
     "SmolVLM": ((smolvlm.TestSmolVLM,), {"num_attention_heads": 4}),
 }
-# In tiny models, a bfloat16 rounding sends a token to other experts, or flips a delta net's input sign:
-# transformers' own bfloat16 differs from its float32, and integer codes have no bfloat16 reference.
+# In tiny models of these families, a bfloat16 rounding can choose other experts for a token, or flip the sign
+# of a delta net's output. So transformers in bfloat16 differs from transformers in float32, and integer codes
+# have no reference in bfloat16.
 ROUGH = ("Qwen3VLMoe", "Qwen3Moe", "Qwen35", "Qwen35Text", "Qwen35Moe", "Qwen35MoeText")
-# One per kind of decoder; `make soak` runs the others.
+# One family per kind of decoder. The others are soak tests.
 SHORT = ("Qwen3VL", "Qwen3VLMoe", "Qwen3", "Qwen35Moe")
 
 

@@ -1,4 +1,4 @@
-"""Tests FP8 folders: dequantised values, refusals, and computation."""
+"""Tests FP8 folders: dequantised values, refused folders, and answers."""
 
 import json
 from types import SimpleNamespace
@@ -33,7 +33,7 @@ class TestFp8Llama(PluginContract):
         "quantization_config.quant_method": "bitsandbytes",
         "quantization_config.activation_scheme": "static",
     }
-    block = (24, 32)  # Its rows divide nothing; in bfloat16 the codes are held.
+    block = (24, 32)  # No matrix has a multiple of 24 rows. In bfloat16 the codes are held.
 
     def make_checkpoint(self, folder):
         model = make_tiny(folder)
@@ -41,7 +41,9 @@ class TestFp8Llama(PluginContract):
         return model
 
     def reduced(self, made):
-        """transformers needs a special package to read FP8."""
+        """Return transformers' bfloat16 model of the dequantised weights. transformers could read the FP8
+        folder only with another package.
+        """
         folder = made.folder.parent / "plain"
         made.reference.save_pretrained(folder)
         return made.reference.from_pretrained(folder, dtype=torch.bfloat16)
@@ -53,7 +55,7 @@ def drawn(*shape):
 
 @pytest.fixture
 def folder(tmp_path):
-    """One matrix in FP8, one unquantised."""
+    """Return a folder with a matrix in FP8 and an unquantised tensor."""
     save_file({"a.q_proj.weight": drawn(70, 50), "norm.weight": drawn(50)}, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text("{}")
     to_fp8(tmp_path, (16, 24))
@@ -77,7 +79,7 @@ def test_a_weight_is_value_times_scale(tmp_path, monkeypatch, dtype, scale_dtype
     save_file({"a.q_proj.weight": drawn(70, 50)}, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text("{}")
     meant = to_fp8(tmp_path, (16, 24), scale_dtype)["a.q_proj.weight"]
-    monkeypatch.setattr(reader, "PIECE_VALUES", 300)  # Rows of six, blocks of sixteen.
+    monkeypatch.setattr(reader, "PIECE_VALUES", 300)  # Pieces of 6 rows, while blocks have 16 rows.
     with open_reader(entries(tmp_path), CPU, dtype) as weights:
         assert torch.equal(weights.read("a.q_proj.weight"), meant.to(dtype))
     for axis, wanted in ((0, meant[35:]), (1, meant[:, 25:])):
@@ -86,7 +88,7 @@ def test_a_weight_is_value_times_scale(tmp_path, monkeypatch, dtype, scale_dtype
 
 
 def test_every_e4m3_code_has_its_value(tmp_path):
-    """Includes subnormals and zeros of both signs; the two NaN codes stay NaN."""
+    """All 256 codes are read, including subnormals, zeros of both signs, and the two NaN codes."""
     values = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).reshape(16, 16)
     tensors = {"a.weight": values, "a.weight_scale_inv": torch.full((1, 1), 0.25)}
     save_file(tensors, tmp_path / "model.safetensors")
@@ -119,7 +121,7 @@ def packed(weights, *, held):
 
 @pytest.fixture
 def joined(tmp_path):
-    """Two FP8 matrices whose rows do not fill whole blocks."""
+    """Return a folder with two FP8 matrices whose numbers of rows are not multiples of the block's."""
     drawings = {"a.q_proj.weight": drawn(70, 160), "b.k_proj.weight": drawn(30, 160)}
     save_file(drawings, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text("{}")
@@ -148,7 +150,7 @@ def test_held_codes_equal_their_values(joined, monkeypatch, piece, part):
     "dtype, part",
     [
         (torch.float32, Part(0, 1, lambda name: None)),
-        (torch.bfloat16, Part(1, 2, lambda name: 1)),  # In the middle of a block.
+        (torch.bfloat16, Part(1, 2, lambda name: 1)),  # The part begins inside a block.
     ],
 )
 def test_codes_that_cannot_be_held_are_dequantised(joined, dtype, part):

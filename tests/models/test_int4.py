@@ -1,4 +1,4 @@
-"""Tests 4-bit folders: dequantised values in each layout, refusals, and answers."""
+"""Tests 4-bit folders: dequantised values in each layout, refused folders, and answers."""
 
 import json
 import re
@@ -28,7 +28,7 @@ needs_kernels = pytest.mark.skipif(library.load() is None, reason="needs the com
 
 
 class TestInt4Llama(PluginContract):
-    """AWQ, whose groups have zeros."""
+    """The plugin contract with an AWQ folder, whose groups have zeros."""
 
     plugin = plugin
     refused = {"quantization_config.bits": 8, "quantization_config.group_size": 16}
@@ -39,7 +39,9 @@ class TestInt4Llama(PluginContract):
         return model
 
     def reduced(self, made):
-        """transformers needs a special package to read AWQ."""
+        """Return transformers' bfloat16 model of the dequantised weights. transformers could read the AWQ
+        folder only with another package.
+        """
         folder = made.folder.parent / "plain"
         made.reference.save_pretrained(folder)
         return made.reference.from_pretrained(folder, dtype=torch.bfloat16)
@@ -60,8 +62,9 @@ def plain(tmp_path):
     return tmp_path
 
 
-# Written by hand from the three formats' documents: a matrix [8, 32] in one group. Its codes count up along k
-# from the row's number, with zeros 3 and scales 0.5 in all rows.
+# A matrix [8, 32] with one group of 32, for files written by hand from the three formats' descriptions. A
+# row's codes count up along k (modulo 16), starting at the row's index. All zeros are 3, and all scales are
+# 0.5.
 HAND = torch.tensor([[(r + c) % 16 for c in range(32)] for r in range(8)])
 
 
@@ -70,12 +73,16 @@ def signed(word):
 
 
 def by_hand(layout):
-    """Return words as a person would write them, one hexadecimal digit per code, the first code last."""
-    if layout == "awq":  # A word has columns 0, 2, 4, 6, 1, 3, 5, 7 from eight weight rows.
+    """Return HAND's tensors in a layout. Words are written with one hexadecimal digit per code, the first
+    code as the last digit.
+    """
+    if (
+        layout == "awq"
+    ):  # A word has the codes of eight of the weight's rows, in the order 0, 2, 4, 6, 1, 3, 5, 7.
         rows = [[(r + c) % 16 for r in (7, 5, 3, 1, 6, 4, 2, 0)] for c in range(32)]
         codes = [[signed(int("".join(f"{x:x}" for x in row), 16))] for row in rows]
         return {"qweight": codes, "qzeros": [[0x33333333]], "scales": 0.5 * torch.ones(1, 8).half()}
-    if layout == "gptq":  # Eight values along k in a word, zeros less one.
+    if layout == "gptq":  # A word has eight codes along k. zero - 1 is stored.
         codes = [
             [
                 signed(int("".join(f"{(r + c) % 16:x}" for c in range(8 * w + 7, 8 * w - 1, -1)), 16))
@@ -134,7 +141,7 @@ def test_compressed_tensors_own_packing_is_read(plain, group, symmetric):
 
     packer = packed.PackedQuantizationCompressor
     layout = "compressed-tensors, symmetric" if symmetric else "compressed-tensors"
-    to_int4(plain, layout, group)  # For its config.json.
+    to_int4(plain, layout, group)  # Only its config.json is used.
     random, (n, k) = torch.Generator().manual_seed(group), (40, 128)
     zeros = torch.randint(-8, 8, (n, k // group), generator=random).to(torch.int8)
     module = {
@@ -157,7 +164,9 @@ def test_compressed_tensors_own_packing_is_read(plain, group, symmetric):
 
 
 def ordered(folder, order):
-    """Return a compressed-tensors folder whose config names the column order during calibration."""
+    """Make `folder` a compressed-tensors folder with this `actorder` in config.json. Returns the matrix's
+    dequantised values.
+    """
     meant = to_int4(folder, "compressed-tensors", 32)[WEIGHT]
     config = json.loads((folder / "config.json").read_text())
     config["quantization_config"]["config_groups"]["group_0"]["weights"]["actorder"] = order
@@ -313,7 +322,7 @@ def test_biases_of_zeros_that_gptq_stores_for_every_matrix_are_left_out(tmp_path
         tensors[f"{name.removesuffix('qweight')}bias"] = -torch.zeros(rows).half()
 
     def biases():
-        """Return the dequantised matrices that the model is loaded with."""
+        """Write the tensors, and return the biases that the model is loaded with."""
         save_file(tensors, path, {"format": "pt"})
         config = plugin.read_config(tmp_path)
         with open_weights(tmp_path, plugin.names, config, CPU, torch.float32) as weights:
@@ -326,7 +335,7 @@ def test_biases_of_zeros_that_gptq_stores_for_every_matrix_are_left_out(tmp_path
             biases()
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"attention_bias": True, "mlp_bias": True}))
-    assert len(biases()) == 7  # In a model with biases, zero or not.
+    assert len(biases()) == 7  # If the config has biases, biases of zeros are loaded too.
 
 
 @pytest.mark.parametrize(
@@ -352,8 +361,8 @@ def test_formats_equal_transformers(plain, layout, said):
 
 @pytest.mark.parametrize("layout", ("compressed-tensors, symmetric", "gptq", "awq"))
 def test_answers_equal_the_plain_folders(tmp_path, layout):
-    """Compare all tokens in float32, and the first tokens in bfloat16, where codes are multiplied and weights
-    are not rounded.
+    """All tokens are equal in float32. In bfloat16 only the first tokens are compared, because the kernels
+    multiply codes without rounding the weights to bfloat16.
     """
     for name in ("int4", "plain"):
         (tmp_path / name).mkdir()

@@ -1,4 +1,6 @@
-"""Tests experts in files: separate, stacked, transposed, and in FP8; whole and split over ranks."""
+"""Tests mixtures of experts: reading separate, stacked and transposed experts, also in FP8, splitting them
+over ranks, and computing with them.
+"""
 
 import json
 import shutil
@@ -57,7 +59,9 @@ def in_stacks(turned):
 
 
 def read(folder, shard=None, dtype=torch.float32, piece=None):
-    """Return all tensors by canonical name."""
+    """Return all of the model's tensors by canonical name. `piece`: limit of values that are read at a
+    time.
+    """
     config = read_config(folder)
     with pytest.MonkeyPatch.context() as patch:
         if piece is not None:
@@ -117,9 +121,9 @@ def test_fp8_experts_equal_the_dequantised_model(made, tmp_path, native, monkeyp
 
 @pytest.mark.parametrize("turned", (False, True))
 def test_stacked_fp8_experts_equal_separate_ones(made, tmp_path, turned):
-    """Transposed, as in Qwen3-VL-30B-A3B-Instruct-FP8."""
+    """Qwen3-VL-30B-A3B-Instruct-FP8 has transposed experts in FP8."""
     shutil.copytree(made[0], tmp_path / "alone")
-    to_fp8(tmp_path / "alone", block=(32, 32))  # For 48 columns.
+    to_fp8(tmp_path / "alone", block=(32, 32))  # 48 columns are not a multiple of the block's.
     folder = rewritten(tmp_path / "alone", tmp_path / "stacked", in_stacks(turned))
     shapes = {name: list(value.shape) for name, value in load_file(folder / "model.safetensors").items()}
     scale = shapes["model.layers.2.mlp.experts.gate_up_proj_scale_inv"]
@@ -153,7 +157,9 @@ def test_answers_of_stacked_experts_in_fp8(tmp_path):
 
 
 def test_blocks_of_turned_experts_are_turned_too(tmp_path):
-    """Blocks of 24 columns and 16 rows; rows and columns swap in a transposed matrix."""
+    """Each expert has blocks of 16 rows and 24 columns. In the stored, transposed matrix a block has 24 rows
+    and 16 columns.
+    """
     drawn = torch.randn(3, 64, 36, generator=torch.Generator().manual_seed(0))
     each = [quantised(one, (16, 24)) for one in drawn]
     gate_up = {
@@ -187,7 +193,9 @@ def test_gate_and_up_that_share_a_scale_are_refused_by_name(made, tmp_path, turn
 
 @pytest.mark.parametrize("dtype", ("float32", "bfloat16"))
 def test_ranks_add_up_to_the_whole_model(made, dtype):
-    """Return each layer's feed-forward output: a rank's part before the sum."""
+    """The sum of two ranks' feed-forward outputs equals the output of the whole feed-forward, in each
+    layer.
+    """
 
     def part(rank, size):
         shard = Shard(rank, size, lambda x: x)
@@ -210,7 +218,7 @@ def test_experts_that_cannot_be_cut_are_refused(made, tmp_path):
 
 
 def test_the_decoder_of_gpus_computes_the_same(made):
-    """Return a decoder with torch operations on a CPU."""
+    """The GPU decoder, run on a CPU with torch operations in place of GPU kernels, equals transformers."""
     folder, reference = made
     config = read_config(folder)
     with open_weights(folder, NAMES, config, CPU, torch.float32) as weights:

@@ -1,4 +1,4 @@
-"""Tests torch's linear layers with weights that oneDNN reordered once."""
+"""Tests torch linear layers whose weights oneDNN reorders once, and the fallback to plain torch."""
 
 import pytest
 import torch

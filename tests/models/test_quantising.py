@@ -1,4 +1,4 @@
-"""Tests quantisation of weights while they are read."""
+"""Tests the options `quantize`, which quantises weights while they are read, and `activations`."""
 
 import pytest
 import torch
@@ -82,8 +82,8 @@ def test_pieces_make_no_difference(tmp_path, monkeypatch, form, piece):
 @needs_kernels
 @pytest.mark.parametrize("form", CODINGS)
 def test_a_model_answers(tmp_path, form):
-    """The held format is reported and enters the log's identity, and int8 gives the plain model's first
-    tokens.
+    """The held format is reported and is part of the log's fingerprints. With int8, the first tokens equal
+    the unquantised model's.
     """
     make_tiny(tmp_path)
     said = []
@@ -113,8 +113,8 @@ def test_int8_needs_bfloat16_and_unquantised_weights(tmp_path):
 
 @needs_kernels
 def test_activations_in_int8(tmp_path):
-    """The option is reported at loading and enters the log's identity; it is refused if no weights are
-    integers.
+    """The option `activations` is reported and is part of the log's fingerprints. It is refused if no matrix
+    has integer codes.
     """
     make_tiny(tmp_path)
     config = EngineConfig(quantize="int8", activations="int8")

@@ -1,4 +1,4 @@
-"""Tests weights from mapped files: read in pieces, joined, cut, cast, and prefetched."""
+"""Tests reading weights from mapped files: in pieces, joined, cut for ranks, cast, and prefetched."""
 
 import json
 import os
@@ -26,7 +26,7 @@ def drawn(*shape, dtype=torch.bfloat16, seed=0):
 
 @pytest.fixture
 def stored(tmp_path):
-    """Return the entries of tensors that were written to a file."""
+    """Return a function that writes tensors to a file and returns their entries."""
 
     def write(tensors):
         save_file(tensors, tmp_path / "model.safetensors")
@@ -58,7 +58,7 @@ def test_reading_whole_and_in_pieces_gives_the_stored_values(stored, small_piece
 
 @pytest.mark.parametrize("shard_is_there", (True, False))
 def test_a_single_file_comes_before_a_stale_index(stored, tmp_path, shard_is_there):
-    """A folder that was saved again as one file."""
+    """A model was saved again as one file in a folder that still has the index of an older save."""
     index = {"weight_map": {"a": "model-00001-of-00001.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     if shard_is_there:
@@ -162,7 +162,7 @@ def test_files_are_asked_for_once_and_only_where_there_is_room(tmp_path, monkeyp
     monkeypatch.setattr(os, "posix_fadvise", advise)
     with read_ahead.reading_ahead(paths, 40_000 - 1):
         pass
-    assert not asked, "they would not fit beside what is made of them"
+    assert not asked, "the files are larger than half the free memory"
     with read_ahead.reading_ahead([*paths, tmp_path / "gone"], 40_000):
         assert done.wait(10)
     places = [(name, start) for name in "ab" for start in (0, 4096, 8192)]

@@ -1,4 +1,4 @@
-"""Tests the way from a name to a folder to a plugin: entry points, folders, the hub, and clear errors."""
+"""Tests how a model's name is resolved to a folder, and how the plugin for a folder is found."""
 
 import importlib
 import json
@@ -15,8 +15,8 @@ from tests.gguf.writing import model, vocabulary, weights, write
 
 @pytest.fixture
 def install(tmp_path, monkeypatch):
-    """Install a distribution with entry points and modules for one test, in place of the existing entry
-    points.
+    """Return a function that installs a package with entry points and modules for one test. Other packages'
+    entry points are hidden during the test.
     """
     site = tmp_path / "site"
     ours = [str(site)]
@@ -194,7 +194,7 @@ def test_names_that_can_be_no_adapter(monkeypatch, name):
 
 
 def test_a_gguf_path_is_used_as_it_is(tmp_path, monkeypatch):
-    """A hub's cache has links to files without a suffix."""
+    """A link to a GGUF file is not resolved, because a hub's cache links to files without a suffix."""
     small_gguf(tmp_path / "blob")
     path = tmp_path / "model.gguf"
     path.symlink_to(tmp_path / "blob")

@@ -1,5 +1,5 @@
-"""Tests the text decoder in its three forms against transformers' logits, for all biases, norms and rotary
-options, whole and in chunks.
+"""Tests the three text decoders (torch, CPU kernels, GPU) against transformers' logits, for all biases, norms
+and rotary options, with whole prompts and with chunks.
 """
 
 import json
@@ -52,7 +52,7 @@ def made(tmp_path_factory):
 
 
 def load(folder, form, dtype="float32"):
-    """Return a model whose decoder has that form."""
+    """Load the model with the decoder that `form` names, a key of FORMS."""
     if form == "kernels" and library.load() is None:
         pytest.skip(library.describe())
     with pytest.MonkeyPatch.context() as patch:
@@ -67,7 +67,9 @@ def load(folder, form, dtype="float32"):
 
 
 def attention_of(model, form, count):
-    """Return the runtime's attention backend, with all methods that it offers to this form."""
+    """Return the attention for a decoder: the runtime's backend, whose optional methods the decoder may use,
+    or dense attention for the torch decoder.
+    """
     if form == "torch":
         return DenseAttention()
     if form == "kernels":
@@ -77,8 +79,8 @@ def attention_of(model, form, count):
 
 
 def logits_of(model, form, prompts, largest=None):
-    """Return the logits of each prompt: all whole in one step, or in ragged chunks of up to `largest`
-    tokens."""
+    """Return each prompt's logits. All prompts are computed in one step or, if `largest` is given, in ragged
+    steps with chunks of up to `largest` tokens."""
     steps = [[(row, len(ids)) for row, ids in enumerate(prompts)]]
     if largest is not None:
         rows = [type("Ids", (), {"ids": ids}) for ids in prompts]
@@ -92,7 +94,7 @@ def test_logits_are_transformers(made, kind, form):
     folder, reference = made[kind]
     model, prompts = load(folder, form), make_prompts(3)
     wanted = [reference_logits(reference, ids) for ids in prompts]
-    assert all(logits.std() > 1000 * TOLERANCE for logits in wanted), "logits so quiet hide a difference"
+    assert all(logits.std() > 1000 * TOLERANCE for logits in wanted), "the logits vary too little"
     for largest in (None, 1, 9):
         found = logits_of(model, form, prompts, largest)
         for mine, theirs in zip(found, wanted, strict=True):
@@ -102,9 +104,9 @@ def test_logits_are_transformers(made, kind, form):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kind", ["plain", "llama3", "all biases", "norms of q and k"])
 def test_bfloat16_is_as_near_as_its_rounding_allows(made, kind, form):
-    """Compare in bfloat16: the difference must be smaller than between transformers' own two precisions. A
-    form that rounds less often, such as the GPU's, is nearer to transformers' float32 than transformers'
-    bfloat16 is.
+    """In bfloat16, the decoder differs from transformers in bfloat16 less than transformers in bfloat16
+    differs from transformers in float32. The GPU's decoder rounds less often, so it is compared with
+    transformers in float32.
     """
     folder, exact = made[kind]
     model, prompts = load(folder, form, "bfloat16"), make_prompts(4)
@@ -117,7 +119,7 @@ def test_bfloat16_is_as_near_as_its_rounding_allows(made, kind, form):
 
 
 def test_the_scaling_of_frequencies_matters_here(made):
-    """Otherwise the comparisons above would hold without it."""
+    """Without the llama3 scaling, logits differ clearly, so the tests above would notice a wrong scaling."""
     folder, reference = made["llama3"]
     config = described(folder)
     plain = replace(config, text=replace(config.text, rope=RopeConfig(config.text.rope.theta)))
@@ -164,7 +166,7 @@ def test_another_scaling_is_refused_by_name(tmp_path, kind):
 
 
 class Sums:
-    """Sum over ranks that are threads in one process."""
+    """An all-reduce for ranks that are threads of one process."""
 
     def __init__(self, size):
         self._parts, self._barrier = [None] * size, threading.Barrier(size)
@@ -182,7 +184,7 @@ class Sums:
 
 @pytest.mark.parametrize("kind", ["plain", "tied", "all biases", "biases of q, k and v", "norms of q and k"])
 def test_two_ranks_give_the_logits_of_one(made, kind):
-    """Biases that are whole on each rank are added once."""
+    """The logits of two ranks equal transformers'. Biases that are not cut must be added by one rank only."""
     folder, reference = made[kind]
     sums, found, prompts = Sums(2), {}, make_prompts(5, (40,))
 

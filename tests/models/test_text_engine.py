@@ -1,5 +1,6 @@
-"""Tests a text-only model in the engine: greedy tokens equal transformers', and the encoder is never
-called."""
+"""Tests a text-only model in the engine: greedy tokens equal transformers', also with chunks and
+preemption.
+"""
 
 import numpy as np
 import pytest
@@ -43,7 +44,7 @@ def test_tokens_are_transformers(tmp_path, kind, attention):
     reference = make_reference(tmp_path, KINDS[kind], seed=6)
     prompts = make_prompts(7)
     wanted = [generated(reference, ids) for ids in prompts]
-    assert len({token for tokens in wanted for token in tokens}) > 15, "the checkpoint is not lively"
+    assert len({token for tokens in wanted for token in tokens}) > 15, "the checkpoint repeats few tokens"
     model = load_network(tmp_path, described(tmp_path), NAMES, device="cpu", dtype="float32")
     placement = Placement(CpuDevice(), torch.float32, attention)
     for name, settings in SETTINGS.items():

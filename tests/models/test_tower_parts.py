@@ -1,4 +1,6 @@
-"""Tests the vision tower in parts: the features equal the whole item's, to the bit with the CPU kernels."""
+"""Tests encoding an item in parts: the features equal those of encoding it at once, with the same bits if the
+CPU kernels compute them.
+"""
 
 import numpy as np
 import pytest
@@ -38,7 +40,9 @@ def pixels_of(grid, seed=0):
 
 
 def in_parts(model, grid, piece, even=64):
-    """Return the features, and how often the encoder stopped in between."""
+    """Encode an item in parts of `piece` work. Returns the features, and how often the encoder stopped before
+    the end.
+    """
     work, done, left = work_of(grid, even), 0, 0
     encoding = model.encode_in_parts(pixels_of(grid), grid, even)
     while True:
@@ -69,7 +73,9 @@ def test_parts_equal_the_whole(folder, dtype, kernels, monkeypatch):
 
 
 def test_each_part_computes_its_share(folder, monkeypatch):
-    """Stages stop as near as possible and add up to the whole; each reports progress."""
+    """Each part stops before the stage that would exceed its share of the work, and reports progress.
+    Together the parts do the whole work.
+    """
     monkeypatch.setattr(parts, "TILE", 64)
     model, grid = load(folder, "float32", True, monkeypatch), (1, 24, 24)
     told = []
@@ -90,7 +96,7 @@ def test_patches_that_contradict_their_grid_are_refused(folder, monkeypatch):
 
 
 def test_the_encoders_speed_is_measured(folder, monkeypatch):
-    """Attention that takes twice as long equals the rest at half the patches."""
+    """If attention takes twice as long, it takes as long as the other operations at half as many patches."""
     model = load(folder, "float32", True, monkeypatch)
     times = iter([400_000, 800_000, 400_000, 1_600_000])
     monkeypatch.setattr(measured, "_fastest", lambda compute: compute() or next(times))

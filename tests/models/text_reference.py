@@ -1,5 +1,5 @@
-"""Random text model checkpoints with their transformers models, described without a plugin, for the text
-decoder's tests.
+"""Makes random text models for tests of the text decoder: checkpoints, transformers' models, and the
+NetworkConfigs, which are read without a plugin.
 """
 
 import json
@@ -29,7 +29,8 @@ SIZES = {
     "tie_word_embeddings": False,
 }
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "mlp_only_layers": [1]}
-# Waves of 6, 20, 63, 199 and more tokens: one stays, one is in the transition, the others are divided.
+# With these options the wavelengths are 6, 20, 63, 199 and more tokens. The first frequency is not scaled,
+# the second is in the transition, and the others are divided by the factor.
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 10000.0,
@@ -41,7 +42,7 @@ LLAMA3 = {
 
 
 class Kind(NamedTuple):
-    """A model: transformers' name for its architecture, and its differences from SIZES."""
+    """A kind of model: transformers' name for its architecture, and the sizes that differ from SIZES."""
 
     architecture: str = "Llama"
     sizes: dict = {}
@@ -71,10 +72,11 @@ KINDS = {
 
 
 def make_reference(folder, kind=KINDS["plain"], seed=0):
-    """Write a random checkpoint with varied outputs to `folder`. Returns its transformers model in float32.
+    """Write a random checkpoint to `folder`, and return its transformers model in float32.
 
-    Plain initialisation makes greedy text repeat one token, and norms of one and biases of zero would hide a
-    wrong name. So every parameter is random, and each part's outputs are scaled up.
+    With transformers' initialisation, greedy answers repeat one token. Norms of ones and biases of zeros
+    would hide that a tensor was read under a wrong name. So every parameter is random, and its scale is
+    chosen so that greedy answers vary.
     """
     import transformers
 
@@ -98,7 +100,7 @@ def make_reference(folder, kind=KINDS["plain"], seed=0):
 
 
 def described(folder):
-    """Return the description of a folder that `make_reference` wrote."""
+    """Return the NetworkConfig of a folder that `make_reference` wrote."""
     path = folder / "config.json"
     return describe(Fields(json.loads(path.read_text()), path, ""))
 
@@ -127,8 +129,9 @@ def reference_logits(model, ids):
 
 
 def run_prompts(model: Network, prompts, steps, attention):
-    """Return logits [n, vocab] for every token of every prompt, computed in `steps`: lists of (row,
-    tokens)."""
+    """Return each prompt's logits [n, vocab]. `steps`: for each step, the rows and how many of their tokens
+    it computes.
+    """
     done = [0] * len(prompts)
     logits = [[] for _ in prompts]
     for rows in steps:

@@ -1,4 +1,4 @@
-"""Random KV rows for attention backends, and the dense attention that the backends must match."""
+"""Feeds random rows to attention backends, and compares the results with dense attention."""
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ def spec_of(heads: int, kv_heads: int, head_dim: int, layers: int = 2) -> ModelS
 
 
 def dense(q, k, v):
-    """Return fp32 attention for a row's last len(q) tokens; q [s, Hq, D], k and v [n, Hkv, D]."""
+    """Return the attention of a row's last len(q) tokens in float32. q: [s, Hq, D]. k, v: [n, Hkv, D]."""
     q, k, v = (x.float().transpose(0, 1) for x in (q, k, v))
     repeat = q.shape[0] // k.shape[0]
     k, v = k.repeat_interleave(repeat, 0), v.repeat_interleave(repeat, 0)
@@ -27,7 +27,7 @@ def dense(q, k, v):
 
 
 class Rows:
-    """Rows with random KV in random blocks, fed to a backend in steps with given lengths."""
+    """Rows with random q, k and v in random blocks. `step` runs a backend and checks its results."""
 
     def __init__(self, make, spec: ModelSpec, dtype, block_size=4, num_blocks=96, seed=0, device="cpu"):
         self.device = torch.device(device)
@@ -35,7 +35,7 @@ class Rows:
         self.random = np.random.default_rng(seed)
         self.torch_random = torch.Generator().manual_seed(seed)
         self.pool = KVPool(spec, num_blocks, block_size, dtype, open_device(str(device)))
-        # values that a block's previous request may leave; block 0 is the dummy
+        # A block's previous request may leave NaN in it. Block 0 is the dummy block.
         self.pool.blocks[:, 1:] = float("nan")
         self.backend = make(spec, self.pool)
         self.free = self.random.permutation(np.arange(1, num_blocks)).tolist()
@@ -46,7 +46,9 @@ class Rows:
         return torch.randn(*shape, generator=self.torch_random).to(self.dtype)
 
     def share(self, name: str, source: str, num_tokens: int) -> None:
-        """Start `name` with `source`'s blocks; num_tokens is a multiple of the block size."""
+        """Begin the row `name` with the first blocks of the row `source`. `num_tokens`: a multiple of the
+        block size.
+        """
         self.blocks[name] = self.blocks[source][: num_tokens // self.block_size]
         self.kv[name] = self.kv[source][:, :, :num_tokens]
 
@@ -71,7 +73,7 @@ class Rows:
             queries.append(self.draw(spec.num_layers, count, spec.num_heads, spec.head_dim))
             fresh_kv.append(new)
         width = max(map(len, table)) + int(self.random.integers(0, 3))
-        # padding: arbitrary blocks, also other rows'
+        # The block table is padded with random blocks, which may belong to other rows.
         behind = self.random.integers(0, self.pool.num_blocks, width).tolist()
         padded = np.array([blocks + behind[len(blocks) :] for blocks in table])
         slots, lens = np.concatenate(slots), np.array(lens, np.int32)
@@ -80,7 +82,7 @@ class Rows:
             self.pool.clear(torch.from_numpy(fresh).to(self.device))
         counts = np.array([count for _, count in work], np.int32)
         wider = np.concatenate((padded, self.random.integers(0, self.pool.num_blocks, padded.shape)), axis=1)
-        table = wider.astype(np.int32)[:, :width]  # the row stride exceeds the row's width
+        table = wider.astype(np.int32)[:, :width]  # The stride between rows is larger than the width.
         self.backend.begin(AttentionMeta(counts, lens, slots, table))
         self.check(work, torch.cat(queries, 1), torch.cat(fresh_kv, 2))
 

@@ -1,4 +1,4 @@
-"""Run gated delta nets over rows and their states, by the kernels or by torch, step after step."""
+"""Runs a gated delta net over rows and their states, one step after the other, with the kernels or torch."""
 
 import ctypes
 from dataclasses import dataclass, field
@@ -18,10 +18,10 @@ EPS = 1e-6
 
 @dataclass
 class Part:
-    """A row's work in a step: `stayed` earlier drafts are accepted, then `certain` new tokens and `drafts`
-    follow.
+    """A row's work in a step: `stayed` accepted drafts of an earlier step, then new tokens, of which the last
+    `drafts` are drafts and the others are certain.
 
-    `kept`: slots for kept states, by the token count after the state.
+    `kept`: the states to keep; maps a number of tokens after the row's state to a slot.
     """
 
     slot: int
@@ -34,8 +34,8 @@ class Part:
 
 
 class Net:
-    """One layer with its own weights, over `slots` zeroed states, with `room` drafts per row. `library` None:
-    torch.
+    """A delta net layer with random weights, and states for `slots` slots and `room` drafts per row, which
+    are zeros at first. `library`: the kernels, or None to compute with torch.
     """
 
     def __init__(self, sizes: DeltaSizes, dtype, library=None, *, slots=8, rows=8, room=4, seed=0):
@@ -58,12 +58,12 @@ class Net:
             self._step = StateStep(sizes, dtype)
 
     def begin(self, slot, source=None):
-        """Set a row's state to zero, or to a copy of another slot."""
+        """Set a slot's state to zero, or to a copy of the state in slot `source`."""
         for each in (self.conv, self.recurrent):
             each[slot] = 0 if source is None else each[source]
 
     def step(self, parts):
-        """Return the output for each part's tokens, [certain + drafts, values]."""
+        """Run a step, and return the outputs of each part's new tokens, [certain + drafts, values]."""
         starts = np.cumsum([0, *(len(part.projected) for part in parts)]).astype(np.int32)
         kept = [sorted(part.kept.items()) for part in parts]
         pairs = np.array([pair for each in kept for pair in each], np.int32).reshape(-1, 2)

@@ -1,5 +1,5 @@
-"""Check attention backends against dense attention: torch, and the native kernels for each instruction set on
-this CPU.
+"""Tests attention backends against dense attention: torch, Triton in its interpreter, and the CPU kernels for
+each instruction set that this CPU has.
 """
 
 from functools import partial
@@ -21,7 +21,8 @@ from mmengine.runtime.kv.pool import KVPool
 from tests.instruction_sets import isas, opened
 
 BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-# Heads, KV heads, head size, block size: every remainder of 16 and 32, groups of 1 to 8.
+# Heads, KV heads, head size, block size. Head sizes have different remainders modulo 16 and 32, and groups of
+# 1 to 8 heads share a KV head.
 SHAPES = [
     (4, 2, 32, 4),
     (4, 4, 16, 8),
@@ -35,7 +36,7 @@ SHAPES = [
 
 
 def native(isa):
-    """Return a factory for backends over the kernels for an instruction set."""
+    """Return a function that makes backends with the kernels for an instruction set."""
     return partial(NativePagedAttention, library=opened(isa))
 
 
@@ -43,13 +44,13 @@ def native(isa):
 def backend(request):
     if request.param == "triton":
         if request.getfixturevalue("kernel_device").type != "cpu":
-            pytest.skip("these pools lie on the CPU; tests/gpu has some on the GPU")
+            pytest.skip("this test uses a KV pool on the CPU; tests/gpu has tests on the GPU")
         return interpreted
     return TorchPagedAttention if request.param == "torch" else native(request.param)
 
 
 def interpreted(spec, kv):
-    """Run the Triton kernels in the interpreter, which is slow and needs no GPU."""
+    """Return a backend whose Triton kernels run in Triton's interpreter, which is slow but needs no GPU."""
     if kv.dtype == torch.bfloat16:
         pytest.skip("Triton's interpreter multiplies bfloat16 wrongly")
     return TritonPagedAttention(spec, kv)
@@ -69,7 +70,8 @@ def test_random_ragged_batches(backend, dtype, heads, kv_heads, head_dim, block_
     spec = spec_of(heads, kv_heads, head_dim, layers=1)
     rows = Rows(backend, spec, dtype, block_size, num_blocks=2 + 8 * (700 // block_size + 1))
     names = [f"r{i}" for i in range(7)]
-    rows.step(("long", 530), ("r0", 61))  # The steps cross a key block's end and reach a span's end.
+    # So the next steps cross the end of a block of 512 keys, and reach the end of a span of 64 tokens.
+    rows.step(("long", 530), ("r0", 61))
     for _ in range(8):
         some = random.permutation(names)[: random.integers(1, 8)]
         rows.step(*[(str(name), int(random.choice([1, 1, 2, 7, 13, 40]))) for name in ["long", *some]])
@@ -106,14 +108,17 @@ def test_a_prefix_filled_in_the_same_step(backend):
 
 
 def test_blocks_written_by_another_row_of_the_step_are_read(backend):
-    """Compute a row's cached tokens in another row's step: all rows are appended before any row runs."""
+    """A row's cached prefix may be computed by another row in the same step, because the k and v of all rows
+    are stored before attention runs.
+    """
     spec, size = spec_of(2, 1, 8, layers=1), 4
     pool = KVPool(spec, 8, size, torch.float32, CpuDevice())
     attention = backend(spec, pool)
     generator = torch.Generator().manual_seed(1)
     k, v = torch.randn(2, 5, 1, 8, generator=generator)
     q = torch.randn(5, 2, 8, generator=generator)
-    # Row 0 is token 4 after block 3; row 1 computes block 3 in the same step.
+    # Row 0 computes its token 4, which follows block 3. Row 1 computes the tokens of block 3 in the same
+    # step.
     table = np.array([[3, 5], [3, 0]], np.int32)
     lens = np.array([5, 4], np.int32)
     attention.begin(AttentionMeta(np.array([1, 4], np.int32), lens, np.array([20, 12, 13, 14, 15]), table))
@@ -143,7 +148,7 @@ def test_one_row_that_is_nan_leaves_the_others_alone(backend, dtype, queries):
     lens, table = np.full(3, queries, np.int32), np.array([[1], [2], [3]], np.int32)
     slots = np.concatenate([np.arange(4 * block, 4 * block + queries) for block in (1, 2, 3)])
     everything = (q, *kv)
-    # torch's attention returns zeros if keys are NaN and queries are not
+    # torch's attention returns zeros if only keys are NaN, so torch is tested with NaN in q, k and v.
     for bad in [everything] if backend is TorchPagedAttention else [everything, (q,), (kv[0],), (kv[1],)]:
         was = [part[1, 0].clone() for part in bad]
         for part in bad:
@@ -180,7 +185,9 @@ def test_fused_projections_need_not_be_contiguous(backend):
 
 
 def filled(kernels, dtype, seed=5):
-    """Return a random KV pool, and a function that attends rows (queries, KV tokens, table row; drafts)."""
+    """Return the spec of a random KV pool, and a function that computes attention for rows, which are tuples
+    (number of queries, number of KV tokens, the row's blocks).
+    """
     spec = spec_of(8, 2, 72, layers=1)
     pool = KVPool(spec, 200, 16, dtype, CpuDevice())
     pool.blocks.normal_(generator=torch.Generator().manual_seed(seed))
@@ -198,7 +205,7 @@ def filled(kernels, dtype, seed=5):
 
 @BOTH
 def test_a_row_depends_neither_on_threads_nor_on_the_others(kernels, dtype):
-    """Compare bits in a batch, alone, in another order, and with 1 and 2 threads."""
+    """A row's results have the same bits in a batch, alone, in another order, and with 1 or 2 threads."""
     spec, attend = filled(kernels, dtype)
     random = np.random.default_rng(1)
     rows = [
@@ -232,7 +239,9 @@ def test_a_query_does_not_depend_on_where_its_chunk_was_cut(kernels, dtype):
 @BOTH
 @pytest.mark.parametrize("length", [16, 63, 70, 700])
 def test_drafts_have_the_bits_of_single_tokens(kernels, dtype, length):
-    """Cross the end of a 64-key span, which only the later queries see, next to a prompt."""
+    """The drafts are computed in one step with a prompt. For some lengths, only the later drafts see keys
+    after the end of a span of 64.
+    """
     spec, attend = filled(kernels, dtype)
     blocks = np.random.default_rng(3).integers(1, 200, 50)
     q = torch.randn(16, spec.num_heads, spec.head_dim).to(dtype)

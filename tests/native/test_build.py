@@ -1,4 +1,6 @@
-"""Check that the kernel library is compiled once, and that failures turn it off with one clear line."""
+"""Tests that the kernel library is compiled once, and that after a failure the kernels are off and one line
+is logged.
+"""
 
 import logging
 import os
@@ -24,7 +26,7 @@ needs_compiler = pytest.mark.skipif(
 
 @pytest.fixture
 def native(tmp_path, monkeypatch):
-    """Provide two small sources, an empty cache, and no loaded library."""
+    """Set up two small source files and an empty cache in a folder, which is returned."""
     sources = tmp_path / "src"
     sources.mkdir()
     (sources / "one.cpp").write_text(SOURCE)
@@ -48,10 +50,10 @@ def script(folder, text):
 
 
 def problem(caplog):
-    """Return the logged reason, and check that no library is loaded."""
+    """Check that no library can be loaded and that one line is logged, and return its reason."""
     with caplog.at_level(logging.WARNING, logger="mmengine"):
         assert library.load() is None
-        assert library.load() is None, "and it is said once"
+        assert library.load() is None, "a second call logs nothing"
     lines = [record.getMessage() for record in caplog.records if record.getMessage().startswith(LINE)]
     assert len(lines) == 1 and "\n" not in lines[0]
     assert library.describe() == f"off: {lines[0].removeprefix(LINE)}"
@@ -79,7 +81,7 @@ def test_changed_sources_give_another_library(native):
 def test_the_kernels_can_be_switched_off(native, monkeypatch, caplog):
     monkeypatch.setenv("MMENGINE_NATIVE", "off")
     assert library.load() is None and library.describe() == "off: MMENGINE_NATIVE=off"
-    assert not caplog.records, "who switched it off knows"
+    assert not caplog.records, "nothing is logged, because the user has switched the kernels off"
 
 
 def test_no_compiler(native, monkeypatch, caplog):
@@ -116,7 +118,7 @@ def test_a_compiler_that_failed_is_not_waited_for_again(native, monkeypatch, cap
         library.forget()
         assert problem(caplog).startswith(f"{first} (not tried again today; to try, delete ")
         assert len(counter.read_text().split()) == tries
-    os.utime(compiler, ns=(1, 1))  # the compiler was repaired or updated
+    os.utime(compiler, ns=(1, 1))  # As if the compiler was repaired or updated.
     caplog.clear()
     library.forget()
     assert problem(caplog) == first
@@ -200,7 +202,7 @@ def test_a_cache_folder_that_others_can_write_to(native, caplog):
 
 @needs_compiler
 def test_a_cache_below_a_folder_that_others_can_write_to(native, monkeypatch, caplog):
-    """Other users could rename the cache folder and put another in its place."""
+    """Other users could rename the cache folder and put another folder in its place."""
     open_to_all = native / "open"
     monkeypatch.setenv("MMENGINE_CACHE", str(open_to_all / "mine" / "cache"))
     (open_to_all / "mine").mkdir(parents=True, mode=0o700)
@@ -208,14 +210,16 @@ def test_a_cache_below_a_folder_that_others_can_write_to(native, monkeypatch, ca
     said = problem(caplog)
     assert f"{open_to_all} can be written by others: chmod go-w {open_to_all}, or name" in said
     assert not list(native.rglob("*.so"))
-    open_to_all.chmod(0o1777)  # like /tmp: other users cannot replace our folder
+    open_to_all.chmod(0o1777)  # As in /tmp, other users cannot replace our folder.
     library.forget()
     assert library.load().mm_answer() == 42
 
 
 @needs_compiler
 def test_the_checked_folder_is_the_loaded_one(native, monkeypatch):
-    """Between the folder's check and the load, its path may be redirected."""
+    """The library is loaded from the folder that was checked, even if its path leads to another folder by
+    then.
+    """
     assert library.load().mm_answer() == 42
     library.forget()
     real = library.cache_folder
@@ -238,7 +242,7 @@ def test_a_damaged_library_is_compiled_again(native, damage):
     assert library.load().mm_answer() == 42
     (path,) = (native / "cache" / "native").glob("*.so")
     whole = path.read_bytes()
-    path.unlink()  # the loaded file stays mapped; a new file takes its name
+    path.unlink()  # The loaded file stays mapped, and a new file gets its name.
     if damage == "no digest":
         path.with_suffix(".sha256").unlink()
         path.write_bytes(whole)
@@ -295,11 +299,11 @@ def test_two_processes_at_once_compile_once(native):
         for _ in range(2)
     ]
     assert [run.communicate(timeout=120)[0].strip() for run in runs] == ["42", "42"]
-    assert len(counter.read_text().split()) == 3, "two sources and a link"
+    assert len(counter.read_text().split()) == 3, "one run for each of two sources, and one to link"
 
 
 def test_openmp_threads_are_set_in_one_place():
-    """All other sources must compile without OpenMP too."""
+    """Only threads.h may call OpenMP, so that all sources also compile without OpenMP."""
     files = native_compile.source_files() + native_compile.header_files()
     asking = [path.name for path in files if re.search(r"\bomp_|<omp\.h>", path.read_text())]
     assert asking == ["threads.h"]
@@ -308,7 +312,7 @@ def test_openmp_threads_are_set_in_one_place():
 @pytest.mark.soak
 @needs_compiler
 def test_kernels_load_without_openmp(tmp_path):
-    """Load the library in a process that has no OpenMP runtime."""
+    """A library compiled without OpenMP can be loaded in a process without an OpenMP runtime."""
     out = tmp_path / "kernels.so"
     native_compile.compile_library(native_compile.find_compiler(), cpu.usable_isas()[0], None, out)
     script = "import ctypes, os, sys; ctypes.CDLL(sys.argv[1], mode=os.RTLD_NOW)"

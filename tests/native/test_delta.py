@@ -1,5 +1,5 @@
-"""Check the gated delta net's kernels for each instruction set on this CPU. Results are close to torch, and
-their bits do not depend on chunks, drafts, kept states and other rows.
+"""Tests the gated delta net's kernels for each instruction set that this CPU has. Results are close to
+torch's, and their bits do not depend on chunks, drafts, kept states or other rows.
 """
 
 import random
@@ -22,7 +22,9 @@ KEPT_SLOT = 7
 
 
 def streams(sizes, dtype):
-    """Return each row's projections and numbers for its tokens."""
+    """Return, for each row, its tokens' projected inputs and their inputs of beta and the decay
+    (`numbers`).
+    """
     seeded = torch.Generator().manual_seed(3)
     widths = (sizes.width + sizes.values, 2 * sizes.num_heads)
     return [
@@ -32,7 +34,7 @@ def streams(sizes, dtype):
 
 
 def one_by_one(net, rows):
-    """Return each row's outputs when the row is computed alone with a token per step."""
+    """Return each row's outputs if the row is computed alone, with one token per step."""
     found = []
     for row, (projected, numbers) in enumerate(rows):
         net.begin(row)
@@ -42,10 +44,10 @@ def one_by_one(net, rows):
 
 
 def spread(net, rows, seed):
-    """Yield (row, first token, outputs) for rows computed side by side in chunks of any length.
+    """Yield (row, first token, outputs) for rows that are computed together in chunks of random lengths.
 
-    Some drafts are accepted. Each kept state must equal the state of a row that continues from the kept
-    state.
+    Some tokens are drafts, of which some are accepted. A state of row 0 is kept. At the end, another row
+    continues from the kept state; its outputs are yielded as outputs of row 0, which they must equal.
     """
     choose = random.Random(seed)
     sure, drafted, kept_at = [0] * len(rows), [0] * len(rows), 0
@@ -59,7 +61,7 @@ def spread(net, rows, seed):
             first = sure[row] + stayed
             count = min(choose.choice((1, 1, 3, 30)), len(projected) - first)
             drafts = choose.randint(0, min(count - 1, 4)) if count else 0
-            if not count:  # all remaining tokens were accepted drafts
+            if not count:  # The row has no new tokens: all remaining tokens were accepted drafts.
                 sure[row], drafted[row] = first, 0
                 continue
             kept = {}

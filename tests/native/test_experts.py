@@ -1,4 +1,6 @@
-"""Check mixture-of-experts kernels against torch and transformers, for each instruction set on this CPU."""
+"""Tests the mixture-of-experts kernels against torch and transformers, for each instruction set that this CPU
+has.
+"""
 
 import numpy as np
 import pytest
@@ -13,11 +15,11 @@ from mmengine.native.linear import ChunkedCodes, ChunkedWeight, Codes, Form, Pac
 COUNT, TOP_K, HIDDEN, WIDE, SHARED = 10, 3, 72, 40, 24
 DTYPES = (torch.float32, torch.bfloat16)
 FORMS = {"int8": Form.INT8, "fp8": Form.FP8, "int4": Form.INT4}
-OFF = {torch.float32: 5e-5, torch.bfloat16: 0.03}  # The tolerance for values near +-1.
+OFF = {torch.float32: 5e-5, torch.bfloat16: 0.03}  # Absolute tolerance; the values are of the order of 1.
 
 
 def drawn(dtype, shared=True, top_k=TOP_K, seed=0):
-    """The weight tensors for a mixture of experts."""
+    """Return random weights for a mixture of experts."""
     random = torch.Generator().manual_seed(seed)
 
     def weight(*shape):
@@ -67,7 +69,7 @@ def rows(count, dtype, seed=1):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shared", (False, True))
 def test_rows_equal_torch(library, dtype, shared):
-    """Allow a few exceptions in bfloat16, where the last chosen expert and the next expert nearly tie."""
+    """In bfloat16, a few rows may differ, because their last chosen expert and the next one nearly tie."""
     weights = drawn(dtype, shared)
     x, residual = rows(300, dtype), rows(300, dtype, seed=2)
     experts = in_kernels(library, weights)
@@ -79,7 +81,7 @@ def test_rows_equal_torch(library, dtype, shared):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_row_has_the_same_bits_in_any_batch(library, dtype):
-    x = rows(1500, dtype)  # more than one chunk
+    x = rows(1500, dtype)  # The kernels process them in several chunks.
     experts, before = in_kernels(library, drawn(dtype)), torch.get_num_threads()
     try:
         torch.set_num_threads(2)
@@ -93,7 +95,7 @@ def test_a_row_has_the_same_bits_in_any_batch(library, dtype):
 
 @pytest.mark.parametrize("top_k", (1, 2, 8))
 def test_ties_are_resolved_like_topk(library, top_k):
-    """Give each expert a one-dimensional output, so that a row shows which experts it used."""
+    """The router's logits have many ties. `hits` shows which experts the kernels chose."""
     count, hidden = 128, 32
     eye = torch.eye(hidden, dtype=torch.bfloat16)
     random = torch.Generator().manual_seed(3)
@@ -119,7 +121,7 @@ def test_ties_are_resolved_like_topk(library, top_k):
 
 
 def int4(weight):
-    """Use 4-bit codes with a minimum for each group of 32."""
+    """Quantise a weight to 4-bit codes with a scale and a minimum for each group of 32."""
     n, k = weight.shape
     groups = torch.nn.functional.pad(weight.float(), (0, -k % 32)).unflatten(1, (-1, 32))
     low, high = groups.amin(2), groups.amax(2)

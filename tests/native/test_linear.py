@@ -1,4 +1,4 @@
-"""Check linear layers over packed weights, for each instruction set on this CPU."""
+"""Tests linear layers with packed weights, for each instruction set that this CPU has."""
 
 import resource
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from mmengine.native.linear import PackedLinear
 
 DTYPES = (torch.float32, torch.bfloat16)
-# n and k lie near the edges of panels (32), tiles (16) and k pieces (192); m lies near the edges of blocks.
+# n and k are near multiples of a panel (32), a tile (16) and a piece of k (192). ROWS are near block sizes.
 SHAPES = (
     (1, 1),
     (7, 5),
@@ -25,7 +25,8 @@ SHAPES = (
     (96, 1057),
 )
 ROWS = (1, 2, 3, 4, 5, 7, 8, 13, 14, 15, 16, 17, 31, 32, 33, 48, 70)
-# Relative to 1 + |exact|. bfloat16 keeps 8 bits; with silu there are three roundings in a row.
+# Error limits relative to 1 + |exact|. bfloat16 has 8 significant bits; with silu, three roundings follow
+# each other.
 BOUND = {torch.float32: 1e-5, torch.bfloat16: 2**-8}
 
 
@@ -125,7 +126,7 @@ def test_a_row_has_the_same_bits_in_any_batch(library, dtype, n, k, gate_up):
 @pytest.mark.parametrize("m", (1, 6, 64, 400))
 def test_threads_do_not_change_a_bit(library, dtype, m):
     _, _, packed = layer(library, 700, 320, dtype)
-    _, _, narrow = layer(library, 20, 640, dtype)  # The layer has one panel, so threads can share only rows.
+    _, _, narrow = layer(library, 20, 640, dtype)  # One panel, so only rows can be divided among threads.
     before, results = torch.get_num_threads(), []
     try:
         for threads in (1, 2, 3, 5):
@@ -176,7 +177,7 @@ def test_wrong_arguments_name_the_expected_shape(library):
 
 
 def address_space():
-    """Return this process's address space in bytes."""
+    """Return the size of this process's address space in bytes."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     return pages * resource.getpagesize()
 
@@ -184,8 +185,8 @@ def address_space():
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
 @pytest.mark.parametrize("gate_up", [False, True])
 def test_bfloat16_rows_without_scratch_memory_are_an_error_of_the_call(library, gate_up):
-    """Run with an address space limit 1.3 GiB too small: memory that earlier tests returned to malloc does
-    not count towards the limit, so the test needs a large layer.
+    """The call needs 1.3 GiB more than the limit of the address space allows. A smaller layer would not do,
+    because malloc may still have memory from earlier tests, which the limit does not prevent from being used.
     """
     _, _, packed = layer(library, 32, 700_000, torch.bfloat16, gate_up=gate_up)
     x = rows_of(1, 700_000, torch.bfloat16).expand(1024, -1)
@@ -193,7 +194,7 @@ def test_bfloat16_rows_without_scratch_memory_are_an_error_of_the_call(library, 
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
 
     def too_much():
-        packed(x[:1])  # starts OpenMP's threads
+        packed(x[:1])  # Starts OpenMP's threads before the limit is set.
         resource.setrlimit(resource.RLIMIT_AS, (address_space() + 2**24, hard))
         try:
             with pytest.raises(MemoryError, match="no memory for a linear layer of 1024 rows"):
@@ -202,5 +203,6 @@ def test_bfloat16_rows_without_scratch_memory_are_an_error_of_the_call(library, 
             resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
         assert torch.equal(packed(x[:3]), packed(x[:1]).expand(3, -1))
 
-    with ThreadPoolExecutor(1) as fresh:  # scratch memory belongs to a thread, and a new thread has none
+    # Scratch memory belongs to a thread, so a new thread has none yet.
+    with ThreadPoolExecutor(1) as fresh:
         fresh.submit(too_much).result()

@@ -1,5 +1,5 @@
-"""Check that FP8 layers have the same bits as their dequantised weights, for each instruction set on this
-CPU.
+"""Tests that FP8 layers give the same bits as bfloat16 layers with the dequantised weights, for each
+instruction set that this CPU has.
 """
 
 import pytest
@@ -12,10 +12,11 @@ ROWS = (1, 2, 3, 7, 12, 13, 24, 25, 40, 200)
 
 
 def drawn(n, k, group, shared):
-    """Return codes [n, k] with every code except NaN, subnormals from a third of k on, and scales with either
-    sign.
+    """Return random codes [n, k] and scales [n, ceil(k / group)].
 
-    With `shared` the scales are per block, otherwise per row in either half of the weight.
+    All codes occur except NaN; subnormals occur only in the last two thirds of k. Scales have both signs.
+    With `shared`, all rows of either half of the weight have the same scales; otherwise each row has other
+    scales.
     """
     random = torch.Generator().manual_seed(n * k)
     codes = torch.randint(0, 256, (n, k), generator=random).to(torch.uint8)
@@ -53,7 +54,9 @@ def test_bits_equal_the_dequantised_layer(library, group, shared, gate_up):
 
 
 def test_every_code_is_its_value(library):
-    """Unpack all codes including subnormals; the sign of zero is ignored."""
+    """Multiplying with unit rows gives the value of each code, including subnormals. The sign of zero is not
+    compared.
+    """
     codes = torch.arange(256).to(torch.uint8).repeat(32, 1)
     codes[codes & 0x7F == 0x7F] = 0
     held = PackedLinear(library, ChunkedCodes(32, 256, Form.FP8, 256, [(0, Codes(codes, torch.ones(32, 1)))]))

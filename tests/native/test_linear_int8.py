@@ -1,4 +1,6 @@
-"""Check integer layers with rows rounded to int8, for each instruction set on this CPU."""
+"""Tests layers with integer weights whose input rows are quantised to int8, for each instruction set that
+this CPU has.
+"""
 
 import pytest
 import torch
@@ -9,7 +11,7 @@ from tests.instruction_sets import isas, opened
 from tests.native.test_linear_ints import MOST, SHAPES, drawn, exact
 
 ROWS = (1, 2, 3, 4, 5, 6, 7, 13, 600)
-BLOCK = 32  # The number of x values that share a scale.
+BLOCK = 32  # How many values of x share a scale.
 
 
 def layer_of(library, codes, form, group, **how):
@@ -18,8 +20,8 @@ def layer_of(library, codes, form, group, **how):
 
 
 def rounded(x):
-    """Return the rows as they are multiplied, float64: each 32 values rounded to multiples of their largest /
-    127.
+    """Return the values that the kernels multiply, float64: each 32 values of x are rounded to multiples of
+    their largest magnitude / 127.
     """
     blocks = F.pad(x.float(), (0, -x.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
     most = blocks.abs().amax(2, keepdim=True)
@@ -31,7 +33,7 @@ def rounded(x):
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("mins", (False, True))
 def test_sums_equal_rounded_rows(library, form, group, mins):
-    """Check that a row's bits are independent of the batch."""
+    """The results equal the product of the rounded rows, and a row's bits do not depend on the batch."""
     for n, k in SHAPES:
         codes = drawn(n, k, form, group, mins)
         bias = torch.randn(n, generator=torch.Generator().manual_seed(1))
@@ -59,7 +61,7 @@ def test_every_instruction_set_gives_the_same_bits(form, mins):
 
 
 def test_the_largest_codes_do_not_overflow(library):
-    """Use extreme values of every sign; int4 sums eight products in 16 bits."""
+    """The extreme codes are multiplied with each sign. With AVX2, int4 sums products in 16 bits."""
     for form, value in ((Form.INT8, 127), (Form.INT8, -127), (Form.INT4, 7), (Form.INT4, -8)):
         codes = Codes(torch.full((32, 256), value, dtype=torch.int8), torch.ones(32, 1))
         layer = layer_of(library, codes, form, 256)

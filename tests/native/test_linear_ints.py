@@ -1,4 +1,4 @@
-"""Check 8-bit and 4-bit integer layers, for each instruction set on this CPU."""
+"""Tests linear layers with 8-bit and 4-bit integer weights, for each instruction set that this CPU has."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ import torch
 from mmengine.native.linear import GROUPS, ChunkedCodes, Codes, Form, PackedLinear, packed_buffer
 
 SHAPES = ((64, 256), (100, 130), (96, 1057), (34, 40), (2, 1))
-ROWS = (2, 3, 4, 5, 6, 7, 12, 13, 25, 40, 600)  # rows are processed in blocks of 512
+ROWS = (2, 3, 4, 5, 6, 7, 12, 13, 25, 40, 600)  # 600, because the kernels process up to 512 rows at a time
 ALONE = (*range(40), 511, 512, 599)
 MOST = {Form.INT8: 127, Form.INT4: 7}
 
@@ -46,8 +46,8 @@ def held(library, codes, form, group, **how):
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("mins", (False, True))
 def test_sums_are_near_the_exact_ones(library, form, group, mins):
-    """Check results and the independence of a row's bits. Rounded weights (AMX) are as accurate as
-    bfloat16.
+    """Results are near the exact sums, and a row's bits do not depend on the batch. The limits allow weights
+    that are rounded to bfloat16, as with AMX.
     """
     for n, k in SHAPES:
         codes = drawn(n, k, form, group, mins)
@@ -101,7 +101,7 @@ def test_memory_of_codes(library):
         assert layer._packed.nbytes == 1024 * 2048 * size
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's own count of memory")
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc/self/status")
 def test_a_buffer_takes_no_huge_page_that_it_does_not_fill():
     def private():
         lines = Path("/proc/self/status").read_text().splitlines()
@@ -111,4 +111,5 @@ def test_a_buffer_takes_no_huge_page_that_it_does_not_fill():
     buffers = [packed_buffer(size) for _ in range(32)]
     for buffer in buffers:
         buffer[:] = 1
-    assert private() - before < 1.2 * 32 * size  # half as much again, plus a huge page at the end of each
+    # If each buffer ended with a huge page, the buffers would take 1.5 times their size.
+    assert private() - before < 1.2 * 32 * size

@@ -1,4 +1,4 @@
-"""Check the low-rank additions' sums, and that a row's bits depend only on the row."""
+"""Tests the kernels for low-rank additions: the sums, and that a row's bits do not depend on other rows."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +22,7 @@ def drawn(seed, *shape, dtype):
 
 
 def parts_of(seed, k, *sizes, dtype):
-    """Return each part's (rank, n)."""
+    """Return random parts for neighbouring columns of y, one for each (rank, n) in `sizes`."""
     found, offset = [], 0
     for number, (rank, n) in enumerate(sizes):
         a = drawn(seed + number, rank, k, dtype=dtype) / k**0.5
@@ -51,12 +51,14 @@ def test_sums(library, dtype, m, k, sizes):
     torch.testing.assert_close(
         found.double(), wanted(x, y, parts), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype]
     )
-    assert torch.equal(found[:, -3:], y[:, -3:]), "what is no part's stays"
+    assert torch.equal(found[:, -3:], y[:, -3:]), "columns without a part do not change"
 
 
 @DTYPE
 def test_queries_with_gates_take_the_memory_that_is_counted(library, dtype):
-    """Add a part to two places in y, with its matrix a stored once."""
+    """The part for q and its gates becomes two parts of y, which share matrix a. The matrix is stored once,
+    as LoraPair.num_bytes assumes.
+    """
     config = SimpleNamespace(num_heads=2, head_dim=16, num_kv_heads=1)
     both, keys, values = parts_of(1, 96, (20, 64), (6, 16), (6, 16), dtype=dtype)
     packed = PackedAdapter([tuple(_gates_behind(config, (both, keys, values)))])
@@ -82,7 +84,7 @@ def test_each_row_has_its_adapter_and_batch_independent_bits(library, dtype):
     k, m = 96, 23
     adapters = [parts_of(10 * each, k, (16, 40), (5, 24), dtype=dtype) for each in range(3)]
     x, y = drawn(4, m, k, dtype=dtype), drawn(5, m, 64, dtype=dtype)
-    rows = [np.arange(each, m, 4, dtype=np.int32) for each in range(3)]  # every fourth row has no adapter
+    rows = [np.arange(each, m, 4, dtype=np.int32) for each in range(3)]  # Every fourth row has no adapter.
     step = LoraStep([(PackedAdapter([(), parts]), own) for parts, own in zip(adapters, rows, strict=True)])
     found = y.clone()
     arguments = (x.data_ptr(), x.stride(0), found.data_ptr(), found.stride(0), DTYPES[dtype])

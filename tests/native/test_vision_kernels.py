@@ -1,4 +1,4 @@
-"""Check the vision tower's kernels against torch, for each instruction set on this CPU."""
+"""Tests the vision tower's kernels against torch, for each instruction set that this CPU has."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,9 @@ def kernels_of(library, heads, head_dim, dtype):
 
 
 def pack_of(lengths, heads, head_dim, dtype, seed=0):
-    """Return q, k, v for frames whose content depends only on the frame's index in the list."""
+    """Return random qkv and the rotation for frames of these lengths. A frame's values depend only on its
+    index and length.
+    """
     parts, angles = [], []
     for n, length in enumerate(lengths):
         random = torch.Generator().manual_seed(100 * seed + n)
@@ -37,7 +39,8 @@ def test_attention_equals_torch_on_ragged_packs(library, heads, head_dim, dtype)
     qkv, pack = pack_of(lengths, heads, head_dim, dtype)
     ours = attend_native(kernels, qkv, pack)
     exact = attend_torch(qkv.double() if dtype == torch.float32 else qkv.float(), heads, pack)
-    error = (ours.double() - exact.double()).abs()  # rounding alone shifts a bfloat16 near 4 by up to 2^-7
+    # The limit for bfloat16 is large, because rounding alone changes a value near 4 by up to 2^-7.
+    error = (ours.double() - exact.double()).abs()
     assert error.max() < (2e-5 if dtype == torch.float32 else 6e-2)
     assert error.mean() < (1e-6 if dtype == torch.float32 else 3e-3)
     assert exact.std() > 0.1
@@ -45,7 +48,7 @@ def test_attention_equals_torch_on_ragged_packs(library, heads, head_dim, dtype)
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_frame_does_not_see_its_neighbours_nor_the_threads(library, dtype):
-    """Compare bits alone, in a pack, at another position, and with 1 and 2 threads."""
+    """A frame's results have the same bits alone, in a pack, at another position, and with 1 or 2 threads."""
     kernels = kernels_of(library, 4, 24, dtype)
     lengths = [16, 600, 1, 40, 1030, 64]
     qkv, pack = pack_of(lengths, 4, 24, dtype)

@@ -1,5 +1,5 @@
-"""Check that a wheel contains kernels that need no compiler, and a command that works where it is
-installed.
+"""Tests that a wheel contains compiled kernels, which need no compiler, and that its command works after
+installation.
 """
 
 import os
@@ -23,7 +23,9 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def without_a_compiler(monkeypatch, tmp_path):
-    """Provide an empty cache and an empty PATH."""
+    """Set an empty cache folder and an empty PATH. Returns an empty folder in place of the wheel's
+    kernels.
+    """
     monkeypatch.setenv("MMENGINE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     monkeypatch.delenv("CXX", raising=False)
@@ -67,13 +69,13 @@ def ran(*command, **options):
 
 @pytest.fixture
 def clone(tmp_path):
-    """Clone the sources without build products."""
+    """Return a clone of the repository, which has no build products."""
     ran("git", "clone", "-q", str(ROOT), str(tmp_path / "clone"))
     return tmp_path / "clone"
 
 
 def installed(wheel, home, *options):
-    """Install the wheel into a new environment; return its interpreter and site-packages."""
+    """Install the wheel into a new environment, and return its interpreter and site-packages folder."""
     ran(sys.executable, "-m", "venv", "--without-pip", str(home))
     (site,) = home.glob("lib/python3*/site-packages")
     python = home / "bin" / "python"
@@ -98,13 +100,13 @@ def lend_dependencies(site):
 
 
 def demo(python, folder, **variables):
-    """Run `mmengine demo` without this environment's variables and check its output."""
+    """Run `mmengine demo` with only the given environment variables, and check its output."""
     said = ran(str(python.with_name("mmengine")), "demo", env={"HOME": str(folder), **variables}, cwd=folder)
     assert "verif" in said.lower()
 
 
 def test_an_installed_wheel_runs_the_demo(tmp_path, clone):
-    """Build a wheel without kernels, so that nothing new is compiled."""
+    """The wheel is built without kernels, so that the test needs no compilation."""
     wheels, bare = tmp_path / "dist", os.environ | {"MMENGINE_WHEEL_ISAS": ""}
     how = ("--no-deps", "--no-build-isolation", "-q", "-w", str(wheels))
     ran(sys.executable, "-m", "pip", "wheel", *how, str(clone), env=bare)
@@ -121,7 +123,7 @@ def test_an_installed_wheel_runs_the_demo(tmp_path, clone):
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 def test_an_installed_wheel_answers_without_a_compiler(tmp_path, clone):
-    """Install into a bare environment like a user's, and check that the sdist holds the sources."""
+    """The wheel works in an empty environment, as a user has, and the sdist contains the kernels' sources."""
     ran(sys.executable, "-m", "build", "--outdir", str(tmp_path / "dist"), str(clone))
     (wheel,) = (tmp_path / "dist").glob("*.whl")
     (sdist,) = (tmp_path / "dist").glob("*.tar.gz")
