@@ -1,4 +1,6 @@
-"""mmengine's side of a comparison: the engine as a user runs it, with texts and the event log."""
+"""mmengine's side of a comparison: the whole engine, including detokenization and the event log, as users run
+it.
+"""
 
 import time
 from collections.abc import Sequence
@@ -17,7 +19,7 @@ from mmengine.serve.prompt.prompt import Prompt
 class EngineRunner:
     """An engine whose runs start cold.
 
-    Each run uses a new cache salt, so that earlier runs' prefix cache and encoder cache are never hit.
+    Each run uses a new cache salt, so no run hits blocks or encoder outputs that an earlier run cached.
     Without a `config` the engine uses no drafts; the `spec` benchmark measures drafts.
     """
 
@@ -39,8 +41,10 @@ class EngineRunner:
         return self.begin(asks).finish()
 
     def begin(self, asks: Sequence[Ask], salt: str = "", *, plain: bool = False) -> "Running":
-        """Submit `asks` and return the run. Runs with equal `salt` share caches; without a salt a run is
-        cold. The end of sequence is suppressed; with `plain` the token is sampled and ignored, which is free.
+        """Submit `asks` and return the run.
+
+        `salt`: runs with the same salt share caches; without a salt the run is cold. The end-of-sequence
+        token is suppressed in the logits. With `plain` it may be sampled and is ignored, which costs no time.
         """
         return Running(self.engine, asks, salt or f"cold {next(self._salts)}", plain)
 
@@ -50,7 +54,9 @@ class EngineRunner:
         return [_until_first(self.engine, lambda ask=ask: _submit(self.engine, ask, salt)) for ask in asks]
 
     def first_tokens_of_files(self, image: Path, questions: Sequence[str]) -> list[float]:
-        """Return the same for questions about an image file, with reading and preparation inside the time."""
+        """Return the seconds to the first token for questions about an image file, one after another. The
+        time includes reading and preparing the image.
+        """
         seconds = []
         for question in questions:
             content = [{"type": "image", "image": str(image)}, {"type": "text", "text": question}]
@@ -69,10 +75,10 @@ class Running:
         self._engine = engine
         self._places = {_submit(engine, ask, salt, plain): place for place, ask in enumerate(asks)}
         self._answers: list[list[int]] = [[] for _ in asks]
-        self._decoding = False  # whether the last step gave every row a token and ended no row
+        self._decoding = False  # Whether the last step gave every row a token and ended no row.
 
     def _step(self) -> int:
-        """Run one step and return how many rows got tokens; 0 if a row ended."""
+        """Run a step, and return how many rows got tokens, or 0 if a row ended."""
         outputs = self._engine.step()
         ended = [output for output in outputs if output.completion is not None]
         for output in ended:
@@ -80,7 +86,7 @@ class Running:
         return 0 if ended else len(outputs)
 
     def start(self) -> Sample:
-        """Run steps until one of them gives every row a token, and return the time they took."""
+        """Run steps until a step gives every row a token, and return the time that the steps took."""
 
         def until_all() -> None:
             while not self._decoding:
@@ -91,7 +97,7 @@ class Running:
         return clocked(until_all)[0]
 
     def steps(self, most: int) -> list[Sample]:
-        """Run up to `most` further steps in which every row gets one token, and return their times."""
+        """Run up to `most` further steps in which every row gets a token, and return each step's time."""
         samples = []
         while self._decoding and len(samples) < most:
             sample, made = clocked(self._step)

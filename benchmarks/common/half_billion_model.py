@@ -1,10 +1,10 @@
 """A Qwen3-VL with half a billion random weights in bfloat16, made once into a cache folder.
 
 Text: 20 layers, hidden size 1024, 16 heads on 8, head size 128, intermediate size 3072, 65,536 tokens, tied:
-381.7 M. Vision: 12 layers, hidden size 768. Tokenizer and processor come from the embedded checkpoint. Plain
-random weights would repeat one token for ever, and equal tokens would prove nothing; therefore the layers'
-outputs are large beside the embedding. With even larger ones (q and k norms of two), bfloat16 alone changed 2
-tokens in 3.
+381.7 M. Vision: 12 layers, hidden size 768. Tokenizer and processor come from the embedded checkpoint. With
+plain random weights the model would repeat one token forever, and equal tokens would prove nothing. So the
+layers' outputs are made large compared with the embedding. With even larger outputs (q and k norms of 2), the
+rounding to bfloat16 alone changed two tokens in three.
 """
 
 import json
@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from mmengine.models.loader import resolve_folder
 from mmengine.strict_modes import BadModes, open_strict
 
-RECIPE = 2  # part of the folder's name: raise it when the generated model changes
+RECIPE = 2  # Part of the folder's name; raise it when the generated model changes.
 TEXT = {
     "vocab_size": 65536,
     "hidden_size": 1024,
@@ -67,8 +67,8 @@ def cached_folder() -> Path:
 
 
 def make(folder: Path, text: dict | None = None, vision: dict | None = None) -> None:
-    """Write config, weights and the embedded checkpoint's processor to `folder`. `text` and `vision` override
-    sizes, for tests.
+    """Write the config, random weights, and the embedded checkpoint's processor files to `folder`. `text`,
+    `vision`: override sizes, for tests.
     """
     from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration  # lazy: takes seconds
 
@@ -105,7 +105,7 @@ def _drawn(name: str, shape: torch.Size, source: torch.Generator) -> torch.Tenso
 
 
 def text_bytes(folder: Path) -> int:
-    """Return the bytes of the weights that one decode step reads: text layers, norms, and the tied head."""
+    """Return how many bytes of weights a decode step reads: text layers, norms, and the tied head."""
     from safetensors import safe_open
 
     with safe_open(folder / "model.safetensors", "pt") as file:

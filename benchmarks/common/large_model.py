@@ -1,6 +1,6 @@
-"""A random checkpoint with Qwen3-VL-2B's shape in hub layout, and photographs.
+"""Makes a random checkpoint with Qwen3-VL-2B's shape, and photographs.
 
-The folder has config, processor, the real vocabulary, and bfloat16 shards.
+The checkpoint is in hub layout, with config, processor files, Qwen's real vocabulary, and bfloat16 shards.
 """
 
 import json
@@ -18,7 +18,7 @@ from mmengine.checkpoint.gguf.tokenizer import tokenizer_json
 from mmengine.models.loader import resolve_folder
 
 SHARD_BYTES = 10**9
-# These follow the last text token in Qwen's vocabulary, in this order.
+# Special tokens, in their order after the last text token in Qwen's vocabulary.
 SPECIAL = (
     *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>"),
     *("<|box_start|>", "<|box_end|>", "<|quad_start|>", "<|quad_end|>", "<|vision_start|>", "<|vision_end|>"),
@@ -55,7 +55,7 @@ VISION = {
     "num_position_embeddings": 2304,
     "deepstack_visual_indexes": [5, 11, 17],
 }
-# Sizes for --quick: every part is present and small.
+# Sizes for --quick: every part of the model exists, but is small.
 SMALL_TEXT = TEXT | {
     "vocab_size": 2048,
     "hidden_size": 256,
@@ -84,8 +84,10 @@ def make(
     layers: int | None = None,
     tower_layers: int | None = None,
 ) -> None:
-    """Write a checkpoint. `vocabulary`: Qwen's, as GGUF; None: the embedded checkpoint's, whose ids fit into
-    a small model. `layers` and `tower_layers` override the layer counts of the text model and the vision
+    """Write a checkpoint to `folder`.
+
+    `vocabulary`: a GGUF file with Qwen's vocabulary; None: use the embedded checkpoint's, whose ids fit into
+    a small model. `layers`, `tower_layers`: override the number of layers in the text model and in the vision
     tower.
     """
     from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration  # lazy: takes seconds
@@ -137,7 +139,7 @@ def _change(path: Path, **fields: object) -> None:
 
 
 def _write_shards(folder: Path, shapes: dict[str, torch.Size], most: int) -> None:
-    """Write shards in the order of tensor names, as on a hub, and their index."""
+    """Write the shards, with tensors sorted by name as on the hub, and the index file."""
     shards: list[list[str]] = [[]]
     room = most
     for name in sorted(shapes):

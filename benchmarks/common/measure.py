@@ -1,4 +1,4 @@
-"""Clocks and rounds. Compared variants run in turns, so that a noisy machine disturbs both."""
+"""Clocks and rounds. Compared variants run alternately, so that a noisy machine disturbs all of them."""
 
 import gc
 import os
@@ -18,26 +18,26 @@ class Sample:
 
 
 def clocked(run: Callable[[], Any]) -> tuple[Sample, Any]:
-    """Run `run` and return the time it took and its result."""
+    """Call `run`, and return the time that the call took and its result."""
     cpu, wall = time.process_time(), time.perf_counter()
     result = run()
     return Sample(time.perf_counter() - wall, time.process_time() - cpu), result
 
 
 class Rounds:
-    """Samples of several variants by name; each round adds one sample to each."""
+    """Samples of several variants, keyed by name. Each round adds a sample to each variant."""
 
     def __init__(self) -> None:
         self.samples: dict[str, list[Sample]] = {}
-        self.results: dict[str, Any] = {}  # of the last round
+        self.results: dict[str, Any] = {}  # Each variant's result in the last round.
 
     def run(
         self, variants: Mapping[str, Callable[[], Any]], rounds: int, tick: Callable[[], None]
     ) -> "Rounds":
-        """Run every variant once a round, in turns; every second round goes backwards."""
+        """Run every variant once per round. Every second round has the reverse order."""
         for number in range(rounds):
             for name in list(variants)[:: -1 if number % 2 else 1]:
-                gc.collect()  # no variant pays for its predecessor's garbage
+                gc.collect()  # Otherwise a variant would pay for its predecessor's garbage.
                 sample, self.results[name] = clocked(variants[name])
                 self.samples.setdefault(name, []).append(sample)
                 tick()
@@ -51,14 +51,14 @@ class Rounds:
 
 
 def usable_cpus() -> list[int]:
-    """Return the CPUs that this process may use, the least disturbed last; empty where the system does not
-    tell.
+    """Return the numbers of the CPUs that this process may use, ascending (low numbers tend to be busier with
+    other work). Empty if the system does not tell.
     """
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 
 
 def use_threads(threads: int) -> None:
-    """Limit torch and numpy, which must not be loaded yet, to this many threads and CPUs."""
+    """Limit torch and numpy to this number of threads and CPUs. Must be called before they are imported."""
     for variable in THREAD_VARIABLES:
         os.environ[variable] = str(threads)
     cpus = usable_cpus()

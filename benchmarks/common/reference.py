@@ -1,6 +1,7 @@
 """transformers' side of a comparison: `generate` with the same weights, ids and pixels.
 
-It uses its defaults (SDPA, a growing cache). Some benchmarks also use a static cache, as it is and compiled.
+`generate` has its default settings (SDPA, a growing cache). Some benchmarks also use a static cache, with and
+without torch.compile.
 """
 
 import time
@@ -18,7 +19,7 @@ from benchmarks.common.measure import Sample
 from benchmarks.common.workload import Ask
 from mmengine.models.plugin import Prepared
 
-PAD = 0  # masked, so any id works
+PAD = 0  # Masked, so any id works.
 MEDIA = (
     ("image", "pixel_values", "image_grid_thw", 1),
     ("video", "pixel_values_videos", "video_grid_thw", 2),
@@ -29,13 +30,13 @@ Inputs = dict[str, torch.Tensor]
 class TokenClock:
     """A stopping criterion that never stops and records the time of each token after the first.
 
-    `between` runs off the clock before the first of every `burst` tokens, so that two sides can take turns
-    within one `generate`.
+    `between`: called before the first of every `burst` tokens; the time that it takes is not counted. So two
+    sides can alternate within a single `generate`.
     """
 
     def __init__(self, between: Callable[[], None] | None = None, burst: int = 1) -> None:
         self.samples: list[Sample] = []
-        self.first_token = 0.0  # perf_counter
+        self.first_token = 0.0  # By time.perf_counter().
         self._between, self._burst, self._count = between, burst, 0
         self._begin = (0.0, 0.0)
 
@@ -69,7 +70,7 @@ class Reference:
     def generate(
         self, inputs: Inputs, num_new: int, clock: TokenClock | None = None, **options: object
     ) -> list[list[int]]:
-        """Return the new tokens of each row, decoded greedily. `options` go to `generate`."""
+        """Return each row's new tokens, decoded greedily. `options` are passed to `generate`."""
         if clock is not None:
             options["stopping_criteria"] = [clock]
         inputs = self._there(inputs)
@@ -81,8 +82,8 @@ class Reference:
 
     @contextmanager
     def compiled(self) -> Iterator[None]:
-        """Run `generate` with a static cache on code that torch.compile makes from the model. The first call
-        for a shape includes compilation.
+        """While the context lasts, the model's forward is compiled with torch.compile (for `generate` with a
+        static cache). The first call for a shape includes the compilation.
         """
         plain = self.model.forward
         self.model.forward = torch.compile(plain)
@@ -92,7 +93,7 @@ class Reference:
             self.model.forward = plain
 
     def count_images(self, run: Callable[[], object]) -> int:
-        """Return how many images reach the vision tower while `run` runs."""
+        """Call `run`, and return how many images the vision tower encodes meanwhile."""
         seen = 0
 
         def count(module: torch.nn.Module, args: tuple, kwargs: dict[str, torch.Tensor]) -> None:
@@ -105,8 +106,8 @@ class Reference:
         return seen
 
     def gap(self, inputs: Inputs, before: Sequence[int]) -> float:
-        """Return the gap between the two best logits for the token after `before`, the start of one prompt's
-        answer.
+        """Return the difference between the two best logits for the next token of an answer. `inputs`: the
+        prompt. `before`: the answer's tokens so far.
         """
         ids = torch.cat((inputs["input_ids"], torch.tensor([list(before)], dtype=torch.int64)), 1)
         types = F.pad(inputs["mm_token_type_ids"], (0, len(before)))
@@ -117,7 +118,8 @@ class Reference:
         }
         with torch.inference_mode():
             logits = self.model(**self._there(inputs), logits_to_keep=1).logits[0, -1].float()
-            ends = self.model.generation_config.eos_token_id  # suppressed in every answer
+            # The end of sequence is suppressed in every answer.
+            ends = self.model.generation_config.eos_token_id
             logits[[] if ends is None else ends] = float("-inf")
             best = logits.topk(2).values
         return float(best[0] - best[1])
@@ -127,8 +129,8 @@ class Reference:
 
 
 def make_inputs(prompts: Sequence[Prepared], dtype: torch.dtype = torch.float32) -> Inputs:
-    """Return prompts as one left-padded batch with normalised pixels, as transformers' processor gives
-    them.
+    """Return the prompts as a left-padded batch with normalised pixels, like the output of transformers'
+    processor.
     """
     width = max(len(one.prompt_token_ids) for one in prompts)
     ids = torch.full((len(prompts), width), PAD)
@@ -152,10 +154,10 @@ def make_inputs(prompts: Sequence[Prepared], dtype: torch.dtype = torch.float32)
 
 
 def padded_batches(asks: Sequence[Ask], size: int) -> list[tuple[list[int], Inputs, int]]:
-    """Split `asks` into batches of `size`, sorted by new tokens: the order in which static batches waste
-    least.
+    """Split `asks` into batches of `size`, sorted by their number of new tokens, because static batches then
+    waste least.
 
-    Returns (places in `asks`, inputs, maximum number of new tokens) for each batch.
+    Returns (indices into `asks`, inputs, maximum number of new tokens) for each batch.
     """
     order = sorted(range(len(asks)), key=lambda place: asks[place].num_new)
     batches = []
@@ -174,8 +176,8 @@ def describe_mismatches(
     wanted: Sequence[Sequence[int]],
     most: int = 8,
 ) -> list[str]:
-    """Return a line for each answer that differs from transformers': the first differing token, and how close
-    its two best logits are.
+    """Return a line for each answer that differs from transformers' (at most `most`): where the first token
+    differs, and the difference between the two best logits there.
     """
     parted = [number for number in range(len(wanted)) if list(got[number]) != list(wanted[number])]
     lines = []

@@ -1,4 +1,4 @@
-"""Combine several runs of one benchmark: each figure's median, and its confidence interval."""
+"""Combines several runs of a benchmark into medians, and computes confidence intervals."""
 
 import re
 from collections.abc import Sequence
@@ -13,8 +13,11 @@ NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 
 def medians(parts: Sequence[Part]) -> Part:
-    """Return each numeric cell's median over all runs (for an even count, the lower of the middle two). Other
-    cells and titles come from the first run. Notes are the first run's, then the new ones from later runs.
+    """Return a Part in which each numeric cell is the median over all runs (of an even number, the lower
+    middle value).
+
+    Other cells and titles come from the first run. The notes are those of the first run, followed by new ones
+    from later runs.
     """
     tables = [_table(versions) for versions in zip(*(part.tables for part in parts), strict=True)]
     targets = [
@@ -43,7 +46,7 @@ def _cell(cells: Sequence[str]) -> str:
 
 
 def interval(ratios: Sequence[float]) -> tuple[float, float, float]:
-    """Return the median and its 95 % interval by bootstrap."""
+    """Return (median, low, high): the median, and its 95 % confidence interval by bootstrap."""
     ratios = np.array(ratios)
     drawn = np.random.default_rng(0).choice(ratios, (10_000, len(ratios)))
     low, high = np.percentile(np.median(drawn, axis=1), (2.5, 97.5))

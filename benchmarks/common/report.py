@@ -1,4 +1,4 @@
-"""Tables for the screen and for Markdown files, and the final JSON line."""
+"""Prints tables, writes them as Markdown files, and prints the final JSON line with the targets."""
 
 import argparse
 import json
@@ -27,7 +27,9 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A figure that must be at least `bar` (at most, with `most`); `stretch` is a more ambitious goal."""
+    """A measured figure and its target: at least `bar`, or at most `bar` if `most` is set. `stretch`: a more
+    ambitious bar.
+    """
 
     name: str
     measured: float
@@ -60,7 +62,7 @@ class Part:
         found = json.loads(text)
         tables = [Table(**table) for table in found["tables"]]
         for table in tables:
-            table.rows = [tuple(row) for row in table.rows]  # JSON has lists only
+            table.rows = [tuple(row) for row in table.rows]  # JSON turned the tuples into lists.
         return cls(tables, [Target(**each) for each in found["targets"]])
 
 
@@ -90,7 +92,7 @@ def cpu_model() -> str:
 
 
 def machine_lines(threads: int) -> list[str]:
-    """Return the machine, its load and the package versions that the figures belong to."""
+    """Return lines that describe the machine, its load and the package versions."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     cores = f"{os.cpu_count()} cores of which {usable} usable, {threads} thread(s)"
@@ -117,7 +119,8 @@ def show(tables: Sequence[Table], lines: Sequence[str]) -> None:
         for place, column in enumerate(table.columns):
             shown.add_column(column, justify="right" if place else "left")
         for row in table.rows:
-            shown.add_row(*map(Text, row))  # no markup: a library's message may look like it
+            # Text without markup, because a library's message may look like markup.
+            shown.add_row(*map(Text, row))
         console.print(shown)
         for note in table.notes:
             console.print(note, markup=False, highlight=False)
@@ -141,8 +144,8 @@ def target_line(targets: dict[str, dict[str, float | bool]]) -> str:
 
 
 def target_dicts(targets: Iterable[Target]) -> dict[str, dict[str, float | bool]]:
-    """Return each target's measured value, its bar and whether the bar was met, by name, for
-    `target_line`.
+    """Return, for `target_line`, a dict from each target's name to its measured value, its bar, and whether
+    the bar was met.
     """
     return {
         each.name: {"measured": round(each.measured, 3), "bar": each.bar, "met": each.reaches(each.bar)}
@@ -157,8 +160,10 @@ def finish(
     options: argparse.Namespace,
     more_facts: Sequence[str] = (),
 ) -> None:
-    """Print tables measured on one thread and the missed targets, and write them as `options.out` and
-    `options.json` say.
+    """Print tables that were measured on one thread, and the missed targets.
+
+    `options.out`: also write them to this Markdown file. `options.json`: also print the targets as a JSON
+    line.
     """
     facts = [*machine_lines(threads=1), *more_facts]
     show([*tables, target_table(targets)], facts)

@@ -19,13 +19,15 @@ TEXTS = (
     "What is 9 minus 5?",
     "Who are you?",
 )
-SIDES = (64, 96, 96, 128, 160, 192, 256)  # pixels: 9 to 64 visual tokens
-GROUP = 16  # every 16 requests have the same mix
+SIDES = (64, 96, 96, 128, 160, 192, 256)  # Sides in pixels; 9 to 64 visual tokens.
+GROUP = 16  # Every 16 requests have the same mix.
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A prepared prompt with its pixels, usable by either side, and the number of tokens to generate."""
+    """A prepared prompt with its pixels, for mmengine and for its rivals, and the number of tokens to
+    generate.
+    """
 
     prepared: Prepared
     num_new: int
@@ -33,10 +35,11 @@ class Ask:
 
 
 def mixed(processor: Processor, count: int, longest: int, seed: int = 5) -> list[Ask]:
-    """Return `count` requests in random order, each with 16 (or `longest`, if less) to `longest` new tokens.
+    """Return `count` requests in random order, each with 16 to `longest` new tokens (exactly `longest` if
+    that is less than 16).
 
-    Every 16 have 4 text prompts, 9 with one image, 1 with two images, 1 with three images, and 1 video. Half
-    of the image places show one of four pictures that all requests share.
+    Of every 16 requests, 4 have only text, 9 have an image, 1 has two images, 1 has three images, and 1 has a
+    video. Half of the images are one of four pictures that all requests share.
     """
     rng = random.Random(seed)
     shared = [random_scene(rng, side=side) for side in (96, 128, 192, 256)]
@@ -62,7 +65,7 @@ def mixed(processor: Processor, count: int, longest: int, seed: int = 5) -> list
 
 
 def one_image(processor: Processor, count: int, longest: int, seed: int = 6) -> list[Ask]:
-    """Return `count` questions about one picture with 256 x 256 pixels, 64 visual tokens."""
+    """Return `count` questions about the same picture of 256 x 256 pixels (64 visual tokens)."""
     rng = random.Random(seed)
     scene = random_scene(rng, side=256, count=4)
     questions = [_one(rng, image_questions(scene, rng)) for _ in range(count)]
@@ -88,7 +91,7 @@ def random_texts(count: int, length: int, num_new: int, vocab: int, seed: int = 
 
 
 def count_shared(asks: Sequence[Ask]) -> tuple[int, int]:
-    """Return (image places whose picture other requests show too, all image places)."""
+    """Return (number of images that other requests also have, number of all images)."""
     shown: Counter[bytes] = Counter()
     for ask in asks:
         shown.update({media.item.mm_hash for media in ask.prepared.media})

@@ -1,8 +1,8 @@
-"""A flame graph of Python code: a sampler, and one self-contained HTML file.
+"""Makes a flame graph of Python code: samples the stack, and writes a self-contained HTML file.
 
-The sampler reads the stack every half millisecond. Python sees a signal only when a call into C returns;
-therefore each sample counts the time since the previous one. Long calls weigh their full duration, on the
-line that made them.
+A signal asks for a sample every half millisecond. Python handles a signal only when a call into C returns, so
+each sample is weighted with the time since the previous one. A long call into C thus counts with its full
+duration, at the line that made the call.
 """
 
 import html
@@ -18,14 +18,15 @@ from types import CodeType, FrameType
 from typing import Any
 
 INTERVAL_S = 0.0005
-SMALLEST = 1e-4  # share of the whole below which a frame is omitted
+SMALLEST = 1e-4  # Frames with less than this share of the time are omitted.
 TEMPLATE = Path(__file__).with_name("flame.html")
-Stack = tuple[tuple[CodeType, int], ...]  # outermost first, with each frame's current line
+Stack = tuple[tuple[CodeType, int], ...]  # (code, current line) of each frame, the outermost first.
 
 
 class Sampler:
-    """The main thread's nanoseconds by stack, from the function `outermost` inwards. Code outside of it has
-    an empty stack. Not available without interval timers (Windows).
+    """Samples the main thread. `spent` maps a stack, from the function `outermost` inwards, to nanoseconds.
+
+    Time outside `outermost` counts for the empty stack. Needs interval timers, which Windows does not have.
     """
 
     def __init__(self, outermost: Callable) -> None:
@@ -56,8 +57,8 @@ class Sampler:
         self._last = time.perf_counter_ns()
 
     def tree(self, name: str) -> dict[str, Any]:
-        """Return {"name", "ns", "inside": [...]}, the largest first. A stack's last line is its innermost
-        frame.
+        """Return the samples as a tree of {"name", "ns", "inside": [...]}; the largest child comes first. The
+        leaf of a stack is the line in its innermost frame.
         """
         root: dict[str, Any] = {"name": name, "ns": 0, "inside": {}}
         for stack, spent in self.spent.items():
@@ -91,7 +92,7 @@ def _line(code: CodeType, number: int) -> str:
 
 
 def write(path: Path, title: str, trees: list[dict[str, Any]]) -> None:
-    """Write one page that shows `trees`, one below another."""
+    """Write an HTML page that shows the flame graphs `trees`, one below another."""
     # "<" is escaped so that no name can end the script.
     data = json.dumps(trees, ensure_ascii=False).replace("<", "\\u003c")
     page = TEMPLATE.read_text(encoding="utf-8")

@@ -1,4 +1,6 @@
-"""A native forward's time by linears, attention and the rest (clocks in src/decoder/decoder.h)."""
+"""Splits a native forward's time into linears, attention and the rest, with the clocks in
+src/decoder/decoder.h.
+"""
 
 import ctypes
 from collections.abc import Iterator
@@ -13,7 +15,10 @@ PARTS = ("linears", "attention", "norms, rotation, residuals and the rest")
 
 
 def forward_split(title: str, ours: EngineRunner, work: Watched) -> Table | None:
-    """Return the layers' parts in the least disturbed run of `work`; None without a native decoder."""
+    """Return a table of the layers' time by part, from the fastest of ROUNDS runs of `work`.
+
+    None if there is no native decoder, or if it measured nothing.
+    """
     library = load()
     if library is None:
         return None

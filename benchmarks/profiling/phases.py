@@ -1,4 +1,4 @@
-"""Clocks around the phases of an engine's steps; each clock excludes the phases inside it."""
+"""Measures the phases of an engine's steps. A phase's time excludes the phases inside it."""
 
 import time
 from collections import defaultdict
@@ -12,19 +12,19 @@ from mmengine.serve.engine.engine import Engine
 
 FRONT, CORE, LOG = "front", "core, the rest", "log"
 LAYERS = "forward, the rest"
-FORWARD = ("embed", "features", "attention", LAYERS, "logits")  # the model's own phases
+FORWARD = ("embed", "features", "attention", LAYERS, "logits")  # The model's phases.
 ENCODE = "encode"
 ROUNDS = 3
-Watched = Callable[[AbstractContextManager], None]  # runs its steps within the given context
+Watched = Callable[[AbstractContextManager], None]  # Runs the steps to measure inside the given context.
 
 
 class Clocks:
-    """Wall nanoseconds by phase. A phase's clock stops while a phase inside it runs."""
+    """Wall-clock nanoseconds per phase. A phase's clock stops while a phase inside it runs."""
 
     def __init__(self) -> None:
         self.spent: dict[str, int] = defaultdict(int)
-        self.num_steps = 0  # in which the model ran
-        self._inner: list[int] = []  # ns of the phases inside each open phase
+        self.num_steps = 0  # Number of steps in which the model ran.
+        self._inner: list[int] = []  # For each open phase, the ns spent in phases inside it.
 
     def around(self, phase: str, call: Callable) -> Callable:
         inner, spent, now = self._inner, self.spent, time.perf_counter_ns
@@ -44,7 +44,7 @@ class Clocks:
         return timed
 
     def take(self) -> dict[str, int]:
-        """Return the time since the last call, by phase."""
+        """Return each phase's nanoseconds since the last call of `take`."""
         found = dict(self.spent)
         self.spent.clear()
         return found
@@ -89,7 +89,7 @@ def places(engine: Engine) -> list[tuple[Any, str, str]]:
 
 @contextmanager
 def clocked_phases(engine: Engine, clocks: Clocks) -> Iterator[None]:
-    """Put `clocks` around every phase of `engine` while the block runs."""
+    """Measure every phase of `engine` with `clocks` while the block runs."""
     undo = []
     try:
         for owner, name, phase in places(engine):

@@ -19,20 +19,22 @@ from benchmarks.profiling.phases import ROUNDS, Clocks, Watched, least_disturbed
 from mmengine.config import EngineConfig
 from mmengine.serve.engine.engine import Engine
 
-# A phase in the table, and the names that select its torch operations.
+# A group in the table, and words that select its torch operations by name.
 OPERATIONS = (
     ("linears", ("mm", "linear", "matmul")),
     ("attention", ("attention", "index_copy", "index_select", "softmax")),
     ("norms", ("norm",)),
 )
 ROWS = 16
-DECODE_STEPS = 10  # for half a billion weights
-AHEAD = 6  # maximum tokens that the first rows have when the last row gets its first
-Watch = AbstractContextManager  # a context that observes the steps inside it
+DECODE_STEPS = 10  # Measured steps for the model with half a billion weights.
+AHEAD = 6  # Most tokens that the first rows have when the last row gets its first token.
+Watch = AbstractContextManager  # A context that observes the steps inside it.
 
 
 def profile(requests: int, longest: int, half_billion: bool, flame: Path) -> Part:
-    """Profile decoding and mixed requests on the embedded checkpoint, and decoding with `half_billion`."""
+    """Profile decoding and mixed requests on the embedded checkpoint, and with `half_billion` also the larger
+    model. Writes the flame graph to `flame`, and returns the tables.
+    """
     part, trees = Part(), []
 
     def add(title: str, ours: EngineRunner, work: Watched) -> None:
@@ -106,7 +108,7 @@ def _phase_table(title: str, clocks: Clocks) -> Table:
 
 
 def _operation_table(title: str, watched: torch.profiler.profile, num_steps: int) -> Table:
-    """Return every torch operation in the steps, in groups."""
+    """Return a table of the torch operations in the steps, in groups."""
     spent: dict[str, list[tuple[float, str]]] = defaultdict(list)
     for each in watched.key_averages():
         spent[_group(each.key)].append((each.self_cpu_time_total, each.key))

@@ -2,8 +2,9 @@
 
     python benchmarks/rivals/convert_gguf.py LLAMA_CPP FOLDER --outtype bf16 --outfile FILE
 
-The converter identifies vocabularies by a hash of a tokenised text, and knows none for the embedded
-checkpoint. Since prompts are ids, the way to split texts does not matter here; Qwen's is written.
+The converter identifies a vocabulary by a hash of a tokenised text, and does not know the embedded
+checkpoint's. Its rule for splitting texts does not matter here, because prompts are given as ids, so the file
+names Qwen's rule.
 """
 
 import runpy

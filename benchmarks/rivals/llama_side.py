@@ -1,4 +1,6 @@
-"""llama.cpp's side: python llama_side.py FILE THREADS. One llama_decode computes all rows of a step."""
+"""llama.cpp's side: python llama_side.py FILE THREADS. A single call of llama_decode computes all rows of a
+step.
+"""
 
 import ctypes
 import sys
@@ -21,7 +23,7 @@ class Llama:
         params.n_threads = params.n_threads_batch = threads
         self._context = llama.llama_init_from_model(self._model, params)
         self._batch = llama.llama_batch_init(MAX_TOKENS, 0, 1)
-        self._num_tokens = 0  # in each row
+        self._num_tokens = 0  # Number of tokens in each row.
         self._vocab_size = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(self._model))
         self.weight_bytes = llama.llama_model_size(self._model)
 
@@ -46,7 +48,9 @@ class Llama:
         return np.ctypeslib.as_array(found, (len(tokens), self._vocab_size)).copy()
 
     def _decode(self, items: Sequence[tuple[int, int, int]], wanted: Sequence[bool]) -> None:
-        """Decode rows, positions and tokens; `wanted` selects the logits to compute."""
+        """Compute the items (row, position, token). `wanted`: for each item, whether its logits are
+        needed.
+        """
         batch = self._batch
         batch.n_tokens = len(items)
         for place, ((row, at, token), asked) in enumerate(zip(items, wanted, strict=True)):

@@ -1,6 +1,6 @@
 """mmengine's side: python mmengine_side.py FOLDER THREADS QUANTIZE ACTIVATIONS.
 
-The clock covers whole engine steps: the scheduler, its events and sampling.
+The measured time covers whole engine steps, including the scheduler, its events, and sampling.
 """
 
 import gc
@@ -17,7 +17,7 @@ from mmengine.native.linear import PackedLinear
 from mmengine.request import SamplingParams
 from mmengine.serve.prompt.prompt import Prompt
 
-MAX_NEW = 64  # tokens in an answer; the rest of it is cancelled
+MAX_NEW = 64  # Maximum tokens in an answer; a request that is no longer needed is cancelled.
 
 
 class MMEngine:
@@ -57,7 +57,7 @@ class MMEngine:
         return sum(len(output.token_ids) for output in self._engine.step())
 
     def logits(self, tokens: Sequence[int]) -> np.ndarray:
-        """Return logits for a text, as a request for prompt logprobs computes them."""
+        """Return the logits after each token of a text, from a request for prompt logprobs."""
         model = self._engine.built.executor._runner._model
         found, whole = [], model.logits
 
@@ -73,12 +73,14 @@ class MMEngine:
                 self._engine.step()
         finally:
             del model.logits
-        last, *before = found  # the sampled token's logits come first
+        last, *before = found  # The logits of the sampled token are computed first.
         return torch.cat([*before, last]).float().numpy()
 
 
 def _held_bytes() -> int:
-    """Return the bytes of packed matrices; norms add a thousandth."""
+    """Return the bytes of all packed matrices in memory. (The norms, a thousandth of that, are not
+    counted.)
+    """
     return sum(each._packed.nbytes for each in gc.get_objects() if type(each) is PackedLinear)
 
 

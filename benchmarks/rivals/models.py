@@ -1,4 +1,6 @@
-"""One random text decoder in every measured format: our folders, GGUF files, OpenVINO's folders."""
+"""Makes a random text decoder in every measured format: folders for mmengine, GGUF files, and folders for
+OpenVINO.
+"""
 
 import json
 import shutil
@@ -21,8 +23,10 @@ SHAPES = ("small", "0.4 B", "2 B")
 
 
 def make(shape: str) -> dict[str, Path]:
-    """Return the paths by format, and make missing files: bf16 and int4 (folders for mmengine and
-    transformers), GGUF's BF16, Q8_0, Q4_K_M, and OpenVINO's bf16 and int8 as openvino/....
+    """Return a dict from format to path; make the files if they are missing.
+
+    The formats are bf16 and int4 (folders for mmengine and transformers), BF16, Q8_0 and Q4_K_M (GGUF files),
+    and openvino/bf16 and openvino/int8.
     """
     folder = BUILD / "models" / shape.replace(" ", "")
     if not (folder / "whole").exists():
@@ -62,8 +66,8 @@ def _with_vision(shape: str, folder: Path) -> Path:
 
 
 def _text_folder(whole: Path, folder: Path) -> None:
-    """Write a Qwen3-VL's text decoder as a Qwen3 with one-dimensional rotary positions, which every engine
-    can load and convert.
+    """Write the text decoder of the Qwen3-VL in `whole` as a Qwen3 with one-dimensional rotary positions,
+    which every engine can load or convert.
     """
     config = json.loads((whole / "config.json").read_text())
     text = config["text_config"]

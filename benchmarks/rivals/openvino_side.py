@@ -1,5 +1,5 @@
-"""OpenVINO's side: python openvino_side.py FOLDER THREADS. The model is optimum-intel's export, with its
-cache inside.
+"""OpenVINO's side: python openvino_side.py FOLDER THREADS. The model is an export by optimum-intel, which
+holds the KV cache as internal state.
 """
 
 import sys
@@ -18,7 +18,7 @@ class OpenVINO:
         path = folder / "openvino_model.xml"
         how = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": 1}
         self._request = openvino.Core().compile_model(path, "CPU", how).create_infer_request()
-        self._num_tokens = 0  # in each row
+        self._num_tokens = 0  # Number of tokens in each row.
         self.weight_bytes = (folder / "openvino_model.bin").stat().st_size
 
     def prompts(self, prompts: Sequence[Sequence[int]]) -> None:

@@ -1,14 +1,15 @@
-"""CPU engines beside mmengine with one random text decoder: llama.cpp, OpenVINO, transformers.
+"""Compares CPU engines on the same random text decoder: mmengine, llama.cpp, OpenVINO, transformers.
 
 benchmarks/rivals/environment.sh          # once: builds llama.cpp, some 15 minutes
 python -m benchmarks rivals_cpu           # everything into benchmarks/results/rivals_cpu.md
 python -m benchmarks rivals_cpu --shape small --rounds 1 --out -    # a minute; only tests that it runs
 
-Each engine is a separate process (benchmarks/rivals/*_side.py). Engines with equally many bits per weight are
-in memory together and take turns with the same prompts and threads, in a new random order each round. Each
-figure is the median over rounds. The other engines' clocks cover only the model, on given tokens; mmengine's
-covers whole engine steps, with events and sampling. Results are stored in build/rivals/found.json, so that
-parts can be measured one by one; the table shows everything in this file.
+Each engine is a separate process (benchmarks/rivals/*_side.py). Engines with the same number of bits per
+weight are in memory together and are measured alternately, with the same prompts and threads and in a new
+random order each round. Each figure is the median over rounds. The other engines are timed only for the
+model, on given tokens; mmengine is timed for whole engine steps, including events and sampling. Results are
+stored in build/rivals/found.json, so that parts can be measured one by one; the tables show all results in
+this file.
 """
 
 import json
@@ -34,17 +35,18 @@ HERE = Path(__file__).parent
 RESULTS = HERE.parent / "results" / "rivals_cpu.md"
 FOUND = models.BUILD / "found.json"
 TITLE = "Engines for CPUs, side by side"
-LONG, SHORT, ROWS = 512, 32, 16  # prompt tokens for one row, and for each of many rows
-STEPS = {1: 16, ROWS: 8}  # in one turn
-IDS = 1500  # bound of the prompts' ids: the borrowed embedded tokenizer has words for them
-TEXT = 256  # tokens whose next-token distribution is compared
+# Prompt tokens for a single row, prompt tokens for each of many rows, number of many rows.
+LONG, SHORT, ROWS = 512, 32, 16
+STEPS = {1: 16, ROWS: 8}  # Number of rows: steps per turn.
+IDS = 1500  # Upper limit of the prompts' ids, for which the embedded checkpoint's tokenizer has texts.
+TEXT = 256  # Number of tokens after which the next-token distribution is compared.
 OURS = "mmengine"
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """An engine to measure. `side`: its script. `form`: a format of models.make. `more`: arguments after the
-    threads.
+    """An engine to measure. `side`: its script's name without _side.py. `form`: a format of models.make.
+    `more`: the script's arguments after the threads.
     """
 
     name: str
@@ -53,7 +55,7 @@ class Engine:
     more: tuple[str, ...] = ()
 
 
-# By bits per weight; mmengine first.
+# The engines for each number of bits per weight; mmengine comes first.
 GROUPS = {
     16: (
         Engine(f"{OURS}, bf16", OURS, "bf16", ("none", "model")),
@@ -74,10 +76,10 @@ GROUPS = {
     ),
 }
 TRUTH = Engine("transformers, float32", "transformers", "bf16", ("float32",))
-# the engine that one row must equal and 16 rows must beat
+# The engine that mmengine must equal with one row, and beat by MANY_BAR with 16 rows.
 WANTED = {16: "llama.cpp, BF16", 8: "llama.cpp, Q8_0"}
 MANY_BAR = 1.5
-Found = dict[str, dict[str, float]]  # by engine: bits per weight, KLD, bytes, seconds
+Found = dict[str, dict[str, float]]  # Maps an engine to its figures: bits per weight, KLD, bytes, seconds.
 
 
 def main(
@@ -117,7 +119,7 @@ def main(
 
 
 class Process:
-    """A running side and its memory."""
+    """A running side, in a process of its own."""
 
     def __init__(self, engine: Engine, folders: dict[str, Path], threads: int) -> None:
         python = models.PYTHON if engine.side in ("llama", "openvino") else sys.executable
@@ -150,7 +152,9 @@ class Process:
 def _measured(
     folders: dict[str, Path], group: int, threads: int, rounds: int, keep: Callable[[Found], None]
 ) -> None:
-    """Call `keep` with the results after each round."""
+    """Measure the engines with `group` bits per weight. Calls `keep` with all results so far after each
+    round.
+    """
     chance = random.Random(7)
     text = [chance.randrange(IDS) for _ in range(TEXT)]
     truth, weights = _truth(folders, threads, text), models.num_weights(folders["bf16"])
@@ -180,7 +184,11 @@ def _measured(
 
 
 def _truth(folders: dict[str, Path], threads: int, text: list[int]) -> np.ndarray:
-    """Return float32 logits, stored beside the models; their process ends before others are measured."""
+    """Return the float32 model's log-probabilities for `text`.
+
+    The logits are stored in a file beside the models. If it is missing, a process computes them, and ends
+    before other engines are measured.
+    """
     path = folders["bf16"].parent / "truth.npy"
     if not path.exists():
         side = Process(TRUTH, folders, threads)
@@ -190,7 +198,7 @@ def _truth(folders: dict[str, Path], threads: int, text: list[int]) -> np.ndarra
 
 
 def _log_softmax(path: Path) -> np.ndarray:
-    """Return float32 [n, vocabulary]."""
+    """Return the log-softmax of the logits in a file, float32 [n, vocabulary]."""
     logits = np.load(path)
     logits -= logits.max(1, keepdims=True)
     logits -= np.log(np.exp(logits).sum(1, keepdims=True))

@@ -1,6 +1,5 @@
-"""A process with one engine. It reads requests from stdin, one JSON line each, and writes times to stdout.
-
-Other output of a side goes to stderr.
+"""A process with a single engine. It reads requests from stdin, each a line of JSON, and writes the measured
+times to stdout. All other output goes to stderr.
 """
 
 import json
@@ -13,22 +12,24 @@ from typing import Protocol
 
 import numpy as np
 
-MAX_ROWS, MAX_TOKENS = 16, 640  # rows in a batch; tokens in a row, prompt and answer
+MAX_ROWS, MAX_TOKENS = 16, 640  # Rows in a batch; tokens in a row, with prompt and answer.
 
 
 class Side(Protocol):
-    """An engine to measure. The clock covers `prompts` and `step` only."""
+    """An engine to measure. Only `prompts` and `step` are timed."""
 
-    weight_bytes: int  # bytes of the model in memory, head and embedding included
+    weight_bytes: int  # Bytes of the weights in memory, including head and embedding.
 
     def prompts(self, prompts: Sequence[Sequence[int]]) -> None:
-        """Drop the previous rows and compute these prompts, all of one length."""
+        """Drop the previous rows, and compute these prompts, which all have the same length."""
 
     def step(self, tokens: Sequence[int]) -> None:
-        """Compute one more token for each row. An engine that samples uses its own tokens instead."""
+        """Compute the next token of each row. `tokens`: the rows' last tokens; an engine that samples uses
+        the tokens that it sampled instead.
+        """
 
     def logits(self, tokens: Sequence[int]) -> np.ndarray:
-        """Return float32 [n, vocabulary] for one text: the prediction after each of its tokens."""
+        """Return the logits after each of the n tokens of a text, float32 [n, vocabulary]."""
 
 
 def serve(side: Side) -> None:

@@ -1,6 +1,6 @@
 """transformers' side: python transformers_side.py FOLDER THREADS DTYPE.
 
-The forward uses SDPA and a static cache, which is faster than a growing one.
+The model uses SDPA and a static cache, which is faster than a growing cache.
 """
 
 import sys
@@ -19,7 +19,7 @@ class Transformers:
         torch.set_num_threads(threads)
         logging.disable_progress_bar()
         self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
-        self._caches: dict[int, StaticCache] = {}  # by number of rows
+        self._caches: dict[int, StaticCache] = {}  # Keyed by the number of rows.
         self._cache: StaticCache | None = None
         self.weight_bytes = sum(value.nbytes for value in self._model.parameters())
 
@@ -28,7 +28,7 @@ class Transformers:
         if rows not in self._caches:
             self._caches[rows] = StaticCache(self._model.config, max_cache_len=MAX_TOKENS)
         self._cache = self._caches[rows]
-        with torch.inference_mode():  # its tensors were made in this mode
+        with torch.inference_mode():  # The cache's tensors were created in this mode.
             self._cache.reset()
         self._forward(torch.tensor(prompts))
 

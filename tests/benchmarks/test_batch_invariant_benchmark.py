@@ -1,4 +1,4 @@
-"""Test benchmarks/cpu/batch_invariant.py with few rows; times are not checked."""
+"""Tests benchmarks/cpu/batch_invariant.py with few rows. Times are not checked."""
 
 from tests.benchmarks.test_throughput import call
 

@@ -1,4 +1,4 @@
-"""Test the entry point and the shared modules of the benchmarks."""
+"""Tests the benchmarks' entry point and a shared module."""
 
 
 def test_the_entry_point_lists_every_program(module, capsys, monkeypatch):

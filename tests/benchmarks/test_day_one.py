@@ -1,4 +1,4 @@
-"""Test benchmarks/cpu/day_one.py with a small model; times are not checked."""
+"""Tests benchmarks/cpu/day_one.py with a small model. Times are not checked."""
 
 import json
 
@@ -10,7 +10,7 @@ from tests.benchmarks.test_throughput import call
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """Return a function that makes a small checkpoint."""
+    """Return a function that makes a small checkpoint on its first call, and returns its folder."""
     folder = tmp_path_factory.mktemp("day_one") / "model"
 
     def make(model):

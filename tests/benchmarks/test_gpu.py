@@ -1,4 +1,4 @@
-"""Test gpu.sh on a CPU with the smallest sizes, and the calculations behind its targets."""
+"""Tests gpu.sh on a CPU with the smallest sizes, and the calculation of its targets."""
 
 import os
 import shutil
@@ -70,7 +70,9 @@ def test_without_a_gpu_it_says_so_in_one_line():
 
 
 def test_what_was_brought_along_is_installed_where_the_check_finds_it(tmp_path):
-    """Run gpu.sh in a separate checkout with a brought wheel and kernel."""
+    """Wheels and built kernels in the folder .whl are installed before the check runs. The test uses a
+    checkout of its own with a stand-in for the check.
+    """
     benchmarks, brought = tmp_path / "benchmarks", tmp_path / ".whl"
     for folder in (benchmarks / "gpu", brought / "aot" / "page"):
         folder.mkdir(parents=True)
@@ -128,7 +130,8 @@ def test_a_checkout_gets_entry_points_where_none_are_installed(module, tmp_path,
 
 def test_what_is_missing_is_named_with_the_way_to_bring_it(module, tmp_path, monkeypatch, capsys):
     gpu_setup = module("gpu.setup")
-    there = {"zstandard": "0.22.9", "msgspec": None, "av": None}  # zstandard's version is too old
+    # zstandard is too old, and the other two are missing.
+    there = {"zstandard": "0.22.9", "msgspec": None, "av": None}
 
     def version(name):
         if there.get(name, "99.0.0+cu130") is None:
@@ -194,8 +197,8 @@ def test_answers_part_where_their_tokens_do(module):
     "size, weights, kv, prefill, vision", [("2B", 3.44, 112, 30.8, 4.36), ("8B", 15.14, 144, 134, 5.80)]
 )
 def test_floors_are_those_of_the_shapes(module, size, weights, kv, prefill, vision):
-    """Compare with hand calculations: GB of weights, KiB of KV per token, TFLOP for 8,192 tokens and for an
-    image.
+    """Compare the floors with calculations by hand: GB of weights, KiB of KV per token, TFLOP for 8,192
+    tokens, and TFLOP for an image.
     """
     floors, shape = module("gpu.roofline"), module("gpu.shapes").SHAPES[size]
     assert floors.decode_bytes(shape, 0, 0) / 1e9 == pytest.approx(weights, rel=0.01)
@@ -206,8 +209,8 @@ def test_floors_are_those_of_the_shapes(module, size, weights, kv, prefill, visi
 
 
 def test_the_weights_counted_are_the_weights_there_are(module):
-    """Compare for a reduced shape, without the weights that a step does not read: norms, and embedding
-    rows.
+    """For reduced shapes, the bytes counted for a decode step are those of the model's matrices. Norms and
+    embedding rows are not counted.
     """
     shapes, floors = module("gpu.shapes"), module("gpu.roofline")
     for shape in shapes.SHAPES.values():

@@ -1,4 +1,4 @@
-"""Test the GPU check's parts as far as a CPU can."""
+"""Tests the parts of the GPU check as far as possible on a CPU."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -9,7 +9,7 @@ import torch
 
 
 class Told:
-    """A reporter that stores a part's results."""
+    """A reporter that stores the results of a part."""
 
     def __init__(self, dry=True):
         self.dry, self.device = dry, "cpu"
@@ -29,7 +29,7 @@ class Told:
 
 
 class Event:
-    """An event on a GPU whose clock advances by a millisecond per event."""
+    """A stand-in for a CUDA event. The clock advances by a millisecond per recorded event."""
 
     now = 0
 
@@ -71,12 +71,14 @@ def test_answers_of_a_wide_model_are_right_and_wrong_ones_are_found(module):
 
 
 def test_continuous_batching_answers_what_generate_does(module):
-    """Continuous batching uses the whole of Qwen3-VL for a text, positions included."""
+    """transformers' continuous batching gives the tokens of `generate` for text prompts with the whole
+    Qwen3-VL.
+    """
     rival, shapes = module("gpu.transformers_rates"), module("gpu.shapes")
     shape = shapes.reduced(shapes.SHAPES["2B"])
     asks = module("common.workload").random_texts(3, 20, 6, shape.text.vocab_size)
     model = rival.transformers_model(shape, "cpu", torch.float32)
-    with torch.no_grad():  # otherwise each token is answered with itself
+    with torch.no_grad():  # With the model's own random weights, each next token would equal the last token.
         for weights in model.model.parameters():
             weights.copy_(torch.randn_like(weights) * (0.2 if weights.ndim > 1 else 1))
     inputs = [module("common.reference").make_inputs([ask.prepared]) for ask in asks]
@@ -163,7 +165,9 @@ def test_a_gpu_says_what_it_is(module, monkeypatch):
 
 
 def test_what_no_kernel_covers_is_measured_while_all_rows_decode(module, monkeypatch):
-    """Use a profiler with two kernels and a gap of a fifth between them, on a stand-in for the GPU."""
+    """The GPU's idle share is measured while all rows decode. A stand-in for the profiler reports two kernels
+    with a gap of a fifth of the time between them.
+    """
     gpu_idle, parts = module("gpu.idle"), module("gpu.speed_parts")
     entered = []
 

@@ -1,4 +1,6 @@
-"""Test that the GPU check's parts run in separate processes and cannot affect each other."""
+"""Tests that the parts of the GPU check run in separate processes, and that a part that fails does not affect
+others.
+"""
 
 import json
 import os
@@ -59,12 +61,12 @@ def test_a_part_without_time_is_skipped(run):
 
 def test_a_part_that_hangs_is_cut_off_with_what_it_started(run):
     going = run.begin("stuck", hangs)
-    assert going.pipe.poll(60)  # the part has reported something
+    assert going.pipe.poll(60)  # Wait until the part has reported something.
     assert not run.end(going, 0.0)
     assert run.failed == {"stuck": "cut off: time limit reached"}
     with pytest.raises(ProcessLookupError):
         deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:  # until no process of its group is left
+        while time.monotonic() < deadline:  # Wait until no process of the part's group is left.
             os.killpg(run.facts["before"], 0)
             time.sleep(0.05)
 
@@ -77,7 +79,7 @@ def test_a_part_runs_beside_others_until_it_is_waited_for(run):
 
 
 def test_modules_are_loaded_without_cuda():
-    """A forked process could not use CUDA otherwise."""
+    """Importing the check does not initialize CUDA; otherwise forked processes could not use CUDA."""
     code = (
         "import torch\n"
         "def touched(*_): raise SystemExit('CUDA is asked for something')\n"

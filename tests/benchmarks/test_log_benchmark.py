@@ -1,4 +1,4 @@
-"""Test that the log benchmark ends with its targets. Only sizes are checked, since times vary."""
+"""Tests that the log benchmark ends with its targets. Only the sizes are checked, because times vary."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Test benchmarks/cpu/lora.py: its adapters and its simulation; times are not checked."""
+"""Tests benchmarks/cpu/lora.py: its adapters and its simulation. Times are not checked."""
 
 import pytest
 from safetensors.torch import load_file

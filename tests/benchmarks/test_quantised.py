@@ -1,4 +1,4 @@
-"""Test benchmarks/quantised/quantised.py with a small model; times are not checked."""
+"""Tests benchmarks/quantised/quantised.py with a small model. Times are not checked."""
 
 import pytest
 import torch

@@ -1,4 +1,6 @@
-"""Test that benchmarks/drafts/spec.py ends with its targets; times are not checked."""
+"""Tests that benchmarks/drafts/spec.py ends with its targets, and how it pairs runs. Times are not
+checked.
+"""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Test the engine states that step_cost.py measures; times are not checked."""
+"""Tests the engine states that step_cost.py measures. Times are not checked."""
 
 import json
 import sys
@@ -19,7 +19,7 @@ def engine(module):
 
 
 def events_of(folder):
-    """Return the log events of the only bench in `folder`, without those before its state was reached."""
+    """Return the events in the only log in `folder`."""
     (log,) = folder.iterdir()
     return [record.event for record in LogReader(log)]
 

@@ -1,4 +1,4 @@
-"""Test benchmarks/core/stress.py: more requests than the block pool can hold, and whole traces."""
+"""Tests benchmarks/core/stress.py, with more requests than fit into the block pool, and with whole traces."""
 
 import importlib
 import sys
@@ -16,7 +16,7 @@ TRACES = {
 
 @pytest.fixture
 def stress(monkeypatch, tmp_path):
-    """Return a function that runs stress.py with command-line arguments and returns its exit code."""
+    """Return a function that runs stress.py with these command-line arguments, and returns its exit code."""
     module = importlib.import_module("benchmarks.core.stress")
 
     def call(*words):
@@ -32,7 +32,7 @@ def cells(line):
 
 
 def tables(text):
-    """Return the rows of all Markdown tables in `text`, each as a dict by column name."""
+    """Return the rows of all Markdown tables in `text`, each as a dict keyed by column name."""
     rows, head = [], None
     for line in text.splitlines():
         if not line.startswith("|"):

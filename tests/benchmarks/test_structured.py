@@ -1,4 +1,4 @@
-"""Test the grammar benchmark: its schemas and answers are valid, and it runs. Times are not checked."""
+"""Tests the grammar benchmark: its answers satisfy its schemas, and it runs. Times are not checked."""
 
 import base64
 import json
@@ -15,7 +15,7 @@ PATTERN = r"\p{L}+|\p{N}|[^\s\p{L}\p{N}]+|\s+"
 
 @pytest.fixture
 def vocabulary(tmp_path):
-    """Write a file like mistral-common's, with all bytes and a few pairs of them."""
+    """Write a vocabulary file in mistral-common's format, with all bytes and a few longer tokens."""
     pairs = [b'{"', b'":', b'","', b'"}', b"la", b"lab", b"label", b"me", b"name"]
     tokens = [bytes([byte]) for byte in range(256)] + pairs
     entries = [
@@ -82,7 +82,8 @@ def test_a_quick_run_ends_with_a_table_and_its_targets(module, vocabulary, tmp_p
     monkeypatch.setattr(sys, "argv", command)
     benchmark = module("structured.structured")
     monkeypatch.setattr(benchmark, "NUM_ROWS", 3)
-    monkeypatch.setattr(benchmark, "usable_cpus", list)  # later tests may use all CPUs
+    # The benchmark must not restrict this process, because later tests may use all CPUs.
+    monkeypatch.setattr(benchmark, "usable_cpus", list)
     benchmark.main()
     *_, verdict, last = capsys.readouterr().out.splitlines()
     targets = json.loads(last)["targets"]

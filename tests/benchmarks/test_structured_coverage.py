@@ -1,4 +1,4 @@
-"""Test the coverage benchmark with a small suite and small schemas."""
+"""Tests the coverage benchmark with a small suite and with a few schemas."""
 
 import json
 import os
@@ -65,7 +65,7 @@ def test_each_verdict_of_a_suite(module, monkeypatch, capsys, suite, tmp_path):
     )
     assert row(out, "draft2020-12 type", 2, 1, 0, 1, 0, 0)
     assert row(out, "mmengine", 4, 2, 1, 1, 0, 0)
-    # llguidance treats another spelling of a key as another key
+    # llguidance treats another spelling of the same key as a different key.
     assert row(out, "llguidance", 4, 1, 1, 1, 1, 0)
     assert code == 1 and "MISSED: draft2020-12: exact" in out
     assert "| draft2020-12 uniqueItems | 1 |" in out_file.read_text()

@@ -1,4 +1,4 @@
-"""Test benchmarks/structured/structured_decode.py; times are not checked."""
+"""Tests benchmarks/structured/structured_decode.py. Times are not checked."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Drive a headless Chromium over its debugging pipe, with JSON messages that end with a zero byte."""
+"""Drives a headless Chromium over its debugging pipe, with JSON messages that end with a zero byte."""
 
 import base64
 import json
@@ -20,12 +20,14 @@ def chromium() -> str | None:
 
 
 class Browser:
-    """A page of `width` x `height` pixels. `errors` lists the errors and violations that the page logged."""
+    """A Chromium with an open page of `width` x `height` pixels. `errors` lists the errors and policy
+    violations that the page logged.
+    """
 
     def __init__(self, *, width: int = 1440, height: int = 900, dark: bool = False, timeout: float = 60):
         self.errors: list[str] = []
         self._timeout, self._number, self._buffer = timeout, 0, b""
-        # The browser's child processes may write there for a moment after the browser has ended.
+        # The browser's child processes may write to this folder for a moment after the browser has ended.
         self._home = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         # The browser reads `ours` as descriptor 3 and writes to `its` as descriptor 4.
         ours, its = os.pipe(), os.pipe()
@@ -97,13 +99,15 @@ class Browser:
         self.wait("Boolean(window.mmengineReport)")
 
     def run(self, script: str):
-        """Evaluate an expression in the page, await the promise if there is one, and return the value."""
+        """Evaluate an expression in the page, and return its value. If the value is a promise, it is
+        awaited.
+        """
         done = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in done, done
         return done["result"].get("value")
 
     def wait(self, condition: str) -> None:
-        """Wait until an expression in the page is true; a busy page handles input late."""
+        """Wait until an expression in the page is true, because a busy page handles input late."""
         end = time.monotonic() + self._timeout
         while not self.run(condition):
             assert time.monotonic() < end, f"it never came true: {condition}"

@@ -1,4 +1,4 @@
-"""Simulated runs that write a log, and the figures observed while they ran."""
+"""Simulated runs that write a log, and record figures while they run."""
 
 import random
 from dataclasses import dataclass, field, replace
@@ -23,13 +23,13 @@ SENDS_THE_FIRST_AWAY = Policy(lambda req_state: (-req_state.arrival,), lambda vi
 
 @dataclass
 class Live:
-    """The figures observed during a run. `steps` holds rows, tokens, admitted, encoded, running, waiting,
-    free blocks, encoder use and error.
+    """The figures recorded during a run. `steps` has a tuple per step: (rows, tokens, admitted, encoded,
+    running, waiting, free blocks, used encoder cache, error).
     """
 
     core: EngineCore | None = None
     tokens: dict[str, list[int]] = field(default_factory=dict)
-    # Number of output tokens that each request arrived with.
+    # Number of output tokens with which each request arrived.
     given: dict[str, int] = field(default_factory=dict)
     ends: dict[str, tuple[str, str, int]] = field(default_factory=dict)
     prompts: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -60,9 +60,12 @@ class Watched(SimulatedExecutor):
 def busy_run(
     folder: Path, seed: int = 0, *, num_requests: int = 30, fail_at=(9, 10), mixed: bool = False, **settings
 ) -> Live:
-    """Run requests of all kinds in a pool that is too small: media, tenants, priorities, cancels, failed
-    steps, grammars, a prefix cache reset, preemptions. With `mixed`, also run further answers to the same
-    prompt, requests that arrive with output tokens, and grammars that take several steps to compile.
+    """Run requests of all kinds in a pool that is too small, write the log to `folder`, and return the
+    recorded figures.
+
+    The run has media, tenants, priorities, cancels, failed steps, grammars, a prefix cache reset and
+    preemptions. `mixed`: also several samples of the same prompt, requests that arrive with output tokens,
+    and grammars that take several steps to compile.
     """
     rng = random.Random(seed)
     values = {
@@ -114,8 +117,8 @@ def busy_run(
 
 
 def thrashing_core(folder: Path) -> EngineCore:
-    """Return an engine with two requests where the policy always preempts the first request just before its
-    end.
+    """Return an engine with two requests that thrash: the policy always preempts the older request just
+    before its end.
     """
     register_policy("sends the first away", SENDS_THE_FIRST_AWAY)
     config = EngineConfig(
@@ -148,8 +151,9 @@ def _step(live: Live, count: int) -> None:
 
 
 def session_run(folder: Path) -> EngineCore:
-    """Run two sessions that take each other's blocks, and other requests that need the same blocks. The run
-    has appended chunks, questions, a new chain and a closed session.
+    """Run two sessions that take each other's blocks, and another request that needs the same blocks.
+
+    The run has appended chunks, questions, a session that is cut back to its beginning, and a closed session.
     """
     config = settings_of(num_blocks=25, session_blocks=12, checkpoint_interval=8)
     core = EngineCore(config, SimulatedExecutor(config), sink=LogWriter(folder))

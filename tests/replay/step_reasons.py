@@ -1,12 +1,14 @@
-"""Compute the wait reasons for one step, as the tests need them."""
+"""Computes the wait reasons for a single step."""
 
 from mmengine.replay import Step
 from mmengine.replay.queries.reasons import Reason, Reasons
 
 
 def reasons_of(step: Step) -> list[Reason]:
-    """Return why each request without tokens in this step got none. The step advances to its logged end; a
-    step that the log cuts short has no reasons. Raises CorruptLog for an impossible step.
+    """Return a reason for each request that gets no tokens in this step; [] for a step that the log cuts
+    short.
+
+    Advances the step to its logged end. Raises CorruptLog for an impossible step.
     """
     reasons = Reasons(step.view)
     for event in step.follow():

@@ -1,4 +1,4 @@
-"""Test the KV events exported from a log by decoding them with vLLM's schema."""
+"""Tests the KV events exported from a log. A test router decodes them with vLLM's schema."""
 
 import msgspec
 import numpy as np
@@ -154,7 +154,7 @@ def test_blocks_are_stored_after_their_step_and_removed_after_a_failed_step(tmp_
         bench.step()
         told.append(len(heard(tmp_path).texts))
     bench.core.close()
-    # Here the step is scheduled, fails and is scheduled again; the fourth block is never full.
+    # Step 0 is scheduled, fails, and is scheduled again. The fourth block is never full.
     assert told[:3] == [0, 0, 3] and set(told[2:]) == {3}
 
 

@@ -1,4 +1,4 @@
-"""Test rerun, minimize's playback and the report on logs written by several processes and on logs without
+"""Tests rerun, minimize's playback and the report on logs that several processes wrote, and on logs without
 their first segments.
 """
 
@@ -49,7 +49,7 @@ def test_a_log_of_two_processes(tmp_path, in_flight):
     assert replay_failure(log, "any") is None
     result = rerun(log, {})
     assert any("the log contains a crash" in note for note in result.notes)
-    assert 0 < result.logged.numbers["end_to_end_ms_p99"] < 1000, "the clocks' difference is not time"
+    assert 0 < result.logged.numbers["end_to_end_ms_p99"] < 1000, "no clock difference is counted"
     assert result.logged.numbers["output_tokens"] == 8 * 30
     write_report(log, page)
     data = unpack(page.read_text())
@@ -81,7 +81,7 @@ def test_a_log_without_its_beginning(tmp_path, in_flight):
     # Some steps may be in flight at the first record.
     shown = [line for line in steps if line.step >= data["first_step"]]
     assert len(shown) >= len(steps) - (in_flight if in_flight > 1 else 0)
-    # One more step may run that was decided earlier.
+    # The page may have one more step, which was decided before the first record.
     assert len(shown) <= len(data["step_tokens"]) <= len(shown) + 1
     assert data["step_tokens"].tolist()[-len(shown) :] == [line.num_tokens for line in shown]
     times = data["step_device_ms"].tolist()[-len(shown) :]
@@ -90,8 +90,8 @@ def test_a_log_without_its_beginning(tmp_path, in_flight):
 
 @pytest.mark.parametrize("in_flight", [1, 2])
 def test_a_crashed_step_verifies_at_each_crash_point(tmp_path, in_flight):
-    """A step that failed by a signal verifies at each crash point, also when a digest was due or the next
-    step was already decided.
+    """A log verifies if the process was killed by a signal after any step and the next process blames the
+    step, even if a checkpoint was due or the next step was already decided.
     """
     config = settings_of(max_in_flight=in_flight, checkpoint_interval=3)
     core = EngineCore(config, SimulatedExecutor(config), sink=LogWriter(tmp_path / "log", reserve_bytes=0))

@@ -1,4 +1,4 @@
-"""Test where `diff` finds the first difference between two logs."""
+"""Tests where `diff` finds the first difference between two logs, and how it classifies the difference."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,9 @@ def folder(tmp_path_factory):
 
 
 def changed(log, folder, change):
-    """Return the log with the events that `change` returns in place of the original; [] drops an event."""
+    """Copy a log to `folder`, with the event that `change` returns in place of each event; None keeps the
+    event, [] drops it.
+    """
     writer = LogWriter(folder)
     for record in LogReader(log):
         event = change(record.event, record.step)
@@ -71,7 +73,7 @@ def test_a_different_token_is_an_input_difference(folder, tmp_path):
 
 
 def test_shapes_are_compared_without_content(folder, tmp_path):
-    """A different token does not change the shape; a token that ends the text is a different decision."""
+    """With `shapes`, logs with other tokens are equal, but logs with other decisions are not."""
 
     def other(event, step):
         if isinstance(event, ev.Executed) and event.token_ids:
@@ -107,7 +109,9 @@ def test_a_log_that_ends_before_the_other(folder, tmp_path):
 
 
 def test_requests_may_be_matched_in_order(tmp_path):
-    """`diff` can match requests in order when ids and prompts differ and the decisions are the same."""
+    """`diff` can match requests by their arrival order if their ids differ, and compare only shapes if their
+    prompts differ too.
+    """
     for seed in (1, 2):
         busy_run(tmp_path / f"{seed}", seed, mixed=True)
         redact(tmp_path / f"{seed}", tmp_path / f"{seed}-public", bytes(16))
@@ -120,7 +124,7 @@ def test_requests_may_be_matched_in_order(tmp_path):
 
 
 def test_rows_and_blocks_are_ignored(tmp_path):
-    """The second log served another request earlier, so different rows and blocks are free."""
+    """In the second log another request came first, so request x gets another row and other blocks."""
     config = settings_of(num_blocks=33, enable_prefix_caching=False)
     for name, order in {"one": ("x", "y"), "two": ("y", "x")}.items():
         core = EngineCore(config, SimulatedExecutor(config), sink=LogWriter(tmp_path / name))
@@ -132,7 +136,7 @@ def test_rows_and_blocks_are_ignored(tmp_path):
     one, two = (admission_of(tmp_path / name, "x") for name in ("one", "two"))
     assert one.row != two.row and one.new_blocks != two.new_blocks
     found = diff(tmp_path / "one", tmp_path / "two")
-    assert (found.kind, found.field) == ("inputs", "request_id"), "what came in differs first"
+    assert (found.kind, found.field) == ("inputs", "request_id"), "the arrivals differ first"
 
 
 def admission_of(folder, name):

@@ -1,4 +1,4 @@
-"""Test that `show` names the endpoint through which a request was submitted, from the server's envelope."""
+"""Tests that `show` reads a request's API name from the envelope that the server stored."""
 
 import pytest
 

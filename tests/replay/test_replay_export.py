@@ -1,4 +1,6 @@
-"""Test the exports for other programs: each exported file has the properties that its reader requires."""
+"""Tests the exports for other programs (Perfetto, Mooncake traces, CSV): they have the properties that their
+readers require.
+"""
 
 import csv
 import io
@@ -35,7 +37,7 @@ def by_phase(events, phase):
 
 
 def test_slices_of_requests_nest(log):
-    """Each request's outer slice contains its states in sequence without a gap."""
+    """A request's outer slice contains the slices of its states, one after another without a gap."""
     folder, live = log
     tracks = defaultdict(list)
     for event in trace(folder):
@@ -103,7 +105,9 @@ def test_a_log_that_ends_early_is_closed(tmp_path):
 
 
 def test_a_mooncake_trace_round_trips(tmp_path):
-    """Exporting a simulated trace's log returns the same trace: lengths, times and shared prefixes."""
+    """A Mooncake trace that is simulated and exported again has the same lengths, times and shared
+    prefixes.
+    """
     rows = [
         {"timestamp": 0, "input_length": 1500, "output_length": 3, "hash_ids": [5, 6, 7]},
         {"timestamp": 250, "input_length": 1500, "output_length": 9, "hash_ids": [5, 6, 7]},
@@ -122,7 +126,9 @@ def test_a_mooncake_trace_round_trips(tmp_path):
         return [json.loads(line) for line in mooncake_lines(folder)]
 
     def shape(lines):
-        """Return the lengths, with ids numbered by first occurrence."""
+        """Return each line's lengths and hash ids. The ids are renumbered in the order of their first
+        occurrence.
+        """
         first = {}
         ids = [[first.setdefault(each, len(first)) for each in line["hash_ids"]] for line in lines]
         return [(line["input_length"], line["output_length"], own) for line, own in zip(lines, ids)]

@@ -1,5 +1,5 @@
-"""Test the table in docs/reference/log.md, which says how verify treats a change to each field. Each test
-changes one field, keeps the checksum valid, and compares verify's verdict with the table.
+"""Tests the table in docs/reference/log.md, which says how verify treats a change to each field. Each test
+changes a single field, keeps the checksum valid, and compares verify's verdict with the table.
 """
 
 import random
@@ -26,7 +26,7 @@ TABLE = Path(__file__).parents[2] / "docs" / "reference" / "log.md"
 CLAIMS = dict(re.findall(r"^\| `(\w+\.\w+)` \| (compared|followed|observed) \|", TABLE.read_text(), re.M))
 TRIES = 5
 replace = msgspec.structs.replace
-# Replacement values for fields where the next value that fits the type would prove too little.
+# Replacement values for fields for which the general rule of `other_values` would prove too little.
 OTHERS = {
     "Started.schema": lambda old: [ev.SCHEMA_VERSION + 1],
     "Started.decision_version": lambda old: [99],
@@ -56,7 +56,7 @@ OTHERS = {
     "Recovered.cuts": lambda old: [(*old, ("1.mmlog", 5, 5))],
     "Recovered.fingerprints": lambda old: [{**old, "weights": "others"}],
 }
-# In the logs these fields always have their default, and a tuple of keys is a valid replacement.
+# Fields that hold (key, row, index) tuples; other tuple fields hold keys.
 KEYS = {f"{name}.encode" for name in ("Scheduled", "Admitted", "AdmittedWithState", "AdmittedWithAdapter")}
 
 
@@ -92,8 +92,8 @@ def thrashing_run(folder):
 
 
 def fetched_run(folder):
-    """Run two engines over the same store: the second fetches the blocks that the first stored, except a torn
-    block.
+    """Run two engines over the same store. The second engine fetches the blocks that the first one stored,
+    except for a block that is damaged in between.
     """
     store, config = ShakyStore(random.Random(1), chance=0), plain_config()
     first, second = (Engine(config, store, path) for path in (folder.with_name("first"), folder))
@@ -136,8 +136,8 @@ def logs(tmp_path_factory):
 
 
 def instances(logs, kind, field, most):
-    """Yield (records, place) for up to `most` records of type `kind` per run, and first the records whose
-    `field` is not empty.
+    """Yield (records, index) for up to `most` records of type `kind` per run. Records whose `field` is not
+    empty come first.
     """
     for name in RUNS:
         records = logs(name)
@@ -147,8 +147,8 @@ def instances(logs, kind, field, most):
 
 
 def is_fit(event, kind):
-    """Return whether the event may be changed: a step that returned tokens, or an end that the scheduler
-    decided.
+    """Return whether the event has the type `kind` and may be changed. A step without tokens and a rejection
+    may not.
     """
     if isinstance(event, ev.Executed) and not event.token_ids:
         return False
@@ -158,7 +158,9 @@ def is_fit(event, kind):
 
 
 def outcome(records, place, folder):
-    """Return verify's verdict on records in which the record at `place` was changed."""
+    """Return verify's verdict on records of which the one at `place` was changed: "refused", "agrees",
+    "folded only", the field of the divergence, or "later".
+    """
     try:
         report = verify(rewrite(records, folder))
     except CorruptLog:
@@ -199,8 +201,8 @@ def test_verify_treats_a_changed_field_as_the_table_says(logs, tmp_path, name):
 
 
 def test_verify_treats_a_changed_record_as_the_table_says(logs, tmp_path):
-    """A changed record step diverges, a changed time does not, and a missing sequence number is a gap. The
-    writer numbers records again, so the gap is built from two files.
+    """A changed step of a record diverges, a changed time does not, and a missing sequence number is a gap.
+    The writer numbers records itself, so the test builds the gap from two files.
     """
     records = logs("busy")
     place = len(records) // 2

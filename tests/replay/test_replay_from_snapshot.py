@@ -1,5 +1,5 @@
-"""Test that replay from any snapshot equals replay from record 0, also when the log's first segments are
-missing.
+"""Tests that replay from any snapshot gives the same result as replay from record 0, even if the log's first
+segments are missing. Also tests how salvage uses snapshots.
 """
 
 import random
@@ -22,7 +22,8 @@ from mmengine.simulation.simulated_executor import SimulatedExecutor
 from tests.core.small_engine import image, request, settings_of
 from tests.events.logs import drop_first
 
-ALL = Resume(wanted=lambda name: False)  # With this filter the whole log is read.
+# With a filter, the whole log is read, even if a snapshot would suffice.
+ALL = Resume(wanted=lambda name: False)
 
 
 def write_run(folder, **settings):
@@ -124,9 +125,9 @@ def damage(folder, number):
 
 
 def test_salvage_uses_records_after_damage_and_a_snapshot(run, tmp_path):
-    """`salvage` can use the records after damage and a snapshot when no request needs an answer from before
-    the snapshot. Record lengths decide which damage hides that a client received its answer; at least one
-    segment's damage does not.
+    """Salvage uses the records after the damage, with a snapshot, if no request still needs an answer from
+    before the snapshot. Which segments qualify depends on record lengths, so the test damages one after
+    another until salvage succeeds.
     """
     whole = read_resume_state(run[0], ALL)
     for number in range(1, 8):
@@ -137,22 +138,22 @@ def test_salvage_uses_records_after_damage_and_a_snapshot(run, tmp_path):
         for mode in ("strict", "tail"):
             with pytest.raises(CorruptLog):
                 read_resume_state(folder, replace(ALL, mode=mode))
-        assert read_resume_state(folder, Resume()).steps == whole.steps, "nobody reads what is damaged"
+        assert read_resume_state(folder, Resume()).steps == whole.steps, "the damaged segment is not read"
         try:
             salvaged = read_resume_state(folder, replace(ALL, mode="salvage"))
         except CorruptLog as error:
             assert "a request that still needs its answer" in str(error)
             continue
         ((name, _, num_bytes),) = salvaged.cuts
-        assert name == segment_paths(folder)[number].name and num_bytes > 0, "what does not count is told"
+        assert name == segment_paths(folder)[number].name and num_bytes > 0, "the cut part is reported"
         assert not salvaged.answers and state_digest(salvaged.state) == state_digest(whole.state)
         return
     pytest.fail("no damage could be salvaged")
 
 
 def test_a_gap_in_a_wanted_answer_is_refused(run, tmp_path):
-    """Salvage refuses a request whose answer began before the damage, since the effect of the lost records is
-    unknown.
+    """Salvage refuses a log if a wanted answer began before the damage, because the effect of the lost
+    records on it is unknown.
     """
     folder = shutil.copytree(run[0], tmp_path / "log")
     damage(folder, 1)

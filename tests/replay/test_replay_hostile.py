@@ -1,4 +1,4 @@
-"""Test that hostile logs cause an error with a single sentence, without a traceback or a large allocation."""
+"""Tests that a hostile log causes an error of a single line, without a traceback or a large allocation."""
 
 import random
 import subprocess
@@ -76,8 +76,9 @@ BIG = {"max_num_seqs": 65536, "token_budget": 65536, "num_blocks": 2**22}
 
 @pytest.mark.parametrize("max_model_len, refused, mib", [(2**16, True, 10), (2**15, False, 200)])
 def test_settings_take_little_memory(tmp_path, max_model_len, refused, mib):
-    """Settings over the limit allocate nothing; the largest valid settings leave most memory pages
-    untouched."""
+    """Settings over the limit allocate nothing. With the largest valid settings, most pages of the allocated
+    arrays stay untouched, so the peak memory stays small.
+    """
     write_log(tmp_path / "log", [started(**BIG, max_model_len=max_model_len)])
     program = (
         "import pathlib, resource, sys\n"
@@ -106,8 +107,8 @@ def placed(*runs):
 
 ADMITTED = ev.Admitted("a", 0, 3, b"", column(1))
 RAN = ev.Executed(column(5))
-# Events to append after STARTED; the last event is false. `verify` reports false decisions as
-# divergences; where decisions are not derived, the fold finds them.
+# Events to append after STARTED; the last event of each list is false. `verify` reports a false decision as a
+# divergence. Where decisions are not derived, the fold finds it.
 OBSERVED = {
     "a prompt longer than any": [queued(prompt=range(64))],
     "an empty prompt": [queued(prompt=())],
@@ -163,13 +164,13 @@ DECIDED = {
 
 
 def write_steps(folder, events):
-    """Write a log with these (event, step) pairs."""
+    """Write a log with these events, each with the step that follows from the events before it."""
     steps = accumulate(isinstance(event, (ev.Executed, ev.Failed)) for event in [None, *events])
     return rewrite([Record(0, step, 0, event) for step, event in zip(steps, events)], folder)
 
 
 def named(events):
-    """Return how the error names the last event."""
+    """Return the pattern of the error that names the last event."""
     return rf"^record {len(events) - 1} \(step \d+, {type(events[-1]).__name__}\) contradicts"
 
 
@@ -227,8 +228,8 @@ def spoiled(event, rng):
 
 @pytest.mark.parametrize("decision_version", [DECISION_VERSION, 99])
 def test_any_change_gives_a_result_or_a_log_error(records, tmp_path, decision_version):
-    """Spoil, drop, double or swap one or two records in many logs; each command returns a result or a log
-    error.
+    """Spoils, drops, repeats or swaps one or two records in each of many logs. Each command returns a result
+    or raises a LogError.
     """
     rng = random.Random(decision_version)
     beginning = replace(records[0].event, decision_version=decision_version)

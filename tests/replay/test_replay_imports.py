@@ -1,4 +1,6 @@
-"""Test that replay imports no model, no device and no source of nondeterminism."""
+"""Tests that replay imports no model code, no device code, and no modules that could make it
+nondeterministic.
+"""
 
 import subprocess
 import sys

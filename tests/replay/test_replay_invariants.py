@@ -1,6 +1,4 @@
-"""Test that each invariant detects the damage for which it is made, and that this damage breaks no other
-invariant.
-"""
+"""Tests the invariants of a state: each kind of damage breaks exactly the invariant that is made for it."""
 
 import numpy as np
 import pytest
@@ -67,8 +65,8 @@ def forget_an_encoder_entry(state):
 
 
 def drop_an_encoder_reference_early(state):
-    """Drop the encoder reference too early, as if the row had computed its whole image. The encoder cache and
-    the request still agree with each other.
+    """Release a request's encoder output too early, as if the row had computed its whole image. The encoder
+    cache and the request still agree, so only the invariant `media` breaks.
     """
     req_state = state.requests["a"]
     req_state.held_media.clear()
@@ -179,8 +177,8 @@ def overrun_the_budget(patch):
     ],
 )
 def test_a_bug_that_verify_repeats_is_named_by_its_invariant(tmp_path, plant, name, event):
-    """The log agrees with the build that has the bug, so `verify` alone finds nothing. Only the invariant,
-    which counts the state again, finds the bug.
+    """The build that wrote the log derives the same wrong decisions again, so `verify` alone finds nothing.
+    The invariant, which counts the state again, finds the bug.
     """
     with pytest.MonkeyPatch.context() as patch:
         plant(patch)

@@ -1,4 +1,6 @@
-"""Test that the messages for a live page add up to the report's columns, however they are split."""
+"""Tests that the messages for a live page add up to the report's columns, at whatever moments they are
+sent.
+"""
 
 import random
 
@@ -16,7 +18,7 @@ CHANGING = ("end", "cached", "answer", "preemptions")
 
 
 class Shown:
-    """A live page that merges its messages as the page's script does."""
+    """A live page: merges the messages in the same way as the page's script."""
 
     def __init__(self):
         self.head, self.steps, self.lanes, self.ids, self.ends = None, {}, {}, [], []
@@ -47,7 +49,9 @@ class Shown:
 
 
 def told(folder, seed, each=0.2):
-    """Return the page after the last message and the number of "begin" messages."""
+    """Send the messages for a log at random moments. Return the page after the last message, and the number
+    of "begin" messages.
+    """
     report, shown, chance, begun = None, Shown(), random.Random(seed), 0
     log = CheckedLog(folder)
     report = LiveReport(log, "log")

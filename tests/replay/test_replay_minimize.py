@@ -1,4 +1,6 @@
-"""Test that failing logs become small and keep failing in the same way. The tests plant the bugs."""
+"""Tests that `minimize` makes failing logs small, and that they keep failing in the same way. The tests plant
+the bugs.
+"""
 
 import json
 import secrets
@@ -35,7 +37,9 @@ LEAKY |= {"admission_reserve": "none", "encoder_cache_size": 24}
 
 @pytest.fixture
 def leak(monkeypatch):
-    """Plant a leak: a preempted request keeps the reference to its last media item."""
+    """Plant a leak: a request that leaves its row keeps the reference to its last media item. Returns the
+    correct function.
+    """
     real = evolve.leave_row
 
     def leave_row(state, req_state, *rest):
@@ -114,7 +118,7 @@ def test_the_command_leaves_a_log_and_a_test(tmp_path, leak, monkeypatch, capsys
 
 
 def test_a_command_that_fails(tmp_path, monkeypatch, capsys):
-    """The command searches a log for two requests; all other requests are dropped."""
+    """The command fails if two certain requests are in the log. So minimize drops all others."""
     live = busy_run(tmp_path / "log", 1, fail_at=())
     wanted = [name for name, (reason, *_) in live.ends.items() if reason == "length" and len(name) == 3][:2]
     found = " && ".join(f'grep -aq {name} "$1"/*' for name in wanted)
@@ -152,7 +156,7 @@ def test_a_sound_engine_does_not_fail(tmp_path, kind):
 
 
 def test_wrong_kv_is_detected_as_wrong_tokens(tmp_path, monkeypatch):
-    """Prefix cache hits return another request's KV, which no invariant of the state detects."""
+    """The planted bug lets a prefix cache hit return another request's KV, which no invariant detects."""
     busy_run(tmp_path / "log", 2, fail_at=())
     from mmengine.core.state.prefix_index import PrefixIndex
 
@@ -178,7 +182,7 @@ def test_a_stateful_scheduler_diverges(tmp_path, monkeypatch):
 
 
 def plant_a_memory(monkeypatch):
-    """Plant state in the scheduler, so that deriving the same step again gives a different decision."""
+    """Give the scheduler a memory, so that deriving the same step again gives a different decision."""
     real, asked = Scheduler.schedule, []
 
     def schedule(self, view):
@@ -225,8 +229,9 @@ def test_scripts_shrink_as_requested(tmp_path):
 
 
 def test_an_earlier_failure_of_another_kind_is_reported(tmp_path, monkeypatch, capsys):
-    """The run crashes before its log can be verified; minimize reports the other failure and leaves no
-    files."""
+    """The run crashes before its log can be verified. Minimize reports the crash instead of a divergence, and
+    leaves no files.
+    """
     busy_run(tmp_path / "log", 1, num_requests=6)
     real = Playback.step
 
@@ -255,9 +260,7 @@ def test_a_failed_write_leaves_no_files(tmp_path, leak, monkeypatch, capsys):
 
 @pytest.fixture
 def on_path(tmp_path, monkeypatch):
-    """Put a `mmengine` on the path that stands for this process's program and fails when started as a
-    process.
-    """
+    """Put a program `mmengine` on the path that fails if it is started as a process."""
     program = tmp_path / "bin" / "mmengine"
     program.parent.mkdir()
     program.write_text("#!/bin/sh\nexit 99\n")
@@ -266,8 +269,9 @@ def on_path(tmp_path, monkeypatch):
 
 
 def test_mmengine_commands_run_in_this_process(tmp_path, on_path, monkeypatch, capsys):
-    """Digests differ on each computation, so verify fails; each candidate's log is verified in this
-    process."""
+    """The command `mmengine log verify` runs in this process. It always fails here, because each digest is
+    random.
+    """
     busy_run(tmp_path / "log", 2, fail_at=(), num_requests=40)
     monkeypatch.setattr("mmengine.core.state.digest._hash", lambda data: secrets.token_bytes(16))
     arguments = (

@@ -1,4 +1,4 @@
-"""Test how the log tools report an image that was encoded in several parts."""
+"""Tests how the log tools report an image that was encoded in several parts."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Test that playing a log's script under the log's settings repeats the log's decisions."""
+"""Tests that replaying a log's script under the log's settings repeats the log's decisions."""
 
 import pytest
 
@@ -17,9 +17,10 @@ NOT_PLAYED = (ev.Started, ev.Delivered, ev.Checkpoint)
 
 
 def decided(records, in_flight):
-    """Return the events that a playback repeats, which are all of them with one step in flight. With two
-    steps in flight, a row's tokens may belong to a request that left while the step ran, and an end may be
-    logged before or after an arrival.
+    """Return the events that a playback must repeat.
+
+    With one step in flight these are all events. With two, only the scheduling events: a row's tokens may
+    belong to a request that left while the step ran, and an end may be logged before or after an arrival.
     """
     events = [record.event for record in records if not isinstance(record.event, NOT_PLAYED)]
     if in_flight > 1:

@@ -1,4 +1,4 @@
-"""Test that a redacted log has the same decisions and none of the original content."""
+"""Tests that a redacted log has the same decisions and none of the original content."""
 
 import random
 from dataclasses import replace as with_fields
@@ -23,7 +23,9 @@ KEY = bytes(range(32))
 
 
 def random_run(folder, seed):
-    """Run random requests with swaps, host blocks and sizes that the other tests do not use."""
+    """Run random requests with random settings, including swaps and block sizes that other tests do not
+    use.
+    """
     config = small_config(random.Random(seed))
     names = (*SETTINGS, "swap_blocks", "preempt_mode", "max_retries", "block_size")
     settings = {name: getattr(config, name) for name in names}
@@ -33,8 +35,7 @@ def random_run(folder, seed):
 
 
 def texts_removed(event):
-    """Return the event without the content that redaction may change; the remaining fields are the
-    decisions."""
+    """Return the event without the content that redaction may change, so that the decisions remain."""
     changes = {}
     for name in event.__struct_fields__:
         if name in _CHANGED:
@@ -83,8 +84,8 @@ def test_the_decisions_are_the_same(tmp_path, seed):
 
 
 def secret_log(folder, name="alice", salt="the-tenant", start=1_000_000):
-    """Write a log with a request in which every part is identifying, and an answer with logprobs and an
-    error.
+    """Write a log with a request whose fields all identify a user, an answer with logprobs, and an error.
+    Returns the prompt's tokens.
     """
     config = settings_of(max_model_len=48, eos_token_ids=(424242,))
     executor = SimulatedExecutor(config, fault=lambda step: "no memory at /home/alice" if step == 1 else None)
@@ -173,11 +174,11 @@ def test_only_equal_prefixes_stay_equal(tmp_path):
     core.close()
     redact(tmp_path / "log", tmp_path / "public", KEY)
     found = prompts(tmp_path / "public")
-    assert len(set(found[0].tolist())) == 12, "the same word is another number at another place"
+    assert len(set(found[0].tolist())) == 12, "equal tokens become different numbers at different positions"
 
     def common(one, two):
         differ = np.flatnonzero(found[one] != found[two])
-        assert set(differ) == set(range(differ[0], 12)) if len(differ) else True, "apart for good"
+        assert set(differ) == set(range(differ[0], 12)) if len(differ) else True, "never equal again"
         return int(differ[0]) if len(differ) else 12
 
     assert (common(0, 1), common(0, 2), common(0, 3)) == (12, 6, 0)
@@ -197,7 +198,7 @@ def test_names_depend_on_the_key_alone(tmp_path):
 
 
 def test_a_divergence_is_preserved(tmp_path):
-    """Redaction preserves a divergence in a field and a divergence in a digest alone."""
+    """Redaction keeps a divergence in a decision's field, and a divergence that only a digest shows."""
     busy_run(tmp_path / "log")
     for number, kind in enumerate((ev.Finished, ev.Checkpoint)):
         writer, is_changed = LogWriter(tmp_path / f"{number}"), False

@@ -1,5 +1,5 @@
-"""Test the log's HTML report: its numbers equal the log's, hostile text stays text, and a browser shows the
-page.
+"""Tests the HTML report of a log: its numbers equal the log's, hostile text is never HTML, and a browser
+shows the page.
 """
 
 import base64
@@ -33,7 +33,9 @@ HOSTILE = "</script><img src=x onerror=document.title='owned'>\u202e\x1b[31m<!--
 
 
 def unpack(page):
-    """Return the report's data as its scripts see it: the head, with columns as arrays."""
+    """Return the page's data as its scripts see it: a dict of the head's fields and of the columns as
+    arrays.
+    """
     text = re.search(r'<script id="data" type="text/plain">([A-Za-z0-9+/=]*)</script>', page)[1]
     raw = gzip.decompress(base64.b64decode(text))
     length = int.from_bytes(raw[:4], "little")
@@ -118,7 +120,7 @@ def test_lanes_of_a_slot_do_not_overlap():
     for slot, first, last in zip(slots, start, end, strict=True):
         taken[slot, first : max(last, first + 1)] += 1
     assert taken.max() == 1
-    assert slots.max() + 1 == taken.sum(axis=0).max(), "no more lines than requests at once"
+    assert slots.max() + 1 == taken.sum(axis=0).max(), "as few lines as possible"
 
 
 def hostile_log(folder):

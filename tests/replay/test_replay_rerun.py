@@ -1,5 +1,5 @@
-"""Test what-if reruns: rerunning a simulated log repeats each step, and the fit finds the cost model from the
-logged times.
+"""Tests what-if reruns: a rerun of a simulated log repeats each step, and the fit finds the cost model from
+the logged times.
 """
 
 import json
@@ -25,7 +25,9 @@ COST = CostModel(step_ns=3_000_000, token_ns=40_000, context_ns=900, embed_ns=60
 
 
 def simulated_log(folder, *, count=60, cost=COST, **settings):
-    """Write a log with image requests over a simulated minute, in a pool that is at times too small."""
+    """Write the log of a simulation with `count` requests, half of them with images, in a pool that is too
+    small at times.
+    """
     rng, requests, now = random.Random(5), [], 0
     for number in range(count):
         now += int(rng.expovariate(1 / 60e6))
@@ -63,7 +65,7 @@ def test_the_logged_settings_repeat_the_logged_times(tmp_path, settings):
     result = rerun(tmp_path / "log", {})
     logged, again = result.logged.numbers, result.again.numbers
     assert logged["steps"] == report.num_steps and logged["preemptions"] == report.meter.num_preemptions
-    # Times count from the moment at which the scheduler saw the request.
+    # Latencies count from the step at which the scheduler saw the request.
     lines = request_lines(tmp_path / "log")
     assert logged["ttft_ms_p90"] == spread_of([line.first_token_ns for line in lines]).p90 / 1e6
     assert logged["end_to_end_ms_p50"] == spread_of([line.end_ns for line in lines]).p50 / 1e6
@@ -93,7 +95,8 @@ def test_more_memory_is_predicted_correctly(log, tmp_path):
     assert report.num_steps != log[1].num_steps
     assert result.changed == {"num_blocks": (90, 400), "max_num_seqs": (8, 16)}
     for name, value in truth.items():
-        step_ms = 5 if name.startswith(("ttft", "end")) else 0.5  # Error allowed for an arrival, in ms.
+        # Allowed error in ms; larger for figures that count from an arrival.
+        step_ms = 5 if name.startswith(("ttft", "end")) else 0.5
         assert estimate[name] == pytest.approx(value, rel=0.03, abs=step_ms), name
 
 
@@ -111,7 +114,9 @@ def test_a_log_with_all_event_kinds(tmp_path):
 
 
 def test_two_steps_in_flight_hide_the_host(tmp_path):
-    """With two steps in flight, the engine's host time is hidden while the device works."""
+    """With two steps in flight, the engine works while the device computes, so the host time of 2 ms per step
+    is hidden.
+    """
     from mmengine.replay.rerun import rerun as module
 
     simulated_log(tmp_path / "log", count=30, cost=CostModel(step_ns=5_000_000))
@@ -160,8 +165,8 @@ def test_least_squares_without_negative_costs():
         matrix, target = rng.normal(size=(30, 5)), rng.normal(size=30)
         x = non_negative(matrix, target)
         gradient = matrix.T @ (target - matrix @ x)
-        assert (x >= 0).all() and (gradient < 1e-6).all(), "no price could grow to the better"
-        assert np.abs(gradient[x > 0]).max(initial=0) < 1e-6, "and none that is used could change"
+        assert (x >= 0).all() and (gradient < 1e-6).all(), "no price of 0 should be larger"
+        assert np.abs(gradient[x > 0]).max(initial=0) < 1e-6, "no positive price should change"
 
 
 def test_outlier_steps_are_ignored():

@@ -1,4 +1,4 @@
-"""Test logs with sessions: verify, why, redact, playback and minimize."""
+"""Tests the log tools on logs with sessions: verify, why, redact, playback and minimize."""
 
 import sys
 
@@ -104,7 +104,7 @@ def test_the_log_folds_to_the_same_state_from_any_snapshot(folder):
 
 @pytest.mark.soak
 def test_a_log_with_leases_is_minimized(folder, tmp_path):
-    """Minimize keeps few of the eight requests, and a session still gives up blocks."""
+    """Minimize keeps fewer than four of the eight requests, and blocks are still taken from a session."""
     check = tmp_path / "check.py"
     check.write_text(
         "import sys; from pathlib import Path; from mmengine.events.log import LogReader\n"

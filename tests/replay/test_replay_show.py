@@ -1,4 +1,4 @@
-"""Test a log's tables: their figures equal the figures observed while the log was written."""
+"""Tests a log's tables: their figures equal those recorded while the log was written."""
 
 import pytest
 

@@ -1,5 +1,5 @@
-"""Test rerun, minimize's playback and the report on spoiled logs: each returns a result or a one-sentence
-error.
+"""Tests rerun, minimize's playback and the report on logs with changed or missing records: each returns a
+result or raises an error of one line.
 """
 
 import random

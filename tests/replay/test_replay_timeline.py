@@ -1,4 +1,6 @@
-"""Test `open_log`: stop at a step, hold its state, and run the real scheduler there."""
+"""Tests `open_log`: walk over events and steps, stop at a step, inspect the state, and run the real scheduler
+there.
+"""
 
 import random
 
@@ -34,7 +36,9 @@ def test_every_event_comes_with_the_state_before_it(folder):
 
 @pytest.mark.parametrize("decide", ["all", "one", "none"])
 def test_the_scheduler_decides_each_step_as_logged(folder, decide):
-    """Iteration continues after a step that was decided here, partly iterated, or left to the log."""
+    """The scheduler decides each step as logged. The walk continues correctly whether a step was decided
+    fully, partly or not at all.
+    """
     numbers = []
     for step in open_log(folder).steps():
         numbers.append(step.number)
@@ -97,7 +101,7 @@ def test_a_log_cut_within_its_last_step(folder, tmp_path):
 
 
 def test_a_step_that_never_ends_is_refused(folder, tmp_path):
-    """Opening refuses a log in which any number of decisions precedes the first impossible decision."""
+    """A step with more decisions than any step can have is refused, even if each decision could be valid."""
     records = list(LogReader(folder))
     index = next(n for n, r in enumerate(records) if isinstance(r.event, ev.Admitted))
     writer = LogWriter(tmp_path / "log")
@@ -109,7 +113,7 @@ def test_a_step_that_never_ends_is_refused(folder, tmp_path):
 
 
 def test_steps_under_other_rules_use_this_builds_rules(folder, tmp_path):
-    """A step logged under other decision rules is decided under this build's rules."""
+    """A step that was logged under other decision rules is decided by this build's rules."""
     records = list(LogReader(folder))
     writer = LogWriter(tmp_path / "log")
     for record in records:

@@ -1,4 +1,4 @@
-"""Test that verify agrees with an unchanged run and names the record changed afterwards."""
+"""Tests that verify accepts an unchanged log, and names the record that was changed in a log."""
 
 import msgspec
 import numpy as np
@@ -20,7 +20,9 @@ replace = msgspec.structs.replace
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """Run a busy workload and return its folder, its records and its live figures."""
+    """Run a busy workload, and return the log's folder, its records, and the figures recorded during the
+    run.
+    """
     folder = tmp_path_factory.mktemp("run") / "log"
     live = busy_run(folder, 5)
     return folder, list(LogReader(folder)), live
@@ -62,7 +64,7 @@ def test_the_run_has_all_event_types(run):
 
 
 def test_item_parts_are_verified(tmp_path):
-    """Videos are encoded in parts; verify finds a part with a wrong position and a missing part."""
+    """For items that are encoded in parts, verify finds a part with a wrong end and a missing part."""
     busy_run(tmp_path / "run", 5, encoder_piece=4)
     records = list(LogReader(tmp_path / "run"))
     assert verify(tmp_path / "run").ok
@@ -104,7 +106,7 @@ def change_token(event):
 
 
 def test_the_step_of_a_record_is_compared(run, tmp_path):
-    """Change each record's step in turn and compute its frame's checksum again."""
+    """Verify finds a changed step in a record whose checksum is valid."""
     _, records, _ = run
     for index in range(1, len(records), 7):
         changed = list(records)
@@ -176,7 +178,7 @@ def test_a_changed_decision_is_named_at_its_record(run, tmp_path, name):
     assert not report.ok and (found.event, found.field) == (kind.__name__, field)
     assert (found.sequence, found.step) == (index, records[index].step)
     assert found.logged != found.derived
-    assert report.events == index, "what stands before it agreed"
+    assert report.events == index, "all records before the changed one agreed"
     assert found.recent and all(record.sequence < index for record in found.recent)
 
 
@@ -263,8 +265,8 @@ def test_other_settings_diverge(run, tmp_path, name, value):
 
 
 def test_a_log_cut_between_any_two_records_agrees_up_to_there(run, tmp_path):
-    """A prefix, as a killed process leaves it, verifies. The test tries every 17th cut and all cuts around
-    the first failure.
+    """A log that ends after any record, as a killed process leaves it, verifies. The test tries every 17th
+    record, and all records around the first failed step.
     """
     _, records, _ = run
     near = find(records, ev.Failed)

@@ -1,4 +1,4 @@
-"""Test the explanation for one request: its life, its steps and the causes for its delays."""
+"""Tests the explanations for a request: its events, its steps, and the causes of its delays."""
 
 import random
 from collections import defaultdict
@@ -42,7 +42,7 @@ def claim(folder, name, kind):
     return found
 
 
-# Lives and steps.
+# A request's events, and steps.
 
 
 @pytest.mark.parametrize("seed, settings", [(0, {}), (5, {"num_draft_tokens": 3}), (2, {"max_in_flight": 2})])
@@ -92,7 +92,7 @@ def test_the_state_at_the_end(tmp_path):
 
 
 def test_claims_cover_all_waiting_steps(tmp_path):
-    """Each step in which a present request got no tokens is covered by the request's claims."""
+    """A request's claims cover every step in which it got no tokens."""
     log = random_log(tmp_path / "log", 3)
     waited = defaultdict(list)
     for step in log.steps():
@@ -134,7 +134,7 @@ def test_claims_agree_with_the_log(tmp_path, seed):
 
 
 def check_loss(records, each):
-    """Check that a lost block was taken by an event in the claimed step for the claimed request."""
+    """Check that a block was taken in the step and by the request that the claim names."""
     loss = each.facts.get("loss")
     if loss is None or loss["why"] != "taken":
         return

@@ -1,5 +1,5 @@
-"""Test the log tools on a log whose first segments are missing: they show the remaining records and report
-the rest as unknown.
+"""Tests the log tools on a log whose first segments were deleted: they show the remaining records, and say
+which data are missing.
 """
 
 import json
