@@ -1,4 +1,4 @@
-"""A single attempt to have a replica answer a request, and the choice of the replica."""
+"""A single attempt to have a replica answer a request, and the replica's selection."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -44,7 +44,7 @@ class RoutingLimits(NamedTuple):
     """Limits for routing, in seconds.
 
     A replica that is silent for `silence_s` is given up. A request waits `patience_s` for a replica that
-    accepts it. If `deaths` replicas in a row end without a token of the request, the request counts as the
+    accepts it. If `deaths` replicas in a row end without a token for the request, the request counts as the
     cause.
     """
 

@@ -1,4 +1,4 @@
-"""The outputs of each choice that were forwarded to the caller, or that the replicas' logs hold."""
+"""Each choice's outputs that were forwarded to the caller, or that the replicas' logs hold."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -49,7 +49,7 @@ def logged_outputs(
     grammar: GrammarRequest | None,
     logs: Iterable[Mapping[str, ResumedAnswer]],
 ) -> list[RequestOutput]:
-    """Return the outputs of a request's choices that `logs` hold, each from its first token on.
+    """Return the outputs that `logs` hold for a request's choices, each from its first token on.
 
     Each log maps core ids to answers. A choice that several replicas computed is in several logs.
     """

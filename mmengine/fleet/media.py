@@ -12,7 +12,7 @@ from mmengine.serve.prompt.prompt_media import PromptMedia, names_urls
 async def with_fetched_media(
     prompt: Prompt, is_over: Callable[[], bool] = lambda: False
 ) -> AsyncIterator[Prompt]:
-    """Yield the prompt with the bytes of its media in place of their URLs.
+    """Yield the prompt with its media as bytes instead of URLs.
 
     The bytes count against the limit for fetched media until the block ends. No thread from the event loop's
     pool waits for hosts, since a few silent hosts would occupy them all. `is_over` says whether the caller

@@ -94,7 +94,7 @@ class RoutedRequest:
         return all(choice.last is not None for choice in self._choices)
 
     def restore(self, outputs: Iterable[RequestOutput]) -> None:
-        """Before `run`: take the outputs of a request that a previous ingress accepted."""
+        """Before `run`: take the outputs for a request that a previous ingress accepted."""
         self._num_prompt_tokens = self._channel.num_prompt_tokens
         for output in outputs:
             self._scores = output.prompt_scores or self._scores

@@ -90,7 +90,7 @@ class ReplicaRequest(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ReplicaName(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The name of the answering replica, which is also the name of its log."""
+    """The answering replica's name, which its log also has."""
 
     replica: str
 
@@ -175,7 +175,7 @@ class Redirect(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Rejection(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The request has ended with an error instead of an answer. `kind` is the name of the error's class."""
+    """The request has ended with an error instead of an answer. `kind` is the error's class name."""
 
     kind: str
     text: str

@@ -7,7 +7,7 @@
         def make_checkpoint(self, folder): ...
 
 The tests run a tiny random checkpoint through an engine and compare prompts, log-probabilities and tokens
-with those of transformers. Unsupported configs must be refused. Needs pytest and transformers; no other
+with transformers' results. Unsupported configs must be refused. Needs pytest and transformers; no other
 module imports this one.
 """
 
@@ -142,7 +142,7 @@ def _logits(reference: Reference, inputs: Inputs) -> Tensor:
 
 @contextmanager
 def _routers(reference: Reference) -> Iterator[list[tuple[Tensor, int]]]:
-    """While the context lasts, collect the outputs of transformers' routers: (logits [n, number of experts],
+    """While the context lasts, collect transformers' router outputs: (logits [n, number of experts],
     number of chosen experts per token).
     """
     said: list[tuple[Tensor, int]] = []
@@ -177,8 +177,8 @@ def _step(largest: Tensor) -> Tensor:
 
 class PluginContract:
     """The test suite. A subclass sets `plugin` and `refused` and implements `make_checkpoint`; for a model
-    with media it also overrides `chats`, `inputs` and `patches`. `refused` maps fields of config.json, by
-    dotted path, to unsupported values.
+    with media it also overrides `chats`, `inputs` and `patches`. `refused` maps dotted config.json paths
+    to unsupported values.
     """
 
     plugin: ClassVar[ModelPlugin]
@@ -268,7 +268,7 @@ class PluginContract:
 
     @pytest.mark.parametrize("name", ["beside others", "in chunks"])
     def test_log_probabilities_are_transformers(self, made: Checkpoint, name: str) -> None:
-        """Compare the log-probabilities of the likeliest tokens at each position in each prompt."""
+        """Compare the likeliest tokens' log-probabilities at each position in each prompt."""
         with self._engine(made, SETTINGS[name]) as engine:
             answers = engine.generate(self.chats, max_tokens=1, prompt_logprobs=MAX_LOGPROBS)
         for answer, inputs in zip(answers, made.inputs, strict=True):
@@ -303,8 +303,8 @@ class PluginContract:
     def test_bfloat16_chooses_what_is_likeliest_but_for_near_ties(self, made: Checkpoint) -> None:
         """Check that each token is the likeliest, except for near ties.
 
-        Near ties are those of two logits and, in a mixture of experts, those of a token's last chosen expert
-        and the next, because the other expert's output may differ much.
+        Two logits may be nearly tied. In a mixture of experts, a token's last chosen expert and the next may
+        be nearly tied, and the other expert's output may differ much.
         """
         with self._engine(made, {}, dtype="bfloat16") as engine:
             answers = self._greedy(engine)

@@ -5,7 +5,7 @@
 Ray gives a dead worker's rows to another worker as a whole batch. That worker reads the logs below `root`
 that no process writes any more. A finished answer is taken from its log, an unfinished answer continues after
 its last token. A request without a seed gets a seed that is derived from its id, so every worker computes the
-same answer. A request is identified by a digest of its whole line, which the log holds, because
+same answer. A request is identified by its whole line's digest, which the log holds, because
 another request or job may use the same id.
 """
 

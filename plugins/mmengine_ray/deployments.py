@@ -45,7 +45,7 @@ RESTARTS = 20  # constructor failures of a replica after which Serve gives up
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """Facts about a replica. `pid` and `log` are those of its process; `sees_ingress` says whether it
+    """Facts about a replica. `pid` and `log` belong to its process; `sees_ingress` says whether it
     sees the ingress's lock.
     """
 

@@ -13,7 +13,7 @@ def is_leaving(replica: str) -> bool:
 
 
 class Router(ConsistentHashRouter):
-    """The router of deployment handles. It runs in the ingress, where RayCarrier calls `is_leaving`."""
+    """The router for deployment handles. It runs in the ingress, where RayCarrier calls `is_leaving`."""
 
     def update_replicas(self, replicas: list) -> None:
         global LIVE

@@ -1,4 +1,4 @@
-"""Autoscaling by the number of waiting prompt tokens, which determines how long a request waits."""
+"""Autoscaling by the waiting prompt tokens, which determine how long a request waits."""
 
 import math
 from collections.abc import Mapping

@@ -99,7 +99,7 @@ class AsyncEngine(AsyncAnswers):
         self.metrics.preparing = self._admission.preparation.backlog
 
     def tell_times(self, report: Callable[[str, Times], None]) -> None:
-        """Make the engine's thread call `report` with the id and the times of each request that ends."""
+        """Make the engine's thread call `report` with each ended request's id and times."""
         self._report_times = report
         self.metrics.tell_times(report)
 
@@ -159,7 +159,7 @@ class AsyncEngine(AsyncAnswers):
         return Stream(channel, self._close_channel, self.release_answers)
 
     async def count(self, prompt: PromptInput) -> int:
-        """Return the prompt's number of tokens, including media tokens. The prompt is prepared as for a
+        """Return the prompt's token count, including media tokens. The prompt is prepared as for a
         request.
 
         Raises the same errors as `stream` and its stream.
@@ -287,7 +287,7 @@ class AsyncEngine(AsyncAnswers):
     def readiness(self) -> Readiness:
         """Return whether the engine is ready for more requests, and the reasons if not.
 
-        The reasons come from the engine, its thread, the current step and the preparation of requests.
+        The reasons come from the engine, its thread, the current step and the requests in preparation.
 
         Thread-safe.
         """

@@ -10,7 +10,7 @@ from mmengine.serve.text.request_output import RequestOutput, engine_failed
 
 
 class OpenRequests:
-    """The channels of the open requests, of which there are at most `limit`.
+    """The open requests' channels, at most `limit`.
 
     `failure` and `is_closing` say why no further request can be added.
 
@@ -117,7 +117,7 @@ class OpenRequests:
                 engine.requests.delivered(request_id)
 
     def acknowledge(self, engine: Engine) -> None:
-        """Tell the callers of requests that are now in the log on disk that the requests are accepted."""
+        """Tell callers that their requests are accepted, if these are now in the log on disk."""
         waiting, self._unwritten = self._unwritten, []
         written: list[Channel] = []
         for channel in waiting:

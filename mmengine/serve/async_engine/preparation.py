@@ -32,7 +32,7 @@ STANDSTILL_S = 30.0  # the engine is not ready while a preparation takes longer
 
 
 class PreparationBacklog(NamedTuple):
-    """The number of requests in preparation, and the oldest request's age in seconds.
+    """The request count in preparation, and the oldest request's age in seconds.
 
     While a request's media are fetched, its age does not count. Afterwards the age starts at 0, since slow
     hosts on the internet are not the engine's fault.
@@ -221,7 +221,7 @@ class Preparation:
         return prepared
 
     def load(self, request: PreparingRequest, prepared: Prepared, loads: Sequence[Load]) -> None:
-        """Decode older media of a prepared request's session; `done` is called again."""
+        """Decode a prepared request's older session media; `done` is called again."""
         with self._lock:
             self._requests[request] = None
             request.waits_since = time.monotonic()
@@ -241,7 +241,7 @@ class Preparation:
     ) -> tuple[MediaInput, ...]:
         """Return the older media, decoded in order, until the memory is full.
 
-        The first item is always decoded. A step decodes each of the remaining items when it needs the item.
+        The first item is always decoded. A step decodes each remaining item when it needs the item.
         """
         memory, channel = self._engine().media_memory, request.channel
         memory.release(channel)  # its own pixels must not block the wait

@@ -20,7 +20,7 @@ from mmengine.serve.text.request_output import Completion
 
 
 class Collects(Protocol):
-    """A collector of metrics, as prometheus_client's registry expects it."""
+    """A metrics collector, as prometheus_client's registry expects it."""
 
     def collect(self) -> Iterable[Metric]: ...
 

@@ -105,14 +105,12 @@ class AsyncSession:
 
     @property
     def num_frames_held(self) -> int:
-        """Number of frames that, at the last call of `facts`, waited for the other frames of their encoder
-        patch.
-        """
+        """How many frames waited, when `facts` was last called, for other frames in their encoder patch."""
         return len(self._frames.held)
 
     @property
     def num_bytes_held(self) -> int:
-        """Size of the waiting frames in encoded bytes."""
+        """The waiting frames' size in encoded bytes."""
         return self._frames.num_bytes
 
     @property

@@ -1,4 +1,4 @@
-"""Return answers as completions, as chat messages, and as values of a schema, for engines with `stream`."""
+"""Return answers as completions, chat messages and schema values, for engines with `stream`."""
 
 from abc import ABC, abstractmethod
 from collections import deque
@@ -26,7 +26,7 @@ from mmengine.structured_output.partial_json import JsonValue
 
 
 class AsyncChatStream:
-    """An async iterator of ChatChunk. Leaving `async with`, calling `aclose`, or dropping the iterator
+    """An async iterator over ChatChunks. Leaving `async with`, calling `aclose`, or dropping the iterator
     cancels the request.
     """
 

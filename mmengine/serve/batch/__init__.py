@@ -1,1 +1,1 @@
-"""Batches of prompts for a single engine: request files, answer files, and the loop with a bounded window."""
+"""Prompt batches for a single engine: request files, answer files, and the loop with a bounded window."""

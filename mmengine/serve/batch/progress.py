@@ -1,6 +1,6 @@
 """A batch's progress: which request lines have an answer in the answer file.
 
-Only the answer file counts. An incomplete line at its end is removed. The `custom_id` of an answer line names
+Only the answer file counts. An incomplete line at its end is removed. An answer line's `custom_id` names
 the request. If the custom_id is null, or several requests have it, the field `line` gives the request's line
 number. `batch.json` in the log's folder identifies the request file that the log belongs to.
 """
@@ -59,7 +59,7 @@ class RequestIndex:
         return len(self.numbers)
 
     def of(self, shard: Shard) -> "RequestIndex":
-        """Return the index of a shard. Call it on the whole file's index; the file is not read again."""
+        """Return a shard's index. Call it on the whole file's index; the file is not read again."""
         part = copy.copy(self)
         part.shard = shard
         part.numbers = self.numbers[shard.index :: shard.count]
@@ -177,7 +177,7 @@ class AnswerFile:
 
 
 def answered_in(path: Path, index: RequestIndex) -> set[int]:
-    """Return the indices of the requests that a file answers. Raises InvalidRequest.
+    """Return the request indices for which a file has an answer. Raises InvalidRequest.
 
     The file is not changed.
     """
@@ -224,7 +224,7 @@ def _whole_lines(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _owner(line: bytes, owners: dict[str, list[int]], places: dict[int, int]) -> int | None:
-    """Return the index of the request that an answer line belongs to, or None."""
+    """Return the request index to which an answer line belongs, or None."""
     head = read_head(line)
     named = owners.get(head.custom_id, []) if isinstance(head.custom_id, str) else []
     if len(named) == 1:

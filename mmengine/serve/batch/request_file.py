@@ -55,7 +55,7 @@ class RequestFile:
     """Reads a shard's lines as jobs; a line with an error yields the error instead.
 
     Indices count the shard's lines from 0. `custom_ids` holds each line's id until `answer_line` takes it.
-    `answered` has the indices of the lines that the answer file answers already. `media_options` apply to all
+    `answered` has the indices that the answer file answers already. `media_options` apply to all
     prompts.
     """
 

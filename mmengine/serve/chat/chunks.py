@@ -9,7 +9,7 @@ from mmengine.serve.text.tool_call_parser import CallDelta, call_id
 
 
 class FunctionDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A piece of a tool call: first the function's `name`, then pieces of its JSON `arguments` as text."""
+    """A tool call's piece: first the function's `name`, then its JSON `arguments` as text, in pieces."""
 
     name: str | None = None
     arguments: str
@@ -27,7 +27,7 @@ class ToolCallDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class MessageDelta(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A piece of a message. The first chunk has the `role`."""
+    """A message's piece. The first chunk has the `role`."""
 
     role: str | None = None
     content: str | None = None
@@ -51,7 +51,7 @@ class ChunkChoice(msgspec.Struct, frozen=True):
 
 
 class ChatChunk(msgspec.Struct, frozen=True):
-    """A chunk of a stream, with a piece of a single choice."""
+    """A stream chunk, with a piece for a single choice."""
 
     request_id: str
     choices: tuple[ChunkChoice]

@@ -37,7 +37,7 @@ class FunctionCall(msgspec.Struct, frozen=True):
 
 
 class ToolCall(msgspec.Struct, frozen=True):
-    """A tool call. `id` is derived from the request id and the indices of choice and call.
+    """A tool call. `id` is derived from the request id, the choice's index and the call's index.
 
     The message with the tool's result must have this id as `tool_call_id`.
     """
@@ -55,7 +55,7 @@ class ChatMessage(msgspec.Struct, frozen=True, omit_defaults=True):
     reasoning_content: str | None = None
 
     def as_json(self) -> dict[str, object]:
-        """Return the message as a dict, to append to `messages` of the next call."""
+        """Return the message as a dict, to append to `messages` for the next call."""
         return {"role": "assistant", **msgspec.json.decode(msgspec.json.encode(self))}
 
 
@@ -148,7 +148,7 @@ class AccumulatedChoice:
 
 
 class ChatOptions(SubmitOptions, total=False):
-    """Options of `chat`: the options of `submit`, and OpenAI's options for tools."""
+    """Options for `chat`: those for `submit`, and OpenAI's options for tools."""
 
     tools: Sequence[Mapping[str, object]] | None
     tool_choice: str | Mapping[str, object] | None
@@ -156,7 +156,7 @@ class ChatOptions(SubmitOptions, total=False):
 
 
 class ChatRequest:
-    """A call of `chat`: `prompt` has the tools, and `options` are to be submitted with it.
+    """A call to `chat`: `prompt` has the tools, and `options` are to be submitted with it.
 
     Raises InvalidRequest.
     """
@@ -203,7 +203,7 @@ class ChatAnswer:
             yield ChatChunk(self._request_id, (ChunkChoice(index, BEGINNING),))
 
     def take(self, output: RequestOutput) -> Iterator[ChatChunk]:
-        """Yield the chunks of `output`."""
+        """Yield the chunks for `output`."""
         for delta in self._deltas[output.index].take(output):
             self._whole[output.index].add(*delta)
             yield from chunks_of(self._request_id, output.index, delta)
@@ -244,7 +244,7 @@ def final_completion(answer: ChatAnswer | None) -> ChatCompletion:
 def with_tools(
     prompt: Prompt, selection: ToolSelection | None, processor: Processor, markers: tuple[str, str]
 ) -> tuple[Prompt, ToolCallSpec | None]:
-    """Return the prompt with the tools in its template options, and the format of calls (None without tools).
+    """Return the prompt with the tools in its template options, and the call format (None without tools).
 
     `markers` enclose the model's reasoning. Raises InvalidRequest.
     """

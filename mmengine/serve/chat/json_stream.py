@@ -13,8 +13,8 @@ from mmengine.structured_output.partial_json import PartialJson
 class JsonStream:
     """Turns a request's outputs into values of `schema`.
 
-    Skips reasoning at the beginning and applies the stop strings `stop` to the rest. `on_truncation` is that
-    of the response format: with "close" the engine completes a cut value.
+    Skips reasoning at the beginning and applies the stop strings `stop` to the rest. `on_truncation` comes
+    from the response format: with "close" the engine completes a cut value.
     """
 
     def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...], on_truncation: str, schema: object):

@@ -294,7 +294,7 @@ class Engine(TypedAnswers):
     def cancel(self, request_id: str) -> None:
         """Cancel a request. Its last output has the finish_reason "abort".
 
-        The id of a request that is not running is ignored.
+        An id without a running request is ignored.
         """
         for core_id in self.requests.core_ids(request_id):
             self._core.cancel(core_id)

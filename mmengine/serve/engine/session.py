@@ -28,7 +28,7 @@ from mmengine.serve.text.response_format import response_format_of
 
 
 class Appended(NamedTuple):
-    """The session's number of tokens, and how many of them were prefix cache hits."""
+    """The session's token count, and how many tokens were prefix cache hits."""
 
     num_tokens: int
     num_cached_tokens: int
@@ -41,7 +41,7 @@ class SessionEngine(BatchEngine, Protocol):
 
 
 class Frame(NamedTuple):
-    """A frame of a video. `number` is the sender's index of the frame, if any."""
+    """A video frame. `number` is the sender's index for the frame, if any."""
 
     seconds: float
     image: object
@@ -71,7 +71,7 @@ class Frames:
 
     @property
     def num_bytes(self) -> int:
-        """Size of the held frames in encoded bytes."""
+        """The held frames' size in encoded bytes."""
         return sum(len(frame.image) for frame in self.held if isinstance(frame.image, (bytes, str)))
 
     @property
@@ -82,7 +82,7 @@ class Frames:
     def add(
         self, num_requests: int, image: object, seconds: float, index: int | None = None
     ) -> list[dict[str, object]]:
-        """Hold a frame. Return the message parts of a complete patch, or [] if the patch is not complete.
+        """Hold a frame. Return a complete patch's message parts, or [] if the patch is not complete.
 
         `num_requests` is the session's request count. Raises InvalidRequest if the time is invalid or before
         the last frame's time.
@@ -118,7 +118,7 @@ class Frames:
         return self._in_patch > 1
 
     def rest(self, num_requests: int) -> list[dict[str, object]]:
-        """Return the held frames' message parts. The last frame of an incomplete patch is repeated."""
+        """Return the held frames' message parts. An incomplete patch's last frame is repeated."""
         self._taken = num_requests
         return self._parts(self.held)
 
@@ -163,7 +163,7 @@ class Session:
     def frame(self, image: object, seconds: float) -> Appended | None:
         """Append a video frame at the time `seconds`.
 
-        Returns None if the frame has to wait for the other frames of its patch, or for the next content. The
+        Returns None if the frame has to wait for other frames in its patch, or for the next content. The
         image is checked at once. Raises the same errors as `append`.
         """
         facts, given, is_film = self.facts, Options(PREFILL), self._frames.are_read_together

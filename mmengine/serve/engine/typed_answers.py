@@ -1,4 +1,4 @@
-"""Return an Engine's answers as completions, as values of a schema, and as chat messages."""
+"""Return an Engine's answers as completions, schema values and chat messages."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Iterator
@@ -104,7 +104,7 @@ class TypedAnswers(ABC):
         """Return the answers to all prompts, in their order. They are computed in batches.
 
         The options are those of `submit`, without `request_id` and `deadline_s`. If prompts are refused or
-        fail, the error of the first of them is raised after all other prompts have ended.
+        fail, the first such error is raised after all other prompts have ended.
         """
         form = response_format_of(options)
         request_options = form.added_to(make_options(sampling, options, GENERATE))

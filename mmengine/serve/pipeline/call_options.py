@@ -1,4 +1,4 @@
-"""Sorts the keywords of a pipeline call into generation, processing and template options, as transformers
+"""Sorts a pipeline call's keywords into generation, processing and template options, as transformers
 does.
 """
 
@@ -83,8 +83,8 @@ _TEXT_KWARGS = ("text_kwargs", "common_kwargs")
 def settle_generation(given: Keywords, defaults: Keywords) -> dict[str, object]:
     """Return a call's generation keywords, merged over the pipeline's defaults.
 
-    As in transformers, a call's generation keywords belong in `generate_kwargs`; only a few of them have an
-    effect as direct keywords of the call. A generation_config replaces the pipeline's defaults.
+    As in transformers, a call's generation keywords belong in `generate_kwargs`; only a few have an
+    effect as direct keywords. A generation_config replaces the pipeline's defaults.
     """
     beside = {
         name: value for name, value in given.items() if is_generation_option(name) and value is not None

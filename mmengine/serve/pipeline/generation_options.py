@@ -126,7 +126,7 @@ def _whole(values: Keywords, name: str, least: int) -> int:
 def _sequences(values: Keywords, ends: set[tuple[int, ...]]) -> dict[str, object]:
     """Return sequence_bias as pairs, and bad_words_ids without end tokens, as transformers does.
 
-    A bias of minus infinity becomes a bad word.
+    A bias that is minus infinity becomes a bad word.
     """
     found: dict[str, object] = {}
     banned: list[tuple[int, ...]] = []

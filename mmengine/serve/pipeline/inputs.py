@@ -56,7 +56,7 @@ class _Items:
 class Results:
     """An iterator over results in order, which are computed ahead.
 
-    `len` is that of the source, and raises TypeError for a generator.
+    `len` equals the source's, and raises TypeError for a generator.
     """
 
     def __init__(self, results: Iterator[object], source: Iterable[object]):
@@ -79,7 +79,7 @@ def group_inputs(
 ) -> tuple[list[list[Shown]], bool]:
     """Return a call's prompts in groups, and whether the call returns a list for each group.
 
-    The records of a group's prompts form a single list. `count_images` returns a text's number of image
+    The records of a group's prompts form a single list. `count_images` counts a text's image
     placeholders. Raises InvalidRequest.
     """
     if images is None and text is None:
@@ -168,7 +168,7 @@ def _are_texts(value: object) -> TypeGuard[Sequence[str]]:
 
 
 def _is_prompt(value: object) -> bool:
-    """Return whether a value given as `images` is text: neither URLs nor names of image files."""
+    """Return whether a value given as `images` is text: neither URLs nor image file names."""
     texts = value if _is_sequence(value) else [value]
     return bool(texts) and all(isinstance(text, str) and not _names_image(text) for text in texts)
 

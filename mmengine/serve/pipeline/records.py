@@ -34,7 +34,7 @@ Record = dict[str, object]
 
 
 class Recorder:
-    """Builds the records of a call's answers."""
+    """Builds the records for a call's answers."""
 
     def __init__(self, tokenizer: Tokenizer, options: Keywords):
         self._tokenizer = tokenizer

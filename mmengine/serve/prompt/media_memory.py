@@ -49,10 +49,10 @@ def schema_processes_of(config: EngineConfig, num_processes: int) -> SchemaProce
 
 
 class MediaMemory:
-    """Counts the bytes of pixel patches that each holder (a prepared prompt or a request) keeps. Thread-safe.
+    """Counts the pixel patches' bytes that each holder (a prepared prompt or a request) keeps. Thread-safe.
 
     An array with several holders (the same picture, n answers) counts once. A prompt's size is known only
-    after its preparation, so each worker may exceed `max_bytes` by the size of a prompt. A prompt that is
+    after its preparation, so each worker may exceed `max_bytes` by a prompt's size. A prompt that is
     larger than `max_bytes` is admitted when nothing else is held.
     """
 

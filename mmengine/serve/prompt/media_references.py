@@ -14,7 +14,7 @@ Message = dict[str, object]
 
 
 class Place(NamedTuple):
-    """The position of a media reference in a prompt: as text for error messages, and as a field path."""
+    """A media reference's position in a prompt: as text for error messages, and as a field path."""
 
     text: str
     path: FieldPath
@@ -47,7 +47,7 @@ def replaced_items(
 
 
 def _beside(modality: str, number: int) -> Place:
-    """Return the position of an item that was passed beside the messages."""
+    """Return the position for an item that was passed beside the messages."""
     return Place(f"{modality} {number}", FieldPath(f"{modality}s", number))
 
 

@@ -1,6 +1,6 @@
 """Options of a prompt: the keywords that callers use, and the validated Options made from them.
 
-`Engine`, `AsyncEngine` and the lines of request files accept only the keywords of the typed dicts here.
+`Engine`, `AsyncEngine` and request files' lines accept only the typed dicts' keywords.
 `Options` and `SamplingParams` hold the defaults.
 """
 
@@ -125,7 +125,7 @@ class Options:
     """How to answer a prompt.
 
     * `deadline_s`: seconds after which the request is aborted; 0 for no deadline.
-    * `grammar`: the grammar of the answer; None for free text. `notes` concern the response format.
+    * `grammar`: the answer's grammar; None for free text. `notes` concern the response format.
     * `reasoning`: whether the grammar begins after the model's reasoning; None if the prompt decides.
     * `max_length`, `min_length`: limits that include the prompt; 0 for none. They determine
       `sampling.max_tokens`.
@@ -164,11 +164,11 @@ class Options:
         return self.sampling == PREFILL
 
     def at(self, place: SessionPlace, request_id: str) -> "Options":
-        """Return the options of a session's request at `place`."""
+        """Return the options for a session's request at `place`."""
         return replace(self, place=place, request_id=request_id)
 
     def after(self, seconds: float) -> "Options":
-        """Return the options after a preparation of `seconds`, with the time left until the deadline."""
+        """Return the options after preparation took `seconds`, with the time left until the deadline."""
         left_s = max(self.deadline_s - seconds, SHORTEST_DEADLINE_S) if self.deadline_s else 0.0
         return replace(self, deadline_s=left_s, prepared_s=seconds)
 

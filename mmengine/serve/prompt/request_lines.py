@@ -23,7 +23,7 @@ class LineHead(msgspec.Struct):
 
 
 def read_head(line: bytes) -> LineHead:
-    """Read as many of the fields as possible, even from a line that is not valid JSON.
+    """Read as many fields as possible, even from a line that is not valid JSON.
 
     JSON may contain unpaired surrogates, which are not valid Unicode. In text that is not JSON, a custom_id
     is found only as the first field.

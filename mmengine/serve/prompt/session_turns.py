@@ -38,7 +38,7 @@ class SessionPlace:
 
 
 class SessionChain(NamedTuple):
-    """The whole prompt of a session's request: tokens (int32 [n]) and media in their order.
+    """The whole prompt for a session's request: tokens (int32 [n]) and media in their order.
 
     The request continues after `num_kept` tokens of the session; `num_opening` of the following tokens open a
     turn, as in the event APPENDED.

@@ -56,9 +56,9 @@ class ToolSelection(msgspec.Struct, frozen=True):
 
 
 class ToolCallSpec(msgspec.Struct, frozen=True):
-    """The tools and the call format of an answer.
+    """An answer's tools and call format.
 
-    `reasoning` has the start and end markers of the model's reasoning; None if the model has no markers.
+    `reasoning` has the model's start and end markers for reasoning; None if the model has no markers.
     """
 
     selection: ToolSelection

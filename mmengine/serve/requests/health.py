@@ -142,7 +142,7 @@ class EngineHealth:
         """Return whether work should be sent to the engine, and if not, why.
 
         Reasons are: the log cannot be written, a request is preempted again and again, the last step failed
-        (for example because no request could progress), the compilation of a grammar hangs, no decoder
+        (for example because no request could progress), a grammar's compilation hangs, no decoder
         process starts, or the engine is closed.
         """
         if is_closed:

@@ -6,8 +6,8 @@ log.
              -1 at the end
 
 The batches and their numbers depend only on the log. So requested batches can be read from the disk, from any
-number on, even after a restart of the engine or this process. When retention has dropped the log's beginning,
-only the batches in memory are available.
+number on, even after the engine or this process has restarted. When retention has dropped the log's
+beginning, only the batches in memory are available.
 """
 
 import time

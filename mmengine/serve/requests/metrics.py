@@ -190,7 +190,7 @@ def engine_metrics(
     media: MediaCache[object] | None,
     decoders: Decoders | None,
 ) -> Metrics:
-    """Return the metrics of an engine with these parts."""
+    """Return the metrics for an engine with these parts."""
     core, executor = built.core, built.executor
     metrics = Metrics(
         core.stats,

@@ -1,6 +1,6 @@
 """Measures how long requests wait and run, from steps' outputs, into histograms.
 
-All tokens of a step arrive at the same moment. So all rows that also got a token in the previous step have
+All tokens in a step arrive at the same moment. So all rows that also got a token in the previous step have
 the same inter-token time, and a single `add` with their count records it.
 """
 
@@ -101,7 +101,7 @@ class RequestTimes:
         return self._all[-1]
 
     def submitted(self, request: Request, num_choices: int, prepared_s: float) -> None:
-        """Record the submission of one of `num_choices` answers to a prompt, whose preparation took
+        """Record that an answer, among `num_choices` to a prompt, was submitted. Preparation took
         `prepared_s`.
         """
         now = time.monotonic()

@@ -54,7 +54,7 @@ class RunningRequests:
     """An engine's running requests.
 
     `resumed` maps core ids to the previous process's answers that no caller has claimed. With `texts` False
-    all texts are empty, and the reader of the outputs decodes the tokens.
+    all texts are empty, and the outputs' reader decodes the tokens.
     """
 
     def __init__(
@@ -170,7 +170,7 @@ class RunningRequests:
         )
 
     def _take_unclaimed(self, output: Output) -> None:
-        """Record an output of a request without a caller: a recovered or a detached request."""
+        """Record an output for a request without a caller: a recovered or a detached request."""
         if output.request_id in self.resumed:
             self.resumed[output.request_id].add(output)
         elif output.finish_reason is not None:

@@ -21,7 +21,7 @@ _Kept = MediaSource | MediaInput
 
 
 class SessionMedia:
-    """The media of all sessions, with at most `max_bytes` in memory. Not thread-safe."""
+    """All sessions' media, with at most `max_bytes` in memory. Not thread-safe."""
 
     def __init__(self, store: MediaStore | None, processor: Processor, max_bytes: int):
         self._store, self._processor, self._max_bytes = store, processor, max_bytes

@@ -82,7 +82,7 @@ class SessionFacts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TurnPrompt(Prompt):
-    """A piece of a session as a prompt: `messages` is a single message with the appended content."""
+    """A session's piece as a prompt: `messages` is a single message with the appended content."""
 
     settings: SessionSettings = SessionSettings()
     opens: Opens = ""
@@ -329,5 +329,5 @@ def make_sessions(
 
 
 def request_id_of(session_id: str, number: int) -> str:
-    """Return the id of the session's request that follows `number` earlier requests."""
+    """Return the id for a session's request that follows `number` earlier requests."""
     return f"{session_id}.{number}"

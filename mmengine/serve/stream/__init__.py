@@ -1,1 +1,1 @@
-"""Streams of outputs, from the engine's thread to callers' event loops, and complete answers' records."""
+"""Output streams, from the engine's thread to callers' event loops, and complete answers' records."""

@@ -54,7 +54,7 @@ class AnswerSource(Protocol):
 
 
 class AnswerRecord:
-    """Records a stream's outputs up to the end, or holds the outputs of a stored answer.
+    """Records a stream's outputs up to the end, or holds a stored answer's outputs.
 
     `ended` is called after the stream's last output. Belongs to the stream's event loop. While a stream has a
     single reader, which is the usual case, the reader takes the outputs from the stream and adds them to the

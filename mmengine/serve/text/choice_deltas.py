@@ -34,10 +34,10 @@ class ArgumentError(msgspec.Struct, frozen=True):
 
 
 class Delta(NamedTuple):
-    """A piece of an answer.
+    """An answer's piece.
 
     `logprobs` cover the tokens since the previous delta, `num_tokens` counts the answer's tokens so far, and
-    `call` is a piece of a tool call. `argument_errors` come with the last delta, for calls whose schemas
+    `call` is a tool call's piece. `argument_errors` come with the last delta, for calls whose schemas
     are not enforced.
     """
 
@@ -106,7 +106,7 @@ class ChoiceDeltas:
         return self._stream.cut_off or self._until.cut_off
 
     def take(self, output: RequestOutput) -> Iterator[ChoiceDelta]:
-        """Yield the deltas of the engine's output. Only an answer that ends with stop or length has a last
+        """Yield the deltas for the engine's output. Only an answer that ends with stop or length has a last
         delta.
         """
         for delta in self.push(output.token_ids, output.logprobs):
@@ -117,7 +117,7 @@ class ChoiceDeltas:
             yield rest, self.end_reason(reason), self.stop_reason(output.detail)
 
     def push(self, token_ids: Sequence[int], entries: Sequence[Entry] | None = None) -> list[Delta]:
-        """Return the deltas of these tokens."""
+        """Return the deltas for these tokens."""
         found = []
         if self._is_text and entries is None:
             for token in token_ids:
@@ -206,7 +206,7 @@ class ChoiceDeltas:
         """Return the stop string or token that ended the answer, as vLLM's stop_reason, or None if neither
         did.
 
-        `detail` is that of the engine's output.
+        `detail` comes from the engine's output.
         """
         if detail in _AT_STOP:
             return self._stream.stopped_by or self._until.stopped_by or None

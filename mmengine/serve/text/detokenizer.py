@@ -78,8 +78,8 @@ class Detokenizer:
     def _shrink(self, text: str) -> None:
         """Drop tokens from the window's beginning, up to a token that begins a character.
 
-        The remaining tokens then decode to the end of `text`. Among any four consecutive tokens, at least a
-        single token begins a character, unless tokens are empty.
+        `text` must end with the text that the remaining tokens decode to. Among any four consecutive tokens,
+        at least a single token begins a character, unless tokens are empty.
         """
         for keep in range(CONTEXT, len(self._window)):
             tail = self._decode(self._window[-keep:])
@@ -204,13 +204,13 @@ def _detokenizer(tokenizer: Tokenizer) -> "Detokenizer | ByteDetokenizer":
 
 
 def _first_match(text: str, stop: Sequence[str], old: int) -> int | None:
-    """Return the start of the earliest stop string whose end lies beyond the first `old` characters."""
+    """Return where the earliest stop string starts that ends beyond the first `old` characters."""
     places = [text.find(string, max(0, old - len(string) + 1)) for string in stop]
     return min((place for place in places if place >= 0), default=None)
 
 
 def _longest_partial(text: str, stop: Sequence[str]) -> int:
-    """Return the length of the longest suffix of `text` with which a stop string begins, but does not end."""
+    """Return how long the longest suffix is with which a stop string begins, but does not end."""
     longest = 0
     for string in stop:
         for length in range(min(len(string) - 1, len(text)), longest, -1):

@@ -31,7 +31,7 @@ class Choice:
     `text` ends before a stop string; `token_ids` are all sampled tokens. finish_reason is stop, length,
     abort, error or rejected. `detail` says more, for example CUT or CUT_AT_STOP if an answer with a response
     format ends with "length", or CLOSED. `logprobs` has (token id, logprob) pairs for each token: first the
-    chosen token's pair, then those of the likeliest tokens.
+    chosen token's pair, then the likeliest tokens' pairs.
 
     If the grammar begins after reasoning, `after` are the tokens that end the reasoning. Then `reasoning` is
     the text before these tokens, and `content` the text after them, or None if the answer ended before them.
@@ -121,9 +121,7 @@ class Completion:
         return found
 
     def error(self) -> MMEngineError | None:
-        """Return the error of the first choice that failed or was aborted; None if all ended with stop or
-        length.
-        """
+        """Return the error from the first choice that failed or was aborted; None without such a choice."""
         for choice in self.choices:
             if choice.finish_reason == "rejected":
                 return QueueFull(choice.detail)  # after admission there is no other reason
@@ -209,7 +207,7 @@ def split_output(output: RequestOutput) -> list[RequestOutput]:
 
 
 def entries_of(scores: PromptLogprobs) -> list[tuple[tuple[int, float], ...]]:
-    """Return (token id, logprob) pairs for each prompt token: its own, then those of the likeliest tokens.
+    """Return (token id, logprob) pairs for each prompt token: its own, then the likeliest tokens'.
 
     The first token's logprobs are NaN.
     """

@@ -1,4 +1,4 @@
-"""Parses an answer's text as it arrives, into plain text, beginnings of tool calls, and their arguments.
+"""Parses an answer's text as it arrives, into plain text, tool names and tool arguments.
 
 The text follows the grammar of its `ToolCalls`, so the parser never guesses and reads each character once.
 JSON arguments are passed on unchanged; XML arguments are converted to JSON.
@@ -189,7 +189,7 @@ class ToolCallParser:
 
 
 def _overlap(text: str, marker: str) -> int:
-    """Return the length of the longest suffix of `text` that is a proper prefix of `marker`."""
+    """Return how long the longest suffix is that begins `marker` without completing it."""
     for size in range(min(len(marker) - 1, len(text)), 0, -1):
         if text.endswith(marker[:size]):
             return size
