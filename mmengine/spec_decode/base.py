@@ -15,7 +15,7 @@ from mmengine.spec_decode.texts import Texts
 
 class Proposed(NamedTuple):
     """Drafts for s rows. `token_ids` (int32 [counts.sum()]) holds the rows' drafts one after another;
-    `counts` [s] is the number of drafts for each row.
+    `counts` [s] says how many drafts each row has.
     """
 
     token_ids: np.ndarray

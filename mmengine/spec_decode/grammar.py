@@ -1,11 +1,11 @@
-"""Draft tokens that a grammar forces, such as keys, punctuation, and the remaining tokens of a word.
+"""Draft tokens that a grammar forces, such as keys, punctuation, and a word's remaining tokens.
 
 A single legal token is rare, because a string can be tokenized in many ways, but the string itself is often
 forced. The drafts are the tokens as the tokenizer would encode that string, without the last token, which
 might merge with the following text.
 
 In JSON, hardly any text is forced, because white space is allowed nearly everywhere. So drafts follow draft
-grammars with a common, fixed style of white space, until the row departs from that style
+grammars with a common, fixed white-space style, until the row departs from that style
 (structured_output/rows/row_matcher.py).
 """
 

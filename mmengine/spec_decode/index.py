@@ -1,5 +1,4 @@
-"""An index of the position at which each n-gram last occurred: a fixed-size hash table that overwrites on
-collision.
+"""Find the position at which an n-gram last occurred: a fixed-size hash table that overwrites on collision.
 
 Matches are verified before use, so a collision costs only a draft.
 """

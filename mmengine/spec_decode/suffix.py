@@ -2,8 +2,8 @@
 propose the tokens after them.
 
 The idea is SuffixDecoding (Oliaro et al., 2024). Instead of suffix trees, a ring buffer holds earlier
-answers, and hash tables hold where each n-gram of a few lengths last occurred. A request finds only answers
-of requests with the same cache_salt.
+answers, and hash tables (one for each n-gram length) hold where an n-gram last occurred. A request finds only
+answers to requests with the same cache_salt.
 """
 
 import hashlib
@@ -80,7 +80,7 @@ class SuffixDrafter:
                 index.put(0, index.hashes(grams, salt), places[index.size - 1 : -1])
 
     def _find(self, index: GramIndex, grams: np.ndarray, salts: np.ndarray) -> np.ndarray:
-        """Return, for each of `grams` [m, size], the position at which it last ended in the ring, or
+        """Return, for each gram in `grams` [m, size], where its last occurrence in the ring ended, or
         NOWHERE.
         """
         places = index.get(0, index.hashes(grams, salts))

@@ -1,4 +1,4 @@
-"""The tokens of the running rows, which drafters read."""
+"""The running rows' tokens, which drafters read."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ TOGETHER = 64  # maximum number of steps whose tokens are written together
 
 
 class Texts:
-    """The token ids of all rows; drafters can only read them.
+    """All rows' token ids; drafters can only read them.
 
     `tokens` (int32 [max_rows, width]) holds each row's prompt and answer, which have `lengths` (int64
     [max_rows]) tokens together; the prompt has `num_prompt` (int64 [max_rows]). Memory pages that no row has

@@ -1,4 +1,4 @@
-"""The matcher interface of grammar engines, with llguidance's method names."""
+"""The grammar engines' matcher interface, with llguidance's method names."""
 
 from typing import Protocol, Self
 

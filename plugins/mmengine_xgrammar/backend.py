@@ -97,9 +97,7 @@ class Vocabulary(NamedTuple):
     size: int
 
     def only(self, words: np.ndarray) -> bytes:
-        """Return the bytes of the longest allowed token if every allowed token is a prefix of it, else
-        b"".
-        """
+        """Return the longest allowed token's bytes if they begin with every other allowed token, else b""."""
         found = np.flatnonzero(words)
         if len(found) > MAX_SPELLINGS:
             return b""
@@ -201,7 +199,7 @@ class XMatcher:
 
     def fill(self, words: np.ndarray, place: int, ahead: Sequence[int] = ()) -> None:
         """Set `words[place]` (int32) to the tokens that may come next, none if the text is over. Set the
-        following masks to the tokens after each token of `ahead`, until a token is not allowed.
+        following masks to the tokens after each token in `ahead`, until a token is not allowed.
         """
         self._fill(words, place)
         taken = 0

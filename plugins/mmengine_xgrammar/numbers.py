@@ -1,9 +1,8 @@
-"""Write ranges and multiples of numbers as EBNF, digit by digit: a finite automaton with a rule for each
-state.
+"""Write number ranges and multiples as EBNF, digit by digit: a finite automaton with a rule for each state.
 
-A state holds the number of digits that are still to come in the integer part, or that are already written
-after the decimal point. It also holds whether the digits so far equal the lower bound's and whether they
-equal the upper bound's, and the remainder of the number so far divided by the multiple.
+A state says how many digits are still to come in the integer part, or how many are already written after the
+decimal point. It also says whether the digits so far equal the lower bound's and whether they equal the upper
+bound's, and holds their remainder modulo the multiple.
 """
 
 from collections.abc import Callable
@@ -62,7 +61,7 @@ def _digits(
 
 
 class _Bound:
-    """The digits of a non-negative bound."""
+    """A non-negative bound's digits."""
 
     def __init__(self, value: Fraction, inclusive: bool):
         places = count_decimals(value)

@@ -14,7 +14,7 @@ WHY = "grammar_backend xgrammar supports no other order"
 
 @lru_cache(maxsize=64)
 def order_notes(text: str) -> tuple[Note, ...]:
-    """Return a note on each object of a normalized schema whose keys could come in any order with
+    """Return a note on each object in a normalized schema whose keys could come in any order with
     llguidance.
     """
     notes, waiting = Notes(), [(json.loads(text), "")] if f'"{MARK}"' in text else []

@@ -1,4 +1,4 @@
-"""Write regular expressions as EBNF, for plain text or for the spelling of a JSON string. Constructs that
+"""Write regular expressions as EBNF, for plain text or as spelled within a JSON string. Constructs that
 regex/parser.py does not support are refused by name.
 """
 
@@ -82,8 +82,8 @@ def width(node: Node) -> tuple[int, int | None]:
 
 
 def with_width(node: Node, low: int, high: int | None) -> Node | None:
-    """Return a node for the texts of `node` with `low` to `high` characters; None if changing the counts of
-    one repetition cannot express this limit.
+    """Return a node that matches only the texts with `low` to `high` characters; None if changing the counts
+    of one repetition cannot express this limit.
     """
     fewest, most = width(node)
     if fewest >= low and (high is None or most is not None and most <= high):

@@ -55,12 +55,12 @@ class Rules:
         return "\n".join(lines) + "\n"
 
     def counted(self, ways: list[str], low: int, high: int | None, end: str = EMPTY) -> str:
-        """Return an expression for `low` to `high` items, each one of `ways`, and then `end`. `high` None
-        means no maximum.
+        """Return an expression for `low` to `high` items, each from `ways`, and then `end`. `high` None means
+        no maximum.
 
         Each count has its own rule, and an unbounded repetition is a rule that refers to itself. With
         xgrammar's own {low,high} and *, masks take milliseconds if the body is more than a character set, if
-        several repetitions are adjacent, or if groups are nested. None of `ways` may match the empty text.
+        several repetitions are adjacent, or if groups are nested. No item in `ways` may match the empty text.
         """
         rule = self.add(end) if high is not None else self._endless(ways, end)
         high = low if high is None else high

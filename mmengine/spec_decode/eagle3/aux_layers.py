@@ -1,8 +1,8 @@
-"""Find the target's layers whose inputs feed a draft head. In published files, a layer number has one of two
+"""Find the target's layers whose inputs feed a draft head. In published files, a layer number can have two
 meanings.
 
-Here, auxiliary layer i is L_in(i): the residual stream that enters the target's layer i (0-based). If i is
-the number of layers, L_in(i) is the input of the final norm. The rules, in order:
+Here, auxiliary layer i is L_in(i): the residual stream that enters the target's layer i (0-based). If the
+target has i layers, L_in(i) is the final norm's input. The rules, in order:
 
 * ids at the top of config.json (vLLM, speculators) are L_in(i);
 * ids in `eagle_config` that begin with 1 (ModelOpt, AngelSlim and SGLang: "the output of layer i") are

@@ -1,4 +1,4 @@
-"""The configuration of a draft head, in the same fields for all file families."""
+"""A draft head's configuration, in the same fields for all file families."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -48,7 +48,7 @@ def _shape(family: Family, entries: dict[str, TensorEntry], name: str) -> tuple[
 def query_shape(
     family: Family, entries: dict[str, TensorEntry], num_heads: int, num_kv_heads: int
 ) -> tuple[int, int]:
-    """Return the numbers of rows and columns of the query matrix."""
+    """Return the query matrix's row and column counts."""
     fused = "layers.0.self_attn.qkv_proj.weight"
     if fused in entries:
         rows, inputs = _shape(family, entries, fused)
@@ -111,8 +111,8 @@ def find_head(
     target: Target,
     whole_vocabulary: bool,
 ) -> Literal["own", "embedding", "target"]:
-    """Return the source of the output matrix. A stored lm_head takes precedence over tie_word_embeddings,
-    because many files have both.
+    """Return the output matrix's source. A stored lm_head takes precedence over tie_word_embeddings, because
+    many files have both.
     """
     if HEAD in entries:
         return "own"

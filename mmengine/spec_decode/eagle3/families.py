@@ -1,4 +1,4 @@
-"""Locate a draft head's settings in config.json, for each family of published files.
+"""Locate a draft head's settings in config.json, for each file family.
 
 There are two file shapes: a flat object (EAGLE, SpecForge, SGLang, AngelSlim, and NVIDIA's ModelOpt with an
 inner `eagle_config`), and speculators' shape, whose layer is described in `transformer_layer_config`.
@@ -35,10 +35,10 @@ _FIXED = {
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A file family, and the objects of a config.json that hold its settings.
+    """A file family, and the config.json objects that hold the settings.
 
-    `layer` holds the sizes of the decoder layer. `nested` is `eagle_config`, empty if it is missing. A
-    setting of the head is in `root`, or else in `nested`.
+    `layer` holds the decoder layer's sizes. `nested` is `eagle_config`, empty if it is missing. A head
+    setting is in `root`, or else in `nested`.
     """
 
     name: str

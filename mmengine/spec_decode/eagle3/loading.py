@@ -43,8 +43,8 @@ DEFAULT_DRAFTS = 4
 
 @dataclass(frozen=True, slots=True)
 class HeadFolder:
-    """A head's configuration and the location of its tensors. `target_ids` (int64 [draft_vocab_size]) maps
-    the head's tokens to the target's; None if both have the same ids.
+    """A head's configuration, and where its tensors are. `target_ids` (int64 [draft_vocab_size]) maps the
+    head's tokens to the target's; None if both have the same ids.
     """
 
     config: HeadConfig
@@ -57,7 +57,7 @@ def open_head(
 ) -> HeadFolder:
     """Read and check a head without reading its weights.
 
-    `aux_layers` (i of L_in(i)) overrides the layers in the file. Raises ModelError for a folder that is
+    `aux_layers` (each an i for L_in(i)) overrides the file's layers. Raises ModelError for a folder that is
     invalid or does not fit the target, and ConfigError for a `num_drafts` outside 0 to 7.
     """
     path = folder / "config.json"
@@ -146,7 +146,7 @@ def _match(family: Family, fields: Fields, name: str, wanted: int) -> int:
 
 
 def _num_drafts(family: Family, asked: int | None) -> int:
-    """Return the requested number of drafts, else the number in the file, at most MAX_DRAFTS."""
+    """Return the requested draft count, else the file's, at most MAX_DRAFTS."""
     if asked is not None:
         if isinstance(asked, bool) or not isinstance(asked, int) or not 0 <= asked <= MAX_DRAFTS:
             raise ConfigError(f"num_drafts is {shown(asked)}; a chain has 0 to {MAX_DRAFTS} drafts")

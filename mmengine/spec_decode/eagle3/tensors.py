@@ -43,7 +43,7 @@ _NAMES = (
 
 
 def open_head_tensors(folder: Path) -> dict[str, TensorEntry]:
-    """Return every tensor of a head, under its canonical name.
+    """Return all the head's tensors under their canonical names.
 
     Raises ModelError if the weights are missing, damaged, or pickled.
     """
@@ -69,7 +69,7 @@ def canonical_name(stored: str) -> str | None:
 
 
 def expected_tensors(config: HeadConfig, stored: dict[str, TensorEntry]) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every tensor that the head must have; linear layers are [out, in].
+    """Return the shapes that the head's tensors must have; linear layers are [out, in].
 
     Biases and fused tensors (qkv_proj, gate_up_proj) are expected if they are stored.
     """
@@ -128,7 +128,7 @@ def _layer(c: HeadConfig, layer: int, stored: dict[str, TensorEntry]) -> dict[st
 
 
 def joined(fused: str, parts: dict[str, int], prefix: str, stored: dict[str, TensorEntry]) -> dict[str, int]:
-    """Return {name: number of rows} for `parts`, or for the fused tensor if the file stores that instead."""
+    """Return {name: row count} for `parts`, or for the fused tensor if the file stores that instead."""
     return {fused: sum(parts.values())} if f"{prefix}{fused}.weight" in stored else parts
 
 

@@ -17,8 +17,8 @@ class CallSyntax(NamedTuple):
     """A text's tool call syntax.
 
     `has_answer` says whether an answer without calls is JSON; otherwise it is free text. `is_xml` says how
-    calls are written. `think_end` ends the reasoning that a text may begin with. `heads` are the beginnings
-    of each tool's call.
+    calls are written. `think_end` ends the reasoning that a text may begin with. `heads` are the texts with
+    which each tool's call begins.
     """
 
     has_answer: bool

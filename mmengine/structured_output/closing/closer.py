@@ -10,12 +10,12 @@ from mmengine.structured_output.matcher import Matcher
 class Closer:
     """Keeps a text completable within its budget.
 
-    `path` holds the tokens of a completion from the current position; None once no completion is known. The
-    path depends on the generated tokens alone, so a row that is computed again after a preemption or a crash
-    gets the same completion. `left` is the number of tokens that may still be generated. `has_closed` says
-    whether a completion changed the model's choice, or used the budget's last tokens. If a row only consumes
-    tokens that were generated earlier, only the second case is noticed. After a `cut`, the completion is
-    generated regardless of the model's choices.
+    `path` holds a completion's tokens from the current position; None once no completion is known. The path
+    depends on the generated tokens alone, so a row that is computed again after a preemption or a crash gets
+    the same completion. `left` is the number of tokens that may still be generated. `has_closed` says whether
+    a completion changed the model's choice, or used the budget's last tokens. If a row only consumes tokens
+    that were generated earlier, only the second case is noticed. After a `cut`, the completion is generated
+    whatever the model chooses.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Closer:
     def cut(self, matcher: Matcher, token_ids: Sequence[int], behind: str) -> bool:
         """Cut the text after `token_ids`, which `matcher` has consumed, and start its completion. `behind` is
         the text that was generated after them. Return whether a completion fits into the budget. If no new
-        completion is found, `behind` and the completion of the uncut text are tried.
+        completion is found, `behind` and the uncut text's completion are tried.
         """
         self.left, self._reserve = self.left + self._reserve, 0
         self._place, known = self._closings.begin(), self.path

@@ -10,10 +10,9 @@ greedy walk needs no backtracking, only good preferences:
 4. a closing bracket, else a colon, a quotation mark for a key, or a comma;
 5. otherwise the byte that was chosen least often among the same allowed bytes, so every byte gets its turn.
 
-If that finds no end, values are also chosen in turn. If that fails too, the text is treated as plain text
-instead of JSON. The completion is written in the tokenizer's tokens. The same grammar, position and
-vocabulary give the same tokens on every machine, because the search counts questions to the matcher, not
-time.
+If that finds no end, values are also chosen in turn. If that fails too, the text is treated as plain text,
+not JSON. The completion is written in the tokenizer's tokens. The same grammar, position and vocabulary give
+the same tokens on every machine, because the search counts questions to the matcher, not time.
 """
 
 from mmengine.structured_output.closing.hints import Hints
@@ -55,9 +54,7 @@ class Closings:
         return self._hints.is_free(place)
 
     def letters(self, text: str) -> list[int] | None:
-        """Return a single-byte token for each byte of a text; None if the vocabulary lacks one of the
-        bytes.
-        """
+        """Return a single-byte token for each byte of a text; None if the vocabulary lacks such a token."""
         return self._vocabulary.letters(text.encode())
 
     def shortest(self, matcher: Matcher) -> list[int] | None:
@@ -141,7 +138,7 @@ class Closings:
         return out
 
     def _planned(self, way: list[int], at: int) -> list[int]:
-        """Return the tokens of `way` from `at` on, in reverse order."""
+        """Return the tokens in `way` from `at` on, in reverse order."""
         texts, end = self._vocabulary.token_bytes, at
         while end < len(way) and texts[way[end]]:
             end += 1

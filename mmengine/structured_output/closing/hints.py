@@ -81,7 +81,7 @@ class Hints:
         return sorted(dict.fromkeys(found), key=len)
 
     def key_rests(self, string: bytes) -> list[bytes]:
-        """Return possible rests of a key."""
+        """Return the possible rests of a key."""
         found = [name[len(string) :] for name in self.owners if name.startswith(string)]
         return sorted(found, key=len)
 
@@ -169,7 +169,7 @@ def _objects(found: object) -> Iterator[dict[str, object]]:
 
 
 def _patterns(node: Mapping[str, object]) -> Iterator[TextPattern]:
-    """Return the patterns of a string (with those in allOf and its minimum length), and each key pattern."""
+    """Return a string's patterns (with allOf's patterns and its minimum length), and each key pattern."""
     inner = node.get("allOf")
     parts = [node, *(part for part in inner if isinstance(part, dict))] if isinstance(inner, list) else [node]
     patterns = tuple(_bare(part["pattern"]) for part in parts if isinstance(part.get("pattern"), str))

@@ -16,7 +16,7 @@ class Position(NamedTuple):
     `inside` holds the open brackets, the outermost first. `last` is the last byte outside of strings that is
     not white space; it is KEY after a key, and a quotation mark after another string. `string` is the current
     string so far, as spelled. `escaped` says whether `string` ends with a lone backslash. `call` is the text
-    of the last tool call so far, None before the first call. `tail` holds the last bytes of the text.
+    of the last tool call so far, None before the first call. `tail` holds the text's last bytes.
 
     The fields have no meaning for a text that is not JSON.
     """

@@ -1,4 +1,4 @@
-"""The search of closings.py: extend a text byte by byte up to a possible end."""
+"""The search for closings.py: extend a text byte by byte up to a possible end."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -39,7 +39,7 @@ class Vocabulary:
         self.lacks_bytes = -1 in self.ids
 
     def letters(self, text: bytes) -> list[int] | None:
-        """Return a single-byte token for each byte; None if the vocabulary lacks one of the bytes."""
+        """Return a single-byte token for each byte; None if the vocabulary lacks such a token."""
         found = [self.ids[byte] for byte in text]
         return None if self.lacks_bytes and -1 in found else found
 
@@ -87,7 +87,7 @@ class Search:
         self._is_lookahead, self._lookahead_left = False, effort // LOOKAHEAD_SHARE
 
     def to_end(self, way: PartialText, limit: int) -> list[int] | None:
-        """Return the tokens of a completion with at most `limit` bytes, or None if none was found."""
+        """Return a completion's tokens, with at most `limit` bytes in all, or None if none was found."""
         return way.tokens if self._go(way, limit, -1) else None
 
     def _go(self, way: PartialText, limit: int, depth: int) -> bool:
@@ -180,7 +180,7 @@ class Search:
         return branch.consume_tokens(tokens) and branch.is_accepting()
 
     def _append_rest(self, way: PartialText, limit: int) -> bool:
-        """Append the rest of the current string."""
+        """Append the current string's rest."""
         string, end = way.place.string or b"", b"" if self._hints.is_bare else b'"'
         letters = self._vocabulary.letters
         is_key = way.place.wants_key and not way.place.escaped
@@ -282,8 +282,8 @@ class Search:
         return list(found if self._by_turns else islice(found, MAX_OPTIONS))
 
     def _append_opened(self, way: PartialText, opening: list[bytes], limit: int) -> bool:
-        """Append a list or an object where one of them must come. Limits grow, because the first option may
-        have no end.
+        """Append a list or an object where either must come. Limits grow, because the first option may have
+        no end.
         """
         if self._is_lookahead:
             return self._append_whole(way, opening, limit)

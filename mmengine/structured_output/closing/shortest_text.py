@@ -31,7 +31,7 @@ _CLASSES = {"d": DIGIT, "w": WORD, "s": SPACE}  # Candidates come from the ASCII
 
 
 class PatternAutomaton(Automaton):
-    """The automaton of a pattern for whole texts. Raises UnsupportedRegex."""
+    """A pattern's automaton, for whole texts. Raises UnsupportedRegex."""
 
     def __init__(self, regex: str):
         super().__init__(_with_fewer_states(parse_regex(regex, _CLASSES)), self._check)
@@ -117,7 +117,7 @@ class TextPattern(NamedTuple):
 
 
 def _search(words: list[PatternAutomaton], now: tuple[frozenset[int], ...], low: int) -> str | None:
-    """Search with A* for the shortest text from the states `now`; of equal estimates, longer texts are tried
+    """Search with A* for the shortest text from the states `now`; among equal estimates, longer texts come
     first.
     """
 
@@ -150,8 +150,8 @@ def _search(words: list[PatternAutomaton], now: tuple[frozenset[int], ...], low:
 
 
 def _representatives(words: list[PatternAutomaton]) -> dict[str, str]:
-    """Map each relevant character to the first character that belongs to the same character sets of the
-    patterns.
+    """Map each relevant character to the first character that the patterns' sets do not distinguish from
+    it.
     """
     sets = list(dict.fromkeys(chars for each in words for chars, _ in each.states if chars))
     first: dict[tuple[bool, ...], str] = {}
@@ -166,7 +166,7 @@ def _representatives(words: list[PatternAutomaton]) -> dict[str, str]:
 
 @lru_cache(maxsize=1024)
 def _candidates(chars: Set) -> str:
-    """Return characters of a set, the best first."""
+    """Return a set's characters, the best first."""
     plain = "".join(char for char in _PLAIN if contains(chars, ord(char)))
     return plain or "".join(chr(low) for low, _ in chars)
 

@@ -14,7 +14,7 @@ from mmengine.structured_output.matcher import Matcher
 
 
 class Compiled(Protocol):
-    """A compiled grammar for any number of texts."""
+    """A compiled grammar, which any texts may share."""
 
     after: tuple[int, ...]  # The text begins after these tokens; () if it begins at once.
     # Minimum token budget of a text that must be completed within its budget; 0 if completion is off.
@@ -47,7 +47,7 @@ class Backend(Protocol):
         """
 
     def notes(self, grammar: GrammarRequest) -> tuple[Note, ...]:
-        """Return notes for the client on parts of `grammar` that the engine narrows."""
+        """Return notes for the client on the parts that the engine narrows."""
 
     def fill(
         self, matchers: Sequence[Matcher], bits: np.ndarray, drafts: Sequence[list[int]] | None = None
@@ -80,7 +80,7 @@ class Backend(Protocol):
         """
 
     def cut(self, token_ids: Sequence[int], behind: str) -> list[int] | None:
-        """Return tokens for the text of `token_ids` up to the last occurrence of `behind`, after which only a
+        """Return tokens that spell the text of `token_ids` before its last `behind`, after which only a
         partial character may follow. None if no tokens spell that text.
         """
 
@@ -88,10 +88,9 @@ class Backend(Protocol):
 class OfTokenizer:
     """The base class for grammar engines, built from a tokenizer.
 
-    `token_bytes` returns the bytes of each token (b"" for a special token); the function is called once, for
-    the first grammar. `encode` converts text to tokens. `special_ids` are the special tokens, which stand for
-    no text. A token at or beyond the end of `token_bytes` is never allowed; a model's vocabulary is often
-    wider.
+    `token_bytes` returns each token's bytes (b"" for a special token); the function is called once, for the
+    first grammar. `encode` converts text to tokens. `special_ids` are the special tokens, which stand for no
+    text. A token at or beyond the end of `token_bytes` is never allowed; a model's vocabulary is often wider.
     """
 
     def __init__(
@@ -149,5 +148,5 @@ class OfTokenizer:
         return list(self._token_bytes())[: self._vocab_size]
 
     def _texts(self, tokens: Sequence[bytes]) -> list[bytes]:
-        """Return `tokens` with b"" in place of special tokens."""
+        """Return `tokens` with b"" for special tokens."""
         return [b"" if token in self._special_ids else text for token, text in enumerate(tokens)]

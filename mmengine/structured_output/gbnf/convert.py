@@ -17,7 +17,7 @@ MAX_ROUNDS = 100  # Maximum number of rounds that split lexemes.
 @lru_cache(maxsize=64)
 def convert(text: str) -> tuple[str, str]:
     """Convert a grammar into ("regex" or "lark", source) with exactly the same language. Raises
-    InvalidRequest with the line of the fault.
+    InvalidRequest with the faulty line's number.
     """
     rules, root = Rules(parse_grammar(text)), Ref("root", 1)
     if rules.is_plain(root):

@@ -45,7 +45,7 @@ class Rules:
 
     @cached_property
     def _sizes(self) -> "dict[str, _Size]":
-        """Return the size of each non-recursive rule, including the rules inside."""
+        """Return each non-recursive rule's size, including the rules inside."""
         sizes: dict[str, _Size] = {}
         refs = {name: list(_refs(node)) for name, node in self.nodes.items()}
         own = {name: _count(node) for name, node in self.nodes.items()}

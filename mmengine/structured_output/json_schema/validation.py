@@ -1,4 +1,4 @@
-"""Validate a value against a schema that could not be enforced, within a limited number of steps.
+"""Validate a value against a schema that could not be enforced, within MAX_STEPS steps.
 
 Only keywords without patterns are checked, since a foreign pattern may run for too long. A reported violation
 is certain; other violations may go unreported.
@@ -16,7 +16,7 @@ TOO_LARGE = "too large to validate"
 
 
 class _Violation(Exception):
-    """Names a violated keyword and the JSON pointer to the offending part of the value."""
+    """Names a violated keyword and the JSON pointer to the offending value."""
 
     def __init__(self, keyword: str, pointer: str):
         super().__init__(f"{keyword} is violated at {format_pointer(pointer)}")
@@ -27,7 +27,7 @@ class _StepLimitReached(Exception):
 
 
 def find_violation(schema: object, text: str) -> str:
-    """Return a description of the first violation in JSON `text`, or "" if none is found."""
+    """Describe the first violation in JSON `text`; "" if none is found."""
     try:
         value = json.loads(text)
         _Validator(schema).at(schema, value, "", 0)

@@ -61,7 +61,7 @@ class Automaton:
         return len(self.states) - 1
 
     def _build(self, node: Node, after: int) -> int:
-        """Add the states of a node in front of the state `after`, and return the node's first state."""
+        """Add a node's states in front of the state `after`, and return the node's first state."""
         match node:
             case Chars(ranges=chars):
                 return self._state(chars, after)

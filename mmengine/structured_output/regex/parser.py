@@ -42,9 +42,9 @@ def parse_regex(
 ) -> Node:
     r"""Parse a regex. Raises UnsupportedRegex.
 
-    `classes` maps letters to sets that have an escape: d for \d and, as its complement, \D. `nesting` is
-    the maximum nesting depth of groups. `meaning` returns the set that ranges in brackets stand for, negated
-    or not. `engine` is the grammar engine that errors name.
+    `classes` maps letters to sets that have an escape: d for \d and, as its complement, \D. `nesting` is the
+    maximum group depth. `meaning` returns the set that ranges in brackets stand for, negated or not. `engine`
+    is the grammar engine that errors name.
     """
     return _Reader(text, classes or {}, nesting, meaning, engine).whole()
 

@@ -45,7 +45,7 @@ class SchemaReport(msgspec.Struct, frozen=True):
     "approximated" (answers are some of these values; `approximations` describe the others) or "refused"
     (`keyword`, `pointer` and `why` say what cannot be enforced; `reason` is `why` without keyword and
     pointer). No verdict allows an answer that the schema forbids. `bounds` describe the values that Bounds
-    exclude, including orders of keys. `notes` list annotations that look like assertions, and other remarks.
+    exclude, including key orders. `notes` list annotations that look like assertions, and other remarks.
     """
 
     verdict: Literal["exact", "approximated", "refused"]
@@ -76,7 +76,7 @@ def check_schema(
     defaults; `Bounds.off()` means no bounds. `strict` adds notes on constructs that OpenAI's strict mode
     refuses. `strict_keywords` refuses keywords that no draft knows. `backend` is a backend, which compiles
     for its tokenizer and times masks, or a grammar backend's name (None: llguidance), which compiles for a
-    tokenizer of bytes. A refused schema raises nothing. Raises ConfigError for an unknown backend name.
+    byte tokenizer. A refused schema raises nothing. Raises ConfigError for an unknown backend name.
     """
     bounds = Bounds() if bounds is None else bounds
     backend = "llguidance" if backend is None else backend
@@ -118,7 +118,7 @@ def _byte_backend(name: str) -> "Backend":
 
 
 def _masks(backend: "Backend", matcher: "Callable[[], Matcher]") -> MaskCost | None:
-    """Time the masks of random answers, whose tokens are drawn uniformly from the allowed tokens."""
+    """Time masks in random answers, whose tokens are drawn uniformly from the allowed tokens."""
     bits = np.zeros((1, -(-backend.vocab_size // 32)), np.uint32)
     source, times = random.Random(0), list[float]()
     for _ in range(WALKS):

@@ -46,7 +46,7 @@ def check_string(where: FieldPath, value: object, max_chars: int) -> str:
 
 
 def truncation_of(where: FieldPath, given: Mapping[str, Any]) -> tuple[dict[str, Any], Truncation]:
-    """Return the fields in `given` except on_truncation, and the value of on_truncation."""
+    """Return the fields in `given` without on_truncation, and on_truncation's value."""
     given = dict(check_mapping(where, given))
     match given.pop("on_truncation", None):
         case None | "length":
@@ -64,7 +64,7 @@ msgspec.json.Decoder(Bounds)  # Built at import: msgspec crashes if two threads 
 
 def bounds_of(where: FieldPath, given: object) -> Bounds:
     """Return the bounds. If `given` is None, they are the defaults; if False, there are no bounds; an object
-    sets the fields of bounds.py that it names.
+    sets the Bounds fields that it names.
     """
     if given is False:
         return Bounds.off()
@@ -96,7 +96,7 @@ def check_flag(where: FieldPath, value: object) -> bool:
 @contextmanager
 def normalize_large_by(work_out: Normalizer | None) -> Iterator[None]:
     """Within this context and thread, normalize schemas of more than LARGE bytes with `work_out`. `work_out`
-    takes the arguments of `_normalize_text`. If it is None, this thread normalizes every schema.
+    takes `_normalize_text`'s arguments. If it is None, this thread normalizes every schema.
     """
     token = _work_out.set(work_out)
     try:

@@ -1,5 +1,5 @@
 """Reads `response_format` and `grammar` into a GrammarRequest (request.py), which the engine and its log
-store. The source of each kind of GrammarRequest:
+store. The source that each kind of GrammarRequest has:
 
     json_schema      the normalized schema, bounds included, as JSON
     regex            the regular expression

@@ -5,7 +5,7 @@
            ╰────────begin───────╯╰────schema────╯╰──end──╯
 
 Free text contains no trigger: a trigger always begins a tag. So that a text is never ambiguous, no trigger
-may contain another trigger, and no tag's begin may be a prefix of another tag's begin.
+may contain another trigger, and no tag's begin may start with another tag's begin.
 """
 
 from collections.abc import Mapping
@@ -50,10 +50,9 @@ class StructuralTag(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
 
 
 def structural_tag(where: FieldPath, given: Any) -> str:
-    """Return a structural tag as the source of a GrammarRequest (spec.py describes it). `given` is
-    {"structures": [{"begin", "schema", "end"}, …], "triggers": […]} with optional "at_least_one",
-    "stop_after_first" and "bounds". Raises InvalidRequest, naming the field and, for a schema, the keyword
-    and its JSON pointer.
+    """Return a structural tag as a GrammarRequest's source (see spec.py). `given` is {"structures":
+    [{"begin", "schema", "end"}, …], "triggers": […]} with optional "at_least_one", "stop_after_first" and
+    "bounds". Raises InvalidRequest, naming the field and, for a schema, the keyword and its JSON pointer.
     """
     refuse_unknown_fields(where, check_mapping(where, given), _FIELDS)
     if given.get("type", "structural_tag") != "structural_tag":

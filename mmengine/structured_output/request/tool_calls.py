@@ -41,8 +41,8 @@ Json = dict[str, Any]
 class CallableTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A tool that the model may call.
 
-    `schema` is its arguments' normalized schema. `given` is the requested schema if `schema` enforces only a
-    part of the requested schema; otherwise null.
+    `schema` is its arguments' normalized schema. `given` is the requested schema if `schema` enforces it only
+    in part; otherwise null.
     """
 
     name: str
@@ -80,7 +80,7 @@ class ToolCalls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 
 
 def head_of(name: str, form: CallFormat) -> str:
-    """Return the text between OPEN and the arguments in a call of the tool `name`."""
+    """Return the text between OPEN and the arguments in a call to the tool `name`."""
     return f'\n{{"name": {json.dumps(name)}, "arguments": ' if form == "json" else f"\n<function={name}>\n"
 
 
@@ -98,7 +98,7 @@ class RequestedTool(NamedTuple):
 def tool_calls(
     tools: Sequence[RequestedTool], form: ToolCalls, on_truncation: Truncation = "length"
 ) -> GrammarRequest:
-    """Return the grammar for calls of these tools; `form` holds the other fields. Raises InvalidRequest,
+    """Return the grammar for calls to these tools; `form` holds the other fields. Raises InvalidRequest,
     naming the tool's field and, for its schema, the keyword and its JSON pointer.
     """
     made = msgspec.structs.replace(form, tools=tuple(_tool(tool, form.format) for tool in tools))

@@ -1,1 +1,1 @@
-"""The grammars of a batch's rows. A grammar is compiled once, and each row has a matcher for its masks."""
+"""The grammars for a batch's rows. A grammar is compiled once, and each row has a matcher for its masks."""

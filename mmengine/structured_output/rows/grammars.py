@@ -1,4 +1,4 @@
-"""The grammars of live requests, keyed by request id. The engine adds grammars; the executor reads compiled
+"""The live requests' grammars, keyed by request id. The engine adds grammars; the executor reads compiled
 grammars.
 """
 
@@ -89,8 +89,8 @@ class Grammars:
         return made
 
     def draft_grammars(self, request: Request) -> list[Callable[[], Matcher]] | None:
-        """Return functions that make matchers for draft grammars, which allow only some of the request's
-        texts but force more tokens. None while they are being compiled.
+        """Return functions that make matchers for draft grammars, which allow fewer texts but force more
+        tokens. None while they are being compiled.
         """
         request_id = request.request_id
         held = self._held.get(request_id)

@@ -91,7 +91,7 @@ class RowMatcher:
         self._is_lazy = False  # Whether the row samples without masks and checks the tokens afterwards.
 
     def restart_from(self, said: list[int], matcher: Matcher) -> None:
-        """Continue from the tokens `said`, which `matcher`, a matcher of the grammar, has consumed."""
+        """Continue from the tokens `said`, which `matcher` (a matcher for the grammar) has consumed."""
         self.said, self.pending_start = said, None
         self.own = self._leader = TextMatcher(matcher)
         self.own.num_read = len(said)
@@ -115,7 +115,7 @@ class RowMatcher:
         return matcher
 
     def open(self, token_ids: list[int]) -> list[int]:
-        """Return the part of the generated `token_ids` that belongs to the grammar."""
+        """Return the generated `token_ids` that belong to the grammar."""
         if self.pending_start is None:
             return token_ids
         behind = self.pending_start.take(token_ids)

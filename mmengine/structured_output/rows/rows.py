@@ -1,6 +1,6 @@
 """Each running row's grammar state.
 
-The state follows from the rows' tokens and is no engine state of its own. Whenever a row is assigned to a
+The state follows from the rows' tokens and is not stored anywhere else. Whenever a row is assigned to a
 request (at first, after a preemption, after a crash), the row's matcher consumes all generated tokens again.
 Then it advances by the sampled tokens.
 
@@ -49,7 +49,7 @@ class Closing:
 
 class Cut(NamedTuple):
     """A text that a stop string ended. `token_ids` are all answer tokens up to the one that completes the
-    stop string; `behind` is the end of their text, from the stop string on.
+    stop string; `behind` is their text from the stop string on.
     """
 
     token_ids: tuple[int, ...]
@@ -159,9 +159,9 @@ class RowMatchers:
     def masks(
         self, rows: Sequence[int], drafts: Sequence[list[int]] | None = None
     ) -> tuple[np.ndarray, dict[int, str]]:
-        """Return the token masks of `rows`, uint32 [m, words], in order: the tokens that each row may
-        generate next and, with `drafts`, after each of its drafts too (none after a draft that is not
-        allowed). Also return why some rows (indices into `rows`) cannot continue.
+        """Return the rows' token masks, uint32 [m, words], in order: the tokens that each row may generate
+        next and, with `drafts`, after each of its drafts too (none after a draft that is not allowed). Also
+        return why some rows (indices into `rows`) cannot continue.
         """
         if drafts is None:
             bits = np.empty((len(rows), self._num_words), np.uint32)
@@ -182,8 +182,8 @@ class RowMatchers:
         return bits, {index: error for index, error in errors.items() if error}
 
     def _refill(self, row_matcher: RowMatcher, bits: np.ndarray, ahead: list[int]) -> str:
-        """Fill the masks of a row whose matcher had an error, with a new matcher. Return the error if there
-        is no new matcher.
+        """Fill a row's masks with a new matcher, after its matcher had an error. Return the error if there is
+        no new matcher.
         """
         matcher = row_matcher.renew()
         if matcher is None:
@@ -256,7 +256,7 @@ class RowMatchers:
 
     def _consume_reasoning(self, row_matcher: RowMatcher, token_ids: Sequence[int]) -> int:
         """Consume these tokens until the grammar begins, or until an end of sequence, which is not allowed
-        before the grammar begins. Return the number of consumed tokens.
+        before the grammar begins. Returns how many tokens were consumed.
         """
         for index, token in enumerate(token_ids):
             if token in self._ends:
@@ -271,8 +271,8 @@ class RowMatchers:
         return _error_of(self._rows[row].own.matcher)
 
     def closing(self, places: np.ndarray, rows: Sequence[int]) -> Closing | None:
-        """Return the sampling positions of the rows whose texts are completed; None if there are none.
-        `places` holds the position of each of `rows`.
+        """Return the sampling positions whose rows' texts are completed; None if there are none. `places`
+        holds each row's position.
         """
         selected = [index for index, row in enumerate(rows) if row in self.closers]
         return (
@@ -296,8 +296,7 @@ class RowMatchers:
         self, rows: Sequence[int], said: Sequence[list[int]]
     ) -> tuple[dict[int, int], dict[int, str]]:
         """Advance each row by at least one allowed token. Return two dicts with indices into `rows` as keys:
-        the number of tokens up to the end for each complete row, and the reason for each row that had an
-        error.
+        each complete row's token count up to its end, and the reason for each row that had an error.
         """
         row_matchers = [self._rows[row] for row in rows]
         before = self._open(row_matchers, said)

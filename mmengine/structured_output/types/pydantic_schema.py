@@ -97,7 +97,7 @@ class _Narrow(GenerateJsonSchema):
         return super().enum_schema(schema)
 
     def _check_values(self, values: list[object]) -> None:
-        """Refuse values of other types: pydantic would compare them with the decoded JSON and find them
+        """Refuse values with other types: pydantic would compare them with the decoded JSON and find them
         unequal.
         """
         if not all(each is None or isinstance(each, str | int | float) for each in values):
@@ -227,8 +227,8 @@ class _Narrow(GenerateJsonSchema):
         return self._hashable(schema.get("items_schema"), super().frozenset_schema(schema))
 
     def _hashable(self, items: Mapping[str, object] | None, found: JsonSchemaValue) -> JsonSchemaValue:
-        """Return the schema of a set, whose items must be hashable. If the type does not restrict the items,
-        they may be strings, numbers, booleans and null.
+        """Return a set's schema. The items must be hashable. If the type does not restrict the items, they
+        may be strings, numbers, booleans and null.
         """
         if items is None or items["type"] == "any":
             return {**found, "items": {"type": patterns.PLAIN_TYPES}}

@@ -12,9 +12,9 @@ _ANNOTATIONS = frozenset({"title", "description", "examples", "default"})
 
 
 def dict_schema(keys: Schema, values: Schema, sizes: Mapping[str, int]) -> Schema:
-    """Return the schema for objects whose values have the schema `values`. `keys` is the schema of the key
-    type, as for a value of this type; `sizes` holds minProperties and maxProperties. Raises InvalidRequest if
-    no pattern can describe the keys.
+    """Return the schema for objects whose values have the schema `values`. `keys` is the key type's schema,
+    as for a value; `sizes` holds minProperties and maxProperties. Raises InvalidRequest if no pattern can
+    describe the keys.
     """
     found: Schema = {"type": "object", **sizes}
     said = {keyword: value for keyword, value in keys.items() if keyword not in _ANNOTATIONS}

@@ -42,9 +42,9 @@ class _Reader(NamedTuple):
 
 
 def schema_of(what: object) -> dict | bool:
-    """Return the JSON Schema of a requested type. Raises InvalidRequest with the reason if there is none.
-    `decode` accepts every answer that satisfies the schema, unless the type's own code (a validator) rejects
-    the answer.
+    """Return a requested type's JSON Schema. Raises InvalidRequest with the reason if there is none. `decode`
+    accepts every answer that satisfies the schema, unless the type's own code (a validator) rejects the
+    answer.
     """
     if isinstance(what, dict | bool):
         return what
@@ -143,7 +143,7 @@ def _is_made_for_pydantic(each: object) -> bool:
 
 
 def _fields_of(each: object) -> list[object]:
-    """Return the types of a class's fields, if it has some."""
+    """Return a class's field types, if it has fields."""
     has_fields = isinstance(each, type) and (
         is_dataclass(each) or typing.is_typeddict(each) or hasattr(each, "_fields")
     )
@@ -156,7 +156,7 @@ def _fields_of(each: object) -> list[object]:
 
 
 def _close_schema(schema: object) -> object:
-    """Restrict the parts of a type's schema that its library leaves open.
+    """Restrict the parts that a library leaves open in a type's schema.
 
     An object has no keys except its fields, unless the type says otherwise, because no code would read other
     keys. A pattern replaces base64, which the schema states only as an annotation, and each format that JSON
@@ -198,7 +198,7 @@ def _drop_idle_unique(schema: Schema, root: Schema) -> Schema:
 
 
 def _map_subschemas(schema: Schema, change: Callable[[object], object]) -> Schema:
-    """Return a copy of the schema in which `change` has replaced each direct subschema."""
+    """Return the schema with each direct subschema replaced by `change`'s result."""
     out = dict(schema)
     for keyword, value in schema.items():
         if keyword in SUBSCHEMA:

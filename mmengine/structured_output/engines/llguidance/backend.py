@@ -205,8 +205,8 @@ class LLGuidance(OfTokenizer):
 
     def _spell(self, matcher: LLMatcher, text: bytes, last: int) -> list[int]:
         """Return the forced tokens: the leading tokens of the forced `text` that a longer token cannot
-        replace. They therefore also depend on the texts that the grammar allows afterwards, but of two such
-        lists for the same `text`, one is always a prefix of the other.
+        replace. They therefore also depend on the texts that the grammar allows afterwards, but two such
+        lists for the same `text` never contradict each other: the longer one begins with the shorter one.
         """
         tokens = matcher.compute_ff_tokens()
         if len(text) <= MAX_KEPT_CHARS and len(self._spellings) < MAX_SPELLINGS:
@@ -235,7 +235,7 @@ class LLGuidance(OfTokenizer):
 
 
 class _Tokens(TokenizerWrapper):
-    """The attributes of a tokenizer that llguidance reads."""
+    """The tokenizer attributes that llguidance reads."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None

@@ -9,7 +9,7 @@ from mmengine.structured_output.json_schema.vocabulary.refusal import SchemaRefu
 
 
 def refuse_overlap(grammar: str, error: str) -> None:
-    """Raise SchemaRefused if the error says that keys may match two patterns of an object. Normalization has
+    """Raise SchemaRefused if the error says that keys may match two patterns in an object. Normalization has
     written the object's pointer beside the patterns.
     """
     if not error.startswith("patternProperty regexes"):

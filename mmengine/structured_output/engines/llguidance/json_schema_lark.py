@@ -59,7 +59,7 @@ def _head(options: Mapping[str, object]) -> list[str]:
 
 
 def lark_of(text: str) -> str | None:
-    """Return the Lark grammar of a normalized schema; None if llguidance supports it as JSON Schema."""
+    """Return a normalized schema's Lark grammar; None if llguidance supports it as JSON Schema."""
     if not any(f'"{mark}"' in text for mark in MARKS):
         return None
     schema: Json = msgspec.json.decode(text, type=dict)
@@ -158,7 +158,7 @@ class _Writer:
         return self.parts[text]
 
     def name(self) -> str:
-        """Return a new name that is no prefix of another rule's name."""
+        """Return a new name, with which no other rule's name begins."""
         self.rules += 1
         return f"r_{self.rules}"
 

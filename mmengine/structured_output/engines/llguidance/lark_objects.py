@@ -19,8 +19,8 @@ _CONTROL = r"\\u00([01][0-9a-f]|7f)"  # Used if no name contains a control chara
 
 
 class Rules(Protocol):
-    """A writer of rules; each method returns the expression for the new rule. `budget` limits the matching of
-    keys against a schema's patterns. `comma` and `colon` are terminals, including the white space that must
+    """Writes rules; each method returns the expression for the new rule. `budget` limits the matching of keys
+    against a schema's patterns. `comma` and `colon` are terminals, including the white space that must
     follow.
     """
 
@@ -60,8 +60,8 @@ def object_rule(schema: Json, rules: Rules) -> str:
 
 
 def _in_any_order(items: dict[str, str], required: list[str], others: list[str], rules: Rules) -> str:
-    """Write items of which each occurs at most once. Bit n of the rule's parameter says that item n occurred;
-    the required items have the lowest bits. `others` may come between the items. They are written as a
+    """Write items that each occur at most once. Bit n of the rule's parameter says that item n occurred; the
+    required items have the lowest bits. `others` may come between the items. They are written as a
     repetition, because recursion would grow the parser's table.
     """
     ordered = [*required, *(name for name in items if name not in required)]

@@ -79,7 +79,7 @@ class _Pieces:
         return [f"{before}: TEXT {quoted(first)}", f"open_{n}: {before} {self.of(trigger[len(first) :])}"]
 
     def _split(self, text: str) -> list[tuple[str, bool]]:
-        """Split a text into (run, whether the run is the name of a special token)."""
+        """Split a text into (run, whether the run is a special token's name)."""
         runs = self._pattern.split(text) if self._pattern else [text]
         return [(run, bool(place % 2)) for place, run in enumerate(runs) if run]
 

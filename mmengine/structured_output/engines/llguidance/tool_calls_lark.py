@@ -70,13 +70,13 @@ class _Writer:
         self.grammars: list[dict[str, object]] = []
 
     def value(self, schema: str) -> str:
-        """Return the expression for a value of a normalized schema."""
+        """Return the expression for a normalized schema's value."""
         name = f"json_{len(self.grammars)}"
         self.grammars.append(schema_named(name, schema))
         return f"@{name}"
 
     def parameters(self, prefix: str, found: Parameters) -> str:
-        """Return the expression for all parameters of a tool, in schema order."""
+        """Return the expression for all the tool's parameters, in schema order."""
         parts = []
         for place, (name, schema) in enumerate(found.schemas.items()):
             body = self._written(f"{prefix}_{place}", schema, name in found.raw, found)
@@ -106,7 +106,7 @@ class _Writer:
 
 
 def _text(schema: Json, definitions: Json) -> str:
-    """Return a string's schema as the body of a terminal."""
+    """Return a string's schema as a terminal's body."""
     if "$ref" in schema:
         return _text(definitions[schema["$ref"].removeprefix("#/$defs/")], definitions)
     if "anyOf" in schema:

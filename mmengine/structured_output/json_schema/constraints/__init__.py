@@ -1,3 +1,1 @@
-"""Constraints on the values of a JSON type, and functions that compare them and list or count their
-values.
-"""
+"""Constraints on each JSON type's values, and functions that compare constraints and list or count values."""

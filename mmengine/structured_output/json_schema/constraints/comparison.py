@@ -1,4 +1,4 @@
-"""Compare shapes: prove that no value has both of two shapes, and drop shapes that another shape covers."""
+"""Compare shapes: prove that no value has two given shapes, and drop shapes that another shape covers."""
 
 from collections.abc import Callable
 

@@ -114,8 +114,8 @@ def build_sequence(constraint: Array, shapes_of: ShapesOf, make: Make, complemen
 
 
 class _Slots:
-    """The possible items at each index of the array: a list of values, or a schema if the values cannot be
-    listed or need not differ.
+    """The possible items at each array index: a list of values, or a schema if the values cannot be listed or
+    need not differ.
     """
 
     def __init__(self, constraint: Array, shapes_of: ShapesOf, make: Make):
@@ -229,8 +229,8 @@ def _build_automaton(constraint: Array, slots: _Slots, complement: Complement, m
 def _count_contains(
     contains: tuple[Contains, ...], held: tuple[int, ...], item: Conjunction, complement: Complement
 ) -> list[tuple[Conjunction, tuple[int, ...]]]:
-    """For each choice of `contains` keywords that the item matches, return the item's schema and the
-    resulting match counts.
+    """Return the item's schema and the resulting match counts, for each choice of `contains` keywords that
+    the item matches.
 
     Without maxContains an uncounted match does no harm: another path counts it.
     """

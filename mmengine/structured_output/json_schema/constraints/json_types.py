@@ -1,4 +1,4 @@
-"""Constraints on the values of a single JSON type. A constraint is the conjunction of all schemas that apply.
+"""Constraints on a single JSON type's values. A constraint stands for all schemas that apply, together.
 
 A `Conjunction` names a part's schema (for an item or a property): a tuple with the document places that must
 all hold. () is the schema true. Intersecting two constraints only joins tuples. shapes.py expands a part's
@@ -146,7 +146,7 @@ UNCONSTRAINED: Shape = {
 
 
 def intersect(a: Constraint, b: Constraint) -> Constraint | None:
-    """Return the intersection of two constraints on the same JSON type, or None if it is obviously empty."""
+    """Intersect two constraints on the same JSON type. Returns None if no value obviously satisfies both."""
     match a, b:
         case Null(), Null():
             return a

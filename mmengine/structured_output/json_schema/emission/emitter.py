@@ -89,7 +89,7 @@ class Emitter:
 
     def _is_unrestricted(self, conj: Conjunction) -> bool:
         """Return whether the part allows everything and is written as `true`. Bounds on numbers then do not
-        apply, because they would enlarge the grammar of almost every schema with an open object.
+        apply, because they would enlarge almost every grammar with an open object.
         """
         return not conj and not (self.bounds.string or self.bounds.key)
 

@@ -176,9 +176,9 @@ def _ranges(constraint: Number) -> list[Json]:
 def _exclude_start(
     near: Limit | None, far: Limit | None, sign: int, multiple: Fraction | None
 ) -> Limit | None:
-    """Return the corrected start of a range. For a range such as more than 2 and at most 2.5, the engine
-    wrongly includes 2 itself. The corrected range therefore starts at the next multiple, or at the next
-    number with 15 digits.
+    """Return a range's corrected start. For a range such as more than 2 and at most 2.5, the engine wrongly
+    includes 2 itself. The corrected range therefore starts at the next multiple, or at the next number with
+    15 digits.
     """
     if not (near and far and near[1] and near[0].denominator == 1 and sign * near[0] >= 0):
         return near

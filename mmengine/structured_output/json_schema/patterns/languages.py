@@ -76,8 +76,8 @@ def has_overlap(a: str, b: str, budget: MatchBudget) -> bool:
 
 
 def membership_patterns(parts: list[Language]) -> list[tuple[bool, ...]]:
-    """Return every combination of memberships that some text has. A combination says, for each language,
-    whether the language contains the text. The combination of no membership at all is left out.
+    """Return every membership combination that some text has: a flag for each language, whether it contains
+    the text. The combination without any membership is left out.
     """
     states = {tuple(0 for _ in parts): 0}
     found: dict[tuple[bool, ...], None] = {}
@@ -184,8 +184,8 @@ def write_pattern(language: Language) -> str:
 
 
 def _costs(edges: dict[int, dict[int, str]], inner: list[int]) -> dict[int, int]:
-    """Return, for each state, how many characters its elimination would duplicate, because every path into
-    the state is joined to every path out of it.
+    """Return, for each state, how many characters its elimination would duplicate, because every incoming
+    path is joined to every outgoing path.
     """
     ways, sizes = dict.fromkeys(inner, 0), dict.fromkeys(inner, 0)  # Paths into a state.
     for state, row in edges.items():

@@ -1,8 +1,8 @@
 """Match names and values against patterns in bounded time.
 
 Python's own matcher backtracks. Some patterns would block the process for longer than a client waits. The
-matcher here therefore follows all states that a pattern can be in at once, so the time is bounded by the
-number of states times the number of characters (K. Thompson, Regular Expression Search Algorithm, CACM 1968).
+matcher here therefore follows all states that a pattern can be in at once, so the time is bounded by states
+times characters (K. Thompson, Regular Expression Search Algorithm, CACM 1968).
 """
 
 from mmengine.structured_output.json_schema.patterns.character_sets import PatternError, restore_nul

@@ -24,8 +24,8 @@ MARK = "other keys"  # First element of an object's $comment, which describes it
 class OtherKeys:
     """The keys that are not in `names` and do not start with any prefix in `prefixes`.
 
-    `limit` is the maximum number of characters of a key after the first character that differs from every
-    name; 0 means no limit.
+    `limit` is a key's maximum number of characters after the first one that differs from every name; 0 means
+    no limit.
     """
 
     names: tuple[str, ...]

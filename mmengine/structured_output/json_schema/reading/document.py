@@ -1,4 +1,4 @@
-"""A schema as a list of subschemas, and the targets of its references. A place is an index into the list."""
+"""A schema as a list of subschemas, and its references' targets. A place is an index into the list."""
 
 from dataclasses import dataclass, field
 from urllib.parse import unquote
@@ -35,9 +35,9 @@ class Node(msgspec.Struct):
 class Document:
     """A schema's subschemas with their identifiers and anchors.
 
-    `dynamic` maps a $dynamicAnchor's name to {place of the resource: place that defines the anchor}. The name
-    "" stands for the $recursiveAnchor of draft 2019-09. `faults` maps a place that no schema may refer to,
-    because it is invalid, to its refusal.
+    `dynamic` maps a $dynamicAnchor's name to {resource's place: place that defines the anchor}. The name ""
+    stands for draft 2019-09's $recursiveAnchor. `faults` maps a place that no schema may refer to, because it
+    is invalid, to its refusal.
     """
 
     nodes: list[Node] = field(default_factory=list)  # A place is an index into this list; 0 is the root.
@@ -86,16 +86,16 @@ class Document:
         return self._resolve_alias(found) if names[0] in _PARTS else found
 
     def part(self, place: int, *names: str | int) -> tuple[int, ...]:
-        """Return the place of an item's or a property's subschema as a conjunction: (place,), or () if the
-        subschema allows everything.
+        """Return an item's or a property's subschema as a conjunction: (place,), or () if the subschema
+        allows everything.
         """
         found = self.subschema(place, *names)
         return () if self.nodes[found].schema in (True, {}) else (found,)
 
     def _resolve_alias(self, place: int) -> int:
-        """Follow a subschema that consists of a $ref alone to its target, so that many references share one
-        part. Subschemas that consist of the same scalar type alone share the first such place, because such
-        subschemas are never refused and need no pointer.
+        """Follow a subschema that is only a $ref to its target, so that many references share one part. All
+        subschemas that are only the same scalar type share the first such place, because they are never
+        refused and need no pointer.
         """
         seen = set()
         while place not in seen:
@@ -147,7 +147,7 @@ class Document:
 
 
 def scalar_type(schema: dict | bool) -> str | None:
-    """Return a schema's type if the schema consists of a scalar type alone, else None."""
+    """Return a schema's type if that is a scalar type and the only keyword, else None."""
     if isinstance(schema, bool) or len(schema) != 1:
         return None
     kind = schema.get("type")

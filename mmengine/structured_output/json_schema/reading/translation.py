@@ -173,8 +173,8 @@ def _add_dependent(out: TranslatedSchema, keyword: str, value: object) -> None:
 
 
 def _limit(inclusive: str, exclusive: str) -> Callable[[TranslatedSchema, dict, int, str], None]:
-    """Return the translation of a limit whose keyword `exclusive` is a boolean in old drafts and makes the
-    limit exclusive.
+    """Return the rule for a limit. In old drafts, the keyword `exclusive` is a boolean that makes the limit
+    exclusive.
     """
 
     def rule(out: TranslatedSchema, schema: dict, draft: int, pointer: str) -> None:

@@ -23,8 +23,8 @@ def branches_of(document: Document, place: int, keyword: str) -> Choice:
 
 
 def any_of(document: Document, place: int, together: bool) -> Choice:
-    """Return an anyOf's branches. With `together`, return every combination of branches, for keywords that
-    depend on which branches hold.
+    """Return an anyOf's branches. With `together`, return every branch combination, for keywords that depend
+    on which branches hold.
     """
     branches = branches_of(document, place, "anyOf")
     if not together:

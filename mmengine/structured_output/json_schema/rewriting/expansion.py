@@ -18,7 +18,7 @@ from mmengine.structured_output.json_schema.vocabulary.keywords import ANNOTATIO
 
 
 class PendingSchema(NamedTuple):
-    """A schema to add: its place, the places that led to it, and its position in the text of the schema."""
+    """A schema to add: its place, the places that led to it, and its position in the schema's text."""
 
     place: int
     path: tuple[int, ...]

@@ -6,7 +6,7 @@ JSON Schema supports only a fixed order. An object that is marked for any order 
 takes longer to compile.
 
 If several schemas for the same value add properties, no schema says which properties come first. For small
-objects, each order in which the schemas' groups of keys can come becomes an alternative.
+objects, each order in which the schemas' key groups can come becomes an alternative.
 """
 
 from collections.abc import Collection, Iterable, Sequence

@@ -42,7 +42,7 @@ KeyPatterns = dict[str, tuple[Pattern, Conjunction]]
 
 class UnnamedKeys(NamedTuple):
     """Keys that an object does not name. They match `regex`, or, if that is None, they are any keys with the
-    length that the quantifier `times` (such as "*" or "{0,9}") allows. `value` is the schema of their values.
+    length that the quantifier `times` (such as "*" or "{0,9}") allows. `value` is their values' schema.
     """
 
     regex: str | None

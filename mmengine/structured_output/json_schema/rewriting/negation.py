@@ -162,9 +162,7 @@ class Exclusion:
         self._add(settle_number(replace(a, low=low)))
 
     def _no_multiple(self, a: Number, step: Fraction) -> None:
-        """Add the numbers between multiples of `step`, if the bounds of `a` leave only a few such
-        intervals.
-        """
+        """Add the numbers between multiples of `step`, if a's bounds leave only a few such intervals."""
         left = settle_number(replace(a, excluded=(*a.excluded, step)))
         if left is None:
             return
@@ -320,7 +318,7 @@ def _among(value: Fraction, values: tuple[Fraction, ...] | None) -> bool:
 
 
 def _required_parts(constraint: Constraint) -> list[Conjunction]:
-    """Return the schemas of the items or properties that every allowed value contains."""
+    """Return the schemas for the items or properties that every allowed value contains."""
     if isinstance(constraint, Array):
         return [constraint.item(at) for at in range(min(constraint.low, len(constraint.prefix) + 1))]
     return (

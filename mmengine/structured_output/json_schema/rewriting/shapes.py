@@ -132,7 +132,7 @@ class Shapes:
         return self.own[place]
 
     def _separate_keys(self, shape: Shape, conj: Conjunction) -> Shape:
-        """Return the shape with key patterns of which a key matches at most one."""
+        """Return the shape with key patterns such that a key matches at most one."""
         constraint = shape.get("object")
         if not isinstance(constraint, Object) or not constraint.names and len(constraint.patterns) < 2:
             return shape
@@ -145,8 +145,8 @@ class Shapes:
         return {**shape, "object": separated}
 
     def proven_shapes(self, conj: Conjunction) -> list[Shape]:
-        """Return shapes such that every value has at least one. Proofs that rely on the absence of a shape
-        need this.
+        """Return shapes such that every value has at least one. Proofs that rely on a missing shape need
+        this.
         """
         found = self.of(conj)
         return [UNCONSTRAINED] if conj in self.narrowed else found
@@ -286,9 +286,7 @@ class Shapes:
         return any(self.document.nodes[place].schema is False for place in conj)
 
     def _groups(self, work: Expansion) -> list[tuple[str, ...]]:
-        """Return, for each schema with `properties`, the names of the properties, in the order of the schemas
-        in the text.
-        """
+        """Return each schema's property names, in the order in which the schemas stand in the text."""
         found: dict[int, tuple[tuple[int, ...], tuple[str, ...]]] = {}
         for place, _, where in work.held:
             schema = self.document.nodes[place].schema

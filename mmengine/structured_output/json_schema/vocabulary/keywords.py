@@ -180,7 +180,7 @@ def check_values(schema: dict, pointer: str) -> None:
 
 
 def find_contradiction(schema: dict) -> tuple[tuple[str | int, ...], str] | None:
-    """Return (names that lead to the keyword, reason) if two keywords of a schema object contradict each
+    """Return (names that lead to the keyword, reason) if two keywords in a schema object contradict each
     other; otherwise None.
     """
     if schema.get("enum") == []:

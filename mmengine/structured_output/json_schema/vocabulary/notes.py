@@ -13,8 +13,8 @@ class Note(msgspec.Struct, frozen=True):
     """A remark on a schema's keyword.
 
     `pointer` is a JSON pointer (RFC 6901; "#" is the root) to the first position that the note is about.
-    `count` is the number of such positions. `warning` is True if the schema may not mean what its author
-    intended.
+    `count` says how many such positions there are. `warning` is True if the schema may not mean what its
+    author intended.
     """
 
     keyword: str
@@ -28,7 +28,7 @@ class NormalizedSchema(msgspec.Struct, frozen=True):
     """A schema in the form that the grammar engine enforces exactly.
 
     `text` is JSON. `notes` list keywords that restrict nothing; `narrow` lists parts for which the text
-    allows less than the schema; `ordered` lists objects whose order of keys only `Bounds.ordered` fixes.
+    allows less than the schema; `ordered` lists objects whose key order only `Bounds.ordered` fixes.
     """
 
     text: str
