@@ -19,28 +19,31 @@ from tests.instruction_sets import isas, opened
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# Packages that `make test` fetched for these tests, after the installed ones.
+# `make test` fetches Triton and similar packages for the tests into build/gpu. Installed packages come first.
 sys.path.append(str(ROOT / "build" / "gpu"))
-# Triton reads this on import, which other packages may trigger. Without a GPU its kernels run in Python.
+# Without a GPU, Triton kernels run in Triton's Python interpreter. Triton reads the variable when it is
+# imported, and other packages may import it.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
-# FlashInfer creates folders on import, by default in the user's home.
+# When imported, FlashInfer creates folders; by default in the user's home.
 os.environ.setdefault("FLASHINFER_WORKSPACE_BASE", str(ROOT / "build"))
 
-# Test machines are slow and busy: no test fails because of its duration.
+# Test machines are slow and busy, so no Hypothesis test fails because of its duration.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 
-# Zeroing a pool of 256 MiB takes longer than the rest of an engine's start.
+# The default minimum for the KV pool on a CPU is 256 MiB. Zeroing it takes longer than the rest of an
+# engine's start.
 sizing.CPU_MIN_BYTES = 64 * 2**20
 
-# A shell starts background jobs with SIGINT ignored, and children inherit this: a test that interrupts a
-# child would wait for ever.
+# A shell starts background jobs with SIGINT ignored, and child processes inherit this. A test that interrupts
+# a child would then wait for ever.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# Modules with a slow fixture: one worker runs all tests of a module, or of several that share the fixture.
+# Modules with a slow fixture, and the name of their group. One xdist worker runs all tests of a group, so
+# that it makes the fixture only once.
 TOGETHER = {
     "tests/test_debugging.py": "debugging",
     "tests/benchmarks/test_throughput.py": "throughput",
@@ -59,15 +62,16 @@ CONTRACTS = "tests/models/test_contract_"
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Schedule tests for `--dist loadgroup`: groups first, then all other tests one by one. pytest-xdist 3.8
-    loses the group marks under pytest 9.
+    """Schedule tests for `--dist loadgroup`: first the groups in `TOGETHER`, then all other tests one by one.
+
+    Replaces pytest-xdist's own group marks, which version 3.8 loses under pytest 9.
     """
-    from xdist.scheduler import LoadScopeScheduling  # lazy: an optional package
+    from xdist.scheduler import LoadScopeScheduling  # Imported here: the package is optional.
 
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid):
             file, _, name = nodeid.partition("::")
-            if file.startswith(CONTRACTS):  # each class makes one checkpoint for all its tests
+            if file.startswith(CONTRACTS):  # Each class makes one checkpoint for all its tests.
                 return f"{file}::{name.partition('::')[0]}"
             return TOGETHER.get(file, nodeid)
 
@@ -82,7 +86,7 @@ def pytest_collection_finish(session):
 
 @contextmanager
 def _hidden(folder):
-    """Hide every compiler, and everything compiled before, inside this context."""
+    """Inside this context no compiler is found, and neither is any library that was compiled before."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CXX", "no-such-compiler")
         patch.setenv("MMENGINE_CACHE", str(folder))
@@ -101,13 +105,17 @@ def hidden_compiler():
 
 @pytest.fixture(scope="module", params=isas())
 def library(request):
-    """Yield the compiled kernels, for each instruction set of this CPU."""
+    """Return the compiled kernels. A test that uses this fixture runs once for each instruction set of this
+    CPU.
+    """
     return opened(request.param)
 
 
 @pytest.fixture(scope="session")
 def kernel_device():
-    """Return the device for Triton's kernels: a GPU, or a CPU through Triton's interpreter."""
+    """Return the device for Triton kernels: a GPU, or the CPU, where Triton's interpreter runs the
+    kernels.
+    """
     if find_spec("triton") is None:
         pytest.skip("Triton is not installed; `make test` fetches it into build/gpu")
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -115,8 +123,10 @@ def kernel_device():
 
 @pytest.fixture
 def dots_in_order(kernel_device, monkeypatch):
-    """Sum tl.dot along the depth, one product after another, for every element. The interpreter uses BLAS
-    instead, which rounds an element by its place in the tile; a GPU does not.
+    """Make the interpreter's `tl.dot` add an element's products one after another.
+
+    The interpreter normally calls BLAS, where an element's rounding depends on its position in the tile. On a
+    GPU it does not.
     """
     if kernel_device.type == "cpu":
         from triton.runtime import interpreter
@@ -125,8 +135,8 @@ def dots_in_order(kernel_device, monkeypatch):
 
 
 def _dot_in_order(builder, a, b, d, *_):
-    """Compute tl.dot in order; rows and columns of zeros are skipped where the result is the same, since
-    tests consist mostly of zeros.
+    """Compute tl.dot in order. Rows and columns of zeros, frequent in the tests, are skipped if this does not
+    change the result.
     """
     total, left, right = d.data.copy(), a.data.astype(d.data.dtype), b.data.astype(d.data.dtype)
     is_odd = not np.isfinite(right).all()
@@ -140,8 +150,10 @@ def _dot_in_order(builder, a, b, d, *_):
 
 @pytest.fixture
 def install_stranger(tmp_path, monkeypatch):
-    """Install a distribution "strange" 1.2, whose entry points in a group give attributes of one module.
-    `code`: the module's source; `names`: the attributes, by entry point name.
+    """Return a function that installs a distribution "strange" 1.2 with one module, strange_module.
+
+    `group`: the entry points' group. `code`: the module's source. `names`: for each entry point's name, the
+    module attribute to which it refers.
     """
     site = tmp_path / "site"
 

@@ -2,14 +2,14 @@
 
 import os
 
-# A prefix for a command. On Linux a program's peak memory starts with that of the process that forked it,
-# which may be gigabytes of the tests' own; a shell that forks has little.
+# A prefix for a command whose peak memory a test measures. On Linux a program's peak begins with the memory
+# of the process that forked it. The test process may have gigabytes; a shell that forks has little.
 WITH_OWN_PEAK = ("sh", "-c", '"$@"; exit $?', "sh")
 
 
 def exit_code_of(run):
-    """Return the exit code of `run` in a fork of this process, without error output; negative: the signal
-    that killed it.
+    """Call `run` in a fork of this process, and return its exit code. If a signal killed the fork, the code
+    is the signal's number, negated. The fork's error output is discarded.
     """
     pid = os.fork()
     if pid:

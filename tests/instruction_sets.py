@@ -1,4 +1,6 @@
-"""The kernel libraries that this machine can compile and run, one for each instruction set."""
+"""Compiled kernel libraries, one for each instruction set for which this machine can compile and run
+kernels.
+"""
 
 import pytest
 
@@ -17,7 +19,7 @@ def isas() -> list[str]:
 
 
 def opened(isa: str):
-    """Return the library, or skip the test where the system does not allow AMX."""
+    """Return an instruction set's library. Skip the test if the system does not allow AMX."""
     library = open_isa(isa)
     if isa == "amx" and not library.mm_allow_amx():
         pytest.skip("this process may not use AMX")

@@ -1,4 +1,4 @@
-"""Copies of a log while it is being written, as a kill would leave it."""
+"""Copies a log while it is being written. The copy looks like a log whose writer was killed."""
 
 import shutil
 from contextlib import suppress
@@ -7,10 +7,10 @@ TRIES = 9
 
 
 def copied(log, target, *left_out):
-    """Copy the folder without the entries named in `left_out`.
+    """Copy a log's folder without the entries that match a pattern in `left_out`.
 
-    A file that is first written under a temporary name may vanish before it is copied; so may a file that is
-    deleted once its replacement exists. Then the copy starts again.
+    A file may vanish before it is copied: it had a temporary name, or its replacement now exists. The copy
+    then starts again, up to 9 times.
     """
     ignored = shutil.ignore_patterns("*.part", *left_out)
     for _ in range(TRIES - 1):

@@ -1,4 +1,4 @@
-"""Synthetic images, as files and as clients send them."""
+"""Makes synthetic images as files, as `data:` URLs and in chat messages."""
 
 import base64
 import io
@@ -11,7 +11,9 @@ from mmengine_shapes.scenes import random_scene
 
 
 def scene(seed=1, kind="PNG", size=None):
-    """Return a file with a synthetic scene; `size`: its width and height (default: the scene's)."""
+    """Return the bytes of an image file with a synthetic scene. `kind`: the file format. `size`: width and
+    height; None keeps the scene's own size.
+    """
     file = io.BytesIO()
     image = random_scene(random.Random(seed)).draw()
     (image if size is None else image.resize(size)).save(file, kind)
@@ -30,12 +32,12 @@ def looking(question, *urls):
 
 
 def noise(seed, size):
-    """Return an image of noise; `size`: its height and width."""
+    """Return an RGB image with random pixels. `size`: its height and width."""
     return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (*size, 3), np.uint8))
 
 
 def asked(*parts):
-    """Return one user message with texts, and images between them."""
+    """Return a conversation with one user message. A part is a text or an image."""
     content = [
         {"type": "text", "text": part} if isinstance(part, str) else {"type": "image", "image": part}
         for part in parts

@@ -1,4 +1,4 @@
-"""Run the commands of docs/tutorials/a_bad_night.md and compare with the page."""
+"""Tests that the commands in docs/tutorials/a_bad_night.md print the output that the page shows."""
 
 import json
 import os
@@ -16,7 +16,8 @@ ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "docs" / "tutorials" / "a_bad_night.md").read_text()
 
 
-# Scripts run one after another in one process; importing `planted` plants the bug for all of them.
+# Runs several scripts one after another in one process. Once a script imports `planted`, the bug exists for
+# all later scripts.
 SCRIPTS = """
 import contextlib, io, json, runpy, sys
 
@@ -44,7 +45,9 @@ def run(command, folder):
 
 @pytest.fixture(scope="module")
 def session(tmp_path_factory):
-    """Return each command's output: first the example scripts', then the tests' that they wrote."""
+    """Run the page's commands: first the example scripts, then all other commands. Return the folder, and
+    each command's output keyed by command.
+    """
     folder = tmp_path_factory.mktemp("debugging")
     (folder / "examples").symlink_to(ROOT / "examples")
     lines = "".join(block.text for block in blocks("docs/tutorials/a_bad_night.md", "sh")).splitlines()
@@ -70,7 +73,9 @@ def of(session, words):
 
 
 def test_what_is_shown_is_printed(session):
-    """Compare everything except the output of the Python code (below), line breaks and times."""
+    """Compare the page with the printed output, except line breaks and times. A test below compares the
+    Python block's output.
+    """
     plain = lambda text: re.sub(r"\d+\.\d s\b", "S", " ".join(text.split()))  # noqa: E731
     printed = plain(" ".join(session[1].values()))
     shown = [

@@ -1,4 +1,6 @@
-"""Test one bug of each class: the commands of docs/tutorials/a_bad_night.md reduce it to few requests."""
+"""Tests that `mmengine log minimize` reduces a buggy run to few requests, for each bug in the table in
+docs/tutorials/a_bad_night.md.
+"""
 
 import json
 import os
@@ -18,7 +20,8 @@ ROWS = {
     row[1]: row.groups()[1:]
     for row in ROW.finditer((ROOT / "docs" / "tutorials" / "a_bad_night.md").read_text())
 }
-QUICK = ("budget", "late_stop")  # an invariant, and another build
+# `budget` breaks an invariant; `late_stop` differs from another build (--against).
+QUICK = ("budget", "late_stop")
 
 
 def run(*command, **settings):
@@ -29,7 +32,9 @@ def run(*command, **settings):
 
 
 def minimized(name, folder, num_requests):
-    """Return the minimization report of a night, from two example scripts in one process."""
+    """Record a buggy run's log with night.py, minimize the log with buggy.py in the same process, and return
+    minimize's report.
+    """
     log, (option, _, named) = folder / "night.log", ROWS[name]
     arguments = ("log", "minimize", log, *option.split(), "--seconds", 60, "-o", folder / "small", "--json")
     scripts = [(BUGS / "night.py", name, log, num_requests), (BUGS / "buggy.py", name, *arguments)]

@@ -1,4 +1,4 @@
-"""The commands and code of the README, the tutorials and the examples run."""
+"""Tests that the commands and code in the README, the tutorials and the examples run."""
 
 import asyncio
 import json
@@ -51,7 +51,9 @@ def test_the_readmes_pipeline_describes_the_image(demo_folder, capsys):
 
 
 def test_the_readmes_transcript_is_one(demo_folder):
-    """Steps and times differ between runs; the sentences of `why` must be the transcript's."""
+    """Compare the transcript with a new run. Steps and times differ between runs, but `why` must print the
+    sentences in the transcript.
+    """
     (run_batch, verify, why) = console_docs.commands((ROOT / "README.md").read_text())
     printed = console_docs.run(run_batch[0], demo_folder)
     assert printed[0].startswith("12 answers and 0 errors in answers.jsonl, 360 tokens in ")

@@ -1,4 +1,6 @@
-"""Test all registries: own plugins by name, others by entry points, and one-sentence errors."""
+"""Tests all registries: the project's own plugins are found by name, other plugins by entry points, and each
+error is one sentence.
+"""
 
 import os
 import re
@@ -42,7 +44,7 @@ def strange(registry):
 def test_what_comes_with_the_package_is_there(registry):
     names = registry.names() if registry is not PLUGINS else [point.name for point in PLUGINS.points()]
     assert names and len(set(names)) == len(names)
-    for name in set(names) - {"xgrammar"}:  # its package is an optional extra
+    for name in set(names) - {"xgrammar"}:  # Needs a package from an optional extra.
         assert registry.load(name) is registry.load(name)
 
 
@@ -51,7 +53,7 @@ def test_a_strangers_is_found_behind_our_own(registry, install_stranger):
     install_stranger(registry.group, strange(registry), strange="thing", another="thing")
     assert set(registry.names()) == {*ours, "strange", "another"}
     assert registry.names()[: len(registry._own)] == ours[: len(registry._own)]
-    import strange_module  # it exists only now
+    import strange_module  # The fixture has just written this module.
 
     assert registry.load("strange") is strange_module.thing
 
@@ -90,7 +92,8 @@ def test_a_name_that_two_claim_is_refused(registry, install_stranger, tmp_path):
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 3\n")
     (info / "entry_points.txt").write_text(f"[{registry.group}]\nstrange = strange_module:Plugin\n")
-    os.utime(tmp_path / "site", (2e9, 2e9))  # a different time, even on a folder with a coarse clock
+    # The folder's time must change, even if the file system's clock is coarse.
+    os.utime(tmp_path / "site", (2e9, 2e9))
     with pytest.raises(MMEngineError, match=r"strange is claimed by .*\(other 3\) and .*\(strange 1.2\); un"):
         registry.load("strange")
 
@@ -98,7 +101,7 @@ def test_a_name_that_two_claim_is_refused(registry, install_stranger, tmp_path):
 def test_our_names_cannot_be_taken(registry, install_stranger):
     ours = [point.name for point in registry._own.values()]
     before = [registry.load(name) for name in ours if name != "xgrammar"]
-    known = registry.names()  # includes names that other tests in this process registered
+    known = registry.names()  # Includes names that other tests in this process registered.
     install_stranger(
         registry.group, "raise RuntimeError('taken')", **dict.fromkeys(ours or ["strange"], "thing")
     )

@@ -1,4 +1,6 @@
-"""Test who may change a folder's contents. Owners and modes are read, so the tests also work as root."""
+"""Tests that `open_strict` refuses a folder whose contents another user can change. It reads owners and modes
+instead of trying to write, so the tests also work as root.
+"""
 
 import os
 import stat
@@ -14,7 +16,7 @@ OTHER = 4242
 
 @pytest.fixture
 def owners(monkeypatch):
-    """Make paths belong to another user, whoever runs this test."""
+    """Return a function that makes a path appear to belong to another user, without needing root's rights."""
     theirs, real = set(), (os.stat, os.fstat)
 
     def belongs(status):
@@ -120,7 +122,7 @@ def test_nothing_stays_open(tmp_path, monkeypatch):
 
 
 def test_a_link_put_in_place_of_a_folder_is_not_followed(tmp_path, monkeypatch):
-    """Replace the folder between the check of an entry and its opening."""
+    """Replace a folder by a link after its entry was checked, but before it is opened."""
     (tmp_path / "a").mkdir()
     (tmp_path / "theirs").mkdir()
     real = strict_modes._Walk._open

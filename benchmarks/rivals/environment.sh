@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# What benchmarks/rivals/rivals_cpu.py measures beside mmengine, into the ignored folder build/rivals: llama.cpp, compiled for
-# this CPU, and OpenVINO, in an environment of their own that borrows the project's torch.
+# Installs the engines with which benchmarks/rivals/rivals_cpu.py compares mmengine: llama.cpp, compiled for this CPU,
+# and OpenVINO. They get an environment of their own in the ignored folder build/rivals, which uses the project's torch.
 #
-#   benchmarks/rivals/environment.sh      once; some 15 minutes on two cores, 1.5 GB
+#   benchmarks/rivals/environment.sh      once; takes some 15 minutes on two cores, and 1.5 GB
 #
-# Needs the project's own environment (PYTHON=… says which one, else .venv), cmake, ninja and a C++ compiler.
+# Needs the project's environment (PYTHON=… is its Python; default: .venv), cmake, ninja and a C++ compiler.
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -14,8 +14,9 @@ build=$root/build/rivals
 mkdir -p "$build"
 cd "$build"
 
-# llama.cpp, as llama-cpp-python has it. Its sources are compiled here and not by pip, which would not say for which
-# CPU, and the official benchmark comes along: ours must not measure less of it than that does.
+# llama.cpp in the version that llama-cpp-python contains. CMake compiles the sources here, so that the CPU for which
+# they are compiled is known; pip would not tell. CMake also builds llama.cpp's own benchmarks: ours must not measure a
+# lower speed for llama.cpp than they do.
 if [ ! -d llama_cpp_python ]; then
     "$PYTHON" -m pip download --quiet --no-deps --require-hashes --no-binary llama-cpp-python -d sdist \
         -r "$root/tests/gguf/vocabularies.txt"
@@ -26,7 +27,7 @@ cmake -S llama_cpp_python/vendor/llama.cpp -B llama -G Ninja -DCMAKE_BUILD_TYPE=
     -DGGML_NATIVE=ON -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_SERVER=OFF \
     -DLLAMA_BUILD_UI=OFF -DLLAMA_BUILD_TOOLS=ON >cmake.log
 cmake --build llama -j"${JOBS:-2}" --target llama llama-bench llama-batched-bench llama-quantize
-ln -sfn ../../llama/bin llama_cpp_python/llama_cpp/lib # where the package looks for libllama.so
+ln -sfn ../../llama/bin llama_cpp_python/llama_cpp/lib # The package looks for libllama.so here.
 
 if [ ! -x python/bin/python ]; then
     "$PYTHON" -m venv python
@@ -34,9 +35,9 @@ if [ ! -x python/bin/python ]; then
     "$PYTHON" -c 'import torch, pathlib; print(pathlib.Path(torch.__file__).parents[1])' >"$site/project.pth"
     echo "$build/llama_cpp_python" >"$site/llama.pth"
 fi
-# torch stays the project's: a resolver that wants another one fails here.
+# The project's torch must stay: pip fails here if a package requires another version.
 "$PYTHON" -c 'import torch; print("torch==" + torch.__version__.split("+")[0])' >constraints.txt
 python/bin/python -m pip install --quiet --only-binary :all: -c constraints.txt -r "$here/requirements.txt"
-# What PyPI has of it fails to import beside a CPU build of torch, and nothing here looks at pictures.
+# PyPI's torchvision cannot be imported beside a CPU build of torch, and the comparisons use no images.
 python/bin/python -m pip uninstall --quiet --yes torchvision
 python/bin/python -c 'import llama_cpp, openvino; print(llama_cpp.llama_print_system_info().decode(), openvino.__version__)'

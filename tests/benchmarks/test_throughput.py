@@ -1,4 +1,6 @@
-"""Test benchmarks/throughput.py with the smallest settings; times are not checked."""
+"""Tests benchmarks/throughput.py and benchmarks/half_billion.py with the smallest settings. Times are not
+checked.
+"""
 
 import json
 import os
@@ -47,7 +49,9 @@ def call(name, *words):
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory):
-    """Run the benchmark; return its tables as markdown, and its output."""
+    """Run the throughput benchmark once for this module. Return its tables as markdown, and its standard
+    output.
+    """
     out = tmp_path_factory.mktemp("throughput") / "new" / "table.md"
     sections = [word for name in ("embedded", "encoder", "share") for word in ("--section", name)]
     printed = call(
@@ -175,7 +179,7 @@ def test_the_sampler_sees_what_runs_inside(module):
     flame = module("profiling.flame")
 
     def busy(sampler):
-        while not any(len(stack) > 1 for stack in list(sampler.spent)):  # another thread adds stacks
+        while not any(len(stack) > 1 for stack in list(sampler.spent)):  # The sampler's thread adds stacks.
             sum(range(1000))
 
     def outermost(sampler):

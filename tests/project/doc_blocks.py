@@ -1,4 +1,4 @@
-"""Find the code blocks in all documents: fenced blocks, and blocks indented by four spaces."""
+"""Finds the code blocks in all documents: fenced blocks, and blocks indented by four spaces."""
 
 import re
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ _FENCE = re.compile(r"(\s*)(```+|~~~+)\s*(\S*)\s*$")
 
 @dataclass(frozen=True)
 class Block:
-    """A code block. `language` is the fence's language, "" for a fence without a language, "indented" without
-    a fence.
+    """A code block. `language`: the fence's language; "" if the fence names no language, "indented" if there
+    is no fence.
     """
 
     document: str
@@ -33,7 +33,7 @@ def documents() -> list[str]:
 
 
 def blocks(document: str, language: str | None = None) -> list[Block]:
-    """Return a document's blocks in order, or only the blocks in one language."""
+    """Return a document's blocks in order. If `language` is given, return only blocks with this language."""
     found = parse(document, (ROOT / document).read_text())
     return [block for block in found if language is None or block.language == language]
 

@@ -1,9 +1,9 @@
-"""docs/reference/limits.md: one table with every limit that a request, a file or a setting can meet.
+"""Writes docs/reference/limits.md: a table with every limit that a request, a file or a setting can meet.
 
 python -m tests.project.limits_page     writes the page (`make limits`)
 
 Names, defaults and ranges come from the code. tests/project/limits.toml says what happens at a limit and
-which module enforces it. A constant is a limit by its name (`LIMIT`), and its comment describes it.
+which module enforces it. A constant is a limit if its name matches `LIMIT`; its comment describes the limit.
 """
 
 import ast
@@ -57,7 +57,7 @@ def page() -> str:
 
 
 def ranges(kind: type[msgspec.Struct]) -> dict[str, msgspec.Meta]:
-    """Return the range for each struct field that has a range."""
+    """Return the range of each struct field that has one, keyed by field name."""
     found = {}
     for name, hint in get_type_hints(kind, include_extras=True).items():
         metas = [each for each in get_args(hint) if isinstance(each, msgspec.Meta)]
@@ -107,7 +107,9 @@ def _fixed(texts: dict[str, str]) -> Iterator[str]:
 
 
 def constants(keys: Iterable[str]) -> Iterator[tuple[str, str, str, Number, str]]:
-    """Yield key, path, name, value and description for each fixed limit that a key names or contains."""
+    """Yield key, path, name, value and description for each fixed limit. A key names a constant (`path:NAME`)
+    or a path that contains constants.
+    """
     for file in sorted([*ROOT.glob("mmengine/**/*.py"), *ROOT.glob("plugins/*/**/*.py")]):
         path = file.relative_to(ROOT).as_posix()
         near = [key for key in keys if f"{path}/".startswith(f"{key.partition(':')[0]}/")]
@@ -126,7 +128,9 @@ def constants(keys: Iterable[str]) -> Iterator[tuple[str, str, str, Number, str]
 
 
 def number(node: ast.AST, names: dict[str, Number | None]) -> Number | None:
-    """Return an arithmetic expression's value; None for anything else."""
+    """Return an arithmetic expression's value. Return None for any other expression. `names`: values of
+    constants assigned earlier.
+    """
     match node:
         case ast.Constant(value=int() | float() as value):
             return value
@@ -142,7 +146,7 @@ def number(node: ast.AST, names: dict[str, Number | None]) -> Number | None:
 
 
 def comment(lines: list[str], line: int) -> str:
-    """Return the comment after a line, or the comment lines above it."""
+    """Return the comment at a line's end or, if there is none, the comment lines above the line."""
     _, found, text = lines[line - 1].partition("  # ")
     above = line - 1
     while not found and above > 0 and lines[above - 1].strip().startswith("# "):
@@ -152,7 +156,9 @@ def comment(lines: list[str], line: int) -> str:
 
 
 def _description(name: str, text: str) -> str:
-    """Return a sentence from a comment, which may continue the words in the constant's name."""
+    """Return a sentence from a constant's comment. A comment such as "of a message" continues the words in
+    the constant's name.
+    """
     words = name.removeprefix("MAX_").lower().replace("chars", "characters").split("_")
     said = f"Maximum {'number of ' if words[-1].endswith('s') else ''}{' '.join(words)}"
     if not text or text.startswith(("of ", "in ", "that ", "from ", "for ", "before ", "between ")):

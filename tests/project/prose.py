@@ -1,4 +1,4 @@
-"""Measure word rates in docstrings and documents, and compare the rates with their upper limits.
+"""Measures word rates in docstrings and documents, and compares the rates with their upper limits.
 
     python -m tests.project.prose     # prints the rates, and fails if a rate exceeds its limit
 
@@ -31,7 +31,7 @@ _WORD = re.compile(r"[a-z][a-z'-]*")
 
 @dataclass(frozen=True)
 class Prose:
-    """The word counts of a set of sources, and how many public functions the sources have."""
+    """Word counts of a set of source files or documents, and the files' number of public functions."""
 
     words: Counter[str]
     public_functions: int = 0
@@ -46,9 +46,7 @@ class Prose:
 
 
 def words_of(text: str) -> list[str]:
-    """Return the words in `text`, in lower case, without those in code, tables, quoted terms and link
-    targets.
-    """
+    """Return the words in `text`, in lower case. Code, tables, quoted terms and link targets are left out."""
     text = re.sub(r"```.*?```|<!--.*?-->", " ", text, flags=re.DOTALL)
     lines = [line for line in text.splitlines() if not re.match(r"\s{4,}\S|\s*\|", line)]
     text = re.sub(r"`[^`]*`", " ", "\n".join(lines))
@@ -89,8 +87,8 @@ def measured() -> dict[str, Prose]:
 
 
 def problems(found: dict[str, Prose]) -> list[str]:
-    """Return a line for each rate that exceeds its limit, and for too few docstring words per public
-    function.
+    """Return a line for each rate that exceeds its limit, and a line if there are too few docstring words per
+    public function.
     """
     lines = [
         f"{kind}: {name} {prose.rate(name):.1f} per 1,000 words; the bar is {bar}"

@@ -1,8 +1,8 @@
-"""Generate docs/reference/cli.md, settings.md and events.md from the code.
+"""Generates docs/reference/cli.md, settings.md and events.md from the code.
 
 python -m tests.project.reference_pages     writes the pages (`make limits`)
 
-The texts are the commands' help, the settings' descriptions, and the event docstrings.
+The texts are the commands' help, the settings' descriptions and the events' docstrings.
 """
 
 import inspect

@@ -1,5 +1,5 @@
-"""Test that files, functions and type escapes stay within their limits, and that the list with exceptions
-only shrinks.
+"""Tests that files, functions and type escapes stay within their limits, and that the list of exceptions only
+shrinks.
 """
 
 import ast

@@ -1,5 +1,5 @@
-"""Test that each commit after the commit that added this file has a subject in the form `area: imperative
-summary`.
+"""Tests that commit subjects have the form `area: imperative summary`, beginning after the commit that added
+this file.
 """
 
 import re
@@ -13,12 +13,12 @@ from tests.project.doc_blocks import blocks
 ROOT = Path(__file__).parents[2]
 MOST_CHARS = 72
 SUBJECT = re.compile(r"[a-z][a-z0-9_./, -]*: \S.*")
-# Summaries may begin with these imperatives, which end like a participle.
+# Imperatives that end like a participle ("-ing", "-ed"). Summaries may begin with them.
 IMPERATIVES = {"bring", "embed", "exceed", "feed", "need", "proceed", "seed", "shed", "speed", "string"}
 
 
 def problem(subject: str) -> str:
-    """Return why a subject is refused, or "" for a good subject."""
+    """Return the reason why a subject is refused; "" if it is good."""
     if len(subject) > MOST_CHARS:
         return f"it has {len(subject)} characters; the limit is {MOST_CHARS}"
     if not SUBJECT.fullmatch(subject):
@@ -32,7 +32,7 @@ def problem(subject: str) -> str:
 
 
 def git(*arguments: str) -> list[str]:
-    """Return the lines that git prints, [] without git or a repository."""
+    """Return the lines that git prints; [] if there is no git or no repository."""
     command = ["git", "-C", str(ROOT), *arguments]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
@@ -41,7 +41,9 @@ def git(*arguments: str) -> list[str]:
 
 
 def new_subjects() -> list[str]:
-    """Return the subjects after the commit that added this file; [] for a checkout without that history."""
+    """Return the subjects of all commits after the commit that added this file; [] if the checkout lacks that
+    history.
+    """
     if git("rev-parse", "--is-shallow-repository") != ["false"]:
         return []
     here = Path(__file__).relative_to(ROOT).as_posix()

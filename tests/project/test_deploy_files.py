@@ -1,5 +1,5 @@
-"""Test that the files in deploy/ use existing options, paths and limits, and that docs/how-to/deploy.md shows
-the same files.
+"""Tests that the files in deploy/ use existing options, paths and limits, and that docs/how-to/deploy.md
+shows the same files.
 """
 
 import re

@@ -1,6 +1,6 @@
-"""Test that every command and code block in the documents runs in a test, or is listed here with a reason.
+"""Tests that every command and code block in the documents runs in a test, or is listed here with a reason.
 
-RUN maps blocks to the test that runs them.
+`RUN` maps blocks to the test that runs them; `NOT_RUN` has the reasons.
 """
 
 import functools
@@ -43,7 +43,7 @@ RUN = {
     ("docs/how-to/simulation.md", "json"): HERE,
     ("plugins/mmengine_shapes/README.md", "python"): HERE,
 }
-# These tests read the blocks by their own parsers.
+# Maps blocks to tests that read the document with a parser of their own.
 RUN_ELSEWHERE = {
     ("README.md", "console"): "tests/test_readme.py",
     ("docs/how-to/deploy.md", "yaml"): "tests/project/test_deploy_files.py",
@@ -57,19 +57,26 @@ SERVES = "it runs until it is stopped; tests/server/test_server_command.py start
 KILLS = "it takes half a minute; tests/durable/test_durable_example.py runs it"
 A_GPU = "it needs a GPU"
 RAY = "it needs Ray; `make ray` runs a similar command"
-# Other blocks by their first words: a command by its line, a block without commands by its first line.
+# Blocks that no test here runs, with the reason. The key is the document, and the start of a command or, if
+# the block has no command, of the block.
 NOT_RUN = {
     ("CONTRIBUTING.md", "git clone …"): "the checkout exists already",
     ("CONTRIBUTING.md", "make check"): ITSELF,
     ("CONTRIBUTING.md", "make test"): ITSELF,
     ("CONTRIBUTING.md", "scheduler: skip"): "subjects; tests/project/test_commit_subjects.py checks them",
-    ("README.md", "pip install '.[serve]'"): "it fetches a gigabyte; what it installs is what all tests use",
+    (
+        "README.md",
+        "pip install '.[serve]'",
+    ): "it fetches a gigabyte; all tests use the packages that it installs",
     ("README.md", "mmengine demo"): "tests/cli/test_cli_run.py runs it",
     ("docs/tutorials/first_answers.md", "make demo"): "tests/cli/test_cli_run.py runs `mmengine demo`",
     ("docs/tutorials/first_answers.md", "source .venv/bin/activate"): "it changes the reader's shell",
     ("docs/tutorials/a_killed_server.md", "python examples/killed_server.py"): KILLS,
     ("docs/tutorials/a_killed_server.md", "20 responses"): "the output of the example",
-    ("benchmarks/results/report_page.md", "102493 steps"): "what the benchmark above it printed",
+    (
+        "benchmarks/results/report_page.md",
+        "102493 steps",
+    ): "the printed output of the benchmark above the block",
     ("docs/explanation/architecture.md", "messages, images, video"): "a drawing",
     ("docs/explanation/architecture.md", "core/     decide/"): "a drawing",
     ("docs/explanation/crash.md", "python examples/killed_server.py"): KILLS,
@@ -80,7 +87,7 @@ NOT_RUN = {
     (
         "docs/explanation/cpu.md",
         "mmengine: loaded in",
-    ): "it differs by machine; tests/cli/test_cli_loading.py has one",
+    ): "it differs by machine; tests/cli/test_cli_loading.py checks such a line",
     ("docs/how-to/gpu.md", 'pip install ".[cuda]"'): "it fetches gigabytes",
     ("docs/how-to/gpu.md", "mmengine run --device cuda"): A_GPU,
     ("docs/how-to/gpu.md", "bash benchmarks/gpu.sh"): A_GPU,
@@ -92,7 +99,7 @@ NOT_RUN = {
     (
         "docs/how-to/gpu.md",
         "the KV cache does not fit",
-    ): f"{A_GPU}; tests/runtime/test_runtime_memory.py has another",
+    ): f"{A_GPU}; tests/runtime/test_runtime_memory.py checks a similar message",
     (
         "docs/how-to/gpu.md",
         '[project.entry-points."mmengine.devices"]',
@@ -102,47 +109,56 @@ NOT_RUN = {
     ("docs/reference/log-format.md", 'magic "mmsn"'): "a layout of bytes; tests/golden hold them",
     ("docs/reference/log-format.md", "from mmengine.events.log"): "tests/project/test_docs_run.py runs it",
     ("docs/how-to/lora.md", "mmengine serve"): SERVES,
-    ("docs/how-to/lora.md", "mmengine run"): "it needs adapters; tests/lora/test_lora_server.py and its like",
+    (
+        "docs/how-to/lora.md",
+        "mmengine run",
+    ): "it needs adapters; tests/lora/test_lora_server.py uses adapters",
     ("docs/how-to/lora.md", "curl"): "tests/lora/test_lora_server.py calls the routes",
     ("docs/explanation/models.md", "x ── norm"): "a drawing",
-    ("docs/how-to/add_a_model.md", "class TestLlama"): "its like is tests/models/test_contract_llama.py",
+    (
+        "docs/how-to/add_a_model.md",
+        "class TestLlama",
+    ): "tests/models/test_contract_llama.py is a similar class",
     (
         "docs/how-to/quantisation.md",
         "mmengine run",
-    ): "it asks a hub; tests/models/test_quantising.py has the option",
+    ): "it asks a hub; tests/models/test_quantising.py tests the option",
     (
         "docs/how-to/block_store.md",
         "mmengine serve",
-    ): "it serves until it is ended; tests/serve/test_block_store_engines.py",
+    ): "it serves until it is ended; tests/serve/test_block_store_engines.py uses the store",
     ("docs/how-to/routers.md", "pip install"): "it fetches packages",
     (
         "docs/how-to/routers.md",
         "mmengine serve",
-    ): "it serves until it is ended; tests/serve/test_kv_publisher.py",
+    ): "it serves until it is ended; tests/serve/test_kv_publisher.py tests the events",
     ("docs/how-to/ray.md", "clients (OpenAI's API)"): "a drawing",
     ("docs/how-to/ray.md", "pip install '.[ray]'"): RAY,
     (
         "docs/how-to/laptop.md",
         "pip install .",
-    ): "it fetches packages; tests/cli/test_cli_laptop.py has the same ones",
+    ): "it fetches packages; tests/cli/test_cli_laptop.py has the same list",
     ("docs/how-to/ray.md", "mmengine serve --ray"): RAY,
     ("docs/how-to/ray.md", "serve run"): RAY,
-    ("docs/how-to/ray.md", "mmengine log"): "tests/fleet/test_fleet_logs.py asks logs of replicas all of it",
+    (
+        "docs/how-to/ray.md",
+        "mmengine log",
+    ): "tests/fleet/test_fleet_logs.py runs these queries on replicas' logs",
     ("docs/how-to/ray.md", "mmengine run --batch"): "tests/cli/test_cli_shards.py runs shards",
     ("docs/how-to/ray.md", "import ray"): RAY,
     (
         "docs/how-to/deploy.md",
         "[Service]",
-    ): "a unit of systemd; tests/server/test_server_listening.py reads it",
+    ): "a systemd unit; tests/server/test_server_listening.py reads it",
     ("docs/how-to/serve.md", "mmengine serve"): SERVES,
     (
         "docs/how-to/sessions.md",
         "curl localhost",
-    ): "it asks a server; tests/server/test_server_sessions.py does",
+    ): "it needs a server; tests/server/test_server_sessions.py starts one",
     ("plugins/mmengine_shapes/README.md", "OMP_NUM_THREADS=1 python -m"): TRAINING,
     ("plugins/mmengine_shapes/README.md", "python -m"): TRAINING,
 }
-# No document block shows these examples.
+# Examples that no document block shows, and the tests that run them.
 EXAMPLES = {
     "stream.py": "tests/test_readme.py",
     "receipts.py": "tests/test_readme.py",
@@ -223,8 +239,10 @@ def command_line():
 
 
 def exists(command):
-    """Return whether a command's names exist: subcommand and options, target, module, or file."""
-    if "…" in command:  # Matches text such as `mmengine log …`.
+    """Return whether all names in a command exist: its subcommand and options, make target, module or
+    file.
+    """
+    if "…" in command:  # For example `mmengine log …`.
         command = command.partition("…")[0]
     words = shlex.split(re.sub(r"^(?:[A-Z_]+=\S+ )+", "", command), comments=True)
     if words[0] == "make":
@@ -237,7 +255,7 @@ def exists(command):
     while hasattr(found, "commands"):
         found, rest = (found.commands[rest[0]], rest[1:]) if rest else (None, [])
         if found is None:
-            return True  # Matches `mmengine` or `mmengine log` alone.
+            return True  # `mmengine` or `mmengine log` alone.
     known = {name for each in found.params for name in each.opts} | {"--help"}
     return all(word.partition("=")[0] in known for word in rest if word.startswith("--"))
 

@@ -1,4 +1,6 @@
-"""Run the documents' code in a folder with a small log; test_doc_blocks.py lists other tests."""
+"""Tests that code blocks in the documents run, in a folder with a small log. test_doc_blocks.py lists the
+tests that run all other blocks.
+"""
 
 import io
 import json
@@ -20,7 +22,7 @@ from tests.project.doc_blocks import ROOT, blocks, commands
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A folder with the examples, a log and input for the simulator."""
+    """Return a folder with the examples, a log and input files for the simulator."""
     folder = tmp_path_factory.mktemp("documents")
     (folder / "examples").symlink_to(ROOT / "examples")
     run(folder, "mmengine simulate examples/shared_images.json --log evening.log")

@@ -1,4 +1,6 @@
-"""Test that no code decides by an error's text: errors have codes and paths (mmengine/errors.py)."""
+"""Tests that no code branches on an error's text. Errors have codes and paths for this purpose
+(mmengine/errors.py).
+"""
 
 import ast
 from pathlib import Path
@@ -6,15 +8,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-# Methods and functions that test or split a text. Cutting a text to its first line for display is allowed.
+# String methods (TESTS) and regular expression functions (MATCHES) that examine a text. `partition` is not
+# listed: reducing a text to its first line for display is allowed.
 TESTS = ("startswith", "endswith", "find", "rfind", "index", "removeprefix", "removesuffix", "replace")
 MATCHES = ("match", "search", "fullmatch", "findall", "finditer", "sub", "split")
-# Attributes that hold text in errors and outputs.
+# Attributes that hold an error's text.
 TEXTS = ("args", "text", "message", "detail", "reason", "why")
 # Variables that hold an error or its text.
 NAMES = ("error", "exception", "failure", "refusal", "detail", "why")
-# Adapters for libraries that report a condition by a sentence alone, and the sentences that the adapters
-# read.
+# Modules that must read error texts, and the libraries whose texts they read. These libraries report some
+# conditions only as a sentence.
 ADAPTERS = {
     "mmengine/decode_errors.py": "msgspec",
     "mmengine/structured_output/engines/llguidance/compile_errors.py": "llguidance",
@@ -33,13 +36,15 @@ def caught_names(tree):
 
 
 class Finder:
-    """Finds expressions in a module that test an error's text."""
+    """Finds the expressions in a module that examine an error's text."""
 
     def __init__(self, tree):
         self.tree, self.names = tree, {*NAMES, *caught_names(tree)}
 
     def is_text(self, node):
-        """Return whether an expression is an error's text, or a variable that may hold an error's text."""
+        """Return whether an expression is an error's text, or a variable that may hold an error or its
+        text.
+        """
         match node:
             case ast.Name(id=name):
                 return name in self.names

@@ -1,5 +1,5 @@
-"""Test that the files named in the glossary, the architecture and CONTRIBUTING exist and contain the names in
-brackets.
+"""Tests that the files named in the glossary, the architecture page and CONTRIBUTING.md exist, and that they
+contain the names in brackets after them.
 """
 
 import re

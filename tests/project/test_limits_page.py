@@ -1,4 +1,4 @@
-"""Test that docs/reference/limits.md shows the limits in the code, and that tests/project/limits.toml
+"""Tests that docs/reference/limits.md shows the limits in the code, and that tests/project/limits.toml
 describes each limit.
 """
 

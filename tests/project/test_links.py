@@ -1,4 +1,6 @@
-"""Test that links, paths, libraries and folders in the documents exist."""
+"""Tests that links and paths in the documents exist, and that the documents name every page, dependency,
+decision and folder that they should list.
+"""
 
 import re
 import tomllib
@@ -11,26 +13,26 @@ PAGES = sorted(
     page
     for pattern in ("*.md", "docs/**/*.md", "benchmarks/**/*.md", "plugins/**/*.md", ".github/**/*.md")
     for page in ROOT.glob(pattern)
-    if "renames" not in str(page.relative_to(ROOT))  # The rename lists name files that are gone.
+    if "renames" not in str(page.relative_to(ROOT))  # The pages with renames name files that no longer exist.
 )
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 PATH = re.compile(r"`([\w./*-]+\.(?:py|cpp|h|js|md|sh|toml))`")
-TREES = ("", "mmengine", "plugins", "docs", "tests")  # A document's paths may be relative to these folders.
+TREES = ("", "mmengine", "plugins", "docs", "tests")  # Paths in a document may be relative to these folders.
 FOLDERS = (*TREES[1:], "benchmarks", "examples")
 FILES = {path.name for folder in FOLDERS for path in (ROOT / folder).rglob("*.*")} | {
     path.name for path in ROOT.glob("*.*")
 }
-# One file belongs to FlashAttention, and `minimize` writes the other.
+# The first file is FlashAttention's; `mmengine log minimize` writes the second.
 FOREIGN_FILES = {"flash_fwd_kernel.h", "small/test_minimized_encoder.py"}
 
 
 def prose(page):
-    """Return a page without its code blocks, whose brackets are not links."""
+    """Return a page without its fenced code blocks, where brackets are not links."""
     return re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
 
 
 def anchors(page):
-    """Return a page's anchors: heading anchors and explicit anchors."""
+    """Return a page's anchors: the headings' anchors, and explicit anchors (`<a id=…>`)."""
     text = prose(page)
     headings = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
     names = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
@@ -50,7 +52,9 @@ def problems(page):
 
 
 def is_file(path):
-    """Return whether a path names a file: from the root, from one of TREES, or by its name alone."""
+    """Return whether a path names a file. It may be relative to the root or to a folder in TREES, or be the
+    file's name alone.
+    """
     if "/" not in path and "*" not in path:
         return path in FILES
     return any(next((ROOT / tree).glob(path), None) for tree in TREES)
@@ -81,7 +85,7 @@ def test_every_page_is_in_the_navigation_of_the_site():
     source = (ROOT / "mmengine" / "__init__.py").read_text()
     names = re.findall(r'"(\w+)": "mmengine', source.partition("_HOMES")[2].partition("}")[0])
     assert names and not (pages | {f"api/{name}.md" for name in names}) - set(navigation)
-    written = ("api/", "benchmarks/results/index.md")  # docs/site/stage.py writes these
+    written = ("api/", "benchmarks/results/index.md")  # docs/site/stage.py writes these.
     assert not [page for page in navigation if not page.startswith(written) and not (ROOT / page).is_file()]
     assert len(navigation) == len(set(navigation))
 

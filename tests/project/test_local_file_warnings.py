@@ -1,5 +1,5 @@
-"""Test that the README, SECURITY and the docstrings warn that the engine reads file paths in untrusted
-messages.
+"""Tests that README, SECURITY, the architecture page, an example and the public docstrings warn about file
+paths in untrusted messages: by default the engine reads these files.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Test that shared code names no model family; family code is in plugins."""
+"""Tests that shared code names no model family. Code for a family belongs in its plugin."""
 
 import re
 from pathlib import Path
@@ -12,7 +12,7 @@ FAMILIES = re.compile(
     r"|moondream|paligemma|phi-?\d|pixtral|qwen|smollm|smolvlm",
     re.IGNORECASE,
 )
-# The names of a rotary scaling type and a program.
+# Allowed names that contain a family's name: a rotary scaling type, and a program.
 OTHERS = re.compile(r"\bllama3\b|llama\.cpp", re.IGNORECASE)
 
 

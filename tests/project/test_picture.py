@@ -1,4 +1,4 @@
-"""Test that docs/images/architecture.svg shows today's packages and imports."""
+"""Tests that docs/images/architecture.svg shows the present packages and imports."""
 
 import runpy
 from pathlib import Path

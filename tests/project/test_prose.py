@@ -1,4 +1,6 @@
-"""Test that the word rates that `make check` prints are counted as tests/project/prose.py describes."""
+"""Tests how tests/project/prose.py counts words, and when it reports a rate. `make check` prints the
+rates.
+"""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""Test that docs/reference/versions.md shows this build's version numbers."""
+"""Tests that docs/reference/versions.md shows this build's version numbers."""
 
 from pathlib import Path
 
