@@ -1,7 +1,8 @@
-"""Cost of batch_invariant: the embedded checkpoint with and without it, in turns.
+"""Measure how much slower the setting batch_invariant makes the embedded checkpoint. Engines with and without
+the setting take turns.
 
-python -m benchmarks batch_invariant # about a minute
-python -m benchmarks batch_invariant --out benchmarks/results/batch_invariant.md
+    python -m benchmarks batch_invariant    # about a minute
+    python -m benchmarks batch_invariant --out benchmarks/results/batch_invariant.md
 """
 
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 TITLE = "Cost of batch_invariant"
 WAYS = ("without", "with")
-STEPS = 6  # consecutive steps before the other way's turn
+STEPS = 6  # consecutive steps in a turn
 LONGEST = 48  # maximum tokens in an answer
 ROWS = 64
 
@@ -34,7 +35,7 @@ def main(
 ) -> None:
     """Measure decoding and mixed requests with batch_invariant and without."""
     use_threads(1)
-    # lazy: torch must not be loaded before the threads are set
+    # imported here, because torch must not be loaded before the number of threads is set
     from benchmarks.common.engine_runner import EngineRunner
     from benchmarks.common.workload import mixed
     from mmengine.config import EngineConfig
@@ -61,7 +62,7 @@ def main(
 
 
 def _decoding(engines: "dict[str, EngineRunner]", asks: "Sequence[Ask]", rounds: int) -> dict[str, float]:
-    """Return a step's CPU seconds by way, over steps in which every row decodes."""
+    """Return the median CPU seconds of a step in which every row decodes, for "without" and "with"."""
     running = {way: ours.begin(asks, plain=True) for way, ours in engines.items()}
     samples: dict[str, list[float]] = {way: [] for way in engines}
     for each in running.values():

@@ -1,12 +1,12 @@
-"""Time to first token with a prefix fetched from a block store, beside the same prefix computed, on a CPU.
+"""Measure the time to first token on a CPU if a prefix is fetched from a block store, and if it is computed.
 
-    python -m benchmarks block_store    # into benchmarks/results/block_store_cpu.md, some minutes
+    python -m benchmarks block_store    # writes benchmarks/results/block_store_cpu.md, takes some minutes
     python -m benchmarks block_store --quick --out store.md    # half a minute; only tests that it runs
 
-Three engines with equal weights (common/half_billion_model.py, bfloat16) take turns in one process: one
-without a store, one that fills it, and a new one that fetches from it. Each answers a question after the same
-4,096 tokens with one token; the time to this token counts. The files were just written, so the page cache
-serves them and no disk is involved: the benchmark measures reading, checking and copying.
+Three engines with the same weights (common/half_billion_model.py, bfloat16) take turns in one process: one
+without a store, one that fills the store, and a new one that fetches from the store. Each engine answers a
+question after the same 4,096 tokens with one token, and the time to this token is measured. The files were
+just written and are in the page cache. So the benchmark measures reading, checking and copying, and no disk.
 """
 
 import json
@@ -36,7 +36,7 @@ def main(
     quick: Annotated[bool, typer.Option("--quick", help="Use one prefix with 256 tokens.")] = False,
     out: Annotated[Path, typer.Option(help="Markdown file for the table.")] = RESULTS,
 ) -> None:
-    """Measure seconds to the first token, computed and fetched."""
+    """Measure the seconds to the first token with a computed and with a fetched prefix."""
     use_threads(threads)
     prefix, rounds = (256, 1) if quick else (PREFIX, rounds)
     with tempfile.TemporaryDirectory() as folder:
@@ -90,7 +90,7 @@ def measure(threads: int, rounds: int, prefix: int, folder: Path) -> Table:
 
 
 def longer(folder: Path, target: Path) -> Path:
-    """Link the model into `target` with a longer maximum text length."""
+    """Make a folder `target` with links to the model's files and a larger max_position_embeddings."""
     shutil.copytree(folder, target, copy_function=link)
     config = json.loads((folder / "config.json").read_text())
     config["text_config"]["max_position_embeddings"] = 2 * MAX_LEN
@@ -114,7 +114,7 @@ def engine(model: Path, threads: int, store: Path | None = None):
 
 
 def prompt(count: int, number: int) -> list[int]:
-    """Return `count` tokens that are equal for each engine, and a question."""
+    """Return prefix number `number`, with `count` tokens, followed by a question."""
     return [100 + (7919 * (place + 1) * (number + 1)) % 1400 for place in range(count + QUESTION)]
 
 

@@ -1,13 +1,14 @@
-"""A user's first minutes with a model of two billion weights, beside transformers.
+"""Measure a user's first minutes with a model of two billion weights, with mmengine and with transformers:
+loading, first tokens, decode rates and memory.
 
-    python -m benchmarks day_one # half an hour, 5 GB of disk, into benchmarks/results/day_one_cpu.md
+    python -m benchmarks day_one # half an hour, 5 GB of disk, writes benchmarks/results/day_one_cpu.md
     python -m benchmarks day_one --quick # a small model; only tests that everything runs
     python -m benchmarks day_one --telephone 900 # also a photograph of 4,000 x 3,000, for at most 900 s
     python -m benchmarks day_one --telephone 900 --layers 2 --tower-layers 2 # for machines that need hours
 
-The benchmark makes a checkpoint with Qwen3-VL-2B's shape in hub layout (random, bfloat16, sharded, real
-vocabulary). Each side loads it and answers in its own process. "Cold" means that the page cache holds no page
-of the weights.
+The benchmark makes a checkpoint folder with Qwen3-VL-2B's shapes and vocabulary and random bfloat16 weights,
+in shards as on the hub. Each side loads the folder and answers in a process of its own. "Cold" means that
+none of the weights is in the page cache.
 """
 
 import json
@@ -30,29 +31,31 @@ BENCHMARKS = Path(__file__).resolve().parents[1]
 RESULTS = BENCHMARKS / "results" / "day_one_cpu.md"
 VOCABULARY = BENCHMARKS.parent / "build" / "vocabularies" / "ggml-vocab-qwen2.gguf"
 COLD, WARM, PRIVATE, FIRST = 1.3, 1.5, 1.15, 0.6  # targets
-LIMIT_S = 1800.0  # for one process
+LIMIT_S = 1800.0  # maximum time for one process
 OURS, THEIRS = "mmengine", "transformers"
 
 
 def main(
-    quick: Annotated[bool, typer.Option("--quick", help="A small model, once.")] = False,
-    layers: Annotated[int | None, typer.Option(help="Of the text model, fewer than its 28.")] = None,
-    tower_layers: Annotated[int | None, typer.Option(help="Of the vision tower, fewer than its 24.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Use a small model, and one round.")] = False,
+    layers: Annotated[int | None, typer.Option(help="Number of text layers (default 28).")] = None,
+    tower_layers: Annotated[
+        int | None, typer.Option(help="Number of vision tower layers (default 24).")
+    ] = None,
     vocabulary: Annotated[
-        Path, typer.Option(help="Qwen's, as GGUF; `make test` fetches it there.")
+        Path, typer.Option(help="Qwen's vocabulary as a GGUF file; `make test` fetches it.")
     ] = VOCABULARY,
-    rounds: Annotated[int, typer.Option(min=1, help="Times that each load is measured.")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="Number of times that each load is measured.")] = 3,
     telephone: Annotated[
-        float, typer.Option(min=0, help="Seconds for one photograph of 4,000 x 3,000; 0: none is sent.")
+        float, typer.Option(min=0, help="Maximum seconds for a photograph of 4,000 x 3,000; 0: send none.")
     ] = 0.0,
     folder: Annotated[
-        Path | None, typer.Option(help="Where the model is made and left; else in a temporary folder.")
+        Path | None, typer.Option(help="Folder to keep the model in (default: a temporary folder).")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Write the tables here, as markdown; of all of it into results/.")
+        Path | None, typer.Option(help="Markdown file for the tables (default for a full run: in results/).")
     ] = None,
 ) -> None:
-    """Load and answer as a user would."""
+    """Measure loading and answering, as a user would do them."""
     cut = layers is not None or tower_layers is not None
     if out is None and not quick and not cut:
         out = RESULTS
@@ -76,7 +79,7 @@ def main(
 def _make(
     model: Path, vocabulary: Path | None, small: bool, layers: int | None, tower_layers: int | None
 ) -> None:
-    """Make the model in a separate process, so that its memory is not this process's."""
+    """Make the model in a separate process, so that this process stays small."""
     if vocabulary is not None and not vocabulary.is_file():
         raise SystemExit(f"no vocabulary at {vocabulary}: run `make test` to fetch it, or set --vocabulary")
     given = None if vocabulary is None else f"Path({str(vocabulary)!r})"
@@ -97,7 +100,7 @@ class Day:
         self.threads = max(1, len(usable_cpus()))
 
     def load(self) -> tuple[list[Table], list[Target]]:
-        """Measure cold and warm loading, beside a disk read and a copy."""
+        """Measure cold and warm loading, and for comparison a disk read (dd) and a copy in memory."""
         took: dict[str, list[float]] = {}
         imports: dict[str, list[float]] = {}
 
@@ -139,7 +142,7 @@ class Day:
         ]
 
     def answers(self, telephone: float) -> tuple[list[Table], list[Target]]:
-        """Measure memory, first tokens, and rates."""
+        """Measure memory, the time to the first token, and decode rates."""
         from benchmarks.common.large_model import photograph
 
         side = 64 if self._small else 1024
@@ -197,7 +200,7 @@ class Day:
         if done.returncode:
             raise SystemExit(f"{name} ended with {done.returncode}: {done.stderr[-2000:]}")
         last = done.stdout.splitlines()[-1]
-        # the whole run takes half an hour
+        # printed as progress, because the whole run takes half an hour
         print(f"{name} {' '.join(words)}: {last}", file=sys.stderr, flush=True)
         return json.loads(last)
 

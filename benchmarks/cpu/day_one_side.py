@@ -1,8 +1,8 @@
-"""One side of `day_one` in its own process: load a model, then answer.
+"""Run one side of `day_one` in its own process: load a model, then answer.
 
     python -m benchmarks cpu.day_one_side mmengine FOLDER --photograph a.jpg --rows 1 --rows 4
 
-The last line is JSON: seconds to import and to load, and the other requested figures.
+The last line of the output is JSON: the seconds to import and to load, and the other requested figures.
 """
 
 import enum
@@ -21,7 +21,7 @@ import typer
 
 from benchmarks.common.measure import use_threads
 
-NEW = 16  # tokens of an answer after the first
+NEW = 16  # tokens in an answer after the first token
 PROMPT = 64  # tokens of a text prompt
 QUESTION = "What is in the photograph?"
 
@@ -35,16 +35,18 @@ class Side(enum.StrEnum):
 
 @dataclass
 class Found:
-    """Seconds and bytes. `rates`: tokens per second by number of rows, while all rows decode."""
+    """The measured figures, in seconds and bytes. `rates`: tokens per second while all rows decode, keyed by
+    the number of rows.
+    """
 
     import_s: float = 0.0
     load_s: float = 0.0
-    first_s: list[float] = field(default_factory=list)  # for each photograph
+    first_s: list[float] = field(default_factory=list)  # time to the first token for each photograph
     rates: dict[int, float] = field(default_factory=dict)
-    peak_private: int = 0  # over the whole run
-    peak: int = 0  # with pages of files
+    peak_private: int = 0  # private memory, over the whole run
+    peak: int = 0  # private memory and mapped file pages
     kv_bytes: int = 0
-    line: str = ""
+    line: str = ""  # mmengine's line about the loaded model
 
 
 class Peaks:
@@ -66,7 +68,7 @@ class Peaks:
 
 
 def status(name: str) -> int:
-    """Return a field of this process from /proc, in bytes."""
+    """Return a field of /proc/self/status, in bytes."""
     with open("/proc/self/status", encoding="ascii") as file:
         return next(int(line.split()[1]) * 1024 for line in file if line.startswith(f"{name}:"))
 
@@ -92,15 +94,15 @@ def dd_s(folder: Path) -> float:
 
 
 def main(
-    side: Annotated[Side, typer.Argument(help="Whose.")],
-    folder: Annotated[Path, typer.Argument(help="The checkpoint.")],
+    side: Annotated[Side, typer.Argument(help="Side to measure.")],
+    folder: Annotated[Path, typer.Argument(help="Checkpoint folder.")],
     photograph: Annotated[
         list[Path] | None, typer.Option(help="Photographs whose first token is timed.")
     ] = None,
     rows: Annotated[list[int] | None, typer.Option(help="Numbers of rows that decode together.")] = None,
-    threads: Annotated[int, typer.Option(help="Of torch.")] = 1,
+    threads: Annotated[int, typer.Option(help="Number of torch threads.")] = 1,
 ) -> None:
-    """Load, and answer."""
+    """Load the model, answer, and print the figures."""
     use_threads(threads)
     peaks = Peaks()
     run = {Side.MMENGINE: mmengine, Side.TRANSFORMERS: transformers, Side.COPY: copy, Side.TOUCH: touch}[side]
@@ -111,9 +113,11 @@ def main(
 
 
 def mmengine(folder: Path, photographs: list[Path], rows: list[int]) -> Found:
-    """Measure the engine with its defaults, without drafts: answers from random weights repeat themselves."""
+    """Measure the engine with its default settings but without drafts. Random weights give repetitive
+    answers, for which drafts would be accepted unusually often.
+    """
     found, begun = Found(), time.perf_counter()
-    import llguidance  # noqa: F401 (with whatever else loading would import)
+    import llguidance  # noqa: F401 (all modules that loading would import)
     import tokenizers  # noqa: F401
 
     import mmengine_qwen3_vl.processing  # noqa: F401
@@ -126,7 +130,7 @@ def mmengine(folder: Path, photographs: list[Path], rows: list[int]) -> Found:
 
     found.import_s, begun = time.perf_counter() - begun, time.perf_counter()
     told = Loading()
-    gc.disable()  # as the commands do
+    gc.disable()  # as mmengine's commands do while they load
     with weights_reported_to(told):
         engine = Engine(folder, dtype="bfloat16", config=EngineConfig(spec="none"))
     gc.enable()
@@ -171,7 +175,9 @@ def question(path: Path) -> list[dict]:
 
 
 def transformers(folder: Path, photographs: list[Path], rows: list[int]) -> Found:
-    """Measure transformers' model with ids and pixels from our processor, whose time does not count."""
+    """Measure transformers' model with ids and pixels from mmengine's processor, whose time is not
+    measured.
+    """
     found, begun = Found(), time.perf_counter()
     import torch
     from transformers import Qwen3VLForConditionalGeneration  # noqa: F401
@@ -190,7 +196,8 @@ def transformers(folder: Path, photographs: list[Path], rows: list[int]) -> Foun
         begun = time.perf_counter()
         reference.generate(inputs, 1)
         found.first_s.append(time.perf_counter() - begun)
-        print(json.dumps(found.first_s), flush=True)  # available even if the parent ends this process
+        # printed at once, so that the parent has it even if it ends this process at the time limit
+        print(json.dumps(found.first_s), flush=True)
     for count in rows:
         ids = torch.randint(300, 1000, (count, PROMPT), generator=torch.Generator().manual_seed(count))
         types = torch.zeros_like(ids, dtype=torch.int32)
@@ -202,7 +209,7 @@ def transformers(folder: Path, photographs: list[Path], rows: list[int]) -> Foun
 
 
 def copy(folder: Path, photographs: list[Path], rows: list[int]) -> Found:
-    """Copy all weights into this process's memory."""
+    """Measure the time to copy all weights into this process's memory."""
     found, begun = Found(), time.perf_counter()
     from safetensors.torch import load_file
 
@@ -214,7 +221,7 @@ def copy(folder: Path, photographs: list[Path], rows: list[int]) -> Found:
 
 
 def touch(folder: Path, photographs: list[Path], rows: list[int]) -> Found:
-    """Allocate memory for all weights from the system, in huge pages if available."""
+    """Measure the time to write once to new memory of the weights' size, in huge pages if available."""
     found, begun = Found(), time.perf_counter()
     import torch
 

@@ -1,15 +1,16 @@
-"""Time the gated delta net's mixer on the CPU for each instruction set, a lower bound, and torch.
+"""Time the gated delta net's mixer on a CPU, and compare the time with a lower bound and with torch.
 
-    python -m benchmarks deltas # into benchmarks/results/delta_cpu.md, half a minute
+    python -m benchmarks deltas # writes benchmarks/results/delta_cpu.md, takes half a minute
 
 The sizes are those of a layer in Qwen3.5-9B: 16 heads for q and k, 32 heads for v, states of 128 x 128
 values, bfloat16. The mixer comprises all operations between the projections: the convolution, the delta rule,
 the norm and the gate. The cases are a single token for each row, and prompts.
 
-The bound for a token is the time to read and write its row's state (2 MiB), measured with torch's in-place
-product. The bound for a prompt is the time for 4 products for each state value and token (three of them with
-a sum), measured with torch's float32 matrix product. Successive calls use different layers' states, so that
-the caches hold no layer's states. Each figure is the minimum over several rounds.
+The bound for a single token is the time to read and write its row's state (2 MiB), measured with torch's
+in-place product. The bound for a prompt is the time for 4 multiplications (three of them with an addition)
+for each state value and token, measured with torch's float32 matrix product. Successive calls use the states
+of different layers, so that no call finds its states in a cache. Each figure is the minimum over several
+rounds.
 """
 
 import argparse
@@ -44,7 +45,7 @@ States = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 def make_states() -> States:
     """Return zeroed states for all layers and rows: the convolution's last inputs, the state matrices, and
-    the copies for rollback.
+    the pending inputs of drafts.
     """
     s = SIZES
     return (

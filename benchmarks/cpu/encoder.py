@@ -1,4 +1,6 @@
-"""The encoder cache's savings: vision passes, and the time to a second question's first token."""
+"""Measure what the encoder cache saves: vision passes, and the time to the first token of a second question
+about the same image.
+"""
 
 import random
 from collections.abc import Callable, Iterator
@@ -16,14 +18,14 @@ from mmengine.models.network import Network
 from mmengine_shapes.scenes import random_scene
 
 QUESTIONS = 16
-FILES = (("PNG", 256), ("JPEG", 256), ("PNG", 1024), ("JPEG", 1024))  # and pixels a side
+FILES = (("PNG", 256), ("JPEG", 256), ("PNG", 1024), ("JPEG", 1024))  # file format, pixels a side
 ASKED = ("How many shapes are there?", "What colour is the background?")
 SECOND_TO_FIRST = 1 / 3
 Tick = Callable[[], None]
 
 
 class OneImageRun:
-    """Many questions on one image: vision passes, time to first token, total time."""
+    """Measures many questions on one image: vision passes, time to first token, total time."""
 
     title = "questions on one image"
 
@@ -81,7 +83,7 @@ class OneImageRun:
 
 
 class ImageFileRun:
-    """Two questions on an image file, from the file to the first token."""
+    """Measures two questions on an image file, from reading the file to the first token."""
 
     title = "questions on an image file"
 
@@ -123,7 +125,7 @@ class ImageFileRun:
 
 @contextmanager
 def count_images() -> Iterator[list[int]]:
-    """Count the images that reach the vision tower, in a list with one number."""
+    """Yield a list with one number, which counts the images that the vision tower encodes in the context."""
     seen, encode = [0], Network.encode
 
     def counted(self, patches, grids):

@@ -1,11 +1,12 @@
-"""A mixture of experts on a CPU, with 8 GB of int8 experts: a token's time beside one read of its bytes.
+"""Measure a mixture of experts on a CPU, with 8 GB of int8 experts. A token's time is compared with the time
+to read the token's weights once.
 
-    python -m benchmarks experts # into benchmarks/results/experts_cpu.md, some minutes, 12 GB of memory
+    python -m benchmarks experts # writes benchmarks/results/experts_cpu.md, some minutes, 12 GB of memory
     python -m benchmarks experts --small --out experts.md # seconds; only tests that it runs
 
-A token's bytes are the attention weights of every layer, the head, and the experts that the token uses. Reads
-are a torch sum over 1 GiB, between the steps. Routers are random and untrained. The benchmark counts which
-experts tokens use, and how often they repeat.
+A token's weights are the attention weights of every layer, the head, and the experts that the token uses. The
+read speed is measured between the steps with a torch sum over 1 GiB. Routers are random and untrained, so the
+benchmark also counts how many different experts the tokens use.
 """
 
 import os
@@ -28,9 +29,9 @@ if TYPE_CHECKING:
 
 RESULTS = Path(__file__).parents[1] / "results" / "experts_cpu.md"
 TITLE = "A mixture of experts on a CPU"
-INT8 = 1 + 2 / 32  # bytes per weight, with its part of a scale for 32
+INT8 = 1 + 2 / 32  # bytes per weight, including its part of a scale for 32 weights
 ROUNDS, NEW, PROMPT, LONG = 3, 12, 16, 256
-READ_VALUES = 2**28  # float32
+READ_VALUES = 2**28  # float32 values that are summed to measure the read speed
 Sizes = dict[str, Any]
 
 
@@ -61,7 +62,7 @@ def _values(s: Sizes) -> tuple[int, int, int]:
 
 
 def _loaded(model: Path, sizes: Sizes, threads: int) -> tuple["Engine", Part]:
-    """Return the engine, and its loading time and memory."""
+    """Return the engine, and a table with its loading time and memory."""
     import torch
 
     from benchmarks.cpu.day_one_side import Peaks, status
@@ -78,7 +79,7 @@ def _loaded(model: Path, sizes: Sizes, threads: int) -> tuple["Engine", Part]:
     expert, attention, head = _values(sizes)
     layers, peak = sizes["num_hidden_layers"], peaks.private - before
     experts = layers * sizes["num_experts"] * expert * INT8
-    held = experts + layers * attention * INT8 + head * (INT8 + 2)  # the embedding is bfloat16
+    held = experts + layers * attention * INT8 + head * (INT8 + 2)  # int8 head, bfloat16 embedding
     table = Table(
         f"Loading, {layers} layers, bfloat16 to int8",
         ("experts, held, GB", "all, held, GB", "most private memory, GB", "of what is held", "s"),
@@ -144,7 +145,7 @@ def _steps(engine: "Engine", sizes: Sizes, threads: int) -> Part:
 
 
 def _decoded(engine: "Engine", rows: int) -> Iterator[tuple[float, set[tuple[int, int]]]]:
-    """Yield for each step in which all rows decode: seconds, and the (layer, expert) pairs that were hit."""
+    """Yield, for each step in which all rows decode, its seconds and the (layer, expert) pairs it used."""
     counters = engine.built.executor._runner._model._text.experts  # type: ignore[attr-defined]  # of the kernels
     _submit(engine, rows, PROMPT, NEW)
     decoding = False

@@ -1,8 +1,8 @@
-"""A mixture of experts with Qwen3-30B-A3B's shape and fewer layers.
+"""Make a random mixture-of-experts model with Qwen3-30B-A3B's shapes and fewer layers.
 
-The file stores one layer's experts. Every layer uses them, and each holds its own copy in memory. Routers,
-attention and norms are drawn for each layer. Experts are stored as in the hub's Qwen3-VL-30B-A3B: one tensor
-for gate and up, one for down, both transposed.
+To save disk space, the file stores the experts of one layer, which all layers share; in memory each layer has
+a copy. Routers, attention and norms are drawn separately for each layer. Experts are stored as in the hub's
+Qwen3-VL-30B-A3B: one tensor for gate and up, one for down, both transposed.
 """
 
 import json
@@ -16,7 +16,7 @@ import torch
 from mmengine.models.loader import resolve_folder
 
 SIZES: dict[str, Any] = {
-    "vocab_size": 32768,  # gives the head its usual share of a token's bytes
+    "vocab_size": 32768,  # with fewer layers, this gives the head its usual share of a token's bytes
     "hidden_size": 2048,
     "intermediate_size": 6144,
     "num_hidden_layers": 13,
@@ -45,7 +45,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 def make(folder: Path, sizes: dict[str, Any]) -> None:
-    """Write config, weights and the embedded checkpoint's tokenizer."""
+    """Write a model folder: config, weights, and the embedded checkpoint's tokenizer."""
     folder.mkdir(parents=True)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(resolve_folder(None) / name, folder)
@@ -72,7 +72,7 @@ def make(folder: Path, sizes: dict[str, Any]) -> None:
 
 
 def _write(file: BinaryIO, name: str, shape: tuple[int, ...], seed: int) -> None:
-    """Write a random tensor, scaled so that a layer keeps its input's magnitude."""
+    """Write a random tensor, scaled so that a layer's output has about the magnitude of its input."""
     random = torch.Generator().manual_seed(seed)
     if "norm" in name:
         values = 1 + 0.3 * torch.randn(shape, generator=random)
@@ -85,7 +85,9 @@ def _write(file: BinaryIO, name: str, shape: tuple[int, ...], seed: int) -> None
 
 
 def _shapes(s: dict[str, Any]) -> tuple[Shapes, Shapes, Shapes]:
-    """Return the shapes in the model, in a layer without its experts, and in the experts."""
+    """Return tensor shapes by name: for the model outside its layers, for a layer without its experts, and
+    for a layer's experts.
+    """
     hidden, size, count, head = s["hidden_size"], s["moe_intermediate_size"], s["num_experts"], s["head_dim"]
     q, kv = head * s["num_attention_heads"], head * s["num_key_value_heads"]
     whole: Shapes = dict.fromkeys(("model.embed_tokens.weight", "lm_head.weight"), (s["vocab_size"], hidden))

@@ -1,10 +1,10 @@
-"""Half a billion weights in bfloat16 beside transformers, with one thread count, in one process.
+"""Compare mmengine with transformers on a model with half a billion bfloat16 weights, in one process.
 
     python -m benchmarks half_billion --threads 1 # throughput.py runs this for one core and for two
 
-Both sides decode the same prompts and take turns every few steps: while transformers' `generate` waits,
-mmengine runs steps, and the memory is read once as fast as possible. `--quick` leaves transformers out and
-shortens the prompts where the CPU has no fast bfloat16 product (AVX2 alone).
+Both sides decode the same prompts and take turns every few steps. While transformers' `generate` waits,
+mmengine runs steps, and as many bytes as the weights have are read once, as fast as possible. With `--quick`,
+transformers is left out and prompts are shorter if the CPU has no fast bfloat16 product (AVX2 alone).
 """
 
 import sys
@@ -20,14 +20,14 @@ from benchmarks.common.report import Part, Table, Target, machine_lines, show
 
 CONTEXT = 300
 BURST = 6  # steps in one turn; the first one does not count
-WANTED = {1: (1.6, 1.8), 16: (1.7, 2.0)}  # by rows: the wanted speedup, and the stretch goal
+WANTED = {1: (1.6, 1.8), 16: (1.7, 2.0)}  # for each number of rows: the target speedup, and a stretch goal
 FLOOR_SHARE = 0.8
 QUICK_S = 25.0  # maximum time for transformers with --quick
 QUICK_TOKENS, QUICK_STEPS = 6_800, 60  # prompt tokens and steps that transformers computes with --quick
-QUICK_CONTEXT, QUICK_PROMPT = 32, 64  # tokens, where transformers would take longer
+QUICK_CONTEXT, QUICK_PROMPT = 32, 64  # tokens, if transformers is left out
 PROMPT = 512  # tokens in the prefill
-TOKENS = 1500  # exclusive bound of the prompts' ids: none of them is special
-SALT = "decode"  # shared by all runs: prompts are computed once, since only decoding counts
+TOKENS = 1500  # the prompts' token ids are below this number, so that none is special
+SALT = "decode"  # the same for all runs, so that prompts are computed once: only decoding is timed
 GROWING, STATIC, COMPILED = "growing cache", "static cache", "static cache, compiled"
 
 
@@ -53,7 +53,7 @@ def main(
 
 @dataclass(slots=True)
 class Steps:
-    """Times of decode steps with one batch size. `theirs` is by the kind of transformers' cache."""
+    """Decode step times with one batch size. `theirs`: transformers' times, keyed by its kind of cache."""
 
     ours: list[Sample] = field(default_factory=list)
     theirs: dict[str, list[Sample]] = field(default_factory=dict)
@@ -95,7 +95,7 @@ def measure(threads: int, quick: bool, compiled: bool, folder: Path | None) -> P
     found = {}
     for rows in WANTED:
         kinds = [GROWING] if quick else [GROWING, STATIC]
-        if compiled and rows == 1:  # at 16 rows compilation gained nothing and takes another minute
+        if compiled and rows == 1:  # with 16 rows, compiling takes another minute and gained nothing
             kinds.append(COMPILED)
         found[rows] = pair.decode(rows, num_steps, kinds)
     tables = [
@@ -123,7 +123,7 @@ def _expected_seconds(reference) -> float:
 
 
 class Pair:
-    """The two sides and the memory reader, which take turns. `reference` is None where transformers is left
+    """The two sides and the memory reader, which take turns. `reference`: None if transformers is left
     out.
     """
 
@@ -140,7 +140,7 @@ class Pair:
 
         if self._reference is None:
             return self._alone(rows, num_steps)
-        num_new = num_steps + max(WANTED)  # the first rows are some tokens ahead of the last
+        num_new = num_steps + max(WANTED)  # rows that start first are some tokens ahead of the others
         asks = random_texts(rows, self.context - num_steps // 2, num_new, TOKENS)
         steps, wanted, got = Steps(), [], []
         inputs = make_inputs([ask.prepared for ask in asks])
@@ -160,7 +160,7 @@ class Pair:
         return steps
 
     def _alone(self, rows: int, num_steps: int) -> Steps:
-        """Time mmengine's steps and the reader in turns, without transformers."""
+        """Time mmengine's steps and the memory reader in turns, without transformers."""
         from benchmarks.common.workload import random_texts
 
         # The short prompts are computed in one step, so that all rows decode from the next step on.
@@ -196,7 +196,7 @@ class Pair:
         return running.finish(), theirs
 
     def prefill(self, rounds: int) -> Table:
-        """Time one cold prompt up to its first token."""
+        """Time one prompt, of which no prefix is cached, up to its first token."""
         from benchmarks.common.reference import make_inputs
         from benchmarks.common.workload import random_texts
 
@@ -206,7 +206,7 @@ class Pair:
         if self._reference is not None:
             runs["transformers"] = lambda: self._reference.generate(inputs, 1)
         samples = {side: [] for side in runs}
-        # The first run with this many tokens allocates memory.
+        # The first run does not count, because it allocates memory.
         for number in range(rounds + 1):
             for side, run in runs.items():
                 sample = clocked(run)[0]
@@ -221,11 +221,11 @@ class Pair:
 
 
 class Reader:
-    """A reader of as many bytes as the weights have, with torch's threads: no decode step can be faster.
+    """Reads as many bytes as the weights have, with torch's threads. No decode step can be faster.
 
-    torch.dot of a vector with itself was the fastest reader on one core (its sum, numpy's, torch.mv and
-    AVX-512 loops in C with one to eight streams were 1 to 20 % slower). The faster of torch.dot and torch.mv
-    counts.
+    On one core, torch.dot of a vector with itself was the fastest way to read; torch's and numpy's sum,
+    torch.mv, and AVX-512 loops in C with one to eight streams were 1 to 20 % slower. The faster of torch.dot
+    and torch.mv is used.
     """
 
     def __init__(self, num_bytes: int) -> None:
@@ -238,7 +238,7 @@ class Reader:
         self._torch = torch
 
     def read(self) -> float:
-        """Return the seconds of one read."""
+        """Read the bytes once, and return the seconds."""
         torch = self._torch
         ways = (lambda: torch.dot(self._values, self._values), lambda: torch.mv(self._rows, self._ones))
         return min(clocked(way)[0].wall for way in ways)

@@ -1,12 +1,12 @@
-"""Linear layers with bfloat16 weights and with quantised codes, beside one read of their bytes and torch.
+"""Time linear layers with bfloat16 and with quantised weights, beside torch and one read of the weights.
 
     python -m benchmarks linears                 one thread
     python -m benchmarks linears --threads 2
     MMENGINE_NATIVE_ISA=avx2 python -m benchmarks linears
 
-"rows too": x is rounded to int8. There are 24 layers of 2,048 x 4,096, so that no cache holds them. Each
-figure is the minimum over several rounds. "share of a read": the time of a torch sum over the same bytes,
-divided by the layers' time. torch computes in bfloat16.
+"rows too": x is also quantised to int8. There are 24 layers of 2,048 x 4,096, so that no cache holds them.
+Each figure is the minimum over several rounds. "share of a read": the time that a torch sum takes for the
+same bytes, divided by the layers' time. torch computes in bfloat16.
 """
 
 import argparse
@@ -25,7 +25,7 @@ BLOCK = 128
 
 
 def least(work: Callable[[], object], rounds: int) -> float:
-    """Return the least seconds over `rounds`."""
+    """Run `work` `rounds` times, and return the shortest time in seconds."""
     found = []
     for _ in range(rounds):
         begun = time.perf_counter()
@@ -53,7 +53,7 @@ def in_whole_numbers(
     return ChunkedCodes(OUT, IN, form, group, [(0, shared)], mins, int8_rows)
 
 
-FORMS: dict[str, tuple[Callable[[torch.Tensor], ChunkedCodes], float]] = {  # and bytes per weight
+FORMS: dict[str, tuple[Callable[[torch.Tensor], ChunkedCodes], float]] = {  # function, bytes per weight
     "FP8 128 x 128": (in_fp8, 1 + 4 / BLOCK),
     "int8 g 32": (lambda weight: in_whole_numbers(weight, Form.INT8, 32), 1 + 2 / 32),
     "int4 g 128": (lambda weight: in_whole_numbers(weight, Form.INT4, 128), 0.5 + 2 / 128),

@@ -1,12 +1,14 @@
-"""LoRA adapters on a CPU: decode steps over several adapters, and waits when adapters outnumber slots.
+"""Measure LoRA adapters on a CPU: decode steps with several adapters, and the waiting times if there are more
+adapters than slots.
 
-    python -m benchmarks lora # into benchmarks/results/lora_cpu.md, some minutes
+    python -m benchmarks lora # writes benchmarks/results/lora_cpu.md, takes some minutes
     python -m benchmarks lora --quick --out lora.md # a minute; only tests that it runs
     python -m benchmarks lora --section waits
 
-A decode step has 16 rows over 1, 4 and 16 adapters. Waits compare our rule with vLLM's. The model is
-half_billion_model.py in bfloat16 (382 M weights in its text decoder, most of them in layers). Adapters have
-rank 16 on all its linear layers, with random numbers. Sides take turns.
+A decode step has 16 rows, which use 1, 4 or 16 adapters. The waiting times are simulated with mmengine's
+scheduling rule and with vLLM's. The model is half_billion_model.py in bfloat16 (382 M weights in its text
+decoder, most of them in layers). Adapters have rank 16 on all its linear layers, with random numbers. Steps
+with different numbers of adapters take turns.
 """
 
 import os
@@ -31,10 +33,10 @@ RESULTS = Path(__file__).parents[1] / "results" / "lora_cpu.md"
 TITLE = "LoRA adapters on a CPU"
 ROWS, RANK = 16, 16
 SIDES = (0, 1, 4, 16)  # adapters in a step
-WANTED = 1.25  # maximum ratio to the step without adapters, at 16
+WANTED = 1.25  # maximum ratio of a step with 16 adapters to a step without adapters
 PROMPT, STEPS, ROUNDS = 32, 12, 5
 PLACES, HOT, COLD, REQUESTS = 4, 4, 60, 3000
-GAPS_MS = (30, 40, 60)  # between requests, on average
+GAPS_MS = (30, 40, 60)  # average time between requests
 
 
 def main(
@@ -58,7 +60,7 @@ def main(
 
 
 def steps(folder: Path, threads: int, rounds: int) -> Part:
-    """Measure steps in which ROWS rows decode, over each number of adapters in SIDES."""
+    """Measure steps in which ROWS rows decode, for each number of adapters in SIDES."""
     from benchmarks.common.half_billion_model import TEXT, cached_folder
     from mmengine import Engine, EngineConfig
 
@@ -94,7 +96,9 @@ def steps(folder: Path, threads: int, rounds: int) -> Part:
 
 
 def _decode(engine: "Engine", names: list[str]) -> list[float]:
-    """Return the seconds of some steps in which all rows decode; rows use the adapters in turn."""
+    """Return the seconds of each of STEPS steps in which all rows decode. Row i uses adapter i modulo their
+    number.
+    """
     from mmengine.serve.prompt.prompt import Prompt
 
     source, requests = random.Random(len(names)), []
@@ -118,7 +122,9 @@ def _decode(engine: "Engine", names: list[str]) -> list[float]:
 
 
 def waits(num_requests: int) -> Part:
-    """Simulate a skewed mix: most requests use as many adapters as there are slots."""
+    """Simulate a skewed mix of requests: 9 of 10 requests use only HOT adapters, as many as there are
+    slots.
+    """
     title = (
         f"{num_requests} requests over {HOT + COLD} adapters, {PLACES} places: 9 of 10 are for {HOT} of them"
     )

@@ -1,4 +1,4 @@
-"""Random adapters in PEFT's format, written without PEFT."""
+"""Write random LoRA adapters in PEFT's format, without using PEFT."""
 
 import json
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-Sizes = dict[str, Any]  # from a text_config
+Sizes = dict[str, Any]  # the fields of a text_config
 
 
 def modules(text: Sizes) -> Iterator[tuple[str, int, int]]:
@@ -22,12 +22,12 @@ def modules(text: Sizes) -> Iterator[tuple[str, int, int]]:
 
 
 def num_bytes(text: Sizes, rank: int) -> int:
-    """Return the bytes of an adapter on all linear layers in bfloat16."""
+    """Return the size in bytes of a bfloat16 adapter on all linear layers."""
     return 2 * rank * text["num_hidden_layers"] * sum(out + inputs for _, out, inputs in modules(text))
 
 
 def write_adapter(folder: Path, text: Sizes, rank: int, seed: int) -> Path:
-    """Write an adapter whose values are small beside the weights, and return its folder."""
+    """Write an adapter whose additions are small compared with the layers' outputs. Returns its folder."""
     folder.mkdir()
     source, tensors = torch.Generator().manual_seed(seed), {}
     for layer in range(text["num_hidden_layers"]):

@@ -1,4 +1,4 @@
-"""Sections on the embedded checkpoint: mixed requests, and decoding alone."""
+"""Sections of the throughput benchmark with the embedded checkpoint: mixed requests, and decoding alone."""
 
 from collections.abc import Callable
 from statistics import fmean
@@ -23,7 +23,9 @@ Tick = Callable[[], None]
 
 
 class MixedRun:
-    """Mixed requests: all together, one by one, and in padded batches."""
+    """Measures mixed requests: with mmengine all at once, and with transformers one by one and in padded
+    batches.
+    """
 
     title = "mixed requests"
 
@@ -93,7 +95,7 @@ class MixedRun:
 
 
 class DecodeRuns:
-    """Decoding alone, for one row and for a batch."""
+    """Measures decoding alone, with one row and with a batch."""
 
     title = "decode"
 
@@ -104,7 +106,7 @@ class DecodeRuns:
         self._inputs = {
             size: make_inputs([ask.prepared for ask in asks]) for size, asks in self._asks.items()
         }
-        self._steps: dict[tuple[str, int], list[Sample]] = {}  # the mean step of each run
+        self._steps: dict[tuple[str, int], list[Sample]] = {}  # the mean step time of each run
         self.num_ticks = 4 * rounds
 
     def run(self, tick: Tick) -> Part:

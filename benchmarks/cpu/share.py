@@ -1,4 +1,4 @@
-"""A decode step's time outside the model: inputs, sampling, the core, its log, and the front."""
+"""Measure a decode step's time outside the model: inputs, sampling, the core, the log, and the front end."""
 
 from collections.abc import Callable
 from statistics import median
@@ -21,7 +21,7 @@ Tick = Callable[[], None]
 
 
 class ShareRuns:
-    """Decode steps timed by phase, with the log in memory and on disk, in turns."""
+    """Times the phases of decode steps. Engines with the log in memory and on disk take turns."""
 
     title = "share of a step"
 
@@ -71,7 +71,9 @@ class ShareRuns:
 
 
 def clocked_steps(ours: EngineRunner, asks: list[Ask], most: int, salt: str = "") -> list[dict[str, int]]:
-    """Return ns by phase for up to `most` steps in which all of `asks` decode, as plain greedy requests."""
+    """Return, for up to `most` steps in which all of `asks` decode as plain greedy requests, a dict from
+    phase to ns.
+    """
     steps, clocks = [], Clocks()
     with clocked_phases(ours.engine, clocks):
         running = ours.begin(asks, salt, plain=True)
@@ -88,5 +90,5 @@ def forward_ns(step: dict[str, int]) -> int:
 
 
 def share(steps: list[dict[str, int]]) -> float:
-    """Return the median share of a step outside the model's forward."""
+    """Return the median share of a step's time that is outside the model's forward pass."""
     return median(1 - forward_ns(step) / sum(step.values()) for step in steps)

@@ -1,7 +1,7 @@
-"""Write checkpoint folders with quantised decoder matrices, for timing.
+"""Write checkpoint folders with quantised decoder matrices, for benchmarks.
 
-FP8 blocks are stored as in the hub's `*-FP8` folders, 4-bit weights as by compressed-tensors. Values are
-rounded to nearest, so answers are worse than a calibrated folder's.
+FP8 blocks are stored as in the hub's `*-FP8` folders, and 4-bit weights as compressed-tensors stores them.
+Values are rounded to the nearest code, so answers are worse than with a calibrated folder.
 """
 
 import json
@@ -18,12 +18,12 @@ from safetensors.torch import save_file
 
 INDEX = "model.safetensors.index.json"
 LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-BLOCK, GROUP = 128, 128  # rows and columns in a block; in a 4-bit group
+BLOCK, GROUP = 128, 128  # rows and columns of an FP8 block; values in a 4-bit group
 Tensors = dict[str, torch.Tensor]
 
 
 def fp8_blocks(weight: torch.Tensor, rows: int = BLOCK) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return codes [out, in] and the scales of blocks."""
+    """Return e4m3 codes [out, in] and the blocks' scales, for blocks of `rows` x BLOCK."""
     n, k = weight.shape
     whole = (
         F.pad(weight.float(), (0, -k % BLOCK, 0, -n % rows))

@@ -1,5 +1,5 @@
-"""Measure the memory and time to load a folder, for `quantised`; the last line is JSON with bytes and
-seconds.
+"""Measure the memory and the time to load a folder, for `quantised`. The last line of the output is JSON with
+bytes and seconds.
 
     python -m benchmarks quantised.loading FOLDER --quantize int8
 """
@@ -16,8 +16,8 @@ from benchmarks.cpu.day_one_side import Peaks, status
 
 
 def main(
-    folder: Annotated[Path, typer.Argument(help="The checkpoint.")],
-    quantize: Annotated[str, typer.Option(help="none, int8 or fp8.")] = "none",
+    folder: Annotated[Path, typer.Argument(help="Checkpoint folder.")],
+    quantize: Annotated[str, typer.Option(help="Format to quantise to: none, int8 or fp8.")] = "none",
 ) -> None:
     """Load the folder in bfloat16."""
     use_threads(2)
@@ -30,7 +30,7 @@ def main(
     load()
     torch.ones(8) @ torch.ones(8)  # start torch's threads
     plugin, quantized = plugin_for(folder), EngineConfig(quantize=quantize).quantize
-    import mmengine.models.network  # noqa: F401 (what loading would import)
+    import mmengine.models.network  # noqa: F401 (imported before timing, as loading would import it)
 
     before, peaks, begun = status("RssAnon"), Peaks(), time.perf_counter()
     network = plugin.load_model(folder, device="cpu", dtype="bfloat16", quantize=quantized)

@@ -1,12 +1,12 @@
 """Measure speed and memory of quantised weights on a CPU, and compare them with bfloat16 weights.
 
-    python -m benchmarks quantised    # all shapes, into benchmarks/results/quantised_cpu*.md, twenty minutes
+    python -m benchmarks quantised    # writes benchmarks/results/quantised_cpu*.md, takes twenty minutes
     python -m benchmarks quantised --shape small --quick    # a minute
     python -m benchmarks quantised --kept FOLDER --shape "0.4 B" --threads 1    # one part, stored in FOLDER
 
-Timed are steps with 1 and 16 rows, and a prompt. A step with 1 row is also compared with the time to read the
-weights once. All engines for a shape are in memory at the same time and compute in turns, in a new random
-order each round. Each figure is the median over the rounds.
+The benchmark times steps with 1 and 16 rows, and a prompt. A step with 1 row is also compared with the time
+to read the weights once. All engines for a shape are in memory at the same time and take turns, in a new
+random order in each round. Each figure is the median over the rounds.
 """
 
 import enum
@@ -38,7 +38,7 @@ FILES = {"avx2": "quantised_cpu_avx2.md"}
 TITLE = "Quantised weights on a CPU"
 # generated tokens per request and prompt tokens in timed steps; tokens in the timed prompt
 NEW, PROMPT, LONG = 8, 32, 512
-# quantised at loading, with the head; the hub's FP8 folders leave the head unquantised
+# FP8 made by the engine at loading, which also quantises the head; the hub's FP8 folders do not
 WHOLE = "FP8 16 x 128, head too"
 FORMS = ("bf16", "int8 g 32", "FP8 128 x 128", WHOLE, "int4 g 128")
 # formats that the engine makes from the bfloat16 folder at loading, with their `quantize` setting
@@ -68,7 +68,9 @@ class Shape(enum.StrEnum):
 
 
 def main(
-    shape: Annotated[list[Shape] | None, typer.Option(help="Only these.")] = None,
+    shape: Annotated[
+        list[Shape] | None, typer.Option(help="Model sizes to measure (default: 0.4 B, 2 B).")
+    ] = None,
     threads: Annotated[
         list[int] | None, typer.Option(help="Threads for torch (default: 1, then all).")
     ] = None,
@@ -103,8 +105,8 @@ def main(
 
 
 def _once(path: Path, part: Callable[[], Part]) -> Part:
-    """Return a part's results: from the file `path` if the file exists, otherwise measured now and written
-    there.
+    """Return a part's results from the file `path`. If the file does not exist, measure the part and write
+    the results there.
     """
     if not path.exists():
         path.write_text(part().dumps())

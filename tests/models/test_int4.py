@@ -76,9 +76,8 @@ def by_hand(layout):
     """Return HAND's tensors in a layout. Words are written with one hexadecimal digit per code, the first
     code as the last digit.
     """
-    if (
-        layout == "awq"
-    ):  # A word has the codes of eight of the weight's rows, in the order 0, 2, 4, 6, 1, 3, 5, 7.
+    if layout == "awq":
+        # A word has the codes of eight weight rows, in the order 0, 2, 4, 6, 1, 3, 5, 7.
         rows = [[(r + c) % 16 for r in (7, 5, 3, 1, 6, 4, 2, 0)] for c in range(32)]
         codes = [[signed(int("".join(f"{x:x}" for x in row), 16))] for row in rows]
         return {"qweight": codes, "qzeros": [[0x33333333]], "scales": 0.5 * torch.ones(1, 8).half()}
