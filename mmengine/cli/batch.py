@@ -34,8 +34,8 @@ def run_batch_file(
 ) -> int:
     """Answer every line of `requests`, or of a `shard` of it, into `out`.
 
-    Returns 0 if each line got an answer, 1 if some got an error, 130 if a signal ended the run before. With a
-    `log` that this batch began, continue where the log ends. `media_options` apply to all prompts.
+    Return the exit code: 0 if each line got an answer, 1 if some lines got an error, 130 if a signal stopped
+    the run. If this batch began the `log`, continue from the log. `media_options` apply to all prompts.
     """
     index = RequestIndex(requests, shard=shard)
     check_apart(requests, out)
@@ -95,12 +95,11 @@ def _answer_all(
     if missing:
         console.print(f"stopped: {missing} of {len(index)} lines have no answer", soft_wrap=True)
         return INTERRUPTED
-    return HAS_ERRORS if num_errors(answers.path) else 0  # Errors from an earlier process count too.
+    return HAS_ERRORS if num_errors(answers.path) else 0  # Errors that an earlier process wrote count too.
 
 
 def code_of_answers(out: Path) -> int:
-    """Return the exit code of a batch that was answered before, or in shards, and print its number of
-    errors."""
+    """Count the errors in a complete answer file, print their number, and return the batch's exit code."""
     failed = num_errors(out)
     if failed:
         Console(stderr=True).print(f"{failed} of them are errors", highlight=False, soft_wrap=True)
@@ -118,7 +117,7 @@ def draft_lines(engine: Engine) -> Iterator[str]:
 
 
 def _lost(resumed: ResumeState) -> str:
-    """Describe the losses from the previous process's end."""
+    """Describe the steps and log bytes that were lost when the previous process ended."""
     cut = "".join(f", {size} bytes were cut from {name} at {place}" for name, place, size in resumed.cuts)
     return f"{len(resumed.steps)} steps are computed again{cut}"
 
@@ -166,12 +165,14 @@ def _progress(console: Console) -> Progress:
 
 @contextmanager
 def _signals(drain: threading.Event, stop: threading.Event) -> Iterator[None]:
-    """Drain on the first SIGINT or SIGTERM, stop on the second; the third kills."""
+    """In this block, the first SIGINT or SIGTERM sets `drain`, the second sets `stop`, and the third kills
+    the process.
+    """
 
     def handle(number: int, frame: FrameType | None) -> None:
         if not drain.is_set():
             drain.set()
-            # `print` may lock.
+            # `print` could deadlock in a signal handler.
             os.write(2, b"\nmmengine: finishing running requests; press again to stop at once\n")
         else:
             stop.set()

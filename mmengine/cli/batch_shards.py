@@ -1,10 +1,11 @@
-"""`mmengine run --batch --shards N`: many processes answer a batch over a shared folder, on any number of
-machines.
+"""`mmengine run --batch --shards N`: many processes, on any number of machines with a shared folder, answer a
+batch.
 
-Each shard has its own log, which a single process writes; the lock on the log shows whether a process is at
-work. A process that finished its own shard takes over unfinished shards without a process, with everything in
-their logs, half answers included. The process that sees all shards answered joins the answers into a single
-file. Existing results count only if their log was begun with this request file.
+Each shard has its own log, which one process at a time writes. The lock on the log shows whether a process
+works on the shard. A process that has finished its own shard takes over unfinished shards that have no
+process, and continues them from their logs, including incomplete answers. The process that finds all shards
+answered joins the answers into a single file. Existing results count only if their log was begun with this
+request file.
 """
 
 import os
@@ -22,13 +23,13 @@ from mmengine.events.lock import is_locked, lock
 from mmengine.serve.batch.progress import RequestIndex, answered_in
 from mmengine.serve.batch.request_file import Shard
 
-LOOK_AGAIN_S = 1.0  # Interval in seconds to check whether a held shard was finished or abandoned.
+LOOK_AGAIN_S = 1.0  # Seconds between two checks whether another process has finished or abandoned a shard.
 _CHUNK = 2**20
 RunShard = Callable[[Path, Path, Shard], int]  # Called with a shard's answers and log; returns the exit code.
 
 
 class Shards:
-    """The shards of a batch; this process begins with `own`. Raises InvalidRequest, OSError."""
+    """The shards of a batch. This process begins with the shard `own`. Raises InvalidRequest and OSError."""
 
     def __init__(self, requests: Path, out: Path, log: Path, own: Shard):
         if own.index >= own.count:
@@ -43,9 +44,9 @@ class Shards:
         log.mkdir(parents=True, exist_ok=True)
 
     def run(self, run_shard: RunShard) -> int:
-        """Run until all shards are answered by any process; return 0, or 130 after a signal.
+        """Run until this and the other processes have answered all shards; return 0, or 130 after a signal.
 
-        Raises LogError for another request file's log, InvalidRequest for another request file's answers.
+        Raises LogError or InvalidRequest if an existing log or answer file belongs to another request file.
         """
         while unfinished := [shard for shard in self._in_order() if not self._is_answered(shard)]:
             free = next((shard for shard in unfinished if not is_locked(self.log_of(shard))), None)
@@ -71,7 +72,7 @@ class Shards:
         self._console.print(text, highlight=False, soft_wrap=True)
 
     def _in_order(self) -> Iterator[Shard]:
-        """Yield the shards from this process's own on, without empty shards."""
+        """Yield all non-empty shards, beginning with this process's own."""
         count = self._own.count
         shards = (Shard((self._own.index + step) % count, count) for step in range(count))
         return (shard for shard in shards if shard.num_of(len(self._index)))
@@ -80,8 +81,8 @@ class Shards:
         return self._log / f"shard-{shard.index}-of-{shard.count}"
 
     def _is_answered(self, shard: Shard) -> bool:
-        """Return whether the shard is answered and no process writes to it. A positive result is final, so it
-        is cached.
+        """Whether the shard is answered and no process writes to it. A positive result is final and therefore
+        cached.
         """
         log = self.log_of(shard)
         if shard in self._answered:
@@ -93,7 +94,7 @@ class Shards:
             is_begun = index.is_begun(log)
             answered = answered_in(answers_of(self._out, shard), index) if is_begun else set()
         except MMEngineError:
-            if is_locked(log):  # Another process started meanwhile, and is about to replace the old files.
+            if is_locked(log):  # Another process has just started and will replace the old files.
                 return False
             raise
         if len(answered) == len(index) and not is_locked(log):
@@ -101,7 +102,7 @@ class Shards:
         return shard in self._answered
 
     def _join(self) -> None:
-        """Join all answers into a file, once: other processes wait for it."""
+        """Join all answers into one file. One process does this while the others wait."""
         held = None
         while held is None:
             try:
@@ -124,7 +125,9 @@ class Shards:
             os.close(held)
 
     def _is_joined(self, parts: list[Path]) -> bool:
-        """Compare by contents: another request file's answers may have the same size."""
+        """Whether the output file already contains the joined answers. Contents are compared, because answers
+        to another request file may have the same size.
+        """
         if not self._out.exists() or self._out.stat().st_size != sum(part.stat().st_size for part in parts):
             return False
         with self._out.open("rb") as file:

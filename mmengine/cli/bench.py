@@ -69,7 +69,7 @@ def serve(
     ] = None,
     picture: Annotated[Path | None, typer.Option(help="Output file for a picture of the times.")] = None,
 ) -> None:
-    import asyncio  # lazy, as the others: help is instant, and the supervisor of a server stays small
+    import asyncio  # All imports here are late, so that help is fast and a server's supervisor stays small.
 
     from rich.console import Console
     from rich.progress import Progress

@@ -1,4 +1,4 @@
-"""Command classes: they hide the type beside a flag, and explain unknown options."""
+"""Command classes for typer that show no type for a flag, and explain options that have another name here."""
 
 from typing import TYPE_CHECKING
 
@@ -9,7 +9,7 @@ from mmengine.errors import ConfigError
 if TYPE_CHECKING:
     from typer._click import Context, Parameter
 
-# vLLM's options without a setting of the same name here, and their replacements.
+# vLLM's options that have no engine setting with the same name, and their replacements.
 VLLMS = {
     "--gpu-memory-utilization": "the KV pool takes the free memory; use --set num_blocks=N for N blocks of "
     "16 tokens",
@@ -20,17 +20,17 @@ VLLMS = {
 
 
 class Command(TyperCommand):
-    """A command with these rules."""
+    """A command that shows no type for a flag, and explains unknown options."""
 
     def get_params(self, ctx: "Context") -> "list[Parameter]":
         return _simply_shown(super().get_params(ctx))
 
     def parse_args(self, ctx: "Context", args: list[str]) -> list[str]:
-        """Parse the options. Raises ConfigError for an unknown option that is known under another name."""
+        """Parse the options. Raises ConfigError for an unknown option that has a replacement."""
         given = list(args)
         try:
             return super().parse_args(ctx, args)
-        except Exception as error:  # The place of the parser's errors depends on typer's version.
+        except Exception as error:  # The parser's error classes are in another module in each typer version.
             option = getattr(error, "option_name", "")
             takes_settings = any("--set" in each.opts for each in self.params)
             if type(error).__name__ == "NoSuchOption" and takes_settings and (meant := _meant(option, given)):
@@ -39,7 +39,7 @@ class Command(TyperCommand):
 
 
 class Group(TyperGroup):
-    """A group of commands with these rules."""
+    """A command group that shows no type for a flag."""
 
     def get_params(self, ctx: "Context") -> "list[Parameter]":
         return _simply_shown(super().get_params(ctx))
@@ -49,7 +49,8 @@ def _simply_shown(options: "list[Parameter]") -> "list[Parameter]":
     for each in options:
         if getattr(each, "is_flag", False):
             each.metavar = ""
-        elif each.param_type_name == "argument" and each.nargs != 1:  # Its name contains the dots already.
+        # The argument's name already has the dots.
+        elif each.param_type_name == "argument" and each.nargs != 1:
             vars(each).update(display_type_rich=lambda ctx: "")
     return options
 

@@ -1,4 +1,4 @@
-"""`mmengine demo`: the whole path in a single command, with the embedded checkpoint."""
+"""`mmengine demo`: draws images, asks the embedded checkpoint about them, and verifies the log."""
 
 import time
 from pathlib import Path
@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # Heavy; loaded when a command runs.
     from mmengine.cli.showcase import Question
     from mmengine.core.outputs import Stats
 
-MAX_TOKENS = 160  # Longest answer of the demo.
+MAX_TOKENS = 160  # Maximum number of tokens in an answer.
 
 
 def demo(
@@ -28,7 +28,7 @@ def demo(
 
     The images are drawn during the run; the checkpoint was not trained on them. Two answers are JSON.
     """
-    from rich.console import Console  # lazy, as all below: help needs none of it
+    from rich.console import Console  # This and later imports are late, because help does not need them.
 
     console = Console(highlight=False)
     folder.mkdir(parents=True, exist_ok=True)
@@ -101,7 +101,7 @@ def _table(num_requests: int, stats: "Stats", seconds: float) -> "Table":
 
 
 def _next_log(folder: Path) -> Path:
-    """Return a folder that does not exist yet, since a log is never overwritten."""
+    """Return a new log folder, since a log is never overwritten."""
     number = 1
     while (folder / f"log-{number}").exists():
         number += 1

@@ -1,4 +1,4 @@
-"""`mmengine env`: lists the installed parts, for a bug report or to explain slow runs."""
+"""`mmengine env`: lists versions, devices and kernels, for a bug report or to explain a slow run."""
 
 import platform
 import sys

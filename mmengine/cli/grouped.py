@@ -1,4 +1,4 @@
-"""Groups of command options: a dataclass per group, whose fields are typer options."""
+"""Groups command options in dataclasses, whose fields are typer options."""
 
 import copy
 import inspect
@@ -17,9 +17,10 @@ _Group = TypeVar("_Group")
 
 
 def grouped(environment: str = "") -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator that gives a command the fields of its dataclass parameters as options, in order.
+    """Return a decorator that makes the fields of a command's dataclass parameters the command's options, in
+    order.
 
-    `environment` is the prefix of the environment variables that set the same options; "" for none.
+    `environment`: prefix for the environment variables that set the same options; "" for no variables.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -43,9 +44,10 @@ def grouped(environment: str = "") -> Callable[[Callable[..., None]], Callable[.
 def from_settings(
     struct: type[msgspec.Struct], panel: str, *names: str
 ) -> Callable[[type[_Group]], type[_Group]]:
-    """Make a group of options: the settings `names` of `struct`, then the fields of the decorated class.
+    """Return a class decorator that makes an option group: the settings `names` in `struct`, then the
+    decorated class's fields.
 
-    Type, default and help of an option are the setting's own. `panel`: the heading in the help.
+    An option has the type, default and help text of its setting. `panel`: the group's heading in the help.
     """
     hints = get_type_hints(struct, include_extras=True)
     defaults = {field.name: field.default for field in msgspec.structs.fields(struct)}
@@ -65,7 +67,7 @@ def from_settings(
 
 
 def _plain(hint: Any) -> Any:
-    """Return a type without its msgspec ranges, which typer would not understand."""
+    """Return a type without msgspec's ranges, which typer does not support."""
     if hasattr(hint, "__metadata__"):
         return _plain(get_args(hint)[0])
     if get_origin(hint) in (Union, UnionType):
@@ -80,13 +82,16 @@ def _options(kind: type, environment: str) -> Iterator[inspect.Parameter]:
         hint = hints[field.name]
         value, option = get_args(hint)
         if environment and isinstance(option, OptionInfo):
-            option = copy.copy(option)  # Another command may use the option without a variable.
+            # A copy, because another command may use the option without a variable.
+            option = copy.copy(option)
             option.envvar, option.show_envvar = environment + _name(option, field.name).upper(), False
             hint = Annotated[value, option]
         yield inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
 
 
 def _name(option: OptionInfo, name: str) -> str:
-    """Return the flag's name, or the field's by default. In Annotated the first flag is the default."""
+    """Return the name of the first flag, or the field's name if there are no flags. In Annotated, typer
+    stores the first flag as the default.
+    """
     flags = [each for each in (option.default, *(option.param_decls or ())) if isinstance(each, str)]
     return flags[0].removeprefix("--").replace("-", "_") if flags else name

@@ -1,8 +1,9 @@
 """Supervises the engine's process of `mmengine serve` with a log.
 
-The supervisor owns the listening socket, so clients that connect without an engine wait for the next one. It
-starts the engine's process and reports the health, without torch, a model or an event log, and reads no
-client input: only the engine's process accepts clients, over the inherited socket.
+The supervisor owns the listening socket, so clients that connect between two engine processes wait for the
+next one. It starts the engine's process and reports the health. It loads neither torch nor a model nor an
+event log, and reads no client input, because only the engine's process accepts clients, on the inherited
+socket.
 """
 
 import os
@@ -23,37 +24,40 @@ from mmengine.server.http.errors import LATER_S
 from mmengine.server.lifecycle.health_port import Health, HealthPort
 from mmengine.server.lifecycle.heartbeat import Beat, HeartbeatReceiver
 
-SOCKET = "MMENGINE_SOCKET"  # Environment: the listening socket's descriptor.
-BEATS = "MMENGINE_BEATS"  # Environment: the descriptor for the engine's heartbeats.
-HASTE = "MMENGINE_IN_HASTE"  # Environment: set if an earlier process has served.
+SOCKET = "MMENGINE_SOCKET"  # Environment variable with the listening socket's descriptor.
+BEATS = "MMENGINE_BEATS"  # Environment variable with the descriptor for the engine's heartbeats.
+HASTE = "MMENGINE_IN_HASTE"  # Environment variable that is set if an earlier process has served.
 INTERRUPTED = 130
 ENDS = (signal.SIGTERM, signal.SIGINT)
-LATE_S = 5.0  # Seconds of silence after which an engine counts as frozen.
-FROZEN_S = 600.0  # Seconds of silence after which its process is killed.
-LAST_WORDS_S = 5.0  # Seconds for the engine's process to end after a second signal.
+LATE_S = 5.0  # Seconds without a heartbeat after which the engine is unhealthy.
+FROZEN_S = 600.0  # Seconds without a heartbeat after which the engine's process is killed.
+LAST_WORDS_S = 5.0  # Seconds from the second signal until the engine's process is killed.
 LONGEST_RETRY_S = 60
 
 
 class Guard:
-    """The supervisor. `arguments` are the serving command's; `health` is a bound socket for health
-    requests."""
+    """The supervisor. `arguments`: the arguments for the engine's process. `bound`: the listening socket.
+    `health`: the listening socket for health requests, or None.
+    """
 
     def __init__(self, arguments: Sequence[str], bound: socket.socket, health: socket.socket | None) -> None:
         self._arguments, self._bound = arguments, bound
         self._selector = selectors.DefaultSelector()
         self._health = None if health is None else HealthPort(health, self._selector, self.health)
         self._restarts = Restarts()
-        self._signals: list[int] = []  # Received and not handled yet.
-        self._num_ends = 0  # Number of signals to end.
-        self._reloads = False  # Whether SIGHUP waits for an engine that serves.
+        self._signals: list[int] = []  # Signals that were received but not handled.
+        self._num_ends = 0  # Number of SIGTERM and SIGINT received.
+        self._reloads = False  # Whether a SIGHUP must still be forwarded, once the engine serves.
         self._running: _Running | None = None
         self._kill_at = float("inf")
-        self._load_s = float(LATER_S)  # Seconds that the last engine took until it served.
+        self._load_s = float(LATER_S)  # Seconds that the last engine needed before it served.
         self._has_served = False
 
     def run(self) -> int:
-        """Run until a signal to end, until the engine's process ends by itself, or until a start fails;
-        return the exit code. Raises MMEngineError when the process fails repeatedly.
+        """Run until SIGTERM or SIGINT, until the engine's process ends without a failure, or until it refuses
+        to start; return the exit code.
+
+        Raises MMEngineError if the process fails repeatedly.
         """
         with self._hearing_signals():
             while not self._num_ends:
@@ -69,7 +73,7 @@ class Guard:
         return 0
 
     def health(self) -> Health:
-        """Return the current health."""
+        """Return the health for the health port."""
         running = self._running
         if running is None:
             return Health(("the engine failed and is restarting",), self._retry_after_s(0.0), False)
@@ -99,21 +103,21 @@ class Guard:
             ended, is_built, running.beat.num_tokens, running.served_s, running.beat.reasons, by_memory
         )
         if ended.code > 0 and ended.code != HANG_EXIT and not self._has_served:
-            return ended.code  # It refused to start, and has reported the reason.
+            return ended.code  # The process refused to start, and has printed the reason.
         is_killed = ended.code == -signal.SIGKILL
         self._pause(life, how_killed(kills, after, ended.peak_bytes) if is_killed else life.what)
         return None
 
     def _watched(self, heard: HeartbeatReceiver) -> tuple["_Running", Ended]:
-        """Return a process that ran, and how it ended."""
+        """Run an engine's process to its end. Return its last state and how it ended."""
         fds = self._bound.fileno(), heard.sending_end.fileno()
         environment = {SOCKET: str(fds[0]), BEATS: str(fds[1]), **({HASTE: "1"} if self._has_served else {})}
         with started(self._arguments, self._restarts.cause, environment, fds, own_group=True) as process:
-            heard.sending_end.close()  # The other process holds it.
+            heard.sending_end.close()  # The child has its own copy.
             running = self._running = _Running(process.popen.pid, heard)
             self._selector.register(heard.receiving_end, selectors.EVENT_READ, self._hear)
             ended = self._watch(process, running)
-            self._hear()  # Read its last heartbeat.
+            self._hear()  # Reads the last heartbeat.
             self._selector.unregister(heard.receiving_end)
             self._running = None
         return running, ended
@@ -123,7 +127,7 @@ class Guard:
             found, status, usage = os.wait4(-1, os.WNOHANG)
             if found == running.pid:
                 return process.ended(status, usage.ru_maxrss)
-            if found:  # An orphaned process, if this is the first process in a container.
+            if found:  # An orphan, which this process inherits if it is process 1 in a container.
                 continue
             self._turn(self._due(running))
             if self._reloads and running.beat.is_serving:
@@ -136,13 +140,13 @@ class Guard:
                 os.kill(running.pid, signal.SIGKILL)
 
     def _due(self, running: "_Running") -> float:
-        """Return the time at which the engine's process is to be killed."""
+        """Return the monotonic time at which the engine's process must be killed, or infinity."""
         if running.is_killed:
             return float("inf")
         return min(self._kill_at, running.heard_at + FROZEN_S if running.beat.is_regular else float("inf"))
 
     def _pause(self, life: Life, what: str) -> None:
-        """Print `what` has happened, and wait before the next process."""
+        """Print `what` (the failure), and wait before the next process is started."""
         pause_s = self._restarts.pause_s(life)
         say(f"{what}; starting again" + (f" in {pause_s:g} s" if pause_s else ""))
         until = time.monotonic() + pause_s
@@ -150,7 +154,7 @@ class Guard:
             self._turn(until)
 
     def _turn(self, until: float) -> None:
-        """Handle the next event; wait for one until the given time at most."""
+        """Wait for an event, at most until the monotonic time `until`, and handle it."""
         waits = [until - time.monotonic()]
         if self._health is not None and (wait_s := self._health.wait_s()) is not None:
             waits.append(wait_s)
@@ -175,16 +179,17 @@ class Guard:
     def _handle_signal(self, number: int) -> None:
         """Handle a signal.
 
-        Signals to end are forwarded to the engine's process: the first lets streams finish, the second ends
-        them with an error, and a process that does not end in time is killed.
+        SIGTERM and SIGINT are forwarded to the engine's process. After the first, streams can finish; the
+        second ends them with an error. A process that then does not end within LAST_WORDS_S is killed. SIGHUP
+        is forwarded once an engine serves.
         """
         running = self._running
         if number == signal.SIGHUP:
-            # Forwarded when an engine serves; before that the signal would have no effect.
+            # Before an engine serves, the signal would have no effect.
             self._reloads = True
         elif number in ENDS:
             self._num_ends += 1
-            self._bound.close()  # Otherwise new clients would wait in vain.
+            self._bound.close()  # Otherwise new clients would wait for an answer that never comes.
             if self._num_ends == 2:
                 self._kill_at = time.monotonic() + LAST_WORDS_S
             if running is not None:
@@ -216,7 +221,7 @@ class Guard:
 
 
 class _Running:
-    """The engine's process and its latest heartbeat."""
+    """A running engine process and its latest heartbeat."""
 
     def __init__(self, pid: int, heard: HeartbeatReceiver) -> None:
         self.pid, self.heard = pid, heard

@@ -10,7 +10,7 @@ from pathlib import Path
 from mmengine.errors import ConfigError
 from mmengine.extras import install_hint
 
-END_S = 5  # Seconds for the process to end by itself.
+END_S = 5  # Seconds to wait for the process to end before it is killed.
 
 
 def check_installed() -> None:
@@ -20,9 +20,9 @@ def check_installed() -> None:
 
 @contextmanager
 def publishing(log: Path | None, publish: str, replay: str, topic: str) -> Iterator[None]:
-    """Run `mmengine log kv-events` on `log` in this block, if `publish` names an endpoint.
+    """In this block, run `mmengine log kv-events` on `log` if `publish` names an endpoint.
 
-    The process ends with this process in any case. Raises ConfigError.
+    The process also ends if this process is killed. Raises ConfigError.
     """
     if not publish:
         if replay or topic:

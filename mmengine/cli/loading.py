@@ -1,5 +1,5 @@
-"""Shows the progress of loading a model and of computing a prompt on stderr: a bar in a terminal, otherwise a
-line now and then.
+"""Shows on stderr the progress while a model is loaded or a prompt is computed: a bar in a terminal,
+otherwise a line every LINE_EVERY_S seconds.
 """
 
 import gc
@@ -18,7 +18,7 @@ LINE_EVERY_S = 10.0
 
 
 class Stage(NamedTuple):
-    """A stage in progress: its name beside a bar, and its progress line."""
+    """A kind of progress: its name beside a bar, and the text for a progress line."""
 
     name: str
     line: str
@@ -30,13 +30,14 @@ IMAGE = Stage("image, %", "{} of {} per cent of an image are encoded")
 
 
 class Bar:
-    """A progress bar, called with the `stage`'s finished amount and total."""
+    """A progress bar. Call the object with the finished amount and the total."""
 
     def __init__(self, stage: Stage, *, counts_bytes: bool) -> None:
         self.stage, self._counts_bytes = stage, counts_bytes
         self._drawn: Stage | None = None
         self._begun = time.monotonic()
-        self._told = 0.0  # Time of the last line, or of the first call.
+        # Monotonic time when the last line was printed or, before that, when the bar was first called.
+        self._told = 0.0
         self._bar: Progress | None = None
         self.said_anything = False
         self.whole = 0  # The largest total so far.
@@ -69,7 +70,7 @@ class Bar:
             self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
             self._bar.add_task(self.stage.name)
             self._bar.start()
-        if self.stage is not self._drawn:  # Another stage has its own pace.
+        if self.stage is not self._drawn:  # A new stage restarts the bar, because its speed differs.
             self._drawn = self.stage
             self._bar.reset(self._bar.task_ids[0], description=self.stage.name)
         self._bar.update(self._bar.task_ids[0], completed=done, total=whole)
@@ -82,14 +83,16 @@ class Bar:
 
 
 class Loading(Bar):
-    """A progress bar for weights, called with the bytes read and packed, and the total."""
+    """A progress bar for weights. Call the object with the bytes that are read and packed, and the total
+    bytes.
+    """
 
     def __init__(self) -> None:
         super().__init__(WEIGHTS, counts_bytes=True)
         self.sizes = ""
 
     def loaded(self, built: "Built") -> None:
-        """Store the settings chosen for this machine, for the last line."""
+        """Store the sizes that were chosen for this machine, for the last line."""
         config, tokens = built.config, (built.config.num_blocks - 1) * built.config.block_size
         form = built.spec.weights_held
         held = form and f", {form}"
@@ -103,13 +106,15 @@ class Loading(Bar):
 
 @contextmanager
 def loading(what: str, *, quiet: bool = False) -> Iterator[Loading]:
-    """Show a bar for loading. With `quiet`, the first and last line appear only if a line came between
-    them."""
+    """In this block, show a bar for loading. If `quiet`, the first line is omitted, and the last line appears
+    only after a progress line.
+    """
     if not quiet:
         say(f"loading {what}")
     shown = Loading()
     collects = gc.isenabled()
-    gc.disable()  # Nearly all objects created here stay, and collecting would take a tenth of the time.
+    # Nearly all objects that loading creates stay, and garbage collection would take 10 % of the time.
+    gc.disable()
     try:
         yield shown
     except BaseException:
@@ -125,7 +130,7 @@ def loading(what: str, *, quiet: bool = False) -> Iterator[Loading]:
 
 @contextmanager
 def prompt_bar() -> Iterator[Bar]:
-    """Show a bar for a prompt's computed tokens; for a large image in per cent."""
+    """In this block, show a bar for the prompt's computed tokens, or for the percentage of a large image."""
     bar = Bar(PROMPT, counts_bytes=False)
     try:
         yield bar

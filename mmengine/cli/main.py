@@ -1,4 +1,4 @@
-"""The command `mmengine`. Commands import their dependencies when they run, so that help is instant."""
+"""The command `mmengine`. Commands import their dependencies when they run, so that help is fast."""
 
 import sys
 from typing import Annotated
@@ -63,7 +63,7 @@ app.command(cls=Command)(demo)
 
 
 def main() -> None:
-    """Run the command; errors are a line on stderr.
+    """Run the command. An error is printed as one line on stderr.
 
     Exit codes: 2 for wrong arguments; 3 for a log whose decisions differ from the derived ones; 4 for a
     damaged log; 13 and 14 for a log without its end; 1 for other errors.
@@ -81,7 +81,7 @@ def main() -> None:
             raise
         _fail(hint, 2)
     except BrokenPipeError:
-        sys.stderr.close()  # The reader of our output is gone.
+        sys.stderr.close()  # The program that reads our output has ended.
         sys.exit(1)
     except OSError as error:
         _fail(f"{error.filename or 'a file'}: {error.strerror or error}", 1)

@@ -1,4 +1,4 @@
-"""Options of `mmengine run` and `mmengine serve` that allow media by URL."""
+"""Options in `mmengine run` and `mmengine serve` that allow media URLs."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
@@ -17,7 +17,7 @@ URL_HEADS = ("http://", "https://")
 
 @dataclass(frozen=True, slots=True)
 class MediaUrls:
-    """Options for downloads."""
+    """Options for fetching media URLs."""
 
     allow_media_urls: Annotated[
         list[str] | None,
@@ -62,7 +62,9 @@ class MediaUrls:
     ] = 2**30
 
     def media_options(self) -> "dict[str, MediaFetcher] | None":
-        """Return the media options for a prompt; None if downloads are off. Raises ConfigError."""
+        """Return the media options for prompts, with a fetcher; None if no host is allowed. Raises
+        ConfigError.
+        """
         if not self.allow_media_urls:
             return None
         from mmengine.processing.fetch.fetcher import MediaFetcher  # Lazy: help needs no ssl
@@ -70,7 +72,9 @@ class MediaUrls:
         return {"urls": MediaFetcher(self._limits())}
 
     def check(self, sources: list[str]) -> None:
-        """Raise InvalidRequest for a URL that is not allowed, naming the options that allow it."""
+        """Raise InvalidRequest if a URL in `sources` is not allowed. The error names the options that would
+        allow it.
+        """
         if not any(name[:8].lower().startswith(URL_HEADS) for name in sources):
             return
         from mmengine.processing.fetch.refusals import FetchRefused  # Lazy: help needs no idna
@@ -80,7 +84,7 @@ class MediaUrls:
         for name in sources:
             try:
                 url = parse_url(name)
-            except FetchRefused:  # A path, or a URL whose error is reported where it is read.
+            except FetchRefused:  # A path, or a URL whose error the fetcher reports.
                 continue
             lacks = {
                 f"--allow-media-urls {url.host} (or public)": not limits.allows_host(url.host),
@@ -91,7 +95,7 @@ class MediaUrls:
                 raise InvalidRequest(f"the URL {name[:200]} is not allowed; give {' '.join(options)}")
 
     def _limits(self) -> "FetchLimits":
-        """Return the download limits. Raises ConfigError."""
+        """Return the limits for the fetcher. Raises ConfigError."""
         from mmengine.processing.fetch.limits import DEFAULT_PORTS, FetchLimits, hosts_of  # Lazy: idna
 
         return FetchLimits(

@@ -1,4 +1,4 @@
-"""Checks for commands that draw pictures into files."""
+"""Checks the options with which commands draw pictures to files."""
 
 from pathlib import Path
 
@@ -7,8 +7,8 @@ from mmengine.extras import install_hint
 
 
 def check_picture(path: Path, option: str) -> None:
-    """Raise ConfigError naming `option` if matplotlib is missing or the file's suffix is not a picture
-    format.
+    """Raise ConfigError, which names `option`, if matplotlib is missing or does not support the file's
+    suffix.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg  # Lazy: only a picture needs it

@@ -1,4 +1,4 @@
-"""Decides whether and when a server's failed process is restarted, and which step is blamed."""
+"""Decides whether and when a server's failed process is restarted, and whether its last step is blamed."""
 
 import signal
 from dataclasses import dataclass
@@ -7,17 +7,20 @@ from typing import NamedTuple
 from mmengine.cli.supervisor import MAX_RESTARTS, Ended
 from mmengine.errors import MMEngineError
 
-MAX_FAILED_LOADS = 5  # Limit of consecutive processes that end before their model is loaded.
-BLAMED_KILLS = 3  # Consecutive kills without a token before the step is blamed.
-STEADY_S = 60.0  # A process that served for this long counts as started well.
-# Pause before the second consecutive restart, doubled for each further restart, and its maximum.
+MAX_FAILED_LOADS = 5  # Maximum number of consecutive processes that end before their model is loaded.
+BLAMED_KILLS = 3  # After this many consecutive kills without a new token, the step is blamed.
+STEADY_S = 60.0  # A process that served this many seconds counts as progress.
+# Seconds before the second consecutive restart, which double for each further restart, and their maximum.
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 10.0
 STAYS = "accepted requests stay in the log, and the same command continues with them"
 
 
 class Life(NamedTuple):
-    """A failed process. `reasons` are its last reported problems. `by_memory` says whether an out-of-memory
-    kill ended the process.
+    """A process that failed.
+
+    `is_built`: whether its model was loaded. `num_tokens`: tokens that it delivered. `served_s`: seconds for
+    which it served. `reasons`: the problems in its last heartbeat. `by_memory`: whether an out-of-memory kill
+    ended it.
     """
 
     ended: Ended
@@ -36,7 +39,7 @@ class Life(NamedTuple):
 
     @property
     def was_killed(self) -> bool:
-        """Whether the process was killed from outside, as far as is known; such a process may be innocent."""
+        """Whether SIGKILL ended the process for no known reason, so that its step may not be at fault."""
         return self.ended.code == -signal.SIGKILL and not self.by_memory
 
     @property
@@ -46,14 +49,18 @@ class Life(NamedTuple):
 
 @dataclass(slots=True)
 class Restarts:
-    """The restart policy. `cause` is the blame for the step in progress that the next process receives."""
+    """The restart policy. `cause`: why the last process failed, if its step is to blame; the next process
+    then isolates the step's requests. Otherwise "".
+    """
 
     cause: str = ""
     _in_a_row: int = 0
     _failed_loads: int = 0
 
     def pause_s(self, life: Life) -> float:
-        """Return the pause before the next process. Raises MMEngineError when restarting is given up."""
+        """Return the pause in seconds before the next process. Raises MMEngineError if there were too many
+        restarts.
+        """
         self._in_a_row = 1 if life.got_on else self._in_a_row + 1
         if life.is_built:
             self._failed_loads = 0
@@ -70,7 +77,7 @@ class Restarts:
             )
         if self._blames(life):
             self.cause = life.what
-        elif life.got_on:  # Otherwise an earlier process may have a blame that no process received yet.
+        elif life.got_on:  # Without progress, `cause` stays, because the failed process may not have read it.
             self.cause = ""
         if self._in_a_row == 1:
             return 0.0

@@ -1,4 +1,4 @@
-"""`mmengine run`: answers a question from the command line, or a file of requests."""
+"""`mmengine run`: answers a question on the command line, or a file with requests."""
 
 import sys
 from dataclasses import asdict, fields, replace
@@ -70,7 +70,8 @@ def run(
     kept = kept_of_log(files.log, files.log_bytes, files.log_days)
     config = model.config(keeps_media=not files.no_media_store, kept_of_log=kept)
     tells = sys.stderr.isatty() or printing.verbose
-    make_engine = partial(_make_engine, model, files, config, tells)  # For a log.
+    # Still needs the log and the resume options.
+    make_engine = partial(_make_engine, model, files, config, tells)
     if files.shards > 1 and (files.batch is None or files.log is None):
         raise InvalidRequest("--shards needs --batch, --out and --log (a folder shared by all processes)")
     if files.batch is not None:
@@ -93,7 +94,7 @@ def _make_engine(
     log: Path | None,
     resume: "Resume | None",
 ) -> "Engine":
-    """Load the engine. With `tells`, print progress even if loading is fast."""
+    """Load the engine. `tells`: whether to print progress even if loading is fast."""
     from mmengine.cli import supervisor  # Lazy: help needs no processes
     from mmengine.models.progress import weights_reported_to
     from mmengine.serve.engine.engine import Engine  # Lazy: torch
@@ -119,8 +120,8 @@ def _make_engine(
 def _answer_file(
     requests: Path, files: Files, make_engine: "MakeEngineOf", media_options: "MediaOptions"
 ) -> int:
-    """Answer a file and return the exit code. With a log, this process only supervises another process that
-    answers.
+    """Answer a request file and return the exit code. With a log, this process only supervises the process
+    that answers.
     """
     from mmengine.cli import supervisor  # Lazy: help needs no processes
 
@@ -168,7 +169,7 @@ def _answer_one(
     from mmengine.structured_output.request.spec import grammar_of  # Lazy: msgspec
 
     response_format = question.response_format()
-    # Invalid sampling, budgets and schemas are refused before the model is loaded.
+    # Refuses invalid sampling, budgets and schemas before the model is loaded.
     params, budget = make_sampling(asdict(options)), question.thinking_token_budget
     Options(params, thinking_token_budget=budget).check()
     grammar_of(response_format)
@@ -198,7 +199,7 @@ def _answer_one(
     else:
         for choice in completion.choices:
             print(choice.text if choice.content is None else choice.content)
-    if not as_json:  # In JSON, usage has the numbers.
+    if not as_json:  # In JSON, `usage` has the numbers.
         for line in drafts:
             print(line, file=sys.stderr)
     cut = [choice.detail for choice in completion.choices if choice.finish_reason == "length"]
@@ -208,7 +209,7 @@ def _answer_one(
 
 
 def _stepped(engine: "Engine", request_id: str, bar: Bar, live: bool) -> "Completion":
-    """Step until the answer is complete. With `live`, print each new piece of text at once."""
+    """Run the engine until the answer is complete. If `live`, print new text after each step."""
     completion: Completion | None = None
     while completion is None:
         outputs = engine.step()
@@ -229,7 +230,7 @@ def _stepped(engine: "Engine", request_id: str, bar: Bar, live: bool) -> "Comple
 
 
 def printable(text: str) -> str:
-    """Return text without control characters, which could affect a terminal."""
+    """Replace control characters, which could affect a terminal, with U+FFFD."""
     return text.translate(_CONTROL)
 
 

@@ -1,4 +1,4 @@
-"""Option groups of `mmengine run`, as its help shows them."""
+"""The option groups for `mmengine run`."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,13 +12,13 @@ from mmengine.errors import ConfigError, InvalidRequest
 if TYPE_CHECKING:  # Heavy; loaded when a command runs.
     from mmengine.config import EngineConfig
 
-MAX_SHARDS = 65536  # Limit per batch.
+MAX_SHARDS = 65536  # Maximum number of shards in a batch.
 SAMPLING, MODEL, FILES = "Sampling (in a request file: on each line)", "Model", "Files"
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question, and its answer's format."""
+    """The question and the answer's format."""
 
     prompt: Annotated[str | None, typer.Argument(help="Question.", show_default=False)] = None
     image: Annotated[
@@ -57,7 +57,7 @@ class Question:
     ] = ""
 
     def check(self) -> None:
-        """Raise InvalidRequest for options without an effect."""
+        """Raise InvalidRequest for options that would have no effect, and for a missing question."""
         if self.on_truncation == "close" and self.schema is None:
             raise InvalidRequest("--on-truncation close needs --schema")
         if self.reasoning is not None and self.schema is None:
@@ -78,7 +78,7 @@ class Question:
         return [*([{"role": "system", "content": self.system}] if self.system else []), user]
 
     def response_format(self) -> dict[str, Any] | None:
-        """Return the response format for the schema file. Raises InvalidRequest."""
+        """Return the response format with the schema in the file, or None. Raises InvalidRequest."""
         if self.schema is None:
             return None
         import msgspec  # Lazy: not needed for help
@@ -90,7 +90,7 @@ class Question:
             raise InvalidRequest(f"--schema {self.schema} cannot be read: {error.strerror}") from None
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
             raise InvalidRequest(f"--schema {self.schema} is not valid JSON ({error})") from None
-        # The schema is passed as text, because a key may occur twice.
+        # The schema is passed as text, because decoding would hide repeated keys.
         form = {"type": "json_schema", "json_schema": {"schema": found}}
         return {**form, "on_truncation": self.on_truncation, "reasoning": self.reasoning}
 
@@ -105,7 +105,7 @@ class Printing:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """The fields of SamplingParams on the command line."""
+    """Options for the fields in SamplingParams."""
 
     max_tokens: Annotated[
         int, typer.Option(rich_help_panel=SAMPLING, help="Maximum number of answer tokens.")
@@ -154,7 +154,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """The model, its device, and its engine's settings."""
+    """The model, its device, and the engine's settings."""
 
     model: Annotated[
         str | None,
@@ -218,7 +218,7 @@ class Model:
     ] = None
 
     def loras(self) -> dict[str, str]:
-        """Return the adapters by name. Raises ConfigError."""
+        """Return a dict that maps adapter names to their sources. Raises ConfigError."""
         found: dict[str, str] = {}
         for given in self.lora or []:
             name, equals, source = given.partition("=")
@@ -232,11 +232,10 @@ class Model:
     def config(
         self, *, keeps_media: bool, kept_of_log: list[str], unless_set: tuple[str, ...] = ()
     ) -> "EngineConfig":
-        """Return the engine's config.
+        """Return the engine's config. Raises ConfigError.
 
-        `keeps_media` says whether images and videos are stored beside a log. `kept_of_log` has settings;
-        `unless_set` has settings (name=value) that apply only if their name was not given. Raises
-        ConfigError.
+        `keeps_media`: whether images and videos are stored beside the log. `kept_of_log`, `unless_set`:
+        settings as NAME=VALUE; those in `unless_set` apply only if the user does not set them.
         """
         return engine_config(
             [
@@ -255,7 +254,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """A file of requests, its answers, and the log."""
+    """The request file, the answer file, and the log."""
 
     batch: Annotated[
         Path | None,

@@ -1,4 +1,4 @@
-"""`mmengine schema`: checks JSON schemas before any model is loaded."""
+"""`mmengine schema`: checks whether JSON schemas can be enforced, without a model."""
 
 from pathlib import Path
 from typing import Annotated
@@ -33,7 +33,7 @@ schema_app = typer.Typer(
 
 @schema_app.callback()
 def schema() -> None:
-    """Keep `check` a subcommand although there is no other command."""
+    """Do nothing. Without this callback, typer would not make the only command a subcommand."""
 
 
 @schema_app.command(cls=Command, help=CHECK_HELP)

@@ -1,4 +1,4 @@
-"""Reads files of JSON schemas, checks each, and prints the results."""
+"""Reads JSON schema files, checks each schema, and prints the results."""
 
 import sys
 from collections import Counter
@@ -20,13 +20,13 @@ from mmengine.structured_output.report.report import SchemaReport, check_schema
 if TYPE_CHECKING:
     from mmengine.structured_output.engines.base import Backend
 
-MAX_ROWS = 40  # Rows in a full table; a longer table omits exact schemas.
-MAX_POINTERS = 3  # Pointers printed per note.
+MAX_ROWS = 40  # A table with more rows omits exact schemas.
+MAX_POINTERS = 3  # Maximum number of JSON pointers that are printed for a note.
 STDIN = Path("-")
 
 
 class CheckOptions(TypedDict):
-    """Options of `check_schema`."""
+    """Options for `check_schema`."""
 
     bounds: Bounds | None
     strict: bool
@@ -34,7 +34,7 @@ class CheckOptions(TypedDict):
 
 
 class Checked(NamedTuple):
-    """A file's result. `error` says why there is no report."""
+    """The result for a file. `error`: why there is no report."""
 
     name: str
     report: SchemaReport | None
@@ -44,9 +44,9 @@ class Checked(NamedTuple):
 def check_all(
     paths: list[Path], grammar_backend: str, tokenizer: Path | None, options: CheckOptions
 ) -> Iterator[Checked]:
-    """Check the schemas one after the other.
+    """Check the schemas and yield the results one by one.
 
-    Raises InvalidRequest for a folder without files, ConfigError for an unknown grammar backend.
+    Raises InvalidRequest for a folder without .json files, and ConfigError for an unknown grammar backend.
     """
     backend = grammar_backend if tokenizer is None else _backend(grammar_backend, tokenizer)
     for path in _files(paths):
@@ -64,7 +64,8 @@ def _backend(name: str, folder: Path) -> "Backend":
 
     tokenizer = plugin_for(folder).load_processor(folder).tokenizer
     tokens = tokenizer.token_bytes()
-    eos = max(tokenizer.special_ids, default=len(tokens) - 1)  # Any token: no answer is read.
+    # Any token will do, because no answer is generated.
+    eos = max(tokenizer.special_ids, default=len(tokens) - 1)
     make = GRAMMAR_BACKENDS.load(name)
     return make(lambda: tokens, tokenizer.encode, tokenizer.special_ids, [eos], len(tokens))
 
@@ -81,7 +82,9 @@ def _files(paths: list[Path]) -> Iterator[Path]:
 
 
 def _schema_in(path: Path) -> object:
-    """Return the schema in a file: alone, in a response_format, or under the key schema."""
+    """Return the schema in a file, which contains the schema, a response_format, or an object with the key
+    `schema`.
+    """
     if path == STDIN:
         data = sys.stdin.buffer.read(MAX_BYTES + 1)
     else:
@@ -100,7 +103,7 @@ def _schema_in(path: Path) -> object:
 
 
 def print_reports(checked: Iterator[Checked], as_json: bool) -> int:
-    """Print the results as they arrive, and return the exit code."""
+    """Print the results (JSON lines as they arrive), and return the exit code."""
     reports = list(_printed(checked)) if as_json else list(checked)
     verdicts = Counter(each.report.verdict if each.report else "unreadable" for each in reports)
     if as_json:
@@ -150,7 +153,7 @@ def _print_one(checked: Checked) -> None:
 
 
 def _grouped(notes: tuple[Note, ...]) -> Iterator[tuple[str, str]]:
-    """Yield each text once, with its places."""
+    """Yield each note's text once, with the JSON pointers to its places."""
     ordered = sorted(notes, key=lambda note: note.text)
     for text, group in groupby(ordered, key=lambda note: note.text):
         places = [note.pointer for note in group]

@@ -1,4 +1,4 @@
-"""`mmengine serve`: OpenAI's chat API over HTTP."""
+"""`mmengine serve`: serves a model over HTTP, under a supervisor if there is a log."""
 
 import os
 import signal
@@ -70,8 +70,9 @@ HELP = """Serve a model over HTTP with OpenAI's chat API.
     "the command line wins, then the environment. The first Ctrl-C or SIGTERM lets streams finish, the "
     "second ends them. docs/reference/http.md lists the accepted fields of a call."
 )
-BATCHED = ("policy=priority",)  # For a new log: calls precede batch requests.
-LOCK_WAIT_S, LOCK_AGAIN_S = 5.0, 0.05  # For a log whose process is ending.
+BATCHED = ("policy=priority",)  # The default for a new log: calls have priority over batch requests.
+# Seconds to wait for a log whose process is ending, and between two checks.
+LOCK_WAIT_S, LOCK_AGAIN_S = 5.0, 0.05
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -92,7 +93,8 @@ def serve(
 ) -> None:
     if supervisor.is_supervised():
         supervisor.obey_supervisor()
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # Ignored until the keys can be read again.
+        # SIGHUP is ignored until the server can read the keys again.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
     check_installed()
     model = named.of(model)
     from mmengine.server.http.auth import ADMIN_ENVIRONMENT, ApiKeys  # Lazy: help needs no server
@@ -115,7 +117,8 @@ def serve(
         serve_ray(model, log, fleet, settings, keys, _engine_config(model, log, is_new=log.log is not None))
         return
     if log.log is not None and not log.no_supervise and not supervisor.is_supervised():
-        _engine_config(model, log, is_new=False)  # a mistake is said before a process is started
+        # Reports errors in the settings before a process is started.
+        _engine_config(model, log, is_new=False)
         with _told(routers, log):
             raise typer.Exit(_guarded(settings, log.log))
     check_supervised(settings)
@@ -132,12 +135,14 @@ def serve(
 
 
 def _told(routers: Routers, log: Log) -> AbstractContextManager[None]:
-    """Publish KV events to routers in this block."""
+    """Return a context in which KV events are published to routers, if an endpoint was given."""
     return publishing(log.log, routers.kv_events, routers.kv_events_replay, routers.kv_events_topic)
 
 
 def _engine_config(model: Model, log: Log, is_new: bool) -> "EngineConfig":
-    """Return the engine's config. `is_new` says whether the log begins. Raises ConfigError."""
+    """Return the engine's config. `is_new`: whether there is a log that does not exist yet. Raises
+    ConfigError.
+    """
     return model.config(
         keeps_media=not log.no_media_store,
         kept_of_log=kept_of_log(log.log, log.log_bytes, log.log_days),
@@ -146,7 +151,7 @@ def _engine_config(model: Model, log: Log, is_new: bool) -> "EngineConfig":
 
 
 def _guarded(settings: "ServerSettings", log: Path) -> int:
-    """Supervise the process that answers, and return the exit code. Nothing heavy is imported here."""
+    """Supervise the process that answers, and return the exit code. No large modules are imported here."""
     from mmengine.cli.guard import Guard  # Lazy: help needs no processes
     from mmengine.server.lifecycle.health_port import MAX_PROBES
     from mmengine.server.lifecycle.listening_socket import address_of, bind, listen
@@ -162,7 +167,7 @@ def _guarded(settings: "ServerSettings", log: Path) -> int:
 
 
 def _wait_for_log(folder: Path) -> None:
-    """Wait until the log is free, because a killed process holds its log until the system has taken its
+    """Wait until the log is not locked. A killed process holds the lock until the system has freed its
     memory.
 
     Raises LogError after LOCK_WAIT_S.
@@ -185,7 +190,7 @@ def _answer(
     admin_keys: "ApiKeys",
     engine_config: "EngineConfig",
 ) -> None:
-    """Load and serve the model until a signal."""
+    """Load the model, and serve it until a signal."""
     from mmengine.cli.guard import HASTE  # Lazy: help needs no server
     from mmengine.server.lifecycle.listening_socket import address_of
 
@@ -239,12 +244,12 @@ def _answer(
                 raise
             say(str(error))
             heartbeats.report_end(str(error))
-            os._exit(code_of(error))  # A thread stuck in a device call would keep the process alive.
+            os._exit(code_of(error))  # A normal exit would wait for a thread that is stuck in a device call.
 
 
 def _listen(log: Log, settings: "ServerSettings") -> tuple[socket, "HeartbeatSender | None"]:
-    """Return the listening socket, which is the supervisor's if there is a supervisor, and the sender of
-    heartbeats to the supervisor.
+    """Return the listening socket and the heartbeat sender. With a supervisor, the socket is inherited;
+    without one, the sender is None.
     """
     from mmengine.cli.guard import BEATS, SOCKET  # Lazy: help needs no server
     from mmengine.server.lifecycle.heartbeat import HeartbeatSender
@@ -258,7 +263,7 @@ def _listen(log: Log, settings: "ServerSettings") -> tuple[socket, "HeartbeatSen
 
 
 def _loras(model: Model, settings: "ServerSettings") -> dict[str, str] | None:
-    """Return the adapters to load at start; None if there will be none."""
+    """Return the adapters to load at startup; None if adapters cannot be loaded later either."""
     return model.loras() if model.lora or settings.lora_root else None
 
 
@@ -277,7 +282,7 @@ def _engine(
     def built(found: "Built") -> None:
         progress.loaded(found)
         if heartbeats is not None:
-            heartbeats.report_built()  # Before a step runs that may crash this process.
+            heartbeats.report_built()  # Reported before the first step, which may crash this process.
 
     resume = None
     if log.log is not None:
@@ -295,7 +300,7 @@ def _engine(
 
 
 def then(call: Callable[P, T], told: Callable[[T], None]) -> Callable[P, T]:
-    """Return a function that calls `call`, and then `told` with its result."""
+    """Return a function that calls `call`, then calls `told` with the result, and returns the result."""
 
     def both(*arguments: P.args, **options: P.kwargs) -> T:
         found = call(*arguments, **options)

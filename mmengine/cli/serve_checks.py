@@ -1,4 +1,4 @@
-"""Checks of `mmengine serve` before it loads a model: each names the option that is wrong."""
+"""Checks that `mmengine serve` makes before it loads a model. Each error names the wrong option."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,7 +17,7 @@ EMBEDDED_NAME = "mmengine-shapes"
 
 
 def check_loras(model: Model, settings: "ServerSettings", admin_keys: "ApiKeys") -> None:
-    """Raise ConfigError for adapters that cannot be requested, and for calls that no key allows."""
+    """Raise ConfigError if an adapter has the model's name, or if --lora-root is set without an admin key."""
     own = settings.served_model_names or (model.model or EMBEDDED_NAME,)
     if conflicts := sorted(set(own) & model.loras().keys()):
         raise ConfigError(
@@ -28,7 +28,7 @@ def check_loras(model: Model, settings: "ServerSettings", admin_keys: "ApiKeys")
 
 
 def check_tracing(settings: "ServerSettings") -> None:
-    """Raise ConfigError if tracing is requested and its exporter is not installed."""
+    """Raise ConfigError if an OTLP endpoint is set but OpenTelemetry is not installed."""
     if not settings.otlp_traces_endpoint:
         return
     try:
@@ -40,14 +40,14 @@ def check_tracing(settings: "ServerSettings") -> None:
 
 
 def check_supervised(settings: "ServerSettings") -> None:
-    """Raise ConfigError for options that need a supervisor if there is none."""
+    """Raise ConfigError if there is no supervisor but an option needs one."""
     if settings.health_port is not None and not supervisor.is_supervised():
         raise ConfigError("--health-port needs a supervisor; give --log, and leave --no-supervise out")
 
 
 def check_template(model: str | None, path: Path, source: str) -> None:
-    """Raise ConfigError if the model's processor cannot read the template; checked before the weights are
-    loaded.
+    """Raise ConfigError if the model's processor cannot use the template. This loads the processor, but no
+    weights.
     """
     from mmengine.models.loader import resolve_folder  # Lazy: help needs no models
     from mmengine.models.registry import plugin_for

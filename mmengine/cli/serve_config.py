@@ -1,4 +1,4 @@
-"""Sources of the options of `mmengine serve`: the command line, and a YAML file."""
+"""Reads options for `mmengine serve` from a YAML file, and the model from the command line."""
 
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -16,7 +16,7 @@ MAX_CONFIG_BYTES = 2**20  # Maximum size of the --config file.
 
 
 def read_config(context: typer.Context, path: Path | None) -> Path | None:
-    """Make the options in a YAML file the defaults. Raises ConfigError."""
+    """Use the options in a YAML file as the command's defaults. Raises ConfigError."""
     if path is None:
         return None
     check_installed()
@@ -31,7 +31,7 @@ def read_config(context: typer.Context, path: Path | None) -> Path | None:
         raise ConfigError(f"--config {path} has more than {MAX_CONFIG_BYTES} bytes")
     try:
         found = yaml.safe_load(data)
-    # For example an invalid date, or deeply nested lists.
+    # Invalid dates raise ValueError, deeply nested lists RecursionError.
     except (yaml.YAMLError, ValueError, RecursionError):
         raise ConfigError(f"--config {path} is not valid YAML") from None
     if not isinstance(found, dict):
@@ -50,7 +50,9 @@ def read_config(context: typer.Context, path: Path | None) -> Path | None:
 
 
 def _several(value: object) -> list[str]:
-    """Return the values of a repeatable option: from a single value, a list, or for --set a mapping."""
+    """Convert a YAML value to the values for a repeatable option. The YAML value is a single value, a list
+    or, for --set, a mapping.
+    """
     if isinstance(value, dict):
         return [f"{name}={_word(each)}" for name, each in value.items()]
     return [_word(each) for each in (value if isinstance(value, list) else [value])]
@@ -62,7 +64,7 @@ def _word(value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The option for the file with options."""
+    """The option --config."""
 
     config: Annotated[
         Path | None,
@@ -80,7 +82,7 @@ class Named:
     ] = None
 
     def of(self, model: Model) -> Model:
-        """Return the model options with this model. Raises ConfigError if they name another model."""
+        """Return `model` with this positional model. Raises ConfigError if --model names another model."""
         if self.first is None:
             return model
         if model.model not in (None, self.first):

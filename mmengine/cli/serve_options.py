@@ -1,4 +1,4 @@
-"""Options of `mmengine serve`, in addition to the model's."""
+"""Option groups for `mmengine serve`. The group Model is shared with `mmengine run`."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,8 @@ from mmengine.errors import ConfigError
 from mmengine.server.settings import ServerSettings
 
 MAX_TEMPLATE_BYTES = 2**20
-DEFAULT_LOG_BYTES = 16 * 2**30  # Bounded, so that a server that runs for months does not fill its disk.
+# A limit, so that the log does not fill the disk if the server runs for months.
+DEFAULT_LOG_BYTES = 16 * 2**30
 HTTP, LIMITS, LOG, KEPT, FLEET = "HTTP", "Limits", "Log", "Kept beside the log", "Replicas"
 ROUTERS, LORAS = "Routers", "LoRA adapters"
 
@@ -35,7 +36,7 @@ ROUTERS, LORAS = "Routers", "LoRA adapters"
     "strict_tools",
 )
 class Http:
-    """The address, and access."""
+    """The address, API keys, TLS, and the HTTP API's behaviour."""
 
     served_model_name: Annotated[
         list[str] | None,
@@ -93,12 +94,12 @@ class Http:
     "reattach_s",
 )
 class Limits:
-    """Limits per client."""
+    """Limits for clients' calls and connections."""
 
 
 @dataclass(frozen=True, slots=True)
 class Media(MediaUrls):
-    """Sources that messages may name beside data: URLs, which are always accepted."""
+    """Media sources that messages may name. data: URLs are always allowed."""
 
     media_root: Annotated[
         Path | None,
@@ -108,7 +109,7 @@ class Media(MediaUrls):
 
 @dataclass(frozen=True, slots=True)
 class Loras:
-    """Access to loading LoRA adapters at run time."""
+    """Options that allow calls to load LoRA adapters."""
 
     lora_root: Annotated[
         Path | None,
@@ -187,7 +188,7 @@ class Log:
     "batch_priority",
 )
 class Kept:
-    """The store beside the log: answers, files, batches."""
+    """The store beside the log, with answers, files and batches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +213,7 @@ class Routers:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """Replicas, if a single machine is not enough."""
+    """Options for replicas on Ray."""
 
     ray: Annotated[
         bool,

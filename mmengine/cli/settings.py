@@ -1,4 +1,4 @@
-"""Builds engine settings from command line words."""
+"""Builds the engine's config from command line options."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -8,13 +8,13 @@ from mmengine.errors import ConfigError
 if TYPE_CHECKING:  # Heavy; loaded when a command runs.
     from mmengine.config import EngineConfig
 
-STEP_TIMEOUT_S = 600  # Default of step_timeout_s.
+STEP_TIMEOUT_S = 600  # The command line's default for step_timeout_s.
 
 DAY_S, MAX_DAYS = 86_400, 36_500
 
 
 def kept_of_log(log: Path | None, log_bytes: int | None, log_days: float | None) -> list[str]:
-    """Return the settings for --log-bytes and --log-days. Raises ConfigError if there is no log."""
+    """Return the engine settings for --log-bytes and --log-days. Raises ConfigError if there is no log."""
     for name, value in (("--log-bytes", log_bytes), ("--log-days", log_days)):
         if value is not None and log is None:
             raise ConfigError(f"{name} limits the log; give --log FOLDER, too")
@@ -25,7 +25,7 @@ def kept_of_log(log: Path | None, log_bytes: int | None, log_days: float | None)
 
 
 def engine_config(settings: list[str]) -> "EngineConfig":
-    """Build the engine's config from `name=value` words. Raises ConfigError."""
+    """Build the engine's config from `name=value` texts. Raises ConfigError."""
     from mmengine.config import EngineConfig  # Lazy: msgspec
 
     values: dict[str, Any] = {"step_timeout_s": STEP_TIMEOUT_S}

@@ -1,4 +1,4 @@
-"""The questions of `mmengine demo`: held-out drawn images, and the expected answers."""
+"""Draws the images for `mmengine demo`, and makes its questions with their expected answers."""
 
 import random
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ PLAN = (
 
 @dataclass(frozen=True)
 class Question:
-    """A prompt, a label for its pictures, and the expected answer."""
+    """A question. `about`: names its pictures. `messages`: the prompt. `expected`: the right answer."""
 
     about: str
     text: str
@@ -30,9 +30,8 @@ class Question:
 
 
 def questions(folder: Path, seed: int) -> list[Question]:
-    """Return twelve questions: ten about single images, one about two images, one about a clip.
-
-    The images are written to `folder` as PNG files.
+    """Return twelve questions: ten about one image, one about two images, and one about a video clip. The
+    images, which are not in the training data, are written to `folder` as PNG files.
     """
     rng = random.Random(seed)
     found: list[Question] = []
@@ -50,7 +49,7 @@ def questions(folder: Path, seed: int) -> list[Question]:
 
 
 def _scene(rng: random.Random, count: int, tasks: tuple[str, ...]) -> Scene:
-    """Return a held-out scene with at least one question for all `tasks`."""
+    """Return a held-out scene that allows a question for each task in `tasks`."""
     while True:
         scene = random_scene(rng, count=count)
         items = image_questions(scene)

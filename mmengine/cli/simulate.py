@@ -1,4 +1,4 @@
-"""`mmengine simulate`: runs the real scheduler on a workload from a file, without a model."""
+"""`mmengine simulate`: runs the engine's scheduler on a workload in a file, without a model."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -59,7 +59,8 @@ def simulate(
         out = stack.enter_context(decisions.open("w")) if decisions is not None else None
         sink = None
         if log is not None:
-            sink = LogWriter(log, wall_ns=lambda: 0)  # The same run gives the same bytes.
+            # Without clock times, the same run writes the same bytes.
+            sink = LogWriter(log, wall_ns=lambda: 0)
             stack.callback(sink.close)
         progress = stack.enter_context(_progress(len(work.requests)))
         recorder = _recorder(work, settings, out, actual)
@@ -72,10 +73,10 @@ def simulate(
 def _recorder(
     work: "Workload", settings: "Settings", out: TextIO | None, actual: list[dict[str, Any]]
 ) -> "Recorder | None":
-    """Return a recorder, or None if no records are needed.
+    """Return a recorder for decisions, or None if no records are needed.
 
-    Records go to the file, and into `actual` if the scenario has expectations. Only a scenario's records name
-    the queues; other files begin with their config.
+    Records are written to `out`, and appended to `actual` if the scenario has expectations. Only records for
+    a scenario contain the queues; for other workloads, the file begins with the config.
     """
     from mmengine.simulation.records import Recorder, record_line  # Lazy: numpy
 

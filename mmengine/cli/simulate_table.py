@@ -14,7 +14,9 @@ from mmengine.simulation.meter import Meter, Spread
 def print_report(
     work: Workload, settings: Settings, report: SimulationReport, actual: list[dict[str, Any]]
 ) -> None:
-    """Print the table, and a line for each deviation from the file's expectations."""
+    """Print the table, the refused and unfinished requests, and the first difference from the scenario's
+    expectations.
+    """
     console = Console(highlight=False, soft_wrap=True)
     console.print(_summary(work, settings, report))
     if report.num_refused:

@@ -1,9 +1,10 @@
-"""Supervised processes: the parts shared by both supervisors, and the supervisor of `mmengine run`.
+"""The supervisor for `mmengine run`, and the functions that the server's supervisor shares.
 
-A restart follows a hung step (reported in the log, with exit code HANG_EXIT) or a signal that users do not
-send, such as a crash in native code. The log records the restart, the next process isolates the requests in
-the step, and the others continue without the culprit. In `mmengine run` an out-of-memory kill would repeat,
-so the user gets an error and restarts with smaller settings.
+A process is restarted after a hung step (which it reports in the log, with exit code HANG_EXIT) and after a
+signal that users do not send, such as a crash in native code. The log records the restart. The next process
+isolates the requests in the blamed step, so that all others continue without the request that caused the
+crash. `mmengine run` is not restarted after an out-of-memory kill, which would repeat; the user gets an error
+and restarts with smaller settings.
 """
 
 import os
@@ -20,26 +21,29 @@ from mmengine.cli.memory_kills import how_killed, num_memory_kills
 from mmengine.errors import MMEngineError
 
 COMMAND = (sys.executable, "-m", "mmengine.cli.main")
-CHILD = "MMENGINE_SUPERVISED_BY"  # Environment: the supervisor's process id.
-CAUSE = "MMENGINE_ENDED_BY"  # Environment: how the previous process ended.
-TRACE = "MMENGINE_CRASH_FILE"  # Environment: the file for native crash traces.
+CHILD = "MMENGINE_SUPERVISED_BY"  # Environment variable with the supervisor's process id.
+CAUSE = "MMENGINE_ENDED_BY"  # Environment variable that says how the previous process ended.
+TRACE = "MMENGINE_CRASH_FILE"  # Environment variable with the file for native crash traces.
 HANG_EXIT = 75
 GOES_ON = (
     "All accepted requests are in the log: the same command continues with them. If memory is short, free "
     "some first, or lower media_workers or media_cache_bytes"
 )
-MAX_RESTARTS = 32  # Limit of consecutive restarts without an answer.
-MAX_MEDIA_RESTARTS = 2  # Limit of consecutive restarts when the same file crashes its decoder.
-MAX_RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # Unit of getrusage's ru_maxrss in bytes.
+MAX_RESTARTS = 32  # Maximum number of consecutive restarts without a new answer.
+MAX_MEDIA_RESTARTS = 2  # Maximum number of consecutive restarts after crashes in media decoders.
+# getrusage's ru_maxrss is in units of this many bytes.
+MAX_RSS_UNIT = 1 if sys.platform == "darwin" else 1024
 FATAL = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT)
 
 
 class CannotStart(MMEngineError):
-    """Raised when the system has no resources for another process or its crash file."""
+    """The system has no resources for another process or its crash file."""
 
 
 class Ended(NamedTuple):
-    """A process's end: its exit code, faulthandler's crash trace, and its peak memory in bytes."""
+    """How a process ended: its exit code (negative for a signal), faulthandler's crash trace, and its peak
+    memory in bytes.
+    """
 
     code: int
     trace: str
@@ -47,13 +51,13 @@ class Ended(NamedTuple):
 
     @property
     def in_media(self) -> bool:
-        """Whether native code crashed on a thread that prepared a prompt, according to faulthandler."""
+        """Whether native code crashed on a thread that prepared a prompt, as faulthandler's trace says."""
         _, _, crashed = self.trace.partition("Current thread")
         return "/serve/prompt/" in crashed.partition("\n\n")[0]
 
     @property
     def exit_code(self) -> int:
-        """The exit code as a shell reports it."""
+        """The exit code as a shell reports it: 128 plus the number for a signal."""
         return self.code if self.code >= 0 else 128 - self.code
 
     @property
@@ -72,13 +76,13 @@ def is_supervised() -> bool:
 
 
 def ended_by() -> str:
-    """Return how the previous supervised process ended; empty if no step is to blame."""
+    """Return how the previous process ended, or "" if no step is to blame."""
     return os.environ.get(CAUSE, "")
 
 
 def obey_supervisor() -> None:
-    """Let the kernel kill this process when its supervisor dies, so that the log is released, and report
-    native crashes to the supervisor.
+    """Let the kernel kill this process if its supervisor dies, so that the log is unlocked. Write native
+    crash traces to the supervisor's file.
     """
     import ctypes  # Lazy: only a supervised process needs them
     import faulthandler
@@ -86,15 +90,15 @@ def obey_supervisor() -> None:
     faulthandler.enable(os.open(os.environ[TRACE], os.O_WRONLY))
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if os.getppid() != int(os.environ[CHILD]):  # The supervisor died before that.
+    if os.getppid() != int(os.environ[CHILD]):  # The supervisor died before prctl.
         os._exit(1)
 
 
 def supervise(arguments: list[str], progress: Callable[[], int]) -> int:
-    """Run `mmengine` with `arguments` until the process ends by itself, and return the exit code.
+    """Run `mmengine` with `arguments`, restart it after failures, and return the exit code.
 
-    `progress` grows with each answer. Raises MMEngineError when the process fails repeatedly without an
-    answer.
+    `progress`: returns a number that grows with each answer. Raises MMEngineError if the process fails
+    repeatedly without a new answer.
     """
     restarts, before, cause = 0, progress(), ""
     while True:
@@ -111,17 +115,19 @@ def supervise(arguments: list[str], progress: Callable[[], int]) -> int:
         if restarts > (MAX_MEDIA_RESTARTS if ended.in_media else MAX_RESTARTS):
             raise MMEngineError(f"given up after {restarts - 1} restarts without a new answer: {ended.what}")
         print(f"mmengine: {ended.what}; starting again", file=sys.stderr)
-        cause = "" if ended.in_media else ended.what  # No step is to blame for a crash in a decoder.
+        cause = "" if ended.in_media else ended.what  # No step is to blame for a crash in a media decoder.
 
 
 class Process(NamedTuple):
-    """A running process. `trace` is the file for its native crash trace."""
+    """A running process. `trace`: path to the file for its native crash trace."""
 
     popen: subprocess.Popen
     trace: str
 
     def ended(self, status: int, peak_rss: int) -> Ended:
-        """Return how the process ended, from wait4's `status` and `peak_rss`."""
+        """Return how the process ended. `status`, `peak_rss`: from wait4; `peak_rss` is in units of
+        MAX_RSS_UNIT.
+        """
         self.popen.returncode = os.waitstatus_to_exitcode(status)
         with open(self.trace, errors="replace") as trace:
             return Ended(self.popen.returncode, trace.read(), peak_rss * MAX_RSS_UNIT)
@@ -135,10 +141,11 @@ def started(
     fds: Sequence[int] = (),
     own_group: bool = False,
 ) -> Iterator[Process]:
-    """Start `mmengine` with `arguments` as a child process that has ended when this block ends.
+    """Start `mmengine` with `arguments` as a child process. The caller waits for its end in this block.
 
-    `cause` says how the previous process ended. `fds` are inherited descriptors. With `own_group` the child
-    receives signals only from this process, not from a terminal. Raises CannotStart.
+    `cause`: how the previous process ended. `environment`: additional variables. `fds`: descriptors that the
+    child inherits. `own_group`: whether the child gets its own process group, so that a terminal's signals
+    reach only this process. Raises CannotStart.
     """
     with ExitStack() as opened:
         try:
@@ -157,9 +164,9 @@ def started(
 
 def _wait(process: Process) -> Ended:
     def forward(number: int, frame: FrameType | None) -> None:
-        os.kill(process.popen.pid, number)  # The process id stays reserved until wait4 returns.
+        os.kill(process.popen.pid, number)  # The process id cannot be reused until wait4 returns.
 
-    # Ctrl-C reaches the whole foreground group; a signal to this process alone is forwarded.
+    # Ctrl-C reaches the whole foreground group, so SIGINT is ignored. SIGTERM reaches only this process.
     before = {signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN)}
     before[signal.SIGTERM] = signal.signal(signal.SIGTERM, forward)
     try:

@@ -1,4 +1,4 @@
-"""`mmengine log`: commands over an event log, a file each. Need neither a model nor torch."""
+"""`mmengine log`: commands for an event log, one module each. They need neither a model nor torch."""
 
 import typer
 

@@ -78,7 +78,9 @@ def _print(found: "LogDifference", first: Path, second: Path, match: str) -> Non
 
 
 def _values(one: "Side", two: "Side") -> tuple[str, str]:
-    """Return both values; for long values, the part from the first difference on."""
+    """Return both values as text. Long lists are shortened to the part that begins with the first
+    difference.
+    """
     left, right = one.value, two.value
     if isinstance(left, dict) and isinstance(right, dict):
         names = [name for name in {**left, **right} if left.get(name) != right.get(name)]
@@ -92,7 +94,7 @@ def _values(one: "Side", two: "Side") -> tuple[str, str]:
 
 
 def _describe(side: "Side") -> str:
-    """An event that the other log does not have here."""
+    """Describe an event that the other log does not have at this position."""
     if side.event in ("Executed", "Dispatched", "Failed", ""):
         return {
             "Executed": "the step ran",

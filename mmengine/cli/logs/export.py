@@ -1,4 +1,4 @@
-"""`mmengine log export`: writes a log for other programs."""
+"""`mmengine log export`: converts a log to other programs' formats."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`mmengine log show`, `why` and `report` over a folder of replicas' logs."""
+"""`mmengine log show`, `why` and `report` for a folder that contains replicas' logs."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ def is_fleet(folder: Path) -> bool:
 
 
 def refuse_step_views(folder: Path, others: bool) -> None:
-    """Raise InvalidRequest for a view of a single log's steps."""
+    """Raise InvalidRequest if a view needs a single log. `others`: whether such a view was requested."""
     if others:
         raise InvalidRequest(
             f"{folder} contains replicas' logs; to see steps, name one of them: {folder}/NAME"
@@ -25,7 +25,7 @@ def refuse_step_views(folder: Path, others: bool) -> None:
 
 
 def show_requests(folder: Path, limit: int, json_output: bool) -> None:
-    """Print a line for each choice of each request, over all logs."""
+    """Print a line for each choice, with its way through the replicas' logs."""
     ways = list(_ways(folder).values())
     if json_output:
         for way in ways:
@@ -49,7 +49,9 @@ def show_requests(folder: Path, limit: int, json_output: bool) -> None:
 
 
 def print_path(folder: Path, request_id: str, json_output: bool) -> list[Path]:
-    """Print a request's path, and return the logs that contain it. Raises LogError where none does."""
+    """Print a request's way through the logs, and return the logs that contain it. Raises LogError if there
+    are none.
+    """
     from mmengine.replay.queries.fleet import core_ids, describe_path
 
     ways = _ways(folder)
@@ -69,7 +71,7 @@ def print_path(folder: Path, request_id: str, json_output: bool) -> list[Path]:
 
 
 def write_page(folder: Path, out: Path, json_output: bool) -> None:
-    """Write a page for the fleet, and, in the same folder, a page for each log with a step."""
+    """Write a page for the fleet, and beside it a page for each log that has a step."""
     from mmengine.replay.report.fleet_page import write_fleet_report
 
     num_logs, num_requests = write_fleet_report(folder, out)

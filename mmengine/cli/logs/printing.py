@@ -15,13 +15,13 @@ from mmengine.errors import LogError
 if TYPE_CHECKING:  # Heavy; loaded when a command runs.
     from rich.console import Console
 
-MAX_SHOWN_CHARS = 300  # Longest table cell; the rest is omitted.
+MAX_SHOWN_CHARS = 300  # Longer table cells are truncated.
 Folder = Annotated[Path, typer.Argument(help="Folder that was passed as --log.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, an object per line.")]
 
 
 def existing(folder: Path) -> Path:
-    """Return the folder. Raises LogError for a missing folder."""
+    """Return the folder. Raises LogError if it does not exist."""
     if not folder.is_dir():
         raise LogError(f"there is no folder {folder}; name the folder that was passed as --log")
     return folder
@@ -30,8 +30,8 @@ def existing(folder: Path) -> Path:
 def console() -> "Console":
     """Return a console for standard output.
 
-    A pipe has no width, and a table cut to 80 columns would be useless there, so the default is 160; COLUMNS
-    overrides it.
+    If standard output is a pipe, the width is 160 columns, because rich's default width of 80 would truncate
+    tables. COLUMNS overrides the width.
     """
     from rich.console import Console  # Lazy: help does not need it.
 
@@ -42,7 +42,7 @@ def console() -> "Console":
 
 
 def printable(text: str, most: int = MAX_SHOWN_CHARS) -> str:
-    """Return the beginning of a text, with control characters replaced."""
+    """Return the first `most` characters, with U+FFFD for characters that are not printable."""
     return "".join(c if c.isprintable() else "\ufffd" for c in text[:most])
 
 
@@ -54,18 +54,18 @@ def clean(text: str) -> str:
 
 
 def short(value: Any, most: int = MAX_SHOWN_CHARS) -> str:
-    """Return a value's repr, truncated."""
+    """Return a value's printable repr, truncated to `most` characters."""
     text = printable(repr(value), most + 1)
     return text if len(text) <= most else f"{text[:most]}…"
 
 
 def ms(nanoseconds: int) -> str:
-    """Return milliseconds; "" for -1."""
+    """Convert nanoseconds to text in milliseconds. Negative values, which mean unknown, give ""."""
     return "" if nanoseconds < 0 else f"{nanoseconds / 1e6:.1f}"
 
 
 def print_json(value: dict[str, Any]) -> None:
-    """Print a line of JSON, which escapes control characters."""
+    """Print an object as a line of JSON, in which control characters are escaped."""
     import json
 
     print(json.dumps(value))

@@ -1,4 +1,4 @@
-"""`mmengine log redact`: the same decisions without user content."""
+"""`mmengine log redact`: copies a log's decisions without user content."""
 
 import os
 from pathlib import Path

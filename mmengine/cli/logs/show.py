@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # Heavy; loaded when a command runs.
     from mmengine.replay.checked_log import CheckedLog
 
 _Line = TypeVar("_Line")
-POLL_S = 0.2  # Interval between two checks with --follow.
+POLL_S = 0.2  # With --follow, seconds between two checks for new records.
 HELP = (
     "Show a log's requests, its steps, a request's events, a step, or the state at a step.\n\n"
     "[bold]Examples[/bold]\n\n"
@@ -104,7 +104,7 @@ def show(
 
 
 def _print_events(log: Path, request: str, json_output: bool) -> None:
-    """Print the events of a request and its choices in one of several logs."""
+    """Print the events that a fleet's log has for a request and its choices."""
     from mmengine.cli.logs import show_tables as tables  # Lazy import.
     from mmengine.replay.checked_log import CheckedLog
     from mmengine.replay.queries.fleet import core_ids

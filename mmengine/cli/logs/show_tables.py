@@ -1,4 +1,4 @@
-"""Tables and lines for `mmengine log show`."""
+"""Builds the tables and lines that `mmengine log show` prints."""
 
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -33,7 +33,7 @@ def request_table(lines: Iterable["RequestLine"]) -> Table:
 
 
 def request_text(line: "RequestLine") -> str:
-    """Return a line for a request that ends."""
+    """Return a text line for a request that has ended."""
     return printable(
         f"step {line.end_step}  {line.request_id}  {line.num_prompt_tokens} + {line.num_output_tokens} "
         f"tokens, {line.num_cached_tokens} cached, {_drafts(line)}{line.num_preemptions} preemptions, first "
@@ -75,7 +75,9 @@ def step_text(line: "StepLine") -> str:
 
 
 def life_table(lines: list["RequestEvent"]) -> Table:
-    """Return the events as a table, with steps that only decode a single token grouped."""
+    """Return a request's events as a table, in which consecutive steps that only decode one token share a
+    row.
+    """
     table = Table("step", "ms", "event", "what")
     for group in _decode_runs(lines):
         first, last = group[0], group[-1]
@@ -94,8 +96,8 @@ def life_text(line: "RequestEvent") -> str:
 
 
 def _decode_runs(lines: list["RequestEvent"]) -> Iterator[list["RequestEvent"]]:
-    """Yield runs of (SCHEDULED a token, EXECUTED a token) without other content as groups, and other events
-    alone.
+    """Yield groups of events: a long run of steps that only schedule and execute one token is one group, and
+    any other event is a group alone.
     """
     run: list[RequestEvent] = []
     for line in lines:
@@ -109,7 +111,7 @@ def _decode_runs(lines: list["RequestEvent"]) -> Iterator[list["RequestEvent"]]:
 
 
 def _as_groups(run: list["RequestEvent"]) -> Iterator[list["RequestEvent"]]:
-    if run and run[0].event == "Executed":  # The token from a prompt chunk.
+    if run and run[0].event == "Executed":  # The token that the last prompt chunk gave.
         yield [run.pop(0)]
     last = [run.pop()] if run and run[-1].event == "Scheduled" else []
     if len(run) > 4:
@@ -274,7 +276,7 @@ def _waiting_table(waiting: list[dict[str, Any]], count: int) -> Table:
 
 
 def _ranges(numbers: list[int]) -> str:
-    """Return numbers 7, 8, 9, 12 as "7-9, 12", limited to the first few ranges."""
+    """Return the numbers 7, 8, 9, 12 as "7-9, 12"; more than six ranges are truncated."""
     ranges: list[list[int]] = []
     for number in numbers:
         if ranges and number == ranges[-1][1] + 1:

@@ -1,4 +1,4 @@
-"""`mmengine log verify`: verifies logs, and prints the first divergence of each as a table."""
+"""`mmengine log verify`: verifies logs, and prints each log's first divergence as a table."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,7 +30,7 @@ HELP = (
     "among them.\n\n"
     "[bold]Examples[/bold]\n\n  mmengine log verify run.log\n\n  mmengine log verify nightly/*.log --json"
 )
-MAX_REQUESTS = 8  # Requests listed for a differing digest.
+MAX_REQUESTS = 8  # Maximum number of requests that are listed for a differing digest.
 SAME, OTHER, DIVERGED, CORRUPT, FOLDED = 0, 1, 3, 4, 5
 _WORST_FIRST = (CORRUPT, DIVERGED, OTHER, *NO_END.values(), FOLDED, SAME)
 
@@ -86,7 +86,7 @@ def _code(result: "VerifyReport | LogError") -> int:
 
 
 def _logs_in(folder: Path) -> list[Path]:
-    """Return the folder, or the logs directly in it."""
+    """Return the folder if it is a log, otherwise the logs directly in it."""
     if any(folder.glob("*.mmlog*")):
         return [folder]
     below = sorted({path.parent for path in folder.glob("*/*.mmlog*")})
@@ -94,7 +94,7 @@ def _logs_in(folder: Path) -> list[Path]:
 
 
 def report_lines(report: "VerifyReport") -> list[str]:
-    """Return the result of `verify` as lines."""
+    """Return the lines that describe a verification."""
     from mmengine.events.log_end import CLOSED  # Lazy: help does not need it.
 
     lines = [
@@ -116,7 +116,7 @@ def report_lines(report: "VerifyReport") -> list[str]:
 
 
 def _verdict(report: "VerifyReport | LogError") -> str:
-    """Return the verdict as a single line."""
+    """Return the verdict as one line."""
     if isinstance(report, LogError):
         return ("corrupt: " if isinstance(report, CorruptLog) else "") + str(report)
     found = report.divergence
@@ -169,7 +169,7 @@ def _print_many(results: "list[tuple[Path, VerifyReport | LogError]]") -> None:
 
 
 def _divergence_tables(report: "VerifyReport", found: "Divergence") -> "Iterator[Table]":
-    """Yield tables with the difference and the preceding inputs."""
+    """Yield a table that describes the difference, and a table with the last inputs before it."""
     from rich.table import Table
 
     table = Table("", "", show_header=False)
@@ -193,8 +193,8 @@ def _divergence_tables(report: "VerifyReport", found: "Divergence") -> "Iterator
 
 
 def _where(found: "Divergence") -> Iterator[tuple[str, str]]:
-    """Yield, for a digest, the steps between which the states diverged, and the differing columns and
-    requests.
+    """Yield table rows for a differing state digest: the last step with equal states, and the columns and
+    requests that differ.
     """
     if found.event != "Checkpoint" or found.field == "event":
         return
@@ -258,8 +258,8 @@ def _input_json(record: "Record") -> dict[str, Any]:
 
 @contextmanager
 def _progress(logs: list[Path]) -> "Iterator[Callable[[Path], Callable[[Record], None] | None]]":
-    """Show a bar on a terminal, over the bytes of all logs. Yields a function that returns a log's progress
-    callback.
+    """On a terminal, show a progress bar over the bytes in all logs. Yields a function that returns the
+    progress callback for a log, or None.
     """
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
@@ -278,7 +278,7 @@ def _progress(logs: list[Path]) -> "Iterator[Callable[[Path], Callable[[Record],
             nonlocal before
             start, before = before, before + sizes[log]
             bar.update(task, completed=start, description=f"verifying {clean(log.name)}")
-            full = last = 0  # Bytes in the earlier segments, and the place in the current segment.
+            full = last = 0  # Bytes in earlier segments, and the offset in the current segment.
 
             def move(record: "Record") -> None:
                 nonlocal full, last

@@ -1,4 +1,4 @@
-"""`mmengine log why`: a request's course in sentences, each with its step."""
+"""`mmengine log why`: explains what happened to a request, in sentences with step numbers."""
 
 from typing import TYPE_CHECKING, Annotated
 
