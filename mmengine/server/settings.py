@@ -1,4 +1,4 @@
-"""The settings of the server. EngineConfig has the settings of the engine."""
+"""The server's settings. EngineConfig has the engine's settings."""
 
 import ipaddress
 from typing import Annotated, Literal
@@ -15,7 +15,7 @@ MAX_NAME_CHARS = 256
 
 
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The settings of a server. Times are in seconds, sizes in bytes."""
+    """A server's settings. Times are in seconds, sizes in bytes."""
 
     host: Annotated[str, described("Address to listen on.")] = "127.0.0.1"
     port: Annotated[int, between(0, 65535, "TCP port; 0: any free port. Starting fails if it is in use.")] = (
@@ -195,7 +195,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 def is_loopback(host: str) -> bool:
-    """Whether `host` is an address of the loopback interface, or the name localhost."""
+    """Whether `host` is a loopback address, or the name localhost."""
     if host == "localhost":
         return True
     try:

@@ -1,5 +1,5 @@
-"""Builds the event streams of answers, with their headers and metrics, and releases a call's resources when
-its stream ends.
+"""Builds event streams for answers, with their headers and metrics, and releases a call's resources when its
+stream ends.
 """
 
 from collections.abc import Callable

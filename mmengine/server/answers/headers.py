@@ -1,4 +1,4 @@
-"""The names and values of HTTP headers that answers have."""
+"""Names and values for the HTTP headers that answers have."""
 
 from typing import TYPE_CHECKING
 

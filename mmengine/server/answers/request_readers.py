@@ -109,7 +109,7 @@ class RequestReaders:
         return self.resolve_model(reader.read(data, request_id), owner)
 
     def read_line(self, endpoint: str, data: bytes, name: str, owner: str) -> ParsedRequest:
-        """Read the body of a batch line. `name`: the request's id. Thread-safe. Raises ApiError."""
+        """Read a batch line's body. `name`: the request's id. Thread-safe. Raises ApiError."""
         reader = self._line_readers[LINE_ENDPOINTS.index(endpoint)]
         parsed_request = self.read(reader, data, name, owner)
         if parsed_request.stream:
@@ -142,7 +142,7 @@ class RequestReaders:
         return msgspec.structs.replace(parsed_request, envelope=envelope, adapter=adapter)
 
     def frames_of(self, parsed_request: ParsedRequest) -> Frames:
-        """Return the writer that renders the answer in the format of the request's API."""
+        """Return the writer that renders the answer in the request API's format."""
         name, envelope = parsed_request.request_id, parsed_request.envelope
         texts = self._texts if parsed_request.logprobs else None
         usage_frames = parsed_request.usage_frames
@@ -158,7 +158,7 @@ class RequestReaders:
         return CompletionFrames(name, envelope, texts, usage_frames, echo_texts, num_choices)
 
     def to_api_error(self, error: BaseException, parsed_request: ParsedRequest) -> BaseException:
-        """Convert an error to an ApiError with the field names of the client's API. ClientLeft and
+        """Convert an error to an ApiError with the field names in the client's API. ClientLeft and
         cancellation are returned unchanged.
         """
         if not isinstance(error, Exception) or isinstance(error, ClientLeft):

@@ -1,4 +1,4 @@
-"""Route records of the routes that create answers."""
+"""Route records for the routes that create answers."""
 
 from mmengine.server.answers.routes import AnswerRoutes
 from mmengine.server.chat.bodies import ChatBody, CompletionBody

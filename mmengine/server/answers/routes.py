@@ -1,4 +1,4 @@
-"""Handlers of /v1/chat/completions, /v1/completions, /v1/responses and /v1/messages."""
+"""Handlers for /v1/chat/completions, /v1/completions, /v1/responses and /v1/messages."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -100,7 +100,7 @@ class AnswerRoutes:
         return given
 
     async def _find_reader(self, data: list[bytes], reservation: BodyReservation, owner: str) -> Reader:
-        """Return the reader for a body of /v1/responses, with the earlier responses that the body continues.
+        """Return the reader for a /v1/responses body, with the earlier responses that the body continues.
 
         The earlier responses count against `reservation`. Raises ApiError.
         """

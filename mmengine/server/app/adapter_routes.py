@@ -28,7 +28,7 @@ MAX_PATH_CHARS = 4096  # Limit for `lora_path`: Linux's PATH_MAX.
 
 
 class LoadBody(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of a call that loads an adapter.
+    """The body for loading an adapter.
 
     `lora_path`: a folder below --lora-root, relative to it or absolute. `load_inplace`: replace a loaded
     adapter that has the same name.

@@ -113,7 +113,7 @@ def _operation(operation: Operation, path_names: Sequence[str]) -> Json:
 
 
 def _success(operation: Operation) -> Json:
-    """Return the response object of status 200."""
+    """Return the response object for status 200."""
     if isinstance(operation.answer, str):
         content: Json = {operation.answer: {"schema": {"type": "string"}}}
         return {"description": operation.answer_text, "content": content}
@@ -148,7 +148,7 @@ _REQUEST_ID: Json = {
 
 
 def _of_anything(kind: type) -> dict[str, object]:
-    """Return the schema of `object`, which allows any value."""
+    """Return the schema for `object`, which allows any value."""
     if kind is object:
         return {"description": "any JSON"}
     raise NotImplementedError
@@ -187,7 +187,7 @@ def _ref(kind: Body) -> Json:
 
 
 def _events(stream: Stream) -> Json:
-    """Return the media type object of an event stream: the events' schema is its `itemSchema`, as in OpenAPI
+    """Return the media type object for an event stream: the events' schema is its `itemSchema`, as in OpenAPI
     3.2.
     """
     event: Json
@@ -200,6 +200,6 @@ def _events(stream: Stream) -> Json:
 
 
 def _json_string(*kinds: Body) -> Json:
-    """Return the schema of a string that contains one of `kinds` as JSON."""
+    """Return the schema for a string that contains one of `kinds` as JSON."""
     anything = {"anyOf": [_ref(kind) for kind in kinds]}
     return {"type": "string", "contentMediaType": "application/json", "contentSchema": anything}

@@ -1,4 +1,4 @@
-"""Handlers of /v1/files, for uploaded files and files that batches wrote."""
+"""Handlers for /v1/files, for uploaded files and files that batches wrote."""
 
 import asyncio
 import time

@@ -1,5 +1,5 @@
-"""Answers the lines of batches with the readers and frames of live calls. Requests that were recovered from
-the log continue after the last token of the previous process.
+"""Answers batch lines with the readers and frames that live calls use. Requests that were recovered from the
+log continue after the last token in the log.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ AGAIN = (409, 429, 503)  # A line is tried again after these statuses.
 
 
 class LineReader(Protocol):
-    """The methods of `RequestReaders` that a line needs."""
+    """The `RequestReaders` methods that a line needs."""
 
     uploads: UploadedImages
 
@@ -41,7 +41,7 @@ class LineReader(Protocol):
 
 
 class LineOutcome(NamedTuple):
-    """The outcome of a line. `body`: an answer or an error, as JSON. `written`: to be called when the body is
+    """A line's outcome. `body`: an answer or an error, as JSON. `written`: to be called when the body is
     durable on the disk; it releases the answer in the log.
     """
 
@@ -51,7 +51,7 @@ class LineOutcome(NamedTuple):
 
 
 class LineAnswers:
-    """Answers the lines of all batches.
+    """Answers lines for all batches.
 
     `seats`: limits the choices in flight. `priority`: lowest priority value (the most urgent) that a line may
     have.
@@ -124,7 +124,7 @@ class LineAnswers:
     async def _streams(self, parsed_request: ParsedRequest) -> tuple[ParsedRequest, Sequence[Stream]]:
         """Return the request and a stream for each prompt.
 
-        If the streams of all prompts were recovered, they are returned with the envelope from the log.
+        If the streams for all prompts were recovered, they are returned with the envelope from the log.
         Otherwise the request is submitted.
         """
         several = len(parsed_request.prompts)

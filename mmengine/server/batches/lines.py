@@ -1,4 +1,4 @@
-"""The lines of a batch's input and output files, in OpenAI's format.
+"""The lines in a batch's input and output files, in OpenAI's format.
 
 An input line, and the output line that answers it:
 
@@ -46,7 +46,7 @@ class CheckedLines(NamedTuple):
 
 
 def check_lines(path: Path, endpoint: str, max_lines: int) -> CheckedLines:
-    """Check every line of a file. Blocks. Raises OSError."""
+    """Check every line in a file. Blocks. Raises OSError."""
     requests = index_of(path)
     if not len(requests):
         return CheckedLines(requests, [LineError("empty_file", "the file has no requests")])
@@ -71,7 +71,7 @@ def index_of(path: Path) -> RequestIndex:
 
 
 def lines_of(path: Path, index: RequestIndex, answered: set[int]) -> Iterator[Line]:
-    """Yield the lines of a checked file whose indices (`Line.place`) are not in `answered`. Blocks. Raises
+    """Yield the lines in a checked file whose indices (`Line.place`) are not in `answered`. Blocks. Raises
     OSError.
     """
     with path.open("rb") as file:
@@ -91,7 +91,7 @@ _decode_body = msgspec.json.Decoder(_Body).decode
 
 
 class _Fields(msgspec.Struct, forbid_unknown_fields=True):
-    """The undecoded fields of a line."""
+    """A line's undecoded fields."""
 
     custom_id: msgspec.Raw | UnsetType = UNSET
     method: msgspec.Raw | UnsetType = UNSET
@@ -186,14 +186,14 @@ class _Out(msgspec.Struct):
 
 
 def answer_line(name: str, custom_id: str, status: int, body: bytes) -> bytes:
-    """Return the output line of a request that got a response, which may be an error. `name`: the request's
+    """Return the output line for a request that got a response, which may be an error. `name`: the request's
     id.
     """
     return _written(_Out(_line_id(name), custom_id, _Response(status, name, msgspec.Raw(body)), None))
 
 
 def expired_line(name: str, custom_id: str) -> bytes:
-    """Return the error line of a request that was not answered in time."""
+    """Return the error line for a request that was not answered in time."""
     why = _Why("batch_expired", "the completion window ended before this request was answered")
     return _written(_Out(_line_id(name), custom_id, None, why))
 

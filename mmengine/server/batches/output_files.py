@@ -1,4 +1,4 @@
-"""Writes the output file and the error file of a batch. Only these files tell which lines are answered."""
+"""Writes a batch's output file and error file. Only these files tell which lines are answered."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -18,8 +18,8 @@ _TOGETHER = 1000  # Lines per write and sync.
 
 
 class Answer(NamedTuple):
-    """An output line to write. `place`: the index of the request's input line. `is_good`: True for the output
-    file, False for the error file.
+    """An output line to write. `place`: the input line's index. `is_good`: True for the output file, False
+    for the error file.
     """
 
     place: int
@@ -30,8 +30,8 @@ class Answer(NamedTuple):
 class BatchFiles:
     """A batch's two files, open for appending.
 
-    All methods block. The constructor raises OSError, and InvalidRequest if a file contains lines of another
-    batch.
+    All methods block. The constructor raises OSError, and InvalidRequest if a file contains another batch's
+    lines.
     """
 
     def __init__(self, files: Files, batch: Batch, requests: RequestIndex):

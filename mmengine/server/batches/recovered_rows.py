@@ -17,10 +17,10 @@ class RecoveredRow(NamedTuple):
 
 
 class RecoveredRows:
-    """The recovered requests of live batches, with a stream for each.
+    """The recovered requests in live batches, with a stream for each.
 
-    Recovered requests of ended batches are cancelled. Create this object before the call registry reads the
-    engine's recovered requests, because batch requests are not calls of clients.
+    Recovered requests in ended batches are cancelled. Create this object before the call registry reads the
+    engine's recovered requests, because batch requests are not calls from clients.
     """
 
     def __init__(self, engine: ServedEngine, batches: Batches):
@@ -43,13 +43,13 @@ class RecoveredRows:
         return [self._rows.pop(name) for name in names if name in self._rows]
 
     def drop(self, owner: str, batch_id: str) -> None:
-        """Cancel the remaining requests of a batch that has ended."""
+        """Cancel an ended batch's remaining requests."""
         begin = log_request_id(owner, f"{batch_id}-")
         for row in self.pop([name for name in self._rows if name.startswith(begin)]):
             discard_stream(row.stream)
 
     def leave(self) -> None:
-        """Detach all streams at the end of the process. Their requests stay in the log."""
+        """Detach all streams when the process ends. Their requests stay in the log."""
         for row in self.pop(list(self._rows)):
             row.stream.leave()
 

@@ -1,4 +1,4 @@
-"""Route records of /v1/files and /v1/batches."""
+"""Route records for /v1/files and /v1/batches."""
 
 from mmengine.server.batches.file_routes import FileRoutes
 from mmengine.server.batches.routes import BatchBody, BatchRoutes

@@ -1,5 +1,5 @@
-"""Handlers of /v1/batches. A batch is a file of requests that run beside live traffic and continue after a
-restart of the server.
+"""Handlers for /v1/batches. A batch is a request file whose requests run beside live traffic and continue
+after the server restarts.
 """
 
 import asyncio
@@ -69,7 +69,7 @@ _decode = msgspec.json.Decoder(BatchBody).decode
 
 
 class BatchRoutes:
-    """Handlers of /v1/batches. `reattach_s`: for this many seconds, a retried call finds the batch that its
+    """Handlers for /v1/batches. `reattach_s`: for this many seconds, a retried call finds the batch that its
     first try created.
     """
 

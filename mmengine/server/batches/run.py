@@ -32,8 +32,8 @@ class BatchResources(NamedTuple):
     """Objects that all batches share.
 
     `bodies`: limits the bytes of lines that were read but are not yet in the engine. `may_begin`: whether new
-    requests may be submitted. `count_line`: see `answered` of BatchRunner. `turning`: for each batch, the
-    lock that is held while its status changes.
+    requests may be submitted. `count_line`: see BatchRunner's `answered`. `turning`: for each batch, the lock
+    that is held while its status changes.
     """
 
     storage: Storage
@@ -46,8 +46,8 @@ class BatchResources(NamedTuple):
 
 
 class BatchRun:
-    """One run of a batch. If `run` is cancelled, another BatchRun can continue the batch, also in a later
-    process.
+    """A task that runs a batch. If `run` is cancelled, another BatchRun can continue the batch, also in a
+    later process.
     """
 
     def __init__(self, batch_id: str, resources: BatchResources):
@@ -244,7 +244,7 @@ class BatchRun:
         self._came.set()
 
     def _name(self, number: int) -> str:
-        """Return the id of a line's request."""
+        """Return the request id for a line."""
         return f"{self.batch_id}-{number}"
 
     # Writing answers

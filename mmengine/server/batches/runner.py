@@ -1,4 +1,4 @@
-"""Runs each batch that has not ended as a task beside the calls of clients."""
+"""Runs each batch that has not ended as a task beside clients' calls."""
 
 import asyncio
 import time

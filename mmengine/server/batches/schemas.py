@@ -1,4 +1,4 @@
-"""Schemas of /v1/files and /v1/batches, in OpenAI's format."""
+"""Schemas for /v1/files and /v1/batches, in OpenAI's format."""
 
 from typing import Literal
 
@@ -85,7 +85,7 @@ class BatchObjects(Page):
 
 
 class Upload(ResponseSchema):
-    """The form fields of an upload."""
+    """The form fields in an upload."""
 
     file: str
     purpose: Literal["batch", "vision", "user_data"]

@@ -53,8 +53,8 @@ class Load:
 
 
 def bodies(load: Load) -> list[bytes]:
-    """Return the bodies of all calls. Each prompt begins with a random word, so that there are no prefix
-    cache hits.
+    """Return all calls' bodies. Each prompt begins with a random word, so that there are no prefix cache
+    hits.
     """
     chance = random.Random(load.seed)
     urls = [_data_url(path) for path in load.images]
@@ -91,8 +91,8 @@ def _data_url(path: Path) -> str:
 async def run(
     target: Target, load: Load, done: Callable[[], None] = lambda: None
 ) -> tuple[list[Call], float]:
-    """Run the load. Return the calls in the order of their starts, and the total time in seconds. `done`:
-    called after each call.
+    """Run the load. Return the calls in starting order, and the total time in seconds. `done`: called after
+    each call.
     """
     chance, places = random.Random(load.seed + 1), asyncio.Semaphore(load.concurrency)
 

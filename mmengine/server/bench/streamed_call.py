@@ -19,7 +19,7 @@ _READ = 2**16
 
 
 class Target(NamedTuple):
-    """A server. `path`: the path of its chat route."""
+    """A server. `path`: its chat route's path."""
 
     host: str
     port: int
@@ -43,8 +43,8 @@ class Target(NamedTuple):
 @dataclass(slots=True)
 class Call:
     """A call's result. Times are seconds on the monotonic clock. `sent`, `over`: when the call was sent and
-    when it ended. `at`: arrival times of the events with output. `num_prompt`, `num_tokens`: prompt and
-    output tokens. `error`: why there is no complete answer, or "".
+    when it ended. `at`: arrival times for events with output. `num_prompt`, `num_tokens`: prompt and output
+    tokens. `error`: why there is no complete answer, or "".
     """
 
     sent: float = 0.0

@@ -28,10 +28,11 @@ class Limits(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Summary:
-    """The result of a load.
+    """A load's result.
 
     The `_ms` fields map "mean" and "p50", "p90" and "p99" to milliseconds. Rates are per second. `goodput`:
-    calls per second within the limits. `good_share`: their share of all calls. Both are None without limits.
+    calls per second within the limits. `good_share`: the share of calls that are within the limits. Both are
+    None without limits.
     """
 
     num_calls: int
@@ -73,7 +74,7 @@ def summary_of(calls: Sequence[Call], seconds: float, limits: Limits) -> Summary
 
 
 def gaps(calls: Sequence[Call]) -> list[float]:
-    """Return the seconds between consecutive events of each answer, for all answers together."""
+    """Return the seconds between consecutive events, for all answers together."""
     return [after - before for call in calls for before, after in zip(call.at, call.at[1:], strict=False)]
 
 
@@ -89,7 +90,7 @@ def _spread(seconds: Sequence[float]) -> dict[str, float]:
 
 
 def rows_of(summary: Summary) -> list[tuple[str, str]]:
-    """Return the rows of the table that shows the summary, as pairs (name, text)."""
+    """Return the table rows that show the summary, as pairs (name, text)."""
     failed = f", {summary.num_failed} failed" if summary.num_failed else ""
     rows = [
         ("calls", f"{summary.num_calls}{failed}, in {summary.seconds:.1f} s"),
@@ -121,8 +122,8 @@ def markdown(title: str, summary: Summary) -> str:
 
 
 def draw(title: str, calls: Sequence[Call], limits: Limits, path: Path) -> None:
-    """Draw four charts: the distributions of the time to first token and of the gaps between events, and each
-    call's time to first token and time per output token against its start.
+    """Draw four charts: the time to first token and the gaps between events as distributions, and each call's
+    time to first token and time per output token against its start.
     """
     from matplotlib.figure import Figure  # Imported late, because only this function needs matplotlib.
 

@@ -16,7 +16,7 @@ MAX_WAITING = 256  # If the store fails and this many answers wait, new calls ar
 
 
 class AnswerWriter:
-    """The queue of answers to store. Belongs to a single event loop.
+    """The queue for answers to store. Belongs to a single event loop.
 
     `stored`: called with the calls whose answers are durable on the disk, so that the log need not keep them.
     """

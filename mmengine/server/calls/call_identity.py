@@ -29,7 +29,7 @@ class Caller(NamedTuple):
 
 
 def keys_of(envelope: Envelope, request_id: str, *, names_itself: bool = True) -> list[Key]:
-    """Return the keys under which a repetition of a call is found. `names_itself`: see Caller."""
+    """Return the keys under which a repeated call is found. `names_itself`: see Caller."""
     found = [(envelope.owner, IDEMPOTENCY_KEY, envelope.key)] if envelope.key else []
     return [*found, (envelope.owner, ITS_ID, request_id)] if names_itself else found
 
@@ -79,7 +79,7 @@ def key_in_use(key: Key) -> ApiError:
 
 
 def with_first_identity(parsed_request: ParsedRequest, request_id: str, envelope: Envelope) -> ParsedRequest:
-    """Return a repeated call with the request id and the envelope (creation time, model name) of the first
+    """Return a repeated call with the request id and the envelope (creation time, model name) from the first
     call.
     """
     parsed_request.prompts.clear()

@@ -40,7 +40,7 @@ _Fill = Callable[[ParsedRequest], Awaitable[None]]
 
 
 class CallRegistry:
-    """All calls of a server that can outlive their connection.
+    """All calls that can outlive their connection.
 
     `reattach_s`: seconds for which a call without a reader, or a recovered call, waits for its client.
     `stored_responses`: the store for responses, or None. Belongs to the event loop that creates it.
@@ -77,7 +77,7 @@ class CallRegistry:
         """Return the request, as it was first accepted, and an answer source for each of its prompts.
 
         `fill` reads uploaded files into the prompts, unless an earlier answer is found. Raises ApiError if
-        the key is in use, InvalidRequest, QueueFull, KeepFailed, and the errors of `fill`.
+        the key is in use, InvalidRequest, QueueFull, KeepFailed, and `fill`'s errors.
         """
         keys = keys_of(request.envelope, request.request_id, names_itself=caller.names_itself)
         if (again := self._repeated(request, keys, caller)) is not None:
@@ -134,7 +134,7 @@ class CallRegistry:
     def _repeated(
         self, request: ParsedRequest, keys: list[Key], caller: Caller
     ) -> tuple[ParsedRequest, Sequence[AnswerSource]] | None:
-        """Return the request and the answer sources of an earlier call that this call repeats, or None."""
+        """Return the request and the answer sources from an earlier call that this call repeats, or None."""
         for key in keys:
             if (call := self._calls.get(key)) is not None:
                 if call.is_live:
@@ -174,7 +174,7 @@ class CallRegistry:
         return self._calls.get((owner, RESPONSE, request_id))
 
     def detached_calls(self) -> list[DetachedCall]:
-        """Return the calls that can continue without a client, in order of arrival."""
+        """Return the calls that can continue without a client, in arrival order."""
         return list(dict.fromkeys(self._calls.values()))
 
     def _stores(self, envelope: Envelope) -> bool:
@@ -240,7 +240,7 @@ class CallRegistry:
             call.timer.cancel()
 
     def _refused(self, envelope: Envelope, request_id: str) -> None:
-        """Delete the response of a refused request, whose input was stored before the refusal."""
+        """Delete the response for a refused request, whose input was stored before the refusal."""
         assert self._kept_responses is not None
         if self.response(envelope.owner, request_id) is None:
             self._aside(partial(self._kept_responses.delete_refused, envelope, request_id))

@@ -1,4 +1,4 @@
-"""A call that continues when its client disconnects, and the readers of its answer."""
+"""A call that continues when its client disconnects, and its answer's readers."""
 
 import asyncio
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ _IS_OVER, _IS_GOOD = attrgetter("is_over"), attrgetter("is_good")  # Faster than
 
 
 class CallObserver(Protocol):
-    """The methods of the registry that a call notifies.
+    """The registry's methods that a call notifies.
 
     `attended`: a client reads the call. `unattended`: the last client left. `over`: the answer is complete or
     has failed.
@@ -81,7 +81,7 @@ class DetachedCall:
 
     @property
     def size(self) -> int:
-        """The memory that the call takes, in units of one output."""
+        """The memory that the call takes, as a number of outputs."""
         of_a_token = 1 if (count := self._streams[0].sampling.logprobs) is None else 2 + count
         envelope = sum(len(stream.envelope) for stream in self._streams)
         outputs = sum(record.num_tokens for record in self._records) * of_a_token

@@ -15,8 +15,8 @@ from mmengine.server.chat.submission import log_request_id, prompt_request_id
 class RecoveredCall(NamedTuple):
     """A recovered call. `left`: its unclaimed requests; the key is the prompt index.
 
-    If the request of a prompt is missing, the call was never accepted as a whole, so its client got no
-    answer. The other requests keep their ids.
+    If a prompt's request is missing, the call was never accepted as a whole, so its client got no answer. The
+    other requests keep their ids.
     """
 
     envelope: Envelope
@@ -57,7 +57,7 @@ def group_recovered_calls(left: Iterable[UnclaimedRequest]) -> list[RecoveredCal
 
 
 def rebuild_request(request_id: str, envelope: Envelope, sampling: SamplingParams) -> ParsedRequest:
-    """Rebuild the request of a recovered or stored call from its envelope, without prompts."""
+    """Rebuild a recovered or stored call's request from its envelope, without prompts."""
     return ParsedRequest(
         [],
         sampling,

@@ -38,8 +38,8 @@ class FinishedResponse(NamedTuple):
 
 
 class StoredResponses:
-    """The stored responses; a response is identified by its owner and request id. Methods raise the errors of
-    AnswerStore.
+    """The stored responses; a response is identified by its owner and request id. Methods raise AnswerStore's
+    errors.
     """
 
     def __init__(self, store: AnswerStore):
@@ -75,7 +75,7 @@ class StoredResponses:
         return msgspec.structs.replace(envelope, responses=logged_envelope)
 
     async def delete_refused(self, envelope: Envelope, request_id: str) -> None:
-        """Delete the input of a response that was refused."""
+        """Delete a refused response's input."""
         await self._store.delete(prompt_request_id(envelope, request_id, 0), envelope.owner)
 
     async def put_all(self, some: Sequence[FinishedResponse]) -> None:

@@ -48,7 +48,7 @@ class Tracing:
         engine.tell_times(self._heard)
 
     def begin(self, parsed_request: ParsedRequest, num_prompts: int) -> "CallSpan":
-        """Start the span of a parsed call, before its requests are submitted."""
+        """Start the span for a parsed call, before its requests are submitted."""
         envelope, sampling = parsed_request.envelope, parsed_request.sampling
         operation = _OPERATIONS.get(envelope.api, "chat")
         carrier = {"traceparent": envelope.traceparent} if envelope.traceparent else {}
@@ -83,13 +83,13 @@ class Tracing:
         return traced
 
     def _heard(self, request_id: str, times: Times) -> None:
-        """Receive the times of a finished request. Runs on the engine's thread."""
+        """Receive a finished request's times. Runs on the engine's thread."""
         if request_id in self._parents:
             with suppress(RuntimeError):  # Raised if the loop is closed.
                 self._loop.call_soon_threadsafe(partial(self._tell, request_id, times))
 
     def _tell(self, request_id: str, times: Times) -> None:
-        """Write the child spans of a finished request."""
+        """Write the child spans for a finished request."""
         if (parent := self._parents.pop(request_id, None)) is None:
             return
         offset = time.time_ns() - time.monotonic_ns()
@@ -114,20 +114,20 @@ class Tracing:
 
 
 class CallSpan:
-    """The span of a call."""
+    """A call's span."""
 
     def __init__(self, span: Span):
         self._span = span
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """W3C trace context headers of the answer."""
+        """W3C trace context headers for the answer."""
         context = self._span.get_span_context()
         trace_id, span_id = format_trace_id(context.trace_id), format_span_id(context.span_id)
         return {"traceparent": f"00-{trace_id}-{span_id}-{int(context.trace_flags):02x}"}
 
     def record_error(self, error: BaseException) -> None:
-        """End the span of a call that failed before its answer or its stream began."""
+        """End the span for a call that failed before its answer or its stream began."""
         if self._span.is_recording():
             left = isinstance(error, (ClientLeft, asyncio.CancelledError))
             found = ApiError(ErrorCode.CLIENT_LEFT, "the client left") if left else api_error(error)
@@ -137,7 +137,7 @@ class CallSpan:
         self._span.end()
 
     def record_answer(self, builder: ResponseBuilder, how: str) -> None:
-        """End the span of a call whose answer began. `how`: "whole" for a complete answer, otherwise how the
+        """End the span for a call whose answer began. `how`: "whole" for a complete answer, otherwise how the
         stream ended.
         """
         if self._span.is_recording():
@@ -148,7 +148,7 @@ class CallSpan:
 
 
 def _told_of(builder: ResponseBuilder) -> dict[str, Value]:
-    """Return the span attributes of an answer, which may be incomplete."""
+    """Return the span attributes for an answer, which may be incomplete."""
     completions = builder.completions
     if not completions:
         return {}

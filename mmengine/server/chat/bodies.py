@@ -1,7 +1,7 @@
-"""The bodies of /v1/chat/completions, /v1/completions, /tokenize and /detokenize.
+"""The bodies for /v1/chat/completions, /v1/completions, /tokenize and /detokenize.
 
 Each field is declared once, with its type, its limits, and how the server treats it. The OpenAPI document,
-the check of unknown fields and the tables of the HTTP reference are derived from these structs.
+the check for unknown fields and the tables in the HTTP reference are derived from these structs.
 """
 
 from typing import Annotated
@@ -138,7 +138,7 @@ class CompletionBody(Body, frozen=True, kw_only=True):
 
 
 class TokenizeBody(msgspec.Struct, frozen=True):
-    """The body of /tokenize. Exactly one of `prompt` and `messages` is required."""
+    """The /tokenize body. Exactly one of `prompt` and `messages` is required."""
 
     model: Annotated[str | None, MODEL] = None
     prompt: Annotated[str | None, supported("a text")] = None

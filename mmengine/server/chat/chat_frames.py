@@ -1,7 +1,7 @@
 """Renders answers in OpenAI's chat format, as stream frames or as a whole body.
 
 The rendered bytes depend only on the request and the answer: `id` and `created` come from the envelope in the
-log. Most bytes of a frame are the same in the whole stream and are encoded only once.
+log. Most bytes in a frame are the same in the whole stream and are encoded only once.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,7 +23,7 @@ Usage = dict[str, object]
 
 
 class FrameTails:
-    """The ends of frames, with or without usage.
+    """Frame ends, with or without usage.
 
     `usage_frames` "always": each frame has the choice's usage so far. "last": frames have a null usage.
     "none": frames have no usage field. `plain`: the end that all frames share, or b"" if each frame has its
@@ -36,7 +36,7 @@ class FrameTails:
         self._num_prompt: dict[int, int] = {}  # For each choice, the number of its prompt's tokens.
 
     def set_prompt(self, indices: Iterable[int], num_tokens: int) -> None:
-        """Set the prompt token count of these choices. Must be called before their first frame."""
+        """Set the prompt token count for these choices. Must be called before their first frame."""
         self._num_prompt.update(dict.fromkeys(indices, num_tokens))
 
     def num_prompt(self, index: int) -> int:
@@ -54,7 +54,7 @@ class FrameTails:
 
 
 class Frames(Protocol):
-    """Renders the answers of one API."""
+    """Renders answers for one API."""
 
     tails: FrameTails
     done: bytes  # Follows the last frame of a stream.
@@ -71,13 +71,13 @@ class Frames(Protocol):
     def usage(self, usage: Usage) -> bytes: ...
 
     def error(self, error: ApiError) -> bytes:
-        """Return the frame that reports the error at the end of a stream."""
+        """Return the frame that reports the error when a stream ends."""
 
     def whole(self, choices: Sequence[AccumulatedChoice], usage: Usage) -> bytes: ...
 
 
 class OpenAiFrames:
-    """The ends of chat and completion streams."""
+    """How chat and completion streams end."""
 
     done = b"data: [DONE]\n\n"
 
@@ -88,7 +88,7 @@ class OpenAiFrames:
 class ChatFrames(OpenAiFrames):
     """Renders chat completions as frames or bodies.
 
-    `texts`: the texts of tokens in logprobs; None for an answer without logprobs. `names_reasoning_twice`:
+    `texts`: the token texts for logprobs; None for an answer without logprobs. `names_reasoning_twice`:
     whether messages have `reasoning` as a copy of `reasoning_content`.
     """
 

@@ -1,4 +1,4 @@
-"""Reads the body of /v1/chat/completions into a request."""
+"""Reads a /v1/chat/completions body into a request."""
 
 from contextlib import suppress
 from functools import partial
@@ -126,7 +126,7 @@ class ChatReader:
         payloads: MediaPayloads = NO_PAYLOADS,
         uploads: list[UploadReference] | None = None,
     ) -> tuple[Prompt, ToolCallSpec | None]:
-        """Return the prompt, and the specification of the tool calls that the answer may make, or None.
+        """Return the prompt, and the specification for the tool calls that the answer may make, or None.
 
         `uploads`: the list to which references to uploaded files are added; None refuses them. Raises
         ApiError.
@@ -151,7 +151,7 @@ class ChatReader:
         return dict(self._media_options)
 
     def template_options(self, given: Json) -> Json:
-        """Check the call's chat template variables, and return them with the template of the server's
+        """Check the call's chat template variables, and return them with the template in the server's
         settings. Raises ApiError.
         """
         variables = without_nulls(given)

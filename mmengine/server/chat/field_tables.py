@@ -1,4 +1,4 @@
-"""Tables of the supported, ignored and refused fields of chat, completions and tokenization."""
+"""Tables with the supported, ignored and refused fields for chat, completions and tokenization."""
 
 from mmengine.server.chat.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from mmengine.server.http.body_fields import Field, fields_of

@@ -60,7 +60,7 @@ def check_url(where: FieldPath, url: str, media_fetcher: MediaFetcher | None) ->
 
 
 class FetchMetrics:
-    """The metrics of a media fetcher, which reports each fetch to this object.
+    """The metrics for a media fetcher, which reports each fetch to this object.
 
     The operator log gets a failed fetch's host, but never its path or query, because these may contain
     credentials.

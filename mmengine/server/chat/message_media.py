@@ -1,4 +1,4 @@
-"""Media in chat messages: checks the URLs, files and pixel limits of content parts."""
+"""Media in chat messages: checks the URLs, files and pixel limits in content parts."""
 
 from collections.abc import Mapping
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""Converts the bodies of all APIs to a parsed request, which has an envelope for the log."""
+"""Converts all APIs' bodies to a parsed request, which has an envelope for the log."""
 
 import math
 import time
@@ -34,7 +34,7 @@ _SAME = (
 
 
 class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Data of a call that the log keeps beside the request, so that its answer can be rendered from the log.
+    """Call data that the log keeps beside the request, so that its answer can be rendered from the log.
 
     `owner`: see ApiKeys.owner_of. The request's id in the log has the owner as a prefix. New versions may
     only add fields, with a default, because older logs must stay readable.
@@ -57,7 +57,7 @@ class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class AnswerFormat(NamedTuple):
     """The answer's format, as the engine takes it. At most one of `response_format` and `grammar` is set.
-    `place`: the path of the body's field that sets the format.
+    `place`: the path to the body's field that sets the format.
     """
 
     response_format: Json | None = None
@@ -75,9 +75,8 @@ NO_FORMAT = AnswerFormat()
 class ParsedRequest(msgspec.Struct, frozen=True):
     """A validated call.
 
-    `ignored`: names of ignored unknown fields. `field_names`: maps the field names of chat completions to
-    another API's names. `media`: the media in a stored response's input, until the engine has them; the key
-    is the SHA-256 in hex.
+    `ignored`: names of ignored unknown fields. `field_names`: maps chat's field names to another API's names.
+    `media`: the media in a stored response's input, until the engine has them; the key is the SHA-256 in hex.
     """
 
     prompts: list[Prompt]
@@ -226,7 +225,8 @@ def _decoded(given: Mapping[str, msgspec.Raw], held: str = "", schema: str = "")
     """Decode an object's values, and omit nulls.
 
     `schema`: a field whose value stays bytes if it is a large object. `held`: a field that contains a field
-    `schema`, to which the same applies. Decoding 1 MB of small objects holds the interpreter lock for 10 ms.
+    `schema`, to which the same applies. Decoding 1 MB with small objects holds the interpreter lock for 10
+    ms.
     """
     values: Json = {}
     for name, raw in given.items():
@@ -250,7 +250,7 @@ def without_nulls(given: Mapping[str, object]) -> Json:
 
 
 def item_options(given: Mapping[str, object] | None, max_pixels: int) -> Json:
-    """Return the media options for all media of a prompt, clamped to the server's limits. Raises ApiError."""
+    """Return the media options for all media in a prompt, clamped to the server's limits. Raises ApiError."""
     options = without_nulls(given or {})
     for name in ("local_files", "video_metadata", "images_kwargs", "videos_kwargs", "size", "urls"):
         if name in options:

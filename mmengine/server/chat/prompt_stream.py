@@ -1,4 +1,4 @@
-"""Converts the stream of a prompt to updates for its choices."""
+"""Converts a prompt's stream to updates for its choices."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -23,7 +23,7 @@ class ChoiceUpdate(NamedTuple):
 
 
 class PromptStream:
-    """A prompt of a call, and its n choices. `first`: the index of its first choice in the call.
+    """A prompt in a call, and its n choices. `first`: the index of its first choice in the call.
 
     The owner calls `push` for each output, and then `end` if the output has a `finish_reason`.
     """
@@ -50,14 +50,14 @@ class PromptStream:
         ]
 
     def push(self, output: RequestOutput) -> list[Delta]:
-        """Return the deltas of an output, without the text that `end` returns."""
+        """Return an output's deltas, without the text that `end` returns."""
         if self._asked.is_prompt_only:
             return []
         return self._choices[output.index].push(output.token_ids, output.logprobs)
 
     def argument_check(self, output: RequestOutput) -> Callable[[], tuple[ChoiceUpdate]] | None:
-        """Return a function that checks the arguments of the choice's tool calls and returns the result of
-        `end`. None if there is nothing to check.
+        """Return a function that checks the arguments in the choice's tool calls and returns `end`'s result.
+        None if there is nothing to check.
 
         The function may take long, so it should run on another thread.
         """
@@ -67,8 +67,8 @@ class PromptStream:
     def end(self, output: RequestOutput, errors: tuple[ArgumentError, ...] = ()) -> ChoiceUpdate:
         """Return a choice's last update, for an output with a `finish_reason`.
 
-        `errors`: the result of the argument check. Raises ApiError, InvalidRequest and QueueFull for an
-        aborted answer.
+        `errors`: the argument check's result. Raises ApiError, InvalidRequest and QueueFull for an aborted
+        answer.
         """
         choice, reason = self._choices[output.index], output.finish_reason or ""
         if reason not in ("stop", "length"):

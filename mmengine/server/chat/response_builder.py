@@ -95,7 +95,7 @@ class ResponseBuilder:
 
     def _outputs(self) -> Iterator[tuple[PromptStream, RequestOutput]]:
         """Yield about MAX_OUTPUTS_AT_ONCE of the outputs that have arrived. If a prompt failed, its error is
-        raised after the outputs of earlier prompts.
+        raised after the outputs from earlier prompts.
         """
         while self._pending:
             yield self._pending.popleft()
@@ -199,12 +199,12 @@ class ResponseBuilder:
         return b"".join(frames), "whole"
 
     def error_frames(self, error: ApiError) -> bytes:
-        """Return the last frames of a stream that ends with an error."""
+        """Return the last frames for a stream that ends with an error."""
         return self._frames.error(error) + self._frames.done
 
     def _take_plain(self, prompt_stream: PromptStream, frames: list[bytes]) -> None:
         """Append frames for the outputs before the first that ends a choice or has prompt logprobs. That
-        output and all later ones go to `_pending`. This is a fast path of `_updates` for most steps.
+        output and all later ones go to `_pending`. This is `_updates`' fast path for most steps.
         """
         outputs = prompt_stream.stream.take()
         for place, output in enumerate(outputs):

@@ -1,4 +1,4 @@
-"""The fields of a response object that repeat the call's parameters."""
+"""The fields in a response object that repeat the call's parameters."""
 
 import msgspec
 
@@ -17,7 +17,7 @@ def echo_json(value: object, default: msgspec.Raw) -> msgspec.Raw:
 
 
 class ResponseEcho(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The call parameters that a response object repeats. Fields of type Raw contain JSON.
+    """The call parameters that a response object repeats. Raw fields contain JSON.
 
     `store`: whether the server stores the response. `input`: for a stored response, the call's input items as
     a JSON list. In this list, media that were sent as data are replaced by sha256: and their hex digest.

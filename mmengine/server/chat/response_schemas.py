@@ -42,8 +42,8 @@ class Usage(_Counts):
 class EventUsage(_Counts):
     """Token counts in events.
 
-    The last event counts all choices, with details. With continuous_usage_stats, each earlier event has the
-    counts of its choice.
+    The last event counts all choices, with details. With continuous_usage_stats, each earlier event has its
+    choice's counts.
     """
 
     prompt_tokens_details: PromptTokens | UnsetType = UNSET
@@ -122,7 +122,7 @@ class FunctionDelta(ResponseSchema):
 
 
 class CallDelta(ResponseSchema):
-    """A piece of a tool call. The first piece has the id, type and name; later pieces extend the
+    """A piece from a tool call. The first piece has the id, type and name; later pieces extend the
     arguments.
     """
 
@@ -239,6 +239,6 @@ class Page(ResponseSchema):
 
 
 class Refusal(ResponseSchema):
-    """The body of an error response, and the data of an error event in a stream."""
+    """The body for an error response, and the data for an error event in a stream."""
 
     error: ErrorBody

@@ -1,4 +1,4 @@
-"""Submits HTTP calls to the engine, with one engine request for each prompt of a call."""
+"""Submits HTTP calls to the engine, with one engine request for each prompt in a call."""
 
 from collections.abc import Mapping
 
@@ -14,8 +14,8 @@ _encode = msgspec.json.Encoder().encode
 
 
 def log_request_id(owner: str, name: str) -> str:
-    """Return the id of a call in the log and in the store. It begins with the owner's name, so that ids from
-    two API keys never collide.
+    """Return a call's id in the log and in the store. It begins with the owner's name, so that ids from two
+    API keys never collide.
     """
     return f"{owner}:{name}" if owner else name
 
@@ -35,7 +35,7 @@ def submit(
 ) -> list[Stream]:
     """Submit a request for each prompt in the call, and return their streams.
 
-    `hold`: see `AsyncEngine.stream`. `recovered`: requests of the previous process, which are continued
+    `hold`: see `AsyncEngine.stream`. `recovered`: requests from the previous process, which are continued
     instead of submitted; the key is the prompt's index. Raises InvalidRequest and QueueFull, after cancelling
     the requests that were already submitted.
     """

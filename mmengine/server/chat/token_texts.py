@@ -10,7 +10,7 @@ _KEPT = 4096  # Tokens whose texts are cached.
 
 
 class TokenTexts:
-    """The texts of single tokens. The constructor reads the whole vocabulary."""
+    """Single tokens' texts. The constructor reads the whole vocabulary."""
 
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer

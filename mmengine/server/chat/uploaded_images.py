@@ -1,4 +1,4 @@
-"""Reads images that messages reference by the id of an uploaded file."""
+"""Reads images that messages reference by an uploaded file's id."""
 
 import asyncio
 from collections.abc import Callable
@@ -19,7 +19,7 @@ class UploadedImages:
     """Reads uploaded images into prompts.
 
     `files`: the stored files; None for a server without a log. `max_bytes`: limit for an image. `max_files`:
-    limit for the images of a call.
+    limit for the images in a call.
     """
 
     def __init__(self, files: Files | None, max_bytes: int, max_files: int):
@@ -30,8 +30,8 @@ class UploadedImages:
     ) -> None:
         """Read the uploaded images that the request references into its prompts.
 
-        `add`: called with the total number of bytes before any file is read; may raise ApiError. Raises
-        ApiError for a file that is missing or unsuitable.
+        `add`: called with the total bytes before any file is read; may raise ApiError. Raises ApiError for a
+        file that is missing or unsuitable.
         """
         if not parsed_request.uploads:
             return

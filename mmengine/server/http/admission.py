@@ -39,7 +39,7 @@ class Admission:
         return self._keys.are_several
 
     def take(self, owner: str) -> None:
-        """Count an admitted call of this key, until `give`. Raises ApiError if the call is refused."""
+        """Count an admitted call with this key, until `give`. Raises ApiError if the call is refused."""
         if (why := self.draining()) is not None:
             raise why
         reasons = self._of_engine()
@@ -51,7 +51,7 @@ class Admission:
         self.shares.give(owner)
 
     def reserve(self, owner: str) -> BodyReservation:
-        """Return a reservation for a body of a call with this key."""
+        """Return a reservation for a body with this key."""
         return self.shares.reserve(owner, is_alone=not self._keys.are_several)
 
     def reasons(self) -> tuple[str, ...]:
@@ -81,7 +81,7 @@ class Admission:
 class FairShares:
     """Limits each API key's open calls and body bytes to its share.
 
-    `limit`: maximum number of open calls of all keys together. `share`: the fraction of `limit` and of the
+    `limit`: maximum number of open calls, for all keys together. `share`: the fraction of `limit` and of the
     body bytes that a key may have if there are several keys.
     """
 
@@ -147,5 +147,5 @@ class FairShares:
 
     @property
     def num_bytes(self) -> int:
-        """The bytes of all bodies, as the sum over the keys."""
+        """All bodies' bytes, as the sum over the keys."""
         return self._held.total()

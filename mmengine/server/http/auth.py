@@ -16,7 +16,7 @@ ADMIN_ENVIRONMENT = "MMENGINE_ADMIN_KEY"
 class ApiKeys:
     """The API keys from a file and from an environment variable. Without any key, every call is allowed.
 
-    Each line of the file is a key; lines that start with # are comments.
+    Each line in the file is a key; lines that start with # are comments.
     """
 
     def __init__(self, path: Path | None, variable: str = ENVIRONMENT):
@@ -52,9 +52,9 @@ class ApiKeys:
         return len(self._digests) > 1
 
     def owner_of(self, headers: dict[bytes, bytes]) -> str | None:
-        """Return the owner of the key in `Authorization: Bearer …` or `x-api-key`.
+        """Return the owner for the key in `Authorization: Bearer …` or `x-api-key`.
 
-        The owner is 16 hex digits of the key's digest, which do not reveal the key. Returns None for an
+        The owner is the beginning of the key's digest, which does not reveal the key. Returns None for an
         unknown key, and "" if no keys are configured. The key is always compared with all known keys, so that
         the time reveals nothing.
         """

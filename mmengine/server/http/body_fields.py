@@ -1,5 +1,5 @@
-"""Declares how the server treats each body field, and checks bodies. The structs of bodies declare their
-fields with these functions, and the HTTP reference lists them.
+"""Declares how the server treats each body field, and checks bodies. Body structs declare their fields with
+these functions, and the HTTP reference lists them.
 """
 
 import difflib
@@ -44,7 +44,7 @@ def translated_field(says: str) -> Meta:
 
 
 def fields_of(body: type[msgspec.Struct]) -> tuple[Field, ...]:
-    """Return the fields of `body` in their order. Each field must have an annotation from `supported` or
+    """Return `body`'s fields in their order. Each field must have an annotation from `supported` or
     `translated_field`.
     """
     hints = get_type_hints(body, include_extras=True)

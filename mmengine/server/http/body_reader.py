@@ -143,7 +143,7 @@ class ParserThreads:
     async def run(self, num_bytes: int, work: Callable[[], _T]) -> _T:
         """Run `work`, which parses a body of `num_bytes` bytes, and return its result.
 
-        Small bodies are parsed on the event loop. Raises the errors of `work`.
+        Small bodies are parsed on the event loop. Raises `work`'s errors.
         """
         if num_bytes <= SMALL_BODY:
             return work()

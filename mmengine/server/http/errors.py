@@ -176,7 +176,7 @@ def decode_body(data: _D, decode: Callable[[_D], _T]) -> _T:
 
 
 def _undecodable(error: Exception) -> ApiError:
-    """Return the error for a body that is invalid JSON or has a value of the wrong type."""
+    """Return the error for a body that is invalid JSON or has a value with a wrong type."""
     if not isinstance(error, msgspec.ValidationError):
         return ApiError(ErrorCode.INVALID_JSON, f"the body is not valid JSON: {in_one_line(error, 120)}")
     found = decode_error(error)

@@ -1,6 +1,6 @@
-"""Maps error paths back to the bodies of the Responses and Messages APIs.
+"""Maps error paths back to bodies in the Responses and Messages APIs.
 
-Bodies of these APIs are converted to a chat body, so errors have paths in the chat body. Tables of prefixes
+Bodies of these APIs are converted to a chat body, so errors have paths in the chat body. Tables with prefixes
 map such a path back to the body that the client sent.
 """
 
@@ -14,8 +14,8 @@ Renames = tuple[tuple[Prefix, Prefix], ...]
 
 
 class Place(NamedTuple):
-    """The path in the client's body of a chat message. `parts`: the paths of its content parts. A part that
-    `parts` lacks has the path content / index below the message.
+    """A chat message's path in the client's body. `parts`: its content parts' paths. A part that `parts`
+    lacks has the path content / index below the message.
     """
 
     message: FieldPath
@@ -26,10 +26,10 @@ class Place(NamedTuple):
 
 
 class FieldNames(NamedTuple):
-    """The client's names of chat fields.
+    """The client's names for chat fields.
 
     `places`: an entry for each chat message. `renames`: pairs of a prefix of a chat path and its replacement;
-    the first match wins. `media`: the client's name of image_url and video_url, or "" if the names are the
+    the first match wins. `media`: the client's name for image_url and video_url, or "" if the names are the
     same.
     """
 

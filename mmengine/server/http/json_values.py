@@ -1,7 +1,7 @@
 """Counts the values in a JSON body before the body is parsed.
 
-Parsed values take up to thirty times the bytes of their text. A parser also holds the interpreter lock until
-all values exist, which stops the event loop.
+Parsed values take up to thirty times their text's bytes. A parser also holds the interpreter lock until all
+values exist, which stops the event loop.
 """
 
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ def count_of_values(body: bytes) -> int:
 
 
 def _count_at_most(body: bytes) -> int:
-    """Return an upper bound of the count, which includes the signs inside strings."""
+    """Return an upper bound for the count, which includes the signs inside strings."""
     count = 0
     for at in range(0, len(body), _PIECE):
         count += sum(body.count(sign, at, at + _PIECE) for sign in _SIGNS)

@@ -112,7 +112,7 @@ def read_without_payloads(
     """Call `read` with the body without its media and with the media, and return its result.
 
     If `read` did not use all media, call it again with the unchanged body and return that result. `places`:
-    yields the start and end of each base64 text.
+    yields start and end for each base64 text.
     """
     small, payloads = take_out(body, places) if len(body) > MIN_CHARS else (body, NO_PAYLOADS)
     result = read(small, payloads)

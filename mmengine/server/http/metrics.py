@@ -1,4 +1,4 @@
-"""Metrics of the HTTP layer. The engine has its own metrics."""
+"""Metrics for the HTTP layer. The engine has its own metrics."""
 
 from collections.abc import Callable, Iterator
 
@@ -79,7 +79,7 @@ class HttpMetrics:
             self.ends.labels(how)
 
     def line_answered(self, is_good: bool) -> None:
-        """Count a line of a batch. `is_good`: True if the line got an answer, False for an error."""
+        """Count a batch line. `is_good`: True if the line got an answer, False for an error."""
         self.batch_lines.labels(OUTCOMES[not is_good]).inc()
 
     def count_error(self, error: ApiError) -> None:
@@ -117,7 +117,7 @@ class FunctionCollector(Collector):
 
 
 def vllm_http_families(families: Iterator[Metric]) -> Iterator[Metric]:
-    """Yield the request counts and times in `families` under the names of vLLM's server."""
+    """Yield the request counts and times in `families` under the names that vLLM's server uses."""
     for family in families:
         if family.name == "mmengine_http_requests":
             counter = CounterMetricFamily(

@@ -1,4 +1,4 @@
-"""Resolves the served names of the model and its LoRA adapters."""
+"""Resolves the served names for the model and its LoRA adapters."""
 
 from mmengine.serve.async_engine.served_engine import ServedEngine
 from mmengine.server.http.errors import unknown_model_error

@@ -1,8 +1,7 @@
-"""The record of a route: method, path, endpoint, and operation in the OpenAPI document.
+"""A route's record: method, path, endpoint, and operation in the OpenAPI document.
 
-Each package declares the records of its routes beside the class that handles them. The application binds the
-records to an instance of the class, and `app/openapi.py` renders their operations, so that each path is
-written once.
+Each package declares its routes' records beside the class that handles them. The application binds the
+records to an instance, and `app/openapi.py` renders their operations, so that each path is written once.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -26,9 +25,9 @@ ANSWERS = (400, 404, 409, 422, 504, *READS)  # Error statuses of a route that cr
 
 
 class Stream(NamedTuple):
-    """The server-sent events of a route.
+    """A route's server-sent events.
 
-    `events`: the structs of `data`. `done`: the text of the last event; "" if the events have names, which
+    `events`: the structs in `data`. `done`: the text of the last event; "" if the events have names, which
     are the structs' tags.
     """
 
@@ -37,12 +36,12 @@ class Stream(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """The OpenAPI description of a route.
+    """A route's OpenAPI description.
 
-    `answer`: the struct or the media type of the body with status 200. `refusals`: the error statuses.
-    `refusal`: the struct of error bodies; None for OpenAI's. `not_ready`: the struct of the body with status
-    503, if it is not an error body. `query`: the names of query parameters. `creates_answer`: whether the
-    route has the request and response headers of answers.
+    `answer`: the struct or the media type for status 200. `refusals`: the error statuses. `refusal`: the
+    struct for error bodies; None for OpenAI's. `not_ready`: the struct for status 503, if it is not an error
+    body. `query`: the query parameters' names. `creates_answer`: whether the route has the request and
+    response headers for answers.
     """
 
     summary: str
@@ -77,7 +76,7 @@ class RouteRecord(NamedTuple):
 def answer_operation(
     summary: str, body: Body, answer: Body, stream: Stream, refusal: Body | None = None
 ) -> Operation:
-    """Return the operation of a route that creates answers, streamed or not."""
+    """Return the operation for a route that creates answers, streamed or not."""
     return Operation(
         summary,
         answer,
@@ -91,7 +90,7 @@ def answer_operation(
 
 
 def bind(records: Iterable[RouteRecord], instance: object) -> Endpoints:
-    """Return the endpoints of `records`, bound to `instance`."""
+    """Return the endpoints in `records`, bound to `instance`."""
     return {record.key: MethodType(record.endpoint, instance) for record in records}
 
 
@@ -101,7 +100,7 @@ def answer_all(records: Iterable[RouteRecord], endpoint: Endpoint) -> Endpoints:
 
 
 def parameter(name: str, place: str) -> Json:
-    """Return the OpenAPI parameter object of a string parameter. `place`: path or query."""
+    """Return the OpenAPI parameter object for a string parameter. `place`: path or query."""
     return {"name": name, "in": place, "required": place == "path", "schema": {"type": "string"}}
 
 

@@ -39,7 +39,7 @@ NO_IDS = TokenIds((), [])
 
 
 def take_out(body: bytes, field: bytes, *, may_nest: bool = False) -> tuple[bytes, TokenIds]:
-    """Remove the long list of integers in `field`, and return the body and the list.
+    """Remove the long integer list in `field`, and return the body and the list.
 
     `may_nest`: whether the value may be a list of lists. Integers beyond 32 bits become -1, which is not a
     valid token either. Call this on a thread: the whole work takes long, but the interpreter lock is released
@@ -93,7 +93,7 @@ def _nested(body: bytes, at: int, end: int) -> "list[array[int]]":
 
 
 def _ids(body: bytes, at: int, end: int) -> "array[int]":
-    """Return the integers in the text of a list, without its brackets. Raises ValueError."""
+    """Return the integers in a list's text, without its brackets. Raises ValueError."""
     found = array("i")
     while at < end:
         comma = body.find(b",", at + _PIECE, end)

@@ -141,9 +141,7 @@ def _live(found: Health) -> bytes:
 
 
 def _ready(found: Health) -> bytes:
-    """Return the response of /health. If an engine reported the state, it equals the engine's own
-    response.
-    """
+    """Return the /health response. If an engine reported the state, it equals the engine's own response."""
     if not found.has_report:
         return _refusal(not_ready_error(found.reasons, found.retry_after_s))
     status = "not ready" if found.reasons else "ready"

@@ -117,9 +117,9 @@ async def serve(
 
     `listening`: called once the server listens. `media_fetcher`: fetches media from URLs and local files.
     `open_storage`: opens the store beside the log. `heartbeats`: sends heartbeats to a supervisor.
-    `in_haste`: answer calls during the warm-up already, because clients of the previous process wait. `live`:
-    the log folder that /live shows. `admin_keys`: keys that may load adapters; SIGHUP reloads them and
-    `keys`. Raises ExecutorFailed if the engine fails, so that the supervisor starts another process.
+    `in_haste`: answer calls during the warm-up already, because clients wait since the previous process
+    ended. `live`: the log folder that /live shows. `admin_keys`: keys that may load adapters; SIGHUP reloads
+    them and `keys`. Raises ExecutorFailed if the engine fails, so that the supervisor starts another process.
     """
     pulse = _Pulse(engine, heartbeats)
     tasks, storage = [asyncio.create_task(pulse.beat())], None
@@ -246,8 +246,8 @@ async def _warm_up(engine: ServedEngine, chat_template: str) -> None:
     """Generate from a text, then from a chat with structured output and, if the model accepts images, an
     image.
 
-    The steps compile kernels and create the processes and tables that the first request of each kind needs. A
-    model without a chat template gets only the text.
+    The steps compile kernels and create the processes and tables that first requests need. A model without a
+    chat template gets only the text.
     """
     await engine.generate(Prompt(text="Hello"), max_tokens=WARM_UP_TOKENS, ignore_eos=True)
     content: list[dict[str, object]] = [{"type": "text", "text": "Hello"}]

@@ -16,8 +16,8 @@ class TlsOptions(TypedDict):
 
 
 def tls_options(settings: ServerSettings) -> TlsOptions:
-    """Return uvicorn's TLS options. With `ssl_ca_certs`, clients must present a certificate of one of these
-    authorities.
+    """Return uvicorn's TLS options. With `ssl_ca_certs`, clients must present a certificate that one of these
+    authorities signed.
     """
     return TlsOptions(
         ssl_certfile=settings.ssl_certfile or None,

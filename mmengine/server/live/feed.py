@@ -54,7 +54,7 @@ class Feed:
             self._following.cancel()
 
     def close(self) -> None:
-        """End the streams of all pages, which otherwise would delay the shutdown."""
+        """End all pages' streams, which otherwise would delay the shutdown."""
         self._is_over = True
         self._stop()
 
@@ -96,7 +96,7 @@ class Feed:
 
 
 class Viewer:
-    """An open page: the source of the frames of its event stream."""
+    """An open page: the source for its event stream's frames."""
 
     def __init__(self, held: list[bytes], left: Callable[["Viewer"], None]):
         self._events, self._left = deque(held), left

@@ -1,4 +1,4 @@
-"""Follows a log and writes messages for live pages to stdout, each as a line of JSON.
+"""Follows a log and writes messages for live pages to stdout, each as a JSON line.
 
 Runs as a separate process, so that the engine does not wait for it: `python -m mmengine.server.live.follower
 FOLDER`.

@@ -1,4 +1,4 @@
-"""Handlers of the page /live, its events and its questions about the log. The page itself is public and has
+"""Handlers for the page /live, its events and its questions about the log. The page itself is public and has
 no data. Its script sends the API key with each call, as other clients do.
 """
 
@@ -46,7 +46,7 @@ def live_page() -> tuple[str, str]:
 
 
 class LiveRoutes:
-    """Handlers of /live. `folder`: the log's folder."""
+    """Handlers for /live. `folder`: the log's folder."""
 
     def __init__(self, folder: Path, settings: ServerSettings, metrics: HttpMetrics):
         self._feed, self._asking = Feed(folder), LogQueries(folder)

@@ -1,4 +1,4 @@
-"""The bodies of /v1/messages and /v1/messages/count_tokens."""
+"""The bodies for /v1/messages and /v1/messages/count_tokens."""
 
 from typing import Annotated, Literal
 
@@ -45,7 +45,7 @@ _ITEMS = translated_field(
 
 
 class MessagesBody(SharedBody, frozen=True, kw_only=True):
-    """The body of /v1/messages. None: the field is absent or null."""
+    """The /v1/messages body. None: the field is absent or null."""
 
     messages: Annotated[Turns, _TURNS]
     system: Annotated[str | list[Json] | None, _SYSTEM] = None
@@ -60,7 +60,7 @@ class MessagesBody(SharedBody, frozen=True, kw_only=True):
 
 
 class CountBody(msgspec.Struct, frozen=True, kw_only=True):
-    """The body of /v1/messages/count_tokens, with the fields that determine the prompt token count."""
+    """The /v1/messages/count_tokens body, with the fields that determine the prompt token count."""
 
     messages: Annotated[Turns, _TURNS]
     model: Annotated[str | None, MODEL] = None

@@ -1,6 +1,6 @@
-"""Converts the turns of Anthropic's Messages API to chat messages.
+"""Converts turns in Anthropic's Messages API to chat messages.
 
-Tool results, which are blocks of user turns in this API, become separate chat messages. Consecutive turns
+Tool results, which are blocks in user turns in this API, become separate chat messages. Consecutive turns
 with the same role become one chat message.
 """
 
@@ -134,7 +134,7 @@ class Conversation:
             self._add(where, {"role": "assistant", "content": ""})
 
     def _grow_text(self, where: FieldPath, field: str, text: str, behind: tuple[str, ...]) -> None:
-        """Append text to a field of the assistant's last message. A new message begins if that message
+        """Append text to a field in the assistant's last message. A new message begins if that message
         already has a field in `behind`, which comes after the text.
         """
         if not self._follows("assistant") or any(name in self.messages[-1] for name in behind):
@@ -225,7 +225,7 @@ def _unknown(where: FieldPath, name: str) -> ApiError:
 
 
 def _text(where: FieldPath, block: Json, name: str) -> str:
-    """Return the field `name` of a block. Raises ApiError if it is not a string."""
+    """Return a block's field `name`. Raises ApiError if it is not a string."""
     value = block.get(name)
     if not isinstance(value, str):
         raise ApiError(ErrorCode.INVALID_VALUE, f"{FIELD} must be a string, not {shown(value)}", where / name)

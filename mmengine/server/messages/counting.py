@@ -1,4 +1,4 @@
-"""Handler of /v1/messages/count_tokens, which prepares the prompt with its media and counts its tokens."""
+"""Handler for /v1/messages/count_tokens, which prepares the prompt with its media and counts its tokens."""
 
 from functools import partial
 from typing import Protocol
@@ -19,7 +19,7 @@ from mmengine.server.transport.sse import unless_gone
 
 
 class MessageReaders(Protocol):
-    """The members of `RequestReaders` that counting needs."""
+    """The `RequestReaders` members that counting needs."""
 
     messages: MessagesReader
     parser_threads: ParserThreads

@@ -33,7 +33,7 @@ def kind_of(error: ApiError) -> tuple[int, str]:
 
 
 def error_json(error: ApiError, request_id: str | None) -> bytes:
-    """Return the body of the error as JSON. The message names the field, because Anthropic's format has no
+    """Return the error's body as JSON. The message names the field, because Anthropic's format has no
     `param`.
     """
     message, param = error.message, error.param

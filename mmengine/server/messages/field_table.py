@@ -1,4 +1,4 @@
-"""Tables of the fields of /v1/messages, of count_tokens, and of content blocks."""
+"""Tables with the fields in /v1/messages, count_tokens and content blocks."""
 
 from mmengine.server.chat.field_tables import CHAT
 from mmengine.server.http.body_fields import Field, Fields, fields_of

@@ -26,8 +26,8 @@ _decode_object = msgspec.json.Decoder(dict[str, object]).decode
 
 
 class MessagesFrames:
-    """Renders messages as frames or bodies. A delta of another kind than the open block closes that block and
-    opens a new one.
+    """Renders messages as frames or bodies. A delta whose kind differs from the open block's closes that
+    block and opens a new one.
     """
 
     done = b""
@@ -80,7 +80,7 @@ class MessagesFrames:
         return CALL_PREFIX + call_id(self._request_id, 0, number).removeprefix("call_")
 
     def _open(self, kind: str, block: Mapping[str, object], grows: str, field: str) -> bytes:
-        """Close the open block, and begin another. `grows`: the type of its deltas. `field`: the field of the
+        """Close the open block, and begin another. `grows`: its deltas' type. `field`: the field for the
         deltas' text.
         """
         data = self._close()
@@ -155,7 +155,7 @@ def _stop(finish_reason: str, stop_reason: str | int | None, *, calls: bool) -> 
 
 
 def _arguments_object(arguments: str) -> Json | msgspec.Raw:
-    """Return the arguments of a tool call as an object.
+    """Return a tool call's arguments as an object.
 
     Valid JSON that msgspec cannot represent (half of a surrogate pair, 1e999) stays as the model wrote it.
     Incomplete arguments, or arguments that are nested too deeply, become an empty object.

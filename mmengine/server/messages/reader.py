@@ -1,4 +1,4 @@
-"""Reads the body of /v1/messages into a request. The body is first converted to a chat body."""
+"""Reads a /v1/messages body into a request. The body is first converted to a chat body."""
 
 import re
 from functools import partial
@@ -37,7 +37,7 @@ def check_version(given: str) -> None:
 
 
 class MessagesReader:
-    """Reads bodies of /v1/messages. `chat`: reads the converted body. `can_end_reasoning`: whether the model
+    """Reads /v1/messages bodies. `chat`: reads the converted body. `can_end_reasoning`: whether the model
     supports thinking budgets.
     """
 
@@ -52,7 +52,7 @@ class MessagesReader:
         return read_without_payloads(data, partial(self._read, request_id=request_id), in_data_fields)
 
     def read_count(self, data: bytes, request_id: str) -> ParsedRequest:
-        """Read a body of /v1/messages/count_tokens. Only the prompt of the returned request is used. Raises
+        """Read a /v1/messages/count_tokens body. Only the returned request's prompt is used. Raises
         ApiError.
         """
         return read_without_payloads(data, partial(self._read_count, request_id=request_id), in_data_fields)

@@ -1,4 +1,4 @@
-"""Response schemas of /v1/messages, for the OpenAPI document."""
+"""Response schemas for /v1/messages, for the OpenAPI document."""
 
 from typing import Literal
 
@@ -14,9 +14,7 @@ class TextBlock(ResponseSchema, tag="text"):
 
 
 class ThinkingBlock(ResponseSchema, tag="thinking"):
-    """A thinking block. `signature`: the SHA-256 of the text in hex. In requests, any signature is
-    accepted.
-    """
+    """A thinking block. `signature`: the text's SHA-256 in hex. In requests, any signature is accepted."""
 
     thinking: str
     signature: str
@@ -127,7 +125,7 @@ class MessageFault(ResponseSchema):
 
 
 class MessageRefusal(ResponseSchema, tag="error"):
-    """The body of an error response, and the data of an error event in a stream."""
+    """The body for an error response, and the data for an error event in a stream."""
 
     error: MessageFault
     request_id: str | None

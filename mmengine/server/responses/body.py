@@ -1,4 +1,4 @@
-"""The body of /v1/responses."""
+"""The /v1/responses body."""
 
 from typing import Annotated, Literal
 
@@ -41,7 +41,7 @@ class ReasoningOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ResponsesBody(SharedBody, frozen=True, kw_only=True):
-    """The body of /v1/responses. None: the field is absent or null."""
+    """The /v1/responses body. None: the field is absent or null."""
 
     input: Annotated[
         str | Annotated[list[Json], Meta(min_length=1)],

@@ -1,4 +1,4 @@
-"""Converts tools and answer formats of the Responses API to chat's fields, and to the fields that a response
+"""Converts tools and answer formats in the Responses API to chat's fields, and to the fields that a response
 repeats.
 
 Only errors that the conversion would hide are found here; the chat reader finds the rest.

@@ -1,5 +1,5 @@
-"""Converts the content parts of items to chat's parts, and to the parts that a response repeats, in which
-hashes replace the media bytes.
+"""Converts content parts in items to chat's parts, and to the parts that a response repeats, in which hashes
+replace the media bytes.
 """
 
 import binascii
@@ -23,7 +23,7 @@ _ASSISTANT_PARTS = {"output_text": "text", "refusal": "refusal"}
 class Parts:
     """Converts content parts.
 
-    `stored_media`: returns a medium of an earlier response, given its SHA-256 in hex. `reads_stored_media`:
+    `stored_media`: returns a medium from an earlier response, given its SHA-256 in hex. `reads_stored_media`:
     whether parts may refer to such media. `media`: the media that were sent as data; the key is the SHA-256
     in hex.
     """
@@ -74,7 +74,7 @@ class Parts:
         return read, {"type": kind, **options, "detail": detail, given: reference}
 
     def _source(self, where: FieldPath, url: str) -> tuple[str | bytes, str]:
-        """Return the source (bytes or URL) of a medium for the model, and the reference that a response
+        """Return a medium's source (bytes or URL) for the model, and the reference that a response
         repeats.
         """
         if url.startswith(REFERENCE):
@@ -110,7 +110,7 @@ class Parts:
         return "".join(texts), repeated
 
     def reasoning(self, where: FieldPath, given: object, kind: str) -> list[dict[str, str]]:
-        """Return the parts of a reasoning item, all of which must have the type `kind`. Raises ApiError."""
+        """Return the parts in a reasoning item, all of which must have the type `kind`. Raises ApiError."""
         if given is None:
             return []
         repeated = []
@@ -140,7 +140,7 @@ def _list(where: FieldPath, given: object) -> Sequence[Json]:
 
 
 def text_of(where: FieldPath, part: Json, name: str) -> str:
-    """Return the field `name` of a part or an item. Raises ApiError if it is not a string."""
+    """Return the field `name` in a part or an item. Raises ApiError if it is not a string."""
     value = part.get(name)
     if not isinstance(value, str):
         raise ApiError(ErrorCode.INVALID_VALUE, f"{FIELD} must be a string, not {shown(value)}", where / name)

@@ -1,6 +1,6 @@
 """Converts input items to chat messages, and to the items that a response repeats.
 
-Consecutive items of the assistant (reasoning, text, calls) become one chat message.
+Consecutive assistant items (reasoning, text, calls) become one chat message.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ _decode_object = msgspec.json.Decoder(dict[str, object]).decode
 
 
 class Conversation:
-    """Chat messages from input items, and the path in the body of each message.
+    """Chat messages from input items, and each message's path in the body.
 
     `items`: the input as a response repeats it. `media`: the media that were sent as data; the key is the
     SHA-256 in hex. The methods raise ApiError for an invalid item.
@@ -44,7 +44,7 @@ class Conversation:
         self._add(FieldPath("instructions"), {"role": "system", "content": text})
 
     def add_previous(self, items: Sequence[Json]) -> None:
-        """Add the items of the previous responses."""
+        """Add the previous responses' items."""
         self._parts.reads_stored_media = True
         for number, item in enumerate(items):
             self._item(FieldPath("previous_response_id", number), item)
@@ -75,7 +75,7 @@ class Conversation:
 
     def _item(self, where: FieldPath, item: Json) -> tuple[str, Json] | None:
         """Add an item. Return the prefix for its id and the item without id as a response repeats it. None
-        for a reference to an item of a previous response.
+        for a reference to an item in a previous response.
         """
         kind = item.get("type", "message" if "role" in item else "item_reference" if "id" in item else None)
         match kind:

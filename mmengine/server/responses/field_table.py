@@ -1,4 +1,4 @@
-"""The table of supported, ignored and refused fields of /v1/responses."""
+"""The table with supported, ignored and refused fields for /v1/responses."""
 
 from mmengine.server.chat.field_tables import CHAT
 from mmengine.server.http.body_fields import Field, Fields, fields_of

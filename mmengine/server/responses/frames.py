@@ -1,7 +1,7 @@
 """Renders answers in OpenAI's Responses format, as stream events or as a whole body. Both use the same code.
 
 Events are numbered from 0. They depend only on the tokens, the request's id and its envelope, so a client can
-continue a stream after any event, even after a restart of the server.
+continue a stream after any event, even after the server restarts.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,7 +27,7 @@ _encode = msgspec.json.encode
 class ResponsesFrames:
     """Renders responses as events or bodies.
 
-    `texts`: the texts of tokens in logprobs; None for an answer without logprobs. `after`: the number of the
+    `texts`: the token texts for logprobs; None for an answer without logprobs. `after`: the number of the
     last event that the client has; events up to this number are omitted.
     """
 
@@ -98,7 +98,7 @@ class ResponsesFrames:
 
     @property
     def _place(self) -> int:
-        """The index of the next output item."""
+        """The next output item's index."""
         return len(self._closed) + (self._open is not None)
 
     def _begin(self, item: OutputItem) -> Iterator[bytes]:
@@ -149,8 +149,8 @@ class ResponsesFrames:
 
         A failed or cancelled request ends its response as failed, because OpenAI's clients have no event for
         a cancelled response. If only this server stops, the response does not end. The error event then
-        repeats the number of the previous event, so that a client can continue after that event. It also has
-        the field `error`, as in chat, for which OpenAI's clients raise an exception.
+        repeats the previous event's number, so that a client can continue after that event. It also has the
+        field `error`, as in chat, for which OpenAI's clients raise an exception.
         """
         if error.code is ErrorCode.CANCELLED:
             return self._of_response(b"failed", self.response.of("cancelled"))

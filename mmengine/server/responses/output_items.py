@@ -1,4 +1,4 @@
-"""The output items of a response: the events of an item while it grows, and the complete item.
+"""Output items in a response: an item's events while it grows, and the complete item.
 
 The methods return events without their ends, which contain the event numbers.
 """
@@ -41,7 +41,7 @@ class OutputItem:
         yield self._event(_ADDED, self._item("in_progress", b""))
 
     def grown(self, text: str, entries: Sequence[Entry]) -> bytes:
-        """Append `text`, and return its event. `entries`: the logprobs of its tokens."""
+        """Append `text`, and return its event. `entries`: its tokens' logprobs."""
         self._texts.append(text)
         return self._delta_head + _encode(text)
 
@@ -56,7 +56,7 @@ class OutputItem:
         return event(b"output_item." + what, b'"output_index":%d,"item":%b' % (self._place, item))
 
     def _said(self, text_json: bytes) -> bytes:
-        """Return the properties of the event with the whole text. `text_json`: the text as JSON."""
+        """Return the properties for the event with the whole text. `text_json`: the text as JSON."""
         raise NotImplementedError
 
     def _item(self, status: str, text_json: bytes) -> bytes:
@@ -135,7 +135,7 @@ class Reasoning(_Parted):
 
 
 class Message(_Parted):
-    """A message with text. `texts`: the texts of tokens in logprobs; None without logprobs."""
+    """A message with text. `texts`: the token texts for logprobs; None without logprobs."""
 
     kind = b"output_text"
 

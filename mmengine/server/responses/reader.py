@@ -1,4 +1,4 @@
-"""Reads the body of /v1/responses into a request. The body is first converted to a chat body."""
+"""Reads a /v1/responses body into a request. The body is first converted to a chat body."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -31,7 +31,7 @@ _decode_previous = msgspec.json.Decoder(_Previous).decode
 
 
 def previous_of(data: bytes) -> str | None:
-    """Return the id of the response that a body continues, or None. Raises ApiError if the body is not a JSON
+    """Return the response id that a body continues, or None. Raises ApiError if the body is not a JSON
     object.
     """
     return decode_body(cut_short(data), _decode_previous).previous_response_id
@@ -42,7 +42,7 @@ def _no_media(name: str) -> bytes | None:
 
 
 class ResponsesReader:
-    """Reads bodies of /v1/responses.
+    """Reads /v1/responses bodies.
 
     `chat`: reads the converted body. `stores_responses`: whether the server stores responses. `refusal`:
     otherwise, the error text for fields that require storage.
@@ -63,8 +63,8 @@ class ResponsesReader:
     ) -> ParsedRequest:
         """Read a body, which may be large. Raises ApiError.
 
-        `request_id`: the request's id, unless the body has a request_id. `before`: the input and output items
-        of the previous responses. `stored_media`: returns one of their media, given its SHA-256 in hex.
+        `request_id`: the request's id, unless the body has a request_id. `before`: the previous responses'
+        input and output items. `stored_media`: returns one of their media, given its SHA-256 in hex.
         """
         return read_without_payloads(
             data, partial(self._read, request_id=request_id, before=before, stored_media=stored_media)
@@ -107,7 +107,7 @@ class ResponsesReader:
         return msgspec.structs.replace(parsed_request, envelope=envelope)
 
     def _check(self, body: ResponsesBody, before: Sequence[Json]) -> None:
-        """Raise ApiError for values and combinations of fields that this server does not support."""
+        """Raise ApiError for field values and combinations that this server does not support."""
         if body.background and body.store is False:
             raise ApiError(
                 ErrorCode.INVALID_VALUE,
@@ -182,9 +182,7 @@ def _make_echo(
 
 
 class ContinuationReader:
-    """Reads bodies that continue earlier responses. `items`, `media`: the items and media of these
-    responses.
-    """
+    """Reads bodies that continue earlier responses. `items`, `media`: these responses' items and media."""
 
     def __init__(self, reader: ResponsesReader, items: Sequence[Json], media: Mapping[str, bytes]):
         self._reader, self._items, self._media = reader, items, media
@@ -206,7 +204,7 @@ RENAMES: Renames = (
 
 
 def upload_place(where: FieldPath, names: FieldNames) -> FieldPath:
-    """Return the path in the client's body of an uploaded image's file_id, whose path in the chat body is
+    """Return the path in the client's body to an uploaded image's file_id, whose path in the chat body is
     `where`.
     """
     path = names.path(where)

@@ -1,4 +1,4 @@
-"""Renders the response object of answers, events and the routes for stored responses."""
+"""Renders the response object for answers, events and lookups."""
 
 import msgspec
 
@@ -14,8 +14,8 @@ _encode = msgspec.json.encode
 
 
 class ResponseObject:
-    """Renders the response object of a request, which depends only on the id, the envelope and the arguments
-    of `of`.
+    """Renders a request's response object, which depends only on the id, the envelope and `of`'s
+    arguments.
     """
 
     def __init__(self, request_id: str, envelope: Envelope):
@@ -77,7 +77,7 @@ class ResponseObject:
 
 
 def _code(error: ApiError) -> str:
-    """Map the error to one of OpenAI's codes, which are a fixed list."""
+    """Map the error to a code in OpenAI's fixed list."""
     if error.status == 429:
         return "rate_limit_exceeded"
     if error.body.code in _MEDIA_CODES:
@@ -86,7 +86,7 @@ def _code(error: ApiError) -> str:
 
 
 def usage_json(usage: Usage) -> bytes:
-    """Convert chat's usage to the names of the Responses API, and return it as JSON."""
+    """Convert chat's usage to the Responses API's names, and return it as JSON."""
     prompt, completion = usage["prompt_tokens_details"], usage["completion_tokens_details"]
     assert isinstance(prompt, dict) and isinstance(completion, dict)
     return _encode(

@@ -1,4 +1,4 @@
-"""Handlers of the routes for existing responses: get, stream again, cancel, delete, and list input items.
+"""Handlers for the routes for existing responses: get, stream again, cancel, delete, and list input items.
 Also collects the earlier responses that a new one continues.
 """
 
@@ -43,7 +43,7 @@ _Streamed = Callable[[ResponseBuilder, str], ASGIApp]
 
 
 class FoundResponse(NamedTuple):
-    """A response of an owner. `call`: its call, as long as the store does not have the response."""
+    """An owner's response. `call`: its call, as long as the store does not have the response."""
 
     request_id: str
     envelope: Envelope
@@ -57,14 +57,14 @@ class FoundResponse(NamedTuple):
 
 
 class PreviousItems(NamedTuple):
-    """The items of all previous responses, oldest first, and their media by the SHA-256 in hex."""
+    """All previous responses' items, oldest first, and their media by the SHA-256 in hex."""
 
     items: list[Json]
     media: dict[str, bytes]
 
 
 class ResponseRoutes:
-    """The routes for existing responses. `streamed`: returns the event stream of a builder for an owner."""
+    """The routes for existing responses. `streamed`: returns a builder's event stream for an owner."""
 
     def __init__(
         self,
@@ -117,16 +117,16 @@ class ResponseRoutes:
         return _json(msgspec.json.encode(deletion))
 
     async def input_items(self, request: Request) -> ASGIApp:
-        """Return a page of input items, in which hashes replace media that were sent as data."""
+        """Return a page with input items, in which hashes replace media that were sent as data."""
         found = await self._found(request)
         given = await self._input(request.scope[OWNER], found)
         return _json(await self._parser_threads.run(len(given), partial(_page, request, given)))
 
     async def before(self, owner: str, response_id: str | None, add: Callable[[int], None]) -> PreviousItems:
-        """Return the items and media of the chain of responses that ends with `response_id`.
+        """Return the items and media in the response chain that ends with `response_id`.
 
-        `add(count)`: called for each part with its number of bytes; may raise ApiError. Raises ApiError if a
-        response of the chain does not exist or has not ended, or if the chain is too large.
+        `add(count)`: called for each part with its size in bytes; may raise ApiError. Raises ApiError if a
+        response in the chain does not exist or has not ended, or if the chain is too large.
         """
         chain: list[list[Json]] = []
         num_bytes = num_values = 0
@@ -180,7 +180,7 @@ class ResponseRoutes:
         return FoundResponse(request_id, stored.envelope, AnswerRecord(stored.answer), None)
 
     async def _input(self, owner: str, found: FoundResponse) -> msgspec.Raw:
-        """Return the input items of the response as a JSON list."""
+        """Return the response's input items as a JSON list."""
         echo = found.envelope.responses
         assert echo is not None
         if echo.is_begun and (stored := await self._stored.get(owner, found.request_id)) is not None:
@@ -220,14 +220,14 @@ _decode_items, _decode_output = msgspec.json.Decoder(list[Json]).decode, msgspec
 
 
 def _items(given: msgspec.Raw, body: bytes) -> list[Json]:
-    """Return the input and output items of a response. `given`: the input items. `body`: the response. Both
-    are JSON.
+    """Return a response's input and output items. `given`: the input items. `body`: the response. Both are
+    JSON.
     """
     return [*_decode_items(given), *_decode_output(body).output]
 
 
 def _page(request: Request, given: msgspec.Raw) -> bytes:
-    """Return a page of the input items `given` as JSON. Raises ApiError."""
+    """Return a page with the input items `given` as JSON. Raises ApiError."""
     items = _decode_items(given)
     items_page = page(
         request,

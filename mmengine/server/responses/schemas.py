@@ -1,4 +1,4 @@
-"""Response schemas of /v1/responses, for the OpenAPI document."""
+"""Response schemas for /v1/responses, for the OpenAPI document."""
 
 from typing import Annotated, Literal
 
@@ -206,9 +206,7 @@ class ArgumentsDone(_InItem, tag="response.function_call_arguments.done"):
 
 
 class StreamError(_Event, tag="error"):
-    """The last event of a stream that ends before its response. It repeats the number of the previous
-    event.
-    """
+    """The last event in a stream that ends before its response. It repeats the previous event's number."""
 
     code: str | None
     message: str
@@ -230,6 +228,6 @@ class ResponseDeleted(ResponseSchema):
 
 
 class InputItems(Page):
-    """A page of input items. Media that were sent as data are replaced by sha256: and their hash."""
+    """A page with input items. Media that were sent as data are replaced by sha256: and their hash."""
 
     data: list[_Json]

@@ -1,4 +1,4 @@
-"""The request and response bodies of /v1/sessions."""
+"""The request and response bodies for /v1/sessions."""
 
 from typing import Annotated
 
@@ -48,7 +48,7 @@ class AppendBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class AskBody(msgspec.Struct, frozen=True, kw_only=True):
-    """A question. All other fields of chat are allowed too, except those in REFUSED_IN_SESSIONS."""
+    """A question. All other chat fields are allowed too, except those in REFUSED_IN_SESSIONS."""
 
     content: Content
     index: Index | None = None
@@ -86,9 +86,9 @@ REFUSED_IN_SESSIONS = Fields(
 class SessionObject(msgspec.Struct, frozen=True, kw_only=True):
     """A session as the API returns it.
 
-    `requests`: number of requests so far, which is the index of the next call. `cached_tokens`: tokens of
-    this call's content that were in the prefix cache. `frames_held`: video frames that wait for further
-    frames, because the encoder takes several frames together.
+    `requests`: number of requests so far, which is the next call's index. `cached_tokens`: tokens in this
+    call's content that were in the prefix cache. `frames_held`: video frames that wait for further frames,
+    because the encoder takes several frames together.
     """
 
     id: str
@@ -134,8 +134,8 @@ _BUDGETS = ("max_tokens", "max_completion_tokens")
 
 
 def as_chat_body(data: bytes, *, asks: bool) -> tuple[bytes, int | None]:
-    """Convert a body of …/append or …/ask (`asks`) to a body of /v1/chat/completions with one message. Return
-    it and the body's `index`. Raises ApiError.
+    """Convert a …/append or …/ask (`asks`) body to a /v1/chat/completions body with one message. Return it
+    and the body's `index`. Raises ApiError.
     """
     if not asks:
         decode_body(data, _decode_append)

@@ -24,7 +24,7 @@ FORGET_EVERY_S = 5.0  # Seconds between two checks for sessions that the engine 
 
 
 class SessionRegistry:
-    """The sessions of an engine. `opened`: media options that all sessions get in addition to their own."""
+    """An engine's sessions. `opened`: media options that all sessions get in addition to their own."""
 
     def __init__(
         self,
@@ -61,8 +61,8 @@ class SessionRegistry:
             self._open.pop(session.session_id, None)
 
     async def found(self, owner: str, name: str) -> tuple[AsyncSession, str]:
-        """Return the session `name` of this API key, and the name of its adapter. Raises ApiError if the
-        session does not exist or has another owner.
+        """Return this API key's session `name`, and its adapter's name. Raises ApiError if the session does
+        not exist or has another owner.
         """
         session_id = log_request_id(owner, name)
         try:
@@ -78,7 +78,7 @@ class SessionRegistry:
         return self._open[session_id], facts.settings.adapter
 
     async def of(self, owner: str) -> list[SessionFacts]:
-        """Return the sessions of an API key."""
+        """Return an API key's sessions."""
         return [facts for facts in await self.engine.sessions() if stored_session_of(facts).owner == owner]
 
     def media_options(self, kept: StoredSession) -> Json:
@@ -86,10 +86,10 @@ class SessionRegistry:
 
     @asynccontextmanager
     async def opening(self, owner: str) -> AsyncIterator[None]:
-        """Guard the opening of a session.
+        """Guard a session's opening.
 
-        If there are several API keys, each can open only one session at a time, so that the count of its
-        sessions is exact. Raises ApiError if the key has its share of sessions.
+        If there are several API keys, each can open only one session at a time, so that its sessions are
+        counted exactly. Raises ApiError if the key has its share of sessions.
         """
         if not self._admission.has_several_keys:
             yield
@@ -121,7 +121,7 @@ class SessionRegistry:
             raise ApiError(ErrorCode.KEY_SHARE_FULL, text, headers={"retry-after": "5"})
 
     async def watch(self) -> None:
-        """Release the memory of sessions that were idle for too long, until cancelled."""
+        """Release the memory for sessions that were idle for too long, until cancelled."""
         while True:
             await asyncio.sleep(FORGET_EVERY_S)
             with suppress(MMEngineError):  # The engine has ended.

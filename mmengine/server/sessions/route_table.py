@@ -1,4 +1,4 @@
-"""Route records of /v1/sessions."""
+"""Route records for /v1/sessions."""
 
 from mmengine.server.chat.response_schemas import ChatAnswer, ChatEvent
 from mmengine.server.http.route_records import (

@@ -1,8 +1,8 @@
-"""Handlers of /v1/sessions. A session is a conversation that grows call by call.
+"""Handlers for /v1/sessions. A session is a conversation that grows call by call.
 
-Frames and texts are prefilled when they arrive, and questions are answered as in chat. The calls of a session
-run in order of arrival; a call gets 409 if too many wait. A session belongs to the API key that opened it;
-other keys get 404. The log contains the whole session, so it survives a restart.
+Frames and texts are prefilled when they arrive, and questions are answered as in chat. A session's calls run
+in arrival order; a call gets 409 if too many wait. A session belongs to the API key that opened it; other
+keys get 404. The log contains the whole session, so it survives a restart.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ T = TypeVar("T")
 
 
 class SessionRoutes:
-    """Handlers of /v1/sessions. `names`: the served names. `answers`: parses bodies and renders answers as
+    """Handlers for /v1/sessions. `names`: the served names. `answers`: parses bodies and renders answers as
     for chat.
     """
 
@@ -230,8 +230,8 @@ class SessionRoutes:
         return _json(object_of(await session.facts(), name, cached, session.num_frames_held))
 
     async def _found(self, request: Request) -> tuple[AsyncSession, str, str]:
-        """Return the session in the request's path, its public id, and the name of its adapter. Raises
-        ApiError if this key has no such session.
+        """Return the session in the request's path, its public id, and its adapter's name. Raises ApiError if
+        this key has no such session.
         """
         name = request.path_params["session_id"]
         session, adapter = await self._sessions.found(request.scope[OWNER], name)
@@ -246,7 +246,7 @@ def session_error(error: MMEngineError) -> ApiError:
 
 
 def _content(parsed_request: ParsedRequest) -> list[Json]:
-    """Return the content parts of the request's only message, in the processor's format."""
+    """Return the content parts in the request's only message, in the processor's format."""
     messages = parsed_request.prompts[0].messages
     assert messages is not None
     content = messages[0]["content"]
@@ -272,7 +272,7 @@ def _json(answer: msgspec.Struct) -> Response:
 
 
 def _aside(ending: AsyncExitStack) -> None:
-    """Release the session and the call's memory in a task, after the end of its stream."""
+    """Release the session and the call's memory in a task, after its stream has ended."""
     task = asyncio.get_running_loop().create_task(ending.aclose())
     _ending.add(task)
     task.add_done_callback(_ending.discard)

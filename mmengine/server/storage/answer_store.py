@@ -19,10 +19,10 @@ _UNFINISHED = "SELECT id FROM responses WHERE answer IS NULL ORDER BY id"
 
 
 class AnswerRow(msgspec.Struct, frozen=True):
-    """A row of the table `responses`.
+    """A row in the table `responses`.
 
-    `created`: Unix time in seconds. `answer`: None until the answer is finished. `media`: SHA-256 of each
-    medium in hex. `key`: the Idempotency-Key under which the owner can also find the answer.
+    `created`: Unix time in seconds. `answer`: None until the answer is finished. `media`: each medium's
+    SHA-256 in hex. `key`: the Idempotency-Key under which the owner can also find the answer.
     `keeps_envelope`: if the row exists, its envelope is not replaced.
     """
 
@@ -37,7 +37,7 @@ class AnswerRow(msgspec.Struct, frozen=True):
 
 
 class AnswerStore:
-    """The stored answers of all owners.
+    """The stored answers for all owners.
 
     `ttl_s`: seconds from an answer's end until it expires, measured by `clock` (Unix time). `max_bytes`:
     limit for all answers together, beyond which the oldest finished answers are deleted. All methods raise
@@ -63,7 +63,7 @@ class AnswerStore:
     ) -> None:
         """Store a request that has no answer yet. It may be stored again.
 
-        `media`: the bytes of its media; the key is the SHA-256 in hex. Raises QueueFull if unfinished answers
+        `media`: the request's media; the key is the SHA-256 in hex. Raises QueueFull if unfinished answers
         fill the store, and InvalidRequest if another owner has the id.
         """
         await self._save(AnswerRow(response_id, owner, created, envelope, None, key=key), media)
@@ -114,7 +114,7 @@ class AnswerStore:
         return await self._database.read(job)
 
     async def media(self, sha: str) -> bytes | None:
-        """Return the bytes of a medium, or None if no answer refers to it."""
+        """Return a medium's bytes, or None if no answer refers to it."""
 
         def job(connection: sqlite3.Connection) -> bytes | None:
             row = connection.execute("SELECT data FROM media WHERE sha=?", (sha,)).fetchone()
@@ -135,11 +135,11 @@ class AnswerStore:
         return found
 
     async def ids(self) -> list[str]:
-        """Return the ids of all answers, sorted."""
+        """Return all answers' ids, sorted."""
         return await self._database.read(partial(_ids, "SELECT id FROM responses ORDER BY id"))
 
     async def unfinished(self) -> list[str]:
-        """Return the ids of all unfinished answers, sorted."""
+        """Return all unfinished answers' ids, sorted."""
         return await self._database.read(partial(_ids, _UNFINISHED))
 
     async def drop_unfinished(self, names: Sequence[str]) -> None:
@@ -191,8 +191,8 @@ class AnswerStore:
         return self._make_room(connection, answers)
 
     def _make_room(self, connection: sqlite3.Connection, answers: Sequence[AnswerRow]) -> int:
-        """Delete the oldest finished answers, except `answers`, until the rest fits. Return the bytes of the
-        rest. Raises QueueFull.
+        """Delete the oldest finished answers, except `answers`, until the rest fits. Return the remaining
+        bytes. Raises QueueFull.
         """
         total = _num_bytes(connection)
         names = {kept.response_id for kept in answers}
@@ -216,7 +216,7 @@ class AnswerStore:
 
 
 def _chunks(answers: Sequence[AnswerRow]) -> Iterator[Sequence[AnswerRow]]:
-    """Yield groups of the sizes in _ROWS_AT_ONCE, so that SQLite can reuse prepared statements."""
+    """Yield groups with the sizes in _ROWS_AT_ONCE, so that SQLite can reuse prepared statements."""
     at = 0
     while at < len(answers):
         size = next(size for size in _ROWS_AT_ONCE if size <= len(answers) - at)
@@ -227,7 +227,7 @@ def _chunks(answers: Sequence[AnswerRow]) -> Iterator[Sequence[AnswerRow]]:
 def _put(connection: sqlite3.Connection, answers: Sequence[AnswerRow], now: float) -> int:
     """Insert rows in a single statement. If an id exists, insert or update each row separately.
 
-    Returns how many of `answers` were written: all except ids that another owner has.
+    Returns how many `answers` were written: all except ids that another owner has.
     """
     rows = ", ".join(["(?, ?, ?, ?, ?, ?, ?)"] * len(answers))
     values: list[object] = []
@@ -253,9 +253,7 @@ def _change(connection: sqlite3.Connection, kept: AnswerRow, now: float) -> int:
 
 
 def _count(connection: sqlite3.Connection, num_bytes: int) -> None:
-    """Add the bytes of new rows to the total. A trigger for each row would take as long as inserting
-    the row.
-    """
+    """Add new rows' bytes to the total. A trigger for each row would take as long as inserting the row."""
     connection.execute("UPDATE totals SET num_bytes = num_bytes + ?", (num_bytes,))
 
 

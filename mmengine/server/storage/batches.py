@@ -1,4 +1,4 @@
-"""Stores batches as rows of the database: options, status and counts."""
+"""Stores batches as rows in the database: options, status and counts."""
 
 import hashlib
 import secrets
@@ -63,7 +63,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.status in LIVE
 
     def file_id(self, kind: str) -> str:
-        """Return the id of the batch's output file (`kind` "output") or error file ("errors").
+        """Return the id for the batch's output file (`kind` "output") or error file ("errors").
 
         The id is derived from the batch's id, so a batch that is run again after a crash writes the same two
         files.
@@ -124,11 +124,11 @@ class Batches:
         return list(self._live.values())
 
     def spared(self) -> set[str]:
-        """Return the ids of files that live batches write."""
+        """Return the file ids that live batches write."""
         return {batch.file_id(kind) for batch in self.live() for kind in ("output", "errors")}
 
     def inputs(self) -> set[str]:
-        """Return the ids of files that live batches read."""
+        """Return the file ids that live batches read."""
         return {batch.input_file_id for batch in self.live()}
 
     async def create(self, batch: Batch) -> None:
@@ -153,9 +153,7 @@ class Batches:
         self._put(batch)
 
     async def save(self, batch: Batch) -> None:
-        """Write the new state of a batch. In memory, the batch keeps its current counts. Raises
-        KeepFailed.
-        """
+        """Write a batch's new state. In memory, the batch keeps its current counts. Raises KeepFailed."""
         await self._database.write(lambda connection: _save(connection, batch))
         counts = self._batches[batch.batch_id].counts
         self._put(msgspec.structs.replace(batch, counts=counts))
@@ -165,8 +163,8 @@ class Batches:
         self._put(msgspec.structs.replace(self._batches[batch_id], counts=counts))
 
     async def end(self, batch: Batch, written: Iterable[StoredFile], files: Files) -> None:
-        """Write the final state of a batch and the rows of its files in one transaction. May be repeated.
-        Raises KeepFailed.
+        """Write a batch's final state and its files' rows in one transaction. May be repeated. Raises
+        KeepFailed.
         """
         made = list(written)
 

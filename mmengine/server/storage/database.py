@@ -37,7 +37,7 @@ Fault = Callable[[str], None]
 
 
 def no_fault(place: str) -> None:
-    """Do nothing. The default of `Database`; tests pass functions that fail or exit."""
+    """Do nothing. This is the default; tests pass functions that fail or exit."""
 
 
 class _Write(NamedTuple):
@@ -60,8 +60,7 @@ class Database:
     """The connections and threads for a SQLite file.
 
     `fault`: called before and after each commit, on the writing thread. Raises ConfigError if another process
-    has the file, if the file is damaged or from a newer version of mmengine, or if the folder cannot be
-    written.
+    has the file, if the file is damaged or from a newer mmengine, or if the folder cannot be written.
     """
 
     def __init__(self, folder: Path, fault: Fault = no_fault):
@@ -128,7 +127,7 @@ class Database:
         """Run `job` on the writing thread, and return its result when its changes are durable on the disk.
 
         `scrub`: also erase deleted bytes from the database's files. Raises KeepFailed, and any MMEngineError
-        that `job` raises; in both cases the changes of `job` are rolled back.
+        that `job` raises; in both cases `job`'s changes are rolled back.
         """
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
@@ -232,7 +231,7 @@ class Database:
 
 
 class _transaction:
-    """A transaction that commits at the end of the `with` block, or rolls back if the block raises."""
+    """A transaction that commits when the `with` block ends, or rolls back if the block raises."""
 
     def __init__(self, connection: sqlite3.Connection):
         self._connection = connection

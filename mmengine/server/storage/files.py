@@ -1,4 +1,4 @@
-"""Stores the files of uploads and batches: the bytes in a folder, the metadata in the database.
+"""Stores files for uploads and batches: the bytes in a folder, the metadata in the database.
 
 A file is complete on the disk before its row is inserted, and its row is deleted before its bytes. After a
 crash, the next start deletes files without rows and rows without files.
@@ -30,7 +30,7 @@ PART = ".part"
 
 
 class StoredFile(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The metadata of a file. `created`, `expires_at`: Unix time in seconds. `expires_at` 0: never."""
+    """A file's metadata. `created`, `expires_at`: Unix time in seconds. `expires_at` 0: never."""
 
     file_id: str
     owner: str
@@ -42,7 +42,7 @@ class StoredFile(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class FileLimits(NamedTuple):
-    """Limits in bytes for one file, for all files, and for all files of an owner."""
+    """Limits in bytes for one file, for all files, and for one owner's files together."""
 
     max_file_bytes: int
     max_bytes: int
@@ -50,7 +50,7 @@ class FileLimits(NamedTuple):
 
 
 class Files:
-    """The files of all owners.
+    """The files for all owners.
 
     `spared`: ids of files that live batches are writing, which have no rows yet but must not be deleted.
     Raises ConfigError if the folder cannot be used.
@@ -113,7 +113,7 @@ class Files:
 
     @property
     def num_bytes(self) -> int:
-        """The bytes of all files, including uploads in progress."""
+        """All files' bytes, including uploads in progress."""
         return self._taken.total()
 
     def incoming(self, owner: str) -> "IncomingFile":
@@ -142,7 +142,7 @@ class Files:
     async def add(
         self, incoming: "IncomingFile", filename: str, purpose: str, expires_s: int = 0
     ) -> StoredFile:
-        """Insert the row of a complete file, and return its metadata. Raises KeepFailed."""
+        """Insert a complete file's row, and return its metadata. Raises KeepFailed."""
         now = int(self.clock())
         expires_at = now + expires_s if expires_s else 0
         file = StoredFile(
@@ -248,7 +248,7 @@ class FileTooLarge(InvalidRequest):
 
 
 def _rows(connection: sqlite3.Connection, there: Collection[str]) -> list[StoredFile]:
-    """Return the stored files in order of creation, and delete the rows whose files are not in the folder
+    """Return the stored files in creation order, and delete the rows whose files are not in the folder
     (`there`).
     """
     rows = connection.execute("SELECT state FROM files ORDER BY number").fetchall()
@@ -260,7 +260,7 @@ def _rows(connection: sqlite3.Connection, there: Collection[str]) -> list[Stored
 
 
 def insert(connection: sqlite3.Connection, file: StoredFile) -> None:
-    """Insert the row of a file, unless it exists."""
+    """Insert a file's row, unless it exists."""
     connection.execute(
         "INSERT OR IGNORE INTO files(id, state) VALUES (?, ?)", (file.file_id, msgspec.json.encode(file))
     )

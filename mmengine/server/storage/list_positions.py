@@ -1,5 +1,5 @@
-"""Keeps the positions of entries in their order of creation. Recently deleted entries keep their positions,
-so that a client can continue a list after a deleted entry.
+"""Keeps entries' positions in creation order. Recently deleted entries keep their positions, so that a client
+can continue a list after a deleted entry.
 """
 
 from collections import deque
@@ -26,7 +26,7 @@ class ListPositions:
             self._places.pop(self._gone.popleft(), None)
 
     def of(self, name: str, owner: str) -> int | None:
-        """Return the position, which grows in order of creation. None if the entry is unknown or has another
+        """Return the position, which grows in creation order. None if the entry is unknown or has another
         owner. Thread-safe.
         """
         found = self._places.get(name)

@@ -17,7 +17,7 @@ FOLDER = "store"  # Name of the folder below the log's folder.
 
 
 class Storage:
-    """The stored answers, files and batches of a server.
+    """A server's stored answers, files and batches.
 
     `log`: the log's folder. `has_several_keys`: whether each API key is limited to its share of the bytes for
     files. `clock`: returns Unix time in seconds. `fault`: see Database. Raises ConfigError.

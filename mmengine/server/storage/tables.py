@@ -1,8 +1,8 @@
-"""SQL statements that create and upgrade the tables of the store."""
+"""SQL statements that create and upgrade the store's tables."""
 
 
 def _counted(table: str, size: str) -> tuple[str, ...]:
-    """Return triggers that update the sum in `totals` when rows of a table are deleted or changed. For new
+    """Return triggers that update the sum in `totals` when rows in a table are deleted or changed. For new
     rows, the code that inserts them updates the sum.
     """
     new, old = size.format(row="NEW"), size.format(row="OLD")

@@ -1,4 +1,4 @@
-"""Parses the multipart/form-data body of an upload. The file is written to the disk as it arrives; the other
+"""Parses an upload's multipart/form-data body. The file is written to the disk as it arrives; the other
 fields are small and stay in memory.
 """
 
@@ -22,8 +22,8 @@ logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
 class Upload:
     """A parser for an upload's body.
 
-    `content_type`: the header of the call. The owner passes the body's pieces to `feed`, which blocks, and
-    then calls `check`. Afterwards `fields` and `filename` are set, and `incoming` has all bytes. Raises
+    `content_type`: the call's header. The owner passes the body's pieces to `feed`, which blocks, and then
+    calls `check`. Afterwards `fields` and `filename` are set, and `incoming` has all bytes. Raises
     InvalidRequest.
     """
 

@@ -33,7 +33,7 @@ class AnyServer:
 
 
 class _Line:
-    """A `Line` that uses the `receive` and `send` of a call."""
+    """A `Line` that uses a call's `receive` and `send`."""
 
     def __init__(self, receive: Receive, send: Send):
         self._receive, self._send = receive, send

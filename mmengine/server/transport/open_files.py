@@ -1,4 +1,4 @@
-"""Raises and reads the limit of files and sockets that this process may open."""
+"""Raises and reads the limit for files and sockets that this process may open."""
 
 import resource
 import sys
@@ -17,7 +17,7 @@ def raise_limit() -> None:
 
 
 def most_connections() -> int:
-    """Return the maximum number of connections: half the limit of open files, because answers and the engine
+    """Return the maximum number of connections: half the limit for open files, because answers and the engine
     also open files.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -20,7 +20,7 @@ _PIECE = 2**16  # Bytes of an answer that the client must read in each slow_read
 
 
 class Connection(HttpToolsProtocol):
-    """An HTTP connection, which is also the `Line` of its answer (sse.py).
+    """An HTTP connection, which is also its answer's `Line` (sse.py).
 
     `limits`: the server's settings. `most`: maximum number of connections. `idle`: all connections without a
     request, longest idle first.

@@ -37,7 +37,7 @@ class Line(Protocol):
 
 
 class FrameSource(Protocol):
-    """The source of a stream's frames.
+    """The source for a stream's frames.
 
     `take` returns the new frames and "", or at the end of the stream the last frames and how it ended:
     "whole" or "error". Its argument `to_api_error` converts an exception to the error that the client gets.
@@ -47,7 +47,7 @@ class FrameSource(Protocol):
     def take(self, to_api_error: Callable[[Exception], ApiError]) -> tuple[bytes, str]: ...
 
     def error_frames(self, error: ApiError) -> bytes:
-        """Return the last frames of a stream that ends with this error."""
+        """Return the last frames for a stream that ends with this error."""
 
     def listen(self, listener: Callable[[], None] | None) -> None: ...
 
@@ -95,10 +95,9 @@ class EventStream:
 
     The source's listener writes all new frames in a single call; the stream's own task wakes up only for the
     end. A slow reader is disconnected if the line is full for `slow_reader_s` seconds, or if more than
-    `max_backlog` outputs wait. `sent`: called with the number of events that were written. `to_api_error`:
-    converts an exception to the error that the client gets. `ended`: called with how the stream ended.
-    `shutting_down`: returns the error for a stream that the server's shutdown interrupts, or None; its
-    request continues.
+    `max_backlog` outputs wait. `sent`: called with the number of written events. `to_api_error`: converts an
+    exception to the error that the client gets. `ended`: called with how the stream ended. `shutting_down`:
+    returns the error for a stream that the server's shutdown interrupts, or None; its request continues.
     """
 
     def __init__(
