@@ -16,9 +16,8 @@ from mmengine.runtime.parallel.job import Job
 from mmengine.runtime.parallel.leader import LeadingExecutor
 
 LOAD_TIMEOUT_S = 1800.0
-EXCHANGE_TIMEOUT_S = (
-    600.0  # if step_timeout_s is 0; also the least timeout for messages (snapshots are large)
-)
+# For exchanges if step_timeout_s is 0, and the least timeout for messages, since a snapshot may be large.
+EXCHANGE_TIMEOUT_S = 600.0
 
 
 @dataclass(slots=True)

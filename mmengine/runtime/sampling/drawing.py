@@ -1,5 +1,6 @@
-"""Draw tokens at random: with a kernel if available, else with filters and noise in steps, which is the
-reference.
+"""Draws tokens at random, with a fused kernel if there is one, else with separate torch operations.
+
+The torch operations (filters, then noise) are the reference for the kernels.
 """
 
 from types import ModuleType
@@ -21,9 +22,10 @@ from mmengine.runtime.sampling.topk import topk_tokens
 def draw(
     logits: torch.Tensor, options: np.ndarray, batch: SampleRows, kernels: ModuleType | None
 ) -> torch.Tensor:
-    """Return a token (int64 [r]) for each row in float32 logits [r, vocab_size], the rows in `batch`.
+    """Return a token for each row in float32 logits [r, vocab_size], int64 [r].
 
-    Each row has a temperature. `options` [r]: the rows' options. `kernels`: gpu.sampling_kernels, or None.
+    `batch` has the same rows; every temperature is above 0. `options` [r]: the rows' options. `kernels`: the
+    module gpu.sampling_kernels, or None.
     """
     is_typical = (options & TYPICAL) != 0
     if is_typical.any():
@@ -48,7 +50,10 @@ def _draw_typical(
     kernels: ModuleType | None,
     is_typical: np.ndarray,
 ) -> torch.Tensor:
-    """Draw like `draw` if the rows `is_typical` (bool [r]) use typical-p, which no kernel supports."""
+    """Draw like `draw` when rows use typical-p, which no kernel supports.
+
+    `is_typical` bool [r]: these rows.
+    """
     token_ids = torch.empty(len(options), dtype=torch.int64, device=logits.device)
     others, typical = np.flatnonzero(~is_typical), np.flatnonzero(is_typical)
     if len(others):
@@ -62,7 +67,7 @@ def _draw_typical(
 def _draw_by_steps(logits: torch.Tensor, options: np.ndarray, batch: SampleRows) -> torch.Tensor:
     columns, device = batch.columns, logits.device
     logits = apply_temperature(logits, upload_columns(columns["temperature"], device=device)[0])
-    # Rows without top-k sort their whole vocabulary, so they are handled apart from rows with top-k.
+    # Top-p without top-k sorts the whole vocabulary, so these rows are handled apart from rows with top-k.
     for selected in (
         np.flatnonzero(options & TOP_K),
         np.flatnonzero((options & (TOP_K | TOP_P)) == TOP_P),

@@ -1,4 +1,4 @@
-"""Draw tokens with the CPU kernel, which implements filters.py and gumbel.py in one or two passes over a
+"""Draws tokens with the C++ kernel, which computes filters.py and gumbel.py in one or two passes over a
 row.
 """
 
@@ -9,11 +9,12 @@ import torch
 
 from mmengine.native import library
 
-UNSURE = -1  # the two best scores are closer than the precision of logarithms in two libraries
+# A row's two best scores are so close that the kernel's and torch's `log` could choose different tokens.
+UNSURE = -1
 
 
 class _Draw(ctypes.Structure):
-    """The C structure mm_draw in native/src/sampling/sampling.h."""
+    """The C struct mm_draw in native/src/sampling/sampling.h."""
 
     _fields_ = [
         ("rows", ctypes.c_int32),
@@ -29,10 +30,10 @@ class _Draw(ctypes.Structure):
 
 
 def draw_on_cpu(logits: torch.Tensor, columns: np.ndarray, output_index: np.ndarray) -> np.ndarray | None:
-    """Return a token for each row in float32 logits [r, vocab], int32 [r], or None without kernels.
+    """Return a token for each row in float32 logits [r, vocab], int32 [r], or None if there is no kernel.
 
-    UNSURE marks rows that the caller must draw in another way. `columns` [r]: the rows' records, each with a
-    temperature.
+    Rows with UNSURE must be drawn by the caller, with torch. `columns` [r]: the rows' records; every
+    temperature is above 0 (greedy rows are not drawn).
     """
     kernels = library.load()
     if kernels is None:

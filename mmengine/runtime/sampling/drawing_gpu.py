@@ -1,8 +1,8 @@
-"""Draw tokens on a GPU, equal to filters.py and gumbel.py, with the filters as a bound on a row's logits.
+"""Draws tokens on a GPU. The tokens are those of filters.py and gumbel.py. Not yet run on a GPU.
 
-A row's token is the same in any batch, so the kernels sum probabilities themselves: torch's cumsum
-depends on the row count, and a softmax on the largest top_k. Not yet run on a GPU; nothing waits for the
-device.
+The filters become a lower bound on a row's logits. A row's token must be the same in any batch, so the
+kernels sum probabilities themselves: torch's cumsum depends on the number of rows, and its softmax on the
+largest top_k in the batch. Nothing here waits for the device.
 """
 
 from types import ModuleType
@@ -22,10 +22,10 @@ def draw_on_gpu(
     columns: np.ndarray,
     output_index: np.ndarray,
 ) -> torch.Tensor:
-    """Return a token (int64 [r]) for each row in float32 logits [r, vocab_size].
+    """Return a token for each row in float32 logits [r, vocab_size], int64 [r].
 
-    `columns` [r]: the rows' records, each with a temperature. `options`: the rows' options. `kernels`:
-    gpu.sampling_kernels.
+    `columns` [r]: the rows' records; every temperature is above 0. `options` [r]: the rows' options.
+    `output_index` [r]: each output token's index from 0. `kernels`: the module gpu.sampling_kernels.
     """
     if logits.stride(1) != 1:
         logits = logits.contiguous()

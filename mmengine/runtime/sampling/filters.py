@@ -1,56 +1,58 @@
-"""Filter a distribution: temperature, then top-k, top-p, min-p and typical-p, each applied to the previous
-result.
+"""Temperature and filters in torch: top-k, top-p, min-p and typical-p, each applied to the previous result.
 
-All functions take and return float32 logits [r, vocab_size] and per-row parameters [r, 1]; a filtered token
-gets -inf. Tokens with equal logits are kept or filtered together, so a filter may keep more than k tokens or
-more than p of the mass: the result never depends on a sort's order.
+The functions take float32 logits [r, vocab_size] and one parameter per row [r, 1], and return logits in which
+filtered tokens have -inf. Tokens with equal logits are all kept or all filtered, so the result does not
+depend on the order in which a sort puts them. A filter may therefore keep more than k tokens, or more mass
+than p.
 """
 
 import torch
 
 from mmengine.runtime.rows import NEVER
 
-# Smaller temperatures are greedy to the last bit of a logit; the bound keeps 0 / T finite.
+# Below this, sampling is greedy anyway, even for logits that differ in the last bit. 0 / T must stay finite.
 MIN_TEMPERATURE = 1e-10
 
 
 def apply_temperature(logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
-    """Return (logits - row maximum) / temperature. The shift cannot overflow and changes no probability."""
+    """Return (logits - row maximum) / temperature. The subtraction changes no probability."""
     shifted = logits - logits.amax(-1, keepdim=True)
     return shifted.div_(temperature.clamp(min=MIN_TEMPERATURE))
 
 
 def keep_top(logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, largest_k: int) -> torch.Tensor:
-    """Keep the `top_k` most likely tokens, and among these the fewest that reach mass `top_p`."""
+    """Keep the `top_k` most likely tokens, and among these the smallest set with at least the mass
+    `top_p`.
+    """
     return logits.masked_fill(logits < top_bound(logits, top_k, top_p, largest_k), NEVER)
 
 
 def top_bound(logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, largest_k: int) -> torch.Tensor:
     """Return the smallest logit that `keep_top` keeps, [r, 1].
 
-    A row's top_k is int64 in 1 to `largest_k`, which is at most vocab_size (a row without top-k has
-    vocab_size); top_p 1 keeps all. The most likely token is always kept. Both filters work on the k largest
-    values and give a bound on the logits.
+    `top_k`: int64, from 1 to `largest_k`, which is at most vocab_size; vocab_size turns top-k off. `top_p` 1
+    turns top-p off. The most likely token is always kept.
     """
     best = logits.topk(largest_k, dim=-1).values
     among = torch.arange(largest_k, device=logits.device) < top_k
     mass = best.masked_fill(~among, NEVER).softmax(dim=-1)
     before = mass.cumsum(-1).roll(1, dims=-1)
     before[:, 0] = 0
-    # Rounding must not cut the tail of a row with top_p 1.
+    # With top_p 1 all k tokens stay, even if rounding makes a cumulative sum reach 1 before the last token.
     kept = ((before < top_p) | (top_p >= 1)) & among
     return best.gather(-1, kept.sum(-1, keepdim=True) - 1)
 
 
 def keep_min_p(logits: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
-    """Keep tokens at least `min_p` times as likely as the most likely token."""
+    """Keep the tokens that are at least `min_p` times as likely as the most likely token."""
     return logits.masked_fill(logits < logits.amax(-1, keepdim=True) + min_p.log(), NEVER)
 
 
 def keep_typical(logits: torch.Tensor, typical_p: torch.Tensor) -> torch.Tensor:
-    """Keep the tokens whose information is closest to the entropy, the fewest that reach mass `typical_p`.
+    """Keep the smallest set of typical tokens with at least the mass `typical_p`.
 
-    From Meister et al., Locally Typical Sampling, 2023.
+    A token is the more typical, the closer its information (-log p) is to the distribution's entropy (Meister
+    et al., Locally Typical Sampling, 2023).
     """
     logprobs = logits.log_softmax(dim=-1)
     likelihoods = logprobs.exp()

@@ -1,16 +1,17 @@
-"""Gumbel noise from a counter-based generator, so that a sampled token depends only on its logits and its
+"""Gumbel noise from a counter-based generator, so that a sampled token depends only on the row's logits and
 key.
 
 The token is argmax(logits + noise), which draws from softmax(logits) (the Gumbel-max trick). The noise for
-token v is made from 32 Philox4x32-10 bits, a counter-based generator (Salmon, Moraes, Dror, Shaw: Parallel
-Random Numbers: As Easy as 1, 2, 3; SC 2011), which gives four words per call:
+token v is made from 32 random bits. The generator is Philox4x32-10 (Salmon, Moraes, Dror, Shaw: Parallel
+Random Numbers: As Easy as 1, 2, 3; SC 2011), which gives four words of 32 bits per call:
 
     key      low and high 32 bits of the request's seed
     counter  v // 4, output index, sample index, 0
     word     v % 4
 
-Nothing else enters: no state, no batch, no row, no device. The integer part is exact everywhere; the two
-logarithms are computed in the device's fp32.
+The noise depends on nothing else: neither on a state nor on the batch, the row or the device. The integers
+are the same everywhere. Only the two logarithms are computed in float32, and may differ slightly between
+devices.
 """
 
 import numpy as np
@@ -27,15 +28,15 @@ _BELOW_ONE = 1 - 2**-24  # the largest fp32 below 1
 
 
 def philox4x32(counter: tuple, key: tuple, rounds: int = ROUNDS) -> tuple:
-    """Return four words from the generator; every operand and result is an int64 tensor with 32-bit values.
+    """Return four words from the generator. All operands and results are int64 tensors with 32-bit values.
 
-    The operands must broadcast with one another. A product of two 32-bit values wraps in int64, which keeps
-    all 64 bits; the high word is the shifted product masked to 32 bits.
+    The operands must be broadcastable. A product of two 32-bit values may wrap in int64, but no bit is lost.
+    Its high word is the product shifted by 32 bits and masked.
     """
     x0, x1, x2, x3 = counter
     k0, k1 = key
     for _ in range(rounds):
-        # Words 1 and 3 hold unmasked high bits until they are masked as words 0 and 2 of the next round.
+        # x1 and x3 are not masked here: in the next round they become part of x2 and x0, which are masked.
         p0, p1 = x0 * _MULTIPLIERS[0], x2 * _MULTIPLIERS[1]
         x0, x2 = ((p1 >> 32) ^ x1 ^ k0) & _LOW, ((p0 >> 32) ^ x3 ^ k1) & _LOW
         x1, x3 = p1, p0
@@ -50,7 +51,7 @@ def token_bits(
     vocab_size: int,
     device: torch.device,
 ) -> torch.Tensor:
-    """Return 32 random bits for each token id: int64 [r, vocab_size]. The keys are integers [r]."""
+    """Return 32 random bits for each row and token id, int64 [r, vocab_size]. Arguments are integers [r]."""
     seeds = seeds.astype(np.int64)
     keys = np.stack((seeds & _LOW, (seeds >> 32) & _LOW, output_index, sample_index)).astype(np.int64)
     low, high, output, sample = upload(keys, device)[:, :, None].unbind(0)
@@ -68,8 +69,8 @@ def gumbel_noise(
 ) -> torch.Tensor:
     """Return standard Gumbel noise, float32 [r, vocab_size], between about -2.8 and 22.9.
 
-    u = (bits + 1/2) / 2^32, noise = -log(-log(1 - u)): the large values, which decide, come from small u,
-    where fp32 is fine-grained.
+    With u = (bits + 1/2) / 2^32 the noise is -log(-log(1 - u)). Large noise, which decides the sample, comes
+    from small u, where float32 is precise.
     """
     bits = token_bits(seeds, sample_index, output_index, vocab_size, device)
     uniform = bits.to(torch.float32).add_(0.5).mul_(2.0**-32).clamp_(max=_BELOW_ONE)

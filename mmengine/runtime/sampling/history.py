@@ -1,6 +1,6 @@
-"""Apply rules about earlier tokens: no-repeat n-grams, and biased or excluded sequences.
+"""Applies rules that depend on earlier tokens: no-repeat n-grams, and biased or excluded sequences.
 
-A sequence's last token becomes more or less likely, or excluded, when the sequence's other tokens precede.
+If the last tokens are a sequence without its last token, the sequence's bias is added to that token's logit.
 """
 
 import numpy as np
@@ -13,15 +13,15 @@ from mmengine.runtime.sampling.filters import NEVER
 from mmengine.runtime.sampling.row_places import RowPlaces
 from mmengine.runtime.sampling.sample_rows import SampleRows
 
-_ANY = -1  # padding for sequences shorter than the longest
-_NOTHING = -2  # before the first token
+_ANY = -1  # padding before shorter sequences, which matches any token
+_NOTHING = -2  # in positions before a row's first token, which matches no token
 
 
 class TokenHistory:
-    """Prompt and answer tokens, and the sequences, for rows with such rules, on the device.
+    """The tokens and the biased sequences of rows with such rules, on the device.
 
-    Memory per such row is 8 bytes per token in the longest row, plus 8 * c * (k - 1) + 20 * c bytes, where c
-    is the most sequences in any row and k the longest sequence.
+    Each such row takes 8 bytes per token in the longest row, and 8 * c * (k - 1) + 20 * c bytes, where c is
+    the largest number of sequences in a row and k the longest sequence.
     """
 
     def __init__(self, max_rows: int, device: torch.device) -> None:
@@ -35,7 +35,7 @@ class TokenHistory:
         self._length = torch.zeros(0, 0, dtype=torch.int64, device=device)
 
     def admit(self, admission: Admission, rows: RowColumns) -> None:
-        """Store all tokens known so far; a row without such rules only releases its place."""
+        """Store all tokens known so far, and the sequences. A row without such rules gives up its place."""
         row = admission.row
         if not rows.columns["options"][row] & HISTORY:
             self._places.leave(row)
@@ -63,15 +63,16 @@ class TokenHistory:
         self._added[place, : len(found)] = upload(added, self._device)
 
     def count(self, batch: SampleRows, selected: np.ndarray, token_ids: torch.Tensor) -> None:
-        """Append `token_ids` (int64 [r]; negative: no token) to the batch rows at `selected`."""
+        """Append `token_ids` (int64 [r]; negative: no token) to the rows at indices `selected` in `batch`."""
         index = self._known(batch, selected)
         self._grow(width=int(index.max()) + 1)
         places, index = upload(np.stack((self._places.of[batch.rows[selected]], index)), self._device)
         self._tokens[places, index] = token_ids.clamp(min=0)
 
     def apply(self, logits: torch.Tensor, batch: SampleRows, selected: np.ndarray) -> None:
-        """Change rows `selected` [r] in float32 logits [n, vocab_size] in place. Positions after drafts treat
-        the drafts as earlier tokens.
+        """Apply the rules to rows `selected` [r] of float32 logits [n, vocab_size], in place.
+
+        At a position after drafts, the drafts count as earlier tokens.
         """
         known = self._known(batch, selected)
         self._grow(width=int(known.max()) + 1)
@@ -91,7 +92,7 @@ class TokenHistory:
         return (batch.columns["num_prompt"][selected] + batch.output_index[selected]).astype(np.int64)
 
     def _write_drafts(self, follows: np.ndarray, places: np.ndarray, known: np.ndarray) -> None:
-        """Write the drafts; sampled tokens later overwrite them."""
+        """Write the drafts as if they were tokens. Sampled tokens overwrite them later."""
         is_draft = follows >= 0
         if is_draft.any():
             columns = np.stack((places[is_draft], known[is_draft], follows[is_draft].astype(np.int64)))
@@ -99,7 +100,7 @@ class TokenHistory:
             self._tokens[place, index] = token
 
     def _tail(self, tokens: torch.Tensor, lengths: torch.Tensor, width: int) -> torch.Tensor:
-        """Return the last `width` tokens in each row [r, width], right-aligned."""
+        """Return the last `width` tokens of each row, right-aligned, [r, width]."""
         index = lengths[:, None] - torch.arange(width, 0, -1, device=self._device)
         return tokens.gather(1, index.clamp(min=0)).masked_fill_(index < 0, _NOTHING)
 
@@ -119,8 +120,10 @@ class TokenHistory:
         logits.index_put_((index, self._last[places]), added, accumulate=True)
 
     def _grow(self, *, places: int = 0, width: int = 0, count: int = 0, longest: int = 0) -> None:
-        """Grow the tables to the given row count, tokens per row, sequences per row, and tokens before a
-        sequence's last.
+        """Enlarge the tables if necessary.
+
+        `places`: rows. `width`: tokens per row. `count`: sequences per row. `longest`: tokens of a sequence
+        before its last one.
         """
         held, room = self._tokens.shape
         places, width = max(places, held), room if width <= room else max(width, 2 * room, 64)
@@ -149,8 +152,8 @@ def _repeats(
 ) -> torch.Tensor:
     """Return which tokens would complete a repeated n-gram, bool [r, vocab_size].
 
-    An n-gram has `sizes` [r] tokens (0: no rule), and counts as repeated if it occurs among the first
-    `lengths` [r] entries in `tokens` [r, t].
+    An n-gram has `sizes` [r] tokens (0: no rule). It is repeated if it occurs in the row's earlier tokens,
+    the first `lengths` [r] entries in `tokens` [r, t].
     """
     place = torch.arange(tokens.shape[1], device=tokens.device)
     ends = (place >= sizes[:, None] - 1) & (place < lengths[:, None]) & (sizes > 0)[:, None]

@@ -1,9 +1,10 @@
-"""Sample first, and compute a grammar mask only for rows whose sampled token the grammar refuses (on a CPU).
+"""Samples first, and computes a grammar mask only for rows whose sampled token the grammar refuses (on a
+CPU).
 
 If the best of all tokens is allowed, it is also the best of the allowed tokens. This holds with noise,
-penalties and biases too, because they change each token's logit independently. With top-k, top-p, min-p and
-typical-p it does not hold: these filters compare a token with the others. For rows with such filters, and on
-devices where reading the sampled tokens would wait, masks are computed before sampling.
+penalties and biases too, because they change each token's logit independently. It does not hold with top-k,
+top-p, min-p and typical-p, which compare a token with the others. For rows with such filters, and on devices
+where reading the sampled tokens means waiting, masks are computed before sampling.
 """
 
 from collections.abc import Sequence
@@ -22,9 +23,10 @@ NEEDS_MASK = TOP_K | TOP_P | MIN_P | TYPICAL
 
 
 class LazyMaskResult(NamedTuple):
-    """The rows whose text ended or failed. `complete` maps rows whose grammar is complete to the number of
-    tokens consumed; `errors` maps rows that get no token to the reason. Rows are indices into the sampling
-    rows.
+    """The rows whose text is complete or failed, as indices into the sampling rows.
+
+    `complete`: for each row whose grammar is complete, how many tokens it took. `errors`: for each row that
+    gets no token, the reason.
     """
 
     complete: dict[int, int]
@@ -44,10 +46,10 @@ def apply_lazy_masks(
     runs: Runs | None,
     continuing: Sequence[int],
 ) -> LazyMaskResult:
-    """Advance the grammars of the rows in `continuing` by the sampled tokens, up to the first token that
-    differs from its draft. `continuing` has ascending indices into the sampling rows.
+    """Advance the grammars of the rows `continuing` (ascending indices into the sampling rows).
 
-    If the grammar refuses a token, another token replaces it in `chosen`.
+    A grammar takes the row's sampled tokens up to and including the first that differs from its draft. If it
+    refuses a token, an allowed token is sampled and replaces it in `chosen`.
     """
     if not continuing:  # always on a GPU, where reading the choice would wait for the device
         return LazyMaskResult({}, {})
@@ -77,7 +79,7 @@ class _Walk:
         self.found = LazyMaskResult({}, {})
 
     def go(self, row: int) -> bool:
-        """Advance the row's grammar by its sampled tokens; return False if the grammar refuses a token."""
+        """Advance the row's grammar by its sampled tokens. Returns False if the grammar refuses a token."""
         first = self._first[row]
         number, position = self._numbers[first], self._at.get(row, first)
         run = self._run_at(position)
@@ -94,8 +96,10 @@ class _Walk:
         return True
 
     def _run_at(self, position: int) -> list[int]:
-        """Return the row's sampled tokens from `position` on, up to and including the first that differs from
-        its draft. A token without a finite logit and the tokens after it are left out.
+        """Return the row's sampled tokens from `position` on.
+
+        The last is the first that differs from its draft, or the token before the first without a finite
+        logit.
         """
         end, tokens, largest, follows = position, self._tokens, self._largest, self._follows
         while isfinite(largest[end]):
@@ -105,9 +109,7 @@ class _Walk:
         return tokens[position:end]
 
     def correct(self, rows: list[int]) -> list[int]:
-        """Sample again at the rows' refused positions, this time with masks; return the rows without an
-        error.
-        """
+        """Sample again with a mask at each row's refused token. Returns the rows that have no error."""
         for row in rows:
             if self._at[row] in self._corrected:
                 why = self._matchers.error_of(int(self._batch.rows[self._at[row]]))

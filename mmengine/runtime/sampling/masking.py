@@ -1,4 +1,4 @@
-"""Apply packed token masks to logits."""
+"""Applies token masks (one bit per token) to logits."""
 
 import ctypes
 
@@ -13,7 +13,7 @@ from mmengine.structured_output.rows.rows import Masks
 
 
 class _Masks(ctypes.Structure):
-    """The C structure mm_masks in native/src/sampling/masking.h."""
+    """The C struct mm_masks in native/src/sampling/masking.h."""
 
     _fields_ = [
         ("rows", ctypes.c_int32),
@@ -30,11 +30,11 @@ class _Masks(ctypes.Structure):
 def keep_allowed(
     logits: torch.Tensor, masks: Masks, is_read: np.ndarray
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return each masked row's largest allowed logit [m] and its token (int64), ties to the lowest id;
-    -inf if no token is allowed.
+    """Return each masked row's largest allowed logit, float32 [m], and its token, int64 [m].
 
-    In rows that are read later (`is_read`, bool [m]) the disallowed logits in float32 [s, vocab_size] become
-    -inf; other rows may stay unchanged. The result for a row with NaN is arbitrary.
+    Ties go to the lowest id. The logit is -inf if no token is allowed, and arbitrary in a row with NaN. In
+    the rows with `is_read` (bool [m]), which the caller reads later, disallowed logits become -inf in place;
+    other rows may stay unchanged. `logits`: float32 [s, vocab_size].
     """
     if logits.device.type != "cpu":
         return keep_allowed_on_gpu(logits, masks)
@@ -68,7 +68,7 @@ def _keep_in_numpy(logits: np.ndarray, masks: Masks) -> tuple[torch.Tensor, torc
 
 
 def keep_allowed_on_gpu(logits: torch.Tensor, masks: Masks) -> tuple[torch.Tensor, torch.Tensor]:
-    """Apply masks on another device without waiting (not yet run on a GPU)."""
+    """Do the same on another device, without waiting for the device (not yet run on a GPU)."""
     places, bits = upload(masks.selected, logits.device), upload(masks.bits.view(np.int32), logits.device)
     kernels = sampling_kernels(logits.device)
     if kernels is not None and logits.stride(1) == 1:

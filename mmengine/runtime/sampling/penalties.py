@@ -1,4 +1,4 @@
-"""Apply repetition, presence and frequency penalties, with token counts on the device."""
+"""Applies repetition, presence and frequency penalties, with token counts on the device."""
 
 from typing import NamedTuple
 
@@ -12,18 +12,18 @@ from mmengine.runtime.sampling.row_places import RowPlaces
 
 
 class DraftPairs(NamedTuple):
-    """Drafts between a row's known tokens and a sampling position: m (position, token) pairs."""
+    """The drafts that precede sampling positions in rows with penalties, as m (position, token) pairs."""
 
-    rows: np.ndarray  # intp [m], the pair's row
-    pairs: tuple[np.ndarray, np.ndarray, np.ndarray]  # int64 [m]: position, token, count of the token there
+    rows: np.ndarray  # intp [m], each pair's row
+    pairs: tuple[np.ndarray, np.ndarray, np.ndarray]  # int64 [m]: position, token, how often it precedes
 
 
 class TokenCounts:
-    """Which tokens a row's prompt and output contain, and how often the output does, for rows with
-    penalties.
+    """For rows with penalties: which tokens prompt and output contain, and how often the output contains
+    them.
 
-    Memory is vocab_size * 5 bytes per such row, on a CPU up to 9, and grows with their number. A
-    row's place is released when another request takes the row.
+    Each such row takes vocab_size * 5 bytes, on a CPU up to vocab_size * 9. The tables grow with the number
+    of such rows. A row's place is released when another request takes the row.
     """
 
     def __init__(self, max_rows: int, vocab_size: int, device: torch.device) -> None:
@@ -36,7 +36,7 @@ class TokenCounts:
         self._num_distinct = np.zeros(0, dtype=np.int64)
 
     def admit(self, admission: Admission, rows: RowColumns) -> None:
-        """Count all tokens known so far; a row without penalties only releases its place."""
+        """Count all tokens known so far. A row without penalties gives up its place."""
         row = admission.row
         if not rows.columns["options"][row] & PENALTIES:
             self._places.leave(row)
@@ -55,7 +55,7 @@ class TokenCounts:
             self._num_distinct[place] = len(distinct)
 
     def count(self, rows: np.ndarray, token_ids: torch.Tensor) -> None:
-        """Count the sampled `token_ids` (int64 [r] on the device; negative: no token) in `rows`."""
+        """Count the sampled `token_ids` for `rows` [r]. int64 [r] on the device; negative: no token."""
         places = upload(self._places.of[rows], self._device)
         tokens = token_ids.clamp(min=0)
         if self._device.type == "cpu":
@@ -66,9 +66,10 @@ class TokenCounts:
     def penalise_on_cpu(
         self, logits: np.ndarray, selected: np.ndarray, rows: np.ndarray, penalties: np.ndarray
     ) -> None:
-        """Penalise float32 logits [n, vocab_size] in place on a CPU, like `penalise`.
+        """Penalise float32 logits [n, vocab_size] in place on a CPU, with the results of `penalise`.
 
-        `selected` [r]: the logits' rows that belong to `rows`. Only tokens that a row contains are touched.
+        `selected` [r]: the rows of the logits that belong to `rows` [r]. Only the logits of tokens that a row
+        contains are read and written.
         """
         places = self._places.of[rows]
         held = np.arange(self._distinct.shape[1]) < self._num_distinct[places][:, None]
@@ -85,10 +86,9 @@ class TokenCounts:
     def penalise_drafted(
         self, logits: torch.Tensor, before: torch.Tensor, drafted: DraftPairs, penalties: torch.Tensor
     ) -> None:
-        """Penalise again in place, so that drafts in the same row before a position count too.
+        """Penalise the m logits in `drafted` again in place, so that the drafts before a position count too.
 
-        Sets the m logits [n, vocab_size] in `drafted` from their values `before` the penalties. `penalties`
-        as in `penalise`, [3, m, 1].
+        `before` [m]: these logits before any penalty. `penalties`: as in `penalise`, [3, m, 1].
         """
         places = upload(self._places.of[drafted.rows], self._device)
         positions, tokens, further = (upload(each, self._device) for each in drafted.pairs)
@@ -98,12 +98,12 @@ class TokenCounts:
         logits[positions, tokens] = values - presence
 
     def penalise(self, logits: torch.Tensor, rows: np.ndarray, penalties: torch.Tensor) -> torch.Tensor:
-        """Return the penalised float32 logits [r, vocab_size] for `rows`.
+        """Return the penalised float32 logits [r, vocab_size] for `rows` [r].
 
-        `penalties`: repetition, presence, frequency [3, r, 1]. Repetition (Keskar et al., CTRL, 2019): a
-        positive logit is divided, a negative logit multiplied, if prompt or output contain the token. Then,
-        as OpenAI defines them, the frequency penalty times the token's count in the output, and the presence
-        penalty if the token occurs, are subtracted.
+        `penalties`: repetition, presence, frequency [3, r, 1]. Repetition (Keskar et al., CTRL, 2019): if
+        prompt or output contain the token, a positive logit is divided by the penalty, a negative one
+        multiplied. Then, as OpenAI defines them, the frequency penalty times the token's count in the output
+        is subtracted, and the presence penalty if the output contains the token.
         """
         repetition, presence, frequency = penalties
         places = upload(self._places.of[rows], self._device)

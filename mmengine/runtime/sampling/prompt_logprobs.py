@@ -1,7 +1,7 @@
-"""Gather logprobs for prompt tokens while the prompt's chunks are computed.
+"""Gathers logprobs for prompt tokens while the prompt's chunks are computed.
 
-A token's logprob comes from the position before it, so the first token has none. A prompt that is preempted
-half way loses its KV (core/decide), and is computed again from the start.
+A token's logprob comes from the position before it, so the first token has none. If a request is preempted in
+its prompt, it loses its KV (core/decide), so the whole prompt is computed again, and with it all logprobs.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ class _Prompt:
 
 
 class PromptLogprobsGatherer:
-    """Gathers logprobs for requests that want prompt logprobs; costs nothing otherwise."""
+    """Gathers the logprobs for rows whose request wants prompt logprobs."""
 
     def __init__(self) -> None:
         self._by_row: dict[int, _Prompt] = {}
@@ -49,10 +49,10 @@ class PromptLogprobsGatherer:
         places: np.ndarray | None,
         logits_of: Callable[[torch.Tensor], torch.Tensor],
     ) -> tuple[PromptLogprobs, ...]:
-        """Return the logprobs for prompts that end in this step. Waits for the device if any prompt wants
-        logprobs.
+        """Store the step's logprobs, and return those of prompts that end in this step.
 
-        `hidden`: the batch's states, which have the plan's tokens at `places` (intp [n]; None: in order).
+        Waits for the device if a row in the step wants prompt logprobs. `hidden`: the step's hidden states,
+        where the plan's tokens are at indices `places` (intp [n]; None: they are the first n).
         """
         asking = np.flatnonzero(np.isin(plan.rows, list(self._by_row))).tolist() if self._by_row else ()
         if not asking:
@@ -65,7 +65,7 @@ class PromptLogprobsGatherer:
             row = int(plan.rows[place])
             prompt = self._by_row[row]
             begin, count = int(plan.num_computed[place]), int(plan.num_scheduled[place])
-            behind = int(ends[place]) - count - begin  # offset from a position in the prompt to the step
+            behind = int(ends[place]) - count - begin  # index in the step minus position in the prompt
             last = min(begin + count, len(prompt.token_ids) - 1)
             for start in range(begin, last, POSITIONS_AT_ONCE):
                 stop = min(start + POSITIONS_AT_ONCE, last)
@@ -78,7 +78,7 @@ class PromptLogprobsGatherer:
 
 
 def _take(prompt: _Prompt, start: int, stop: int, logits: torch.Tensor) -> None:
-    """Store the logprobs that `logits` at positions `start` to `stop` give, for the tokens after them."""
+    """Store the logprobs for the tokens after positions `start` to `stop`, whose logits are `logits`."""
     logprobs = logits.log_softmax(dim=-1)
     start, stop = start + 1, stop + 1
     said = prompt.token_ids[start:stop].astype(np.int64)

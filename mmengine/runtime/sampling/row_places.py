@@ -1,4 +1,4 @@
-"""Assign places in tables that only some rows need."""
+"""Assigns places (indices) in tables that only some rows need."""
 
 from collections.abc import Callable
 
@@ -8,9 +8,9 @@ from mmengine.ragged import NO_PLACE
 
 
 class RowPlaces:
-    """Each row's place. `of`: int64 [max_rows], each row's place, or NO_PLACE.
+    """Which row has which place. `of`: int64 [max_rows], each row's place, or NO_PLACE.
 
-    `grow` enlarges the tables to a given size; if `grow` raises, the places stay unchanged.
+    `grow`: a function that enlarges the tables to a given size. If it raises, the places stay unchanged.
     """
 
     def __init__(self, max_rows: int, grow: Callable[[int], None]) -> None:
@@ -20,7 +20,7 @@ class RowPlaces:
         self._count = 0
 
     def take(self, row: int) -> int:
-        """Return the row's place, and assign a free place if necessary."""
+        """Return the row's place. A row without a place gets a free one."""
         if self.of[row] == NO_PLACE:
             if not self._free:
                 count = max(4, 2 * self._count)

@@ -1,4 +1,4 @@
-"""Select rows from a tensor by host indices."""
+"""Selects rows from a tensor on a device by indices on the host."""
 
 from collections.abc import Callable
 
@@ -9,8 +9,9 @@ from mmengine.runtime.device.upload import upload
 
 
 def take(tensor: torch.Tensor, selected: np.ndarray) -> torch.Tensor:
-    """Return rows `selected` (ascending indices) from `tensor`: the tensor itself if these are all rows, else
-    a copy.
+    """Return the rows `selected` (ascending indices) of `tensor`.
+
+    The result is the tensor itself if all rows are selected, else a copy.
     """
     if len(selected) == len(tensor):
         return tensor
@@ -20,7 +21,7 @@ def take(tensor: torch.Tensor, selected: np.ndarray) -> torch.Tensor:
 def on_rows(
     logits: torch.Tensor, selected: np.ndarray, change: Callable[[torch.Tensor], torch.Tensor]
 ) -> torch.Tensor:
-    """Return `logits` with `change` applied to the rows `selected` (ascending indices) only."""
+    """Return `logits` with `change` applied to the rows `selected` (ascending indices), maybe in place."""
     if len(selected) == len(logits):
         return change(logits)
     index = upload(selected, logits.device)

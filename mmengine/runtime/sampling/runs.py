@@ -1,4 +1,4 @@
-"""Find the positions that sample in a step with drafts, and how many drafts are accepted per row."""
+"""Finds the positions that sample in a step with drafts, and how many drafts each row accepts."""
 
 from typing import NamedTuple
 
@@ -6,27 +6,29 @@ import numpy as np
 
 from mmengine.core.executor import StepPlan
 
-NOTHING = -2  # neither a token nor an error marker
+NOTHING = -2  # no draft; differs from every token id and from ERROR_TOKEN
 
 
 class Runs(NamedTuple):
-    """s rows that sample at p positions: each at its last known token and at each following draft."""
+    """s rows that sample at p positions. A row samples at its last known token and at each of its drafts."""
 
-    places: np.ndarray  # intp [p], in the batch
+    places: np.ndarray  # intp [p], index of each position in the step
     first: np.ndarray  # intp [s], index of the row's first position among the p
     row_of: np.ndarray  # intp [p], index of the position's row among the s
     follows: np.ndarray  # int32 [p], the draft after the position; NOTHING at a row's last position
 
     def counts(self, token_ids: np.ndarray) -> np.ndarray:
-        """Return how many tokens each row gives, int64 [s], if `token_ids` int32 [p] are sampled.
+        """Return how many tokens each row gives, int64 [s], if `token_ids` (int32 [p]) are sampled.
 
-        A row gives its sampled tokens up to the first that differs from the draft after it, inclusive.
+        A row gives its sampled tokens up to and including the first that differs from the draft there.
         """
         ends = np.flatnonzero(token_ids != self.follows)
         return ends[np.searchsorted(ends, self.first)] - self.first + 1
 
     def drafts_at(self, selected: np.ndarray) -> tuple[np.ndarray, list[list[int]]]:
-        """Return the first positions and the drafts for whole runs, given by their positions `selected`."""
+        """Return the first position and the drafts of each row in `selected`, which has all positions
+        of its rows.
+        """
         heads = selected[selected == self.first[self.row_of[selected]]]
         sizes = np.diff(np.append(self.first, len(self.places)))[self.row_of[heads]]
         ends = (heads + sizes - 1).tolist()
@@ -35,7 +37,7 @@ class Runs(NamedTuple):
 
 def runs_of(plan: StepPlan) -> Runs | None:
     """Return the plan's runs, or None if no sampling row has drafts."""
-    # each row has one token, which is known
+    # With as many tokens as rows, each row has one token, which is no draft.
     if plan.num_drafts is None or len(plan.input_ids) == len(plan.rows):
         return None
     num_drafts = plan.num_drafts[plan.sample]

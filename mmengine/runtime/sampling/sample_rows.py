@@ -1,4 +1,4 @@
-"""The rows that sample in a step, or with drafts the rows' positions."""
+"""The rows that sample in a step. With drafts a row has an entry for each position that samples."""
 
 import msgspec
 import numpy as np
@@ -10,12 +10,12 @@ from mmengine.runtime.sampling.runs import Runs
 
 
 class SampleRows(msgspec.Struct, frozen=True, eq=False):
-    """s row numbers, their columns (rows.COLUMNS), their output indices from 0, and the union of their
-    `options`.
+    """s entries, one for each position that samples. With drafts (`in_runs`) a row may have several entries.
 
-    With drafts (`in_runs`) a row samples at several positions and appears once per position. `drafted`:
-    drafts before each position, for rows with penalties. `follows` (int32 [s]): the draft after each
-    position, for rows with rules about earlier tokens.
+    `rows`: row numbers. `columns`: the rows' records (rows.COLUMNS). `output_index`: the index, from 0, that
+    the sampled token has in the row's output. `wanted`: all `options` of the rows, or-ed. `drafted`: the
+    drafts that precede each position, if rows have penalties. `follows` (int32 [s]): the draft after each
+    position, if rows have history rules.
     """
 
     rows: np.ndarray
@@ -30,7 +30,7 @@ class SampleRows(msgspec.Struct, frozen=True, eq=False):
     def of(
         cls, columns: RowColumns, rows: np.ndarray, num_known: np.ndarray, runs: Runs | None = None
     ) -> "SampleRows":
-        """Return the entries for `rows`, which have `num_known` [s] tokens when they sample."""
+        """Return entries for `rows` [s]. `num_known` [s]: how many tokens a row has before it samples."""
         records = columns.of(rows)
         wanted = int(np.bitwise_or.reduce(records["options"]))
         drafted = None
@@ -41,7 +41,7 @@ class SampleRows(msgspec.Struct, frozen=True, eq=False):
         return cls(rows, records, output_index, wanted, runs is not None, drafted, follows)
 
     def take(self, selected: np.ndarray) -> "SampleRows":
-        """Return the entries `selected`, ascending."""
+        """Return the entries `selected` (ascending indices)."""
         drafted = self.drafted
         if drafted is not None:
             position, *others = drafted.pairs
@@ -60,7 +60,9 @@ class SampleRows(msgspec.Struct, frozen=True, eq=False):
 
 
 def _drafted(runs: Runs, rows: np.ndarray, selected: np.ndarray) -> DraftPairs | None:
-    """Return the drafts before each of the positions `selected`, or None if there are none."""
+    """Return the drafts that precede each of the positions `selected` in their row, or None if there
+    are none.
+    """
     depths = selected - runs.first[runs.row_of[selected]]
     if not depths.any():
         return None

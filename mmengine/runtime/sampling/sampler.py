@@ -1,18 +1,19 @@
-"""Sample tokens from logits, for all rows in a step at once.
+"""Samples tokens from logits, for all rows in a step at once.
 
-The operations for a row in order, each only if the row uses it:
+These operations are applied to a row in this order, each only if the row uses it:
 
-    1. logprobs are taken from the model's own distribution, before anything below;
-       tokens that the row's grammar does not allow are excluded;
-    2. logit bias and tokens that are always excluded; rules about earlier tokens; repetition, then frequency
-       and presence penalty; before min_tokens, end-of-sequence and stop tokens are excluded;
-    3. temperature 0: the most likely token, ties to the lowest id;
-    4. else temperature, top-k, top-p, min-p, typical-p, then Gumbel noise, and the largest sum;
-    5. in a row whose text must be completed within its budget: a completing token, if the sampled token
-       would lead too far (`close`).
+    1. Logprobs are computed from the model's own logits. Then tokens that the row's grammar does not allow
+       are excluded.
+    2. Logit bias, and tokens that are always excluded; history rules; repetition penalty; frequency and
+       presence penalty; before min_tokens, end-of-sequence and stop tokens are excluded.
+    3. If the temperature is 0: the most likely token, ties to the lowest id.
+    4. Else temperature, top-k, top-p, min-p, typical-p, Gumbel noise, and the token with the largest sum.
+    5. If the text must be completed within its budget and the sampled token would leave too few tokens for
+       that: a token that completes the text (`close`).
 
-2 and 4 follow the order of transformers' logits processors. A row with NaN, with +inf, or without a finite
-logit gets no token; -inf alone excludes a token. The logits stay unchanged, except in rows with a mask.
+2 and 4 have the same order as transformers' logits processors. A row with NaN or +inf, or without a finite
+logit, gets no token. A single -inf only excludes its token. The caller's logits stay unchanged, except in
+rows with a mask.
 """
 
 from collections.abc import Sequence
@@ -52,10 +53,10 @@ COUNTED = HISTORY | PENALTIES
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """Logprobs for `indices` (host, into the sampling rows): the chosen token's logprob [m] and the k best
-    tokens [m, k], best first.
+    """The logprobs for m of the sampling rows, those at `indices` (on the host).
 
-    k is the largest number that a row asks for.
+    `chosen` [m]: each chosen token's logprob. `best`, `best_ids` [m, k]: the k likeliest tokens, best first,
+    where k is the largest number that a row asks for.
     """
 
     indices: np.ndarray
@@ -69,7 +70,7 @@ class SampledTokens(msgspec.Struct, frozen=True, eq=False):
     logprobs: Logprobs | None
 
     def to_host(self) -> "SampledTokens":
-        """Start copying to the host; on CUDA into pinned memory, without waiting."""
+        """Return the tokens on the host. The copy from a GPU goes to pinned memory and is not awaited."""
         if self.token_ids.device.type == "cpu":
             return self
         token_ids, lists = self.token_ids.to("cpu", non_blocking=True), self.logprobs
@@ -83,10 +84,10 @@ class SampledTokens(msgspec.Struct, frozen=True, eq=False):
 
 @dataclass(frozen=True, slots=True)
 class TokenChoice:
-    """Chosen tokens, int64 [s], and the largest allowed logit [s], which is not finite if the row has
-    failed.
+    """The chosen tokens, int64 [s], and each row's largest allowed logit [s].
 
-    `logits` are the model's own if logprobs are wanted.
+    If `largest` is not finite, the row has failed. If logprobs are wanted, `logits` are the model's own,
+    without masks.
     """
 
     token_ids: torch.Tensor
@@ -95,7 +96,7 @@ class TokenChoice:
 
 
 class ForcedTokens(NamedTuple):
-    """Forced tokens, and their positions among all sampling positions."""
+    """Tokens that are forced instead of sampled, and their indices among the sampling positions."""
 
     places: Sequence[int] = ()
     token_ids: Sequence[int] = ()
@@ -114,7 +115,7 @@ class Sampler:
             compile_all(self._kernels, vocab_size, device)
 
     def admit(self, admission: Admission) -> None:
-        """Set up a row, after RowColumns.admit."""
+        """Set up a row for its new request. Call after RowColumns.admit."""
         self._counts.admit(admission, self._rows)
         self._history.admit(admission, self._rows)
 
@@ -125,21 +126,22 @@ class Sampler:
         masks: Masks | None = None,
         forced: ForcedTokens = NO_FORCED_TOKENS,
     ) -> SampledTokens:
-        """Sample float32 logits [s, vocab_size], a row per entry in `batch`, without waiting for the
-        device.
+        """Sample float32 logits [s, vocab_size], one row for each entry in `batch`.
+
+        Does not wait for the device.
         """
         chosen = self.choose(logits, batch, masks)
         self.put(chosen, forced)
         return self.conclude(chosen, batch)
 
     def put(self, chosen: TokenChoice, forced: ForcedTokens) -> None:
-        """Write the forced tokens `forced` in place."""
+        """Replace choices in place by the tokens `forced`."""
         if forced.places:
             places = upload(np.array(forced.places, np.int64), self.device)
             chosen.token_ids[places] = upload(np.array(forced.token_ids, np.int64), self.device)
 
     def choose(self, logits: torch.Tensor, batch: SampleRows, masks: Masks | None = None) -> TokenChoice:
-        """Choose tokens as `sample` does; the caller may change the choice before `conclude`."""
+        """Choose tokens as `sample` does. The caller may change the choice, and then calls `conclude`."""
         largest, token_ids = topk_tokens(logits)
         options, wanted = batch.columns["options"], batch.wanted
         own_logits = logits
@@ -159,16 +161,19 @@ class Sampler:
         return TokenChoice(token_ids, largest, own_logits)
 
     def choose_again(self, chosen: TokenChoice, batch: SampleRows, masks: Masks) -> None:
-        """Choose again in place, on a CPU, for the rows in `masks`, among the allowed tokens."""
+        """Replace the choices of the rows in `masks` in place by tokens that the masks allow.
+
+        Only on a CPU.
+        """
         selected = torch.from_numpy(masks.selected)
         narrow = Masks(np.arange(len(masks.selected)), masks.bits)
         again = self.choose(chosen.logits.index_select(0, selected), batch.take(masks.selected), narrow)
         chosen.token_ids[selected], chosen.largest[selected] = again.token_ids, again.largest
 
     def close(self, chosen: TokenChoice, closing: Closing) -> None:
-        """Replace choices in place by tokens that complete the rows' texts.
+        """Replace choices in place by tokens that complete the rows' texts, where `closing` says so.
 
-        The counts and the next step need these tokens, so this waits for the device, but only for such rows.
+        Waits for the device, because `closing` must know the sampled tokens.
         """
         places = upload(closing.places, self.device)
         sampled = chosen.token_ids[places].tolist()
@@ -177,7 +182,7 @@ class Sampler:
             chosen.token_ids[places] = upload(np.array(kept, np.int64), self.device)
 
     def conclude(self, chosen: TokenChoice, batch: SampleRows) -> SampledTokens:
-        """Make the choice final and return the sampled tokens."""
+        """Count the chosen tokens, compute logprobs, and return the sampled tokens."""
         token_ids = chosen.token_ids
         _refuse_broken(token_ids, chosen.largest)
         if batch.wanted & COUNTED and not batch.in_runs:
@@ -191,8 +196,8 @@ class Sampler:
     def count(self, batch: SampleRows, token_ids: torch.Tensor) -> None:
         """Count `token_ids` [s] for their rows.
 
-        `sample` does this itself unless `batch` is in runs; in runs the accepted tokens are known only when
-        they are read.
+        `sample` does this itself unless `batch` is in runs. In runs it is known only later, when the step is
+        read, which tokens are accepted.
         """
         options = batch.columns["options"]
         if len(selected := np.flatnonzero(options & PENALTIES)):
@@ -208,9 +213,9 @@ class Sampler:
         largest: torch.Tensor,
         token_ids: torch.Tensor,
     ) -> None:
-        """Exclude masked tokens in place and choose `token_ids` again.
+        """Exclude disallowed tokens in place, and replace `token_ids` by the likeliest allowed tokens.
 
-        A row's `largest` becomes the largest remaining logit, unless the row has already failed.
+        A row's `largest` becomes the largest allowed logit, unless the row has already failed.
         """
         is_read = (options[masks.selected] & (ADJUSTED | RANDOM)) != 0
         left, chosen = keep_allowed(logits, masks, is_read)
@@ -226,12 +231,11 @@ class Sampler:
     def _before_min_tokens(
         self, logits: torch.Tensor, token_ids: torch.Tensor, batch: SampleRows
     ) -> tuple[np.ndarray, int]:
-        """Return the rows' options [s], with MIN_TOKENS where the rule still has to be applied, and the union
-        of all options.
+        """Return the rows' options [s] without MIN_TOKENS where nothing is left to do, and all options or-ed.
 
-        The rule is dropped for rows that have enough tokens, and on a CPU for greedy rows without other
-        options. Those rows are handled here in `token_ids`; most of them chose a token that ends nothing
-        anyway.
+        Nothing is left to do for rows that have at least min_tokens tokens. On a CPU, greedy rows without
+        other options are handled here: most chose a token that does not end the text, and the others get
+        another token in `token_ids`.
         """
         options = batch.columns["options"]
         is_early = ((options & MIN_TOKENS) != 0) & (batch.output_index < batch.columns["min_tokens"])
@@ -252,7 +256,7 @@ class Sampler:
     def _next_topk(
         self, logits: np.ndarray, tokens: np.ndarray, selected: np.ndarray, rows: np.ndarray
     ) -> None:
-        """Write the most likely tokens that do not end a text to `tokens` [s] at places `selected`."""
+        """Write to `tokens` [s], at indices `selected`, the most likely tokens that do not end the text."""
         if not len(selected):
             return
         places = selected[:, None], self._rows.blocked[rows[selected]]
@@ -262,7 +266,10 @@ class Sampler:
         logits[places] = kept
 
     def _choose(self, logits: torch.Tensor, options: np.ndarray, batch: SampleRows) -> torch.Tensor:
-        """Return tokens for rows that are not plainly greedy; logits in ADJUSTED rows are overwritten."""
+        """Return tokens for rows with options in ADJUSTED or RANDOM.
+
+        Adjusted rows of `logits` are overwritten.
+        """
         if int(np.bitwise_or.reduce(options)) & ADJUSTED:
             logits = self._adjust(logits, options, batch)
         selected = np.flatnonzero(options & RANDOM)
@@ -275,7 +282,7 @@ class Sampler:
         return token_ids
 
     def _adjust(self, logits: torch.Tensor, options: np.ndarray, batch: SampleRows) -> torch.Tensor:
-        """Apply step 2 in place."""
+        """Apply step 2 of the module docstring. Returns the changed logits, which may be `logits` itself."""
         selected = np.flatnonzero(options & BIAS)
         if len(selected):
             pairs = [self._rows.bias[row] for row in batch.rows[selected].tolist()]
@@ -325,7 +332,7 @@ class Sampler:
 
 
 def _refuse_broken(token_ids: torch.Tensor, largest: torch.Tensor) -> None:
-    """Write ERROR_TOKEN for the rows without a finite `largest` logit, in place."""
+    """Write ERROR_TOKEN in place for rows whose `largest` logit is not finite."""
     if token_ids.device.type != "cpu":
         token_ids.masked_fill_(~largest.isfinite(), ERROR_TOKEN)
         return
@@ -337,7 +344,7 @@ def _refuse_broken(token_ids: torch.Tensor, largest: torch.Tensor) -> None:
 def _scatter_index(
     selected: np.ndarray, ids: list[np.ndarray], device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (row, token) for every token id in every selected row."""
+    """Return two index tensors, rows and tokens. `ids`: the token ids of each row in `selected`."""
     rows = np.repeat(selected, [len(some) for some in ids])
     both = upload(np.stack((rows, np.concatenate(ids))), device)
     return both[0], both[1]

@@ -1,4 +1,4 @@
-"""Find sampled tokens that end their row's text."""
+"""Finds sampled tokens that end their row's text."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -12,34 +12,34 @@ from mmengine.runtime.sampling.sample_rows import SampleRows
 from mmengine.structured_output.rows.rows import Cut
 
 EOS, TOKEN, STRING = "eos", "token", "string"
-CLOSED = "closed"  # the text was completed because its budget ends
+CLOSED = "closed"  # the text was completed because its token budget ended
 GRAMMAR_END = "grammar"  # the grammar allows no further token
-STRING_ENDS = {True: STRING, False: CUT}  # by whether the grammar is complete before the stop string
+STRING_ENDS = {True: STRING, False: CUT}  # keyed by whether the grammar is complete before the stop string
 
 
 class StopWatcher(Protocol):
-    """Finds stop strings in rows' texts. Called only for rows whose request has stop strings."""
+    """Finds stop strings in the texts of rows. Called only for rows whose request has stop strings."""
 
     def admit(self, row: int, request: Request, token_ids: np.ndarray) -> None:
         """Assign `row` to `request`, which has stop strings, and forget the row's previous request.
 
-        `token_ids` int32: prompt and outputs known so far (a preempted request returns with its outputs). The
-        prompt's length is len(request.prompt_token_ids).
+        `token_ids`: int32, the prompt (len(request.prompt_token_ids) tokens) and the outputs so far, which a
+        preempted request has.
         """
 
     def feed(self, rows: np.ndarray, token_ids: np.ndarray) -> Sequence[int]:
-        """Append one token to each row, both int32 [s]; return the ascending indices for rows in which a stop
-        string is now complete.
+        """Append one token to each row. `rows` and `token_ids`: int32 [s].
 
-        After a stop string, later calls find nothing in that row.
+        Returns the ascending indices of rows in which a stop string is now complete. Later calls find nothing
+        more in these rows.
         """
 
     def cut(self, row: int) -> Cut | None:
-        """Return where a stop string ended the text in a row with a grammar, or None."""
+        """Return where a stop string ended the text of `row`, which has a grammar, or None if none did."""
 
 
 def may_stop(token_ids: np.ndarray, batch: SampleRows, columns: RowColumns) -> bool:
-    """Return whether `find_stops` could find a stop, which is rare in decode steps."""
+    """Return whether `find_stops` could find a stop. This check is cheap, and False in most decode steps."""
     return bool(batch.wanted & (STOP_IDS | STOP_STRINGS) or np.count_nonzero(columns.is_eos(token_ids)))
 
 
@@ -49,10 +49,11 @@ def find_stops(
     columns: RowColumns,
     watcher: StopWatcher | None,
 ) -> tuple[tuple[int, str], ...]:
-    """Return (index, kind) for every sampling row whose token (int32 [s]; negative: no token) ends its text.
+    """Return (index, kind) for each sampling row whose token ends its text.
 
-    A row does not stop before min_tokens tokens, nor at a stop string before min_stop_tokens. End of sequence
-    takes precedence over a stop token, and a stop token over a stop string.
+    `token_ids`: int32 [s]; negative: no token. A row does not stop before it has min_tokens tokens, nor at a
+    stop string before it has min_stop_tokens. End of sequence takes precedence over a stop token, and a stop
+    token over a stop string.
     """
     options, wanted = batch.columns["options"], batch.wanted
     at_eos = columns.is_eos(token_ids)

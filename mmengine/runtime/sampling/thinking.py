@@ -1,7 +1,7 @@
-"""End the reasoning in rows whose reasoning budget is used up, by forcing tokens.
+"""Ends the reasoning of rows whose reasoning budget is used up, by forcing the end marker's tokens.
 
-The forced tokens depend only on earlier tokens, including drafts, and not on the model's choice. So neither
-drafts nor a preemption nor a crash change where reasoning ends.
+Which tokens are forced depends only on the row's earlier tokens. So reasoning ends at the same token with and
+without drafts, and after a preemption or a crash.
 """
 
 from collections.abc import Sequence
@@ -16,10 +16,11 @@ from mmengine.runtime.sampling.sampler import ForcedTokens
 
 
 class ReasoningState(NamedTuple):
-    """A text's position in its reasoning.
+    """How far a text is in its reasoning.
 
-    `opened`: start marker tokens so far. `said`: tokens after the start marker, of which the last
-    `closed` may begin the end marker. `is_over`: there is no reasoning, or the reasoning has ended.
+    `opened`: how many tokens of the start marker it has. `said`: its tokens after the start marker. `closed`:
+    how many of its last tokens are the beginning of the end marker. `is_over`: there is no reasoning, or it
+    has ended.
     """
 
     opened: int = 0
@@ -29,7 +30,7 @@ class ReasoningState(NamedTuple):
 
     @classmethod
     def begin(cls, budget: ThinkingBudget) -> "ReasoningState":
-        """Return the position in an empty text."""
+        """Return the state of an empty text."""
         if budget.is_open:
             return cls(len(budget.start))
         return cls(is_over=not budget.start)
@@ -45,14 +46,14 @@ class ReasoningState(NamedTuple):
         return self._replace(said=self.said + 1, closed=closed, is_over=closed == len(budget.end))
 
     def next(self, budget: ThinkingBudget) -> int | None:
-        """Return the token that must come next, or None if any may."""
+        """Return the token that must come next, or None if any token may."""
         if self.is_over or self.opened < len(budget.start) or self.said < budget.tokens:
             return None
         return budget.end[self.closed]
 
 
 class ThinkingRows:
-    """Reasoning positions for rows with a budget. Other rows cost nothing."""
+    """The reasoning states of rows that have a reasoning budget and may still reason."""
 
     def __init__(self) -> None:
         self._rows: dict[int, tuple[ThinkingBudget, ReasoningState]] = {}
@@ -65,9 +66,7 @@ class ThinkingRows:
             self._append(row, token_ids[len(request.prompt_token_ids) :].tolist())
 
     def forced_tokens(self, batch: SampleRows, runs: Runs | None) -> ForcedTokens:
-        """Return the positions, ascending among all sampling positions, where a token is forced, and these
-        tokens.
-        """
+        """Return the tokens that are forced, and their ascending indices among the sampling positions."""
         places: list[int] = []
         tokens: list[int] = []
         for place in self._reasoning(batch.rows):
@@ -82,8 +81,9 @@ class ThinkingRows:
         return ForcedTokens(places, tokens)
 
     def advance(self, rows: np.ndarray, token_ids: np.ndarray, counts: np.ndarray | None) -> None:
-        """Append tokens (int32) to rows (int32 [s]): `counts` tokens each, row after row, or one
-        each.
+        """Append sampled tokens to rows (int32 [s]). `counts` [s]: tokens per row; None: one each.
+
+        `token_ids`: int32, the tokens of the first row, then those of the second, and so on.
         """
         ends = np.arange(1, len(rows) + 1) if counts is None else np.cumsum(counts)
         for index in self._reasoning(rows):
@@ -91,7 +91,7 @@ class ThinkingRows:
             self._append(int(rows[index]), token_ids[start : int(ends[index])].tolist())
 
     def _reasoning(self, rows: np.ndarray) -> list[int]:
-        """Return ascending indices for the `rows` that may still reason."""
+        """Return the ascending indices of `rows` that may still reason."""
         return np.flatnonzero(np.isin(rows, list(self._rows))).tolist() if self._rows else []
 
     def _append(self, row: int, token_ids: Sequence[int]) -> None:

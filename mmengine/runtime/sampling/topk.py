@@ -1,12 +1,13 @@
-"""Find the most likely tokens in rows; ties go to the lowest id."""
+"""Finds the most likely tokens of rows. Ties go to the lowest id."""
 
 import numpy as np
 import torch
 
 
 def topk_tokens(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return each row's largest logit [r] and its token; ties go to the lowest id, and NaN counts as the
-    largest.
+    """Return each row's largest logit [r] and its token, int64 [r].
+
+    Ties go to the lowest id. NaN counts as the largest logit.
     """
     if logits.device.type != "cpu":
         return logits.max(dim=-1)
@@ -16,16 +17,17 @@ def topk_tokens(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def topk_tokens_of(logprobs: torch.Tensor, most: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the `most` largest values in each row, float32 [r, vocab_size], and their tokens, best first.
+    """Return the `most` largest values of each row and their tokens, both [r, most], best first.
 
-    Ties go to the lowest id. In torch's topk the ties' order depends on `most` and the row count.
+    `logprobs`: float32 [r, vocab_size]. Ties go to the lowest id. (The order of ties in torch's topk depends
+    on `most` and on the number of rows.)
     """
-    if logprobs.device.type == "cpu":  # on a CPU ties are rare, and the check is cheap
+    if logprobs.device.type == "cpu":  # on a CPU it is cheap to check that there are no ties
         values, token_ids = logprobs.topk(min(most + 1, logprobs.shape[1]), dim=-1)
         if not (values[:, 1:] == values[:, :-1]).any():
             return values[:, :most], token_ids[:, :most]
     bits = logprobs.view(torch.int32)
-    order = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()  # integers that order like the floats
+    order = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()  # integers in the same order as the floats
     last = logprobs.shape[1] - 1
     keys = (order << 32) | torch.arange(last, -1, -1, device=logprobs.device)
     token_ids = last - (keys.topk(most, dim=-1).values & 0xFFFFFFFF)

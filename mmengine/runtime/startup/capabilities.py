@@ -1,6 +1,6 @@
-"""Describe in sentences what the engine can use on this machine, and why not.
+"""Describes which devices and kernels the engine can use on this machine, and why it cannot use others.
 
-Apart from the native kernels nothing is loaded or compiled, and nothing runs on a GPU.
+The checks load the native kernels; they load and compile nothing else, and run nothing on a GPU.
 """
 
 import torch.distributed as dist
@@ -16,12 +16,14 @@ def no_gpu() -> str | None:
 
 
 def gpus() -> list[str]:
-    """Return a line per GPU: name, compute capability, memory."""
+    """Return one line for each GPU: name, compute capability, memory. Empty if no GPU can be used."""
     return CudaDevice.describe() if no_gpu() is None else []
 
 
 def attention() -> dict[str, str]:
-    """Return for each attention backend "usable" and where, or what is missing and how to install it."""
+    """Return for each attention backend whether it is usable, or else what is missing and how to
+    install it.
+    """
     found = {}
     for name, its in (("flashinfer", flashinfer_capability), ("triton", triton_capability)):
         missing = its.package_problem() or no_gpu() or its.missing(CudaDevice(0))
@@ -31,7 +33,7 @@ def attention() -> dict[str, str]:
 
 
 def automatic_attention() -> str:
-    """Return the backend that `attention="auto"` chooses."""
+    """Return which backend `attention="auto"` chooses on a GPU, if there is one, and on a CPU."""
     usable = {name for name, text in attention().items() if text.startswith("usable")}
     on_cpu = "native" if "native" in usable else "torch"
     if no_gpu() is not None:
@@ -41,7 +43,7 @@ def automatic_attention() -> str:
 
 
 def tensor_parallel() -> str:
-    """Return over how many devices a model can be sharded."""
+    """Return on how many devices a model can be sharded, and through which library."""
     if not dist.is_available():
         return "not usable: this torch is built without torch.distributed"
     count = 0 if no_gpu() is not None else CudaDevice.count()

@@ -1,4 +1,4 @@
-"""Choose how much encoder work a step may take, from the encoder's measured speed."""
+"""Chooses how much encoder work a step may do, from the encoder's measured speed."""
 
 import msgspec
 import torch
@@ -7,17 +7,16 @@ from mmengine.config import EngineConfig
 from mmengine.errors import ConfigError
 from mmengine.models.plugin import VisionLanguageModel
 
-# Time for one part of an item, during which other rows decode one token: no longer than a reader waits for a
-# token, and long enough to hide the fixed cost of a step.
+# Time for one part of an item. Meanwhile other rows decode one token, so it must not be longer than a reader
+# waits for a token; but it must be long compared with the fixed cost of a step.
 PIECE_NS = 10**9
 
 
 def with_encoder_pace(config: EngineConfig, model: VisionLanguageModel, num_threads: int) -> EngineConfig:
-    """Return `config` with unset encoder_piece, encoder_even_patches and encoder_work_ns filled in by
-    measurement.
+    """Return `config` with encoder_piece, encoder_even_patches and encoder_work_ns measured where unset.
 
-    They stay unset if the encoder cannot pause within an item, and with vLLM's decisions. Raises ConfigError
-    if a piece is set in these cases.
+    They stay unset if the encoder cannot pause within an item, or with `compat` (vLLM's decisions). Raises
+    ConfigError if encoder_piece is set in these cases.
     """
     measure = getattr(model, "measure_encoder", None)
     if config.compat or measure is None:

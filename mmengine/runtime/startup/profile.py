@@ -1,4 +1,4 @@
-"""Measure how much memory the largest step needs besides the weights, by running it before the KV pool
+"""Measures how much memory the largest step needs besides the weights, by running it before the KV pool
 exists.
 """
 
@@ -15,7 +15,8 @@ from mmengine.models.plugin import AuxHiddenStates, ModelSpec, VisionLanguageMod
 from mmengine.runtime.device.port import Meter
 from mmengine.runtime.graphs.encoder_sizes import MOST_EMBEDS
 
-# Copies of float32 logits that filters need: scaled, sorted with ids (int64), and cumulative sums.
+# Filters need memory for so many copies of float32 logits: scaled, sorted, token ids (int64), cumulative
+# sums.
 SAMPLING_COPIES = 5
 
 
@@ -27,7 +28,9 @@ class Peaks:
 
 
 class _NoCache:
-    """An attention port without a cache: gives the layers' shapes and memory, but no attention."""
+    """Replaces attention while measuring: results have the right shapes, but nothing is stored or
+    attended.
+    """
 
     def append(self, layer: int, k: Tensor, v: Tensor) -> None:
         """Store nothing."""
@@ -45,10 +48,10 @@ def measure(
     aux_hidden_states: tuple[int, ...] = (),
     captures: bool = False,
 ) -> Peaks:
-    """Run both passes for the largest step, and both for the largest graphs if it `captures`; return their
-    peaks.
+    """Run the encoder and the layers for the largest step, and return their peaks.
 
-    `aux_hidden_states`: the layers that a draft head reads. Raises ConfigError if a pass alone does not fit.
+    If the engine `captures` graphs, both also run for the largest graphs. `aux_hidden_states`: the layers
+    whose states a draft head reads. Raises ConfigError if a pass does not fit next to the weights.
     """
     budget, rows = config.token_budget, config.max_num_seqs * (1 + config.num_draft_tokens)
     sampled, graphs, encoder = min(rows, budget), 0, 0
@@ -116,10 +119,10 @@ def _encode(model: VisionLanguageModel, config: EngineConfig, num_embeds: int, d
 
 
 def grids_of(num_embeds: int, largest: int, spec: ModelSpec) -> list[tuple[int, int, int]]:
-    """Return the patch grids (t, h, w) for the fewest images that give nearly `num_embeds` embeddings, at
-    most `largest` each.
+    """Return the patch grids (t, h, w) of as few images as possible that give nearly `num_embeds` embeddings.
 
-    An encoder needs the most memory for few large images.
+    Each image has at most `largest` embeddings. Few large images are the case in which an encoder needs most
+    memory.
     """
     grids, left = [], num_embeds
     while left > 0:

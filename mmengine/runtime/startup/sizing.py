@@ -1,4 +1,4 @@
-"""Fill in the sizes that a config leaves open, from the model and the available memory."""
+"""Fills in the sizes that a config leaves open (0), from the model and the available memory."""
 
 import dataclasses
 import math
@@ -18,12 +18,13 @@ from mmengine.runtime.kv.states import slots_for, state_bytes
 from mmengine.runtime.startup.profile import measure
 from mmengine.spec_decode.eagle3.loading import HeadFolder
 
-RESERVE_SHARE = 0.1  # share of a GPU's memory
-CPU_MEMORY_SHARE = 0.25
-CPU_FULL_REQUESTS = 4  # full-length requests in the CPU's default pool, which has at least 256 MiB
+RESERVE_SHARE = 0.1  # share of a GPU's memory that is left unused (kv/memory.py)
+CPU_MEMORY_SHARE = 0.25  # largest share of the remaining memory for a CPU's default pool
+# A CPU's default pool holds this many requests with full length, and has at least CPU_MIN_BYTES.
+CPU_FULL_REQUESTS = 4
 CPU_MIN_BYTES = 256 * 2**20
-STATE_SHARE = 0.125  # largest share of the memory after weights for the default number of state slots
-GROWTH = 1.5  # on a CPU the encoder cache is copied when it doubles, with both copies in memory
+STATE_SHARE = 0.125  # largest share of the remaining memory for the default number of state slots
+GROWTH = 1.5  # on a CPU the encoder cache grows by doubling, and then the old half is in memory twice
 
 
 def resolve(
@@ -33,9 +34,10 @@ def resolve(
     placement: Placement,
     eos_token_ids: tuple[int, ...],
 ) -> EngineConfig:
-    """Return `config` with zeros replaced: the pool size from memory, the length from the model and the pool.
+    """Return `config` with zeros replaced: num_blocks from the memory, max_model_len from the model and the
+    pool.
 
-    Blocks hold the KV for model and draft head. Raises ConfigError for sizes that do not fit.
+    A block holds the KV of the model and of the draft head. Raises ConfigError for sizes that do not fit.
     """
     spec, size, dtype = model.spec, config.block_size, placement.dtype
     if config.max_model_len > spec.max_model_len:
@@ -101,7 +103,7 @@ def _check_states(config: EngineConfig) -> None:
 def _with_slots(
     config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, memory: Memory
 ) -> tuple[EngineConfig, Memory]:
-    """Return the config with its state slot count, and the memory including their pool."""
+    """Return the config with its number of state slots, and the memory with their pool included."""
     if spec.state is None:
         return msgspec.structs.replace(config, num_state_slots=0), memory
     slots = config.num_state_slots or slots_for(spec, config, dtype, int(max(0, memory.left) * STATE_SHARE))
@@ -120,7 +122,7 @@ def block_bytes_of(config: EngineConfig, spec: ModelSpec, head: HeadFolder | Non
 
 
 def steps_in_flight(config: EngineConfig, device: Device) -> int:
-    """Return the default for `max_in_flight`. A CPU computes a step only while its result is awaited."""
+    """Return the default for `max_in_flight`: 1 on a CPU, which computes a step only when it is collected."""
     return 2 if device.is_async and not config.compat else 1
 
 
@@ -131,9 +133,10 @@ def _measured(
     placement: Placement,
     meter: Meter,
 ) -> Memory:
-    """Return the memory for a device that has its own, measured with the model's weights loaded.
+    """Return the memory of a device that has its own, measured when the model's weights are loaded.
 
-    The draft head's weights and the encoder cache are not included (not yet run on a GPU).
+    The size of the draft head's weights, which are loaded later, is added; the encoder cache is not included.
+    Not yet run on a GPU.
     """
     device = placement.device
     aux_hidden_states = () if head is None else head.config.aux_layers
@@ -161,10 +164,10 @@ def _measured(
 def _with_cache(
     config: EngineConfig, memory: Memory, embed_bytes: int, kv_bytes: int, longest: int
 ) -> tuple[int, Memory]:
-    """Return a GPU's encoder cache size in embeddings, and the memory including the cache.
+    """Return a GPU's encoder cache size in embeddings, and the memory with the cache included.
 
-    The default holds at least all items that a step encodes besides the largest item, which another row reads
-    in chunks. Without an encoder (`embed_bytes` 0) no memory is reserved.
+    The default has room for the largest item, which one row may read in chunks, and for all items that a step
+    encodes meanwhile. Without an encoder (`embed_bytes` 0) no memory is reserved.
     """
     cached = config.encoder_cache_size or (0 if embed_bytes else ENCODER_CACHE)
     if cached:
@@ -177,10 +180,10 @@ def _with_cache(
 
 
 def _kv_bytes_of_cpu(left: int, full_request: int) -> int:
-    """Return the bytes for a CPU's KV pool: enough for a few full requests, limited to part of the memory
-    left by weights and a full encoder cache.
+    """Return the default bytes for a CPU's KV pool: enough for a few requests of `full_request` bytes.
 
-    The rest is for steps and for other programs.
+    At most CPU_MEMORY_SHARE of `left`, the memory that weights and a full encoder cache leave. The rest is
+    for steps and other programs.
     """
     wanted = max(CPU_MIN_BYTES, CPU_FULL_REQUESTS * full_request)
     return min(wanted, int(max(0, left) * CPU_MEMORY_SHARE))
