@@ -1,4 +1,4 @@
-"""GPU kernels that each replace many kernels of torch. Not yet run on a GPU.
+"""GPU kernels that each replace many torch kernels. Not yet run on a GPU.
 
 The modules *_kernels contain Triton kernels. With TRITON_INTERPRET=1 the kernels run on a CPU too, which the
 tests use to check their numbers.

@@ -1,10 +1,10 @@
 """Paged attention for head sizes and machines that FlashInfer does not support. Not yet run on a GPU.
 
-A query tile has some consecutive queries of one row (request), each with all heads that share a KV head
-(attention_tiles.py). A program computes one tile after another and reads a tile's keys in groups of KEYS.
-Every SPAN keys, counted from the row's position 0, have a softmax of their own, which is then joined with the
-softmax of the spans before. So a tile's spans may also be computed by several programs: their stored
-softmaxes are joined in the same order, and the result has the same bits.
+A query tile has some consecutive queries from one row (request), each with all heads that share a KV head
+(attention_tiles.py). A program computes one tile after another and reads a tile's keys KEYS at a time. Every
+SPAN keys, counted from the row's position 0, have their own softmax, which is then joined with the earlier
+spans' softmax. So a tile's spans may also be computed by several programs: their stored softmaxes are joined
+in the same order, and the result has the same bits.
 """
 
 import torch
@@ -20,10 +20,10 @@ _WIDE_BYTES = 2**15  # a query tile with at least this many bytes gets 8 warps i
 
 @triton.jit
 def _join(top, mass, total, other_top, other_mass, other_total):
-    """Join the softmaxes over two sets of keys.
+    """Join the softmaxes over two key sets.
 
-    Each has, for every query, the highest score (`top`), the sum of the weights (`mass`) and the weighted sum
-    of V (`total`). fma is written out, so that every compilation rounds in the same way.
+    Each has, for every query, the highest score (`top`), the weights' sum (`mass`) and the weighted sum over
+    V (`total`). fma is written out, so that every compilation rounds in the same way.
     """
     joined = tl.maximum(top, other_top)
     base = tl.where(joined == float("-inf"), 0.0, joined)
@@ -34,10 +34,9 @@ def _join(top, mass, total, other_top, other_mass, other_total):
 
 @triton.jit
 def _values(x, IS_FP8: tl.constexpr, dtype: tl.constexpr):
-    """Return `x` in `dtype`; with IS_FP8 `x` are bytes of float8_e4m3fn.
+    """Return `x` in `dtype`; with IS_FP8 `x` are float8_e4m3fn bytes.
 
-    The sign, exponent and mantissa of such a byte, moved to their places in a float16, give 1/256 of the
-    value.
+    A byte's sign, exponent and mantissa, moved to their places in a float16, give the value / 256.
     """
     if IS_FP8:
         bits = x.to(tl.uint16)
@@ -75,7 +74,7 @@ def _attend_kernel(
     SPAN: tl.constexpr,
     IS_FP8: tl.constexpr,
 ):
-    """See `attend`. Program (i, h) computes KV head h of the tiles i, i + n, ... for n programs per KV
+    """See `attend`. Program (i, h) computes KV head h for the tiles i, i + n, ... with n programs per KV
     head.
     """
     kv_head = tl.program_id(1)
@@ -159,7 +158,7 @@ def _join_kernel(
     LANES: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Join the parts of tiles that several programs computed, in the order in which a single program
+    """Join the parts for tiles that several programs computed, in the order in which a single program
     would.
     """
     kv_head = tl.program_id(1)
@@ -188,7 +187,7 @@ def _join_kernel(
 
 
 def shapes(num_heads: int, num_kv_heads: int, head_dim: int, rows: int, dtype: torch.dtype) -> dict[str, int]:
-    """Return the compile-time constants of both kernels, and their number of warps, for q in `dtype`."""
+    """Return both kernels' compile-time constants and number of warps, for q in `dtype`."""
     lanes = max(16, triton.next_power_of_2(head_dim))
     return {
         "NUM_KV_HEADS": num_kv_heads,
@@ -211,11 +210,11 @@ def tiling(lanes: int, dtype: torch.dtype) -> dict[str, int]:
 
 
 def attend(q: torch.Tensor, blocks: torch.Tensor, work: Work) -> torch.Tensor:
-    """Return causal attention of q [t, heads, d] over the rows of `work`: contiguous, with q's shape and
+    """Return causal attention from q [t, heads, d] over the rows in `work`: contiguous, with q's shape and
     dtype.
 
-    In q the heads of one token are contiguous. `blocks` [n, 2, block_size, kv_heads, d] have q's dtype, or
-    are bytes (uint8) of float8_e4m3fn. A query that sees no key gets zeros.
+    In q each token's heads are contiguous. `blocks` [n, 2, block_size, kv_heads, d] have q's dtype, or
+    are float8_e4m3fn bytes (uint8). A query that sees no key gets zeros.
     """
     num_heads, head_dim = q.shape[1:]
     _, _, block_size, num_kv_heads, _ = blocks.shape

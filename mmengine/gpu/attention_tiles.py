@@ -1,9 +1,9 @@
 """Plan which program in attention_kernels attends which keys, on the host, from a step's lengths.
 
-A tile has some consecutive queries of one row (request), each with all heads that share a KV head. Normally a
-single program reads all keys that a tile sees. If there are fewer tiles than programs, each span (SPAN keys)
-of a long tile is a part that its own program computes, and the parts are joined. The result has the same bits
-either way.
+A tile has some consecutive queries from one row (request), each with all heads that share a KV head. Normally
+a single program reads all keys that a tile sees. If there are fewer tiles than programs, each span (SPAN
+keys) in a long tile is a part that its own program computes, and the parts are joined. The result has the
+same bits either way.
 """
 
 from typing import NamedTuple
@@ -20,7 +20,7 @@ ONE_TILE_ROWS = 32  # rows of a tile if the size must not depend on the queries
 
 
 class Work(NamedTuple):
-    """The plan of a step with n requests, for `programs` programs per KV head.
+    """The plan for a step with n requests, for `programs` programs per KV head.
 
     Tensors are on the device, in int32; `totals` and `sums` are workspaces in float32.
     """
@@ -41,7 +41,7 @@ class Work(NamedTuple):
 
 
 def tile_rows(group: int, longest: int | None) -> int:
-    """Return the rows of a tile, for `group` heads per KV head and at most `longest` queries per request.
+    """Return a tile's row count, for `group` heads per KV head and at most `longest` queries per request.
 
     With `longest` None, the size depends only on `group`.
     """
@@ -66,7 +66,7 @@ def cut(
     programs: int,
     max_parts: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return `tiles` [i, 4] and `joins` [j, 4] of a Work, the tiles with the most spans first.
+    """Return `tiles` [i, 4] and `joins` [j, 4] for a Work, the tiles with the most spans first.
 
     A tile is divided into parts only if there are fewer tiles than `programs`, and while at most `max_parts`
     parts are used.

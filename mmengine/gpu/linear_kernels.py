@@ -1,9 +1,9 @@
-"""Linear layers in which the bits of a row's result depend neither on the number of rows nor on its index.
+"""Linear layers in which a row's result has the same bits for any row count and any row index.
 
-cuBLAS chooses a kernel, and how its sums are split, by the number of rows. Here a program computes one tile
-of the result and sums over the whole depth in a fixed order. Tile sizes depend on the dtype and the layer's
-width, never on the number of rows, and the same binary handles any number. The rows of a tile do not
-influence each other; missing rows are zeros. Not yet run on a GPU.
+cuBLAS chooses a kernel, and how its sums are split, by the row count. Here a program computes one result tile
+and sums over the whole depth in a fixed order. Tile sizes depend on the dtype and the layer's width, never on
+the row count, and the same binary handles any count. The rows in a tile do not influence each other; missing
+rows are zeros. Not yet run on a GPU.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ ALIGNED = 16  # bytes: Triton compiles another kernel for unaligned addresses
 
 
 class Tile(NamedTuple):
-    """The part of y that a program computes, [rows, columns], and how it sums."""
+    """The part that a program computes in y, [rows, columns], and how it sums."""
 
     rows: int
     columns: int
@@ -59,7 +59,7 @@ def _linear_kernel(
     STEP: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """Each program computes a tile of y. x [num_rows, DEPTH], weight [WIDTH, DEPTH] and y [num_rows, WIDTH]
+    """Each program computes a tile in y. x [num_rows, DEPTH], weight [WIDTH, DEPTH] and y [num_rows, WIDTH]
     are contiguous.
     """
     program = tl.program_id(0)

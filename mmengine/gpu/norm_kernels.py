@@ -1,6 +1,6 @@
 """Kernels for a decoder layer's norms and its gate. Not yet run on a GPU.
 
-A program computes a row (of the norms) or a part of a row (of the gate), in an order that depends only on the
+A program computes a row (for a norm) or part of a row (for the gate), in an order that depends only on the
 row's width. So a row has the same bits in any batch.
 """
 
@@ -14,7 +14,7 @@ GATE_CHUNK = 1024  # values per program
 
 @triton.jit
 def _norm_kernel(x, residual, weight, out, eps, WIDTH: tl.constexpr, LANES: tl.constexpr, ADDS: tl.constexpr):
-    """Each program norms one row of contiguous tensors [t, WIDTH]; with ADDS it first adds x to the
+    """Each program norms one row in contiguous tensors [t, WIDTH]; with ADDS it first adds x to the
     residual.
     """
     row, lanes = tl.program_id(0).to(tl.int64) * WIDTH, tl.arange(0, LANES)
@@ -42,13 +42,13 @@ def _gate_kernel(gate_up, out, WIDTH: tl.constexpr, CHUNK: tl.constexpr):
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Return the RMS norm of x; see text_ops.TextOps."""
+    """Return x's RMS norm; see text_ops.TextOps."""
     x = x.contiguous()
     return _normed(x, x, weight, eps, adds=False)
 
 
 def add_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Add x to `residual` (contiguous) in place and return the norm of the sum, which is rounded to its dtype
+    """Add x to `residual` (contiguous) in place and return the sum's norm. The sum is rounded to its dtype
     first; see text_ops.TextOps.
     """
     return _normed(x.contiguous(), residual, weight, eps, adds=True)

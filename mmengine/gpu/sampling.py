@@ -19,7 +19,7 @@ def sampling_kernels(device: torch.device) -> ModuleType | None:
 
 
 def compile_all(kernels: ModuleType, vocab_size: int, device: torch.device) -> None:
-    """Run each kernel once with this vocabulary size, so that Triton compiles all of them now.
+    """Run each kernel once with this vocabulary size, so that Triton compiles them all now.
 
     A compilation takes seconds. The first step that samples would otherwise wait for it.
     """
@@ -57,8 +57,8 @@ def _checked_kernels(device: torch.device) -> tuple[ModuleType | None, str]:
 def gives_known_tokens(kernels: ModuleType, device: torch.device) -> bool:
     """Run each kernel once on a small example and return whether all results are right.
 
-    With equal logits `draw` returns the argmax of the noise. For seed 1, output 2 and sample 3
-    (runtime/sampling/gumbel.py) that is token 15 of 70.
+    With equal logits `draw` returns the noise's argmax. For seed 1, output 2 and sample 3
+    (runtime/sampling/gumbel.py) that is token 15 among 70.
     """
     logits, zero = torch.zeros(1, _EXAMPLE, device=device), torch.zeros(1, device=device)
     keys = torch.tensor([[1], [2], [3]], device=device)

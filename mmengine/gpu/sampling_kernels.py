@@ -1,8 +1,8 @@
-"""Triton kernels that filter, mask and sample logits, with the results of runtime/sampling/filters.py and
-gumbel.py.
+"""Triton kernels that filter, mask and sample logits, with the same results as runtime/sampling/filters.py
+and gumbel.py.
 
-`draw` and `keep_allowed` divide a row of logits into chunks. A program for each chunk stores the chunk's best
-token, and torch then takes the best of these. The other kernels have one program per row.
+`draw` and `keep_allowed` divide each row into chunks. A program for each chunk stores the chunk's best token,
+and torch then takes the best among these. The other kernels have one program per row.
 """
 
 import torch
@@ -74,12 +74,12 @@ def _draw_kernel(
 def _top_p_kernel(
     logits, stride, largest, temperature, top_p, least, VOCAB: tl.constexpr, CHUNK: tl.constexpr
 ):
-    """Each program finds the bound of one row. See `top_p_bound`.
+    """Each program finds one row's bound. See `top_p_bound`.
 
     A token is kept if the tokens with higher logits have less mass than `top_p` together. Tokens are ordered
-    by the scaled distance of their logit from the row's largest. A distance is a float of at least 0, and the
-    bits of such floats, read as integers, have the same order. So the largest kept distance is found by a
-    search over its bits, two per turn.
+    by the scaled distance between their logit and the row's largest. A distance is a float that is at least
+    0, and such floats' bits, read as integers, have the same order. So the largest kept distance is found by
+    a search over its bits, two per turn.
     """
     row = tl.program_id(0).to(tl.int64)
     top, heat, share = tl.load(largest + row), tl.load(temperature + row), tl.load(top_p + row)
@@ -109,7 +109,7 @@ def _top_p_kernel(
 
 @triton.jit(do_not_specialize=["width"], do_not_specialize_on_alignment=["top_k"])
 def _top_k_kernel(best, width, top_k, top_p, least, CHUNK: tl.constexpr):
-    """Each program finds the bound of one row of `best`, which is sorted. See `top_k_bound`."""
+    """Each program finds the bound for one row in `best`, which is sorted. See `top_k_bound`."""
     row = tl.program_id(0).to(tl.int64)
     count, share = tl.load(top_k + row), tl.load(top_p + row)
     source = best + row * width
@@ -173,11 +173,11 @@ def draw(
     least: torch.Tensor,
     keys: torch.Tensor,
 ) -> torch.Tensor:
-    """Return a sampled token for each row of float32 logits [r, vocab], int64 [r].
+    """Return a sampled token for each row in float32 logits [r, vocab], int64 [r].
 
-    The result is that of filters.apply_temperature and gumbel.gumbel_noise. A token is a candidate if its
+    The result equals filters.apply_temperature and gumbel.gumbel_noise. A token is a candidate if its
     logit, minus `largest` and divided by `temperature` (above 0), is at least `least` (all float32 [r]).
-    `keys`, int64 [3, r]: seeds, output indices and sample indices. Each row of logits is contiguous.
+    `keys`, int64 [3, r]: seeds, output indices and sample indices. Each row in logits is contiguous.
     """
     rows, vocab = logits.shape
     scores, tokens = _partial(rows, vocab, logits.device)
@@ -190,10 +190,10 @@ def draw(
 def top_p_bound(
     logits: torch.Tensor, largest: torch.Tensor, temperature: torch.Tensor, top_p: torch.Tensor
 ) -> torch.Tensor:
-    """Return `least` for `draw`, float32 [r], that keeps the smallest set of likeliest tokens with mass
+    """Return `least` for `draw`, float32 [r], that keeps the fewest likeliest tokens with at least the mass
     `top_p`.
 
-    Tokens that tie with the last of these are kept too. `top_p` [r] is between 0 and 1, exclusive.
+    Tokens that tie with the last one are kept too. `top_p` [r] is between 0 and 1, exclusive.
     """
     least = torch.empty_like(largest)
     _top_p_kernel[(len(logits),)](
@@ -222,9 +222,9 @@ def top_k_bound(best: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) ->
 
 
 def log_softmax(logits: torch.Tensor) -> torch.Tensor:
-    """Return the log softmax of float32 logits [r, vocab].
+    """Return the log softmax over float32 logits [r, vocab].
 
-    Unlike torch's, its sums do not depend on the address of a row, so equal rows have equal bits.
+    Unlike torch's, its sums do not depend on a row's address, so equal rows have equal bits.
     """
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
     out = torch.empty(logits.shape, device=logits.device)
@@ -243,11 +243,11 @@ def log_softmax(logits: torch.Tensor) -> torch.Tensor:
 def keep_allowed(
     logits: torch.Tensor, places: torch.Tensor, bits: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Set the logits of tokens that are not allowed to -inf, in place.
+    """Set disallowed tokens' logits to -inf, in place.
 
-    Row `places[i]` of the float32 logits [s, vocab] gets the mask `bits[i]`: `places` int64 [m], `bits` int32
-    [m, words], one bit per token, 1 if allowed. Returns the largest remaining logit of each masked row and
-    its token (float32 [m], int64 [m]). Ties go to the lowest id.
+    Row `places[i]` in the float32 logits [s, vocab] gets the mask `bits[i]`: `places` int64 [m], `bits` int32
+    [m, words], one bit per token, 1 if allowed. Returns each masked row's largest remaining logit and its
+    token (float32 [m], int64 [m]). Ties go to the lowest id.
     """
     scores, tokens = _partial(len(places), logits.shape[1], logits.device)
     _mask_kernel[scores.shape](

@@ -26,7 +26,7 @@ def _rotate_kernel(
     NORMS: tl.constexpr,
     APPENDS: tl.constexpr,
 ):
-    """Each program computes one head of one token, as two halves."""
+    """Each program computes one head for one token, as two halves."""
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     HALF: tl.constexpr = HEAD_DIM // 2
     lanes = tl.arange(0, LANES)
@@ -94,7 +94,7 @@ def norm_rotate(
 
 
 def rotate(qk: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
-    """Rotate every head of qk [p, heads, d] in place. The heads of a patch are contiguous.
+    """Rotate every head in qk [p, heads, d] in place. Each patch's heads are contiguous.
 
     cos and sin are float32 [p, d / 2] with equal row strides.
     """

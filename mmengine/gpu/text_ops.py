@@ -1,4 +1,4 @@
-"""The operations of a decoder layer, each from the best available kernel.
+"""A decoder layer's operations, each from the best available kernel.
 
 FlashInfer provides the norms and the gate; Triton kernels replace it if it is missing. The rotation is a
 Triton kernel, because no library combines M-RoPE, the q and k norms and the store into KV blocks. torch
@@ -24,24 +24,24 @@ Maker = Callable[[], tuple[str, dict[str, Any]]]
 
 @dataclass(frozen=True, slots=True)
 class TextOps:
-    """The operations of a decoder layer.
+    """A decoder layer's operations.
 
     linear(weight [n, k], bias [n] or None): returns a function from x [t, k] to x weight^T + bias.
 
     rms_norm(x [t, h], weight [h], eps): returns a new tensor.
 
-    add_norm(x [t, h], residual [t, h], weight, eps): adds x to `residual` in place and returns the RMS norm
-    of the sum; may overwrite x.
+    add_norm(x [t, h], residual [t, h], weight, eps): adds x to `residual` in place and returns the sum's RMS
+    norm; may overwrite x.
 
     silu_mul(gate_up [t, 2 * i]): returns [t, i], silu(first half) times the second half.
 
     norm_rotate(qkv [t, heads + 2 * kv_heads, d], weight [heads + kv_heads, d] or None, cos, sin, eps, heads,
-    cache): norms each head of q and k, if there is a weight, then rotates it, all in place. cos and sin are
+    cache): norms each head in q and k, if there is a weight, then rotates it, all in place. cos and sin are
     contiguous float32 [t, d / 2]. `cache`: KV blocks [n, 2, block_size, kv_heads, d] and slots int64 [t],
     into which k and v are also stored; or None.
 
     `by`: the library that provides each operation, keyed by "matmuls", "norms", "gate" and "rotation".
-    `batch_invariant`: the bits of a row's results depend on that row alone.
+    `batch_invariant`: a row's results have bits that depend on that row alone.
     """
 
     linear: Callable[[Tensor, Tensor | None], Linear]
@@ -141,9 +141,9 @@ def invariant_ops(ops: TextOps, device: torch.device, dtype: torch.dtype) -> Tex
 def choose(
     ops: TextOps, name: str, makers: Sequence[Maker], device: torch.device, dtype: torch.dtype
 ) -> TextOps:
-    """Return `ops` with the functions of the first maker that runs here and agrees with torch.
+    """Return `ops` with the functions from the first maker that runs here and agrees with torch.
 
-    A maker returns its library's name and a dict from fields of TextOps to functions. `by[name]` gets the
+    A maker returns its library's name and a dict from TextOps fields to functions. `by[name]` gets the
     library's name, and the reasons why earlier makers were not used.
     """
     reasons: list[str] = []
@@ -166,7 +166,7 @@ def _because(who: str, reasons: list[str]) -> str:
 
 
 def _largest_gap(ops: TextOps, device: torch.device, dtype: torch.dtype) -> float:
-    """Return the largest difference between results of `ops` and of torch on a small example.
+    """Return the largest difference between results from `ops` and from torch on a small example.
 
     A difference is relative to the largest value in torch's result.
     """
@@ -176,9 +176,9 @@ def _largest_gap(ops: TextOps, device: torch.device, dtype: torch.dtype) -> floa
 
 
 def _example(ops: TextOps, device: torch.device, dtype: torch.dtype) -> list[Tensor]:
-    """Return the results of `ops` on fixed inputs, converted to float32.
+    """Return the results from `ops` on fixed inputs, converted to float32.
 
-    There are five tokens with four heads of 64 values: two for q, one for k and one for v.
+    There are five tokens with four heads, 64 values each: two for q, one for k and one for v.
     """
     ramp = torch.arange(5 * 256, device=device, dtype=torch.float32).view(5, 256)
     x, residual = ramp.sin().to(dtype), (ramp * 0.7).cos().to(dtype)
@@ -196,7 +196,7 @@ def _example(ops: TextOps, device: torch.device, dtype: torch.dtype) -> list[Ten
 
 
 def _keeps_bits(ops: TextOps, device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether some of 67 rows give the same bits when computed without the other rows."""
+    """Return whether rows among 67 give the same bits when computed without the other rows."""
     ramp = torch.arange(67 * 128, device=device, dtype=torch.float32).view(67, 128)
     x, weight = (ramp * ramp).sin().to(dtype), (ramp * 0.7).cos().to(dtype)
     linear = ops.linear(weight, None)

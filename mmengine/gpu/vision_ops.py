@@ -1,4 +1,4 @@
-"""Attention of a vision tower on a GPU, with all frames of a step in a single call, whatever their lengths.
+"""A vision tower's attention on a GPU, with all the step's frames in a single call, whatever their lengths.
 
 Uses torch's varlen attention (flash attention, only for 16-bit dtypes) and a Triton kernel for the rotation.
 Both are tried on a small example and used only if they agree with torch's attention frame by frame. Not yet
@@ -17,12 +17,12 @@ from mmengine.gpu import DEVICE_TYPES
 
 @dataclass(frozen=True, slots=True)
 class VisionOps:
-    """The operations of a vision tower.
+    """A vision tower's operations.
 
     rotate(qk [p, heads, d], cos, sin): in place; cos and sin float32 [p, d / 2] with equal row strides.
 
     attend(q, k, v, starts, longest): q, k, v and the result are [p, heads, d]. A patch attends to all patches
-    of its own frame. Frame i has the patches starts[i] to starts[i + 1] (`starts` int32 [frames + 1], on the
+    in its own frame. Frame i has the patches starts[i] to starts[i + 1] (`starts` int32 [frames + 1], on the
     device); it may be empty, and has at most `longest` patches.
     """
 
@@ -45,9 +45,9 @@ def attend_by_frames(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: i
 
 
 def attend_at_once(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int) -> Tensor:
-    """Attend to all frames in one call of torch's varlen (flash) attention.
+    """Attend to all frames in one call to torch's varlen (flash) attention.
 
-    Raises AttributeError or ImportError if this version of torch has none.
+    Raises AttributeError or ImportError if this torch version has none.
     """
     from torch.nn.attention.varlen import varlen_attn
 
@@ -59,7 +59,7 @@ def attend_at_once(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int
 def vision_ops(device: torch.device, dtype: torch.dtype, head_dim: int) -> VisionOps | None:
     """Return the operations for `device`, or None if the device, dtype or torch does not support them.
 
-    The vision tower then calls attention once for each group of frames with equal lengths.
+    The vision tower then calls attention once for each frame length.
     """
     if device.type not in DEVICE_TYPES or dtype not in (torch.bfloat16, torch.float16):
         return None

@@ -22,7 +22,7 @@ ReadAdapter = Callable[[], AdapterFiles]
 
 
 class AdapterStore:
-    """The adapters of one model. `register` sets the function that reads an adapter; `forget` removes it."""
+    """One model's adapters. `register` sets the function that reads an adapter; `forget` removes it."""
 
     def __init__(self, model: VisionLanguageModel, max_rows: int) -> None:
         self._make: Callable[[AdapterFiles], LoadedAdapter] | None = getattr(model, "adapter", None)

@@ -1,4 +1,4 @@
-"""The torch executor. It implements the interface Executor of core/executor.py."""
+"""The torch executor. It implements Executor in core/executor.py."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -80,7 +80,7 @@ class TorchExecutor:
 
         `config` has num_blocks and eos_token_ids filled in. The placement's dtype must be the model's dtype.
         `positions_of` is the plugin's `positions`. Without `matchers` a request with a grammar fails.
-        `drafters`: preferred ones first; their indices are the drafter numbers of the log. The draft `head`
+        `drafters`: preferred ones first; their indices are the log's drafter numbers. The draft `head`
         comes after them and uses the same block tables. `recorder`: captures decode-only steps and the
         encoder (default: CUDA graphs on a GPU, unless `config` disables them).
 
@@ -105,7 +105,7 @@ class TorchExecutor:
 
     @property
     def drafters(self) -> list[tuple[str, int]]:
-        """Each drafter's name and number of failures, indexed by the drafter numbers of the log."""
+        """Each drafter's name and failure count, indexed by the log's drafter numbers."""
         return self._runner.drafters
 
     @property
@@ -164,7 +164,7 @@ class TorchExecutor:
             step.error = error
 
     def _begin(self, step: InFlightStep) -> None:
-        """Launch the step, and its sampling unless that needs the tokens of a step in flight (grammars)."""
+        """Launch the step, and its sampling unless that needs tokens from a step in flight (grammars)."""
         step.computed = self._run(step)
         if not (self._in_flight and step.computed.depends_on_sampled):
             self._sample(step)
@@ -180,7 +180,7 @@ class TorchExecutor:
             step.end.record()
 
     def _sample_next(self) -> None:
-        """Launch the next step's sampling if it waited for the tokens of the step that was just read."""
+        """Launch the next step's sampling if it waited for tokens from the step that was just read."""
         step = self._in_flight[0] if self._in_flight else None
         if step is None or step.computed is None:
             return

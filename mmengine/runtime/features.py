@@ -15,23 +15,22 @@ from mmengine.runtime.graphs.encoder import EncoderGraphs
 
 
 class ExternalFeatures(Protocol):
-    """A store of encoder outputs outside this engine, such as a shared block store."""
+    """A store for encoder outputs outside this engine, such as a shared block store."""
 
     def fetched_features(self, key: bytes) -> torch.Tensor | None:
-        """Return the features [embeddings, width] of an item that is about to be encoded, or None."""
+        """Return the features [embeddings, width] for an item that is about to be encoded, or None."""
 
     def store_features(self, key: bytes, features: torch.Tensor) -> None:
         """Store an item's computed features."""
 
 
 class FeatureStore:
-    """The features of media items, keyed by encoder key.
+    """Media items' features, keyed by encoder key.
 
     One tensor [places, (1 + num_deepstack) * hidden_size] holds an embedding per place. An embedding's first
     hidden_size values replace a placeholder in the input. The other values are added after the first
     num_deepstack layers. The scheduler decides which features are kept, at most `capacity` embeddings. The
-    tensor grows by doubling, unless `hold_all` has allocated all places. Places of dropped features are
-    reused.
+    tensor grows by doubling, unless `hold_all` has allocated all places. Dropped features' places are reused.
     """
 
     def __init__(self, hidden_size: int, num_deepstack: int, capacity: int) -> None:
@@ -62,7 +61,7 @@ class FeatureStore:
             ) from error
 
     def put(self, keys: Sequence[bytes], sizes: Sequence[int], features: torch.Tensor) -> None:
-        """Store the features [sum of sizes, (1 + num_deepstack) * hidden_size] of several items, in their
+        """Store the features [sum of sizes, (1 + num_deepstack) * hidden_size] for several items, in their
         order.
 
         Raises ExecutorFailed if the features exceed the capacity.
@@ -79,7 +78,7 @@ class FeatureStore:
             self._places[key] = places[start:end]
 
     def drop(self, key: bytes) -> None:
-        """Drop the features of `key`. A missing key is ignored, because the item's encoding may have
+        """Drop the features at `key`. A missing key is ignored, because the item's encoding may have
         failed.
         """
         places = self._places.pop(key, None)
@@ -88,7 +87,7 @@ class FeatureStore:
             self._num_free += len(places)
 
     def copy_of(self, key: bytes) -> torch.Tensor:
-        """Return a copy of the features [embeddings, width] of `key`."""
+        """Copy and return the features [embeddings, width] at `key`."""
         return self._cache.index_select(0, upload(self._places[key], self._cache.device))
 
     def clear(self) -> None:
@@ -121,7 +120,7 @@ class FeatureStore:
         self._free, self._num_free = free, size - num_places + self._num_free
 
     def place(self, spans: Sequence[MediaSpan], embeds: torch.Tensor) -> torch.Tensor | None:
-        """Write the embeddings of all spans into `embeds` [t, hidden_size] in place.
+        """Write all spans' embeddings into `embeds` [t, hidden_size] in place.
 
         Returns the deepstack features [num_deepstack, t, hidden_size], zero at text tokens, or None if there
         are no spans or the model has no deepstack. Raises ExecutorFailed if features are not on the device.
@@ -173,9 +172,9 @@ def encode(
 
     `payloads`: media keyed by request id. `graphs`: captured encoder graphs, used if the call fits a size.
     `share`: a function that is applied to the features before they are stored. `alone`: encode one item per
-    call, so that neither an item's features nor the use of a graph depends on the other items. `last`: the
-    features of the last item, if it was encoded in parts. `external`: a store that may have some items'
-    features already; the others are added to it. `adapter`: the LoRA adapter of all items.
+    call, so that neither an item's features nor whether a graph is replayed depends on the other items.
+    `last`: the last item's features, if it was encoded in parts. `external`: a store that may have some
+    items' features already; the others are added to it. `adapter`: the LoRA adapter for all items.
 
     Raises ExecutorFailed if a payload is missing, or if the model returns a different embedding count than
     the items have placeholders.

@@ -15,9 +15,9 @@ _NONE = torch.empty(0, dtype=torch.int64)
 
 
 class StepInputs(msgspec.Struct, frozen=True, eq=False):
-    """The inputs of a step with t tokens, s sampling positions and p pending tokens.
+    """The inputs for a step with t tokens, s sampling positions and p pending tokens.
 
-    Tensors are int64 on the device. If the step is replayed in a frame, t is the bucket's number of tokens.
+    Tensors are int64 on the device. If the step is replayed in a frame, t is the bucket's token count.
     `attention` always describes the step without padding.
     """
 
@@ -42,7 +42,7 @@ def prepare(
     """Return the step's inputs on `device`.
 
     `runs`: the plan's runs. `may_wait`: whether tokens may be PENDING. `frame`: the frame in which the step
-    is replayed from a graph, or None. `into`: the input buffer of the captured graph.
+    is replayed from a graph, or None. `into`: the captured graph's input buffer.
     """
     num_tokens = len(plan.input_ids) if frame is None else frame.bucket.num_tokens
     sample_tokens = _sample_tokens(plan) if runs is None else runs.places
@@ -76,7 +76,7 @@ def prepare(
 
 
 def _place(plan: StepPlan, rows: RowColumns, frame: Frame | None, out: np.ndarray) -> None:
-    """Write the token ids and the three rows of positions to `out`, int64 [4, t]."""
+    """Write the token ids and the three position rows to `out`, int64 [4, t]."""
     if frame is None:
         out[0] = plan.input_ids
         rows.positions(plan, out[1:])
@@ -94,13 +94,13 @@ def fresh_blocks(slots: np.ndarray, block_size: int) -> np.ndarray:
 
 
 def _pending(plan: StepPlan) -> tuple[np.ndarray, ...]:
-    """Return the indices of the PENDING tokens in the step, and their rows."""
+    """Return the PENDING tokens' indices in the step, and their rows."""
     places = np.flatnonzero(plan.input_ids == PENDING)
     return places, plan.rows[np.searchsorted(np.cumsum(plan.num_scheduled), places, side="right")]
 
 
 def _sample_tokens(plan: StepPlan) -> np.ndarray | None:
-    """Return the indices of the sampling rows' last tokens in the step, or None if every token samples."""
+    """Return where the sampling rows' last tokens are in the step, or None if every token samples."""
     # As every row has at least one token, every row here has exactly one token and samples.
     if len(plan.sample) == len(plan.input_ids):
         return None

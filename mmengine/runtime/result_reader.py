@@ -86,7 +86,7 @@ class Reader:
     thinking: ThinkingRows
 
     def read(self, launched: LaunchedStep) -> StepResult:
-        """Return the result of a launched step. The executor sets `device_ns`."""
+        """Return a launched step's result. The executor sets `device_ns`."""
         result = self._read(launched)
         if launched.batch.wanted & THINKING:
             rows = launched.batch.rows if launched.runs is None else launched.batch.rows[launched.runs.first]
@@ -218,8 +218,8 @@ class Reader:
         """Return `stops`, and rows whose grammar is complete before another stop.
 
         Drafts may go on after the grammar is complete, where only an end-of-sequence token is allowed.
-        `complete`: rows whose grammar was found complete while sampling, with the number of tokens that it
-        took. Changes `counts` and `errors`.
+        `complete`: rows whose grammar was found complete while sampling, with the token count that it took.
+        Changes `counts` and `errors`.
         """
         stopped = dict(stops)
         over = dict(stops)  # `_cut` removes rows that continue from `stopped`, but not from `over`
@@ -274,9 +274,9 @@ class Reader:
         sampled_tokens: list[list[int]],
         errors: dict[int, str],
     ) -> dict[int, int]:
-        """Advance the grammars of rows `continuing` (indices into `batch`) by their `sampled_tokens`.
+        """Advance the grammars for rows `continuing` (indices into `batch`) by their `sampled_tokens`.
 
-        Returns the rows whose grammar is now complete, with the number of tokens that it took. Adds rows that
+        Returns the rows whose grammar is now complete, with the token count that it took. Adds rows that
         failed to `errors`.
         """
         if self.matchers is None or not continuing:

@@ -77,7 +77,7 @@ class RowColumns:
         self._positions_of = positions_of
 
     def admit(self, admission: Admission) -> None:
-        """Set every column of the row, so that nothing remains from the row's previous request."""
+        """Set every column in the row, so that nothing remains from the row's previous request."""
         row, request = admission.row, admission.request
         sampling = request.sampling
         positions, delta = self._positions_of(request.prompt_token_ids, request.media)

@@ -115,7 +115,7 @@ class ModelRunner:
 
     @property
     def captures(self) -> str:
-        """A description of the steps that can be captured, the same on all ranks; empty if none can be."""
+        """Describes the steps that can be captured, in the same way on all ranks; empty if none can be."""
         config, attention = self._config, self._attention
         sizes = f"{config.max_num_seqs} rows, {config.num_draft_tokens} drafts of each"
         # The host passes recurrent states' slots and lengths as arguments, which a graph would freeze.
@@ -165,7 +165,7 @@ class ModelRunner:
 
     @property
     def drafters(self) -> list[tuple[str, int]]:
-        """Each drafter's name and number of failures, indexed by the drafter's number."""
+        """Each drafter's name and failure count, indexed by the drafter's number."""
         return [] if self._drafting is None else self._drafting.report
 
     def attach(self, request_id: str, media: Sequence[MediaInput]) -> None:
@@ -177,7 +177,7 @@ class ModelRunner:
             self._parts.clear()
 
     def pixels_of(self, plan: StepPlan) -> dict[str, Sequence[MediaInput]]:
-        """Return the attached media of the requests whose items the step encodes, keyed by request id."""
+        """Return the attached media for requests whose items the step encodes, keyed by request id."""
         if not plan.encode and plan.part is None:
             return {}
         names = {item.request.request_id for item in plan.encode}
@@ -196,7 +196,10 @@ class ModelRunner:
         return self._store
 
     def take_fetched(self, plan: StepPlan) -> list[tuple[np.ndarray, torch.Tensor]]:
-        """Return pairs of block ids and the KV that the block store sent for them. Call once, at dispatch."""
+        """Return block ids, and the KV that the block store sent for them, in pairs.
+
+        Call once, at dispatch.
+        """
         assert self._store is not None
         return [(blocks, self._store.take(name, len(blocks))) for name, blocks in plan.fetched]
 
@@ -257,7 +260,7 @@ class ModelRunner:
             )
 
     def _launch_encoder_only(self, plan: StepPlan) -> ComputedStep:
-        """Launch a step without rows, which only encodes part of an item. Its block copies run too."""
+        """Launch a step without rows, which only encodes an item's part. Its block copies run too."""
         self._kv.copy(plan)
         return ComputedStep(
             plan, SampleRows.of(self._rows, plan.rows, plan.num_computed, None), None, None, None
@@ -329,7 +332,7 @@ class ModelRunner:
         return batch, self._model.logits(hidden)
 
     def sample(self, computed: ComputedStep) -> LaunchedStep:
-        """Launch the sampling of a launched step. With grammars, the previous step must have been read."""
+        """Launch the sampling for a launched step. With grammars, the previous step must have been read."""
         with torch.inference_mode():
             return self._sample(computed)
 

@@ -1,4 +1,4 @@
-"""The interface of attention backends, and the metadata that a backend gets once per step."""
+"""The interface for attention backends, and the metadata that a backend gets once per step."""
 
 from typing import NamedTuple, Protocol
 
@@ -12,9 +12,9 @@ from mmengine.runtime.kv.pool import KVPool
 
 
 class AttentionMeta(msgspec.Struct, frozen=True, eq=False):
-    """The lengths, slots and block tables of a step with n rows (requests) and t tokens, on the host.
+    """The lengths, slots and block tables for a step with n rows (requests) and t tokens, on the host.
 
-    The tokens of a row are adjacent. CPU kernels read these arrays in place; other backends copy them to
+    A row's tokens are adjacent. CPU kernels read these arrays in place; other backends copy them to
     their device.
     """
 
@@ -39,7 +39,7 @@ class AttentionMeta(msgspec.Struct, frozen=True, eq=False):
 
 
 class Bucket(NamedTuple):
-    """The size of a captured step: `num_rows` rows with `query_len` tokens each."""
+    """A captured step's size: `num_rows` rows with `query_len` tokens each."""
 
     num_rows: int
     query_len: int
@@ -61,7 +61,7 @@ class AttentionBackend(Protocol):
     """Paged attention over a KVPool. After `begin` it also implements models.plugin.AttentionPort.
 
     Scores are scaled by head_dim ** -0.5. A row's queries are its last `query_lens` tokens, and each sees
-    itself and all earlier tokens of the row. In each layer `append` is called for all rows before `run`, so a
+    itself and all the row's earlier tokens. In each layer `append` is called for all rows before `run`, so a
     row may read blocks that another row fills in the same step.
     """
 

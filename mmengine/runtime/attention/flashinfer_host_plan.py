@@ -3,7 +3,7 @@
 A wrapper makes its plan on the host, in a pinned buffer, and copies it to the device asynchronously. With two
 steps in flight the next plan is made before this copy has run. So there are two pinned buffers, used in turn,
 and a buffer is overwritten only after its last copy is done. Wrappers that share a HostPlan also share the
-plan's buffer on the device: a plan is valid until any of them makes the next plan.
+plan's buffer on the device: a plan is valid until a wrapper makes the next plan.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ PINNED = "_pin_memory_int_workspace_buffer"  # attribute of a wrapper; there is 
 class HostPlan:
     """Two pinned plan buffers and a device buffer.
 
-    `events`: one event per pinned buffer, recorded after its copy (default: events of the device).
+    `events`: one event per pinned buffer, recorded after its copy (default: new events from the device).
     """
 
     def __init__(self, device: Device, events: tuple[Event, Event] | None = None) -> None:

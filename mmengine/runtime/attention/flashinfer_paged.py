@@ -156,7 +156,7 @@ class FlashInferAttention:
         return self._host_plans[decodes].attach(wrapper, self._floats)
 
     def _buffers_for(self, bucket: Bucket) -> tuple[torch.Tensor, ...]:
-        """Return the buffers of captured steps: places, query_starts, page_starts, last_page_len, pages.
+        """Return the buffers for captured steps: places, query_starts, page_starts, last_page_len, pages.
 
         Places are int64 [3, t]; the others are int32: the starts [n + 1], last_page_len [n]. The first call
         allocates the buffers for its bucket, so the largest bucket must be captured first.

@@ -18,7 +18,7 @@ _ADDRESS, _SIZE = ctypes.c_void_p, ctypes.c_int64
 
 
 class Step(ctypes.Structure):
-    """The C struct mm_attention_step of native/src/attention/attention.h."""
+    """The C struct mm_attention_step in native/src/attention/attention.h."""
 
     _fields_ = (
         *((name, ctypes.c_int32) for name in ("num_rows", "num_tokens", "table_stride", "block_size")),
@@ -31,7 +31,7 @@ class Step(ctypes.Structure):
 class NativePagedAttention:
     """See AttentionBackend. A row's result depends neither on the step's other rows nor on the thread count.
 
-    With `tiles_only` a token's result does not depend on how many tokens of its row the step computes,
+    With `tiles_only` a token's result does not depend on how many tokens the step computes in its row,
     either.
     """
 
@@ -102,14 +102,14 @@ class NativePagedAttention:
         return out
 
     def step_address(self) -> int:
-        """Return the address of the mm_attention_step that `begin` filled.
+        """Return the address for the mm_attention_step that `begin` filled.
 
         It is valid until the next `begin`.
         """
         return ctypes.addressof(self._step)
 
     def layers_address(self) -> int:
-        """Return the address of an array with the KV address of each layer, for C++ code that calls
+        """Return the address for an array with each layer's KV address, for C++ code that calls
         mm_attention_append and mm_attention_run.
         """
         return ctypes.addressof(self._layers)

@@ -1,7 +1,7 @@
-"""Converts a step's metadata to FlashInfer's format, in which the blocks (pages) of all rows are one list.
+"""Converts a step's metadata to FlashInfer's format, in which all rows' blocks (pages) are one list.
 
-Row i of a call has the queries query_starts[i] to query_starts[i + 1], and the pages page_starts[i] to
-page_starts[i + 1] of the list. Its pages are full except the last, which holds last_page_len[i] tokens.
+Row i in a call has the queries query_starts[i] to query_starts[i + 1], and the pages page_starts[i] to
+page_starts[i + 1] in the list. Its pages are full except the last, which holds last_page_len[i] tokens.
 """
 
 from typing import NamedTuple
@@ -27,7 +27,7 @@ class Part(NamedTuple):
 
 
 def whole_step(meta: AttentionMeta, block_size: int) -> Part:
-    """Return all rows of the step as a single part."""
+    """Return all the step's rows as a single part."""
     return Part(slice(0, len(meta.slots)), *_lists(meta.query_lens, meta.kv_lens, meta.table, block_size))
 
 
@@ -35,8 +35,8 @@ def split(meta: AttentionMeta, block_size: int) -> tuple[Part | None, Part | Non
     """Return a part with the rows that have one query, and a part with all other rows; None if a part is
     empty.
 
-    A decode kernel reads a row's KV once for all heads that share it. A prompt kernel computes tiles of
-    queries, which a row with a single query would leave almost empty.
+    A decode kernel reads a row's KV once for all heads that share it. A prompt kernel computes query tiles,
+    which a row with a single query would leave almost empty.
     """
     is_decode = meta.query_lens == 1
     num_decode = int(np.count_nonzero(is_decode))
@@ -50,18 +50,19 @@ def split(meta: AttentionMeta, block_size: int) -> tuple[Part | None, Part | Non
 
 
 def row_pages(spec: ModelSpec, block_size: int, num_blocks: int) -> int:
-    """Return the largest number of pages that a row may have.
+    """Return how many pages a row may have at most.
 
-    That is the longest request that the model and a pool of `num_blocks` allow, and the pages for its drafts.
+    That is the longest request that the model and a pool with `num_blocks` allow, and the pages for its
+    drafts.
     """
     longest = -(-spec.max_model_len // block_size) or num_blocks
     return min(longest, num_blocks) + -(-MAX_DRAFT_TOKENS // block_size)
 
 
 def _part(meta: AttentionMeta, rows: np.ndarray, starts: np.ndarray, block_size: int) -> Part:
-    """Return a part with these `rows` of the step (ascending).
+    """Return a part with the step's `rows` (ascending).
 
-    `starts` [n]: index of each row's first token.
+    `starts` [n]: each row's first token index in the step.
     """
     counts = meta.query_lens[rows]
     if rows[-1] - rows[0] + 1 == len(rows):

@@ -1,9 +1,9 @@
-"""The reference backend for CPU and CUDA: gathers the KV of a group of rows, then calls torch's SDPA.
+"""The reference backend for CPU and CUDA: gathers the KV for a group of rows, then calls torch's SDPA.
 
 Rows with one query (decode) form one group, padded to the longest row and masked by length. If the padding
-would be more than MAX_PADDING times the rows' own KV, the rows are split into groups of similar length. All
-other rows are grouped by equal query and KV length, so that their groups need no padding. A workspace as
-large as the KV of a step's largest group is needed in addition to the KV pool.
+would be more than MAX_PADDING times the rows' own KV, the rows are split into groups with similar lengths.
+All other rows are grouped by equal query and KV length, so that their groups need no padding. A workspace as
+large as the KV for a step's largest group is needed in addition to the KV pool.
 
 This backend has not been run on CUDA yet. There, a chunk that does not start its prompt needs a mask, and
 SDPA has no fast kernel for a mask with grouped heads.
@@ -27,12 +27,11 @@ MAX_PADDING = 0.5  # most padding in a decode group, as a multiple of its rows' 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """g rows with the same number of queries, which one call of SDPA attends.
+    """g rows with the same query length, which one call to SDPA attends.
 
-    `tokens`: the indices of the rows' g * query_len tokens in the step. `pages`: int64 [2 * g * b], the K
-    pages of all rows, then the V pages of all rows. `mask`: values 0 or -inf, [g, 1, 1, kv_len] for decode,
-    [query_len, kv_len] for other rows. None: in decode, every row has kv_len tokens; else query i sees the
-    tokens 0 to i.
+    `tokens`: the step's indices for the rows' g * query_len tokens. `pages`: int64 [2 * g * b], all rows' K
+    pages, then all rows' V pages. `mask`: values 0 or -inf, [g, 1, 1, kv_len] for decode, [query_len, kv_len]
+    for other rows. None: in decode, every row has kv_len tokens; else query i sees the tokens 0 to i.
     """
 
     tokens: Places
@@ -117,7 +116,7 @@ class TorchPagedAttention:
     def _gather(self, layer: int, group: Group) -> torch.Tensor:
         """Return the group's K and V, [2, g, num_kv_heads, kv_len, head_dim].
 
-        Unless the pool is fp8, the result is a view of the workspace, valid until the next call.
+        Unless the pool is fp8, the result is a workspace view, valid until the next call.
         """
         pages = group.pages
         gathered = self._workspace[: pages.numel() * self._page_values].view(-1, self._page_values)
@@ -128,8 +127,8 @@ class TorchPagedAttention:
         return gathered[:, :, : group.kv_len].transpose(2, 3)
 
     def _cut_by_length(self, rows: np.ndarray, kv_lens: np.ndarray) -> list[np.ndarray]:
-        """Return `rows` as a single part or, if padding would be large, split by powers of two of their
-        blocks.
+        """Return `rows` as a single part or, if padding would be large, split by powers of two in their block
+        count.
         """
         blocks = -(-kv_lens[rows] // self._block_size)
         if int(blocks.max()) * len(rows) <= (1 + MAX_PADDING) * int(blocks.sum()):
@@ -174,8 +173,8 @@ class TorchPagedAttention:
         return groups
 
     def _page_index(self, table: torch.Tensor, kv_len: int) -> torch.Tensor:
-        """Convert a block table, int64 [g, b], to `Group.pages` [2 * g * b']; b' is the blocks of
-        kv_len tokens.
+        """Convert a block table, int64 [g, b], to `Group.pages` [2 * g * b'], for b' blocks with kv_len
+        tokens.
         """
         k_pages = table[:, : -(-kv_len // self._block_size)] * 2
         return torch.stack((k_pages, k_pages + 1)).view(-1)

@@ -2,7 +2,7 @@
 
 Used for head sizes that FlashInfer does not support, for float32, and if no CUDA compiler is installed. Once
 per step the host plans what each program attends. In a captured step the kernels read this plan from a buffer
-whose layout is fixed for each bucket, and the number of programs is fixed too. So the CUDA graph can be
+whose layout is fixed for each bucket, and the program count is fixed too. So the CUDA graph can be
 replayed.
 """
 
@@ -36,8 +36,8 @@ def _aligned(size: int) -> int:
 
 
 class Layout(NamedTuple):
-    """The capacity of each list of a step in one int32 buffer. The lists are adjacent; the last one, `pages`,
-    takes the rest of the buffer.
+    """The capacity for each list in a step's int32 buffer. The lists are adjacent; the last one, `pages`,
+    takes the rest.
     """
 
     num_rows: int
@@ -46,8 +46,8 @@ class Layout(NamedTuple):
     num_joins: int
 
     def places(self) -> list[slice]:
-        """Return a slice of the buffer for each list: first slots and places for K and V (int64 [3, t]), then
-        the integer lists of a Work.
+        """Return a buffer slice for each list: first slots and places for K and V (int64 [3, t]), then
+        a Work's integer lists.
         """
         rows = self.num_rows
         sizes = (6 * self.num_tokens, 2, 4 * self.num_tiles, 4 * self.num_joins, rows + 1, rows, rows, rows)
@@ -60,7 +60,7 @@ class Layout(NamedTuple):
 
 class TritonPagedAttention:
     """See AttentionBackend. A row's result depends only on its own queries, keys and values, and on the
-    largest number of queries that a row of the step has.
+    step's longest query.
 
     With `one_tile` this number does not matter either: a token's result has the same bits whether the token
     is computed alone, within a prompt chunk, or next to drafts. An fp8 pool holds K and V rounded to fp8
@@ -163,7 +163,7 @@ class TritonPagedAttention:
         return packed
 
     def _views(self, there: torch.Tensor, layout: Layout, rows: int, width: int) -> tuple[torch.Tensor, Work]:
-        """Return the places (int64 [3, t]) and the Work as views of `there`, the packed lists on the
+        """Return the places (int64 [3, t]) and the Work as views into `there`, the packed lists on the
         device.
         """
         places, counts, tiles, joins, *others = (there[place] for place in layout.places())
@@ -178,7 +178,7 @@ class TritonPagedAttention:
 
 
 def _programs(device: Device, num_kv_heads: int) -> int:
-    """Return the number of programs per KV head.
+    """Return how many programs run per KV head.
 
     On a CPU there are only 4, because Triton's interpreter runs them one after the other.
     """
@@ -217,7 +217,7 @@ def _compiled_kernels(spec: ModelSpec, kv: KVPool, one_tile: bool) -> ModuleType
 def _gap(spec: ModelSpec, kv: KVPool, kernels: ModuleType, one_tile: bool, rows: int) -> float:
     """Return the largest difference between the kernels' and torch's results on a small example.
 
-    The example has its own pool. The queries of its first row fill a tile of `rows` rows, and the keys take
+    The example has its own pool. Its first row's queries fill a tile with `rows` rows, and the keys take
     two spans; its second row has three tokens.
     """
     size, device = kv.block_size, kv.device.torch_device

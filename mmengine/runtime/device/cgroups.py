@@ -1,4 +1,4 @@
-"""Reads the resource limits of this process's cgroup and its ancestors, for cgroups of version 1 and 2."""
+"""Reads the resource limits for this process's cgroup and its ancestors, in cgroups version 1 and 2."""
 
 import math
 from collections.abc import Callable
@@ -10,7 +10,7 @@ Read = Callable[[Path], float]  # maps a group's folder to its limit; infinite w
 
 
 def least_of(controller: str, read_v2: Read, read_v1: Read, root: Path = ROOT) -> float:
-    """Return the smallest limit of `controller` among this process's groups; infinite without a limit.
+    """Return the smallest limit for `controller` among this process's groups; infinite without a limit.
 
     `read_v2` and `read_v1` read one group's limit. A missing or unreadable file means no limit. `root`: the
     folder that contains proc and sys.
@@ -32,7 +32,7 @@ def least_of(controller: str, read_v2: Read, read_v1: Read, root: Path = ROOT) -
 
 
 def _upwards(mount: Path, name: str) -> list[Path]:
-    """Return the folders of a group and its ancestors up to `mount`. A container may not see all of them."""
+    """Return the folders for a group and its ancestors up to `mount`. A container may not see them all."""
     parts = [part for part in name.split("/") if part not in ("", "..")]
     return [mount.joinpath(*parts[:length]) for length in range(len(parts), -1, -1)]
 

@@ -4,9 +4,9 @@ from time import perf_counter_ns, process_time_ns
 
 
 class LaunchClock:
-    """Measures the time of a step on an asynchronous device, from one step's result to the next step's.
+    """Measures a step's time on an asynchronous device, from one step's result to the next step's.
 
-    This includes the work of the device and of the engine. The time in which two steps are in flight is
+    This includes the device's and the engine's work. The time in which two steps are in flight is
     counted once.
     """
 
@@ -23,7 +23,7 @@ class LaunchClock:
         self._before_ns, self._since_ns = self._host.lap(), perf_counter_ns()
 
     def finish(self) -> int:
-        """Return the duration in ns of the oldest step, whose result was just read."""
+        """Return the oldest step's duration in ns, whose result was just read."""
         now_ns = perf_counter_ns()
         passed = self._before_ns + now_ns - self._since_ns
         self._before_ns, self._since_ns = 0, now_ns

@@ -153,6 +153,6 @@ def _available_v1(folder: Path) -> float:
 
 
 def _cached(folder: Path, name: str) -> int:
-    """Return how many bytes of a group's file cache the kernel can free, from `name` in memory.stat."""
+    """Return how many bytes in a group's file cache the kernel can free, from `name` in memory.stat."""
     lines = (folder / "memory.stat").read_text(encoding="ascii").splitlines()
     return int(dict(line.split() for line in lines)[name])

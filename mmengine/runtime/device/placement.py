@@ -9,7 +9,7 @@ from mmengine.runtime.device.port import Device
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A device, the dtype of weights, hidden states and KV pool, and an attention backend's name or
+    """A device, the dtype for weights, hidden states and KV pool, and an attention backend's name or
     "auto".
     """
 

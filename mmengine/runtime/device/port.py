@@ -1,4 +1,4 @@
-"""The interface of a device: memory, events, streams, captured graphs and ranks.
+"""The device interface: memory, events, streams, captured graphs and ranks.
 
 A third-party device is an entry point in the group `mmengine.devices`. Its name is the device's kind (such as
 "npu"), and it loads a class that implements Device. Its tensors are torch tensors. If `torch_device` is a
@@ -36,7 +36,7 @@ class Event(Protocol):
 
 
 class CopyStream(Protocol):
-    """A queue of copies that run one after the other, in parallel with the computation."""
+    """A queue for copies that run one after the other, in parallel with the computation."""
 
     def run(self, copies: Callable[[], None], staged: Tensor) -> None:
         """Run `copies` after the computation launched so far.
@@ -117,7 +117,7 @@ class Device(Protocol):
 
     @classmethod
     def describe(cls) -> list[str]:
-        """Return one line for each device of this kind, with its name and memory."""
+        """Return one line for each such device, with its name and memory."""
 
     def __init__(self, index: int | None = None) -> None: ...
 
@@ -144,7 +144,7 @@ class Device(Protocol):
         """
 
     def num_processors(self) -> int:
-        """Return the number of processors that run thread blocks (SMs on a GPU); 0 if unknown."""
+        """Return how many processors run thread blocks (SMs on a GPU); 0 if unknown."""
 
     def event(self, *, timed: bool = False) -> Event:
         """Return a new event that is not recorded yet."""
@@ -161,7 +161,7 @@ class Device(Protocol):
     def memory(self) -> tuple[int, int]:
         """Return (available, total) memory in bytes.
 
-        Without memory of its own, a device reports the host's.
+        Without its own memory, a device reports the host's.
         """
 
     def release_unused(self) -> None:

@@ -27,7 +27,7 @@ _NAME = re.compile(r"([^\W\d]\w*)(?::(0|[1-9]\d{0,4}))?", re.ASCII)  # a kind, o
 def open_device(name: str) -> Device:
     """Return the device called `name`: a kind with an optional number after a colon, or "auto".
 
-    "auto" is the first available device of another kind than the CPU, else the CPU. Raises ConfigError for an
+    "auto" is the first available device other than the CPU, else the CPU. Raises ConfigError for an
     unknown or unusable device.
     """
     if name == "auto":

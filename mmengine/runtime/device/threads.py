@@ -1,6 +1,6 @@
 """Chooses how many threads compute.
 
-The default is the number of physical cores in this process's affinity (hyperthreads are counted once), at
+The default is the physical core count in this process's affinity (hyperthreads are counted once), at
 most the cgroup's quota. A small model uses one thread, because more threads would mostly wait for each other.
 The setting `num_threads`, or else OMP_NUM_THREADS, overrides the default.
 """
@@ -30,10 +30,10 @@ def choose_threads(
     root: Path = ROOT,
     ranks: int = 1,
 ) -> Threads:
-    """Return the number of threads and the reason.
+    """Return the thread count and the reason.
 
     `setting`: the setting `num_threads`, 0 for automatic. `hidden_size`: the model's hidden size, 0 if
-    unknown. `ranks`: the number of processes that share the machine's cores.
+    unknown. `ranks`: how many processes share the machine's cores.
     """
     if setting:
         return Threads(setting, "num_threads")
@@ -68,7 +68,7 @@ def _affinity() -> set[int]:
 
 
 def _siblings(cpu: int, root: Path) -> str:
-    """Return a name of the physical core that `cpu` belongs to.
+    """Return a name for the physical core that `cpu` belongs to.
 
     If the system does not report cores, each CPU counts as a core.
     """

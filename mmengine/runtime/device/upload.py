@@ -21,14 +21,14 @@ def upload(array: np.ndarray, device: torch.device) -> torch.Tensor:
 
 
 def upload_columns(*columns: np.ndarray, device: torch.device) -> torch.Tensor:
-    """Copy arrays [r] of the same dtype to `device` in a single transfer, as a tensor [len(columns), r,
+    """Copy arrays [r] with the same dtype to `device` in a single transfer, as a tensor [len(columns), r,
     1].
     """
     return upload(np.stack(columns), device)[:, :, None]
 
 
 def upload_joined(arrays: Sequence[np.ndarray], device: torch.device) -> torch.Tensor:
-    """Copy arrays of the same dtype and width to `device` as one tensor, concatenated along the first axis.
+    """Copy arrays with the same dtype and width to `device` as one tensor, concatenated along the first axis.
 
     For CUDA the arrays are concatenated in pinned memory directly, because pixels are large (not yet run on a
     GPU).
@@ -64,7 +64,7 @@ def upload_into(array: np.ndarray, target: torch.Tensor) -> torch.Tensor:
 
 
 def fetch(tensor: torch.Tensor) -> np.ndarray:
-    """Wait for the device and return the values of `tensor`.
+    """Wait for the device and return `tensor`'s values.
 
     On a CPU the array shares the tensor's memory.
     """

@@ -78,7 +78,7 @@ def _automatic_head(
 
 
 def with_drafts(config: EngineConfig, head: HeadFolder | None) -> EngineConfig:
-    """Return `config` with the number of drafts per row, and of the slots that a head needs after a row's
+    """Return `config` with the draft count per row, and the slot count that a head needs after a row's
     tokens.
 
     Raises ConfigError for settings that contradict the setting `spec`.

@@ -1,4 +1,4 @@
-"""Chooses the next step's drafts. A row gets the drafts of its first drafter that has any.
+"""Chooses the next step's drafts. A row gets drafts from its first drafter that has any.
 
 A draft head may continue after them. A drafter may be third-party code: if it raises an exception or returns
 invalid drafts, it has no drafts in that step. The failure is counted, and the first one is logged.
@@ -24,8 +24,8 @@ log = structlog.get_logger("mmengine.operators")
 
 
 class Drafts(NamedTuple):
-    """The drafts of s rows, as in StepResult: `token_ids` int32 [counts.sum()], `counts` int32 [s], and
-    `drafters` int32 [s], the index of each row's (last) drafter.
+    """The drafts for s rows, as in StepResult: `token_ids` int32 [counts.sum()], `counts` int32 [s], and
+    `drafters` int32 [s], each row's (last) drafter.
     """
 
     token_ids: np.ndarray
@@ -62,7 +62,7 @@ class Drafting:
 
     @property
     def report(self) -> list[tuple[str, int]]:
-        """Each drafter's name and number of failures, indexed by the drafter's number."""
+        """Each drafter's name and failure count, indexed by the drafter's number."""
         return list(zip(self.names, self.failures, strict=True))
 
     def admit(self, admission: Admission) -> None:
@@ -154,7 +154,7 @@ class Drafting:
         limits: np.ndarray,
         out: tuple[np.ndarray, np.ndarray, np.ndarray],
     ) -> None:
-        """Put the tokens of drafter `number` for rows[selected] into `out`, within each row's `limits`.
+        """Put drafter `number`'s tokens for rows[selected] into `out`, within each row's `limits`.
 
         A head continues after other drafters' tokens. Other drafters draft only for rows without drafts.
         """

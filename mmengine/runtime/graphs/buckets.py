@@ -1,9 +1,9 @@
 """Decides which steps are replayed from graphs, and in which size. The decision depends only on the step's
 plan.
 
-For each number of rows in `row_sizes`, a bucket with one token per row is captured. If rows may have drafts,
+For each row count in `row_sizes`, a bucket with one token per row is captured. If rows may have drafts,
 a second bucket is captured with one token and all drafts per row. A smaller step is padded: with rows in the
-dummy block, and with tokens after a row's last token. The results of padding are not read.
+dummy block, and with tokens after a row's last token. The padding's results are not read.
 """
 
 from bisect import bisect_left
@@ -22,7 +22,7 @@ REASONS = (MEDIA, PROMPT)
 
 
 class Frame(NamedTuple):
-    """A step's bucket, and the indices of the step's t tokens among the bucket's tokens: a slice or
+    """A step's bucket, and the step's t token indices among the bucket's tokens: a slice or
     intp [t].
     """
 
@@ -67,10 +67,10 @@ def frame_of(plan: StepPlan, sizes: tuple[int, ...], num_drafts: int) -> Frame |
 def fill_up(meta: AttentionMeta, frame: Frame, block_size: int) -> AttentionMeta:
     """Return `meta` padded to the bucket's size.
 
-    All padding tokens store their KV in the dummy block. Padding rows read the dummy block; padding tokens of
-    a real row read the row's blocks. The real tokens of a row see the same KV as without padding, because
-    padding tokens come after them. But attention multiplies KV that a token does not see by 0, and the dummy
-    block may hold NaN from a failed row. So no real row may read the dummy block.
+    All padding tokens store their KV in the dummy block. Padding rows read the dummy block; padding tokens in
+    a real row read the row's blocks. A row's real tokens see the same KV as without padding, because padding
+    tokens come after them. But attention multiplies KV that a token does not see by 0, and the dummy block
+    may hold NaN from a failed row. So no real row may read the dummy block.
     """
     (num_rows, length), num_own = frame.bucket, len(meta.kv_lens)
     counts = np.full(num_rows, length, np.int32)
@@ -88,7 +88,7 @@ def fill_up(meta: AttentionMeta, frame: Frame, block_size: int) -> AttentionMeta
 
 
 def empty_step(bucket: Bucket, block_size: int) -> AttentionMeta:
-    """Return the metadata of a step that consists of padding only."""
+    """Return the metadata for a step that has only padding."""
     nothing = np.zeros(0, np.int32)
     meta = AttentionMeta(nothing, nothing, np.zeros(0, np.int64), np.zeros((0, 1), np.int32))
     return fill_up(meta, Frame(bucket, slice(0, 0)), block_size)

@@ -1,4 +1,4 @@
-"""Captures the same work in several sizes: all of them, or none if one fails."""
+"""Captures the same work in several sizes: in all sizes, or in none if one fails."""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -70,7 +70,7 @@ def capture_steps(
     block_size: int,
     capture: Capture = capture,
 ) -> Replays:
-    """Capture work that uses attention, for each bucket after beginning a padded step of the bucket's size.
+    """Capture work that uses attention, for each bucket after beginning a padded step in the bucket's size.
 
     Capturing writes to the pool's dummy block.
     """

@@ -1,6 +1,6 @@
 """Captures decode-only steps, once per size, and replays them.
 
-On a GPU, launching the kernels of a small step takes longer than running them. Captured are the embedding,
+On a GPU, launching a small step's kernels takes longer than running them. Captured are the embedding,
 the layers and the final norm, with fixed input addresses. The attention plan, block copies, the output head
 and sampling are not captured, because their shapes depend on the requests.
 """
@@ -30,7 +30,7 @@ ADAPTED = "adapters"  # reason why a step is not replayed: rows use LoRA adapter
 class DecodeGraphs:
     """Captured decode steps. Capturing writes to the pool's dummy block.
 
-    `dtype`: the dtype of the hidden states. `num_drafts`: most drafts per row. `aux_hidden_states`: tensors
+    `dtype`: the hidden states' dtype. `num_drafts`: most drafts per row. `aux_hidden_states`: tensors
     for the auxiliary states that a draft head reads; None without a head. `capture`: the function that
     captures. `num_steps`: how many steps were replayed, and how many were not, keyed by reason.
     """
@@ -89,7 +89,7 @@ class DecodeGraphs:
     def run(self, frame: Frame, meta: AttentionMeta) -> torch.Tensor:
         """Replay a step whose inputs are in `inputs` and `meta`.
 
-        Returns the normed hidden states [num_tokens, hidden_size] of the whole bucket, valid until the next
+        Returns the normed hidden states [num_tokens, hidden_size] for the whole bucket, valid until the next
         step.
         """
         self._attention.begin(fill_up(meta, frame, self._block_size), frame.bucket)
@@ -97,7 +97,7 @@ class DecodeGraphs:
         return self._hidden[: frame.bucket.num_tokens]
 
     def run_empty(self, bucket: Bucket) -> None:
-        """Replay a step of padding only.
+        """Replay a step that has only padding.
 
         `inputs` is cleared first, since PENDING in it would be an invalid token.
         """
@@ -109,9 +109,10 @@ class DecodeGraphs:
     def copy_aux_states(
         self, frame: Frame, aux_hidden_states: AuxHiddenStates, positions: torch.Tensor
     ) -> torch.Tensor:
-        """Copy the auxiliary states of the step's own tokens, without padding, into `aux_hidden_states`.
+        """Copy the step's own tokens' auxiliary states, without padding, into `aux_hidden_states`.
 
-        `positions`: the positions of all tokens in the bucket. Returns those of the step's tokens, [3, t].
+        `positions`: the positions for all tokens in the bucket. Returns the positions for the step's own
+        tokens, [3, t].
         """
         assert self._aux_hidden_states is not None  # a head is present to read them
         rows = self._aux_hidden_states.rows
@@ -123,7 +124,7 @@ class DecodeGraphs:
         return positions.index_select(1, places)
 
     def _compute(self, bucket: Bucket) -> None:
-        """Compute a step of the bucket's size. This function is captured."""
+        """Compute a step in the bucket's size. This function is captured."""
         count = bucket.num_tokens
         embeds = self._model.embed(self.inputs[:count])
         positions = self.inputs[count : 4 * count].view(3, count)

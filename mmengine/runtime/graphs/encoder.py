@@ -1,6 +1,6 @@
 """Captures the encoder, once per size, and replays it. Not yet run on a GPU.
 
-For a small image, launching hundreds of kernels takes longer than running them. Captured is the computation
+For a small image, launching its many kernels takes longer than running them. Captured is the computation
 from pixels to features, with fixed input and output addresses. The copies are not captured: pixels come
 through pinned memory, and features are copied into the encoder cache. Everything runs on a single stream. So
 with two steps in flight, the second step's pixels are copied only after the first step's pixels are encoded.
@@ -35,7 +35,7 @@ class EncoderGraphs:
     def encode(
         self, patches: Sequence[np.ndarray], grids: Sequence[tuple[int, int, int]]
     ) -> torch.Tensor | None:
-        """Return the features of items with these patches and grids, or None if no graph fits.
+        """Return the features for items with these patches and grids, or None if no graph fits.
 
         The features are valid until the next call. Raises ValueError for patches that contradict their grids.
         """

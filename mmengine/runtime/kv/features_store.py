@@ -1,4 +1,4 @@
-"""Holds encoder outputs that came from a block store until a step uses them instead of encoding."""
+"""Holds encoder outputs that came from a block store until a step uses them."""
 
 import hashlib
 import threading
@@ -12,7 +12,7 @@ MAX_FEATURE_BYTES = 2**29  # most bytes of features that are held
 
 
 class FetchedFeatures:
-    """Encoder outputs, keyed by encoder key, on the host. `width`: values per embedding, of `dtype`."""
+    """Encoder outputs, keyed by encoder key, on the host. `width`: values per embedding, in `dtype`."""
 
     def __init__(self, width: int, dtype: torch.dtype, device: torch.device) -> None:
         self._width, self._dtype, self._device = width, dtype, device
@@ -22,11 +22,11 @@ class FetchedFeatures:
         self._bytes = 0
 
     def name(self, key: bytes) -> bytes:
-        """Return the 16-byte name under which the block store has the features of an encoder key."""
+        """Return the 16-byte name under which the block store has an encoder key's features."""
         return hashlib.blake2b(key, digest_size=16, person=b"mmengine-encoded").digest()
 
     def room_for(self, num_embeds: int) -> Tensor | None:
-        """Return a uint8 buffer for the sealed features of an item, or None if they would exceed the
+        """Return a uint8 buffer for an item's sealed features, or None if they would exceed the
         limit.
         """
         size = num_embeds * self._width * self._dtype.itemsize

@@ -3,7 +3,7 @@
     total - taken (weights, other programs) - step peak - graphs - recurrent states - LoRA adapters - reserve
         = encoder cache + KV blocks
 
-A step's peak is that of its larger pass, encoder or layers, because the encoder's memory is free again when
+A step's peak is its larger pass's peak, encoder or layers, because the encoder's memory is free again when
 the layers run. Graphs are captured last and have their own memory. The reserve covers everything that
 measuring the passes does not show: workspaces, penalty counts, the driver's memory for graphs, fragmentation.
 """
@@ -22,10 +22,10 @@ MOST_CACHED = 2**17  # most embeddings in the default encoder cache: 128 images 
 class Memory:
     """A device's memory in bytes.
 
-    `taken`: in use once the weights are loaded. `layers` and `encoder`: the peaks of the two passes of the
-    largest step. `features`: the full encoder cache. `states`: the full pool of recurrent states. `adapters`:
-    all LoRA adapters that may be on the device at once. `cache_setting`: the name of the setting that makes
-    the encoder cache smaller.
+    `taken`: in use once the weights are loaded. `layers` and `encoder`: the peaks for both passes in the
+    largest step. `features`: the full encoder cache. `states`: the full recurrent state pool. `adapters`: all
+    LoRA adapters that may be on the device at once. `cache_setting`: the setting that makes the encoder cache
+    smaller.
     """
 
     total: int
@@ -99,11 +99,11 @@ class Memory:
 
 
 def cached_embeds(left: int, embed_bytes: int, kv_bytes: int, *, least: int, wanted: int) -> int:
-    """Return the default number of embeddings in the encoder cache, which shares `left` bytes with the KV
+    """Return the encoder cache's default embedding count, which shares `left` bytes with the KV
     pool.
 
-    The cache gets 1 / CACHE_PART of the bytes, up to MOST_CACHED embeddings, or `wanted` embeddings if that
-    is more. The KV pool keeps at least half of the bytes, and at least `kv_bytes`. In any case the cache has
+    The cache gets `left` / CACHE_PART bytes, up to MOST_CACHED embeddings, or `wanted` embeddings if that
+    is more. The KV pool keeps at least half the bytes, and at least `kv_bytes`. In any case the cache has
     `least` embeddings; otherwise the largest item could never be encoded.
     """
     share = min(left // CACHE_PART // embed_bytes, MOST_CACHED)

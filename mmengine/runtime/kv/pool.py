@@ -27,7 +27,7 @@ MIN_BLOCKS = 2  # the dummy block and one usable block
 
 
 def bytes_per_block(specs: Sequence[ModelSpec], dtype: torch.dtype, block_size: int) -> int:
-    """Return the bytes of a block, K and V, summed over all layers of these models."""
+    """Return the bytes per block, K and V, summed over all layers in these models."""
     values = (2 * spec.num_kv_layers * block_size * spec.num_kv_heads * spec.head_dim for spec in specs)
     return sum(values) * dtype.itemsize
 
@@ -47,7 +47,7 @@ def blocks_for_memory(block_bytes: int, block_size: int, memory_bytes: int) -> i
 
 
 class KVPool:
-    """The K and V of every block. `layers[i]` is `[num_blocks, 2, block_size, num_kv_heads, head_dim]`.
+    """Every block's K and V. `layers[i]` is `[num_blocks, 2, block_size, num_kv_heads, head_dim]`.
 
     Attention computes in `dtype`. With `is_fp8` the pool holds values rounded to float8_e4m3fn without
     scales. `blocks` is then uint8, the raw bytes, because not all indexing operations support fp8 tensors.
@@ -65,7 +65,7 @@ class KVPool:
         is_fp8: bool = False,
         copy_stream: CopyStream | None = None,
     ) -> None:
-        """Allocate the pool. `copy_stream`: the stream for swaps (default: a new one of the device).
+        """Allocate the pool. `copy_stream`: the stream for swaps (default: a new one from the device).
 
         Raises ConfigError if the pool cannot be allocated.
         """
@@ -125,7 +125,7 @@ class KVPool:
         self.blocks.index_fill_(1, blocks, 0)
 
     def close(self) -> None:
-        """Free the pool's memory on a GPU, even if other objects still have views of it.
+        """Free the pool's memory on a GPU, even if other objects still have views into it.
 
         The process's next engine may need the memory. On a CPU nothing is freed, because a hanging step may
         still read it.
@@ -161,8 +161,8 @@ def pool_of(spec: ModelSpec, config: EngineConfig, placement: Placement) -> KVPo
 def kv_places(slots: np.ndarray, block_size: int, out: np.ndarray) -> None:
     """Write `slots` [t], and where a layer stores their K and V, to `out`, int64 [3, t].
 
-    In a layer each block's V follows its K, so the K of slot s is at index s + block * block_size of a list
-    of token entries. block_size must be a power of 2.
+    In a layer each block's V follows its K, so slot s has its K at index s + block * block_size in a list
+    with an entry per token. block_size must be a power of 2.
     """
     out[0] = slots
     np.add(slots, slots & -block_size, out=out[1])

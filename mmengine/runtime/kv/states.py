@@ -1,4 +1,4 @@
-"""The pool of recurrent states.
+"""The pool for recurrent states.
 
 It has a slot for each running row and for each state kept for prefix hits.
 """
@@ -17,11 +17,11 @@ from mmengine.runtime.kv.pool import fresh_zeros
 
 
 class StatePool:
-    """State slots. Each holds the states of all layers, contiguously.
+    """State slots. Each holds all layers' states, contiguously.
 
     A recurrent state cannot be rolled back to a shorter length. So a row's state does not include its drafts.
-    Their inputs, about one hundredth of a state each, wait in `pending` until the next step knows which
-    drafts were accepted.
+    Their inputs, about a hundredth as large as a state each, wait in `pending` until the next step knows
+    which drafts were accepted.
     """
 
     def __init__(self, spec: StateSpec, config: EngineConfig, placement: Placement) -> None:
@@ -46,7 +46,7 @@ class StatePool:
     def begin(self, plan: StepPlan) -> StepStates:
         """Copy the states that rows begin with, and return what the layers do with the states in this step.
 
-        Raises ExecutorFailed if a row's state does not match its number of computed tokens.
+        Raises ExecutorFailed if a row's state does not match its computed token count.
         """
         states = plan.states
         assert states is not None
@@ -103,7 +103,7 @@ class StatePool:
 
 
 def state_bytes(spec: ModelSpec, config: EngineConfig, dtype: torch.dtype) -> int:
-    """Return the bytes of the pool for `config`; 0 for a model without recurrent states."""
+    """Return the pool's bytes for `config`; 0 for a model without recurrent states."""
     if spec.state is None:
         return 0
     pending = config.max_num_seqs * config.num_draft_tokens * spec.state.input_bytes(dtype.itemsize)
@@ -111,10 +111,10 @@ def state_bytes(spec: ModelSpec, config: EngineConfig, dtype: torch.dtype) -> in
 
 
 def slots_for(spec: ModelSpec, config: EngineConfig, dtype: torch.dtype, memory_bytes: int) -> int:
-    """Return the default number of slots: one per row, and as many again for kept states.
+    """Return the default slot count: one per row, and as many again for kept states.
 
-    The slots take at most `memory_bytes`, but there are at least two, one of each kind. Returns 0 for a model
-    without recurrent states.
+    The slots take at most `memory_bytes`, but there are at least two, one for each kind. Returns 0 for a
+    model without recurrent states.
     """
     if spec.state is None:
         return 0

@@ -1,4 +1,4 @@
-"""Keeps KV blocks in host memory, and copies blocks between host and device on a stream of their own.
+"""Keeps KV blocks in host memory, and copies blocks between host and device on their own stream.
 
     out:  blocks ──gather──► staged on the device ──copy stream──► host     the device computes meanwhile
     in:   host ──copy stream──► staged on the device ──scatter──► blocks    the device waits, the CPU does not
@@ -27,7 +27,7 @@ SLAB_BYTES = 256 * 2**20
 class HostBlocks:
     """KV blocks in host memory, each with all layers; pinned if the device is a GPU.
 
-    The memory consists of slabs [block, layer, 2, ...], in which a block is contiguous. `copy_stream`: the
+    The memory has slabs [block, layer, 2, ...], in which a block is contiguous. `copy_stream`: the
     stream for copies (default: a new one from the device).
     """
 
@@ -108,7 +108,7 @@ def _copy_in(slab: Tensor, staged: Tensor, places: np.ndarray) -> None:
 
 
 def runs(blocks: np.ndarray) -> list[tuple[int, int, int]]:
-    """Divide ascending block numbers into runs of consecutive numbers.
+    """Divide ascending block numbers into runs with consecutive numbers.
 
     Returns for each run (begin, end, first): its indices in `blocks` are begin to end (exclusive), and its
     first block is `first`.

@@ -15,9 +15,9 @@ MAX_BYTES = 2**33  # more than a snapshot of the largest state that settings all
 class MessageKind(IntEnum):
     """Rank 0 sends JOB, START and STEP; a follower sends READY, FAILED and ENDS; both send WORD.
 
-    JOB: a job (job.py). START: a snapshot of the engine's initial state. STEP: log frames; the follower runs
-    the step that they decide. READY: sent twice, when the weights are loaded and when everything that steps
-    need exists. FAILED: why a step failed on this rank. ENDS: why this rank cannot continue; its last
+    JOB: a job (job.py). START: a snapshot with the engine's initial state. STEP: log frames; the follower
+    runs the step that they decide. READY: sent twice, when the weights are loaded and when everything that
+    steps need exists. FAILED: why a step failed on this rank. ENDS: why this rank cannot continue; its last
     message. WORD: while steps are captured, a follower says in a word how far it is, and rank 0 answers
     whether all ranks said the same word (graphs.py).
     """

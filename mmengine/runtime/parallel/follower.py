@@ -1,4 +1,4 @@
-"""A follower: the process for a rank after rank 0, which folds rank 0's log and computes its part of each
+"""A follower: the process for a rank after rank 0, which folds rank 0's log and computes its part in each
 step.
 
 The process decides nothing, samples nothing and writes no log. Rank 0 starts it (parallel/followers.py), and
@@ -39,7 +39,7 @@ LOOK_S = 1.0  # seconds between checks that rank 0 is alive
 
 
 class RankModel:
-    """This rank's part of the model. Rank 0 sends token ids that this rank does not know yet."""
+    """This rank's model part. Rank 0 sends token ids that this rank does not know yet."""
 
     def __init__(self, model: VisionLanguageModel, group: StepGroup) -> None:
         self._embed, self._group = model.embed, group

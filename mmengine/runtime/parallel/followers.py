@@ -93,7 +93,7 @@ class Followers:
         return agreed
 
     def _await(self, wanted: MessageKind, timeout_s: float) -> list[bytes]:
-        """Return the body of each rank's next message, which must be of kind `wanted`."""
+        """Return each rank's next message body. The message kind must be `wanted`."""
         deadline, bodies = time.monotonic() + timeout_s, []
         for rank, channel in enumerate(self._channels, 1):
             message = None

@@ -33,7 +33,7 @@ from mmengine.runtime.graphs.decode import DecodeGraphs
 
 
 class Replay(NamedTuple):
-    """The replay of a captured step, which contains exchanges."""
+    """A captured step's replay, which contains exchanges."""
 
     graphs: DecodeGraphs
     bucket: Bucket
@@ -48,7 +48,7 @@ class GroupLost(ExecutorLost):
 
 
 class StepGroup:
-    """One rank's side of the exchanges. Call `join` first, and `prepare` once the model is loaded.
+    """One rank's side in the exchanges. Call `join` first, and `prepare` once the model is loaded.
 
     `graphs`: the captured steps, which all ranks have, or None. `replays`: whether a graph is being replayed.
     """
@@ -85,7 +85,7 @@ class StepGroup:
 
     @contextmanager
     def step(self, plan: StepPlan, report: Callable[[Exception], None] | None = None) -> Iterator[None]:
-        """Return a context for all exchanges of a step. After an error the remaining calls are made with
+        """Return a context for all exchanges in a step. After an error the remaining calls are made with
         zeros.
 
         If `report` is given, it gets the error before these calls, and the error is not raised. Raises

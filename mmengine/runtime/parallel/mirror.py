@@ -1,6 +1,6 @@
 """Rebuilds an engine's state in another process from the engine's log alone.
 
-Each rank of a sharded model folds the same records as rank 0, and derives each step's plan from its own
+Each rank in a sharded model folds the same records as rank 0, and derives each step's plan from its own
 state. So plans need not be sent.
 """
 

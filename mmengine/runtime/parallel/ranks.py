@@ -68,13 +68,13 @@ class Ranks:
         self.group.join(self.followers.store, self.placement.device, self.timeout_s)
 
     def executor(self, model: VisionLanguageModel, *args: Any) -> LeadingExecutor:
-        """Return an executor for this rank's part of the model. `args`: as for TorchExecutor."""
+        """Return an executor for this rank's model part. `args`: as for TorchExecutor."""
         leading = LeadingExecutor(model, *args, group=self.group, followers=self.followers)
         self._executor = leading
         return leading
 
     def start(self, core: EngineCore) -> None:
-        """Send the state of `core`, which must not have run a step, to the other ranks, and capture steps.
+        """Send the state in `core`, which must not have run a step, to the other ranks, and capture steps.
 
         The other ranks allocate their memory first. Raises ConfigError if a rank fails.
         """

@@ -1,7 +1,7 @@
-"""Draws tokens on a GPU. The tokens are those of filters.py and gumbel.py. Not yet run on a GPU.
+"""Draws tokens on a GPU. The tokens equal filters.py and gumbel.py. Not yet run on a GPU.
 
 The filters become a lower bound on a row's logits. A row's token must be the same in any batch, so the
-kernels sum probabilities themselves: torch's cumsum depends on the number of rows, and its softmax on the
+kernels sum probabilities themselves: torch's cumsum depends on the row count, and its softmax on the
 largest top_k in the batch. Nothing here waits for the device.
 """
 

@@ -49,7 +49,7 @@ def keep_min_p(logits: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
 
 
 def keep_typical(logits: torch.Tensor, typical_p: torch.Tensor) -> torch.Tensor:
-    """Keep the smallest set of typical tokens with at least the mass `typical_p`.
+    """Keep the fewest typical tokens with at least the mass `typical_p`.
 
     A token is the more typical, the closer its information (-log p) is to the distribution's entropy (Meister
     et al., Locally Typical Sampling, 2023).

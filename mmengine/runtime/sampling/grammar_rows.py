@@ -50,7 +50,7 @@ def _masks(
 ) -> tuple[Masks | None, dict[int, str]]:
     """Return the masks for the positions `selected`, and for each row that has no allowed token the reason.
 
-    `selected` contains all positions of its rows. On an asynchronous device the masks are computed while the
+    `selected` contains all positions in its rows. On an asynchronous device the masks are computed while the
     device runs.
     """
     if not len(selected):

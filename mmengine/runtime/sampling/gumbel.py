@@ -3,7 +3,7 @@ key.
 
 The token is argmax(logits + noise), which draws from softmax(logits) (the Gumbel-max trick). The noise for
 token v is made from 32 random bits. The generator is Philox4x32-10 (Salmon, Moraes, Dror, Shaw: Parallel
-Random Numbers: As Easy as 1, 2, 3; SC 2011), which gives four words of 32 bits per call:
+Random Numbers: As Easy as 1, 2, 3; SC 2011), which gives four 32-bit words per call:
 
     key      low and high 32 bits of the request's seed
     counter  v // 4, output index, sample index, 0
@@ -30,7 +30,7 @@ _BELOW_ONE = 1 - 2**-24  # the largest fp32 below 1
 def philox4x32(counter: tuple, key: tuple, rounds: int = ROUNDS) -> tuple:
     """Return four words from the generator. All operands and results are int64 tensors with 32-bit values.
 
-    The operands must be broadcastable. A product of two 32-bit values may wrap in int64, but no bit is lost.
+    The operands must be broadcastable. A product may wrap in int64, but no bit is lost.
     Its high word is the product shifted by 32 bits and masked.
     """
     x0, x1, x2, x3 = counter

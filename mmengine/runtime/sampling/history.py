@@ -18,10 +18,10 @@ _NOTHING = -2  # in positions before a row's first token, which matches no token
 
 
 class TokenHistory:
-    """The tokens and the biased sequences of rows with such rules, on the device.
+    """The tokens and biased sequences for rows with such rules, on the device.
 
     Each such row takes 8 bytes per token in the longest row, and 8 * c * (k - 1) + 20 * c bytes, where c is
-    the largest number of sequences in a row and k the longest sequence.
+    the most sequences in a row and k the longest sequence.
     """
 
     def __init__(self, max_rows: int, device: torch.device) -> None:
@@ -70,7 +70,7 @@ class TokenHistory:
         self._tokens[places, index] = token_ids.clamp(min=0)
 
     def apply(self, logits: torch.Tensor, batch: SampleRows, selected: np.ndarray) -> None:
-        """Apply the rules to rows `selected` [r] of float32 logits [n, vocab_size], in place.
+        """Apply the rules to rows `selected` [r] in float32 logits [n, vocab_size], in place.
 
         At a position after drafts, the drafts count as earlier tokens.
         """
@@ -100,7 +100,7 @@ class TokenHistory:
             self._tokens[place, index] = token
 
     def _tail(self, tokens: torch.Tensor, lengths: torch.Tensor, width: int) -> torch.Tensor:
-        """Return the last `width` tokens of each row, right-aligned, [r, width]."""
+        """Return each row's last `width` tokens, right-aligned, [r, width]."""
         index = lengths[:, None] - torch.arange(width, 0, -1, device=self._device)
         return tokens.gather(1, index.clamp(min=0)).masked_fill_(index < 0, _NOTHING)
 
@@ -122,8 +122,8 @@ class TokenHistory:
     def _grow(self, *, places: int = 0, width: int = 0, count: int = 0, longest: int = 0) -> None:
         """Enlarge the tables if necessary.
 
-        `places`: rows. `width`: tokens per row. `count`: sequences per row. `longest`: tokens of a sequence
-        before its last one.
+        `places`: rows. `width`: tokens per row. `count`: sequences per row. `longest`: tokens before a
+        sequence's last one.
         """
         held, room = self._tokens.shape
         places, width = max(places, held), room if width <= room else max(width, 2 * room, 64)

@@ -1,7 +1,7 @@
 """Samples first, and computes a grammar mask only for rows whose sampled token the grammar refuses (on a
 CPU).
 
-If the best of all tokens is allowed, it is also the best of the allowed tokens. This holds with noise,
+If the best token is allowed, it is also the best allowed token. This holds with noise,
 penalties and biases too, because they change each token's logit independently. It does not hold with top-k,
 top-p, min-p and typical-p, which compare a token with the others. For rows with such filters, and on devices
 where reading the sampled tokens means waiting, masks are computed before sampling.
@@ -46,7 +46,7 @@ def apply_lazy_masks(
     runs: Runs | None,
     continuing: Sequence[int],
 ) -> LazyMaskResult:
-    """Advance the grammars of the rows `continuing` (ascending indices into the sampling rows).
+    """Advance the grammars for the rows `continuing` (ascending indices into the sampling rows).
 
     A grammar takes the row's sampled tokens up to and including the first that differs from its draft. If it
     refuses a token, an allowed token is sampled and replaces it in `chosen`.

@@ -22,8 +22,8 @@ class TokenCounts:
     """For rows with penalties: which tokens prompt and output contain, and how often the output contains
     them.
 
-    Each such row takes vocab_size * 5 bytes, on a CPU up to vocab_size * 9. The tables grow with the number
-    of such rows. A row's place is released when another request takes the row.
+    Each such row takes vocab_size * 5 bytes, on a CPU up to vocab_size * 9. The tables grow with the row
+    count. A row's place is released when another request takes the row.
     """
 
     def __init__(self, max_rows: int, vocab_size: int, device: torch.device) -> None:
@@ -66,9 +66,9 @@ class TokenCounts:
     def penalise_on_cpu(
         self, logits: np.ndarray, selected: np.ndarray, rows: np.ndarray, penalties: np.ndarray
     ) -> None:
-        """Penalise float32 logits [n, vocab_size] in place on a CPU, with the results of `penalise`.
+        """Penalise float32 logits [n, vocab_size] in place on a CPU, with the same results as `penalise`.
 
-        `selected` [r]: the rows of the logits that belong to `rows` [r]. Only the logits of tokens that a row
+        `selected` [r]: the rows in `logits` that belong to `rows` [r]. Only logits for tokens that a row
         contains are read and written.
         """
         places = self._places.of[rows]

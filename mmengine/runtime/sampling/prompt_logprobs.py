@@ -49,7 +49,7 @@ class PromptLogprobsGatherer:
         places: np.ndarray | None,
         logits_of: Callable[[torch.Tensor], torch.Tensor],
     ) -> tuple[PromptLogprobs, ...]:
-        """Store the step's logprobs, and return those of prompts that end in this step.
+        """Store the step's logprobs, and return them for prompts that end in this step.
 
         Waits for the device if a row in the step wants prompt logprobs. `hidden`: the step's hidden states,
         where the plan's tokens are at indices `places` (intp [n]; None: they are the first n).

@@ -9,7 +9,7 @@ from mmengine.runtime.device.upload import upload
 
 
 def take(tensor: torch.Tensor, selected: np.ndarray) -> torch.Tensor:
-    """Return the rows `selected` (ascending indices) of `tensor`.
+    """Return the rows `selected` (ascending indices) in `tensor`.
 
     The result is the tensor itself if all rows are selected, else a copy.
     """

@@ -10,7 +10,7 @@ NOTHING = -2  # no draft; differs from every token id and from ERROR_TOKEN
 
 
 class Runs(NamedTuple):
-    """s rows that sample at p positions. A row samples at its last known token and at each of its drafts."""
+    """s rows that sample at p positions. A row samples at its last known token and at each draft."""
 
     places: np.ndarray  # intp [p], index of each position in the step
     first: np.ndarray  # intp [s], index of the row's first position among the p
@@ -26,9 +26,7 @@ class Runs(NamedTuple):
         return ends[np.searchsorted(ends, self.first)] - self.first + 1
 
     def drafts_at(self, selected: np.ndarray) -> tuple[np.ndarray, list[list[int]]]:
-        """Return the first position and the drafts of each row in `selected`, which has all positions
-        of its rows.
-        """
+        """Return each row's first position and drafts. `selected` has all positions in its rows."""
         heads = selected[selected == self.first[self.row_of[selected]]]
         sizes = np.diff(np.append(self.first, len(self.places)))[self.row_of[heads]]
         ends = (heads + sizes - 1).tolist()

@@ -13,7 +13,7 @@ class SampleRows(msgspec.Struct, frozen=True, eq=False):
     """s entries, one for each position that samples. With drafts (`in_runs`) a row may have several entries.
 
     `rows`: row numbers. `columns`: the rows' records (rows.COLUMNS). `output_index`: the index, from 0, that
-    the sampled token has in the row's output. `wanted`: all `options` of the rows, or-ed. `drafted`: the
+    the sampled token has in the row's output. `wanted`: all rows' `options`, or-ed. `drafted`: the
     drafts that precede each position, if rows have penalties. `follows` (int32 [s]): the draft after each
     position, if rows have history rules.
     """
@@ -60,7 +60,7 @@ class SampleRows(msgspec.Struct, frozen=True, eq=False):
 
 
 def _drafted(runs: Runs, rows: np.ndarray, selected: np.ndarray) -> DraftPairs | None:
-    """Return the drafts that precede each of the positions `selected` in their row, or None if there
+    """Return the drafts that precede each position in `selected` in their row, or None if there
     are none.
     """
     depths = selected - runs.first[runs.row_of[selected]]

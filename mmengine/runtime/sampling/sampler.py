@@ -53,7 +53,7 @@ COUNTED = HISTORY | PENALTIES
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """The logprobs for m of the sampling rows, those at `indices` (on the host).
+    """The logprobs for m sampling rows, which are at `indices` (on the host).
 
     `chosen` [m]: each chosen token's logprob. `best`, `best_ids` [m, k]: the k likeliest tokens, best first,
     where k is the largest number that a row asks for.
@@ -96,7 +96,7 @@ class TokenChoice:
 
 
 class ForcedTokens(NamedTuple):
-    """Tokens that are forced instead of sampled, and their indices among the sampling positions."""
+    """Tokens that are forced, not sampled, and their indices among the sampling positions."""
 
     places: Sequence[int] = ()
     token_ids: Sequence[int] = ()
@@ -161,7 +161,7 @@ class Sampler:
         return TokenChoice(token_ids, largest, own_logits)
 
     def choose_again(self, chosen: TokenChoice, batch: SampleRows, masks: Masks) -> None:
-        """Replace the choices of the rows in `masks` in place by tokens that the masks allow.
+        """Replace the choices for the rows in `masks` in place by tokens that the masks allow.
 
         Only on a CPU.
         """
@@ -268,7 +268,7 @@ class Sampler:
     def _choose(self, logits: torch.Tensor, options: np.ndarray, batch: SampleRows) -> torch.Tensor:
         """Return tokens for rows with options in ADJUSTED or RANDOM.
 
-        Adjusted rows of `logits` are overwritten.
+        Adjusted rows in `logits` are overwritten.
         """
         if int(np.bitwise_or.reduce(options)) & ADJUSTED:
             logits = self._adjust(logits, options, batch)
@@ -282,7 +282,7 @@ class Sampler:
         return token_ids
 
     def _adjust(self, logits: torch.Tensor, options: np.ndarray, batch: SampleRows) -> torch.Tensor:
-        """Apply step 2 of the module docstring. Returns the changed logits, which may be `logits` itself."""
+        """Apply step 2 in the module docstring. Returns the changed logits, which may be `logits` itself."""
         selected = np.flatnonzero(options & BIAS)
         if len(selected):
             pairs = [self._rows.bias[row] for row in batch.rows[selected].tolist()]
@@ -344,7 +344,7 @@ def _refuse_broken(token_ids: torch.Tensor, largest: torch.Tensor) -> None:
 def _scatter_index(
     selected: np.ndarray, ids: list[np.ndarray], device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return two index tensors, rows and tokens. `ids`: the token ids of each row in `selected`."""
+    """Return two index tensors, rows and tokens. `ids`: the token ids for each row in `selected`."""
     rows = np.repeat(selected, [len(some) for some in ids])
     both = upload(np.stack((rows, np.concatenate(ids))), device)
     return both[0], both[1]

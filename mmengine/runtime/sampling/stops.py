@@ -18,7 +18,7 @@ STRING_ENDS = {True: STRING, False: CUT}  # keyed by whether the grammar is comp
 
 
 class StopWatcher(Protocol):
-    """Finds stop strings in the texts of rows. Called only for rows whose request has stop strings."""
+    """Finds stop strings in the rows' texts. Called only for rows whose request has stop strings."""
 
     def admit(self, row: int, request: Request, token_ids: np.ndarray) -> None:
         """Assign `row` to `request`, which has stop strings, and forget the row's previous request.
@@ -30,12 +30,12 @@ class StopWatcher(Protocol):
     def feed(self, rows: np.ndarray, token_ids: np.ndarray) -> Sequence[int]:
         """Append one token to each row. `rows` and `token_ids`: int32 [s].
 
-        Returns the ascending indices of rows in which a stop string is now complete. Later calls find nothing
+        Returns ascending indices for rows in which a stop string is now complete. Later calls find nothing
         more in these rows.
         """
 
     def cut(self, row: int) -> Cut | None:
-        """Return where a stop string ended the text of `row`, which has a grammar, or None if none did."""
+        """Return where a stop string ended the text in `row`, which has a grammar, or None if none did."""
 
 
 def may_stop(token_ids: np.ndarray, batch: SampleRows, columns: RowColumns) -> bool:

@@ -1,4 +1,4 @@
-"""Ends the reasoning of rows whose reasoning budget is used up, by forcing the end marker's tokens.
+"""Ends the reasoning in rows whose reasoning budget is used up, by forcing the end marker's tokens.
 
 Which tokens are forced depends only on the row's earlier tokens. So reasoning ends at the same token with and
 without drafts, and after a preemption or a crash.
@@ -18,8 +18,8 @@ from mmengine.runtime.sampling.sampler import ForcedTokens
 class ReasoningState(NamedTuple):
     """How far a text is in its reasoning.
 
-    `opened`: how many tokens of the start marker it has. `said`: its tokens after the start marker. `closed`:
-    how many of its last tokens are the beginning of the end marker. `is_over`: there is no reasoning, or it
+    `opened`: how many start marker tokens it has. `said`: its tokens after the start marker. `closed`:
+    how many last tokens begin the end marker. `is_over`: there is no reasoning, or it
     has ended.
     """
 
@@ -30,7 +30,7 @@ class ReasoningState(NamedTuple):
 
     @classmethod
     def begin(cls, budget: ThinkingBudget) -> "ReasoningState":
-        """Return the state of an empty text."""
+        """Return the state for an empty text."""
         if budget.is_open:
             return cls(len(budget.start))
         return cls(is_over=not budget.start)
@@ -53,7 +53,7 @@ class ReasoningState(NamedTuple):
 
 
 class ThinkingRows:
-    """The reasoning states of rows that have a reasoning budget and may still reason."""
+    """The reasoning states for rows that have a reasoning budget and may still reason."""
 
     def __init__(self) -> None:
         self._rows: dict[int, tuple[ThinkingBudget, ReasoningState]] = {}
@@ -83,7 +83,7 @@ class ThinkingRows:
     def advance(self, rows: np.ndarray, token_ids: np.ndarray, counts: np.ndarray | None) -> None:
         """Append sampled tokens to rows (int32 [s]). `counts` [s]: tokens per row; None: one each.
 
-        `token_ids`: int32, the tokens of the first row, then those of the second, and so on.
+        `token_ids`: int32, the first row's tokens, then the second row's, and so on.
         """
         ends = np.arange(1, len(rows) + 1) if counts is None else np.cumsum(counts)
         for index in self._reasoning(rows):
@@ -91,7 +91,7 @@ class ThinkingRows:
             self._append(int(rows[index]), token_ids[start : int(ends[index])].tolist())
 
     def _reasoning(self, rows: np.ndarray) -> list[int]:
-        """Return the ascending indices of `rows` that may still reason."""
+        """Return ascending indices for `rows` that may still reason."""
         return np.flatnonzero(np.isin(rows, list(self._rows))).tolist() if self._rows else []
 
     def _append(self, row: int, token_ids: Sequence[int]) -> None:

@@ -1,4 +1,4 @@
-"""Finds the most likely tokens of rows. Ties go to the lowest id."""
+"""Finds the most likely tokens in rows. Ties go to the lowest id."""
 
 import numpy as np
 import torch
@@ -17,10 +17,10 @@ def topk_tokens(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def topk_tokens_of(logprobs: torch.Tensor, most: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the `most` largest values of each row and their tokens, both [r, most], best first.
+    """Return each row's `most` largest values and their tokens, both [r, most], best first.
 
-    `logprobs`: float32 [r, vocab_size]. Ties go to the lowest id. (The order of ties in torch's topk depends
-    on `most` and on the number of rows.)
+    `logprobs`: float32 [r, vocab_size]. Ties go to the lowest id. (In torch's topk the ties' order depends on
+    `most` and on the row count.)
     """
     if logprobs.device.type == "cpu":  # on a CPU it is cheap to check that there are no ties
         values, token_ids = logprobs.topk(min(most + 1, logprobs.shape[1]), dim=-1)

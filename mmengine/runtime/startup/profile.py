@@ -119,7 +119,8 @@ def _encode(model: VisionLanguageModel, config: EngineConfig, num_embeds: int, d
 
 
 def grids_of(num_embeds: int, largest: int, spec: ModelSpec) -> list[tuple[int, int, int]]:
-    """Return the patch grids (t, h, w) of as few images as possible that give nearly `num_embeds` embeddings.
+    """Return the patch grids (t, h, w) for as few images as possible that give nearly `num_embeds`
+    embeddings.
 
     Each image has at most `largest` embeddings. Few large images are the case in which an encoder needs most
     memory.

@@ -37,7 +37,7 @@ def resolve(
     """Return `config` with zeros replaced: num_blocks from the memory, max_model_len from the model and the
     pool.
 
-    A block holds the KV of the model and of the draft head. Raises ConfigError for sizes that do not fit.
+    A block holds the model's and the draft head's KV. Raises ConfigError for sizes that do not fit.
     """
     spec, size, dtype = model.spec, config.block_size, placement.dtype
     if config.max_model_len > spec.max_model_len:
@@ -103,7 +103,7 @@ def _check_states(config: EngineConfig) -> None:
 def _with_slots(
     config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, memory: Memory
 ) -> tuple[EngineConfig, Memory]:
-    """Return the config with its number of state slots, and the memory with their pool included."""
+    """Return the config with its state slot count, and the memory with their pool included."""
     if spec.state is None:
         return msgspec.structs.replace(config, num_state_slots=0), memory
     slots = config.num_state_slots or slots_for(spec, config, dtype, int(max(0, memory.left) * STATE_SHARE))
@@ -133,9 +133,9 @@ def _measured(
     placement: Placement,
     meter: Meter,
 ) -> Memory:
-    """Return the memory of a device that has its own, measured when the model's weights are loaded.
+    """Return the memory for a device that has its own, measured when the model's weights are loaded.
 
-    The size of the draft head's weights, which are loaded later, is added; the encoder cache is not included.
+    The draft head's weights, which are loaded later, are added; the encoder cache is not included.
     Not yet run on a GPU.
     """
     device = placement.device
@@ -180,7 +180,7 @@ def _with_cache(
 
 
 def _kv_bytes_of_cpu(left: int, full_request: int) -> int:
-    """Return the default bytes for a CPU's KV pool: enough for a few requests of `full_request` bytes.
+    """Return the default bytes for a CPU's KV pool: enough for a few requests with `full_request` bytes.
 
     At most CPU_MEMORY_SHARE of `left`, the memory that weights and a full encoder cache leave. The rest is
     for steps and other programs.

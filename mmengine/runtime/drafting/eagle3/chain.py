@@ -1,4 +1,4 @@
-"""Drafts a chain of tokens for each row: each greedy token is the input of the head's next pass."""
+"""Drafts a token chain for each row: each greedy token is the input for the head's next pass."""
 
 import numpy as np
 from torch import Tensor
@@ -21,11 +21,11 @@ def draft(
     block_size: int,
     graphs: ChainGraphs | None = None,
 ) -> np.ndarray:
-    """Return the drafts of n rows as target token ids, int64 [n, max(most)], padded with NO_DRAFT.
+    """Return the drafts for n rows as target token ids, int64 [n, max(most)], padded with NO_DRAFT.
 
-    `z`, `carry`: [n, h], results of `DraftHead.forward` for each row's last token. `first_layer`: the index
-    of the head's first layer in `attention`'s pool. `attention` is used for other steps, so the caller must
-    call its `begin` again. `graphs`: captured passes of the same head and pool.
+    `z`, `carry`: [n, h], results from `DraftHead.forward` for each row's last token. `first_layer`: the
+    head's first layer in `attention`'s pool. `attention` is used for other steps, so the caller must call its
+    `begin` again. `graphs`: captured passes for the same head and pool.
     """
 
     def chain(z: Tensor, carry: Tensor, rows: ChainRows) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The rows of a draft chain, and the cache slots that their drafts are written to."""
+"""The rows in a draft chain, and the cache slots that their drafts are written to."""
 
 import msgspec
 import numpy as np
@@ -35,8 +35,8 @@ class ChainRows(msgspec.Struct, frozen=True, eq=False):
             )
 
     def meta(self, ahead: int, active: int, block_size: int) -> AttentionMeta:
-        """Return the metadata of the pass that computes draft number `ahead` (from 0) of the first
-        `active` rows.
+        """Return the metadata for the pass that computes draft number `ahead` (from 0) in the first `active`
+        rows.
         """
         at = self.kv_lens[:active] + np.int32(ahead)
         blocks = self.table[np.arange(active), at // block_size].astype(np.int64)

@@ -1,7 +1,7 @@
 """Holds tokens that a draft head has yet to read, while no row may have drafts.
 
 A step is stored unchanged, which costs almost no time. Only before the next drafts are made does this module
-find out which row owns each token, and remove rejected drafts. The tokens of finished requests have no owner,
+find out which row owns each token, and remove rejected drafts. Finished requests' tokens have no owner,
 but a request that begins with the same blocks can borrow them.
 """
 
@@ -41,7 +41,7 @@ class Tokens(msgspec.Struct, frozen=True, eq=False):
 
 
 class Deferred:
-    """The waiting tokens of all rows of the engine. `num_tokens`: how many are stored."""
+    """All waiting tokens in the engine. `num_tokens`: how many are stored."""
 
     def __init__(self, num_rows: int) -> None:
         self.num_tokens = 0
@@ -53,7 +53,7 @@ class Deferred:
         self._since = np.full(num_rows, MERGED)
 
     def add(self, states: TargetStates, late: np.ndarray | None = None) -> None:
-        """Add a step's tokens: those of all rows, or only of the rows with `late` True (bool [n])."""
+        """Add a step's tokens: in all rows, or only in rows with `late` True (bool [n])."""
         self._steps.append((states, late))
         self.num_tokens += len(states.plan.input_ids)
 
@@ -65,7 +65,7 @@ class Deferred:
         return self._has_any[rows]
 
     def forget(self, rows: np.ndarray) -> None:
-        """Discard the waiting tokens of `rows` [n]."""
+        """Discard the waiting tokens in `rows` [n]."""
         if self.is_late(rows).any():
             self._since[rows] = len(self._steps)
             self._has_any[rows] = False
@@ -104,7 +104,7 @@ class Deferred:
         return rows
 
     def take(self, rows: np.ndarray, table: np.ndarray, texts: Texts) -> HeadBatch | None:
-        """Remove and return at most AT_ONCE waiting tokens of `rows`, row by row; None if there are none.
+        """Remove and return at most AT_ONCE waiting tokens in `rows`, row by row; None if there are none.
 
         `rows`: intp [n]. `table`: their block tables, int32 [n, b].
         """
@@ -151,7 +151,7 @@ class Deferred:
         return self._left
 
     def _waiting(self) -> Tokens:
-        """Return the waiting tokens of the steps that are not merged yet."""
+        """Return the waiting tokens from steps that are not merged yet."""
         plans = [states.plan for states, _ in self._steps]
         rows = np.concatenate([plan.rows for plan in plans]).astype(np.intp)
         counts = np.concatenate([plan.num_scheduled for plan in plans])

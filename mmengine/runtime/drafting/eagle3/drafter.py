@@ -1,8 +1,8 @@
 """Drafts tokens for running rows with an EAGLE-3 head.
 
-The head has a KV pool of its own, with the target's block tables. The slot of token x[p] holds the head's KV
+The head has its own KV pool, with the target's block tables. Token x[p]'s slot holds the head's KV
 for the target's hidden states at p and the next token x[p + 1]. After each step all rows catch up: the head
-reads the target's states of accepted tokens, and overwrites the KV of its own drafts. Then it drafts for the
+reads the target's states for accepted tokens, and overwrites its own drafts' KV. Then it drafts for the
 rows that may have drafts, from its own output, in slots that the next step frees or overwrites.
 
 If no row may have drafts, the head reads nothing, and the states wait (deferred.py). If too many states wait,
@@ -49,7 +49,7 @@ class GivenDrafts(NamedTuple):
     counts: np.ndarray
 
     def first(self, rows: np.ndarray, count: int) -> np.ndarray:
-        """Return the first `count` tokens of `rows` (indices, [n]), int64 [n, count], padded with
+        """Return the first `count` tokens for `rows` (indices, [n]), int64 [n, count], padded with
         NO_DRAFT.
         """
         there = np.arange(count) < self.counts[rows, None]
@@ -96,7 +96,7 @@ class Eagle3Drafter:
         self._kv.close()
 
     def prepare(self, plan: StepPlan) -> AuxHiddenStates | None:
-        """Prepare for the forward pass of `plan`: apply its block copies to the head's pool.
+        """Prepare for the plan's forward pass: apply its block copies to the head's pool.
 
         Returns tensors into which the target writes its auxiliary states, or None if the head will never read
         this step's states.
@@ -124,21 +124,21 @@ class Eagle3Drafter:
         return self.aux_hidden_states(len(plan.input_ids))
 
     def aux_hidden_states(self, num_tokens: int) -> AuxHiddenStates:
-        """Return tensors for the auxiliary states of `num_tokens` tokens."""
+        """Return tensors for `num_tokens` tokens' auxiliary states."""
         config = self._head.config
         width = len(config.aux_layers) * config.target_hidden_size
         rows = torch.empty(num_tokens, width, dtype=self._head.dtype, device=self._head.device)
         return AuxHiddenStates(config.aux_layers, rows)
 
     def _enter(self, plan: StepPlan) -> None:
-        """Copy blocks, and forget the earlier requests of admitted rows."""
+        """Copy blocks, and forget admitted rows' earlier requests."""
         self._kv.copy(plan)
         if plan.admitted:
             self.deferred.forget(np.array([admission.row for admission in plan.admitted]))
         self.keys.prepare(plan)
 
     def _room(self, plan: StepPlan) -> np.ndarray | None:
-        """Return this drafter's entry of `StepPlan.draft_room`: how many drafts each row may have."""
+        """Return this drafter's entry in `StepPlan.draft_room`: how many drafts each row may have."""
         room = plan.draft_room
         return room[min(self._number, len(room) - 1)] if room is not None and len(room) else room
 
@@ -154,7 +154,7 @@ class Eagle3Drafter:
         self.deferred.add(states)
 
     def catch_up(self, states: TargetStates | None, texts: Texts) -> None:
-        """Read a step's states whose next tokens are known, and the waiting states of rows that may have
+        """Read a step's states whose next tokens are known, and the waiting states for rows that may have
         drafts.
 
         Reading a state writes its KV. `states` None: the head has no keys for the step's rows.
@@ -185,7 +185,7 @@ class Eagle3Drafter:
     def _read_late(
         self, states: TargetStates, rows: np.ndarray, late: np.ndarray, lacks: np.ndarray, texts: Texts
     ) -> None:
-        """Add the step's states of rows[late] to the waiting ones, then read those of rows that may have
+        """Add the step's states for rows[late] to the waiting ones, then read states for rows that may have
         drafts.
 
         Rows that lack blocks (`lacks`) first borrow other rows' states in these blocks. If too many states
@@ -285,5 +285,5 @@ class Eagle3Drafter:
 
 
 def _slots_of(plan: StepPlan, selected: np.ndarray) -> np.ndarray:
-    """Return the slots of the tokens of the rows with `selected` True (bool [n])."""
+    """Return the slots in the rows with `selected` True (bool [n])."""
     return plan.slot_mapping[np.repeat(selected, plan.num_scheduled)]

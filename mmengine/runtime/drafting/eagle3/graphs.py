@@ -1,7 +1,7 @@
-"""Captures a draft head's passes, once per number of rows, and replays them.
+"""Captures a draft head's passes, once per row count, and replays them.
 
 A pass is mostly a single layer, whose launches take longer than its computation. Passes are captured one by
-one, not as whole chains, because rows have different numbers of drafts and attention is planned on the host
+one, not as whole chains, because rows have different draft counts and attention is planned on the host
 for each length. So a pass may have fewer rows than the pass before, and the next pass is planned while the
 device computes.
 """
@@ -23,9 +23,9 @@ from mmengine.runtime.graphs.capture import CAPTURE_FAILED, REPLAYED, Replays, c
 
 
 class ChainGraphs:
-    """A head's captured passes. Capturing writes to the dummy block of the head's pool.
+    """A head's captured passes. Capturing writes to the dummy block in the head's pool.
 
-    `most`: the largest number of drafts per row, including given ones. `num_chains`: how many chains were
+    `most`: most drafts per row, including given ones. `num_chains`: how many chains were
     replayed, and how many were not, keyed by reason.
     """
 
@@ -88,8 +88,8 @@ class ChainGraphs:
         return Frame(Bucket(size_for(count, self._sizes), 1), slice(0, count))
 
     def _packed(self, rows: ChainRows, longest: int) -> np.ndarray:
-        """Return values for the start of `_inputs`: draft index 0, positions, and `longest` rows of
-        given drafts.
+        """Return the first values for `_inputs`: draft index 0, positions, and `longest` rows with given
+        drafts.
         """
         count, first = len(rows.positions), 1 + self._max_rows
         packed = np.zeros(first + longest * self._max_rows, np.int64)

@@ -1,8 +1,8 @@
-"""The network of an EAGLE-3 draft head (arXiv 2503.01840), over a ragged batch of t tokens from any rows.
+"""An EAGLE-3 draft head's network (arXiv 2503.01840), over a ragged batch with t tokens from any rows.
 
 At position p the input is the target's auxiliary states for token x[p], or the head's own last output, and
-the embedding of the next token x[p + 1]. The output predicts x[p + 2]. KV is stored in the slot of x[p]. The
-flags of EAGLE 3.1 are read from the config of heads that set them.
+the next token's embedding, x[p + 1]. The output predicts x[p + 2]. KV is stored in x[p]'s slot. EAGLE 3.1's
+flags are read from the config if a head sets them.
 """
 
 from collections.abc import Callable
@@ -67,7 +67,7 @@ def kv_spec(config: HeadConfig, max_model_len: int = 0) -> ModelSpec:
 
 
 class DraftHead:
-    """The network, which has no state between calls. `device` and `dtype` are those of its weights."""
+    """The network, which has no state between calls. `device` and `dtype`: for weights and hidden states."""
 
     def __init__(self, config: HeadConfig, weights: HeadWeights, placement: Placement) -> None:
         self.config, self.placement = config, placement
@@ -89,7 +89,7 @@ class DraftHead:
         return self._weights.fc(aux_hidden_states)
 
     def embed(self, input_ids: Tensor) -> Tensor:
-        """Return the embeddings [t, embed_size] of target token ids, int64 [t].
+        """Return the embeddings [t, embed_size] for target token ids, int64 [t].
 
         They come from the head's own embedding, or from the target's if the head has none.
         """
@@ -105,9 +105,9 @@ class DraftHead:
     ) -> tuple[Tensor, Tensor]:
         """Run a pass. Returns z [t, h] for `logits`, and carry [t, h] for the next pass.
 
-        `hidden` [t, h]: results of `fuse`, or the previous pass's `carry`. `next_embeds` [t, embed_size]: the
-        embeddings of the next tokens. `positions`: int64 [3, t], the positions of the hidden states.
-        `first_layer`: the index of the head's first layer in `attention`.
+        `hidden` [t, h]: results from `fuse`, or the previous pass's `carry`. `next_embeds` [t, embed_size]:
+        the next tokens' embeddings. `positions`: int64 [3, t], the hidden states' positions. `first_layer`:
+        the head's first layer in `attention`.
         """
         c, eps = self.config, self.config.rms_norm_eps
         cos, sin = self._rotary.rows(positions, hidden.dtype)
@@ -151,7 +151,7 @@ class DraftHead:
         first_layer: int,
         block_size: int,
     ) -> Tensor:
-        """Return the drafts of n rows, int64 [max(most), n]: the given drafts, then greedy ones.
+        """Return the drafts for n rows, int64 [max(most), n]: the given drafts, then greedy ones.
 
         Rows are sorted by descending `most`; entries beyond a row's `most` are undefined. `z`, `carry`: [n,
         h], outputs for each row's last token.
@@ -174,7 +174,7 @@ class DraftHead:
         return self._weights.scores(z)
 
     def tokens(self, logits: Tensor) -> Tensor:
-        """Return the target token id of each row's largest logit, int64 [s]."""
+        """Return each row's likeliest token as a target token id, int64 [s]."""
         best = logits.argmax(-1)
         ids = self._weights.target_ids
         return best if ids is None else ids[best]

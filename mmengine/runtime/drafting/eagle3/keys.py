@@ -1,7 +1,7 @@
 """Tracks for which rows and blocks a draft head has all keys and values.
 
 Steps that the head never reads leave gaps in its KV. Drafts after a gap would be poor, so a row with a gap
-gets no drafts. The first blocks of a request may come from a prefix cache hit or from the host. If the head
+gets no drafts. A request's first blocks may come from a prefix cache hit or from the host. If the head
 has not read them for another row yet, the new row waits for these blocks.
 """
 
@@ -54,7 +54,7 @@ class Keys:
             self._skipped = []
 
     def prepare(self, plan: StepPlan) -> None:
-        """Follow the block copies and admitted rows of `plan`, before its forward pass."""
+        """Follow the plan's block copies and admitted rows, before its forward pass."""
         self.settle()
         for sources, targets, pairs in (
             (self._known, self._known_on_host, plan.swap_out),
@@ -75,7 +75,7 @@ class Keys:
     def lacks(self, rows: np.ndarray, slots: np.ndarray) -> np.ndarray:
         """Return which of `rows` [n] wait for blocks, bool [n].
 
-        The blocks of `slots` are about to be read.
+        The blocks with `slots` are about to be read.
         """
         self.settle()
         found = np.zeros(len(rows), bool)
@@ -91,7 +91,7 @@ class Keys:
         return found
 
     def mark_written(self, read: HeadBatch) -> None:
-        """Note that the head now has the keys of these tokens."""
+        """Note that the head now has these tokens' keys."""
         self.settle()
         blocks = read.slots // self._size
         if read.is_all is not None:  # the block with a row's remaining tokens is not complete yet

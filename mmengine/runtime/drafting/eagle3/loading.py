@@ -1,4 +1,4 @@
-"""Loads a draft head's weights onto the device of its target model."""
+"""Loads a draft head's weights onto its target model's device."""
 
 from collections.abc import Callable
 
@@ -26,7 +26,7 @@ _COMPARED_ROWS = 4096  # rows of two embeddings to compare at a time
 def load_head(folder: HeadFolder, model: VisionLanguageModel, placement: Placement) -> DraftHead:
     """Load the head in a checked folder. `model`: the target, which the head drafts for.
 
-    Weights are converted to the dtype of `placement`.
+    Weights are converted to `placement`'s dtype.
 
     Raises ModelError if the head cannot be read or does not fit into memory.
     """

@@ -13,7 +13,7 @@ from mmengine.spec_decode.texts import Texts
 
 
 class TargetStates(msgspec.Struct, frozen=True, eq=False):
-    """The hidden states that the target gives in a step of t tokens."""
+    """The hidden states that the target gives in a step with t tokens."""
 
     plan: StepPlan
     positions: torch.Tensor  # int64 [3, t]
@@ -21,9 +21,9 @@ class TargetStates(msgspec.Struct, frozen=True, eq=False):
 
 
 class HeadBatch(msgspec.Struct, frozen=True, eq=False):
-    """The t tokens of n rows that the head reads in one pass.
+    """The t tokens, in n rows, that the head reads in one pass.
 
-    The tokens of a row are adjacent and have consecutive positions. Each token's next token is known.
+    A row's tokens are adjacent and have consecutive positions. Each token's next token is known.
     """
 
     rows: np.ndarray  # intp [n]
@@ -37,7 +37,7 @@ class HeadBatch(msgspec.Struct, frozen=True, eq=False):
 
 
 def accepted_tokens(states: TargetStates, rows: np.ndarray, selected: np.ndarray, texts: Texts) -> HeadBatch:
-    """Return the step's tokens of `rows[selected]` that the head can read. `rows`: intp [n], `selected`: bool
+    """Return the step's tokens in `rows[selected]` that the head can read. `rows`: intp [n], `selected`: bool
     [n].
 
     Left out are rejected drafts, and a last token whose next token is not known.
