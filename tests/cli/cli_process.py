@@ -1,4 +1,4 @@
-"""Run the command in this process, or in a separate process when the test depends on process boundaries."""
+"""Runs the command in this process, or in a separate process if a test depends on process boundaries."""
 
 import json
 import logging
@@ -19,8 +19,8 @@ HEAVY = ("torch", "transformers", "PIL", "av", "tokenizers", "llguidance", "xgra
 
 def call_cli(*arguments, env=None, cwd=None) -> subprocess.CompletedProcess:
     """Run the command in this process and return its exit code and its output, including output from native
-    code. `env` is the command's complete environment. Afterwards the arguments, environment, folder, thread
-    count and logging settings are restored.
+    code. `env`: the command's complete environment. Afterwards this process's arguments, environment, folder,
+    thread count and logging settings are restored.
     """
     torch, structlog = (sys.modules.get(name) for name in ("torch", "structlog"))
     # Removes pytest's handlers, which a process does not have.
@@ -116,8 +116,8 @@ for words in json.loads(sys.argv[1]):
 
 
 def run_clis(commands, cwd) -> list[subprocess.CompletedProcess]:
-    """Run commands in sequence in a single separate process in this folder; `loaded` reports the heavy
-    modules imported after each command.
+    """Run commands one after another in one separate process, whose folder is `cwd`. For each result,
+    `loaded` returns the heavy modules that were imported so far.
     """
     path = os.pathsep.join([str(ROOT), str(ROOT / "plugins")])
     done = subprocess.run(

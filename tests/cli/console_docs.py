@@ -1,4 +1,4 @@
-"""Run the commands in documents that show a console, and compare their output with the document.
+"""Runs the commands in a document's console blocks, and compares their output with the document.
 
     python -m tests.cli.console_docs docs/reference/log.md    writes the commands' output into the document
 
@@ -35,8 +35,9 @@ def commands(text: str) -> list[tuple[str, list[str]]]:
 
 
 def run(command: str, folder: Path) -> list[str]:
-    """Return the lines that a command prints; `mmengine` runs in this process if the command needs no
-    shell."""
+    """Return the lines that a command prints. `mmengine` runs in this process unless the command needs a
+    shell.
+    """
     if not (folder / "examples").exists():
         (folder / "examples").symlink_to(ROOT / "examples")
     if (words := shlex.split(command))[0] == "mmengine" and not set(command) & set("|<>;&$*~"):
@@ -63,7 +64,9 @@ def agrees(shown: list[str], printed: list[str]) -> bool:
 
 
 def rewrite(path: Path) -> None:
-    """Write a command's output into the document where the two differ; elided lines agree with any lines."""
+    """Replace each output in the document that differs from the command's output. A line "…" agrees with any
+    lines.
+    """
     text = path.read_text()
     with tempfile.TemporaryDirectory() as folder:
         for command, shown in commands(text):

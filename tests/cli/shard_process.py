@@ -1,4 +1,6 @@
-"""Run a process for a sharded batch over an engine without a model. Arguments: FOLDER SHARD COUNT PAUSE."""
+"""Runs one process for a sharded batch, with an engine without a model. Arguments: FOLDER SHARD COUNT PAUSE,
+where PAUSE is the seconds that each step sleeps.
+"""
 
 import sys
 from functools import partial

@@ -1,4 +1,4 @@
-"""Test batch runs from request file to answer file, with an engine without a model."""
+"""Tests batches from the request file to the answer file, with an engine without a model."""
 
 import json
 import signal
@@ -171,8 +171,8 @@ def test_ctrl_c_once_finishes_running_requests_and_twice_stops(tmp_path, times):
 
 
 def test_a_line_torn_by_a_full_disk_is_removed(tmp_path):
-    """After a write torn by a full disk, the file ends at the previous line and the same line can be written
-    again.
+    """If a full disk interrupts a write, the partial line is removed, and the same line can be
+    written again.
     """
     requests, out = tmp_path / "requests.jsonl", tmp_path / "answers.jsonl"
     requests.write_text("\n".join(line(name, "hello") for name in "ab"))

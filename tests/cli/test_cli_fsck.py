@@ -1,4 +1,4 @@
-"""Test `mmengine log fsck`: a line for each finding, an exit code for each kind, and no traceback."""
+"""Tests `mmengine log fsck`: its output, its exit codes, and the repair."""
 
 import json
 

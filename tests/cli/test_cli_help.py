@@ -1,5 +1,5 @@
-"""Test the commands that start at once: help and log commands import no torch, and usage errors say how to
-call the command.
+"""Tests that help and usage errors import no heavy modules, and that usage errors are one line that says what
+to do.
 """
 
 import os

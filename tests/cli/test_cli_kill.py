@@ -1,5 +1,5 @@
-"""Test a batch with the embedded checkpoint that is killed with kill -9 at random instants and restarted with
-the same command. Each request is once in the answers, with the tokens of an undisturbed run.
+"""Tests that a batch with the embedded checkpoint survives kill -9 at random times. After a restart with the
+same command, each request has one answer, with the same tokens as in an undisturbed run.
 """
 
 import json
@@ -20,7 +20,7 @@ from mmengine.replay.verify import verify
 from tests.cli.cli_process import call_cli
 
 COMMAND = (sys.executable, "-m", "mmengine.cli.main", "run", "--batch", "requests.jsonl")
-# Few rows and small steps make the run long enough to be killed.
+# Few rows and small steps make the run long enough for several kills.
 SETTINGS = ("--set", "max_num_seqs=3", "--set", "token_budget=64", "--set", "snapshot_bytes=4000")
 DRAFTED = ("--set", "spec=eagle3", "--set", "draft_policy=goodput")
 START_S = 60
@@ -62,13 +62,14 @@ def run(folder, *arguments):
 
 
 def answers(path):
-    """Return answers by custom_id (by error if the id is null), without the fields that a crash may
-    change."""
+    """Return a dict from custom_id (or the error, if the id is null) to the answer, without the fields that a
+    crash may change.
+    """
     found = {}
     for line in path.read_text().splitlines():
         answer = json.loads(line)
         name = answer["custom_id"] or answer["error"]
-        assert name not in found, "each request once"
+        assert name not in found, "a request has two answers"
         for figure in ("cached_tokens", "completion_tokens_details"):
             answer.get("usage", {}).pop(figure, None)
         for choice in answer.get("choices", [answer]):
@@ -94,9 +95,7 @@ def log_size(log):
 
 
 def kill_at_random(command, folder, log, rng):
-    """Start the command, wait until the log grows, kill the process after a random delay, and return the
-    process's exit code.
-    """
+    """Start the command, kill its process a random time after the log has grown, and return the exit code."""
     before, deadline = log_size(log), time.monotonic() + START_S
     process = subprocess.Popen(command, cwd=folder, stderr=subprocess.DEVNULL)
     while process.poll() is None and log_size(log) == before and time.monotonic() < deadline:
@@ -125,18 +124,20 @@ def check_killed(undisturbed, seed, kills, how=()):
     events = [record.event for record in LogReader(log)]
     ended = [event.request_id for event in events if isinstance(event, ev.Finished)]
     queued = [event.request_id for event in events if isinstance(event, ev.Queued)]
-    assert len(ended) == len(set(ended)) and set(ended) == set(queued), "each finished exactly once"
+    assert len(ended) == len(set(ended)) and set(ended) == set(queued), (
+        "each request must finish exactly once"
+    )
     delivered = {event.request_id for event in events if isinstance(event, ev.Delivered)}
     assert delivered <= set(ended)
-    assert not list((log / "media").iterdir()), "images go with their requests"
+    assert not list((log / "media").iterdir()), "images must be deleted with their requests"
 
 
 @pytest.mark.parametrize(
     "seed, kills, how", [pytest.param(1, 4, (), marks=pytest.mark.soak), (2, 3, DRAFTED)]
 )
 def test_a_batch_survives_kills(undisturbed, seed, kills, how):
-    """Check random kills, also with a draft head and automatic draft length: the answers equal a run without
-    the head.
+    """Kills at random times do not change the answers. With a draft head and automatic draft lengths
+    (DRAFTED), the answers also equal those of the undisturbed run, which has no draft head.
     """
     check_killed(undisturbed, seed, kills, how)
 

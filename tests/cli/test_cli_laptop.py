@@ -1,7 +1,8 @@
-"""Test that the log commands run on a laptop with only the base dependencies.
+"""Tests that the log commands run on a laptop with only the base dependencies, and print the same text as in
+the full environment.
 
-Each command also runs in the full environment, and both must print the same text. The code in `SYSTEM` makes
-Python resemble Windows: it removes modules and functions that Windows lacks, and replaces the file locks.
+The code in `SYSTEM` makes Python resemble Windows: it removes modules and functions that Windows lacks, and
+replaces the file locks.
 """
 
 import json
@@ -59,8 +60,8 @@ for arguments in commands:
 heavy = ("torch", "transformers", "tokenizers", "av", "PIL")
 print(json.dumps([name for name in heavy if name in sys.modules]))
 """
-# This lock replaces flock and works as on Windows: only one holder can lock a file, and closing the file
-# releases the lock.
+# `locking` replaces flock and works as on Windows: only one descriptor can lock a file, and closing the
+# descriptor releases the lock.
 SYSTEM = """
 import fcntl, os, types
 import getpass, random, shutil, subprocess, tempfile, uuid  # they look at what this system has
@@ -104,7 +105,7 @@ assert lock.is_locked(folder / "free")
 writer.close()
 assert not lock.is_locked(folder / "free")
 
-busy = iter([True, True, False])  # somebody who only asks holds it, for a moment
+busy = iter([True, True, False])  # another process checks the lock, which it holds for a moment
 def asked(fd, *rest, real=msvcrt.locking):
     if next(busy):
         raise OSError(36, "Resource deadlock avoided")
@@ -123,7 +124,7 @@ except LogError as error:
 
 
 def requirements(names):
-    """Return, by name, the named distributions and all distributions that they depend on."""
+    """Return a dict from names to distributions, with the named distributions and all that they depend on."""
     found = {}
     for name in names:
         for text in metadata.requires(name) or []:
@@ -136,7 +137,7 @@ def requirements(names):
 
 @pytest.fixture(scope="module")
 def laptop(tmp_path_factory):
-    """Return a folder with only mmengine, its plugins and the base dependencies, to put on sys.path."""
+    """A folder for sys.path that contains only mmengine, its plugins and the base dependencies."""
     folder = tmp_path_factory.mktemp("laptop")
     base = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     for distribution in requirements(Requirement(text).name for text in base).values():
@@ -164,7 +165,7 @@ def run_there(laptop, code, *arguments, timeout=120):
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory):
-    """Run the commands in the full environment; return their log folder and their outputs."""
+    """The folder and the results of the commands in the full environment."""
     folder = tmp_path_factory.mktemp("here")
     said = [call_cli(*words, env={"COLUMNS": "110"}) for words in words_of(COMMANDS, folder)]
     return folder, said

@@ -1,4 +1,4 @@
-"""Test progress reports during loading: lines, or a progress bar in a terminal."""
+"""Tests the progress reports while a model is loaded or a prompt computed: lines, or a bar in a terminal."""
 
 import io
 from types import SimpleNamespace
@@ -46,7 +46,7 @@ def test_the_last_line_names_the_choices_for_the_machine(tmp_path, capsys):
     )
     with loading.loading("a model") as progress:
         progress(4_255_140_000, 4_255_140_000)
-        progress(20_000_000, 20_000_000)  # Reports a draft head.
+        progress(20_000_000, 20_000_000)  # The weights of a draft head.
         progress.loaded(built)
     last = capsys.readouterr().err.splitlines()[1]
     assert last.endswith(
@@ -114,9 +114,9 @@ def test_an_engine_reports_weight_loading():
     told = []
     with weights_reported_to(lambda *some: told.append(some)), Engine():
         pass
-    whole = max(whole for _, whole in told)  # The model's size; its draft head is loaded after the model.
+    whole = max(whole for _, whole in told)  # The model's size; the smaller draft head is loaded later.
     read = [num_bytes for num_bytes, of in told if of == whole]
     assert len(read) > 10 and read == sorted(read) and 0.9 < read[-1] / whole <= 1
     count = len(told)
-    report_weights(1, 2)  # No listener is registered any more.
+    report_weights(1, 2)  # No listener is registered now.
     assert len(told) == count

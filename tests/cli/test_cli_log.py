@@ -1,4 +1,4 @@
-"""Test `mmengine log` on logs from an engine without a model."""
+"""Tests `mmengine log` with logs from an engine without a model."""
 
 import json
 import os
@@ -143,7 +143,7 @@ def test_three_commands_agree_on_a_missing_end(log, tmp_path, monkeypatch, capsy
         text = printed.out + printed.err
         assert code == expected and (said in text or verb == "verify" and "torn tail" in text), (verb, text)
     holder = lock(tmp_path / "cut")
-    try:  # A writer is running and may still write the missing bytes.
+    try:  # With a lock, a running writer may still write the missing bytes.
         for verb in ("verify", "show", "fsck") if cut is not only_an_empty_one else ("fsck",):
             code, printed = call(monkeypatch, capsys, "log", verb, tmp_path / "cut")
             assert code == 0 and ("missing" not in printed.out or verb == "show")

@@ -1,5 +1,6 @@
-"""Test the command on machines that cannot compile the kernels: a single line says so, and the answer is the
-same."""
+"""Tests the command on a machine that cannot compile the CPU kernels: it prints one line that says so, and
+the same answer.
+"""
 
 import os
 
@@ -13,9 +14,7 @@ QUESTION = ("run", "What is 3 plus 4?")
 
 @pytest.fixture
 def call_anew():
-    """Return a function that calls the command in a process without loaded kernels, with a changed
-    environment.
-    """
+    """A function that unloads the kernels and calls the command with a changed environment."""
 
     def call(*words, **change):
         library.forget()

@@ -1,5 +1,4 @@
-"""Test which batches the command refuses to resume and the messages for them, with an engine without a
-model."""
+"""Tests which batches the command refuses to resume, and its messages, with an engine without a model."""
 
 import json
 import os
@@ -28,7 +27,7 @@ def write(path, names, text="hello"):
 
 
 def run_and_die(folder, steps, **settings):
-    """Run the batch in a separate process that exits after `steps` steps."""
+    """Run the batch in a separate process, which exits after `steps` steps."""
     assert exit_code_of(partial(run, folder, steps=steps, **settings)) == 9
 
 
@@ -54,7 +53,7 @@ def answers(folder):
 
 @pytest.fixture
 def begun(tmp_path):
-    """Return a folder with a batch of five requests that ended early."""
+    """A folder with a batch of five requests whose process ended early."""
     write(tmp_path / "requests", "abcde")
     run_and_die(tmp_path, 9, max_num_seqs=2)
     assert 0 < len(answers(tmp_path)) < 5
@@ -154,8 +153,7 @@ def test_rules_of_another_build_are_refused(begun, tmp_path):
 
 
 def test_a_log_without_records_is_started(tmp_path):
-    """Resume a log whose process was killed after creating the folder and before completing the first
-    record."""
+    """The log's process was killed before its first record was complete."""
     write(tmp_path / "requests", "ab")
     run_and_die(tmp_path, 0)
     (tmp_path / "log" / f"{0:020d}.mmlog").write_bytes(b"MM")

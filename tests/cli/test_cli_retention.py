@@ -1,4 +1,4 @@
-"""Test how many log bytes the commands keep."""
+"""Tests the options that limit how much of the log is kept."""
 
 import pytest
 
@@ -24,7 +24,7 @@ def test_options_are_settings(tmp_path):
     assert (config.log_retain_bytes, config.log_retain_s) == (16 * 2**30, 0)
     chosen = Model(setting=["log_retain_bytes=5"])
     config = chosen.config(keeps_media=True, kept_of_log=[], unless_set=DEFAULT)
-    assert config.log_retain_bytes == 5, "--set says it too"
+    assert config.log_retain_bytes == 5, "--set overrides the default"
     assert Model().config(keeps_media=True, kept_of_log=kept_of_log(tmp_path, 0, None)).log_retain_bytes == 0
 
 
@@ -41,7 +41,7 @@ def test_retention_needs_a_log(words):
 
 
 def test_a_low_retention_gives_small_segments(tmp_path):
-    """The writer deletes segments during the run, and no segment that a request still needs."""
+    """The writer deletes segments during the run, so that the log stays near its limit and still verifies."""
     values = {"max_num_seqs": 4, "max_model_len": 8192, "num_blocks": 2100, "encoder_cache_size": 64}
     config = EngineConfig(**values, token_budget=8192, log_retain_bytes=4 * 2**20)
     opened = open_log(tmp_path / "log", None, config, pack_full=False)

@@ -1,4 +1,4 @@
-"""Test the command with the embedded checkpoint, from an image file to an answer."""
+"""Tests `mmengine run`, `demo` and `env` with the embedded checkpoint."""
 
 import io
 import json

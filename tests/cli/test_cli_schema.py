@@ -1,6 +1,4 @@
-"""Test `mmengine schema check` with a file, a folder and standard input: it prints a table or JSON, loads no
-model and shows no traceback.
-"""
+"""Tests `mmengine schema check` with a file, a folder and standard input, and its options."""
 
 import io
 import json

@@ -1,4 +1,6 @@
-"""Test sharded batches: the other processes resume a killed process's shard, including partial answers."""
+"""Tests sharded batches: other processes resume a killed process's shard with its partial answers, and
+answers to other request files are refused.
+"""
 
 import json
 import subprocess
@@ -58,9 +60,9 @@ def test_a_killed_process_loses_no_computed_answers(tmp_path, victim):
     assert answers_in(killed) == answers_in(whole)
     assert [path.name for path in log.parent.iterdir() if path.is_dir()].__len__() == COUNT
     kinds = [type(record.event).__name__ for record in LogReader(log)]
-    assert "Recovered" in kinds, "it was begun anew"
+    assert "Recovered" in kinds, "the shard was not resumed from its log"
     before = (killed / "answers.jsonl").stat()
-    assert run(killed, Shard(2, COUNT)) == 0, "there is nothing left to do"
+    assert run(killed, Shard(2, COUNT)) == 0, "a process that finds all shards answered returns 0"
     after = (killed / "answers.jsonl").stat()
     assert (before.st_ino, before.st_size) == (after.st_ino, after.st_size)
     assert num_answer_bytes(killed / "answers.jsonl", COUNT) == after.st_size
@@ -68,7 +70,7 @@ def test_a_killed_process_loses_no_computed_answers(tmp_path, victim):
 
 
 def test_an_error_in_any_shard_is_in_the_exit_code(tmp_path, monkeypatch):
-    # Runs as the supervised process, which computes the answers.
+    # The command runs as the supervised process, which computes the answers.
     monkeypatch.setattr(supervisor, "is_supervised", lambda: True)
     monkeypatch.setattr(supervisor, "obey_supervisor", lambda: None)
     (tmp_path / "requests.jsonl").write_text('{"custom_id": "a"}\n{"custom_id": "b"}\n')
@@ -93,7 +95,9 @@ def test_shards_split_the_lines_and_share_ids(tmp_path):
 
 
 def echoed(folder, *texts):
-    """Answer a file with these texts by one process for two shards, and return the answers in order."""
+    """Answer a request file with these texts in one process, for two shards, and return the answers
+    in order.
+    """
     requests_of(folder, texts)
     assert run(folder, Shard(0, 2)) == 0
     answers = {json.loads(line)["custom_id"]: json.loads(line)["text"] for line in lines_of(folder)}
@@ -121,7 +125,7 @@ def test_answers_to_another_request_file_are_not_reused(tmp_path):
     assert lines_of(tmp_path) == whole
     (tmp_path / "logs").rename(tmp_path / "logs of before")
     assert echoed(tmp_path, "ww", "xx", "yy", "zz") == ["WW", "XX", "YY", "ZZ"], (
-        "parts, or all, were of before"
+        "answers to the earlier request file were reused"
     )
 
 
@@ -133,7 +137,9 @@ def test_answers_of_another_batch_beside_a_log_are_refused(tmp_path):
 
 
 def test_a_shard_with_a_new_log_is_not_answered(tmp_path, monkeypatch):
-    """The other shard's manifest does not exist yet, and its answers come from an earlier batch."""
+    """Another process has just begun the shard: the log has no manifest yet, and the answer file is from an
+    earlier batch.
+    """
     requests_of(tmp_path, ["aa", "bb"])
     shards = Shards(tmp_path / "requests.jsonl", tmp_path / "answers.jsonl", tmp_path / "logs", Shard(0, 2))
     log, held = shards.log_of(Shard(0, 2)), []
@@ -141,7 +147,7 @@ def test_a_shard_with_a_new_log_is_not_answered(tmp_path, monkeypatch):
     begin_log(log)
 
     def asked(folder):
-        """Return False on the first call, as if no process held the lock."""
+        """Return False only on the first call, as if a process took the lock after it."""
         found = bool(held)
         held.append(folder)
         return found

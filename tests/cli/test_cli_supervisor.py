@@ -1,5 +1,5 @@
-"""Test the supervisor with a step that hangs and with native code that crashes. The process is restarted, the
-request that caused the failure ends with an error, and the other requests get their normal answers.
+"""Tests the batch supervisor with a hanging step and with crashes in native code. The process is restarted,
+the request that caused the failure ends with an error, and the other requests get their normal answers.
 """
 
 import json
@@ -96,7 +96,7 @@ def write(folder, names):
 def answers(folder):
     found = [json.loads(line) for line in (folder / "a").read_text().splitlines()]
     by_id = {answer["custom_id"]: answer for answer in found}
-    assert len(by_id) == len(found), "each request once"
+    assert len(by_id) == len(found), "a request has two answers"
     return by_id
 
 
@@ -114,14 +114,16 @@ def test_the_failing_request_is_found_and_the_others_continue(folder, how, capfd
     )
     events = [record.event for record in LogReader(folder / "log")]
     failed, recovered = (sum(isinstance(e, kind) for e in events) for kind in (ev.Failed, ev.Recovered))
-    assert failed == recovered <= 4, "five rows, two, one, and that one again"
+    assert failed == recovered <= 4, (
+        "the failing request is isolated in at most four restarts: with five rows, two, one, and one again"
+    )
     report = verify(folder / "log")
     assert report.ok and not report.unfinished
     assert "starting again" in capfd.readouterr().err
 
 
 def test_a_media_decoder_crash_blames_no_step(folder, monkeypatch):
-    """Requests that run at the same time are not blamed; the batch ends after a few restarts."""
+    """Requests that run during the crash are not blamed. The batch ends after a few restarts."""
     monkeypatch.setattr(supervisor, "COMMAND", (sys.executable, "-c", DECODER, str(folder)))
     write(folder, ["a", "b", "crash", "d"])
     with pytest.raises(MMEngineError, match="after 2 restarts .* SIGSEGV while it read an image or a video"):
@@ -157,7 +159,7 @@ HOLDS = "held = bytearray(200 * 2**20); held[::4096] = b'x' * len(held[::4096]);
     ],
 )
 def test_an_out_of_memory_kill_is_reported(monkeypatch, capfd, kills, said):
-    """`kills` is the increase in the kernel's count; None if the kernel has no count."""
+    """`kills`: the increase in the kernel's count, or None if the kernel has no count."""
     counts = iter([3, 3 + kills] if kills is not None else [None, None])
     monkeypatch.setattr(supervisor, "num_memory_kills", lambda: next(counts))
     end = f"import os, signal; {HOLDS} os.kill(os.getpid(), signal.SIGKILL)"
@@ -166,7 +168,7 @@ def test_an_out_of_memory_kill_is_reported(monkeypatch, capfd, kills, said):
     printed = capfd.readouterr().err
     assert said in printed and "the same command continues" in printed
     held = float(re.search(r"its peak memory was ([0-9.]+) GiB", printed)[1])
-    # A child's peak memory includes the process that it was forked from, which here is the test process.
+    # A child's peak memory includes the memory of the process that forked it, which is the test process.
     own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     assert 0.19 < held < max(0.5, own + 0.2)
 
@@ -227,10 +229,10 @@ def test_the_child_does_not_outlive_its_supervisor(folder):
     process.send_signal(signal.SIGKILL)
     process.wait()
     sizes = [-1, log_size(folder / "log")]
-    while sizes[-1] != sizes[-2]:  # A busy machine may end the child late.
+    while sizes[-1] != sizes[-2]:  # On a busy machine the child may end late.
         time.sleep(0.3)
         sizes.append(log_size(folder / "log"))
-    assert (folder / "a").read_text().count("\n") < 200, "it ended in the middle"
+    assert (folder / "a").read_text().count("\n") < 200, "the child ended before it had answered all requests"
     process = supervisor_of(folder, "fast")
     assert process.wait(60) == 0 and len(answers(folder)) == 200
 

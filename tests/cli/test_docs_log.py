@@ -1,4 +1,4 @@
-"""Test that docs/reference/log.md shows the output that its commands print."""
+"""Tests that docs/reference/log.md shows the output that its commands print."""
 
 from tests.cli.console_docs import ROOT, agrees, commands, run
 
