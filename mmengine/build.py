@@ -1,4 +1,4 @@
-"""Builds an engine from its parts. The only module that knows both the core and the runtime."""
+"""Builds an engine from its parts. Only this module imports both the core and the runtime."""
 
 import gc
 from collections.abc import Callable
@@ -42,12 +42,12 @@ from mmengine.structured_output.engines.base import Compiled
 from mmengine.structured_output.rows.grammars import Grammars
 from mmengine.structured_output.rows.rows import RowMatchers
 
-MAX_LORAS = 8  # adapters in one step if they are enabled without a number
+MAX_LORAS = 8  # adapters per step if adapters are enabled and max_loras is not set
 
 
 @dataclass(slots=True)
 class Built:
-    """An engine and its parts. `config` has every size set."""
+    """An engine and its parts. `config`: the settings with all automatic values resolved."""
 
     core: EngineCore
     processor: Processor
@@ -60,10 +60,10 @@ class Built:
     dtype: str
     grammars: Grammars
     resumed: ResumeState | None = None  # the state of a continued log; the core waits for `recover`
-    kv_bytes: int = 0  # of the full pool
-    free_bytes: int = 0  # device memory that remained beside weights and the full pool
+    kv_bytes: int = 0  # size of the KV pool
+    free_bytes: int = 0  # device memory that remains beside the weights and the KV pool
     num_threads: int = 1  # torch's number of threads in the whole process
-    threads_before: int = 1
+    threads_before: int = 1  # the same number before the engine was built
     store: StoreClient | None = None  # the block store
 
     def close(self) -> None:
@@ -96,16 +96,17 @@ def build(
 ) -> Built:
     """Load a model (a folder, a hub id, or None for the embedded checkpoint) and build its engine.
 
-    `log` is a folder for the event log; None keeps the last events in memory. `resume` continues the log in
-    that folder, if there is one; the caller must then call the core's `recover`. `compile_grammar` replaces
-    the grammar engine's in tests. With `takes_adapters`, a new log has MAX_LORAS places for LoRA adapters
-    unless the settings say otherwise. Raises ModelError, ConfigError, LogError.
+    `log`: a folder for the event log; None keeps the last events in memory. `resume`: continue the log in
+    that folder, if there is one; the caller must then call the core's `recover`. `compile_grammar`: replaces
+    the grammar engine's compiler in tests. `takes_adapters`: for a new log, max_loras is MAX_LORAS if the
+    settings leave it 0. Raises ModelError, ConfigError, LogError.
     """
     config = config or EngineConfig()
     config.check()
-    policy_of(config)  # raises for an unknown policy before weights are read
-    GRAMMAR_BACKENDS.load(config.grammar_backend)  # likewise for a grammar engine that is not installed
-    opened = open_log(log, resume, config) if log is not None else None  # a refused log fails at once
+    # Report an unknown policy, a missing grammar engine and an unusable log before the weights are read.
+    policy_of(config)
+    GRAMMAR_BACKENDS.load(config.grammar_backend)
+    opened = open_log(log, resume, config) if log is not None else None
     if takes_adapters and not config.max_loras and (opened is None or opened.resumed is None):
         config = msgspec.structs.replace(config, max_loras=MAX_LORAS)
     try:
@@ -126,7 +127,7 @@ def build(
 def _weights_ahead(folder: Path) -> AbstractContextManager[None]:
     try:
         return reading_ahead(model_weight_files(folder), available_memory())
-    except ModelError:  # reported when the weights are read
+    except ModelError:  # the same error is raised later, when the weights are read
         return nullcontext()
 
 
@@ -171,7 +172,7 @@ def _build(
 
 
 def _ranks(config: EngineConfig, folder: Path, placement: Placement) -> Ranks | None:
-    """Start a tensor-parallel model's other ranks."""
+    """Start the other ranks for a tensor-parallel model. Returns None if there is only one rank."""
     if config.tensor_parallel == 1:
         return None
     return Ranks.begin(
@@ -255,7 +256,9 @@ def _assemble(
 
 
 def _store(config: EngineConfig, executor: TorchExecutor, fingerprints: dict[str, str]) -> StoreClient | None:
-    """Return the block store's client. Raises ConfigError if the store is unknown or unusable."""
+    """Return a client for the block store, or None without a store. Raises ConfigError if the store is
+    unknown or unusable.
+    """
     if not config.block_store:
         return None
     made = BLOCK_STORES.load(config.block_store)(config.block_store_path, config.block_store_bytes)
@@ -276,7 +279,7 @@ def _network(
 
 
 def _check_quantize(config: EngineConfig, placement: Placement) -> None:
-    """Raise ConfigError if matrices cannot be quantised here."""
+    """Raise ConfigError if the settings ask for quantisation that this device or dtype does not support."""
     name, asked = ("quantize", config.quantize) if config.quantize != "none" else ("activations", "int8")
     if name == "activations" and config.activations == "model":
         return
@@ -305,8 +308,8 @@ def _grammars(
 def _placement(device: str, dtype: str, attention: str, folder: Path) -> Placement:
     """Return the placement for the model in `folder`.
 
-    The dtype "auto" is bfloat16; for the embedded checkpoint, the device's fastest type, whatever the file
-    has.
+    The dtype "auto" means bfloat16. For the embedded checkpoint it means the device's fastest dtype, and not
+    the dtype in the file.
     """
     opened = open_device(device)
     if dtype == "auto":

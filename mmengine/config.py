@@ -1,4 +1,4 @@
-"""The engine's settings: one frozen struct, checked once, and written into STARTED."""
+"""The engine's settings: a frozen struct that is checked once and written into STARTED."""
 
 from typing import ClassVar
 
@@ -20,11 +20,11 @@ OPERATIONAL = (
     "session_media_bytes",
 )
 MAX_MARKER_CHARS = 64
-ENCODER_CACHE = 32_768  # embeddings, where free memory is not measured
+ENCODER_CACHE = 32_768  # embeddings in the encoder cache if free memory is not measured
 
 
 class EngineConfig(EngineSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The settings of an engine, with their checks."""
+    """An engine's settings, with their checks."""
 
     _commit_hash: ClassVar[None] = None  # older versions of `transformers.pipeline` read this
 
@@ -33,7 +33,8 @@ class EngineConfig(EngineSettings, frozen=True, kw_only=True, forbid_unknown_fie
 
     @classmethod
     def from_dict(cls, settings: dict) -> "EngineConfig":
-        """Return the settings of a dict. Raises ConfigError for an unknown name, a wrong type or a bad
+        """Return the settings in a dict. Raises ConfigError for an unknown name, a wrong type or a value out
+        of
         range."""
         try:
             return msgspec.convert(settings, cls)
@@ -45,22 +46,23 @@ class EngineConfig(EngineSettings, frozen=True, kw_only=True, forbid_unknown_fie
             raise ConfigError(f"{name} must lie in {low} to {high}, not {shown(value)}") from None
 
     def check(self) -> None:
-        """Raise ConfigError for the first value with a wrong type or range, or two that exclude each
-        other."""
+        """Raise ConfigError for the first value that has a wrong type or is out of range, and for settings
+        that
+        exclude each other."""
         self._check_fields()
         for contradiction in contradictions(self):
             raise ConfigError(contradiction)
 
     def check_resolved(self) -> None:
-        """Raise ConfigError unless the settings are consistent and complete."""
+        """Raise ConfigError unless the settings are consistent and all sizes are set."""
         self.check()
         self.check_foldable()
 
     def check_foldable(self) -> None:
         """Raise ConfigError if a size is out of range or not set yet, or if the pool cannot hold one request.
 
-        A log must pass this check alone: settings that contradict each other today were valid when the log
-        was written.
+        The settings in a log must pass only this check, because settings that exclude each other today may
+        have been valid when the log was written.
         """
         self._check_fields()
         if self.max_model_len < 2 or self.num_blocks < 2:
@@ -96,15 +98,15 @@ class EngineConfig(EngineSettings, frozen=True, kw_only=True, forbid_unknown_fie
                 raise ConfigError(f"eos_token_ids must lie in 0 to 2^31 - 1, not {shown(token)}")
 
     def without_store(self) -> "EngineConfig":
-        """Return the settings without a block store, for a simulation: blocks in the store are computed."""
+        """Return the settings without a block store, for a simulation, which computes all blocks itself."""
         return msgspec.structs.replace(self, block_store="") if self.block_store else self
 
     @property
     def most_leased(self) -> int:
-        """Limit for the KV blocks that all sessions hold together."""
+        """How many KV blocks all sessions together may keep under leases."""
         return self.session_blocks or (self.num_blocks - 1) // 2
 
 
 def _is_unicode(text: str) -> bool:
-    """Whether `text` has no half of a surrogate pair."""
+    """Return whether `text` has no unpaired surrogate."""
     return not any("\ud800" <= character <= "\udfff" for character in text)

@@ -12,12 +12,12 @@ def contradictions(config: EngineSettings) -> Iterator[str]:
 
 
 def _own_contradictions(config: EngineSettings) -> Iterator[str]:
-    """Yield an error for each pair of settings that exclude each other, whichever scheduler decides."""
+    """Yield an error for each pair of settings that exclude each other under both schedulers."""
     budget, drafts = config.token_budget, config.num_draft_tokens
     if budget < config.max_num_seqs:
         yield (
-            f"token_budget {budget} is smaller than max_num_seqs {config.max_num_seqs}: rows would wait for "
-            "ever; raise token_budget or lower max_num_seqs"
+            f"token_budget {budget} is smaller than max_num_seqs {config.max_num_seqs}: some rows would "
+            "never get a token; raise token_budget or lower max_num_seqs"
         )
     if config.draft_policy == "goodput" and config.compat:
         yield (
@@ -43,8 +43,8 @@ def _own_contradictions(config: EngineSettings) -> Iterator[str]:
         yield f"block_store {config.block_store} needs a place: set block_store_path"
     if config.block_store and config.num_state_slots:
         yield (
-            "block_store keeps KV blocks, and behind them this model needs recurrent states, which are in no "
-            "store; set no block_store"
+            "block_store stores only KV blocks, and this model also needs recurrent states; set no "
+            "block_store"
         )
     if config.block_store and config.compat:
         yield f"block_store cannot go with compat {config.compat}, which has none; choose one of them"
@@ -66,13 +66,13 @@ def _own_contradictions(config: EngineSettings) -> Iterator[str]:
         yield f"compat {config.compat} knows no recurrent states (num_state_slots {config.num_state_slots})"
     if config.num_state_slots and config.swap_blocks:
         yield (
-            f"swap_blocks {config.swap_blocks} would never be used: who gives way and has a recurrent state "
-            "is computed again, from the last state that was kept; set swap_blocks 0"
+            f"swap_blocks {config.swap_blocks} would never be used: preempted requests of a model with "
+            "recurrent states are computed again from the last kept state; set swap_blocks 0"
         )
     if config.max_loras and config.tensor_parallel > 1:
         yield (
-            f"max_loras {config.max_loras} takes adapters, which are not cut over ranks, and tensor_parallel "
-            f"is {config.tensor_parallel}; choose one of them"
+            f"max_loras {config.max_loras} cannot go with tensor_parallel {config.tensor_parallel}: "
+            "adapters are not split over ranks; choose one of them"
         )
     for name in ("encoder_budget", "encoder_cache_size"):
         if config.max_item_embeds > getattr(config, name) > 0:
@@ -83,7 +83,7 @@ def _own_contradictions(config: EngineSettings) -> Iterator[str]:
 
 
 def _own_scheduler(config: EngineSettings) -> Iterator[str]:
-    """Yield errors of settings that vLLM's scheduler accepts and ours does not."""
+    """Yield errors for settings that vLLM's scheduler accepts and ours does not."""
     if config.token_budget < config.block_size:
         yield (
             f"token_budget {config.token_budget} is smaller than block_size {config.block_size}, one block; "
@@ -106,7 +106,7 @@ def _own_scheduler(config: EngineSettings) -> Iterator[str]:
 
 
 def _vllm_scheduler(config: EngineSettings) -> Iterator[str]:
-    """Yield errors of settings that vLLM's scheduler does not have."""
+    """Yield errors for settings that vLLM's scheduler does not support."""
     if config.policy not in ("fcfs", "priority"):
         yield (
             f"compat vllm knows the policies fcfs and priority, not {config.policy}; choose one of them, or "

@@ -1,7 +1,6 @@
-"""Convert msgspec's decoding errors to data: the place of the invalid value, and the kind of the error.
+"""Converts msgspec's decoding errors to data: the path to the invalid value, and the kind of error.
 
-msgspec describes an invalid value only with a sentence. This module is the only one that parses these
-sentences.
+msgspec describes an invalid value only with a sentence. Only this module parses these sentences.
 """
 
 import re
@@ -19,10 +18,10 @@ _STEP = re.compile(r"\[(\d+|\.\.\.)\]|\.?([^.\[]+)")
 
 
 class DecodeError(NamedTuple):
-    """A value that a msgspec decoder refused.
+    """Describes a value that a msgspec decoder refused.
 
-    `code` is MISSING_FIELD, INVALID_TYPE, or INVALID_VALUE if msgspec names no place. `text` is the rule,
-    such as "expected int, got str". In `path`, an index or key that msgspec does not name is "".
+    `code`: MISSING_FIELD, INVALID_TYPE, or INVALID_VALUE if msgspec names no path. `text`: the rule, such as
+    "expected int, got str". In `path`, an index or key that msgspec does not name is "".
     """
 
     code: ErrorCode
@@ -31,7 +30,7 @@ class DecodeError(NamedTuple):
 
 
 class OutOfRange(NamedTuple):
-    """A field whose `value` is not in the range [low, high]."""
+    """Describes a field whose `value` is not in the range [low, high]."""
 
     name: str
     low: int | float
@@ -40,7 +39,7 @@ class OutOfRange(NamedTuple):
 
 
 def decode_error(error: msgspec.ValidationError) -> DecodeError:
-    """Parse a msgspec error into the place, the kind and the rule."""
+    """Parse a msgspec error into the code, the path and the rule."""
     sentence = str(error)
     if missing := _MISSING.fullmatch(sentence):
         return DecodeError(ErrorCode.MISSING_FIELD, _path(missing[2] or "") / missing[1], "is missing")
@@ -51,7 +50,7 @@ def decode_error(error: msgspec.ValidationError) -> DecodeError:
 
 
 def _path(place: str) -> FieldPath:
-    """Return the keys and indices in a place that msgspec writes as `a[...].b`."""
+    """Return the keys and indices in a path that msgspec writes as `a[...].b`."""
     steps = ((each[1], each[2]) for each in _STEP.finditer(place))
     return FieldPath(*(key or (int(index) if index.isdigit() else "") for index, key in steps))
 
@@ -61,8 +60,8 @@ def out_of_range(
 ) -> OutOfRange | None:
     """Return the field that is out of range, or None if `error` has another reason.
 
-    `error` was raised when `values` was converted to a `struct`. The range's bounds are `ge` and `le` in the
-    Meta of the field's type.
+    `error` was raised when `values` was converted to `struct`. The range's bounds are `ge` and `le` in the
+    Meta annotation on the field's type.
     """
     found = _PLACE.fullmatch(str(error))
     path = () if found is None or not _RANGE.fullmatch(found[1]) else _path(found[2])

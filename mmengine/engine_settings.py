@@ -1,4 +1,6 @@
-"""The engine's settings as fields: type, default, range, and the text for help and reference."""
+"""The engine's settings as fields, each with a type, a default, a range, and a text for `--help` and
+the reference.
+"""
 
 from typing import Annotated, Literal
 
@@ -6,14 +8,14 @@ import msgspec
 
 from mmengine.setting_fields import between, described
 
-MAX_DRAFT_TOKENS = 64  # per row
+MAX_DRAFT_TOKENS = 64  # most drafts per row
 
 
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fields of EngineConfig.
 
-    Sizes are in tokens unless the name says otherwise; encoder sizes are in embeddings. A field whose 0 means
-    "from free memory" or "measured" is filled in when the model is known.
+    Sizes are in tokens unless the name says otherwise; encoder sizes are in embeddings. If 0 means "from free
+    memory" or "measured", the value is set when the model is known.
     """
 
     max_num_seqs: Annotated[
@@ -373,6 +375,6 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def largest_item(self) -> int:
-        """Embeddings of the largest image or video that the engine accepts."""
+        """How many embeddings the largest image or video that the engine accepts has."""
         limits = (self.encoder_cache_size, self.max_item_embeds, self.max_model_len - 1)
         return min([self.encoder_budget, *(each for each in limits if each > 0)])

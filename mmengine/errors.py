@@ -1,4 +1,4 @@
-"""Every error that mmengine raises on purpose.
+"""All errors that mmengine raises on purpose.
 
     MMEngineError
     ├── ConfigError          settings that are out of range or contradict each other
@@ -15,8 +15,8 @@
         ├── CorruptLog       bytes that are no log, or a log damaged before its tail
         └── Diverged         a decision derived again differs from the logged one
 
-An error has a code for programs, the path of the field at fault, and a text for people. HTTP statuses, the
-errors of each API and exit codes are tables over codes. Nothing reads a text.
+An error has a code for programs, the path to the invalid field, and a text for people. HTTP statuses, each
+API's errors and exit codes are looked up by code. No program reads the text.
 """
 
 from collections.abc import Iterable
@@ -27,7 +27,9 @@ _E = TypeVar("_E", bound="MMEngineError")
 
 
 class ErrorCode(StrEnum):
-    """The kind of an error, for programs. Logs and wire messages hold these values, so none may change."""
+    """The kind of error, for programs. Logs and wire messages contain these values, so they may not
+    change.
+    """
 
     # Invalid requests.
     INVALID_VALUE = "invalid_value"
@@ -102,9 +104,9 @@ class ErrorCode(StrEnum):
 
 
 class FieldPath(tuple[str | int, ...]):
-    """The place of a value in a request: keys and indices, outermost first. `path / key` appends a key.
+    """The path to a value in a request: keys and indices, outermost first. `path / key` appends a key.
 
-    The text form is the notation of API errors, such as `messages[0].content[1]`. An unknown index is "",
+    As text it has the notation of API errors, such as `messages[0].content[1]`. An unknown index is "" and is
     written `[]`.
     """
 
@@ -127,14 +129,14 @@ class FieldPath(tuple[str | int, ...]):
 
 
 HERE = FieldPath()
-# Placeholder for the field's name in an error's text. Each API fills in its own name of the field.
+# Placeholder for the field's name in an error's text. Each API fills in its own name for the field.
 FIELD = "\N{SUBSTITUTE}"
 
 
 class MMEngineError(Exception):
     """Base class for all errors that mmengine raises on purpose.
 
-    `code` is for programs; each class has a default. `path` names the field at fault, or is empty. `text` is
+    `code` is for programs; each class has a default. `path` names the invalid field, or is empty. `text` is
     for people: what was wrong, the rule, what to do. FIELD in the text is replaced by the field's name.
     """
 
@@ -147,7 +149,9 @@ class MMEngineError(Exception):
             self.code = code
 
     def __str__(self) -> str:
-        """Return the text with the field's name in words, after the number of the prompt or line, if any."""
+        """Return the text with the field's name in words. In a batch, the prompt's or line's number
+        comes first.
+        """
         unit, path = "", self.path
         if path and path[0] in _UNITS:
             unit, path = f"{_UNITS[path[0]]} {path[1]}: ", FieldPath(*path[2:])
@@ -164,13 +168,13 @@ class MMEngineError(Exception):
         return self
 
 
-# First key of a path in a batch. The prompt's index, or the line's number from 1, follows.
+# The first key in the path for a batch. The prompt's index, or the line's number from 1, follows.
 PROMPTS, LINES = "prompts", "lines"
 _UNITS: dict[str | int, str] = {PROMPTS: "prompt", LINES: "line"}
 
 
 def in_words(path: FieldPath) -> str:
-    """Return the name of a place for a sentence: `message 0, part 1` for messages[0].content[1]."""
+    """Return a path in words, for a sentence: `message 0, part 1` for messages[0].content[1]."""
     match path:
         case ():
             return "the request"
@@ -224,15 +228,15 @@ class RequestFailed(MMEngineError):
 
 
 class ExecutorFailed(MMEngineError):
-    """The device side of a step raised. The text may quote a library, with addresses and paths: a server does
-    not show it to its clients.
+    """The device side of a step raised an error. The text may quote a library's message with addresses and
+    paths, so a server does not show it to clients.
     """
 
     code = ErrorCode.EXECUTOR_FAILED
 
 
 class ExecutorLost(ExecutorFailed):
-    """The device side of a step raised, and this process can run no further step."""
+    """The device side of a step raised an error, and this process cannot run any further step."""
 
 
 class KeepFailed(MMEngineError):
@@ -266,9 +270,9 @@ class Diverged(LogError):
     code = ErrorCode.DIVERGED
 
 
-# Exit codes for a log without its end, for every command that reads logs.
+# Exit codes for an incomplete log, in every command that reads logs.
 NO_END = {"end": 13, "unclosed": 14, "truncated": 6}
-# Exit codes of commands, by error code; 1 for all others.
+# Error code -> exit code of a command; all other errors have 1.
 EXIT_CODES = {
     ErrorCode.INVALID_SETTING: 2,
     ErrorCode.DIVERGED: 3,
@@ -277,13 +281,15 @@ EXIT_CODES = {
 
 
 def id_in_use(name: str) -> InvalidRequest:
-    """Return the error for a request id that a live request has."""
+    """Return the error for a request id that an unfinished request already has."""
     text = f"the request id {name!r} is in use; choose another"
     return InvalidRequest(text, code=ErrorCode.REQUEST_ID_IN_USE, path=FieldPath("request_id"))
 
 
 def in_one_line(error: BaseException, most: int = 300) -> str:
-    """Return the error's class and the first `most` characters of its first line. Libraries append pages."""
+    """Return the error's class and its first line, at most `most` characters, because libraries' messages can
+    be pages long.
+    """
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:most]}"
 
 

@@ -1,6 +1,6 @@
-"""Optional dependencies: which modules the extras of pyproject.toml bring, and how to install them."""
+"""Optional dependencies: which modules belong to the extras in pyproject.toml, and how to install them."""
 
-# Import names of the distributions in the extra `engine`. The log verbs, replay and simulation need none.
+# Import names of the packages in the extra `engine`. Log commands, replay and simulation need none of them.
 ENGINE_MODULES = frozenset(
     [
         "av",

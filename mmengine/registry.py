@@ -1,8 +1,9 @@
-"""What is chosen by name: models, drafters, policies, grammar backends, attention backends and devices.
+"""Registries for objects that settings choose by name: models, drafters, policies, grammar backends,
+attention backends, block stores and devices.
 
-All of them are entry points. A stranger's is declared by an installed distribution, in the registry's group;
-our own are written down in code in the same notation, and nobody can take their names. Nothing is imported
-before it is chosen.
+A registry's entries are entry points. Other packages declare theirs in the registry's group. mmengine's own
+entries are listed in code, in the same notation, and other packages cannot replace them. An entry is imported
+only when it is chosen.
 """
 
 import os
@@ -17,14 +18,15 @@ from typing import Generic, TypeVar
 from mmengine.errors import ConfigError, MMEngineError, in_one_line
 from mmengine.extras import install_hint
 
-DISTRIBUTION = "mmengine-vl"  # ours
+DISTRIBUTION = "mmengine-vl"  # the name of our own distribution
 
 Thing = TypeVar("Thing")
 
 
 def entry_points(*, group: str) -> EntryPoints:
-    """As importlib.metadata's. An engine asks six times, so what is installed is read again only where a
-    folder of the path has changed."""
+    """Return the same as `importlib.metadata.entry_points`. Building an engine calls this six times, so the
+    result
+    is cached until a folder in sys.path changes."""
     folders = []
     for folder in sys.path:
         with suppress(OSError):
@@ -38,14 +40,17 @@ def _installed(group: str, folders: tuple[tuple[str, int], ...]) -> EntryPoints:
 
 
 class Registry(Generic[Thing]):
-    """The entry points of `group`, by name.
+    """The entry points in `group`, keyed by name. `noun`: the name for an entry in messages, such as
+    "policy".
 
-    `own`: "module:attribute" by name. Behind that stands "[extra]", here as in an entry point, where it needs
-    an extra of the distribution that brings it.
-    `beside`: names that the same setting takes and that are no entry points. `kind` and `is_one`: what an
-    entry point must give, and whether something is that. `unknown` and `broken`: the messages, raised as
-    `error`, for a name that nothing has, of {name}, {noun} and {known}; and for what cannot be imported, of
-    {name}, {noun}, {value}, {error} (with its type) or {reason}, {advice} and {others}.
+    `own`: name -> "module:attribute" for mmengine's own entries. As in an entry point, "[extra]" at the end
+    names an extra that must be installed. `beside`: further names that the setting accepts and that are no
+    entry points. `kind`: the name for a valid object in messages; `is_one`: returns whether an object is
+    valid.
+
+    `error`: the class of the errors below. `unknown`: the message for an unknown name, with {name}, {noun}
+    and {known}. `broken`: the message for an entry that cannot be imported, with {name}, {noun}, {value},
+    {error} (with its type) or {reason}, {advice} and {others}.
     """
 
     def __init__(
@@ -68,25 +73,28 @@ class Registry(Generic[Thing]):
         self._error, self._unknown, self._broken = error, unknown, broken
 
     def names(self) -> list[str]:
-        """Our own first."""
+        """Return all names, mmengine's own names first."""
         strangers = {point.name for point in self.points()} | self._registered.keys()
         return [*self._own, *sorted(strangers - self._own.keys())]
 
     def points(self) -> list[EntryPoint]:
-        """Our own first. One that is found through two folders of the path counts once."""
+        """Return all entry points, mmengine's own first. An entry point that two folders in sys.path declare
+        is
+        returned once."""
         found = {(point.name, point.value): point for point in entry_points(group=self.group)}
         return [*self._own.values(), *(found[key] for key in sorted(found) if key[0] not in self._own)]
 
     def register(self, name: str, thing: Thing) -> None:
-        """Make `thing` known by `name` in this process. Raises where another one has that name."""
+        """Register `thing` as `name` in this process. Raises `error` if another object has the name."""
         taken = self.load(name) if name in self._own else self._registered.get(name, thing)
         if taken is not thing:
             raise self._error(f"a {self.noun} is called {name!r} already; choose another name")
         self._registered[name] = thing
 
     def load(self, name: str) -> Thing:
-        """What has that name, imported only now. Raises where nothing has it, where two strangers claim it,
-        and where it cannot be imported."""
+        """Import and return the object with a name. Raises `error` if no entry or several entries have the
+        name, or
+        if the entry cannot be imported or is not valid."""
         if name in self._registered:
             return self._registered[name]
         if name in self._own:
@@ -101,10 +109,12 @@ class Registry(Generic[Thing]):
         return self.open(found[0])
 
     def open(self, point: EntryPoint) -> Thing:
-        """What one of `points` gives. Raises where it cannot be imported, or is something else."""
+        """Import and return an entry point's object. Raises `error` if it cannot be imported or is not
+        valid.
+        """
         try:
             thing = point.load()
-        except Exception as error:  # a stranger's module may raise anything at all
+        except Exception as error:  # another package's module may raise any exception
             raise self._error(self._why_broken(point, error)) from error
         if not self._is_one(thing):
             raise self._error(f"the entry point {point.value} is no {self._kind}")
@@ -132,5 +142,5 @@ class Registry(Generic[Thing]):
 
 
 def _distribution(point: EntryPoint) -> str:
-    """Who brings it."""
+    """Return the distribution that declares the entry point, for a message."""
     return "the package that brings it" if point.dist is None else f"{point.dist.name} {point.dist.version}"

@@ -1,13 +1,15 @@
-"""How a setting's field is annotated: its text for help and reference, and its range."""
+"""Annotations for a setting's field: the text for `--help` and the settings reference, and the range."""
 
 from msgspec import Meta
 
 
 def described(text: str) -> Meta:
-    """Annotate a setting without a range. `text`: a sentence for `--help` and the settings reference."""
+    """Return the annotation for a setting without a range. `text`: a sentence for `--help` and the
+    reference.
+    """
     return Meta(description=text)
 
 
 def between(low: float, high: float, text: str) -> Meta:
-    """Annotate a number from `low` to `high`, both included."""
+    """Return the annotation for a number from `low` to `high`, both included. `text`: as in `described`."""
     return Meta(ge=low, le=high, description=text)

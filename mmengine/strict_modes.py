@@ -1,8 +1,8 @@
-"""Folders whose files become code or weights, opened so that nobody but their owner can have put them there.
+"""Opens folders whose files are used as code or weights, so that no other user can have put the files there.
 
-What OpenSSH calls strict modes, for every folder from the root down: it belongs to root or to this user and
-nobody else can write to it, but for sticky folders (/tmp), where what lies in them can be moved by its owner
-alone.
+The rule is OpenSSH's "strict modes", applied to every folder from the root down: a folder belongs to root or
+to this user, and no other user can write to it. Sticky folders such as /tmp are allowed on the way, because
+only its owner can move an entry in them.
 """
 
 import errno
@@ -11,18 +11,19 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-MAX_LINKS = 40  # symbolic links on the way, as Linux follows them
+MAX_LINKS = 40  # most symbolic links on the way, as in Linux
 _OPEN = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class BadModes(Exception):
-    """Somebody else could change what lies in a folder. The text says which one, and how to mend that."""
+    """Another user could change the contents of a folder. The text names the folder and the remedy."""
 
 
 def open_strict(path: Path, *, make: bool = False) -> int:
-    """A descriptor (O_PATH) of a folder, for `dir_fd`; the caller closes it. `make`: folders that are missing
-    are made, for their owner alone. Raises BadModes, and OSError."""
+    """Open a folder and return its descriptor (O_PATH), for `dir_fd`. The caller closes the descriptor.
+    `make`:
+    create missing folders, which only their owner can use. Raises BadModes and OSError."""
     walk = _Walk(os.open("/", _OPEN))
     try:
         waiting = _parts(os.path.abspath(path))
@@ -37,15 +38,16 @@ def open_strict(path: Path, *, make: bool = False) -> int:
 
 
 class _Walk:
-    """`fd`, `here`: the folder that was reached."""
+    """A walk down a path. `fd`, `here`: the descriptor and the path for the folder that was reached."""
 
     def __init__(self, fd: int):
         self.fd, self.here = fd, Path("/")
         self._num_links = 0
 
     def enter(self, name: str, make: bool) -> str | None:
-        """Go one folder on. Gives where a symbolic link leads that stands there instead; the walk is then
-        where that begins."""
+        """Enter the folder `name`. If `name` is a symbolic link, return its target instead; the walk is then
+        at the
+        folder where the target begins."""
         self.check(is_last=False)
         try:
             found = os.stat(name, dir_fd=self.fd, follow_symlinks=False)
@@ -69,7 +71,9 @@ class _Walk:
         return target
 
     def check(self, *, is_last: bool) -> None:
-        """Of a sticky folder that is passed through, `enter` looks at the entry."""
+        """Raise BadModes if another user could change the folder. `is_last`: the folder is the end of the
+        path.
+        Sticky folders before it are allowed, because `enter` checks the owner of the next entry."""
         status = os.fstat(self.fd)
         if status.st_uid not in (0, os.geteuid()):
             raise _of_another(self.here)
@@ -83,7 +87,7 @@ class _Walk:
 
 
 def _parts(path: str) -> list[str]:
-    """The names of a path, the first one last."""
+    """Return the names in a path in reverse order."""
     return [name for name in reversed(path.split("/")) if name not in ("", ".")]
 
 

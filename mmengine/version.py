@@ -1,3 +1,3 @@
-"""The version of the distribution, written into every log."""
+"""The distribution's version, which is written into every log."""
 
 __version__ = "0.1.0"

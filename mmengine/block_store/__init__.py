@@ -1,1 +1,1 @@
-"""Keep KV blocks beyond the process that computed them."""
+"""Stores KV blocks outside the process that computed them."""

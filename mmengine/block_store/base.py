@@ -1,9 +1,9 @@
-"""The block store interface: bytes by key.
+"""The interface for block stores, which map keys to bytes.
 
 A store is not trusted. The engine seals each value (`sealed.py`), allocates the buffer before reading, and
-uses only values with a valid seal. So a store may forget, lie, hang or be full: that costs only time, which
-the engine limits with a deadline. A store from another package is an entry point in the group
-`mmengine.block_stores`, a callable that takes the settings `block_store_path` and `block_store_bytes`.
+uses only values with a valid seal. If a store loses or damages values, hangs or is full, this costs only
+time, which the engine limits with a deadline. A store from another package is an entry point in the group
+`mmengine.block_stores`: a callable that takes the settings `block_store_path` and `block_store_bytes`.
 """
 
 from collections.abc import Sequence
@@ -24,15 +24,15 @@ class BlockStore(Protocol):
     def put(self, keys: Sequence[bytes], values: Sequence[Sequence[memoryview]]) -> None:
         """Store each value, given as consecutive pieces.
 
-        A key keeps its value for ever: a present value stays, unless its size differs. If space is missing,
-        the store skips the value or evicts another.
+        The value for a key never changes. If the key is already present with the same size, the store may
+        keep the old value. If space is missing, the store skips the value or evicts another value.
         """
 
     def get(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
-        """Fill each buffer with its key's value; return False if the value is missing, or has another
-        size.
+        """Fill each buffer with its key's value. Returns, for each key, whether this succeeded: False if the
+        value is missing or has another size.
 
-        A buffer that was not filled may hold anything.
+        If the result is False, the buffer's contents are undefined.
         """
 
     def remove(self, keys: Sequence[bytes]) -> None:

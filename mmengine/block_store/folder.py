@@ -22,7 +22,7 @@ from mmengine.errors import ConfigError
 
 KEPT_SHARE = 0.9  # share of the size limit that remains in use after a cleanup
 STALE_S = 3600  # seconds after which an unfinished temporary file counts as abandoned
-ASIDE = ".part"
+ASIDE = ".part"  # suffix for temporary files
 
 
 class FolderStore:

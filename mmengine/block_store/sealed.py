@@ -1,4 +1,4 @@
-"""A stored value's header, from which a reader knows that the value is whole and belongs to the key.
+"""The header before a stored value, which proves that the value is complete and belongs to the key.
 
     magic "MMBS" | version u32 | length of the payload u64 | digest, 16 bytes      (little endian, 32 bytes)
 
@@ -14,20 +14,20 @@ SEAL_BYTES = _HEADER.size
 
 
 def digest_of(key: bytes, payload: memoryview) -> bytes:
-    """Return a 16-byte digest over both."""
+    """Return a 16-byte digest over the key and the payload."""
     hasher = hashlib.blake2b(len(key).to_bytes(8, "little") + key, digest_size=16)
     hasher.update(payload)
     return hasher.digest()
 
 
 def seal(key: bytes, payload: memoryview) -> memoryview:
-    """Return the header for the payload."""
+    """Return the header that is stored before the payload."""
     return memoryview(_HEADER.pack(MAGIC, VERSION, payload.nbytes, digest_of(key, payload)))
 
 
 def opened(key: bytes, value: memoryview) -> bytes | None:
-    """Return a value's digest (header and payload, in the expected size), or None if the value is
-    invalid.
+    """Return the digest in a value's header, or None if the value is not valid for `key`. `value`: header and
+    payload, in the expected size.
     """
     magic, version, length, digest = _HEADER.unpack(value[:SEAL_BYTES])
     payload = value[SEAL_BYTES:]

@@ -1,8 +1,8 @@
-"""Track which encoder outputs are cached, which requests reference them, and which may be evicted: the pure
-half of the encoder cache.
+"""Tracks which encoder outputs are cached, how many requests reference them, and which can be evicted. The
+tensors themselves are in the executor.
 
-Sizes are in embeddings. Requests share entries by content. An unreferenced entry stays until its space is
-needed; the longest unused entry is evicted first.
+Sizes are in embeddings. Requests with equal items share an entry. An unreferenced entry stays until its space
+is needed; the least recently used entry is evicted first.
 """
 
 import hashlib
@@ -17,8 +17,8 @@ class CacheEntry:
 
 
 def encoder_key(mm_hash: bytes, cache_salt: str, adapter: bytes = b"") -> bytes:
-    """Return an item's key for a tenant; tenants never share entries. `adapter`: digest for the adapter that
-    the encoder uses.
+    """Return an item's key in the cache. Tenants with different salts never share entries. `adapter`: the
+    digest of an adapter that changes the encoder's output, or b"".
     """
     key = hashlib.sha256(mm_hash + cache_salt.encode()).digest() if cache_salt else mm_hash
     if adapter:
@@ -31,23 +31,24 @@ class EncoderCache:
         self.capacity = capacity
         self.used = 0
         self.entries: dict[bytes, CacheEntry] = {}
-        self.idle: dict[bytes, None] = {}  # unreferenced keys, longest unused first
+        self.idle: dict[bytes, None] = {}  # unreferenced keys, least recently used first
         self.idle_size = 0
-        self.dropped: list[bytes] = []  # removed without an eviction; the next step tells the executor
+        # keys that were removed without an eviction; the next step's plan tells the executor to drop them
+        self.dropped: list[bytes] = []
 
     def has(self, key: bytes) -> bool:
         entry = self.entries.get(key)
         return entry is not None and entry.valid
 
     def size_of(self, key: bytes) -> int:
-        """Return an entry's embeddings."""
+        """Return how many embeddings an entry has."""
         return self.entries[key].size
 
     def evictions_for(self, size: int, keep: set[bytes], extra: int) -> list[bytes] | None:
-        """Return the keys to evict so that `size` more embeddings fit besides `extra` that are not added yet;
-        None if impossible.
+        """Return the keys to evict so that `size` more embeddings fit, or None if this is impossible.
 
-        Entries in `keep` are about to be referenced and stay.
+        `extra`: embeddings that the caller will add before. `keep`: entries that may not be evicted, because
+        they are about to be referenced or are already planned for eviction.
         """
         room = self.capacity - self.used - extra
         evicted = []
@@ -60,8 +61,8 @@ class EncoderCache:
         return evicted if room >= size else None
 
     def room(self, keep: set[bytes], extra: int) -> int:
-        """Return how many embeddings would fit besides `extra` if all entries that are unreferenced and not
-        in `keep` were evicted.
+        """Return how many embeddings would fit besides `extra` if all unreferenced entries that are not in
+        `keep` were evicted.
         """
         idle = sum(self.entries[key].size for key in self.idle if key not in keep)
         return self.capacity - self.used - extra + idle
@@ -108,8 +109,8 @@ class EncoderCache:
                 self._drop(key)
 
     def invalidate(self, key: bytes) -> None:
-        """Mark an entry whose computation failed: it takes no new references, and goes with the last
-        reference.
+        """Mark an entry whose computation failed. It gets no new references, and is removed when its last
+        reference is released.
         """
         entry = self.entries[key]
         entry.valid = False

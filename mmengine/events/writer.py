@@ -177,8 +177,8 @@ class LogWriter:
 
     def _on_reserve(self) -> str:
         return (
-            f"the disk of the log in {self._folder} is full: {os.strerror(errno.ENOSPC)}; what runs is "
-            "finished on a small reserve"
+            f"the disk of the log in {self._folder} is full: {os.strerror(errno.ENOSPC)}; running requests "
+            "are finished on a small reserve"
         )
 
     def _store(self, frames: list[bytes]) -> None:

@@ -1,11 +1,11 @@
-"""Simulation: the engine's own loop on a workload from a file, with an arithmetic model.
+"""Simulates an engine: the engine's own loop runs a workload from a file, with an arithmetic model.
 
     workload (scenario, requests, trace) ──► Driver ──► EngineCore ──► FakeExecutor
                                                │                          │
                                                └──► Recorder (decisions)  └──► Meter (latencies)
 
-The simulation needs no torch. A cost model's clock gives the time in integer ns, so a run is the same on any
-machine.
+The simulation needs no torch. The time comes from a cost model's clock, in integer ns, so a run is the same
+on every machine.
 """
 
 from mmengine.simulation.driver import Driver, SimulationReport

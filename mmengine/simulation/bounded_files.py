@@ -1,4 +1,4 @@
-"""Reads untrusted workload files within size limits, and names the line with a mistake."""
+"""Reads untrusted workload files within size limits. An error names the line with the mistake."""
 
 import gzip
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def existing(path: Path) -> Path:
-    """Check that the file exists and is small enough, and return its path."""
+    """Return `path` if the file exists and is small enough. Raises InvalidRequest otherwise."""
     if not path.is_file():
         raise InvalidRequest(f"there is no file {path}")
     if path.stat().st_size > MAX_FILE_BYTES:
@@ -27,7 +27,9 @@ def existing(path: Path) -> Path:
 
 
 def lines(path: Path, limit: int | None) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines that are not blank, with their numbers from 1; at most `limit` lines."""
+    """Yield (number from 1, line) for lines that are not blank, at most `limit` lines. Raises InvalidRequest
+    for a line that is too long, and without `limit` for too many lines.
+    """
     count = number = 0
     with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
         try:
@@ -50,7 +52,7 @@ def lines(path: Path, limit: int | None) -> Iterator[tuple[int, bytes]]:
 
 
 def decode(data: bytes, kind: type[T] | msgspec.json.Decoder[T], where: str) -> T:
-    """Decode JSON as `kind`. Raises InvalidRequest with the mistake and its place."""
+    """Decode JSON as `kind`. Raises InvalidRequest with the mistake and `where`, the file and line."""
     try:
         if isinstance(kind, msgspec.json.Decoder):
             return kind.decode(data)

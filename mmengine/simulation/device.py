@@ -1,4 +1,4 @@
-"""The base of simulated executors: steps wait for a device that computes one at a time, on its own clock."""
+"""The base class for simulated executors: a device with its own clock computes one step at a time."""
 
 from collections import deque
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from mmengine.request import Request
 
 
 class Observer(Protocol):
-    """Sees plans before the executor and results after it."""
+    """Sees each step's plan at its dispatch, and its result when it is collected."""
 
     def dispatched(self, plan: StepPlan) -> None: ...
 
@@ -22,7 +22,9 @@ class Cost(Protocol):
 
 
 def embeds_of(plan: StepPlan) -> int:
-    """Return how many embeddings a step computes. An item in parts counts by its share of the work."""
+    """Return how many embeddings a step computes. A part counts with the item's embeddings times the part's
+    share in the item's work.
+    """
     num_embeds, part = sum(item.request.media[item.index].num_embeds for item in plan.encode), plan.part
     if part is None:
         return num_embeds
@@ -31,14 +33,16 @@ def embeds_of(plan: StepPlan) -> int:
 
 
 def share_of(num_embeds: int, start: int, until: int, work: int) -> int:
-    """Return the correction for one part, given that the last part counts with all the item's embeddings."""
+    """Return how many embeddings a part adds to the count over the plan's `encode`. The last part's item is
+    in `encode` with all its embeddings, so for that part the result corrects the count and is not positive.
+    """
     share = num_embeds * until // work - num_embeds * start // work
     return share - num_embeds if until >= work else share
 
 
 class TimedExecutor:
-    """An executor whose steps take the time from `cost`. `host_ns`: the engine's time before the device gets
-    a step, by row count. `clock_ns`: when the last collected step ended.
+    """An executor whose steps take the time that `cost` returns. `host_ns`: returns the engine's own time
+    before a step with a given row count reaches the device. `clock_ns`: the simulated time.
     """
 
     needs_plan = True
@@ -47,8 +51,9 @@ class TimedExecutor:
         self, cost: Cost, observers: tuple[Observer, ...], host_ns: Callable[[int], int] = lambda num_rows: 0
     ):
         self._cost, self._observers, self._host_ns = cost, observers, host_ns
-        self._plans: deque[tuple[StepPlan, int, int]] = deque()  # with the device time in ns and the end time
-        self._free_at_ns = self._since_ns = 0  # when the device becomes idle; when the last result came
+        self._plans: deque[tuple[StepPlan, int, int]] = deque()  # (plan, device time in ns, end time)
+        # when the device becomes idle, and when the last result was collected
+        self._free_at_ns = self._since_ns = 0
         self.clock_ns = 0
 
     def dispatch(self, plan: StepPlan) -> None:
@@ -80,7 +85,7 @@ class TimedExecutor:
         self._plans.clear()
 
     def wait_until(self, time_ns: int) -> None:
-        """Advance the clock while nothing runs."""
+        """Advance the clock to `time_ns` while no step runs."""
         self.clock_ns = max(self.clock_ns, time_ns)
 
     def _set_row(self, row: int, request: Request) -> None:

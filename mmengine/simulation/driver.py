@@ -1,8 +1,8 @@
 """Runs a workload through EngineCore, one simulated step after the other.
 
-The core asks its source for arrivals after a step was collected and completed, and before it decides the next
-one. At that moment the driver sees the state between two steps. Then the driver hands over the next step's
-arrivals and events.
+The core asks its source for arrivals after a step was collected and applied, and before it decides the next
+step. At that moment the driver reads the state between the two steps, and then gives the core the arrivals
+and events for the next step.
 """
 
 from collections.abc import Callable
@@ -28,8 +28,8 @@ NO_GRAMMAR = "the grammar does not compile"
 
 @dataclass(slots=True)
 class SimulationReport:
-    """A run's result. `unfinished`: ids that were given up when the steps ended. `refusal`: why the first of
-    the `num_refused` requests was refused.
+    """A run's result. `unfinished`: ids of requests that were cancelled when the workload's steps were over.
+    `num_refused`: how many requests were refused as invalid. `refusal`: the error for the first such request.
     """
 
     meter: Meter
@@ -42,8 +42,8 @@ class SimulationReport:
 
 
 class _Feed:
-    """The core's source: `fill` puts due events into the inbox when the core asks. `leavers` returns requests
-    that leave while the step runs.
+    """The core's source of observations. When the core asks, `fill` puts the due events into the inbox.
+    `leavers`: returns the events for requests that leave while the step runs.
     """
 
     def __init__(self, fill: Callable[[], None], leavers: Callable[[], list[ev.Event]]):
@@ -59,9 +59,9 @@ class _Feed:
 
 
 class _Tap(SinkWrapper):
-    """Shows ends and preemptions before they reach the log.
+    """Passes the events FINISHED and PREEMPTED to `see` when they are appended to the log.
 
-    The fake model fails no step on purpose, so a failed step raises an error instead of a retry.
+    The fake model fails no step on purpose, so a failed step raises MMEngineError instead of being retried.
     """
 
     def __init__(self, inner: Sink, see: Callable[[ev.Finished | ev.Preempted], None]):
@@ -77,8 +77,8 @@ class _Tap(SinkWrapper):
 
 
 class Driver:
-    """Drives one simulation. `recorder` receives the decisions, `log` the events, and `progress` now and then
-    the number of ended requests.
+    """Runs one simulation. `recorder`: receives the decisions. `log`: receives the events. `progress`: is
+    called now and then with the number of requests that have ended.
     """
 
     def __init__(
@@ -97,9 +97,10 @@ class Driver:
         self._pending = sorted(workload.requests, key=lambda each: each.arrival)
         self._next = 0  # the index in `_pending`
         self._events = sorted(workload.events or (), key=lambda each: each.step)
-        self._late: list[SimEvent] = []  # in the running step
+        self._late: list[SimEvent] = []  # events that occur while the step runs
         self._sessions = SessionQueues()
-        # failed grammars under vLLM's rules: whether its scheduler has seen the failure
+        # under vLLM's rules: request with a failed grammar -> whether the scheduler has examined the request
+        # since
         self._failed: dict[str, bool] = {}
         self._step = 0
         self._num_steps = 0
@@ -121,8 +122,8 @@ class Driver:
         feed.inbox = self._core.inbox
 
     def run(self) -> SimulationReport:
-        """Run until all requests end, or the workload's steps are over. Raises LogError if the log cannot be
-        written, MMEngineError if the engine makes no progress.
+        """Run until all requests have ended or the workload's steps are over. Raises LogError if the log
+        cannot be written, and MMEngineError if the engine makes no progress.
         """
         core, state = self._core, self._core.state
         while self._next < len(self._pending) or self._events or core.has_work or self._sessions:
@@ -174,7 +175,7 @@ class Driver:
         return [*(ev.Cancelled(event.request_id, "cancelled") for event in leaving), *self._seen_failing()]
 
     def _between_steps(self) -> None:
-        """Hand over the next step's arrivals and events after the step before was applied."""
+        """Give the core the next step's arrivals and events. The previous step was already applied."""
         late, self._late = self._late, []
         now: list[SimEvent] = []
         over = self._step >= self._workload.max_steps
@@ -199,9 +200,9 @@ class Driver:
         self._happen(now)
 
     def _seen_failing(self) -> list[ev.Event]:
-        """Return ends for failed grammars. vLLM's scheduler learns of a failed grammar when it examines the
-        request. A request that is not examined, because rows or blocks are short, stays until its step
-        returns.
+        """Return GRAMMARFAILED for failed grammars that vLLM's scheduler has noticed. It notices a failed
+        grammar when it examines the request. A request that was not examined, because rows or blocks were
+        short, stays in the queue.
         """
         names = [name for name, seen in self._failed.items() if seen]
         for name in names:
@@ -209,7 +210,9 @@ class Driver:
         return [ev.GrammarFailed(name, NO_GRAMMAR) for name in names]
 
     def _arrive_until_now(self) -> None:
-        """Let an engine without work wait for the next arrival."""
+        """Submit the requests that have arrived. If the engine has no work, first wait for the next
+        arrival.
+        """
         if not self._core.state.requests and self._next < len(self._pending):
             self._executor.wait_until(self._pending[self._next].arrival)
         self._arrive(self._executor.clock_ns)
@@ -263,8 +266,8 @@ class Driver:
                         core.inbox.put(ev.CacheReset(event.reset_running))
 
     def _vllm_refuses_reset(self, leaving: set[str]) -> bool:
-        """Return whether vLLM refuses a reset: it forgets nothing while any request holds blocks, unless it
-        may preempt them.
+        """Return whether vLLM refuses a cache reset without preemption: it does so while any request holds
+        blocks. `leaving`: requests that end before the reset.
         """
         state = self._core.state
         names = {state.requests_by_row[row].request.request_id for row in state.running.tolist()}

@@ -1,4 +1,4 @@
-"""A simulation's executor: the fake model behind the executor port, with a cost model's clock."""
+"""The executor for simulations: it computes tokens with the fake model and times with a cost model."""
 
 import numpy as np
 
@@ -15,7 +15,7 @@ BROKEN = "a token breaks the grammar"
 
 
 class FakeExecutor(TimedExecutor):
-    """Executes steps with the fake model. `requests`: by id."""
+    """Executes steps with the fake model. `requests`: request id -> request."""
 
     def __init__(
         self,
@@ -35,8 +35,8 @@ class FakeExecutor(TimedExecutor):
         self._model.set_row(row, sim, self._config.max_model_len, num_before)
 
     def _run(self, plan: StepPlan, device_ns: int) -> StepResult:
-        """Sample the rows that reached the end of their known tokens: one token each, and one more for each
-        right draft.
+        """Return the step's result: each row that samples gets one token and one more for each accepted
+        draft.
         """
         sampled = sampled_rows(plan)
         rows, num_known = sampled.rows, sampled.num_known
@@ -64,8 +64,8 @@ class FakeExecutor(TimedExecutor):
     def _ends(
         self, rows: np.ndarray, num_known: np.ndarray, tokens: np.ndarray, counts: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the counts, cut after the first stop token and at the request's length, and which rows
-        stopped.
+        """Return each row's token count, cut after the first stop token and at the request's length limit,
+        and which rows stopped (bool). `tokens`: [rows, places]; `counts`: how many of them the row would get.
         """
         room = np.maximum(self._model.max_total[rows] - num_known, 1)
         counts = np.minimum(counts, room)
@@ -77,8 +77,9 @@ class FakeExecutor(TimedExecutor):
     def _draft(
         self, rows: np.ndarray, places: np.ndarray, over: np.ndarray, room: np.ndarray | None
     ) -> tuple[np.ndarray | None, np.ndarray | None]:
-        """Return drafts for the next step, flat, and each row's number of drafts: at most its `room`, none
-        for ended rows.
+        """Return drafts for the next step, one row after the other, and each row's number of drafts, both
+        int32. A row gets at most `room` drafts, and none if its text is `over`. Returns (None, None) without
+        a drafter.
         """
         count = self._config.num_draft_tokens
         if not count:

@@ -1,9 +1,10 @@
-"""The fake model: a token is a checksum over the request's id and the token's place.
+"""The fake model: a token is computed from a checksum over the request's id and the token's position.
 
-Places count from the prompt's first token; output index j = place - prompt length. A row's token is its stop
-token at `stop_at`, a bad one at `bad_at`, and otherwise lies in its grammar's range (TOKEN_LOW to TOKEN_HIGH
-without a grammar). A checksum says how many drafts are right; the rest are wrong. All rows are computed
-together, from columns.
+A position ("place") counts from the prompt's first token; the output index is the position minus the prompt's
+length. At output index `stop_at` the model emits the request's stop token, and at `bad_at` a token outside
+the grammar. All other tokens lie in the grammar's range (TOKEN_LOW to TOKEN_HIGH without a grammar). Another
+checksum determines how many drafts are right; the drafts after them are wrong. All rows are computed
+together, from arrays.
 """
 
 import numpy as np
@@ -30,7 +31,9 @@ class FakeModel:
         self._high = np.full((num_rows, 1), TOKEN_HIGH, np.int64)
 
     def set_row(self, row: int, request: SimRequest, max_model_len: int, num_before: int = 0) -> None:
-        """Set a row's request. `num_before`: session tokens before its own."""
+        """Set the request in a row. `num_before`: how many session tokens precede the request's own
+        prompt.
+        """
         num_prompt = num_before + request.num_prompt
         name = request.request_id
         self.num_prompt[row] = num_prompt
@@ -53,8 +56,8 @@ class FakeModel:
             self._high = np.pad(self._high, ((0, 0), (0, missing)))
 
     def tokens(self, rows: np.ndarray, places: np.ndarray, *, as_drafted: bool = False) -> np.ndarray:
-        """Return the model's tokens at `places` ([s, k]) in `rows` ([s]), int64 [s, k]. `as_drafted`: the
-        drafter's expectation, which ignores bad tokens.
+        """Return the model's tokens at `places` ([s, k]) in `rows` ([s]), int64 [s, k]. `as_drafted`: return
+        the tokens that the drafter expects, which are never bad tokens.
         """
         column = rows[:, None]
         output = places - self.num_prompt[column]
@@ -64,8 +67,8 @@ class FakeModel:
         return tokens if as_drafted else np.where(output == self.bad_at[column], BAD_TOKEN, tokens)
 
     def drafts(self, rows: np.ndarray, places: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return `count` drafts from `places` ([s]) on, int64 [s, count], and how many each row's grammar
-        allows, int64 [s].
+        """Return `count` drafts for each row from its position in `places` ([s]) on, int64 [s, count], and
+        how many of them its grammar allows, int64 [s].
         """
         column = rows[:, None]
         all_places = places[:, None] + np.arange(count)

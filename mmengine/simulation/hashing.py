@@ -1,7 +1,7 @@
-"""CRC-32 over many short texts at once: a prefix for each row, followed by a number.
+"""Computes CRC-32 over many short texts at once. Each text is a row's prefix followed by a number.
 
-The fake model's tokens are CRC-32s over texts like "request:1234". The checksum is a fold over bytes. So the
-state after the prefix is kept, and all numbers' digits go through the table together.
+The fake model's tokens are CRC-32s over texts like "request:1234". CRC-32 processes one byte after the other.
+So the state after a prefix is stored, and the digits of all numbers are processed together with numpy.
 """
 
 import zlib
@@ -9,18 +9,18 @@ import zlib
 import numpy as np
 
 _ALL = 0xFFFFFFFF
-# The fold's table, taken from zlib, which flips all bits before and after a fold.
+# The CRC's table for one byte, computed with zlib. zlib flips all bits before and after a CRC.
 _TABLE = np.array([zlib.crc32(bytes([byte]), _ALL) ^ _ALL for byte in range(256)], np.uint32)
 
 
 def prefix_state(text: str) -> int:
-    """Return the fold's state after `text`."""
+    """Return the CRC's internal state after `text`."""
     return zlib.crc32(text.encode()) ^ _ALL
 
 
 def crc_of_numbers(states: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-    """Return CRC-32 over prefix + decimal number, as int64. `states`: uint32 from `prefix_state`; `numbers`:
-    0 to 2^31 - 1. The two broadcast.
+    """Return CRC-32 over prefix + decimal number, int64. `states`: results from `prefix_state`, uint32.
+    `numbers`: 0 to 2^31 - 1. The two arrays are broadcast.
     """
     state, numbers = np.broadcast_arrays(states.astype(np.uint32), numbers.astype(np.uint32))
     rest = numbers

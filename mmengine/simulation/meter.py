@@ -1,4 +1,4 @@
-"""Measures a run: latencies under the cost model, and resources in use over time."""
+"""Measures a simulation: latencies on the simulated clock, and the resources in use over time."""
 
 from array import array
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from mmengine.simulation.workload import NEVER
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Percentiles in ns, or in counts. They are nearest ranks, so each is a measured value."""
+    """Percentiles in ns. They are nearest ranks, so each percentile is a measured value."""
 
     p50: int = 0
     p90: int = 0
@@ -28,7 +28,7 @@ class Spread:
 
 @dataclass(slots=True)
 class Timeline:
-    """Resources over time: one entry for each dispatched step."""
+    """The resources in use over time, with an entry for each dispatched step."""
 
     time_ns: array = field(default_factory=lambda: array("q"))
     running: array = field(default_factory=lambda: array("q"))
@@ -39,7 +39,9 @@ class Timeline:
 
 
 class Meter:
-    """Measures requests by number, in arrival order, without a loop over tokens."""
+    """Measures requests. Arrays have an entry for each request in arrival order, so no code loops over
+    tokens.
+    """
 
     def __init__(self, num_requests: int, num_rows: int):
         self._numbers: dict[str, int] = {}
@@ -53,7 +55,7 @@ class Meter:
         self._over = np.zeros(num_requests, bool)
         self._last_ns = np.zeros(num_requests, np.int64)
         self._gaps: list[np.ndarray] = []
-        self.ends: dict[str, int] = {}  # request counts by finish reason
+        self.ends: dict[str, int] = {}  # finish reason -> number of requests
         self.num_preemptions = 0
         self.num_output_tokens = 0
         self.num_scheduled_tokens = 0
@@ -83,7 +85,7 @@ class Meter:
         self.sampled(plan.rows[plan.sample], result.counts, clock_ns)
 
     def sampled(self, rows: np.ndarray, counts: np.ndarray | None, clock_ns: int) -> None:
-        """Note the tokens that each row got; None: one each."""
+        """Note that each row got `counts` tokens; None: one each."""
         numbers = self._by_row[rows]
         counts = np.ones(len(numbers), np.int64) if counts is None else counts.astype(np.int64)
         if (over := self._over[numbers]).any():  # the request ended while this step ran
@@ -114,19 +116,21 @@ class Meter:
         line.tokens.append(num_tokens)
 
     def ttft(self) -> Spread:
-        """From arrival to the first token."""
+        """Return the times from arrival to the first token."""
         there = self.first_ns != NEVER
         return Spread.of((self.first_ns - self.arrived_ns)[there])
 
     def longest_ttft(self) -> int:
-        """The longest time to a first token, in ns."""
+        """Return the longest time from arrival to the first token, in ns."""
         return int((self.first_ns - self.arrived_ns)[self.first_ns != NEVER].max(initial=0))
 
     def inter_token(self) -> Spread:
-        """Between a request's tokens; a step that gives several shares its time among them."""
+        """Return the times between a request's tokens. If a step gives several tokens, its time is divided
+        among them.
+        """
         return Spread.of(np.concatenate(self._gaps) if self._gaps else np.zeros(0, np.int64))
 
     def end_to_end(self) -> Spread:
-        """From arrival to the end, for requests that ended by themselves."""
+        """Return the times from arrival to the end, for requests that ended by stop or length."""
         there = self.end_ns != NEVER
         return Spread.of((self.end_ns - self.arrived_ns)[there])

@@ -1,4 +1,4 @@
-"""Draws a run over time."""
+"""Draws a simulation over time."""
 
 from pathlib import Path
 
@@ -7,13 +7,14 @@ import numpy as np
 from mmengine.config import EngineConfig
 from mmengine.simulation.meter import Timeline
 
-MAX_POINTS = 4000  # per curve; a longer curve is thinned out
+MAX_POINTS = 4000  # most points in a curve
 
 
 def draw(timeline: Timeline, config: EngineConfig, title: str, path: Path) -> None:
     """Draw running and waiting requests, memory in use, and the used token budget, over simulated time.
 
-    A long run is drawn with the largest value in each of 4,000 spans.
+    A run with more than 4,000 steps is divided into at most 4,000 spans, and the largest value in each span
+    is drawn.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # imported here because only a plot needs it
     from matplotlib.figure import Figure

@@ -1,8 +1,9 @@
-"""A run's decisions as records, one for each step, and the first difference between two runs.
+"""Records a simulation's decisions, with a record for each step, and finds the first difference between two
+runs.
 
-A record has hard fields, which are decisions and tokens, and soft fields, which count free resources: `free`
-and `enc_free` after the step was decided, `free_after` and `enc_free_after` after its tokens were applied. An
-empty field is left out, except `sched`.
+A record has hard fields, which are decisions and tokens, and soft fields, which are numbers of free resources
+and the queues. `free` and `enc_free` are counted after the step was decided, `free_after` and
+`enc_free_after` after its tokens were applied. An empty hard field is left out, except `sched`.
 """
 
 import json
@@ -29,21 +30,24 @@ _ORDER = ("step", *HARD_FIELDS[:-2], *_DECIDED, *HARD_FIELDS[-2:], *_UPDATED)
 
 @dataclass(slots=True)
 class _Open:
-    """An incomplete record. `aborted`: requests given up while the step ran; their output is dropped."""
+    """An incomplete record. `aborted`: requests that are aborted while the step runs; their output is
+    dropped.
+    """
 
     record: Record
     aborted: set[str]
-    runs: bool = False  # dispatched and not collected
-    keep: bool = False
+    runs: bool = False  # whether the step was dispatched and not collected
+    keep: bool = False  # whether the record will be written
     evicted: tuple[bytes, ...] = ()  # encoder keys
-    encoded: Set[bytes] = frozenset()
+    encoded: Set[bytes] = frozenset()  # encoder keys
 
 
 class Recorder:
-    """Assembles records from the executor's and the sink's data, and passes each to `write`.
+    """Assembles records from the executor's plans and results and from the sink's events, and passes each
+    record to `write`.
 
-    `media_names`: the items' names by encoder key. `queues`: name running and waiting requests instead of
-    counting them.
+    `media_names`: encoder key -> name for the item. `queues`: record the ids instead of the numbers of
+    running and waiting requests.
     """
 
     def __init__(self, write: Callable[[Record], None], media_names: dict[bytes, str], *, queues: bool):
@@ -52,11 +56,11 @@ class Recorder:
         self._queues = queues
         self._open: deque[_Open] = deque()
         self._by_plan: dict[int, _Open] = {}
-        self._ending = _Open({}, set())  # the record that gets ends; the first record is discarded
-        self._names: dict[int, str] = {}  # by row
+        self._ending = _Open({}, set())  # the record that gets the next ends; this first record is discarded
+        self._names: dict[int, str] = {}  # row -> request id
 
     def begin(self, step: int, aborted: set[str]) -> None:
-        """Begin a step; `aborted` requests will leave while it runs."""
+        """Begin the record for a step. `aborted`: requests that will be aborted while the step runs."""
         self._flush()
         self._ending = _Open({"step": step, "sched": []}, aborted)
         self._open.append(self._ending)
@@ -79,7 +83,7 @@ class Recorder:
             record["admit"] = {name: computed[name] for name in admitted}
         encoded: dict[str, list[int]] = {}
         for item in plan.encode:
-            if item.request.request_id in names:  # a request that was preempted after all is not named
+            if item.request.request_id in names:  # False if the request was preempted in the same step
                 encoded.setdefault(item.request.request_id, []).append(item.index)
         record["enc"] = encoded
         here.evicted = plan.evict
@@ -101,21 +105,21 @@ class Recorder:
         self._ending.record.setdefault("preempt", []).append(request_id)
 
     def finished(self, request_id: str, reason: str) -> None:
-        """Note an end. Requests that were given up have no end in the records."""
+        """Note a request's end. Aborted requests have no end in the records."""
         if reason != "abort" and request_id not in self._ending.aborted:
             self._ending.record.setdefault("finish", {})[request_id] = reason
             self._ending.keep = True
 
     def updated(self, state: State) -> None:
-        """Note the state after the running step's tokens were applied. Under our rules requests given up
-        while it ran are still there, so the free resources are left out then.
+        """Note the free resources after a step's tokens were applied. Under our own rules, requests that were
+        aborted while the step ran still hold resources at this moment. Then the free resources are left out.
         """
         if self._ending.keep and (state.config.compat or not self._ending.aborted):
             self._ending.record["free_after"] = state.blocks.num_free
             self._ending.record["enc_free_after"] = _encoder_free(state)
 
     def decided(self, state: State) -> None:
-        """Note the state after the step was decided, or nothing could run."""
+        """Note the state after the step was decided, even if no step could run."""
         here = self._open[-1]
         here.keep |= bool(state.requests) or "preempt" in here.record
         if not here.keep:
@@ -141,15 +145,15 @@ class Recorder:
 
 
 def _gone(step: _Open) -> list[bytes]:
-    """Return keys that are gone after the step, without keys that it encoded again. vLLM names them by their
-    last eviction.
+    """Return the evicted keys that the step did not encode again. A key that was evicted twice is listed at
+    its last eviction, as in vLLM.
     """
     rest = step.evicted
     return [key for place, key in enumerate(rest, 1) if key not in step.encoded and key not in rest[place:]]
 
 
 def _encoder_free(state: State) -> list[int]:
-    """Return the free embeddings, without and with unreferenced ones."""
+    """Return how many embeddings are free in the encoder cache, and how many are free or unreferenced."""
     free = state.encoder.capacity - state.encoder.used
     return [free, free + state.encoder.idle_size]
 
@@ -164,7 +168,7 @@ def record_line(record: Record) -> str:
 
 
 def read_records(path: Path) -> list[Record]:
-    """Read the records in a scenario's `expect` (.json) or a decisions file (.jsonl, also .gz)."""
+    """Read records from a scenario's `expect` (.json) or from a decisions file (.jsonl or .jsonl.gz)."""
     if path.suffix == ".json":
         records = decode(existing(path).read_bytes(), dict[str, Any], str(path)).get("expect")
         if not isinstance(records, list):
@@ -177,10 +181,11 @@ def read_records(path: Path) -> list[Record]:
 def first_difference(
     expected: list[Record], actual: list[Record], *, soft: bool = False, open_ends: Set[str] = frozenset()
 ) -> str:
-    """Return where two lists of records differ first: step, field, both values; "" if they do not.
+    """Return a text with the first difference between two lists of records: the step, the field and both
+    values; "" if they are equal.
 
-    Steps without running, waiting, ending or preempted requests do not count. Soft fields count if both
-    records have them. `open_ends`: ids whose `finish` is not compared.
+    Steps without running, waiting, ending or preempted requests are skipped. `soft`: also compare soft fields
+    that both records have. `open_ends`: request ids whose `finish` is not compared.
     """
     if open_ends:
         expected, actual = (

@@ -1,4 +1,4 @@
-"""Finds a plan's sampling rows, and counts their right drafts."""
+"""Finds the rows in a plan that sample, and counts their accepted drafts."""
 
 from typing import NamedTuple
 
@@ -8,16 +8,16 @@ from mmengine.core.executor import StepPlan
 
 
 class SampledRows(NamedTuple):
-    """A plan's s rows that reached the end of their known tokens; all int64 [s]."""
+    """The s rows in a plan that sample, with arrays that are all int64 [s]."""
 
     rows: np.ndarray
-    last: np.ndarray  # places of their last tokens in the batch
+    last: np.ndarray  # the index in the batch of each row's last token
     num_drafts: np.ndarray
     num_known: np.ndarray  # known tokens, without drafts
 
     def accepted(self, input_ids: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """Return how many of each row's drafts, in the plan's `input_ids`, equal the model's `tokens` ([s, k
-        + 1], from `num_known` on), up to the first wrong one; int64 [s].
+        """Return how many drafts each row has before its first wrong draft, int64 [s]. `input_ids`: the
+        plan's tokens with the drafts. `tokens`: the model's tokens from `num_known` on, [s, k + 1].
         """
         number = np.arange(tokens.shape[1] - 1)
         there = number < self.num_drafts[:, None]

@@ -1,5 +1,5 @@
-"""Reads scenario files: one JSON object with settings, requests, events and expected records, or one request
-per line (.jsonl) with settings from elsewhere.
+"""Reads scenario files: a JSON object with settings, requests, events and expected records (.json), or a
+request in each line, without settings (.jsonl).
 """
 
 from collections.abc import Callable, Iterable
@@ -24,7 +24,7 @@ from mmengine.simulation.workload import (
     name_hash,
 )
 
-MAX_STEP = 2**40  # in a scenario
+MAX_STEP = 2**40  # the largest step number in a scenario
 _Step = Annotated[int, msgspec.Meta(ge=0, le=MAX_STEP)]
 
 
@@ -33,7 +33,7 @@ class _Grammar(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Adapter(msgspec.Struct, forbid_unknown_fields=True):
-    """An adapter in a scenario. Equal names mean equal contents."""
+    """An adapter in a scenario. Adapters with equal fields have equal contents."""
 
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_ID_CHARS)]
     bytes: Annotated[int, msgspec.Meta(ge=0, le=2**50)] = 0
@@ -76,7 +76,7 @@ class _Scenario(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_scenario(path: Path) -> Workload:
-    """Read a scenario. Raises InvalidRequest for anything else, with the place in the file."""
+    """Read a scenario. Raises InvalidRequest for an invalid file, with the position in the file."""
     data = path.read_bytes()
     scenario = decode(data, _Scenario, str(path))
     return Workload(
@@ -95,7 +95,7 @@ def read_scenario(path: Path) -> Workload:
 
 
 def read_requests(path: Path, limit: int | None) -> Workload:
-    """Read a .jsonl file with requests. It has no events, so grammars are ready at once."""
+    """Read a .jsonl file with requests. Without events, grammars are ready at once."""
     decoder = msgspec.json.Decoder(_Request)
     parsed = [decode(line, decoder, f"{path}, line {number}") for number, line in lines(path, limit)]
     return Workload(
@@ -126,7 +126,7 @@ def _request(request: _Request, where: str) -> SimRequest:
     if not 1 <= num_prompt <= MAX_TOKENS or not least <= request.max_tokens <= MAX_TOKENS:
         raise InvalidRequest(
             f"{where}: prompt and max_tokens must each be 1 to {MAX_TOKENS} tokens long; in a session "
-            "max_tokens 0 computes the prompt and says nothing"
+            "max_tokens 0 computes the prompt and generates no tokens"
         )
     if (request.stop_at is None) != (request.stop_token is None):
         raise InvalidRequest(f"{where}: stop_at and stop_token need one another; give both or neither")
@@ -166,8 +166,8 @@ def _or_never(value: int | None) -> int:
 
 
 def _segment(segment: list[Any], where: str) -> tuple[int, Callable[[], np.ndarray]]:
-    """Return the length and the maker of one prompt segment: ["lit", [tokens]], ["gen", key, n, start] or
-    ["img", n].
+    """Return the length of a prompt segment, and a function that generates its tokens (int32). A segment is
+    ["lit", [tokens]], ["gen", key, n, start] or ["img", n].
     """
     match segment:
         case ["lit", list(tokens)] if all(type(t) is int and 0 <= t < 2**31 for t in tokens):

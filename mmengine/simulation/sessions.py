@@ -1,4 +1,6 @@
-"""Session requests in a workload: each continues its session's tokens at its arrival."""
+"""Handles a workload's requests with sessions. When such a request is submitted, its prompt is put after the
+session's tokens.
+"""
 
 from collections import deque
 from dataclasses import replace
@@ -13,7 +15,7 @@ from mmengine.simulation.workload import SimRequest
 
 
 class SessionQueues:
-    """Requests that wait until their session's previous request has ended."""
+    """Holds requests until the previous request in their session has ended."""
 
     def __init__(self) -> None:
         self._queues: dict[str, deque[SimRequest]] = {}
@@ -25,7 +27,9 @@ class SessionQueues:
         self._queues.setdefault(request.session, deque()).append(request)
 
     def due(self, core: EngineCore) -> list[SimRequest]:
-        """Return each idle session's next request."""
+        """Return the next request for each session without a running request, and remove it from its
+        queue.
+        """
         found = []
         for name in list(self._queues):
             session = core.state.sessions.all.get(name)
@@ -43,7 +47,9 @@ class SessionQueues:
 
 
 def whole_request(core: EngineCore, sim: SimRequest) -> Request:
-    """Return the request with its session's tokens before it. The session is opened if necessary."""
+    """Return the request with its session's tokens and media before its own. Opens the session if
+    necessary.
+    """
     name, sessions = sim.session, core.state.sessions.all
     if name not in sessions and name not in core.inbox.opening:
         core.sessions.open(SessionOpened(name))

@@ -1,4 +1,4 @@
-"""Read a simulation's settings: EngineConfig fields, and the names that scenario files use."""
+"""Reads a simulation's settings: EngineConfig fields, and other names that scenario files use."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -27,7 +27,7 @@ _Price = Annotated[int, msgspec.Meta(ge=0, le=10**12)]
 
 
 class _Cost(msgspec.Struct, forbid_unknown_fields=True):
-    """The fields of CostModel as a setting. The defaults fit an 8B model."""
+    """CostModel's fields as a setting. The defaults fit an 8B model."""
 
     step_ns: _Price = COST_8B.step_ns
     token_ns: _Price = COST_8B.token_ns
@@ -59,8 +59,8 @@ class Settings:
 def read_settings(given: dict[str, Any], workload: Workload, compat: str = "") -> Settings:
     """Read the settings. Raises ConfigError for an unknown key, a wrong type, or contradicting settings.
 
-    The defaults fit the workload: the maximum length fits its longest request, and the block pool is that of
-    an 8B model on a GPU with 80 GiB.
+    By default, max_model_len fits the workload's longest request, and the block pool is as large as for an 8B
+    model on a GPU with 80 GiB.
     """
     given = dict(given)
     try:

@@ -1,8 +1,9 @@
-"""An executor without a model: its tokens depend on every KV slot that a request reads.
+"""An executor without a model, whose tokens depend on every KV slot that a request reads.
 
-Each slot holds a value for its token and for the feature placed there. The running sum over a sequence's
-values decides the next token. So a wrong block table, a block that was given away too early, a missing
-feature or a token placed twice changes tokens. `reference_tokens` returns the right ones.
+Each slot holds a number computed from its token and from the media feature at its position. The sum over a
+sequence's numbers determines the next token. So a wrong block table, a block that was freed too early, a
+missing feature or a token at a wrong position changes the output. `reference_tokens` computes the right
+tokens.
 """
 
 from collections import deque
@@ -27,8 +28,8 @@ _MIX = np.uint64(0xBF58476D1CE4E5B9)
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """A step's simulated time in ns: a base, and a price for each query token, for each token attended to,
-    and for each computed embedding.
+    """A step's simulated time in ns: `step_ns`, plus `token_ns` for each query token, `context_ns` for each
+    token in the rows' contexts, and `embed_ns` for each computed embedding.
     """
 
     step_ns: int = 200_000
@@ -44,9 +45,11 @@ class CostModel:
 
 
 class SimulatedExecutor:
-    """Executes steps with sums in place of KV. `fault(step)` returns an error text for a step that must fail,
-    else None. `eos_in`: one token in `eos_in` ends the text (0: none does). `check_kv` reads all slots back
-    at each sample. `arrived`: returns the next fetched blocks for a request, uint64 [n, block_size].
+    """Executes steps with numbers in place of KV.
+
+    `fault(step)`: returns an error text if the step must fail, else None. `eos_in`: one token in `eos_in`
+    ends the text; 0: no token does. `check_kv`: add up all slots at each step instead of using stored sums.
+    `arrived`: returns the next fetched blocks for a request, uint64 [n, block_size].
     """
 
     needs_plan = True
@@ -69,7 +72,7 @@ class SimulatedExecutor:
         self._arrived = arrived
         slots = config.num_blocks * config.block_size
         self._values = np.zeros(slots, np.uint64)
-        self._sums = np.zeros(slots, np.uint64)  # the sum over the sequence up to the slot
+        self._sums = np.zeros(slots, np.uint64)  # the sum over the sequence up to and including the slot
         self._host_values = np.zeros((config.swap_blocks, config.block_size), np.uint64)
         self._states = SimulatedStates(config) if config.num_state_slots else None
         self._features: dict[bytes, int] = {}
@@ -90,7 +93,7 @@ class SimulatedExecutor:
         return self._arrived(request_id, count)
 
     def kv(self, blocks: np.ndarray) -> np.ndarray:
-        """Return these blocks' slot values, uint64 [n, block_size]."""
+        """Return the slot values in these blocks, uint64 [n, block_size]."""
         return self._values.reshape(-1, self._block_size)[blocks].copy()
 
     def discard(self) -> None:
@@ -130,10 +133,10 @@ class SimulatedExecutor:
         self._part = None if part.is_last else part
 
     def _with_pending(self, plan: StepPlan) -> StepPlan:
-        """Return the plan with tokens that were pending when it was made."""
+        """Return the plan with PENDING replaced by the tokens that the rows have sampled since."""
         pending = plan.input_ids == PENDING
         if not pending.any() or plan.num_drafts is not None and plan.num_drafts.any():
-            return plan  # beside drafts no token is pending, and this is PADDING
+            return plan  # a step with drafts has no pending tokens; -1 is PADDING here
         tokens = self._last_tokens[np.repeat(plan.rows, plan.num_scheduled)]
         return replace(plan, input_ids=np.where(pending, tokens, plan.input_ids))
 
@@ -168,7 +171,9 @@ class SimulatedExecutor:
         self._sums[plan.slot_mapping] = sums + np.repeat(base, plan.num_scheduled)
 
     def _adapt(self, plan: StepPlan, values: np.ndarray) -> None:
-        """Change the values in rows with an adapter, which must be loaded."""
+        """Add the adapter's number to the values in rows with an adapter. Raises ExecutorFailed if the
+        adapter is not loaded.
+        """
         digests = [digest_of(self._request(row).adapter) for row in plan.rows.tolist()]
         if missing := {*digests, b""} - {*plan.adapters, b""}:
             raise ExecutorFailed(f"a row computes with the adapter {min(missing).hex()}, which is not there")
@@ -181,8 +186,9 @@ class SimulatedExecutor:
         return request
 
     def _sums_before(self, plan: StepPlan) -> np.ndarray:
-        """Return the sum up to each row's last computed token. A row may hit blocks that another row fills in
-        the same step. Their sums do not exist yet, so they are added up from the values.
+        """Return, for each row, the sum over its computed tokens, uint64 [n]. A row may have prefix hits on
+        blocks that another row fills in the same step. Their sums do not exist yet, so the values are added
+        up.
         """
         if not self._check_kv and not plan.admitted:
             index = np.maximum(plan.num_computed - 1, 0)
@@ -198,8 +204,8 @@ class SimulatedExecutor:
         return before
 
     def _sample(self, plan: StepPlan, device_ns: int) -> StepResult:
-        """Return the sampling rows' tokens. Row i in the arrays below has `width` columns: the token after
-        its last known token, and after each draft that follows.
+        """Return the step's result. Each row that samples has `width` columns in the arrays below: the token
+        after its last known token, and the tokens after each draft that follows.
         """
         ends = np.cumsum(plan.num_scheduled)[plan.sample]
         num_drafts = (
@@ -236,7 +242,9 @@ class SimulatedExecutor:
     def _stops(
         self, sums: np.ndarray, counts: np.ndarray, requests: list[Request], first_output: np.ndarray
     ) -> tuple[tuple[int, str], ...]:
-        """Return the rows whose run ends the text, and cut `counts` after the end."""
+        """Return (index, "eos") for rows whose new tokens end the text, and cut their `counts` after
+        the end.
+        """
         if not self._eos_in:
             return ()
         stops: list[tuple[int, str]] = []
@@ -253,8 +261,8 @@ class SimulatedExecutor:
     def _propose(
         self, sums: np.ndarray, tokens: np.ndarray, index: np.ndarray, salts: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return drafts, int32 [s, num_draft_tokens], right at first and wrong from some place on, and how
-        many in a row count.
+        """Return drafts, int32 [s, num_draft_tokens], and how many drafts each row has, int32 [s]. A row's
+        drafts are right up to a position that varies from row to row, and wrong from there on.
         """
         most = self._num_draft_tokens
         drafts = np.zeros((len(sums), most), np.int32)
@@ -271,7 +279,7 @@ class SimulatedExecutor:
 
 
 def token_values(token_ids: np.ndarray, index: np.ndarray) -> np.ndarray:
-    """Return what a token at its place adds to the sum, uint64."""
+    """Return the numbers that tokens at the positions `index` add to the sum, uint64."""
     mixed = (token_ids.astype(np.uint64) + np.uint64(1)) * _ODD + index.astype(np.uint64) * _MIX
     return (mixed ^ (mixed >> np.uint64(31))) * _MIX
 
@@ -281,7 +289,7 @@ def feature_values(key: bytes, places: np.ndarray) -> np.ndarray:
 
 
 def adapter_value(digest: bytes) -> int:
-    """Return what an adapter adds to a token's value; 0 without one."""
+    """Return the number that an adapter adds to a token's value; 0 without an adapter."""
     return int.from_bytes(digest[:8], "little")
 
 
@@ -297,7 +305,9 @@ def ends_text(sums: np.ndarray, eos_in: int) -> np.ndarray:
 def reference_tokens(
     request: Request, config: EngineConfig, *, vocab_size: int = 1000, eos_in: int = 0
 ) -> tuple[list[int], str]:
-    """Return the tokens and the finish reason that a request must get, computed alone and at once."""
+    """Return the tokens and the finish reason that a request must get. They are computed without blocks
+    and steps.
+    """
     prompt = request.prompt_token_ids
     own = np.uint64(adapter_value(digest_of(request.adapter)))
     values = token_values(prompt, np.arange(len(prompt))) + own

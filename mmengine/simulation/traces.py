@@ -1,7 +1,7 @@
-"""Reads public request traces: arrival times, lengths, and shared parts.
+"""Reads public request traces, which hold arrival times, lengths and shared prefixes.
 
-No trace holds text, so prompts are made from numbers. Equal Mooncake blocks have equal tokens; everything
-else differs between requests.
+The traces hold no text, so prompts are generated from numbers. Equal Mooncake blocks have equal tokens; all
+other tokens differ between requests.
 """
 
 import csv
@@ -22,12 +22,12 @@ from mmengine.simulation.workload import IMAGE_TOKEN, TOKEN_HIGH, TOKEN_LOW, Sim
 MOONCAKE_BLOCK = 512  # tokens for one hash id
 MAX_IMAGES = 4096
 _MIX = np.uint64(0x9E3779B97F4A7C15)
-_OWN = 2**40  # streams from here on belong to one request each; smaller ones are Mooncake's hash ids
+_OWN = 2**40  # streams from this number on belong to single requests; smaller numbers are Mooncake hash ids
 
 
 def stream_tokens(streams: np.ndarray, count: int) -> np.ndarray:
-    """Return `count` tokens from each stream, int32 [len(streams), count], by a multiplicative hash: equal
-    for equal streams (int64, 0 to 2^43).
+    """Return the first `count` tokens in each stream, int32 [len(streams), count], from a multiplicative
+    hash. A stream is a number (int64, 0 to 2^43); equal streams have equal tokens.
     """
     places = streams.astype(np.uint64)[:, None] * np.uint64(2**20) + np.arange(count, dtype=np.uint64)
     once = np.multiply(places, _MIX, dtype=np.uint64)
@@ -36,7 +36,9 @@ def stream_tokens(streams: np.ndarray, count: int) -> np.ndarray:
 
 
 def _own_tokens(number: int, count: int) -> np.ndarray:
-    """Return tokens that no other request has. A stream has 2^20 tokens, so a long prompt takes several."""
+    """Return `count` tokens that differ from all other requests' tokens. A stream has 2^20 tokens, so a long
+    prompt uses several streams.
+    """
     streams = _OWN + number * 16 + np.arange(-(-count // 2**20))
     return stream_tokens(streams, min(count, 2**20)).reshape(-1)[:count]
 
@@ -64,7 +66,7 @@ def _plain(path: Path, number: int, where: str, arrival: int, num_prompt: int, n
 
 
 def _csv_rows(path: Path, names: tuple[str, ...], limit: int | None) -> Iterator[tuple[str, list[str]]]:
-    """Yield each row's place and its named columns."""
+    """Yield each row's file and line, for messages, and its values in the columns `names`."""
     table = lines(path, None if limit is None else limit + 1)  # with the header
     head = next(table, None)
     columns = [] if head is None else next(csv.reader(io.StringIO(_text(head[1], str(path)))))
@@ -111,7 +113,9 @@ class _Mooncake(msgspec.Struct):
 
 
 def read_mooncake(path: Path, limit: int | None) -> Workload:
-    """Read a Mooncake trace: `hash_ids` name blocks with 512 prompt tokens; equal ids have equal tokens."""
+    """Read a Mooncake trace. Each id in `hash_ids` stands for 512 prompt tokens; equal ids have equal
+    tokens.
+    """
     decoder = msgspec.json.Decoder(_Mooncake)
     requests = []
     for number, (at, line) in enumerate(lines(path, limit)):
@@ -148,8 +152,8 @@ class _ServeGen(msgspec.Struct):
 
 
 def read_servegen(path: Path, limit: int | None) -> Workload:
-    """Read a multimodal ServeGen trace: distinct images come before the text and share the image tokens
-    evenly.
+    """Read a multimodal ServeGen trace. A request's media come before its text. All items are distinct, and a
+    modality's items share its tokens evenly.
     """
     decoder = msgspec.json.Decoder(_ServeGen)
     requests = []
@@ -183,7 +187,9 @@ def _servegen_request(number: int, row: _ServeGen, where: str) -> SimRequest:
 
 
 def _media(number: int, modality: str, start: int, tokens: int, count: int) -> list[MediaItem]:
-    """Return items that share `tokens` embeddings from prompt token `start` on; none is empty."""
+    """Return at most `count` items that share `tokens` embeddings evenly, from prompt token `start` on. No
+    item is empty.
+    """
     items = []
     for index in range(min(count, tokens)):
         length = tokens // count + (index < tokens % count)
@@ -205,7 +211,7 @@ def _sim_request(
     if not 1 <= num_prompt <= MAX_TOKENS or not 0 <= num_output <= MAX_TOKENS:
         raise InvalidRequest(f"{where}: a prompt has 1 to {MAX_TOKENS} tokens, an output 0 to {MAX_TOKENS}")
     if not 0 <= arrival < 2**62:
-        raise InvalidRequest(f"{where}: the request comes before the first one, or after 146 years")
+        raise InvalidRequest(f"{where}: the request arrives before the first request, or 146 years after it")
     return SimRequest(f"r{number}", num_prompt, prompt, max(num_output, 1), arrival, media)
 
 

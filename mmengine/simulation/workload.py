@@ -1,4 +1,4 @@
-"""Workloads for a simulation: requests with their arrivals, and events at certain steps."""
+"""A workload for a simulation: requests with their arrival times, and events at certain steps."""
 
 import hashlib
 from collections import Counter
@@ -85,7 +85,7 @@ class Workload:
 
     @property
     def without_grammar(self) -> set[str]:
-        """The ids of requests whose grammar fails. Recordings differ in where these requests end."""
+        """The ids of requests whose grammar fails. Records may differ in the step in which they end."""
         return {each.request_id for each in self.events or () if each.op == "grammar_error"}
 
     @property

@@ -1,4 +1,4 @@
-"""Reads a workload from a file in any format."""
+"""Reads a workload from a file in any supported format."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -13,12 +13,14 @@ from mmengine.simulation.workload import Workload
 
 _TRACES = {"azure": read_azure, "mooncake": read_mooncake, "servegen": read_servegen}
 FORMATS = ("auto", "scenario", *_TRACES)
-# A field that only this format has.
+# A field that only one format has -> that format.
 _MARKS = {"hash_ids": "mooncake", "text_tokens": "servegen", "prompt": "scenario"}
 
 
 def load_workload(path: Path, form: str = "auto", limit: int | None = None) -> Workload:
-    """Read at most `limit` requests from a file. Raises InvalidRequest for a file that cannot be read."""
+    """Read at most `limit` requests from a file. `form`: an entry in FORMATS. Raises InvalidRequest for an
+    invalid file.
+    """
     existing(path)
     if form == "auto":
         form = _guess(path)
@@ -46,4 +48,4 @@ def _guess(path: Path) -> str:
         for mark, form in _MARKS.items():
             if mark in first:
                 return form
-    raise InvalidRequest(f"the format of {path} cannot be told from it; name it with --format")
+    raise InvalidRequest(f"the format of {path} cannot be recognized; set it with --format")
