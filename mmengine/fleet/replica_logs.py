@@ -20,7 +20,7 @@ from mmengine.events.segment import segment_paths
 from mmengine.serve.requests.operator_log import operator_log
 
 FIRST_LOOK_S, LONGEST_PAUSE_S = 0.05, 2.0  # seconds between two reads of a log that a process writes
-SLACK_S = 600.0  # tolerance in seconds between clocks of machines, and between a log and the ledger
+SLACK_S = 600.0  # tolerance in seconds for different clocks, and for times in a log and in the ledger
 
 
 class _LogState(NamedTuple):
@@ -74,7 +74,7 @@ class ReplicaLogs:
                 yield log
 
     async def released(self, replica: str, core_ids: Collection[str]) -> None:
-        """Wait until, by the replica's log, no live process can be computing one of these requests."""
+        """Wait until the replica's log shows that no live process can be computing one of these requests."""
         await self._settled(self._root / replica, core_ids)
 
     async def answers(self, core_ids: Collection[str]) -> list[dict[str, ResumedAnswer]]:

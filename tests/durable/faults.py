@@ -2,7 +2,7 @@
 
 A kill point is `WHERE SIDE NUMBER`. WHERE is the kind of write, named by its calling functions. SIDE is
 `before`, `in` or `after`. NUMBER counts the writes of this kind from 1, since the process began or the plan
-was written. The process dies at the first point in the file `FOLDER/plan`, and removes the point before. It
+was written. The process dies at the first point in the file `FOLDER/plan`, and removes the point first. It
 appends the WHERE of each write as a line to `FOLDER/trail`.
 """
 

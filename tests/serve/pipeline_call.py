@@ -6,8 +6,8 @@ from typing import NamedTuple
 class Call(NamedTuple):
     code: str
     group: str
-    outcome: str = "agrees"  # or "differs", "refused"
-    note: str = ""  # the reason for a difference, or a replacement
+    outcome: str = "agrees"  # or "differs", "refused", "more"
+    note: str = ""  # why it differs, or the replacement if it is refused
 
 
 def group(group: str, *calls: str | tuple[str, str, str]) -> list[Call]:

@@ -1,4 +1,4 @@
-"""Prompts are prepared ahead within a byte limit, in order where needed, and dropped when cancelled."""
+"""Prompts are prepared ahead within a byte limit, and cancelled prompts are not prepared."""
 
 import asyncio
 import hashlib
@@ -102,7 +102,7 @@ def test_a_batch_prepares_ahead_within_its_bytes(ahead):
         assert isinstance(answers.pop(5), InvalidMedia)
         assert {k: one.text for k, one in answers.items()} == {k: f"PROMPT {k}" for k in range(40) if k != 5}
         assert engine.media_memory.num_bytes == 0
-        # Each of the two workers may have begun while there was room, and some jobs enter while nothing runs.
+        # Each of two workers may begin while there is room, and a job enters without room if nothing runs.
         assert engine.media_memory.most <= max(ahead, ROWS) + 2 * ROWS or ahead == 10**9
         assert processor.salts == ["tenant"] * 39 + processor.salts[39:]
 

@@ -1,8 +1,8 @@
 """Images and frames that are needed to compute sessions again.
 
 A media store holds them beside the log. Without a store, their encoded bytes stay in memory, or their pixels
-if they came as pixels. Media that a session drops are released with its next request, since a request that
-fails restores the earlier state.
+if they came as pixels. Media that a request drops from the session are released only with the session's next
+request, because a request that fails restores the session's earlier state.
 """
 
 from collections.abc import Callable, Iterable, Sequence
