@@ -4,9 +4,8 @@
 
 The first part measures how long a thread takes to prepare one JPEG, and how long it takes to send the same
 number of bytes to a decoder process and receive the same number of pixels. It also gives the ratio of these
-times (each the minimum of 15 runs, in ms). The second part measures
-a text prompt's time to the first token, alone and while 64 large pictures are prepared (medians of at most
-15 runs).
+times (each the minimum of 15 runs, in ms). The second part measures a text prompt's time to the first token,
+alone and while 64 large pictures are prepared (medians of at most 15 runs).
 """
 
 import argparse
