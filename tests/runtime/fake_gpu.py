@@ -1,8 +1,9 @@
-"""A fake GPU whose tensors (torch's "meta" device) hold no values, so that waiting for a value fails.
+"""A fake GPU on which every operation that would wait for the device raises an error.
 
-Operations that need a value (`item`, `tolist`, `if tensor`) or a shape that depends on values (`nonzero`, a
-boolean index, `repeat_interleave` without a size) raise by themselves. Copies that would wait raise as well:
-a copy from the host must come from pinned memory, and no copy is awaited.
+Its tensors are on torch's "meta" device and have no values. So operations that need a value (`item`,
+`tolist`, `if tensor`), or whose result's shape depends on values (`nonzero`, a boolean index,
+`repeat_interleave` without a size), raise by themselves. This module makes copies that would wait raise too:
+a copy from the host must come from pinned memory, and every copy must be non-blocking.
 """
 
 from contextlib import contextmanager
@@ -41,7 +42,7 @@ class _NoWaiting(TorchDispatchMode):
             return pinned(arguments[0].clone())
         if (
             operation.namespace == "aten" and operation._can_decompose()
-        ):  # in inference mode `to` is dispatched as a whole
+        ):  # in inference mode `to` arrives as one operation
             with self:
                 made = operation.decompose(*arguments, **options)
             if made is not NotImplemented:
@@ -66,7 +67,7 @@ class _NoWaiting(TorchDispatchMode):
 
 
 class _NoMaking(TorchFunctionMode):
-    """Raise for a tensor that is built on the device from Python numbers: that copy waits."""
+    """Raises if a tensor is built on the device from Python numbers, because that copy waits."""
 
     def __torch_function__(self, function, types, arguments=(), options=None):
         options = options or {}
@@ -78,7 +79,7 @@ class _NoMaking(TorchFunctionMode):
         return function(*arguments, **options)
 
 
-_pins: dict[int, torch.Tensor] = {}  # by address, which stays unique while the tensors are alive
+_pins: dict[int, torch.Tensor] = {}  # pinned tensors, keyed by address, which is unique while they are alive
 
 
 def pinned(tensor):
@@ -92,7 +93,7 @@ def _is_pinned(tensor):
 
 
 def _check(source, to, non_blocking):
-    """Raise if a copy waits; tensors without values are ignored."""
+    """Raise if a copy waits. Empty tensors and copies within a device are ignored."""
     if source.device.type == to.type or not source.numel():
         return
     from_pageable = source.device.type == "cpu" and not _is_pinned(source)
@@ -102,7 +103,9 @@ def _check(source, to, non_blocking):
 
 @contextmanager
 def nothing_to_wait_for():
-    """Return a context in which GPU tensors compute nothing, and waiting for them raises."""
+    """Return a context in which GPU tensors compute nothing, and everything that would wait for them
+    raises.
+    """
     try:
         with _NoMaking(), _NoWaiting():
             yield

@@ -1,5 +1,7 @@
-"""Fake FlashInfer wrappers in plain torch: they accept calls with the recorded signatures, and attend by
-(indptr, indices, last_page_len) alone.
+"""Fake FlashInfer wrappers in plain torch.
+
+They accept only calls that fit the recorded signatures, and compute attention from the planned lists (indptr,
+indices, last_page_len) alone.
 """
 
 import inspect
@@ -16,7 +18,7 @@ WRAPPERS = ("BatchDecodeWithPagedKVCacheWrapper", "BatchPrefillWithPagedKVCacheW
 
 
 def signatures() -> dict[str, inspect.Signature]:
-    """Return the recorded version's signatures, by "class.method"."""
+    """Return the recorded version's signatures, keyed by "class.method" or function name."""
     record = json.loads(RECORD.read_text(encoding="utf-8"))
     return {name: _signature(parameters) for name, parameters in record["calls"].items()}
 
@@ -33,8 +35,8 @@ def _signature(parameters: list[list]) -> inspect.Signature:
 def recorded(module) -> dict[str, list[list]]:
     """Return an installed package's signatures in the record's format.
 
-    A decode plan's parameters come from the method that `plan` calls, because `plan` itself only passes names
-    on.
+    For the decode wrapper's `plan` they are those of the method that it calls, because `plan` itself only
+    passes its arguments on.
     """
     calls = {}
     for wrapper in WRAPPERS:
@@ -53,7 +55,7 @@ def _recorded(function) -> list[list]:
 
 
 class FakeWrapper:
-    """A fake for a wrapper in WRAPPERS. `log` records plans and runs."""
+    """A fake for a wrapper in WRAPPERS. `log` gets an entry when it is made, and for each plan and run."""
 
     def __init__(self, name, log, calls, *arguments, **options):
         self._name, self._log, self._calls = name, log, calls
@@ -87,7 +89,7 @@ class FakeWrapper:
             for name, column in columns.items():
                 buffer = self.options[f"paged_kv_{name}{ending}"]
                 if name != "indices":
-                    assert len(buffer) == len(column), "a captured wrapper has one number of rows"
+                    assert len(buffer) == len(column), "a captured wrapper always has the same number of rows"
                 buffer[: len(column)] = column
                 columns[name] = buffer
             uniform = given.get("uniform_q_len")
@@ -117,7 +119,7 @@ class FakeWrapper:
 
 
 def attend(q, k, v, causal):
-    """Attend like the kernel: unseen values are multiplied by 0, so they must be finite."""
+    """Attend like the kernel, which multiplies masked values by 0. So the values must be finite."""
     repeat = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1)
     scores = torch.einsum("qhd,khd->hqk", q, k) * q.shape[-1] ** -0.5
@@ -128,7 +130,7 @@ def attend(q, k, v, causal):
 
 
 def fake_library(log=None):
-    """A fake for the package."""
+    """Return a fake for the package flashinfer."""
     log, calls = [] if log is None else log, signatures()
     makers = {
         name: (lambda *a, _name=name, **o: FakeWrapper(_name, log, calls, *a, **o)) for name in WRAPPERS

@@ -1,4 +1,4 @@
-"""A fake for CUDA graphs: a Python function over the same buffers, on this rank and on others."""
+"""A fake for CUDA graphs that replays by calling the captured function again, on this rank and on others."""
 
 import itertools
 import os
@@ -11,7 +11,7 @@ from mmengine.runtime.device.cuda import WARM_UPS
 
 
 class Repeater:
-    """Replays by calling the function again."""
+    """A Recorder that replays by calling the function again, over the same buffers."""
 
     def __init__(self):
         self.recorded = self.replayed = 0
@@ -28,7 +28,10 @@ class Repeater:
 
 
 class Warming(Repeater):
-    """Calls the function as often as a capture of CUDA graphs would. `fails_at`: the capture that fails."""
+    """A Repeater that also calls the function for warm-up, as CudaRecorder does.
+
+    `fails_at`: the number of the capture that fails, from 1.
+    """
 
     def __init__(self, fails_at=None):
         super().__init__()
@@ -44,19 +47,22 @@ class Warming(Repeater):
 
 
 def let_backends_capture(set_attribute=setattr):
-    """Capture backends that make tensors in `begin`: a CUDA graph could not, but a function can."""
+    """Let backends be captured that allocate tensors in `begin`.
+
+    With CUDA graphs this would fail, but a function that is called again can do it.
+    """
     for backend in (NativePagedAttention, TorchPagedAttention):
         set_attribute(backend, "captures", True)
 
 
-# Environment variables that tell a rank's process where to fail: the number of a capture, and of a step that
-# fails before it exchanges anything; 0 for none.
+# Environment variable that tells a rank's process where to fail. It has two numbers: of a capture, and of a
+# step that fails before it exchanges anything; 0: none.
 FAILS = "MMENGINE_TEST_FAILS"
 FOLLOWER = (sys.executable, __file__)
 
 
 def fail_at(number, function):
-    """Return `function`, which raises on its call with this number."""
+    """Return a function that calls `function`, but raises ExecutorFailed on call `number` (from 1)."""
     count = itertools.count(1)
 
     def fails_once(*arguments):
@@ -68,7 +74,7 @@ def fail_at(number, function):
 
 
 def main():
-    """A following rank that captures."""
+    """Run a follower that captures with a Repeater and fails where FAILS says."""
     from mmengine.runtime.parallel import follower
 
     capture, step = map(int, os.environ[FAILS].split())

@@ -1,4 +1,6 @@
-"""A tiny model that implements the model protocol, a dense reference without pages, and hand-made plans."""
+"""A tiny model that implements the model interface, a dense reference without a KV cache, and hand-made
+plans.
+"""
 
 import numpy as np
 import torch
@@ -13,7 +15,7 @@ EOS = 59
 
 
 class DenseAttention:
-    """The attention port for one whole request at a time, without a cache."""
+    """Attention for one whole request at a time, without a cache. Implements AttentionPort."""
 
     def append(self, layer, k, v):
         self.k, self.v = k, v
@@ -28,7 +30,11 @@ class DenseAttention:
 
 
 class ToyModel:
-    """Two attention layers, with positions as added waves and features added before and after a layer."""
+    """A model with two attention layers.
+
+    Positions are added to the embeddings as waves. Image features replace embeddings and are also added after
+    each layer.
+    """
 
     def __init__(self, seed=0, layers=2, hidden=32, heads=4, kv_heads=2, head_dim=8, dtype=torch.float32):
         self.spec = ModelSpec(layers, heads, kv_heads, head_dim, hidden, VOCAB, 512, 2, 6)
@@ -77,7 +83,10 @@ class ToyModel:
 
 
 def positions_of(prompt_token_ids, media):
-    """Count text positions in all three rows; a media run takes three positions whatever its length."""
+    """Return positions int32 [3, n] and delta.
+
+    A text token takes one position, a media run of any length three.
+    """
     columns, at, next_position = [], 0, 0
     for start, length in sorted(run for item in media for run in item.runs):
         columns.append(np.tile(np.arange(next_position, next_position + start - at), (3, 1)))
@@ -91,9 +100,9 @@ def positions_of(prompt_token_ids, media):
 
 
 def toy_request(name, seed, num_text=11, media_runs=(), sampling=None, **columns):
-    """Return a request with media: `media_runs` holds each item's (start, length) runs.
+    """Return a request and its media. `media_runs`: for each item its (start, length) runs in the prompt.
 
-    The runs' lengths have no common divisor; an embedding has four patches.
+    An embedding has four patches.
     """
     random = np.random.default_rng(seed)
     size = max([num_text, *(start + length + 2 for runs in media_runs for start, length in runs)])
@@ -113,7 +122,7 @@ def toy_request(name, seed, num_text=11, media_runs=(), sampling=None, **columns
 
 
 def dense_logits(model, request, media, token_ids):
-    """Return logits [n, VOCAB] for every known token, by one pass over the whole row."""
+    """Return logits [n, VOCAB] for all n known tokens, from one pass over the whole row."""
     positions, delta = positions_of(request.prompt_token_ids, request.media)
     outputs = np.arange(len(request.prompt_token_ids), len(token_ids)) + delta
     positions = np.concatenate((positions, np.tile(outputs, (3, 1))), axis=1)
@@ -136,7 +145,7 @@ def dense_logits(model, request, media, token_ids):
 
 
 def dense_greedy(model, request, media, count):
-    """Return the model's tokens without any cache: each token by a pass over all earlier ones."""
+    """Return `count` greedy tokens. Each comes from a pass over all earlier tokens, without a cache."""
     known = request.prompt_token_ids.tolist()
     for _ in range(count):
         known.append(int(dense_logits(model, request, media, known)[-1].argmax()))
@@ -144,7 +153,9 @@ def dense_greedy(model, request, media, count):
 
 
 class Driver:
-    """Tracks a scheduler's state: known and computed tokens, rows, blocks, encoded items."""
+    """Replaces the scheduler: makes plans for an executor, and tracks tokens, rows, blocks and encoded
+    items.
+    """
 
     def __init__(self, executor, config, seed=0):
         self.executor, self.config = executor, config
@@ -175,8 +186,9 @@ class Driver:
         self.evict.append(key)
 
     def plan(self, *work):
-        """Plan a step. `work`: (name, tokens) for each scheduled row; tokens None: all tokens that are not
-        computed yet.
+        """Plan a step. `work`: for each scheduled row its request's name, and how many tokens it computes.
+
+        None instead of a number: all tokens that are not computed yet.
         """
         parts, admitted, encode, media, sample = [], [], [], [], []
         start = 0

@@ -1,4 +1,4 @@
-"""Rows with random sampling parameters and random logits, for tests of samplers."""
+"""Random sampling parameters and logits, and a sampler with a row for each (Bench), for tests of samplers."""
 
 import numpy as np
 import torch
@@ -39,7 +39,9 @@ def random_sampling(random, vocab_size):
 
 
 def random_logits(random, count, vocab_size):
-    """Return flat and peaked logits, some with many ties, some with excluded tokens."""
+    """Return random logits, float32 [count, vocab_size]: flat or peaked, maybe with many ties or
+    excluded tokens.
+    """
     logits = random.standard_normal((count, vocab_size)) * random.choice([0.1, 1, 3, 10])
     if random.random() < 0.3:
         logits = (logits * 2).round() / 2

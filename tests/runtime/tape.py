@@ -1,7 +1,6 @@
-"""A fake for CUDA graphs with pure torch work: operations are recorded with their tensors, and repeated over
-the same memory.
+"""A fake for CUDA graphs that records torch operations and repeats them over the same memory.
 
-Decisions that Python made during the recording stay fixed.
+As in a CUDA graph, decisions that Python code made during the recording stay fixed.
 """
 
 import torch

@@ -1,6 +1,4 @@
-"""Test that a third-party attention backend can be chosen like a built-in backend, and that a broken backend
-is refused.
-"""
+"""Tests of third-party attention backends: they can be chosen by name, and a broken backend is refused."""
 
 import pytest
 
@@ -29,7 +27,7 @@ def answer(attention):
 def test_a_third_party_attention_backend_is_used(install_stranger):
     install_stranger("mmengine.attention_backends", THEIRS, theirs="Theirs")
     found = answer("theirs")
-    import strange_module  # only after install_stranger can this module be imported
+    import strange_module  # the fixture install_stranger has created this module
 
     assert len(strange_module.steps) >= len(found.token_ids) > 0
     assert found.token_ids == answer("torch").token_ids

@@ -1,5 +1,5 @@
-"""Check batch_invariant: a request has the same bits alone and in any batch, however its tokens are spread
-over steps.
+"""Tests of batch_invariant: a request has the same tokens and logprobs alone and in any batch, bit by bit,
+however its tokens are spread over steps.
 """
 
 import random
@@ -28,7 +28,8 @@ from mmengine.serve.engine.engine import Engine
 from tests.spec_decode.equality import Asked, drawn_alike, mixed
 
 ALONE = {"max_num_seqs": 1, "enable_prefix_caching": False, "spec": "none"}
-# Single-token and whole-prompt chunks, a pool that preempts, drafts, other block sizes.
+# Settings under which requests run together: short and whole-prompt chunks, small blocks, chunks with one
+# token and two steps in flight, drafts, and a pool so small that requests are preempted.
 COMPANIES = (
     {"token_budget": 23, "block_size": 4, "num_blocks": 65, "admission_reserve": "none", "max_num_seqs": 20},
     {"long_prefill_token_threshold": 1, "spec": "none", "max_in_flight": 2},
@@ -46,7 +47,7 @@ def kernels():
 
 @pytest.fixture(scope="module")
 def asked():
-    """Return requests that each report the logprobs of four tokens per step."""
+    """Return requests that report four logprobs for each token."""
     found = mixed(12, seed=5, most_tokens=40).by_id
     for name, (prepared, options) in found.items():
         sampling = msgspec.structs.replace(options.sampling, logprobs=4)
@@ -55,7 +56,7 @@ def asked():
 
 
 def bits(asked, dtype, *, arrivals=None, attention="auto", **settings):
-    """Return tokens and logprobs of every choice."""
+    """Run the requests and return (tokens, logprobs) for every choice, keyed by request id."""
     waiting, found = list(asked.by_id.values())[::-1], {}
     config = EngineConfig(max_model_len=256, **{"batch_invariant": True, **settings})
     with drawn_alike(), Engine(config=config, dtype=dtype, attention=attention) as engine:
@@ -86,18 +87,19 @@ def test_other_requests_change_no_bit(asked, dtype, alone, company):
 
 
 def test_without_batch_invariance_bits_may_change(asked):
-    """Without this difference the tests above would prove nothing."""
+    """If bits never changed, the tests above would prove nothing."""
     one, other = (bits(asked, "float32", batch_invariant=False, **each) for each in (ALONE, COMPANIES[0]))
     assert one != other
 
 
 @pytest.mark.soak
 def test_other_requests_change_no_bit_as_on_a_gpu(asked, kernel_device, dots_in_order, monkeypatch):
-    """Run a GPU's decoder, attention and sampling in Triton's interpreter, with replayed steps: five tokens
-    of the shortest requests, greedy and sampled.
+    """Run a GPU's decoder, attention and sampling in Triton's interpreter, with and without replayed steps.
+
+    Only the four shortest requests run, for five tokens each, greedy and sampled.
     """
     if kernel_device.type != "cpu":
-        pytest.skip("the engine computes on a CPU here")
+        pytest.skip("this test runs the engine on a CPU, with Triton's interpreter")
     from mmengine.gpu import sampling_kernels
 
     ops = text_ops.text_ops(kernel_device, torch.float32, batch_invariant=True)

@@ -1,4 +1,6 @@
-"""Check that only one file names CUDA, and that a third-party device works like the built-in ones."""
+"""Tests of the device interface: only one file uses CUDA, and a third-party device works like built-in
+ones.
+"""
 
 import inspect
 import re
@@ -19,8 +21,8 @@ from mmengine.serve.prompt.prompt import Prompt
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES_CUDA = re.compile(r"torch\.cuda|torch\.version\.cuda|\.is_cuda\b|\.cuda\(|[\"']cuda(:\d+)?[\"']")
-# Besides the device itself: the kernels name the device types that they are compiled for, the registry names
-# the device, install hints name the extra, and a docstring names the option that transformers' users type.
+# Lines outside the device's file that may name CUDA: the device types that kernels are compiled for, the
+# registry's entry, install hints with the extra "cuda", and a docstring about transformers' option `device`.
 ELSEWHERE = {
     "mmengine/gpu/__init__.py": 'DEVICE_TYPES = ("cuda",)',
     "mmengine/runtime/attention/flashinfer_capability.py": 'install_hint("cuda")',
@@ -54,9 +56,7 @@ class Counted(DoneEvent):
 
 
 class Ours(CpuDevice):
-    """A device that launches ahead and has measured memory of its own, like a GPU; its tensors are on the
-    CPU.
-    """
+    """A device whose tensors are on the CPU, but which is asynchronous and has its own memory, like a GPU."""
 
     kind = "ours"
     is_async = has_own_memory = True
@@ -74,7 +74,7 @@ class Ours(CpuDevice):
 
 @pytest.fixture
 def no_cuda(monkeypatch):
-    """Make every use of torch's CUDA part an error."""
+    """Make every use of torch.cuda an error."""
 
     def refuse(name):
         def refused(*arguments, **options):
@@ -90,7 +90,7 @@ def no_cuda(monkeypatch):
 
 @pytest.fixture
 def installed(monkeypatch):
-    """Install the device as an entry point, like another package's."""
+    """Install the device as an entry point, as a third-party package would."""
     point = SimpleNamespace(name="ours", value="theirs:Ours", load=lambda: Ours, dist=None, extras=())
     others = registry.entry_points
 
@@ -106,7 +106,7 @@ def answers(device):
     messages = [
         {"role": "user", "content": [{"type": "image", "image": picture}, {"type": "text", "text": "?"}]}
     ]
-    # Small budgets: the largest step is run to measure memory.
+    # Small budgets, because the largest step is run to measure memory.
     config = EngineConfig(max_model_len=256, max_num_seqs=4, token_budget=128, encoder_budget=128)
     with Engine(config=config, device=device) as engine:
         prompts = [Prompt.of("Who are you?"), Prompt(messages=messages)]
@@ -121,7 +121,7 @@ def test_a_third_party_device_answers_like_the_cpu(no_cuda, installed, monkeypat
     assert found == wanted
     built = engine.built
     assert built.device == "ours" and built.config.max_in_flight == 2 and built.dtype == "float32"
-    assert Counted.awaited > 20, "steps are launched ahead and awaited"
+    assert Counted.awaited > 20, "steps must be launched ahead and awaited"
     with pytest.raises(AssertionError, match="torch.cuda.is_available was asked for"):
         open_device("auto")
 

@@ -1,4 +1,4 @@
-"""Check that a fold of the log's frames in another place has the same plan for each step."""
+"""Tests that a Mirror, which sees only the log's frames, has the same plan for each step as the engine."""
 
 import random
 from contextlib import suppress
@@ -23,14 +23,14 @@ from tests.core.workloads import small_config, small_request
 
 
 class Mirrored(SimulatedExecutor):
-    """Compare each dispatched plan with the plan of a fold that sees only frames."""
+    """Records each dispatched plan, and the plan that a Mirror derives from the log's frames."""
 
     needs_plan = True
     frames: Tee
     mirror: Mirror
 
     def dispatch(self, plan):
-        # Stored for later: an exception here would count as a failed step.
+        # The plans are compared later, because an exception here would count as a failed step.
         self.plans = [
             *getattr(self, "plans", ()),
             (copied(plan), copied(self.mirror.fold(self.frames.take()))),

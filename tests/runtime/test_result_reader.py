@@ -1,5 +1,5 @@
-"""Check which tokens of a run are kept: a text stops where it would have stopped token by token, and NaN
-fails a row no earlier.
+"""Tests of reading steps with drafts: a text stops, and a row with NaN fails, at the same token as
+without drafts.
 """
 
 import numpy as np
@@ -30,7 +30,7 @@ CONFIG = EngineConfig(
 
 
 class Drafts:
-    """Proposes the result of `ahead_of(request id, tokens so far)`."""
+    """A drafter that proposes what `ahead_of(request id, output tokens so far)` returns."""
 
     name = "test"
 
@@ -53,7 +53,11 @@ class Drafts:
 
 
 def run(model, wanted, ahead_of=None, attention="auto"):
-    """Return each request's (tokens, reason, detail, logprobs) by name, for `wanted`, and the step count."""
+    """Run requests with drafts from `ahead_of` and return their results, and the number of steps.
+
+    `wanted`: sampling parameters keyed by request name. The results are lists (tokens, finish reason, detail,
+    logprobs) with the same keys.
+    """
     drafters = [Drafts(ahead_of)] if ahead_of else []
     placement = Placement(CpuDevice(), torch.float32, attention)
     executor = TorchExecutor(model, positions_of, CONFIG, placement, drafters=drafters)
@@ -105,7 +109,7 @@ def test_an_accepted_run_is_kept_up_to_the_texts_end():
     assert plain["token"][2] == "token" and len(plain["token"][0]) == place + 1
 
     def ahead_of(name, said):
-        """Return the tokens that would follow if nothing stopped."""
+        """Return the tokens that follow, also after the tokens at which requests must stop."""
         return plain["a" if name in ("a", "b", "token") else name][0][len(said) :]
 
     found, fast = run(model, wanted, ahead_of)
@@ -114,7 +118,7 @@ def test_an_accepted_run_is_kept_up_to_the_texts_end():
 
 
 class LateNan(ToyModel):
-    """A model in which the token `poisoned` is normal up to the last layer, and NaN after it."""
+    """A model in which the token `broken` is normal up to the last layer, but has a NaN hidden state."""
 
     broken = None
 
@@ -129,7 +133,7 @@ class LateNan(ToyModel):
 
 
 def unsaid(plain):
-    """Return a token that occurs in no prompt and no answer."""
+    """Return a token id that occurs in no prompt and no answer."""
     held = {token for tokens, *_ in plain.values() for token in tokens}
     held |= {int(t) for n in range(9) for t in np.random.default_rng(n).integers(0, EOS, 7)}
     return next(token for token in range(VOCAB) if token not in held)
@@ -165,12 +169,12 @@ def test_nan_inside_a_run_fails_the_row_at_the_same_token():
 
 @pytest.mark.parametrize("attention", ["torch", "auto"])
 def test_a_draft_with_nonfinite_keys_fails_only_its_row(attention):
-    """Attention multiplies unseen values by zero, and NaN stays NaN."""
+    """This is possible because attention multiplies masked values by 0, and 0 times NaN is NaN."""
     model = ToyModel()
     plain, _ = run(model, MIXED, attention=attention)
     model.poisoned = unsaid(plain)
     ahead = {"a": lambda said: [model.poisoned] if len(said) == 5 else ()}
-    again = {**MIXED, "d": FREE, "e": FREE}  # these take the rows of requests that ended
+    again = {**MIXED, "d": FREE, "e": FREE}  # d and e get the rows of requests that ended
 
     def ahead_of(name, said):
         return ahead[name](said) if name in ahead else plain.get(name, [()])[0][len(said) :]
@@ -226,7 +230,7 @@ SWITCHED = {
     wrong=st.lists(st.none() | st.integers(0, 6), min_size=1, max_size=40),
 )
 def test_the_number_of_drafts_may_change_with_every_step(counts, wrong):
-    """Cycle through the draft `counts`, and through the `wrong` draft."""
+    """Proposal i has counts[i] drafts, of which the one at index wrong[i] is wrong (None: all are right)."""
     model = ToyModel()
     plain, slow = run(model, SWITCHED)
     asked = 0

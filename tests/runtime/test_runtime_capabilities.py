@@ -1,4 +1,4 @@
-"""Check the output of `mmengine env` for other machines."""
+"""Tests of the capabilities that `mmengine env` shows, for other machines than this one."""
 
 from importlib import metadata
 

@@ -1,5 +1,5 @@
-"""Run the embedded checkpoint through TorchExecutor with hand-made plans, and compare with transformers'
-generate.
+"""Tests that TorchExecutor, with the embedded checkpoint and hand-made plans, gives the tokens of
+transformers' `generate`.
 """
 
 import random
@@ -29,7 +29,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def prompts():
-    """Return nine prompts with up to two images or a clip; two prompts share an image."""
+    """Return nine prompts with up to two images or a video; some share an image."""
     rng = random.Random(5)
     scenes = [random_scene(rng).draw() for _ in range(6)]
     clip = [np.asarray(frame) for frame in random_clip(rng).frames()]
@@ -55,13 +55,16 @@ def prompts():
 
 @pytest.fixture(scope="module")
 def wanted(prompts):
-    """Return transformers' greedy tokens, each prompt alone, including the end-of-sequence token."""
+    """Return transformers' greedy tokens for each prompt alone, including the end-of-sequence token."""
     reference = load_reference()
     return [reference_tokens(reference, Case(one, MAX_TOKENS)) for one in prompts[0]]
 
 
 def drive(model, prepared, eos_token_ids, choose, *, preempt_every=0, **settings):
-    """Run all prompts to their end and return their tokens; `choose` returns the (name, tokens) of a step."""
+    """Run all prompts to their end and return their tokens.
+
+    `choose(driver, names of live requests, step)` returns the work of a step, as for Driver.plan.
+    """
     config = EngineConfig(
         max_num_seqs=16, num_blocks=400, encoder_cache_size=1024, eos_token_ids=eos_token_ids
     )
@@ -95,7 +98,7 @@ def everything(driver, alive, step):
 
 
 def chunks_of_eleven(driver, alive, step):
-    """Start prompts in turn and in chunks, so that images and clips are cut."""
+    """Start prompts one after another, in chunks of eleven tokens, so that images and videos are cut."""
     work = []
     for name in alive[: 1 + step // 3]:
         left = len(driver.known[name]) - driver.computed.get(name, 0)
@@ -113,7 +116,7 @@ def test_cut_prompts_and_preemption_give_the_tokens_of_generate(model, prompts, 
 
 
 def test_bfloat16_runs_close_to_float32(prompts, wanted):
-    """Rounding may change a token; most of a text must stay the same."""
+    """Rounding may change tokens, but more than 60 % must stay the same."""
     model = plugin.load_model(checkpoint_path(), device="cpu", dtype="bfloat16")
     got = drive(model, *prompts, everything, placement=Placement(CpuDevice(), torch.bfloat16))
     equal = [a == b for tokens, other in zip(got, wanted, strict=True) for a, b in zip(tokens, other)]

@@ -1,4 +1,4 @@
-"""Check that the sampling kernel gives the same tokens as filters and noise in steps."""
+"""Tests that the C++ sampling kernel gives the same tokens as torch's filters and noise."""
 
 import numpy as np
 import pytest
@@ -44,7 +44,7 @@ def test_rows_may_lie_apart_and_none_depends_on_the_others():
 
 
 def test_near_ties_are_left_to_the_caller(monkeypatch):
-    """Use a margin that covers everything, because ties in logits and noise do not occur."""
+    """Every second row is marked UNSURE and drawn by torch, because real near ties are too rare to test."""
     random = np.random.default_rng(4)
     bench = Bench(300, [SamplingParams(seed=n, temperature=1.0) for n in range(8)], random)
     logits = random_logits(random, 8, 300)

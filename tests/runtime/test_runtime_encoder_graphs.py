@@ -1,7 +1,7 @@
-"""Check encoder calls replayed in a captured size: the chosen size, features equal to a fresh launch, and
-calls that are not replayed.
+"""Tests of encoder calls that are replayed in a captured size.
 
-No GPU is used: captured work is repeated over the same memory.
+They check which size is chosen, that features equal a launched call, and which calls are not replayed. No GPU
+is used: the captured operations are repeated over the same memory.
 """
 
 import numpy as np
@@ -39,10 +39,9 @@ SIZES = [EncoderSize(16, 1), EncoderSize(64, 3), EncoderSize(96, 6)]
 
 
 def attend_masked(q, k, v, starts, longest):
-    """A fake attention whose shapes depend only on q, so that it can be captured; values show each patch's
-    frame.
+    """Attention whose shapes depend only on q, so that it can be captured. A mask separates the frames.
 
-    A patch without a frame is NaN, and in the next layer all patches are.
+    The result is NaN for a patch without a frame, so that an error in `starts` shows in all later layers.
     """
     frame = torch.searchsorted(starts[1:], torch.arange(len(q), dtype=torch.int32), right=True)
     same = frame[:, None] == frame
@@ -83,7 +82,7 @@ def test_the_smallest_size_that_holds_a_call_is_taken(embeds, segments, budget):
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """Random weights; images attend as on a GPU, in a way that can be captured."""
+    """Return a model with random weights whose vision tower uses `attend_masked`, which can be captured."""
     folder = tmp_path_factory.mktemp("tower")
     make_reference(folder, seed=4)
     with pytest.MonkeyPatch.context() as patch:
@@ -123,11 +122,11 @@ GRIDS = st.lists(
 
 @settings(max_examples=25, deadline=None)
 @given(grids=GRIDS, seed=st.integers(0, 9))
-@example(grids=[(1, 4, 4)] * 6, seed=0)  # a complete size with all its segments
+@example(grids=[(1, 4, 4)] * 6, seed=0)  # fills a size and all its segments
 @example(grids=[(6, 2, 2)], seed=0)
 @example(grids=[(7, 2, 2)], seed=0)
 def test_replayed_features_equal_a_launched_call(model, graphs, grids, seed):
-    """Encode images and videos of any sizes, call after call over the same memory."""
+    """Replay calls with images and videos of any sizes, one after the other, over the same memory."""
     patches = pixels(grids, seed)
     count, frames = sum(map(len, patches)), sum(t for t, _, _ in grids)
     before = dict(graphs.num_calls)
@@ -145,7 +144,7 @@ def test_replayed_features_equal_a_launched_call(model, graphs, grids, seed):
 
 
 def leave(graphs, value):
-    """Write `value` wherever an earlier call may have left something."""
+    """Fill the buffers that an earlier call may have written with `value`."""
     encoder = graphs._encoder
     for tensor in (encoder._positions, encoder._cos, encoder._sin, encoder._features):
         tensor.fill_(value)
@@ -154,7 +153,7 @@ def leave(graphs, value):
 @settings(max_examples=8, deadline=None)
 @given(GRIDS.filter(lambda grids: sum(t * h * w for t, h, w in grids) <= 80))
 def test_padding_of_a_size_is_never_seen(model, grids):
-    """Use NaN with an attention that reads only a frame's own patches, like GPU kernels."""
+    """Padding holds NaN. Like a GPU kernel, the attention here reads only a frame's own patches."""
     with pytest.MonkeyPatch.context() as patch, torch.inference_mode():
         patch.setattr(model._vision, "ops", VisionOps(rotate, attend_by_frames))
         graphs = capture(model, Repeater(), [EncoderSize(96, 15)])
@@ -216,7 +215,7 @@ def test_a_waiting_capture_is_reported_once_and_images_are_launched(model, monke
 
 
 def asked(grids):
-    """Return single-item requests, and their pixels."""
+    """Return the items to encode, one request for each grid, and the requests' pixels."""
     items, payloads = [], {}
     for number, (grid, patches) in enumerate(zip(grids, pixels(grids, 7), strict=True)):
         name, count = f"r{number}", len(patches) // 4
@@ -233,9 +232,7 @@ def features_in(store, item):
 
 @pytest.mark.parametrize("alone", [False, True])
 def test_features_are_kept_when_the_next_call_writes_over_them(model, alone):
-    """Check that the cache holds copies, and that with `alone` each item is replayed by itself in its own
-    size.
-    """
+    """The feature store holds copies. With `alone` each item is replayed by itself, in its own size."""
     graphs = capture(model)
     store = FeatureStore(model.spec.hidden_size, model.spec.num_deepstack, 200)
     grids = [(1, 4, 4), (2, 4, 2), (1, 6, 4), (1, 2, 2), (1, 4, 8), (1, 8, 8)]

@@ -1,4 +1,4 @@
-"""Check encoder outputs on the device (put, drop and place) against a dict of tensors."""
+"""Tests of FeatureStore (put, drop and place) against a dict of tensors."""
 
 import numpy as np
 import pytest
@@ -28,22 +28,23 @@ def placed_one_by_one(held, spans, embeds):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_many_puts_and_drops(seed):
-    """Add and drop packs of items at the capacity's edge; placed features are always the ones put
-    last.
+    """Put and drop items when the store is almost full.
+
+    `place` always gives the features that were put last.
     """
     random, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
     store, held, capacity = FeatureStore(HIDDEN, DEEP, 64), {}, 64
     for _ in range(120):
         keys = [b"%d" % k for k in random.choice(12, size=random.integers(1, 4), replace=False)]
         sizes = [int(n) for n in random.integers(1, 17, len(keys))]
-        for key in list(held):  # like the scheduler: evictions first
+        for key in list(held):  # like the scheduler, evict before putting
             if sum(len(f) for f in held.values()) + sum(sizes) > capacity or random.random() < 0.1:
                 store.drop(key)
                 del held[key]
         pack = features_of(sum(sizes), generator)
         store.put(keys, sizes, pack)
         held.update(zip(keys, [part.clone() for part in pack.split(sizes)], strict=True))
-        pack.fill_(float("nan"))  # the store keeps no reference to the pack
+        pack.fill_(float("nan"))  # the store must have copied the pack
         assert len(store) == len(held)
         spans, at = [], 0
         for key in random.permutation(sorted(held))[:4]:
@@ -60,7 +61,7 @@ def test_many_puts_and_drops(seed):
 
 def test_memory_follows_the_held_features_up_to_the_capacity():
     store, generator = FeatureStore(HIDDEN, DEEP, 40), torch.Generator()
-    for n in range(100):  # items reuse the same place in turn
+    for n in range(100):  # each item reuses the places of the item before
         store.put([b"%d" % n], [8], features_of(8, generator))
         store.drop(b"%d" % n)
     assert len(store._cache) == 8
@@ -76,7 +77,7 @@ def test_memory_follows_the_held_features_up_to_the_capacity():
 
 
 def test_all_places_can_be_allocated_at_once():
-    """As on a GPU, the tensor never moves; it holds the same features as a tensor that grows."""
+    """With `hold_all`, as on a GPU, the tensor never moves, and gives the same features as one that grows."""
     grown, whole = (FeatureStore(HIDDEN, DEEP, 24) for _ in range(2))
     whole.hold_all(torch.float32, torch.device("cpu"))
     at_first, generator = whole._cache, torch.Generator().manual_seed(0)

@@ -1,7 +1,7 @@
-"""Check the FlashInfer backend on a CPU: its calls against the recorded signatures, and its metadata by a
-fake that attends by the metadata alone.
+"""Tests of the FlashInfer backend on a CPU, with fake wrappers.
 
-The kernels themselves have not run here.
+The calls must fit FlashInfer's recorded signatures. The fakes compute attention from the planned lists alone,
+so wrong lists give wrong results. FlashInfer's kernels do not run here.
 """
 
 import importlib.util
@@ -56,7 +56,7 @@ def test_one_plan_a_kind_and_steps_take_turns_with_pinned_buffers():
     rows = Rows(backend(log), spec_of(4, 2, 64), torch.float32)
     log.clear()
     rows.step(("a", 5))
-    assert [entry[0] for entry in log] == ["plan", "run", "run"], "one plan, whatever the layers"
+    assert [entry[0] for entry in log] == ["plan", "run", "run"], "one plan for all layers"
     rows.step(("a", 1), ("b", 3))
     assert [entry[0] for entry in log[3:]] == ["plan", "plan", "run", "run", "run", "run"]
     workspaces = {entry[1].int_workspace.data_ptr() for entry in log if entry[0] == "plan"}
@@ -101,7 +101,7 @@ def test_a_version_that_stores_plans_differently_is_refused():
 
 @pytest.mark.parametrize("query_len", [1, 4])
 def test_a_captured_step_reads_buffers_that_stay(query_len):
-    """Check that a replay uses the captured wrapper and buffers."""
+    """Beginning the same bucket again uses the captured wrapper and buffers, and results are right."""
     log = []
     spec, size = spec_of(4, 2, 64), 4
     kv = KVPool(spec, 40, size, torch.float32, CpuDevice())
@@ -134,16 +134,16 @@ def test_a_captured_step_reads_buffers_that_stay(query_len):
 
 
 def partial_bytes(bucket, spec, multiprocessors):
-    """Return the workspace that FlashInfer reserves for a captured step whose rows several thread blocks may
-    share.
+    """Return the bytes that FlashInfer reserves for a captured step in which thread blocks may share a row.
 
-    Counted as in scheduler.cuh (PrefillSplitQOKVIndptr, FA2DetermineCtaTileQ and PrefillPlanImpl of 0.7.2).
+    The formula is that of scheduler.cuh in 0.7.2: PrefillSplitQOKVIndptr, FA2DetermineCtaTileQ,
+    PrefillPlanImpl.
     """
     group = spec.num_heads // spec.num_kv_heads
     packed = bucket.query_len * group
     tile = 128 if packed > 64 and spec.head_dim < 256 else 64 if packed > 16 else 16
     tiles = bucket.num_rows * -(-packed // tile)
-    if bucket.query_len == 1:  # Decoding promises no length, so every row but the first may begin a tile.
+    if bucket.query_len == 1:  # without a uniform length, every row but the first may begin a tile
         tiles = -(-bucket.num_rows * group // tile) + bucket.num_rows - 1
     padded = max(2 * multiprocessors // spec.num_kv_heads, tiles)
     return spec.num_heads * -(-padded * tile // group) * (spec.head_dim + 1) * 4
@@ -151,7 +151,7 @@ def partial_bytes(bucket, spec, multiprocessors):
 
 @pytest.mark.parametrize("heads", [(16, 8, 128), (32, 8, 128), (64, 8, 128), (32, 4, 256), (16, 1, 128)])
 def test_the_workspace_fits_all_captured_steps(heads):
-    """Try any row count with up to 16 drafts; an H100 has 264 thread blocks, shared per head."""
+    """Plan buckets with up to 2,048 rows and 16 drafts, for an H100 (132 multiprocessors)."""
     spec, log = spec_of(*heads), []
     flash = backend(log)(spec, KVPool(spec, 4, 16, torch.bfloat16, CpuDevice()))
     for rows in (1, 16, 64, 128, 512, 2048):
@@ -160,7 +160,7 @@ def test_the_workspace_fits_all_captured_steps(heads):
             flash.begin(empty_step(bucket, 16), bucket)
             is_split = not log[-1][1].planned.given["disable_split_kv"]
             assert is_split or rows * spec.num_kv_heads > 264, (
-                "it is only given up where it would not be done"
+                "splitting is disabled only if the rows alone occupy the GPU"
             )
             if is_split:
                 assert partial_bytes(bucket, spec, 132) <= FLOAT_WORKSPACE_BYTES, bucket
@@ -169,7 +169,7 @@ def test_the_workspace_fits_all_captured_steps(heads):
 
 
 def meta_of(bucket, size):
-    """Return a step with dummy rows."""
+    """Return the metadata for a step with rows in the dummy block only."""
     counts = np.full(bucket.num_rows, bucket.query_len, np.int32)
     slots = np.arange(bucket.num_tokens, dtype=np.int64) % size
     return AttentionMeta(counts, counts, slots, np.zeros((bucket.num_rows, 4), np.int32))
@@ -241,7 +241,7 @@ def test_an_unsupported_model_is_reported(monkeypatch):
 
 
 def on_a_gpu():
-    """A pool is used only on its own device."""
+    """Return a fake pool on a GPU, of which only the device is read."""
     return SimpleNamespace(device=CudaDevice())
 
 

@@ -1,6 +1,7 @@
-"""Run FlashInfer's own wrappers, if the package is installed, with only the kernels replaced.
+"""Tests of the FlashInfer backend with the installed package, in which only the compiled kernels are
+replaced.
 
-All checks, copies and calls are those of the installed version. Needs neither a GPU nor a compiler.
+The wrappers' checks, copies and calls are real. The tests need neither a GPU nor a compiler.
 """
 
 import numpy as np
@@ -22,7 +23,10 @@ SIZE = 16
 
 
 class Kernels:
-    """A fake compiled module on a CPU: records plans, and attends by lists."""
+    """A fake for a compiled module, on a CPU.
+
+    It records plans, and computes attention from the planned lists.
+    """
 
     def __init__(self, decodes, plans):
         self._decodes, self._plans = decodes, plans
@@ -52,7 +56,7 @@ class Kernels:
 
 @pytest.fixture
 def plans(monkeypatch):
-    """Record the arguments of kernels, in order."""
+    """Replace the compiled modules, and return the list in which they record their plans."""
     plans, empty = [], torch.empty
     for module in (flashinfer.decode, flashinfer.prefill):
         for name, decodes in (("get_batch_decode_module", True), ("get_batch_prefill_module", False)):
@@ -107,4 +111,4 @@ def test_captured_steps(plans, heads, query_len):
             want = dense(q[own], keys, values)
             torch.testing.assert_close(got[own].float(), want, atol=3e-2, rtol=0.02)
     before, after = (pinned for _, pinned, _ in plans[-2:])
-    assert before != after, "two steps in flight write into two pinned buffers"
+    assert before != after, "two steps in flight must use two pinned buffers"

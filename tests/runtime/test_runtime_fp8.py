@@ -1,4 +1,4 @@
-"""Run the whole engine on a CPU with K and V in fp8: tokens equal a model with rounded K and V."""
+"""Tests of K and V in fp8 on a CPU: tokens equal those of a model that rounds K and V itself."""
 
 import pytest
 import torch
@@ -12,7 +12,9 @@ from tests.spec_decode.equality import answers, assert_same, mixed
 
 
 class Rounding(ToyModel):
-    """Round k and v in the layers, so that a dense pass sees the values of an fp8 pool."""
+    """A model that rounds k and v to fp8 in its layers, so that a dense pass sees the values of an fp8
+    pool.
+    """
 
     def forward(self, embeds, deepstack, positions, attention):
         class Port:
@@ -44,7 +46,7 @@ def test_tokens_equal_rounded_keys_and_values():
     "other", [{"num_blocks": 40, "swap_blocks": 30, "preempt_mode": "swap"}, {"spec": "eagle3"}]
 )
 def test_swapping_and_drafting_change_no_token(other):
-    """Swap and draft in fp8: the same K and V return from the host, and the same model verifies drafts."""
+    """With an fp8 pool, preemption by swapping and drafts with a head change no answer."""
     asked = mixed(10, seed=3, most_tokens=20)
     common = {"kv_dtype": "fp8", "max_num_seqs": 6, "token_budget": 96, "max_model_len": 400, "spec": "none"}
     assert_same(answers(asked, **{**common, **other}), answers(asked, **common))

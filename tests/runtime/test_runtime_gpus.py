@@ -1,4 +1,4 @@
-"""Check the reasons why a GPU cannot be used, with torch's messages from other machines."""
+"""Tests of the errors that say why a GPU cannot be used, with messages that torch gives on other machines."""
 
 import pytest
 import torch
@@ -48,7 +48,7 @@ def test_an_available_gpu_has_no_problem(monkeypatch):
 
 @pytest.mark.parametrize("device, number", [("cuda:1", 1), ("cuda", None), ("cpu", None)])
 def test_the_requested_gpu_is_current(monkeypatch, device, number):
-    """Pretend that there are two GPUs."""
+    """`current` makes a GPU current only if its number was given. The machine has two fake GPUs."""
     machine(monkeypatch, "13.0", 2)
     monkeypatch.setattr(torch.cuda, "device", lambda number: f"GPU {number}")
     found = open_device(device).current()

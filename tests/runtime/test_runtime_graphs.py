@@ -1,6 +1,7 @@
-"""Check steps replayed in a bucket: the chosen bucket, its padding, and that tokens equal a fresh launch.
+"""Tests of steps that are replayed in a bucket: the choice of the bucket, its padding, and the tokens.
 
-No GPU is used: the captured work is a Python function over the buffers that a CUDA graph would read.
+The tokens must equal those of launched steps. No GPU is used: a replay calls the captured Python function
+again, over the buffers that a CUDA graph would use.
 """
 
 import numpy as np
@@ -95,8 +96,9 @@ def test_a_step_with_features_is_launched_anew():
 @settings(max_examples=80, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 4)), min_size=1, max_size=9), st.integers(0, 9))
 def test_padding_touches_no_request_blocks(rows, seed):
-    """Check that each real token keeps its slot and its visible KV; all padding is stored in the dummy
-    block.
+    """Real tokens keep their slots and see the same KV as without padding.
+
+    Padding is stored in the dummy block.
     """
     random = np.random.default_rng(seed)
     counts = np.array([count for _, count in rows], np.int32)
@@ -145,7 +147,9 @@ def make(recorder, attention="torch", **settings):
 
 
 def run(recorder):
-    """Run prompts, chunks, images, sampled and penalised rows, with rows that come and go."""
+    """Run prompts, chunks, an image, sampling, penalties and a preemption, with changing rows in the
+    steps.
+    """
     driver = make(recorder)
     sampled = SamplingParams(temperature=1.0, seed=3, ignore_eos=True)
     penalised = SamplingParams(repetition_penalty=1.3, ignore_eos=True)
@@ -206,7 +210,10 @@ def test_a_failed_capture_is_reported_once_and_steps_are_launched(capturable, mo
 
 
 def test_a_nan_row_does_not_spoil_the_dummy_block(capturable):
-    """Put NaN into a bucket's row, and replay that bucket with dummy rows in the next step."""
+    """A row with NaN is in a bucket with a padding row, which reads the dummy block.
+
+    The other rows stay right.
+    """
     driver = make(Repeater())
     requests = [toy_request(f"r{i}", i, num_text=5 + i) for i in range(3)]
     for request, media in requests:
@@ -227,7 +234,7 @@ def test_a_nan_row_does_not_spoil_the_dummy_block(capturable):
 
 
 class WithAux:
-    """A model whose hidden states show each token's position, for a head that reads them."""
+    """A model whose auxiliary states contain each token's id and position."""
 
     def __init__(self):
         self.spec = ToyModel().spec
@@ -242,7 +249,7 @@ class WithAux:
 
 @pytest.mark.parametrize("counts", [[1, 1, 1], [2, 3, 1]])
 def test_a_head_gets_copies_of_the_steps_own_tokens(counts):
-    """States that the head reads later must not change with the next step."""
+    """The head may read states later, so the next replay must not overwrite them."""
     spec = ToyModel().spec
     kv = KVPool(spec, 8, SIZE, torch.float32, CpuDevice())
     graphs = DecodeGraphs(

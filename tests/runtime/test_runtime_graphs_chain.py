@@ -1,6 +1,7 @@
-"""Check draft chains by replayed passes: the drafts, and the cache afterwards, equal launched passes.
+"""Tests of draft chains with replayed passes: the drafts, and the KV that they write, equal launched passes.
 
-No GPU is used: the captured work is a Python function over a CUDA graph's buffers.
+No GPU is used: a replay calls the captured Python function again, over the buffers that a CUDA graph would
+use.
 """
 
 import numpy as np
@@ -31,7 +32,7 @@ CPU = torch.device("cpu")
 
 
 class Side:
-    """A head that has read some rows, over a pool of its own."""
+    """A head with a KV pool of its own. With `recorder` its passes are captured, else launched."""
 
     def __init__(self, head, recorder=None, backend=TorchPagedAttention):
         self.head, spec = head, kv_spec(head.config)
@@ -48,7 +49,7 @@ class Side:
 
     @torch.inference_mode()
     def read(self, rows):
-        """Return z and carry for each row's last token."""
+        """Let the head read `rows`. Returns z and carry for each row's last token."""
         counts = np.array([len(tokens) for _, tokens, _ in rows], np.int32)
         index = [np.arange(count) for count in counts]
         slots = [self.table[row, at // SIZE] * SIZE + at % SIZE for row, at in enumerate(index)]
@@ -75,7 +76,7 @@ class Side:
 
 @pytest.fixture(scope="module")
 def sides(tmp_path_factory):
-    """Return the same head's replayed and launched passes, by family."""
+    """Return for each family of heads two sides with the same head: replayed and launched."""
     made = {}
     for family, write in FAMILIES.items():
         head = load(write(), tmp_path_factory.mktemp(family))
@@ -91,7 +92,7 @@ def sides(tmp_path_factory):
     st.integers(0, 99),
 )
 def test_drafts_equal_launched_passes(sides, family, shapes, is_alike, seed):
-    """Draft after given tokens too, chain after chain over the same buffers."""
+    """Chains follow one another over the same buffers. Some rows have given drafts first."""
     lengths, most, before = (np.array(each, np.int32) for each in zip(*shapes, strict=True))
     most[:] = most[0] if is_alike else most
     given = np.full((len(most), MOST), NO_DRAFT, np.int64)
@@ -111,9 +112,11 @@ def test_drafts_equal_launched_passes(sides, family, shapes, is_alike, seed):
 
 
 def test_drafts_where_our_kernels_attend(kernel_device, tmp_path):
-    """A step's lists are in the same buffer, which every pass finds freshly written."""
+    """With the Triton backend all passes read their plan from the same buffer, so each must write it
+    first.
+    """
     if kernel_device.type != "cpu":
-        pytest.skip("gpu.sh compares chains there")
+        pytest.skip("gpu.sh compares chains on a GPU")
     head = load(FAMILIES["specforge"](), tmp_path)
     sides = Side(head, Repeater(), TritonPagedAttention), Side(head)
     most = np.array([5, 2, 4], np.int32)
@@ -141,7 +144,7 @@ def test_each_pass_is_replayed_in_the_smallest_size_that_fits(sides):
 
 
 def test_nan_drafts_are_tokens_and_stay_with_their_row(sides):
-    """Check rows that pad other rows' passes, and the next chain."""
+    """A row with NaN does not change the drafts of other rows, nor those of the next chain."""
     replayed, launched = sides["specforge"]
     rows = sequences(replayed.head, 2, (3, 9, 5))
     for side in (replayed, launched):

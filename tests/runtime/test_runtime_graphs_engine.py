@@ -1,4 +1,4 @@
-"""Run the whole engine with replayed steps on the embedded checkpoint: the answers are the same."""
+"""Tests of the whole engine with replayed steps on the embedded checkpoint: answers equal launched steps."""
 
 from functools import partial
 
@@ -34,7 +34,7 @@ def anew(asked):
 
 @pytest.fixture
 def recorder(monkeypatch):
-    """Capture decode steps of every engine that is built from now on."""
+    """Return a recorder with which every engine that is built from now on captures its steps."""
     recorder = Repeater()
     monkeypatch.setattr(build, "TorchExecutor", partial(TorchExecutor, recorder=recorder))
     let_backends_capture(monkeypatch.setattr)
@@ -59,7 +59,7 @@ def test_answers_equal_launched_steps(asked, anew, recorder, settings):
 
 
 def test_prompts_are_scored_as_in_steps_launched_anew(recorder):
-    """Replay prompts no longer than a row's drafts, each in a row with space for drafts."""
+    """Prompts that are not longer than a token and its drafts are replayed in a bucket for drafts."""
     prompts = [Prompt(text=text) for text in ("a b c", "d", "e f", "g h i")]
     asked = {"prompt_logprobs": 2, "max_tokens": 2, "temperature": 0.0}
     with Engine(config=EngineConfig(spec="suffix", num_draft_tokens=7, **SMALL)) as engine:
@@ -75,7 +75,7 @@ def test_prompts_are_scored_as_in_steps_launched_anew(recorder):
 
 @pytest.fixture
 def packed(monkeypatch):
-    """Attend frames of any lengths in one call, as on a GPU, so that the encoder is captured too."""
+    """Let frames of any lengths be attended in one call, as on a GPU, so that the encoder is captured too."""
     monkeypatch.setattr(tower, "vision_ops", lambda *of: VisionOps(rotate, attend_by_frames))
 
 
@@ -97,7 +97,7 @@ def test_answers_about_images_and_videos_that_are_replayed(recorder, packed, mon
 
 @pytest.mark.parametrize("settings", [{"spec": "suffix", "num_draft_tokens": 3}, {"spec": "eagle3"}])
 def test_answers_with_flashinfer(asked, anew, recorder, monkeypatch, settings):
-    """Plan steps for FlashInfer, captured or not; the fake kernels know only their lists."""
+    """FlashInfer's wrappers are fakes that compute attention from the planned lists alone."""
 
     def make_backend(name, spec, kv, **others):
         return FlashInferAttention(spec, kv, fake_library())
@@ -113,9 +113,9 @@ def test_answers_with_flashinfer(asked, anew, recorder, monkeypatch, settings):
 
 @pytest.mark.parametrize("settings", [{"spec": "none"}, {"spec": "eagle3", "num_draft_tokens": 3}])
 def test_answers_with_triton(recorder, monkeypatch, kernel_device, settings):
-    """Capture the embedded checkpoint's steps with the Triton kernels in their interpreter."""
+    """Replay steps with the Triton attention kernels, which run in Triton's interpreter."""
     if kernel_device.type != "cpu":
-        pytest.skip("the engine computes on a CPU here")
+        pytest.skip("this test runs the engine on a CPU, with Triton's interpreter")
 
     def generate(attention):
         config = EngineConfig(max_num_seqs=2, max_model_len=200, **settings)
@@ -129,7 +129,7 @@ def test_answers_with_triton(recorder, monkeypatch, kernel_device, settings):
 
 
 def test_a_head_repeats_its_drafts(asked, recorder, monkeypatch):
-    """Let a head read the states of replayed steps, now or later, and replay its own passes."""
+    """A head reads the states of replayed steps, at once or later, and replays its own passes."""
     found = answers(asked, spec="eagle3", **SMALL)
     chains = found.drafting.head.graphs.num_chains
     assert chains["replayed"] > 50 and not chains["capture_failed"]
