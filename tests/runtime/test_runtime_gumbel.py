@@ -1,4 +1,6 @@
-"""Check the keyed noise: known answers of the generator, independence of the batch, and the distribution."""
+"""Tests of the keyed noise: the generator's known results, independence of the batch, and the
+distribution.
+"""
 
 import math
 
@@ -22,7 +24,7 @@ KNOWN = [
 
 
 def philox_of_integers(counter, key):
-    """Compute the generator with Python's unbounded integers."""
+    """Return the generator's four words, computed with Python's unbounded integers."""
     x0, x1, x2, x3 = counter
     k0, k1 = key
     for _ in range(10):
@@ -72,7 +74,7 @@ def test_extreme_bits_stay_finite(monkeypatch):
 
 
 def test_noise_is_gumbel_distributed():
-    """Check moments and quantiles over 400,000 values; the bounds are more than five standard errors."""
+    """Check moments and quantiles of 400,000 values. The tolerances are more than five standard errors."""
     noise = gumbel_noise(np.arange(100), np.zeros(100), np.arange(100) // 10, 4000, CPU).double().view(-1)
     assert float(noise.mean()) == pytest.approx(0.57721566, abs=0.012)
     assert float(noise.var()) == pytest.approx(math.pi**2 / 6, abs=0.03)
@@ -82,7 +84,7 @@ def test_noise_is_gumbel_distributed():
 
 
 def test_neighbouring_keys_are_uncorrelated():
-    """Seeds, sample indices, output indices and tokens that differ by one give unrelated noise."""
+    """Noise is unrelated if the seed, sample index, output index or token differs by one."""
     n = 60000
     base = gumbel_noise(np.array([5]), np.array([0]), np.array([0]), n, CPU)[0]
     others = [

@@ -1,5 +1,5 @@
-"""Test sampling rules that depend on earlier tokens, compared with transformers' logits processors and plain
-Python.
+"""Tests of sampling rules that depend on earlier tokens: the results equal transformers' logits
+processors.
 """
 
 import numpy as np
@@ -19,9 +19,7 @@ VOCAB, ROWS = 12, 5
 
 
 def rules(random):
-    """Return random sampling parameters that use some of these rules, and the same parameters for
-    transformers.
-    """
+    """Return random sampling parameters that use some of these rules."""
     words = [tuple(map(int, random.integers(0, VOCAB, random.integers(1, 4)))) for _ in range(6)]
     words = list(dict.fromkeys(words))
     bias = {word: float(random.uniform(-4, 4)) for word in words[:3]} if random.random() < 0.7 else {}
@@ -37,7 +35,7 @@ def rules(random):
 
 
 def theirs(sampling, known, logits):
-    """Return the logits, float32 [VOCAB], after transformers' processors, for the tokens `known` so far."""
+    """Return the logits, float32 [VOCAB], that transformers' processors give after the tokens `known`."""
     transformers = pytest.importorskip("transformers")
     ids, scores = torch.tensor([known]), torch.from_numpy(logits.copy())[None]
     if sampling.sequence_bias:
@@ -53,7 +51,7 @@ def theirs(sampling, known, logits):
 
 
 class Table:
-    """The sampler's rows, and a plain Python copy of what they contain."""
+    """A sampler with ROWS rows, and each row's tokens and sampling parameters as plain lists."""
 
     def __init__(self, random):
         self.random = random
@@ -62,7 +60,7 @@ class Table:
         self.known, self.sampling = [[] for _ in range(ROWS)], [None] * ROWS
 
     def admit(self, row):
-        """Admit a new request, or a preempted request that comes back with tokens it has generated."""
+        """Admit a request to `row`. Like a preempted request, it may have output tokens already."""
         known = self.random.integers(0, VOCAB, self.random.integers(1, 20)).astype(np.int32)
         self.known[row], self.sampling[row] = known.tolist(), rules(self.random)
         prompt = known[: self.random.integers(1, len(known) + 1)]
@@ -119,7 +117,7 @@ def test_drafts_count_as_earlier_tokens_until_rejected():
             before = drafts[row_of[position]][: depth[position]]
             table.expect(rows[row_of[position]], before, logits[position], token)
         counts = runs.counts(sampled.numpy().astype(np.int32))
-        for each in range(int(counts.max())):  # as when results are read: at most one token per row at a time
+        for each in range(int(counts.max())):  # one token per row at a time, as result_reader.py does
             positions = runs.first[counts > each] + each
             table.sampler.count(batch.take(positions), sampled[positions])
         for index, row in enumerate(rows):
@@ -140,8 +138,8 @@ def test_typical_p_equals_transformers():
 
 
 def test_a_grammar_with_typical_p_is_masked_first():
-    """Which tokens are typical depends on the other allowed tokens, so the mask must be applied first, as for
-    the other filters.
+    """Whether a token is typical depends on the other tokens, so the mask must be applied before the
+    filter.
     """
     options = np.array([GRAMMAR | RANDOM, GRAMMAR | RANDOM | TYPICAL, GRAMMAR | RANDOM | HISTORY])
     assert uses_lazy_mask(options).tolist() == [True, False, True]

@@ -1,7 +1,7 @@
-"""Check that launching a step never waits: with two steps in flight the second is prepared while the first
-runs.
+"""Tests that launching a step never waits for the device.
 
-On a device without values, every wait for a value raises.
+Otherwise, with two steps in flight, the second step could not be prepared while the first one runs. The fake
+device's tensors have no values, and everything that would wait for the device raises.
 """
 
 import random
@@ -89,7 +89,7 @@ def test_operations_without_a_wait_pass():
 
 
 class Launching:
-    """An executor that launches and never reads back; its tokens are made up."""
+    """An executor that launches steps and never reads their results. All its tokens are PENDING."""
 
     def __init__(self, model, positions, config, **options):
         with nothing_to_wait_for():
@@ -114,7 +114,7 @@ class Launching:
 
 
 class AllowAll:
-    """Fake matchers for rows with grammars; the allowed tokens are known on the host."""
+    """Fake grammar matchers whose masks allow every token."""
 
     def admit(self, row, request, token_ids, cut=None):
         pass
@@ -145,7 +145,7 @@ def config_of(**settings):
 
 
 def run(executor, config):
-    """Run prompts, chunks, images and every sampling option, then decode steps."""
+    """Run prompts with every sampling option, a grammar, and images in chunks, then decode steps."""
     driver = Driver(executor, config)
     for number, (name, options) in enumerate(OPTIONS.items()):
         driver.add(*toy_request(name, number, 9, sampling=SamplingParams(ignore_eos=True, **options)))
@@ -232,7 +232,7 @@ def test_an_engine_that_is_closed_holds_no_blocks_of_a_gpu():
 
 
 def test_copies_of_blocks_do_not_wait():
-    """Copy out to the host, between blocks, and back."""
+    """A step swaps blocks to the host, copies a block, and swaps a block from the host."""
     config = config_of(swap_blocks=4)
     executor = Launching(toy_on_gpu(), positions_of, config)
     driver = Driver(executor, config)
@@ -249,7 +249,7 @@ def test_copies_of_blocks_do_not_wait():
 
 @pytest.fixture
 def flashinfer(monkeypatch):
-    """Replace FlashInfer with a fake that accepts its calls and computes nothing."""
+    """Replace FlashInfer with fake wrappers that check their calls and compute nothing."""
     monkeypatch.setattr(FakeWrapper, "plan", lambda self, *a, **o: self._bind("plan", a, o))
     monkeypatch.setattr(FakeWrapper, "run", lambda self, q, kv, out: out)
     for module in (running, drafting):
@@ -284,7 +284,7 @@ def test_no_step_waits_with_flashinfer_and_graphs(flashinfer):
 
 @pytest.fixture
 def fused(monkeypatch):
-    """Use the networks of a GPU."""
+    """Use the decoder and the vision attention that run on a GPU."""
 
     def attend(q, k, v, starts, longest):
         assert starts.device == q.device and starts.dtype == torch.int32 and type(longest) is int
@@ -327,7 +327,7 @@ def test_no_step_of_the_real_networks_waits(flashinfer, request, kind):
     ids=["captured", "captured, triton", "launched"],
 )
 def test_a_chain_of_drafts_waits_once_for_all_of_them(request, monkeypatch, backend, captured):
-    """Run rows that come, continue and have different draft counts."""
+    """Rows join, continue and leave, and have different numbers of drafts."""
     request.getfixturevalue(backend)
     network = plugin.load_model(checkpoint_path(), device=str(GPU), dtype="float32")
     spec, waits = network.spec, []

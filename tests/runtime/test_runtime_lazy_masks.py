@@ -1,4 +1,4 @@
-"""Check that rows with lazy masks sample the same tokens as with masks."""
+"""Tests that rows sample the same tokens with lazy masks as with masks before sampling."""
 
 import numpy as np
 import pytest
@@ -37,7 +37,10 @@ def backend():
 
 
 class Bench:
-    """Return rows with a grammar each, half of them penalised, with their matchers and a sampler."""
+    """A sampler and grammar matchers, with one row for each grammar.
+
+    Every second row is random and penalised.
+    """
 
     def __init__(self, backend, forms):
         compiled = {
@@ -60,7 +63,10 @@ class Bench:
             self.matchers.admit(row, request, prompt)
 
     def one_by_one(self, logits, row, drafts):
-        """Return the row's tokens by masks, one at a time, as far as they match its drafts."""
+        """Sample the row's tokens one at a time with masks, up to the first that differs from its draft.
+
+        Returns the tokens, and whether the grammar is complete.
+        """
         said, complete = [], False
         for depth, line in enumerate(logits):
             batch = SampleRows.of(self.columns, np.array([row]), self.known[[row]] + depth)

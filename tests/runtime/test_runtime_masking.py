@@ -1,4 +1,6 @@
-"""Check masks in the sampler: excluded tokens are never sampled, and everything else stays the same."""
+"""Tests of masks in the sampler: sampling with a mask equals sampling from logits with -inf, in all
+options.
+"""
 
 from contextlib import nullcontext
 
@@ -97,7 +99,7 @@ def test_likelihoods_stay_the_models(kernels):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_row_without_allowed_or_finite_logits_gets_no_token(kind, kernels):
-    """Mask NaN logits too, because a row's KV may be broken."""
+    """This includes rows with NaN, whether the mask allows the token with NaN or not."""
     nan = float("nan")
     for logits, allowed in (
         ([0.0, 1.0], []),
@@ -116,7 +118,9 @@ def test_a_row_without_allowed_or_finite_logits_gets_no_token(kind, kernels):
 
 @pytest.mark.parametrize("vocab", [1, 31, 32, 33, 64, 1000])
 def test_the_kernel_equals_numpy(vocab):
-    """Try ties, strided rows, words that allow all or nothing, and rows that are not read later."""
+    """The inputs have ties, strided rows, mask words that allow all or no tokens, and rows with
+    `is_read` False.
+    """
     if library.load() is None:
         pytest.skip("no kernels here")
     rng = np.random.default_rng(vocab)

@@ -1,5 +1,5 @@
-"""Check the computation of a device's memory: the sums, the measuring pass, and the refusals that show
-them.
+"""Tests of how a device's memory is divided: the sums, the measuring passes, and errors if something
+does not fit.
 """
 
 from dataclasses import replace
@@ -55,8 +55,8 @@ sizes = st.integers(1, 2**24)
 def test_the_remaining_memory_is_divided_between_encoder_cache_and_pool(
     total, taken, embed, block, least_blocks, item, budget
 ):
-    """Results never exceed the memory, never give an unusable pool or cache, and are refused only when
-    necessary.
+    """Cache and pool never exceed the memory and are never too small to use. An error is raised only if both
+    minimum sizes do not fit.
     """
     left, kv, wanted = total - taken, least_blocks * block, item + budget
     cached = cached_embeds(left, embed, kv, least=item, wanted=wanted)
@@ -69,14 +69,16 @@ def test_the_remaining_memory_is_divided_between_encoder_cache_and_pool(
     count = memory.blocks(block, least_blocks)
     assert taken + cached * embed + count * block <= total and count >= least_blocks
     assert cached <= max(item, wanted, MOST_CACHED)
-    assert cached == item or cached * embed <= left // 2, "but for the largest item, half is for the pool"
-    if cached < wanted:  # only if the cache would take more than half, or the pool's share
+    assert cached == item or cached * embed <= left // 2, (
+        "the pool gets half, unless the largest item needs more"
+    )
+    if cached < wanted:  # then a larger cache would take more than half, or bytes that the pool needs
         assert (cached + 1) * embed > min(left // 2, left - kv)
     assert cached >= min(left // CACHE_PART // embed, MOST_CACHED, (left - kv) // embed)
 
 
 def test_a_share_of_a_gpu():
-    """Size the 8B on an 80 GB GPU with the usual settings, and on a 24 GB GPU."""
+    """The 8B's sizes, with the memory that is left on GPUs from 24 to 300 GB, and in the tightest cases."""
     embed, kv = 4 * 4096 * 2, 2 * 36 * 16 * 8 * 128 * 2
     for left, cached in ((52 * GIB, 85_196), (300 * GIB, 2**17), (3 * GIB, 32_768), (GIB, 16_384)):
         assert cached_embeds(left, embed, 2 * kv, least=16_384, wanted=32_768) == cached
@@ -96,7 +98,7 @@ def test_a_refusal_shows_the_sum_and_the_setting_to_lower():
 
 
 class Counting:
-    """A meter with given results, and a model that records its calls."""
+    """A fake meter with given peaks, and a fake model that records its calls."""
 
     spec = SPEC
 
@@ -157,7 +159,7 @@ class WithoutEncoder(Counting):
     spec = replace(SPEC, num_deepstack=0, patch_width=0)
 
     def encode(self, patches, grids):
-        raise AssertionError("a model of text is never asked to encode")
+        raise AssertionError("a text-only model must not be asked to encode")
 
 
 def test_a_model_of_text_is_measured_without_an_encoder():
@@ -241,7 +243,7 @@ def test_nothing_is_set_aside_for_the_features_of_a_model_of_text(monkeypatch, a
     st.sampled_from(("auto", "fp8")),
 )
 def test_a_gpu_is_never_given_more_than_it_has(free, peak, length, cached, budget, kv_dtype):
-    """The resolved sizes work and fit next to everything measured, or the refusal shows both parts."""
+    """The resolved sizes are usable and fit into the free memory; otherwise the error shows the sum."""
     config = EngineConfig(
         max_model_len=length, encoder_cache_size=cached, encoder_budget=budget, kv_dtype=kv_dtype
     )

@@ -1,5 +1,5 @@
-"""Test steps that are launched before the previous step's result is read. Fake CUDA events record the order
-of calls, and the model or the GPU fails.
+"""Tests of steps that are launched before the previous step's result is read: their order, grammars, and
+failures.
 """
 
 import re
@@ -60,8 +60,9 @@ def order(monkeypatch):
 
 
 def on_gpu(order, matchers=None):
-    """Return an engine core with two steps in flight on a fake GPU. Fake GPU tensors have no values, so all
-    sampled tokens are 0.
+    """Return an engine core with two steps in flight on a fake GPU.
+
+    Fake GPU tensors have no values, so all sampled tokens are set to 0.
     """
     config = config_of(max_num_seqs=4)
     model = toy_on_gpu()
@@ -144,7 +145,9 @@ def form_beside(text, more, **asked):
 
 @pytest.fixture(params=["masks", "following"])
 def by(request, monkeypatch):
-    """Compute masks before sampling, as on a GPU, or use lazy masks, as on a CPU."""
+    """With "masks", grammars are masked before sampling, as on a GPU; else lazy masks are used, as on a
+    CPU.
+    """
     if request.param == "masks":
         for module in (forms, reading):
             monkeypatch.setattr(module, "uses_lazy_mask", lambda options: np.zeros(len(options), bool))
@@ -152,7 +155,7 @@ def by(request, monkeypatch):
 
 
 def test_a_grammar_ends_while_the_next_step_runs(by):
-    """The next step has sampled a further token for the row; this token is dropped."""
+    """The next step, already launched, samples one more token for the row. This token is dropped."""
     given = []
 
     def watch(engine):
@@ -200,7 +203,7 @@ def test_a_row_whose_grammar_fails_during_the_next_step_ends_alone(by):
 
 @pytest.mark.parametrize("by", ["masks"], indirect=True)
 def test_masks_that_raise_fail_their_step(by):
-    """The tokens stay the same, and the failed step costs one more mask request."""
+    """The failed step is run again: the tokens are the same, after one more request for masks."""
     num_calls, answers = [], []
     for bad in (6, 0):
 
@@ -351,4 +354,4 @@ def test_a_gpu_responds_or_not(monkeypatch):
     monkeypatch.setattr(torch, "ones", gone)
     assert not gpu.answers()
     errors.pop(0)
-    assert gpu.answers(), "one whose memory is full answers"
+    assert gpu.answers(), "a GPU whose memory is full still answers"

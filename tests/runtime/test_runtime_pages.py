@@ -1,4 +1,6 @@
-"""Check a step's page lists: a reader of the lists alone finds each row's slots, in order."""
+"""Tests of a step's page lists: a reader that has only the lists finds each row's tokens and slots, in
+order.
+"""
 
 from dataclasses import replace
 
@@ -36,7 +38,10 @@ def test_the_longest_rows_have_space_for_padded_drafts(size):
 
 @st.composite
 def steps(draw):
-    """Return rows of random lengths over random blocks; table entries after a row's blocks are arbitrary."""
+    """Return a step whose rows have random lengths and blocks.
+
+    Table entries after a row's blocks are arbitrary.
+    """
     rows = draw(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 9)), min_size=1, max_size=12))
     if draw(st.booleans()):
         rows = [(before, 1 if draw(st.booleans()) else count) for before, count in rows]
@@ -55,7 +60,9 @@ def slots_of(blocks, length):
 
 
 def read(part):
-    """Return (batch positions, slots) of each row, read from the lists alone."""
+    """Yield (indices of the new tokens in the step, slots of all tokens) for each row, from the lists
+    alone.
+    """
     tokens = part.tokens if isinstance(part.tokens, np.ndarray) else np.arange(10**4)[part.tokens]
     assert len(tokens) == part.query_starts[-1] and len(part.pages) == part.page_starts[-1]
     for row, last in enumerate(part.last_page_len.tolist()):

@@ -1,5 +1,6 @@
-"""Check that a failed capture leaves no state in torch's context manager; the parts that need a GPU are
-replaced.
+"""Tests that a failed capture leaves no state behind in torch.
+
+The parts of torch that need a GPU are replaced.
 """
 
 import pytest
@@ -19,8 +20,9 @@ class Stream:
 
 
 class Graph:
-    """A fake graph. `fails`: the call that fails. A forbidden call within a capture makes its end fail
-    too.
+    """A fake CUDAGraph. `fails`: which call fails, "begin" or "end". `pools`: the pools that captures got.
+
+    In CUDA a forbidden call within a capture makes the end of the capture fail too.
     """
 
     fails, pools = "", []
@@ -43,7 +45,7 @@ class Graph:
 
 @pytest.fixture
 def current(monkeypatch):
-    """The current streams, innermost last."""
+    """Replace torch's streams and graphs. Returns the stack of current streams, the innermost last."""
     streams = [Stream("usual")]
 
     class Current:
@@ -81,7 +83,10 @@ def test_the_usual_stream_is_current_again(current, monkeypatch, fails):
 
 
 def test_a_new_capture_can_follow_a_failed_one(current, monkeypatch):
-    """torch's allocator refuses the pool of an unfinished capture, and keeps asking its graph."""
+    """After a failed capture the next one gets a new pool, because torch refuses the old one.
+
+    The failed graph is kept, because torch's allocator still uses it.
+    """
     recorder = CudaRecorder(torch.device("cuda"))
     for fails in ("", "", "end", "", ""):
         monkeypatch.setattr(Graph, "fails", fails)

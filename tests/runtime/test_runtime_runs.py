@@ -1,4 +1,4 @@
-"""Check runs, computed as arrays, against a loop over rows."""
+"""Tests that Runs, which are computed with array operations, equal a loop over rows."""
 
 import numpy as np
 from hypothesis import given
@@ -28,7 +28,9 @@ def plan_of(num_scheduled, num_drafts, sample, input_ids):
 
 @st.composite
 def steps(draw):
-    """Return a step's rows: computed tokens, drafts among them, and whether each row samples."""
+    """Return arguments for plan_of: each row's scheduled tokens and drafts, the sampling rows, and
+    token ids.
+    """
     shapes = draw(
         st.lists(st.tuples(st.integers(1, 4), st.integers(0, 5), st.booleans()), min_size=1, max_size=6)
     )
@@ -40,7 +42,7 @@ def steps(draw):
 
 
 def plain(num_scheduled, num_drafts, sample, input_ids):
-    """Return (places, following drafts) of each sampling row."""
+    """Return for each sampling row (indices of its sampling positions in the step, its drafts)."""
     found, end = [], 0
     for row, count in enumerate(num_scheduled):
         end += count

@@ -1,4 +1,6 @@
-"""Check that drafts before a run's position count for its penalties as if each had been sampled alone."""
+"""Tests that the drafts before a position count for its penalties as if they had been sampled one at a
+time.
+"""
 
 import numpy as np
 import torch
@@ -23,7 +25,7 @@ def runs_of(drafts):
 
 
 class Bench:
-    """Return rows with known tokens; every second row has penalties."""
+    """A sampler with ROWS rows that have known tokens. The rows with `is_penalised` True have penalties."""
 
     def __init__(self, known, is_penalised):
         self.columns = RowColumns(ROWS, VOCAB, (), lambda ids, _: (np.zeros((3, len(ids)), np.int32), 0))
@@ -81,7 +83,7 @@ def test_penalties_in_runs_equal_single_tokens(case):
 
 
 def _compare_logits(bench, batch, runs, rows, drafts, logits, known, is_penalised):
-    """Check the penalised logits against a plain list's counts."""
+    """Compare the penalised logits with penalties that are computed from plain lists of tokens."""
     adjusted = logits.clone()
     if not batch.wanted & PENALTIES:
         assert batch.drafted is None

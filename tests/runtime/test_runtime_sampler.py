@@ -1,4 +1,6 @@
-"""Check the sampler against a plain one-row reference, transformers' processors, and chi-square."""
+"""Tests of the sampler: against a plain reference for one row, transformers' processors, and a
+chi-square test.
+"""
 
 import math
 
@@ -35,7 +37,7 @@ def no_positions(prompt_token_ids, media):
 
 
 class Bench:
-    """Return a sampler with admitted rows; each row is (sampling, prompt, outputs, sample_index)."""
+    """A sampler with admitted rows. `rows`: (sampling, prompt, outputs, sample_index) for each row number."""
 
     def __init__(self, vocab_size, rows, max_rows=40):
         self.vocab_size, self.rows = vocab_size, rows
@@ -59,7 +61,9 @@ class Bench:
         batch = SampleRows.of(self.columns, rows, output_index + self.columns.columns["num_prompt"][rows])
         before = logits.clone()
         sampled = self.sampler.sample(logits, batch)
-        assert torch.equal(logits.nan_to_num(), before.nan_to_num()), "the model's logits were written to"
+        assert torch.equal(logits.nan_to_num(), before.nan_to_num()), (
+            "the sampler must not change the caller's logits"
+        )
         return sampled
 
     def tokens(self, logits, rows=None, output_index=None):
@@ -67,8 +71,8 @@ class Bench:
 
 
 def reference_scores(logits, sampling, prompt, outputs):
-    """Return the log weights that a row's token is drawn from, float64, computed token by token; -inf:
-    excluded.
+    """Return the log weights from which a row's token is drawn, as a list of floats; -inf for excluded
+    tokens.
     """
     scores = [float(x) for x in logits]
     for token, bias in sampling.logit_bias.items():
@@ -184,7 +188,9 @@ def test_filters_equal_transformers_processors():
 
 
 def test_a_nucleus_of_the_whole_vocabulary_keeps_every_tail():
-    """The first token's share rounds to 1: next to a row that filters, top_p 1 must cut nothing."""
+    """The likeliest token's probability rounds to 1. Even so, top_p 1 must exclude no token, next to a row
+    with top_p 0.5.
+    """
     logits = torch.full((2, 50), -20.0)
     logits[:, 7] = 0.0
     kept = keep_top(logits, torch.tensor([[50], [50]]), torch.tensor([[1.0], [0.5]]), 50)
@@ -222,7 +228,7 @@ def test_bias_and_repetition_equal_transformers_processors():
 
 @pytest.mark.parametrize("among", ["alone", "with one that is random", "with penalties"])
 def test_greedy_rows_give_their_next_best_token_before_min_tokens(among):
-    """Among six tokens the end of sequence is likeliest, then token 4, then token 1."""
+    """The likeliest of six tokens is the end-of-sequence token (EOS), then token 4, then token 1."""
     early, late = (1, 2), [5] * 3
     rows = {
         0: (SamplingParams(min_tokens=3), early, [5] * 2, 0),
@@ -242,7 +248,7 @@ def test_greedy_rows_give_their_next_best_token_before_min_tokens(among):
 
 
 def test_penalties_follow_the_tokens_that_are_sampled():
-    """Counts continue from step to step, and restart when another request takes the row."""
+    """Counts grow from step to step, and start again when another request takes the row."""
     logits = torch.tensor([[5.0, 4.0, 3.0, 2.0, 0.0]])
     frequency = SamplingParams(frequency_penalty=0.6)
     bench = Bench(5, {7: (frequency, (1,), (), 0)})
@@ -316,7 +322,10 @@ def test_extreme_settings():
 
 
 def chi_square(counts, probabilities):
-    """Return the statistic and the degrees of freedom; cells with fewer than 5 expected draws are merged."""
+    """Return the chi-square statistic and the degrees of freedom.
+
+    Tokens with fewer than 5 expected draws are merged.
+    """
     expected = probabilities * counts.sum()
     small = expected < 5
     observed = np.append(counts[~small], counts[small].sum())
@@ -340,8 +349,9 @@ def chi_square(counts, probabilities):
 )
 @pytest.mark.parametrize("along", ["seed", "output", "sample"])
 def test_the_sampled_distribution(options, along):
-    """Draw 20,000 tokens whose keys differ in one part. The bound is the mean plus six standard
-    deviations.
+    """Draw 20,000 tokens whose keys differ only in one part, `along`.
+
+    The statistic must be below its mean plus six standard deviations.
     """
     n, vocab_size = 20000, 30
     logits = torch.randn(1, vocab_size, generator=torch.Generator().manual_seed(6)) * 2
@@ -364,7 +374,7 @@ def test_the_sampled_distribution(options, along):
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.lists(st.sampled_from(LIKELY), min_size=9, max_size=9)))
 def test_of_equally_likely_tokens_the_lowest_is_listed_first(rows):
-    """Penalise any number of listed tokens, in any batch."""
+    """This holds for any number of listed tokens and in any batch."""
     logprobs = torch.tensor([[0.5, *row] for row in rows] + [[float(place) for place in range(10)]])
     for most in (1, 4, 10):
         values, token_ids = topk_tokens_of(logprobs, most)

@@ -1,5 +1,5 @@
-"""Check the threads that call a block store: abandoned requests cost nothing, and no store ends the
-threads.
+"""Tests of the threads that call a block store: forgotten requests cause no reads, and no error of a store
+ends the threads.
 """
 
 import threading
@@ -23,7 +23,7 @@ PATIENCE_S = 20
 
 
 class HeldUp:
-    """A store in memory; `at`: the call that waits for the gate."""
+    """A store in memory. `at`: the method whose calls wait until `gate` is set."""
 
     def __init__(self, at: str = ""):
         self.at, self.gate, self.is_there = at, threading.Event(), threading.Event()
@@ -59,7 +59,7 @@ class HeldUp:
 
 @pytest.fixture
 def client_of():
-    """Return a store's client, and its reported events."""
+    """Return a function that makes a client for a store, and the list of events that it reports."""
     made = []
 
     def make(store):
@@ -112,7 +112,8 @@ def test_an_aborted_request_leaves_no_features_and_no_reads(client_of, at):
     store.gate.set()
     until(lambda: told)
     assert [(event.request_id, len(event.items)) for event in told] == [("r4", 1)]
-    assert store.num_read == (2 if at == "get" else 1)  # for the active request, and for the waiting one
+    # One read for the last request and, with "get", one that had already begun for the first request.
+    assert store.num_read == (2 if at == "get" else 1)
     client.forget("r4")
     assert client._features._bytes == 0 and not client._features._came
 
@@ -155,7 +156,7 @@ def test_a_fetch_reads_for_the_current_request(client_of):
 
 
 class Panic(BaseException):
-    """Raise like pyo3, whose panic is not an Exception."""
+    """An error like a panic in a Rust extension (pyo3), which is not an Exception."""
 
 
 def panicking(keys):

@@ -1,6 +1,4 @@
-"""Check that blocks are copied to the host and back next to the computation without loss, however late a copy
-runs.
-"""
+"""Tests of swapping blocks to the host and back: no data is lost, however late a copy runs."""
 
 import weakref
 
@@ -22,7 +20,7 @@ SPEC = ModelSpec(2, 2, 1, 4, 8, 100, 64, 0, 8)
 
 
 class Late:
-    """A stream that runs copies as late as possible: when the computation waits for them, or never."""
+    """A CopyStream that runs copies as late as possible: when `join` is called, or never."""
 
     def __init__(self):
         self.waiting = []
@@ -54,7 +52,7 @@ def one_to_one(draw, sources, targets):
 
 @st.composite
 def steps(draw):
-    """Return steps of copies, each with the block that the layers write afterwards."""
+    """Return (a plan's copies, the block that the layers write afterwards) for each step."""
     found = []
     for _ in range(draw(st.integers(1, 8))):
         copies = {}
@@ -82,7 +80,7 @@ def test_the_latest_copies_change_nothing(plans, per_slab):
         for name, (source, target) in ways.items():
             for left, right in getattr(plan, name) if getattr(plan, name) is not None else ():
                 target[right] = source[left]
-        pool.blocks[:, written] = float(number)  # stands for the layers
+        pool.blocks[:, written] = float(number)  # as the layers would
         device[written] = float(number)
         assert [sorted(set(pool.blocks[:, block].flatten().tolist())) for block in range(BLOCKS)] == [
             [value] for value in device
@@ -146,7 +144,7 @@ def test_staged_blocks_are_kept_until_copied_and_limited(monkeypatch):
     assert order == ["side waits for usual", "copies 4", "usual waits for copy 1"]
     assert [ref() is not None for ref in kept] == [False, True, True, True]
     monkeypatch.setattr(Event, "done", 3)
-    run(20)  # more than may be staged at once, so it waits
+    run(20)  # more bytes than may be staged at once, so the computation waits
     assert [ref() is not None for ref in kept] == [False] * 5 and order[-1] == "usual waits for copy 5"
     run(4)
     beside.join()

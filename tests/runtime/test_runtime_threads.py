@@ -1,4 +1,6 @@
-"""Check the thread count from the machine, the model, the environment and the setting."""
+"""Tests of the number of threads, which depends on machine, model, environment and setting, and of free
+memory.
+"""
 
 import os
 import threading
@@ -15,7 +17,7 @@ from mmengine.serve.engine.engine import Engine
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """Return a machine with this many CPUs, two per core, and files by path."""
+    """Return a function that makes a folder like / with a machine's CPUs, two per core, and more `files`."""
 
     def make(num_cpus, files=(), siblings=2):
         monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(num_cpus)), raising=False)
@@ -128,7 +130,7 @@ def test_an_engine_sets_the_number_and_gives_it_back(monkeypatch):
         assert torch.get_num_threads() == 3
         with Engine(device="cpu", config=EngineConfig(num_blocks=8, num_threads=2)):
             assert torch.get_num_threads() == 2
-            torch.set_num_threads(4)  # the host program's choice stands
+            torch.set_num_threads(4)  # a later choice of the host program is kept
         assert torch.get_num_threads() == 4
         assert seen == [1]
     finally:

@@ -1,4 +1,4 @@
-"""Check where the Triton attention kernels are refused, and why; their results are tested in tests/gpu."""
+"""Tests of when the Triton attention kernels are refused. Their results are tested in tests/gpu."""
 
 from types import SimpleNamespace
 
@@ -51,7 +51,7 @@ def test_an_old_gpu_is_reported(monkeypatch):
 
 
 def pretend(monkeypatch, attend):
-    """Pretend that the kernels can be loaded and give these results."""
+    """Make the backend believe that the kernels can be used, and replace them with `attend`."""
     monkeypatch.setattr(triton_paged, "unfit", lambda spec, kv: None)
     monkeypatch.setattr(triton_paged, "load", lambda: SimpleNamespace(attend=attend))
 
@@ -86,7 +86,7 @@ def test_an_unimportable_triton_is_reported(monkeypatch):
 
 
 def test_the_kernels_are_compared_with_torch(monkeypatch):
-    """The trial accepts kernels that agree with torch, for every shape that may be requested."""
+    """The trial compares the kernels with torch for all tile sizes, also for unusual numbers of heads."""
     made = []
 
     class Watched(TorchPagedAttention):

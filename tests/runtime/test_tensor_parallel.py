@@ -1,5 +1,5 @@
-"""Check a model sharded over two processes on a CPU: the tokens equal a single process's tokens, and every
-failure ends cleanly.
+"""Tests of a model that is sharded over two processes on a CPU: tokens equal those of one process, and
+failures of a rank are reported.
 """
 
 import os
@@ -58,15 +58,15 @@ def wanted(asked):
 
 
 def fail_once(executor):
-    """Rank 0 fails in its ninth step, before any exchange; afterwards no rank may be out of step."""
+    """Let rank 0 fail in its ninth step, before any exchange. The ranks must stay in step."""
     executor._runner.launch = fail_at(9, executor._runner.launch)
 
 
 @pytest.fixture
 def captured(monkeypatch):
-    """Capture the steps of two ranks from now on.
+    """Return a function that lets two ranks capture their steps from now on, and returns rank 0's recorder.
 
-    Called with the numbers for the capture and the step that fail on rank 1; returns rank 0's recorder.
+    Its arguments are the numbers of the capture and of the step that fail on rank 1 (0: none).
     """
 
     def begin(capture=0, step=0):
@@ -81,7 +81,7 @@ def captured(monkeypatch):
 
 
 SWAP = {"swap_blocks": 64, "preempt_mode": "swap"}
-AHEAD = {"max_in_flight": 2}  # and drafts where grammars force tokens
+AHEAD = {"max_in_flight": 2}  # drafts are on, for tokens that grammars force
 PIECES = {"encoder_piece": 40, "encoder_even_patches": 256}  # an image in parts, on rank 0 alone
 
 
@@ -93,8 +93,9 @@ PIECES = {"encoder_piece": 40, "encoder_even_patches": 256}  # an image in parts
 def test_two_processes_give_the_tokens_of_one(
     asked, wanted, captured, settings, replays, tmp_path, monkeypatch
 ):
-    """Fail a step on rank 0, and a step on rank 1 while steps are replayed: the other rank replays the step.
-    Images are encoded on rank 0, and replayed there as well.
+    """A step fails on rank 0 and, if steps are replayed, another one on rank 1. The other rank still runs it.
+
+    Images are encoded on rank 0, where encoder calls are replayed too.
     """
     recorder, seen = captured(step=30) if replays else None, []
     monkeypatch.setattr(tower, "vision_ops", lambda *of: VisionOps(rotate, attend_by_frames))
@@ -107,10 +108,10 @@ def test_two_processes_give_the_tokens_of_one(
     assert_same(found, wanted)
     assert verify(tmp_path / "log").ok
     events = [record.event for record in LogReader(tmp_path / "log")]
-    assert ev.Preempted in map(type, events), "nobody gave way"
+    assert ev.Preempted in map(type, events), "no request was preempted"
     assert (ev.Encoded in map(type, events)) == ("encoder_piece" in settings)
     said = [event.error for event in events if isinstance(event, ev.Failed)]
-    assert said == ["on purpose", "rank 1: on purpose"][: 1 + replays], "no step failed"
+    assert said == ["on purpose", "rank 1: on purpose"][: 1 + replays], "the planned failures did not happen"
     counts = seen[0].graph_counts
     if replays:
         steps, calls = counts["steps"], counts["encodings"]
@@ -182,7 +183,7 @@ def test_a_diverged_rank_reports_it(noticed_by):
 
 
 def test_a_ranks_early_failure_is_raised_when_its_step_is_collected():
-    """Rank 0 still takes part in the step, because the other ranks are in the middle of it."""
+    """Sending the step raises nothing, because rank 0 must still take part in the step."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         waiting = object.__new__(Followers)

@@ -1,4 +1,7 @@
-"""Check the exchanges of a model's ranks within a step, captured or not: on threads, without a model."""
+"""Tests of the exchanges between ranks within a step, captured or not.
+
+The ranks are threads, without a model.
+"""
 
 import threading
 from functools import partial
@@ -24,7 +27,7 @@ PLAN_OF_3 = SimpleNamespace(input_ids=np.zeros(3, np.int32), encode=())
 
 
 def ranks_in_threads(tmp_path, *doings, size=2, may_wait=False):
-    """Call each of `doings` with its rank's group on a thread; return results or exceptions."""
+    """Call doings[rank] with the rank's StepGroup, each in a thread. Returns their results or exceptions."""
     results = [None] * size
 
     def run(rank):
@@ -111,7 +114,7 @@ def test_features_and_tokens_come_from_rank_0(tmp_path):
 
 
 def test_exchanges_between_gpus_stay_on_the_stream_of_the_layers():
-    """NCCL's work has nothing to wait for then, and torch returns none."""
+    """Exchanges must be synchronous calls. For these NCCL returns no work object to wait for."""
     calls = []
 
     def exchange(tensors, options):
@@ -140,7 +143,7 @@ def compute(group, fail_at=None):
 
 
 class Captured:
-    """Fake graphs for a group: all steps are replayed in one size."""
+    """Fake DecodeGraphs for a group: every step is replayed in the bucket FOUR."""
 
     def __init__(self, group, begin=lambda: None):
         self.replay, self._begin = partial(group.replay, FOUR, partial(compute, group)), begin
@@ -155,7 +158,7 @@ class Captured:
 
 
 def replayed(group, fail=None, **report):
-    """Run a step; `fail`: whether before or after the replay."""
+    """Run a replayed step. `fail`: raise "before" or after ("behind") the replay."""
     group.graphs = group.graphs or Captured(group)
     with group.step(PLAN_OF_3, **report):
         if fail == "before":
@@ -178,7 +181,7 @@ def test_a_rank_that_fails_replays_the_step_all_the_same(tmp_path, fail):
         replayed(group)
         return replayed(group), layers_of_4(group)
 
-    def layers_of_4(group):  # of the next step, which is launched
+    def layers_of_4(group):  # the next step, which is launched, not replayed
         group.graphs = None
         return layers(group)
 
@@ -188,7 +191,7 @@ def test_a_rank_that_fails_replays_the_step_all_the_same(tmp_path, fail):
 
 
 def test_a_rank_that_can_replay_nothing_is_lost(tmp_path):
-    """The other ranks wait for exchanges in the graph."""
+    """The group is lost on all ranks, because the other ranks wait for the exchanges in the graph."""
 
     def failing(group):
         def begin():
@@ -217,8 +220,9 @@ def test_a_replay_that_no_rank_expects_is_refused(tmp_path):
 
 @pytest.mark.parametrize("where", ["begin", (0, 0), (1, 3), (2, 1), "end", "other sizes", "nowhere"])
 def test_steps_are_captured_by_all_ranks_or_by_none(tmp_path, monkeypatch, where):
-    """Rank 1 fails before the second size, in an exchange, or at its end; then both ranks launch the next
-    step, and no rank waits.
+    """Rank 1 fails in its second size: before it, in a pass (pass number, exchange), or at its end.
+
+    Then both ranks launch the next step, and no rank waits for the other.
     """
     monkeypatch.setattr(capture.log, "warning", lambda what, **facts: None)
     words, meeting = {}, threading.Barrier(2, timeout=30)
@@ -231,7 +235,7 @@ def test_steps_are_captured_by_all_ranks_or_by_none(tmp_path, monkeypatch, where
         return agreed
 
     def doing(group):
-        passes = iter(range(6))  # for the second size, the first three
+        passes = iter(range(6))  # the second size has three passes
 
         def prepare(bucket):
             if where == "begin" and group.rank and bucket == Bucket(2, 1):
@@ -258,7 +262,7 @@ def test_steps_are_captured_by_all_ranks_or_by_none(tmp_path, monkeypatch, where
 
 
 def test_a_step_that_waits_on_the_device_looks_at_the_others():
-    """No other error reports a graph that waits for a dead rank."""
+    """Without this check, a graph that waits for a dead rank would wait for ever without an error."""
 
     def check():
         seen.append(1)
