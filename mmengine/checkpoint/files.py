@@ -1,4 +1,4 @@
-"""Reads JSON files, and byte ranges of any file, from an untrusted model folder."""
+"""Reads JSON files, and byte ranges from any file, in an untrusted model folder."""
 
 import json
 from pathlib import Path
@@ -10,8 +10,8 @@ MAX_JSON_BYTES = 64 * 2**20  # A tokenizer with 250,000 entries needs 12 MB.
 
 
 def read_range(path: Path, start: int, num_bytes: int, what: str) -> bytes:
-    """Return `num_bytes` bytes of a file from offset `start` on. Raises ModelError if the file cannot be read
-    or ends earlier; `what` names the data in the message.
+    """Return `num_bytes` bytes from a file, from offset `start` on. Raises ModelError if the file cannot be
+    read or ends earlier; `what` names the data in the message.
     """
     try:
         with path.open("rb") as file:

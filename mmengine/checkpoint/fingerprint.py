@@ -1,4 +1,4 @@
-"""Computes the fingerprint of a folder's weights. Does not import torch, because processors need the
+"""Computes a fingerprint for a folder's weights. Does not import torch, because processors need the
 encoder's fingerprint and must start fast.
 """
 
@@ -14,12 +14,12 @@ SAMPLE_CHUNK_BYTES = 16 * 2**10
 
 
 def fingerprint(folder: Path, names: TensorNames, *, prefix: str = "") -> str:
-    """Return the SHA-256 (hex) of the tensors whose canonical name starts with `prefix`. The result does not
-    depend on file names or on how tensors are divided among files.
+    """Return the SHA-256 (hex) over the tensors whose canonical name starts with `prefix`. The result does
+    not depend on file names or on how tensors are divided among files.
 
-    The hash covers each tensor's name, dtype and shape, and its bytes: all of a tensor up to 256 KiB, and of
+    The hash covers each tensor's name, dtype and shape, and its bytes: a tensor up to 256 KiB whole, and from
     a larger tensor 16 chunks of 16 KiB, spread evenly and including both ends. So 16 GB take about 0.1 GB of
-    reads. Any training step changes the hash. An edit of bytes between the chunks does not. Raises
+    reads. Any training step changes the hash. An edit to bytes between the chunks does not. Raises
     ModelError.
     """
     digest = hashlib.sha256(b"mmengine weights 1")
@@ -35,7 +35,7 @@ def fingerprint(folder: Path, names: TensorNames, *, prefix: str = "") -> str:
 
 
 def _samples(num_bytes: int) -> list[tuple[int, int]]:
-    """Return (offset, length) of each range of a tensor's bytes that the fingerprint reads."""
+    """Return (offset, length) for each byte range that the fingerprint reads from a tensor."""
     if num_bytes <= SAMPLE_CHUNKS * SAMPLE_CHUNK_BYTES:
         return [(0, num_bytes)]
     last = num_bytes - SAMPLE_CHUNK_BYTES

@@ -25,7 +25,7 @@ MAX_BLOCK = 2**14  # Rows or columns in a block.
 
 
 class Block(NamedTuple):
-    """Rows and columns of a matrix that share a scale."""
+    """The rows and columns that share a scale."""
 
     rows: int
     columns: int
@@ -33,7 +33,7 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Fp8Entry(TensorEntry):
-    """A matrix of e4m3 values, or a stack of matrices. `codes`: where the values are stored. `scale`: where
+    """An e4m3 matrix, or a stack of matrices. `codes`: where the values are stored. `scale`: where
     the block scales are stored, [ceil(out / rows), ceil(in / columns)] for each matrix.
     """
 

@@ -103,7 +103,7 @@ class Int4Entry(TensorEntry):
         return values if self.how.layout == "compressed-tensors" else values.T
 
     def _codes(self, words: np.ndarray, rows: slice) -> np.ndarray:
-        """Return the codes of `rows`, int8 [rows, in], after subtracting 8: values from -8 to 7."""
+        """Return the codes for `rows`, int8 [rows, in], after subtracting 8: values from -8 to 7."""
         if self.how.layout == "compressed-tensors":
             return _unpacked(words[rows], 1)[:, : self.shape[1]]
         if self.how.layout == "gptq":
@@ -124,7 +124,7 @@ class Int4Entry(TensorEntry):
 
 def _unpacked(words: np.ndarray, axis: int, order: tuple[int, ...] = tuple(range(_IN_A_WORD))) -> np.ndarray:
     """Unpack int32 words to int8 codes from -8 to 7 (the stored value minus 8). `axis` becomes eight times as
-    long. `order[i]`: the position of the i-th code in its word.
+    long. `order[i]`: the i-th code's position in its word.
     """
     shifts = np.array([4 * place for place in order], np.int32)
     spread = np.expand_dims(words, axis + 1) >> (shifts[:, None] if axis == 0 else shifts)
@@ -163,7 +163,7 @@ def with_codes(entries: dict[str, TensorEntry], how: Int4) -> dict[str, TensorEn
 
 
 def without_zero_biases(entries: dict[str, TensorEntry], expected: Container[str]) -> dict[str, TensorEntry]:
-    """Return the entries without all-zero biases of GPTQ matrices, except biases in `expected`.
+    """Return the entries without GPTQ matrices' all-zero biases, except biases in `expected`.
 
     Older AutoGPTQ versions store a bias for every matrix, also if the model has none. Raises ModelError if a
     bias cannot be read.
@@ -223,7 +223,7 @@ def _entry(packed: TensorEntry, parts: Mapping[str, TensorEntry], how: Int4) -> 
 def _shape(
     packed: TensorEntry, scales: TensorEntry, parts: Mapping[str, TensorEntry], how: Int4
 ) -> tuple[int, int]:
-    """Return the matrix's shape [out, in]. Raises ModelError if the shapes of its tensors do not fit each
+    """Return the matrix's shape [out, in]. Raises ModelError if its tensors' shapes do not fit each
     other, or a tensor has a wrong dtype.
     """
     high, wide = packed.shape

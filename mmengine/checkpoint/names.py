@@ -14,7 +14,7 @@ _DERIVED = re.compile(r"rotary(?:_pos)?_emb\.inv_freq$")  # Old files store this
 class TensorNames:
     """Rules that map stored names to canonical names.
 
-    `beginnings`: pairs of a pattern for a stored name's beginning and the replacement (`text.`, `visual.`,
+    `beginnings`: pairs: a pattern for a stored name's beginning, and the replacement (`text.`, `visual.`,
     `lm_head.`), which may use the pattern's groups. The first pattern that matches is used; a name without a
     match stays unchanged.
     """

@@ -88,7 +88,7 @@ def read_adapter(
 ) -> AdapterFiles:
     """Return the adapter in `folder`.
 
-    `canonical_name`: maps the stored name of a model's tensor to the canonical name. `modules`: (out, in) of
+    `canonical_name`: maps a model tensor's stored name to the canonical name. `modules`: (out, in) for
     each module that adapters may change, keyed by canonical name. `max_bytes`: limit for the matrices in
     memory, where a value takes `value_bytes`. If an adapter exceeds the limit, only its header is read.
 

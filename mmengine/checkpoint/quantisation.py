@@ -62,7 +62,7 @@ def _packed(how: Fields, layout: Layout) -> Int4:
 
 
 def _form(how: Fields, names: tuple[str, str], known: tuple[str, ...]) -> str:
-    """Return how words are packed: the value of the first of the fields `names` that is present, in lower
+    """Return how words are packed: the value of the first field in `names` that exists, in lower
     case, or known[0] if both are missing. Like transformers' GPTQConfig and AwqConfig, prefers the older
     field name and ignores case. Raises ModelError if the value is not in `known`.
     """

@@ -10,12 +10,12 @@ PLAIN = ("default", "mrope")  # "mrope" is an old name for "default" with sectio
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """Options of the rotary embedding.
+    """Options for the rotary embedding.
 
     `kind`: how frequencies are scaled. `sections`: how many frequencies use a token's time, height and width
-    position; their sum is half of head_dim. None: all frequencies use the time position, because the three
-    positions of a token are equal. `interleaved`: whether frequencies for time, height and width alternate;
-    otherwise the sections are consecutive.
+    position; they add up to half of head_dim. None: all frequencies use the time position, because the three
+    positions are equal for every token. `interleaved`: whether frequencies for time, height and width
+    alternate; otherwise the sections are consecutive.
     """
 
     theta: float

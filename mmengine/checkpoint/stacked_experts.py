@@ -18,7 +18,7 @@ _GATE_UP, _DOWN = "experts.gate_up_proj", "experts.down_proj"
 
 @dataclass(frozen=True, slots=True)
 class TurnedEntry(TensorEntry):
-    """A matrix [n, k] that is stored transposed. From byte `start` on, the file has k rows of `row_values`
+    """A matrix [n, k] that is stored transposed. From byte `start` on, the file has k rows with `row_values`
     values; columns `first` to `first` + n - 1 of these rows are the matrix's rows. `stacked`: the tensor that
     contains the matrix.
     """

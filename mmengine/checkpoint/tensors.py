@@ -1,8 +1,8 @@
 """Reads a folder's safetensors headers, and checks that the files are complete. Does not import torch.
 
-A folder is untrusted, so the size of headers is limited, and every offset is compared with the file's size
+A folder is untrusted, so a header's size is limited, and every offset is compared with the file's size
 before any data is used. The format is: the header's length in 8 bytes; a JSON header with the dtype, shape
-and offsets of each tensor; the data (https://huggingface.co/docs/safetensors, "Format").
+and offsets for each tensor; the data (https://huggingface.co/docs/safetensors, "Format").
 """
 
 import json
@@ -27,8 +27,8 @@ FLOAT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
 
 class Coding(NamedTuple):
-    """How a matrix is stored as codes: e4m3, or integers of 8 or 4 bits. `group` neighbouring values of a row
-    share a scale and, if `mins` is true, a minimum.
+    """How a matrix is stored as codes: e4m3, or integers with 8 or 4 bits. `group` neighbouring values of a
+    row share a scale and, if `mins` is true, a minimum.
     """
 
     form: Literal["fp8", "int8", "int4"]
@@ -105,9 +105,9 @@ def check_tensors(
     expected: dict[str, tuple[int, ...]],
     optional: Iterable[str] = (),
 ) -> None:
-    """Raise ModelError for a tensor that is missing, has a wrong shape, or is not part of the model.
+    """Raise ModelError for a tensor that is missing, has a wrong shape, or does not belong to the model.
 
-    `expected`: the shape of each tensor of the model, by canonical name. `optional`: names of tensors that
+    `expected`: each model tensor's shape, by canonical name. `optional`: names of tensors that
     may be missing.
     """
     allowed_missing = frozenset(optional)
@@ -133,7 +133,7 @@ def check_tensors(
 
 def weight_files(folder: Path) -> list[Path]:
     """Return the files with a folder's weights. As in transformers, model.safetensors is preferred to the
-    files of an index, which may remain from an older save. Raises ModelError if a file is missing.
+    files in an index, which may remain from an older save. Raises ModelError if a file is missing.
     """
     if (folder / SINGLE_FILE).is_file():
         return [folder / SINGLE_FILE]
@@ -147,8 +147,8 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def indexed_files(folder: Path) -> list[str]:
-    """Return the sorted names of the files in a folder's index; the files need not exist. Raises ModelError
-    for an index without files, with too many files, or with a name that is no file of the folder.
+    """Return the sorted file names in a folder's index; the files need not exist. Raises ModelError
+    for an index without files, with too many files, or with a name that is no file in the folder.
     """
     index = folder / INDEX_FILE
     weight_map = read_json(index).get("weight_map")

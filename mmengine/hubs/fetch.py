@@ -1,6 +1,6 @@
-"""Fetches from a hub only those files of a model that an engine reads.
+"""Fetches from a hub only the model files that an engine reads.
 
-The uploader of a model controls the hub's file list, so the list is not trusted. Names must match the allowed
+A model's uploader controls the hub's file list, so the list is not trusted. Names must match the allowed
 patterns, the total size is checked before any byte is fetched, and the fetched bytes are compared with the
 hashes in the list.
 """

@@ -1,4 +1,4 @@
-"""The interface of model hubs: list a model's files, and fetch some of them to this machine."""
+"""The interface to model hubs: list a model's files, and fetch some files to this machine."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from mmengine.hubs.names import TITLES, HubName
 class HubFile:
     """A file as the hub lists it.
 
-    `sha256`: hash of the file's bytes in lower-case hex; None if the hub lists no hash. `is_here`: whether
+    `sha256`: the file's hash in lower-case hex; None if the hub lists no hash. `is_here`: whether
     the hub's cache on this machine has the whole file at this revision. `missing_bytes`: bytes to download; 0
     also if the cache has the same file from another revision.
     """
@@ -101,6 +101,6 @@ def not_asked(name: HubName, reason: str) -> HubError:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of a client's error, with the error's class name."""
+    """Return a client error's first line, with the error's class name."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0][:200] if lines else 'no reason given'}"

@@ -85,7 +85,7 @@ class HuggingFace:
         return folder
 
     def _cached(self, file: str, revision: str | None) -> Path | None:
-        """Return the folder of a cached file, or None if the file is not in the cache."""
+        """Return a cached file's folder, or None if the file is not in the cache."""
         try:
             found = self._client.try_to_load_from_cache(self._name.repo, file, revision=revision)
         except (OSError, ValueError):  # Not a valid name.
@@ -129,7 +129,7 @@ class HuggingFace:
 
 
 def _file_of(error: Exception) -> str:
-    """Return the name of the file that was not found: the last part of the request's URL."""
+    """Return the name of the missing file: the last part of the request's URL."""
     request = getattr(getattr(error, "response", None), "request", None)
     return str(getattr(request, "url", "")).partition("?")[0].rpartition("/")[2][:100]
 

@@ -1,4 +1,4 @@
-"""Parses the names of hub models that users give: owner/name, with an optional hub prefix and revision."""
+"""Parses the hub model names that users give: owner/name, with an optional hub prefix and revision."""
 
 import os
 import re

@@ -16,7 +16,7 @@ _VISION = re.compile(r"visual\.(?!pos_embed|patch_embed)[\w.]+\.weight")
 
 
 def adapter_modules(config: NetworkConfig) -> dict[str, tuple[int, int]]:
-    """Return the weight shape (out, in) of each module that adapters may change, by canonical name."""
+    """Return, by canonical name, each module that adapters may change and its weight shape (out, in)."""
     shapes = {name: shape for name, shape in decoder_tensors(config.text).items() if _TEXT.fullmatch(name)}
     if config.vision is not None:
         shapes |= {

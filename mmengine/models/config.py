@@ -1,4 +1,4 @@
-"""The sizes and options of a model's networks as plain data, which a plugin reads from config.json."""
+"""A model's sizes and options as plain data, which a plugin reads from config.json."""
 
 from dataclasses import dataclass
 

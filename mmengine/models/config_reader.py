@@ -23,7 +23,7 @@ ROUTERS: dict[str, object] = {
 
 def check_served(root: Fields, architectures: tuple[str, ...], parts: Iterable[str] = ()) -> None:
     """Raise ModelError for an architecture that is not in `architectures`, for an unsupported quantisation,
-    and for a model with its own code. `parts`: names of nested objects that must have neither a quantisation
+    and for a model with its own code. `parts`: names for nested objects that must have neither a quantisation
     nor code.
     """
     found = root.values.get("architectures")
@@ -56,7 +56,7 @@ def read_decoder(
     """Read sizes from the file. The other options are arguments, because the file does not contain them.
     Raises ModelError that names the field.
 
-    `head_dim`: used if the file has no such field; None means hidden_size divided by the number of heads.
+    `head_dim`: used if the file has no such field; None means hidden_size / heads.
     `rope`: reads the rotary options from the fields and head_dim. `mixers`: allowed values in layer_types.
     `windowed`: whether the family uses sliding_window even without use_sliding_window, so that such a model
     is refused.

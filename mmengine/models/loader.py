@@ -1,5 +1,5 @@
-"""Finds or downloads the files of the model that a user names: a folder, a GGUF file, a hub id, or no name
-for the embedded checkpoint.
+"""Finds or downloads a model's files by the name that a user gives: a folder, a GGUF file, a hub id, or no
+name for the embedded checkpoint.
 """
 
 from pathlib import Path
@@ -16,7 +16,7 @@ DEFAULT_CHECKPOINT = "default"
 
 
 def resolve_folder(model: str | Path | None) -> Path:
-    """Return the folder, or the GGUF file, of `model`. Raises ModelError.
+    """Return the folder, or the GGUF file, for `model`. Raises ModelError.
 
     `model`: None for the embedded checkpoint; an existing folder or GGUF file, whose absolute path is
     returned; or a hub id, whose files are downloaded unless the hub's cache has them.

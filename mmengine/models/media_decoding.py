@@ -1,4 +1,4 @@
-"""Input and output of a media decoder as plain data, so that the decoder can run in another process."""
+"""A media decoder's input and output as plain data, so that the decoder can run in another process."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ Encoded = bytes | Path  # The bytes of an encoded file, or its path.
 
 
 class FrameTimes(NamedTuple):
-    """The rate of a list of frames, and their indices in the original video; None if unknown."""
+    """The rate of listed frames, and their indices in the original video; None if unknown."""
 
     fps: float | None = None
     indices: tuple[int, ...] | None = None
@@ -34,11 +34,11 @@ class EncodedMedia:
 
 @dataclass(frozen=True, slots=True)
 class DecodedMedia:
-    """Patches of an image or a video.
+    """An image's or a video's patches.
 
     `patches`: uint8 [num_patches, patch_width], as in MediaInput. `grid`: temporal patches, rows and columns.
     `timestamps`: for a video, each temporal patch's time in seconds. `duration`: a video's length in seconds.
-    `tiles`: the rows and columns of tiles that an image was cut into; (0, 0) for an uncut image.
+    `tiles`: how many rows and columns of tiles an image was cut into; (0, 0) for an uncut image.
     """
 
     patches: np.ndarray = field(repr=False)

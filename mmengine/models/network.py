@@ -1,4 +1,4 @@
-"""A model's networks on a device, as an implementation of the protocol VisionLanguageModel."""
+"""A model's networks on a device, implementing the protocol VisionLanguageModel."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -103,7 +103,7 @@ class Network:
         return None if vision is None or vision.device.type != "cpu" else measure_tower(vision)
 
     def capturable_encoder(self, largest: EncoderSize) -> CapturedVision | None:
-        """Return a capturable encoder, or None if the device has no attention kernel for frames of different
+        """Return a capturable encoder, or None if the device has no attention kernel for frames with unequal
         lengths."""
         if self._vision is None or self._vision.ops is None:
             return None
@@ -150,7 +150,7 @@ def load_network(
     quantise a layer's input rows before they are multiplied by integer codes.
 
     Raises ModelError for a folder that cannot be served. Raises ConfigError for a device or dtype that cannot
-    be used, for kernels that do not run on the device, and for a number of ranks that does not divide the
+    be used, for kernels that do not run on the device, and for a rank count that does not divide the
     model.
     """
     if dtype not in DTYPES:

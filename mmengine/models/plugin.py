@@ -1,4 +1,4 @@
-"""Defines the protocol of a model plugin, which provides a processor (numpy only) and the networks (torch).
+"""Defines the protocol for a model plugin, which provides a processor (numpy only) and the networks (torch).
 
 A plugin is an entry point in the group `mmengine.models`. Importing its module must be fast; only
 `load_model` imports torch.
@@ -66,10 +66,10 @@ class Tokenizer(Protocol):
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
 
     def token_bytes(self) -> list[bytes]:
-        """Return the bytes of each id below vocab_size: the bytes that the id adds to a text, the name of a
-        special token, or b"" for an unused id.
+        """Return bytes for each id below vocab_size: the bytes that the id adds to a text, a special
+        token's name, or b"" for an unused id.
 
-        Grammars and logprobs use these bytes. Raises ModelError if the bytes of a token cannot be determined.
+        Grammars and logprobs use these bytes. Raises ModelError if a token's bytes cannot be determined.
         """
 
     # A tokenizer may also have `text_bytes: Sequence[bytes] | None`, which makes detokenization faster: the
@@ -94,17 +94,17 @@ class Processor(Protocol):
 
     @property
     def max_image_pixels(self) -> int:
-        """Return the maximum number of pixels of a resized image by default, or 0 if the model takes no
+        """Return how many pixels a resized image has at most by default, or 0 if the model takes no
         images.
         """
 
     @property
     def media_cache(self) -> MediaCache[Any] | None:
-        """Return the cache of prepared media, keyed by content, or None if there is no cache."""
+        """Return the cache for prepared media, keyed by content, or None if there is no cache."""
 
     @property
     def template_variables(self) -> frozenset[str]:
-        """Return the names of the variables that the chat template reads, without its loop variables."""
+        """Return the variables that the chat template reads, by name, without its loop variables."""
 
     def call_format(self, template_options: Mapping[str, Any] | None = None) -> CallFormat | None:
         """Return how the chat template writes tool calls, or None if the template supports no tools.
@@ -157,7 +157,7 @@ class Processor(Protocol):
         """
 
     def count_images(self, text: str) -> int:
-        """Return the number of image placeholders in a text for `prepare_text`."""
+        """Return how many image placeholders a text for `prepare_text` has."""
 
     def restore(self, item: MediaItem, source: MediaSource) -> MediaInput:
         """Decode a media item again from its source. Raises InvalidMedia if the pixels no longer have the
@@ -167,11 +167,13 @@ class Processor(Protocol):
 
 @runtime_checkable
 class TurnProcessor(Protocol):
-    """The additional methods of a processor that can convert a conversation in pieces, for sessions."""
+    """A processor's additional methods if the processor can convert a conversation in pieces, for
+    sessions.
+    """
 
     @property
     def frames_in_patch(self) -> int:
-        """Return the number of video frames in a temporal patch; 1 if each frame is encoded as an image."""
+        """Return how many video frames a temporal patch has; 1 if each frame is encoded as an image."""
 
     def around_film(
         self, template_options: Mapping[str, object] | None = None
@@ -192,13 +194,13 @@ class TurnProcessor(Protocol):
         cache_salt: str = "",
         template_options: Mapping[str, object] | None = None,
     ) -> Prepared:
-        """Convert a piece of a user's turn: message parts, and the chat template's tokens around the parts.
+        """Convert a user turn's piece: message parts, and the chat template's tokens around the parts.
 
         `opens`: "first" for the first turn after `system`, "next" for a turn after an answer, "" for a piece
         that continues a turn. `closes`: whether the answer follows the piece. `is_film`: whether all parts
-        are frames of one video, to which a later piece may add frames. `in_film`: whether the previous piece
-        left a video open; with `is_film` the piece continues this video, otherwise the piece first closes it.
-        Raises InvalidRequest, InvalidMedia.
+        are frames from a single video, to which a later piece may add frames. `in_film`: whether the previous
+        piece left a video open; with `is_film` the piece continues this video, otherwise the piece first
+        closes it. Raises InvalidRequest, InvalidMedia.
         """
 
 
@@ -230,7 +232,7 @@ class ModelSpec:
 
 
 class AttentionPort(Protocol):
-    """The decoder's access to the paged KV cache in a step with t tokens of a ragged batch.
+    """The decoder's access to the paged KV cache in a step over a ragged batch with t tokens.
 
     A port whose blocks hold k and v unquantised may also have `cache_of(layer)`. The method returns the
     layer's blocks [n, 2, block_size, num_kv_heads, head_dim] and the step's slots, int64 [t], for a kernel
@@ -241,14 +243,14 @@ class AttentionPort(Protocol):
         """Store k and v, each [t, num_kv_heads, head_dim], in the step's slots."""
 
     def run(self, layer: int, q: Any) -> Any:
-        """Return the output of causal attention for q [t, num_heads, head_dim], in the same shape. A token
-        attends to itself and to earlier tokens of its row.
+        """Return causal attention's output for q [t, num_heads, head_dim], in the same shape. A token
+        attends to itself and to its row's earlier tokens.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class AuxHiddenStates:
-    """Where a forward pass writes the inputs of chosen layers, for draft heads.
+    """Where a forward pass writes chosen layers' inputs, for draft heads.
 
     A layer's input is the residual stream that its input norm reads, in the model's dtype, including
     deepstack features that were added after the previous layer. Layer `num_layers` stands for the final norm.
@@ -294,7 +296,7 @@ class CapturableEncoder(Protocol):
     def place(self, size: EncoderSize, num_patches: int, grids: Sequence[tuple[int, int, int]]) -> Any:
         """Write the inputs other than `patches` for a step with these items, without waiting for the device.
 
-        Returns a tensor that holds the items' features (as from `encode`) from the end of `compute(size)`
+        Returns a tensor that holds the items' features (as from `encode`) after `compute(size)`
         until the next `compute`. `grids` may be empty. Raises ValueError as `encode` does.
         """
 
@@ -319,7 +321,7 @@ class VisionLanguageModel(Protocol):
       call (`until` equals `work`) returns the features, the others None. If `measure_encoder` is missing or
       returns None, no item is encoded in parts.
     * `adapter(files: AdapterFiles)`, for a model with LoRA adapters. `encode` and `encode_in_parts` accept
-      the result as `adapter`. `forward` accepts `adapters`: each adapter of a step with its tokens' indices
+      the result as `adapter`. `forward` accepts `adapters`: each adapter in a step with its tokens' indices
       (models/lora/adapter.py, AdapterRows).
     """
 
@@ -333,7 +335,7 @@ class VisionLanguageModel(Protocol):
         """
 
     def embed(self, input_ids: Any) -> Any:
-        """Return the embeddings [t, hidden_size] of token ids int64 [t]."""
+        """Return the embeddings [t, hidden_size] for token ids int64 [t]."""
 
     def forward(
         self,
@@ -357,7 +359,7 @@ class VisionLanguageModel(Protocol):
 
 
 class ModelPlugin(Protocol):
-    """A plugin for a family of architectures."""
+    """A plugin for related architectures."""
 
     architectures: tuple[str, ...]
 
@@ -390,7 +392,7 @@ class ModelPlugin(Protocol):
     # adapters.
 
     def fingerprint(self, folder: Path) -> str:
-        """Return a hex digest of the weights in `folder`, which changes if the weights change."""
+        """Return a hex digest for the weights in `folder`; the digest changes if the weights change."""
 
     def positions(self, prompt_token_ids: np.ndarray, media: Sequence[MediaItem]) -> tuple[np.ndarray, int]:
         """Return a prompt's rotary positions, int32 [3, n], and the delta for output tokens: the token at

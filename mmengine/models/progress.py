@@ -11,7 +11,7 @@ _step: ContextVar[Callable[[], None] | None] = ContextVar("step", default=None)
 
 @contextmanager
 def weights_reported_to(progress: Progress) -> Iterator[None]:
-    """Call `progress` each time that this thread has read a piece of a tensor, while the context lasts."""
+    """Call `progress` each time that this thread has read from a tensor, while the context lasts."""
     token = _weights.set(progress)
     try:
         yield
@@ -38,6 +38,6 @@ def steps_reported_to(listener: Callable[[], None]) -> Iterator[None]:
 
 
 def report_step() -> None:
-    """Report that a part of the step is done: a layer, or a part of a layer."""
+    """Report that the step has finished a layer, or part of a layer."""
     if (listener := _step.get()) is not None:
         listener()

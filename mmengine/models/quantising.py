@@ -40,7 +40,7 @@ def _int8(groups: torch.Tensor, k: int) -> Codes | None:
 
 
 def _fp8(groups: torch.Tensor, k: int) -> Codes | None:
-    """Quantise to e4m3, with a float32 scale for each block of FP8_ROWS rows and a group of columns."""
+    """Quantise to e4m3, with a float32 scale for each block, which is FP8_ROWS rows by a column group."""
     size = groups.abs().amax(2)
     blocks = F.pad(size, (0, 0, 0, -len(size) % FP8_ROWS)).unflatten(0, (-1, FP8_ROWS)).amax(1)
     scales = (blocks / _MOST_FP8).repeat_interleave(FP8_ROWS, 0)[: len(size)]
@@ -51,7 +51,7 @@ def _fp8(groups: torch.Tensor, k: int) -> Codes | None:
 
 
 def _divisors(scales: torch.Tensor) -> torch.Tensor:
-    """Replace zero scales with 1, because a group of zeros has the scale 0."""
+    """Replace zero scales with 1, because a group that is all zeros has the scale 0."""
     return torch.where(scales > 0, scales, 1)
 
 

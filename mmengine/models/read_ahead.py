@@ -15,8 +15,8 @@ def reading_ahead(paths: Sequence[Path], room: int) -> Iterator[None]:
     """Prefetch the files on a thread, one after the other, while the context lasts. Files that are already in
     the page cache cost almost nothing.
 
-    `room`: free memory in bytes. If the files together exceed half of it, nothing is prefetched, because the
-    packed weights would push the pages out of memory again.
+    `room`: free memory in bytes. If the files together exceed half that size, nothing is prefetched, because
+    the packed weights would evict the pages again.
     """
     sizes = [path.stat().st_size for path in paths if path.is_file()]
     if not LEAST_BYTES <= sum(sizes) <= room // 2 or not hasattr(os, "posix_fadvise"):  # Linux only.

@@ -3,8 +3,8 @@ a single matrix.
 
 Names and shapes are checked before memory is allocated (mmengine.checkpoint), so an untrusted folder cannot
 make this process allocate more memory than its files' sizes justify. safetensors files are mapped. If a
-matrix is read in pieces, a piece is a view of the file if its dtype fits; otherwise only one cast piece is in
-memory at a time.
+matrix is read in pieces, a piece is a view into the file if its dtype fits; otherwise only one cast piece is
+in memory at a time.
 """
 
 import math
@@ -47,7 +47,7 @@ STORED = {
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Which part of the tensors to read. `axis_of` returns the dimension along which a tensor is cut into
+    """Which part to read from the tensors. `axis_of` returns the dimension along which a tensor is cut into
     `count` equal parts, of which part `index` is read, or None for a tensor to read whole.
     """
 
@@ -84,7 +84,7 @@ class WeightReader:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Return the dtype of the tensors that this reader returns."""
+        """Return the dtype that this reader's tensors have."""
         return self._dtype
 
     def __contains__(self, name: str) -> bool:
@@ -101,7 +101,7 @@ class WeightReader:
             out[first : first + len(rows)].copy_(rows)
 
     def read_each(self, groups: Sequence[Sequence[str]]) -> torch.Tensor:
-        """Read each group of names as `read` does, and return the results stacked: [groups, ...]. All groups
+        """Read each name group as `read` does, and return the results stacked: [groups, ...]. All groups
         must have the same shape.
         """
         out = torch.empty(
@@ -113,7 +113,7 @@ class WeightReader:
 
     def pieces(self, *names: str) -> ChunkedWeight:
         """Return the tensors that `read` returns as a matrix [n, k] on the CPU, in pieces. k is the product
-        of all dimensions after the first. A piece is valid until the next piece is taken.
+        over all dimensions after the first. A piece is valid until the next piece is taken.
         """
         shape = self._joined(names)
         rows = ((first, rows.flatten(1).to(self._dtype)) for first, rows in self._rows(names, self._stored))
@@ -217,7 +217,7 @@ class WeightReader:
         return tuple(each.stop - each.start for each in self._cut(name))
 
     def _cut(self, name: str) -> list[slice]:
-        """Return, for each dimension of a tensor, the range that is read."""
+        """Return, for each tensor dimension, the range that is read."""
         sizes, axis = self._entries[name].shape, self._part.axis_of(name)
         cut = [slice(0, size) for size in sizes]
         if axis is not None:
@@ -230,8 +230,8 @@ class WeightReader:
         names: tuple[str, ...],
         stored: Callable[[str], Iterator[tuple[int, R]]],
     ) -> Iterator[tuple[int, R]]:
-        """Yield pieces of the joined tensor, each with the index of its first row. `stored` yields the pieces
-        of a single tensor."""
+        """Yield the joined tensor in pieces, each with its first row's index. `stored` yields the pieces
+        for a single tensor."""
         row = 0
         for name in names:
             before, entry, count = self._num_read, self._entries[name], self._shape(name)[0]
@@ -243,8 +243,8 @@ class WeightReader:
             row += count
 
     def _stored(self, name: str, rows_in: int = 1) -> Iterator[tuple[int, torch.Tensor]]:
-        """Yield pieces of a tensor, or of this rank's part of it, each with the index of its first row. If
-        the tensor is not stored as codes, each piece except the last has a multiple of `rows_in` rows.
+        """Yield a tensor, or this rank's part, in pieces, each with its first row's index. If
+        the tensor is not stored as codes, `rows_in` divides each piece's row count, except the last piece's.
         """
         entry, cut = self._entries[name], self._cut(name)
         pieces: Iterator[tuple[int, torch.Tensor]]
@@ -267,18 +267,18 @@ class WeightReader:
             yield place, rows.float().mul_(columns[:, : rows.shape[1]])
 
     def _scales(self, entry: Fp8Entry, cut: slice) -> torch.Tensor:
-        """Return the scales of each of an FP8 matrix's rows in `cut`, float32 [rows, blocks along k]."""
+        """Return the scales for an FP8 matrix's rows in `cut`, float32 [rows, blocks along k]."""
         every = [rows.float() for _, rows in self._laid(entry.scale, slice(0, entry.scale.shape[0]))]
         return torch.cat(every)[torch.arange(cut.start, cut.stop) // entry.block.rows]
 
     def _row_scales(self, name: str, entry: Fp8Entry) -> torch.Tensor:
-        """Return the scales as `_scales` does, for this rank's part of the rows and columns."""
+        """Return the scales as `_scales` does, for this rank's rows and columns."""
         rows, columns = self._cut(name)
         size = entry.block.columns
         return self._scales(entry, rows)[:, columns.start // size : -(-columns.stop // size)]
 
     def _codes(self, name: str, entry: Fp8Entry) -> Iterator[tuple[int, torch.Tensor]]:
-        """Yield the codes of an FP8 matrix's rows, uint8. Raises ModelError for a NaN."""
+        """Yield an FP8 matrix's codes, uint8 rows. Raises ModelError for a NaN."""
         rows, columns = self._cut(name)
         for place, values in self._laid(entry.codes, rows):
             codes = values.view(torch.uint8)[:, columns]
@@ -293,7 +293,7 @@ class WeightReader:
         return self._mapped(entry, cut, rows_in)
 
     def _turned(self, entry: TurnedEntry, cut: slice, rows_in: int) -> Iterator[tuple[int, torch.Tensor]]:
-        """Yield the rows of a matrix that is stored transposed."""
+        """Yield rows from a matrix that is stored transposed."""
         k, width = entry.shape[1], entry.row_values
         lies = replace(entry.stacked, shape=(k, width), start=entry.start)
         step = max(1, PIECE_VALUES // k // rows_in) * rows_in
@@ -305,7 +305,7 @@ class WeightReader:
                 yield first - cut.start, stored[:, columns].contiguous().t().contiguous()
 
     def _mapped(self, entry: TensorEntry, cut: slice, rows_in: int = 1) -> Iterator[tuple[int, torch.Tensor]]:
-        """Yield a tensor's rows as views of its file."""
+        """Yield a tensor's rows as views into its file."""
         file, dtype = self._files[entry.path], STORED[entry.dtype]
         row_values = math.prod(entry.shape[1:])
         step = max(1, PIECE_VALUES // max(1, row_values) // rows_in) * rows_in
@@ -338,7 +338,7 @@ def open_reader(
     quantize: Coding | None = None,
     activations: Activations = "model",
 ) -> Iterator[WeightReader]:
-    """Map the files of `entries` and yield a reader for them. Arguments: as for WeightReader and Part.
+    """Map the files for `entries` and yield a reader for them. Arguments: as for WeightReader and Part.
 
     The caller has checked the tensors' names and shapes, and that they can be divided by `part.count`. Raises
     ModelError if a file cannot be mapped or is cut short.

@@ -22,7 +22,7 @@ PLUGINS: Registry[ModelPlugin] = Registry(
 
 
 def plugin_for(folder: Path) -> ModelPlugin:
-    """Return the plugin that serves the `architectures` in the config.json of a folder or a GGUF file.
+    """Return the plugin that serves the `architectures` in a folder's config.json or in a GGUF file.
 
     Raises ModelError for a folder that is missing or holds no model, a broken config.json, and an
     architecture that no installed plugin serves.

@@ -1,6 +1,6 @@
-"""A rank's part of a model that is split over several ranks, and how the ranks add their results.
+"""A rank's part in a model that is split over several ranks, and how the ranks add their results.
 
-The first linear layer of attention or of the MLP is cut by its outputs (columns of x W^T): each rank has some
+The first linear layer in attention or in the MLP is cut by its outputs (columns of x W^T): each rank has some
 heads, or a part of the MLP's intermediate values. The second linear layer is cut by its inputs (rows). So a
 decoder layer needs only two sums over the ranks. mmengine/models/decoder/sharding.py lists how each weight is
 cut.
@@ -33,7 +33,7 @@ class Shard:
         return self.rank == 0
 
     def part_of(self, count: int, what: str) -> int:
-        """Return `count` divided by the number of ranks. Raises ConfigError, with `what` as the name of the
+        """Return `count` divided by the rank count. Raises ConfigError, with `what` as the name of the
         counted items, if the result is not an integer.
         """
         part, rest = divmod(count, self.size)

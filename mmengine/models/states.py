@@ -10,9 +10,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class StateSpec:
-    """Sizes of recurrent states in a model with such layers.
+    """Sizes for recurrent states, in a model with such layers.
 
-    Each of the `num_layers` layers with states stores the last `taps` - 1 inputs of a convolution over
+    Each of the `num_layers` layers with states stores the last `taps` - 1 inputs for a convolution over
     `width` channels, in the model's dtype, and a float32 matrix [key_dim, value_dim] for each of `num_heads`
     heads.
     """
@@ -26,8 +26,8 @@ class StateSpec:
 
     @property
     def input_width(self) -> int:
-        """Return the number of values of a token that update a layer's state: the channels of the
-        convolution, and the inputs of beta and of the decay for each head.
+        """Return how many values per token update a layer's state: the
+        convolution's channels, and each head's inputs to beta and to the decay.
         """
         return self.width + 2 * self.num_heads
 
@@ -37,24 +37,24 @@ class StateSpec:
         return self.num_layers * (inputs + 4 * self.num_heads * self.key_dim * self.value_dim)
 
     def input_bytes(self, itemsize: int) -> int:
-        """Return the size in bytes of a token's inputs in all layers. They are kept while the token is a
-        draft that may still be rejected.
+        """Return the size in bytes that a token's inputs take in all layers. They are kept while the token is
+        a draft that may still be rejected.
         """
         return self.num_layers * self.input_width * itemsize
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepStates(Generic[T]):
-    """The states for n rows of a step, in s slots. Tensors are torch tensors; arrays are numpy int32 on the
+    """The states for a step's n rows, in s slots. Tensors are torch tensors; arrays are numpy int32 on the
     host.
 
     A row's state in its slot includes all tokens that were certain in the row's last step. `pending` holds
-    the inputs of the tokens after these, which were drafts. The first `stayed` of these drafts were accepted;
+    the inputs for the tokens after these, which were drafts. The first `stayed` drafts were accepted;
     the step computes them again, before the row's new tokens. Of the new tokens, the first `certain` are
     certain, and the others are drafts.
 
-    A step can also keep copies of a row's state. For row i, entries kept_starts[i] to kept_starts[i + 1] of
-    `kept_after` are ascending numbers of tokens after the slot's state, from 1 to stayed + certain. The state
+    A step can also keep copies of a row's state. For row i, entries kept_starts[i] to kept_starts[i + 1] in
+    `kept_after` are ascending token counts after the slot's state, from 1 to stayed + certain. The state
     after so many tokens is also written to the slot in `kept_slots`.
     """
 

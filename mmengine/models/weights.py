@@ -56,6 +56,6 @@ def open_weights(
 
 
 def expected_tensors(config: NetworkConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each of the model's tensors, by canonical name. Linear weights are [out, in]."""
+    """Return each tensor's shape, by canonical name, for a whole model. Linear weights are [out, in]."""
     shapes = decoder_tensors(config.text)
     return shapes if config.vision is None else shapes | vision_tensors(config.vision)

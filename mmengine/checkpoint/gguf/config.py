@@ -30,7 +30,7 @@ _READ = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """A supported architecture. `pairs_rows`: whether the file stores the rows of q and k in pairs, as ggml's
+    """A supported architecture. `pairs_rows`: whether the file stores q's and k's rows in pairs, as ggml's
     rotary embedding needs them (`GGUFEntry.paired_heads`).
     """
 
@@ -64,7 +64,7 @@ def architecture_of(container: Container) -> Architecture:
 
 def model_config(container: Container) -> dict[str, object]:
     """Return a text model's config.json, as transformers writes it. Raises ModelError for sizes that are
-    missing or out of range, and for a key of the architecture that this function does not read.
+    missing or out of range, and for an architecture key that this function does not read.
     """
     found, fields = architecture_of(container), _fields(container)
     for name in sorted(fields.values.keys() - _READ):

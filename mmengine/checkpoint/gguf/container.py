@@ -1,4 +1,4 @@
-"""Reads a GGUF file's metadata, and the positions of its tensors.
+"""Reads a GGUF file's metadata, and its tensors' positions.
 
 The format is: "GGUF", a version, two counts; keys with typed values; for each tensor a name, dimensions, a
 type and an offset; padding, and the data (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md). A file
@@ -36,7 +36,7 @@ _LEAST_KEY, _LEAST_TENSOR = 8 + 4 + 1, 8 + 4 + 8 + 4 + 8
 
 @dataclass(frozen=True, slots=True)
 class StoredArray:
-    """An array in the metadata, which is read from the file only when needed. `form`: the struct format of
+    """An array in the metadata, which is read from the file only when needed. `form`: the struct format for
     the numbers, or "" for an array of strings.
     """
 
@@ -100,7 +100,7 @@ class Container:
 
 
 def open_container(path: Path) -> Container:
-    """Read a file's header. The memory used depends on the size of the header, not on the weights.
+    """Read a file's header. The memory used depends on the header's size, not on the weights.
 
     Raises ModelError for a file that is not GGUF version 2 or 3, is damaged or cut short, holds tensors with
     unsupported types, or has numbers out of range.

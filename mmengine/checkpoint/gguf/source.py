@@ -12,7 +12,7 @@ MAX_STRINGS = 2**21  # For all arrays together; the largest vocabulary and its m
 
 
 class Source:
-    """A file with a read position. `position`: offset of the next byte. Every method raises ModelError if the
+    """A file with a read position. `position`: the next byte's offset. Every method raises ModelError if the
     file ends too early.
     """
 
@@ -44,7 +44,7 @@ class Source:
         return value
 
     def count(self, num_bytes: int) -> int:
-        """Read an unsigned integer of 4 or 8 bytes."""
+        """Read an unsigned integer with 4 or 8 bytes."""
         return int.from_bytes(self.take(num_bytes), "little")
 
     def text(self, what: str, most: int = MAX_STRING_BYTES) -> str:

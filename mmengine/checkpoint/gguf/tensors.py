@@ -1,4 +1,4 @@
-"""Provides the tensors of a GGUF file under their canonical names, as rows of float32 or of integer codes."""
+"""Provides a GGUF file's tensors under their canonical names, as float32 rows or as rows of integer codes."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -36,7 +36,7 @@ _LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 class GGUFEntry(TensorEntry):
     """A tensor in a GGUF file, with methods that decode it.
 
-    `paired_heads`: number of heads if the file stores each head's rows in pairs (0, d/2, 1, d/2 + 1, …), else
+    `paired_heads`: how many heads, if the file stores each head's rows in pairs (0, d/2, 1, d/2 + 1, …), else
     0. The methods return such rows in the order 0, 1, 2, …, as safetensors files store them.
     """
 
@@ -44,7 +44,7 @@ class GGUFEntry(TensorEntry):
     paired_heads: int = 0
 
     def pieces(self, begin: int, end: int) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield rows [begin, end) of the first dimension in pieces. A piece is the index of its first row,
+        """Yield rows [begin, end) along the first dimension in pieces. A piece is the index of its first row,
         counted from `begin`, and its values, float32 [n, *shape[1:]]. Raises ModelError if the file cannot be
         read.
         """
@@ -61,7 +61,7 @@ class GGUFEntry(TensorEntry):
 
     @property
     def coding(self) -> Coding | None:
-        """Return the coding of a matrix whose rows are whole blocks; None for any other tensor."""
+        """Return the coding for a matrix whose rows are whole blocks; None for any other tensor."""
         whole = len(self.shape) == 2 and self.shape[1] % self.type.values == 0
         return self.type.coding if whole else None
 
@@ -76,7 +76,7 @@ class GGUFEntry(TensorEntry):
             yield first - begin, self._rows(found, stored - low, k)
 
     def _rows(self, found: CodedRows, places: np.ndarray, k: int) -> CodedRows:
-        """Return the decoded blocks as rows [n, k], in the order of `places`. Raises ModelError for values
+        """Return the decoded blocks as rows [n, k], ordered like `places`. Raises ModelError for values
         that no GGUF writer produces.
         """
         if self.type.coding == Coding("int8", 32) and bool((found.codes == -128).any()):
@@ -143,7 +143,7 @@ def tensor_entries(
 
 
 def plain_name(stored: str) -> str:
-    """Return transformers' name for the tensor of a text model that GGUF calls `stored`."""
+    """Return transformers' name for the text model's tensor that GGUF calls `stored`."""
     if found := _LAYER.fullmatch(stored):
         layer, part, kind = found.groups()
         return f"model.layers.{layer}.{_PARTS[part]}.{kind}" if part in _PARTS else stored

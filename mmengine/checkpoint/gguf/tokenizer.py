@@ -136,13 +136,13 @@ def token_ids(container: Container) -> dict[str, int]:
 
 
 def end_ids(container: Container) -> list[int]:
-    """Return the ids of the tokens that end an answer, first the end of a text (eos_token_id)."""
+    """Return the ids that end an answer, first the text's end (eos_token_id)."""
     ids = token_ids(container)
     return list(dict.fromkeys(ids[name] for name in _ENDS if name in ids))
 
 
 def num_tokens(container: Container) -> int:
-    """Return the length of the token list, including padding tokens: the number of embedding rows."""
+    """Return the token list's length, including padding tokens: how many rows the embedding has."""
     return _array(container, "tokens").count
 
 
@@ -164,7 +164,7 @@ def _array(container: Container, name: str) -> StoredArray:
 
 
 def _tokens(container: Container) -> tuple[list[str], list[int]]:
-    """Return the tokens and their types, without the padding tokens at the end of the list."""
+    """Return the tokens and their types, without the padding tokens at the list's end."""
     tokens = _array(container, "tokens").as_strings()
     types = _array(container, "token_type").as_integers().tolist()
     if len(tokens) != len(types):

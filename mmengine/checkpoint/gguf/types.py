@@ -32,12 +32,12 @@ class StoredType:
 
 
 def _half(blocks: np.ndarray, start: int) -> np.ndarray:
-    """Return the float16 at byte `start` of each block, as float32 [blocks, 1]."""
+    """Return each block's float16 at byte `start`, as float32 [blocks, 1]."""
     return np.ascontiguousarray(blocks[:, start : start + 2]).view("<f2").astype(np.float32)
 
 
 def _nibbles(packed: np.ndarray) -> np.ndarray:
-    """Unpack uint8 [blocks, 16] to float32 [blocks, 32]: the low halves of all bytes, then the high
+    """Unpack uint8 [blocks, 16] to float32 [blocks, 32]: all bytes' low halves, then the high
     halves."""
     out = np.empty((len(packed), 32), np.float32)
     out[:, :16] = packed & 15
@@ -63,7 +63,7 @@ def _q8_0(blocks: np.ndarray) -> np.ndarray:
 
 
 def _q4_0(blocks: np.ndarray) -> np.ndarray:
-    """Decode a scale and 32 nibbles with an offset of 8."""
+    """Decode a scale and 32 nibbles with offset 8."""
     out = _nibbles(blocks[:, 2:])
     out -= 8
     out *= _half(blocks, 0)
@@ -79,7 +79,7 @@ def _q4_1(blocks: np.ndarray) -> np.ndarray:
 
 
 def _q6_k(blocks: np.ndarray) -> np.ndarray:
-    """Decode 256 codes of six bits with an offset of 32, in two halves of 128 codes.
+    """Decode 256 six-bit codes with offset 32, in two halves of 128 codes.
 
     A block stores the codes' low four bits (64 bytes for each half), their high two bits (32 bytes for each
     half), 16 signed bytes, and a float16. A signed byte times the float16, rounded to float32, is the scale
@@ -108,7 +108,7 @@ def _q4_1_codes(blocks: np.ndarray) -> CodedRows:
 
 
 def _signed_nibbles(packed: np.ndarray) -> np.ndarray:
-    """Unpack uint8 [blocks, 16] in the order of `_nibbles`, and subtract 8: int8 [blocks, 32]."""
+    """Unpack uint8 [blocks, 16] in `_nibbles`' order, and subtract 8: int8 [blocks, 32]."""
     return np.concatenate((packed & 15, packed >> 4), axis=1).view(np.int8) - np.int8(8)
 
 

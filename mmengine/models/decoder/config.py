@@ -1,4 +1,4 @@
-"""The sizes and options of a text decoder as plain data. Does not import torch."""
+"""A text decoder's sizes and options as plain data. Does not import torch."""
 
 from dataclasses import dataclass
 
@@ -7,9 +7,9 @@ from mmengine.checkpoint.rope import RopeConfig
 
 @dataclass(frozen=True, slots=True)
 class ExpertsConfig:
-    """The experts of the layers that have a mixture of experts: `count` SwiGLUs per layer.
+    """The experts in the layers that have a mixture: `count` SwiGLUs per layer.
 
-    The output for a token is the sum of the outputs of the `top_k` likeliest experts, weighted by the
+    A token's output is the sum of its `top_k` likeliest experts' outputs, weighted by the
     router's probabilities, which are a float32 softmax over all experts.
     """
 
@@ -24,8 +24,8 @@ class ExpertsConfig:
 
 @dataclass(frozen=True, slots=True)
 class DeltaConfig:
-    """The gated delta net (delta.py), which replaces attention in `layers`. `num_heads`: number of value
-    heads, a multiple of `num_key_heads`.
+    """The gated delta net (delta.py), which replaces attention in `layers`. `num_heads`: how many value
+    heads; divisible by `num_key_heads`.
     """
 
     layers: frozenset[int]
@@ -37,16 +37,16 @@ class DeltaConfig:
 
     @property
     def width(self) -> int:
-        """Return the number of the convolution's channels, which become q, k and v."""
+        """Return how many channels the convolution has; they become q, k and v."""
         return 2 * self.num_key_heads * self.key_dim + self.num_heads * self.value_dim
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """A decoder whose layers have attention, SwiGLU and RMS norms. Some layers may have experts in place of
-    the SwiGLU, and some a delta net in place of attention.
+    """A decoder whose layers have attention, SwiGLU and RMS norms. Some layers may have experts instead
+    of the SwiGLU, and some a delta net instead of attention.
 
-    `num_heads` is a multiple of `num_kv_heads`; `head_dim` is even. `intermediate_size` is 0 if no layer has
+    `num_heads` is divisible by `num_kv_heads`, and `head_dim` by 2. `intermediate_size` is 0 if no layer has
     a dense SwiGLU.
     """
 

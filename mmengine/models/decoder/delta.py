@@ -37,7 +37,7 @@ class DeltaMixer:
     def mix(self, projected: Tensor, x: Tensor, states: StepStates | None) -> Tensor:
         """Return the mixed tokens [t, values], before the output projection.
 
-        `x`: [t, hidden], the layer's normed input. `projected`: [t, width + values], the input projection of
+        `x`: [t, hidden], the layer's normed input. `projected`: [t, width + values], the input projection for
         x: the convolution's channels and the output gate. Without `states`, all tokens are one row that
         starts with an empty state.
         """
@@ -109,7 +109,7 @@ class DeltaMixer:
         mixed[:count] = torch.cat(outputs)[stayed:]
 
     def _run(self, window: Tensor, inputs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute n tokens of a row. Returns their outputs [n, heads, value_dim] and the state after them.
+        """Compute a row's n tokens. Returns their outputs [n, heads, value_dim] and the state after them.
 
         `window`: [taps - 1 + n, width], the convolution's inputs for the tokens and for the taps - 1 before.
         """
@@ -123,7 +123,7 @@ class DeltaMixer:
         return out[:, 0].to(inputs.dtype), after[0]
 
     def _convolved(self, window: Tensor) -> Tensor:
-        """Return the convolution [n, width, t] of `window` [n, width, taps - 1 + t], after silu."""
+        """Return the convolution [n, width, t] over `window` [n, width, taps - 1 + t], after silu."""
         return F.silu(F.conv1d(window, self._taps, groups=self._spec.width))
 
     def _heads(self, channels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -139,7 +139,7 @@ class DeltaMixer:
         return q, k, v.reshape(t, c.num_heads, c.value_dim)
 
     def _gates(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the logarithm of the decay, and beta, each float32 [t, heads]."""
+        """Return the decay's logarithm, and beta, each float32 [t, heads]."""
         b, a = inputs[:, self._spec.width :].chunk(2, 1)
         return self._w.decay * F.softplus(a.float() + self._w.dt_bias), b.sigmoid().float()
 
@@ -154,7 +154,7 @@ class DeltaMixer:
 def one_by_one(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Run the delta rule for n rows of t tokens, one token after the other. Returns the outputs, shaped like
+    """Run the delta rule for n rows with t tokens each, token after token. Returns the outputs, shaped like
     v, and the state after the last token.
 
     All tensors are float32. q, k: [t, n, heads, key_dim]. v: [t, n, heads, value_dim]. decay (a logarithm)
@@ -187,7 +187,7 @@ def in_chunks(
 def _chunk(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Run the delta rule on a chunk of c tokens: q, k, v [n, heads, c, dim], decay and beta [n, heads, c].
+    """Run the delta rule on a chunk (c tokens): q, k, v [n, heads, c, dim], decay and beta [n, heads, c].
     Returns the outputs [n, heads, c, value_dim] and the state after the chunk.
     """
     total = decay.cumsum(-1)  # Logarithm of the product of all decays since the chunk's beginning.

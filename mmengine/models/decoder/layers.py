@@ -33,8 +33,8 @@ MakeExperts = Callable[[Sequence[Names]], E]  # Takes weight names for each expe
 class Makers(Generic[L, E]):
     """Functions that make a decoder's linear layers from weight names.
 
-    `exact`: for matrices that must not be quantised. `gated`: for q, k and v of a gated decoder, where the
-    stored q_proj has a gate after each head; the result's rows are in the order of `gates_behind`.
+    `exact`: for matrices that must not be quantised. `gated`: for a gated decoder's q, k and v, where the
+    stored q_proj has a gate after each head; the result's rows are ordered like `gates_behind`.
     """
 
     linear: Make[L]

@@ -1,4 +1,4 @@
-"""Converts a LoRA adapter to additions to a decoder's linear layers. Some of these layers join several of the
+"""Converts a LoRA adapter to additions to a decoder's linear layers. Some layers join several of the
 modules that the adapter names.
 """
 
@@ -11,7 +11,7 @@ from mmengine.native.lora import DECODER_LINEARS, LoraPart
 
 
 def decoder_parts(config: DecoderConfig, tensors: AdapterTensors) -> Iterator[tuple[LoraPart, ...]]:
-    """Yield the additions to each linear layer of a decoder, layer by layer, in the order of
+    """Yield the additions to each of a decoder's linear layers, layer by layer, ordered like
     DECODER_LINEARS.
     """
     for layer in range(config.num_layers):
@@ -24,7 +24,7 @@ def decoder_parts(config: DecoderConfig, tensors: AdapterTensors) -> Iterator[tu
 
 
 def _gates_behind(config: DecoderConfig, parts: Sequence[LoraPart]) -> Iterator[LoraPart]:
-    """Yield the additions to q, k and v of a gated decoder, reordered like the weights: gates last
+    """Yield the additions to a gated decoder's q, k and v, reordered like the weights: gates last
     (`layers.gates_behind`).
     """
     heads, size = config.num_heads, config.head_dim
@@ -39,7 +39,7 @@ def _gates_behind(config: DecoderConfig, parts: Sequence[LoraPart]) -> Iterator[
 
 
 def _joined_modules(config: DecoderConfig, layer: int) -> dict[str, tuple[str, ...]]:
-    """Return the modules that each linear layer joins, in the order of their outputs, keyed by the names in
+    """Return the modules that each linear layer joins, in their outputs' order, keyed by the names in
     DECODER_LINEARS."""
     beginning = layer_name(layer)
     found: dict[str, tuple[str, ...]] = {

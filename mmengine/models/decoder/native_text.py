@@ -39,7 +39,7 @@ R = TypeVar("R", Tensor, Codes)
 
 class NativeTextDecoder:
     """A decoder with TextDecoder's methods that uses the CPU kernels. Steps must not overlap, because they
-    share scratch memory. `experts`: the mixtures of the layers that have experts.
+    share scratch memory. `experts`: the mixtures, for layers that have experts.
     """
 
     batch_invariant = True
@@ -89,7 +89,7 @@ class NativeTextDecoder:
         self._rotary = RotaryTable(library, rotary.axis, rotary.halves, dtype)
 
     def embed(self, input_ids: Tensor) -> Tensor:
-        """Return the embeddings [t, hidden] of token ids int64 [t]."""
+        """Return the embeddings [t, hidden] for token ids int64 [t]."""
         if self._embedding is not None:
             return F.embedding(input_ids, self._embedding)
         return self._head.rows(input_ids)
@@ -149,7 +149,7 @@ def delta_sizes(config: DecoderConfig) -> DeltaSizes | None:
 def with_gates_behind(
     weight: ChunkedWeight | ChunkedCodes, config: DecoderConfig
 ) -> ChunkedWeight | ChunkedCodes:
-    """Reorder the rows of a matrix that is read in pieces to the order of `gates_behind`."""
+    """Reorder a matrix's rows as `gates_behind` does. The matrix is read in pieces."""
     if isinstance(weight, ChunkedWeight):
         return replace(weight, chunks=_moved(weight.chunks, config))
     return replace(weight, chunks=_moved(weight.chunks, config))

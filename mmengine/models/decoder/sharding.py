@@ -20,7 +20,7 @@ _CUT = re.compile(rf"text\.layers\.\d+\.(?:self_attn|mlp|mlp\.experts\.\d+|{re.e
 def axis_of(name: str) -> int | None:
     """Return the dimension along which a tensor is cut, or None if every rank gets the whole tensor.
 
-    The bias of a weight that is cut by its inputs (ROWS) is not cut, because it has a value per output. Only
+    If a weight is cut by its inputs (ROWS), its bias is whole, because the bias has a value per output. Only
     rank 0 adds such a bias.
     """
     module, _, kind = name.rpartition(".")
@@ -32,8 +32,8 @@ def axis_of(name: str) -> int | None:
 
 
 def cut_config(config: DecoderConfig, shard: Shard) -> DecoderConfig:
-    """Return the sizes of a rank's part of the decoder. Raises ConfigError if the heads or the intermediate
-    values cannot be divided by the number of ranks.
+    """Return the sizes for a rank's part of the decoder. Raises ConfigError if the heads or the intermediate
+    values cannot be divided by the rank count.
     """
     if config.delta is not None or config.gated:
         raise ConfigError("layers with recurrent states cannot be cut over ranks; use tensor_parallel 1")

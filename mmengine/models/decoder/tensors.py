@@ -20,7 +20,7 @@ def expert_name(index: int) -> str:
 
 
 def decoder_tensors(c: DecoderConfig) -> Shapes:
-    """Return the shape of each tensor by name; linear weights are [out, in]. A tied model may lack HEAD."""
+    """Return each tensor's shape by name; linear weights are [out, in]. A tied model may lack HEAD."""
     shapes: Shapes = {
         EMBEDDING: (c.vocab_size, c.hidden_size),
         NORM: (c.hidden_size,),

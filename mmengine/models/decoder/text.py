@@ -1,7 +1,7 @@
-"""The text decoder in torch, over a ragged batch: t tokens of several rows, concatenated.
+"""The text decoder in torch, over a ragged batch: t tokens from several rows, concatenated.
 
 Only attention and delta nets, which get the rows' boundaries from the port and the states, mix tokens. On
-small models, most of a decode step's time is the launching of operations. So q, k and v are one matmul, gate
+small models, a decode step spends most time on launching operations. So q, k and v are one matmul, gate
 and up another, and the norms and the rotation process q and k together.
 """
 
@@ -109,7 +109,7 @@ class TextDecoder:
         return other
 
     def embed(self, input_ids: Tensor) -> Tensor:
-        """Return the embeddings [t, hidden] of token ids int64 [t]."""
+        """Return the embeddings [t, hidden] for token ids int64 [t]."""
         return F.embedding(input_ids, self._embedding)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -130,7 +130,7 @@ class TextDecoder:
         """Run all layers and return the normed hidden states [t, hidden].
 
         embeds is [t, hidden], deepstack [n, t, hidden] (zero at text tokens) or None, positions int64 [3, t].
-        The port gets q, k and v as views of shared tensors, which are not contiguous. Fills
+        The port gets q, k and v as views into shared tensors, which are not contiguous. Fills
         `aux_hidden_states.rows`, updates `states`, and adds each adapter's products for its tokens.
         """
         if adapters:
@@ -200,5 +200,5 @@ def aux_layer(aux_hidden_states: AuxHiddenStates, layer: int, hidden: Tensor) ->
 
 
 def _unsplit(x: Tensor) -> Tensor:
-    """Return x unchanged, in place of the sum over ranks, for a decoder on a single rank."""
+    """Return x unchanged, instead of the sum over ranks, for a decoder on a single rank."""
     return x

@@ -1,4 +1,4 @@
-"""A loaded LoRA adapter, and the tokens of a step that use it."""
+"""A loaded LoRA adapter, and a step's tokens that use the adapter."""
 
 from dataclasses import dataclass
 from typing import NamedTuple

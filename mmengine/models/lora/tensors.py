@@ -12,7 +12,7 @@ from mmengine.native.lora import LoraPart
 
 
 class AdapterTensors:
-    """Reads the matrices in `files` in a dtype, on a device. `modules`: (out, in) of the modules that an
+    """Reads the matrices in `files` in a dtype, on a device. `modules`: (out, in) for each module that an
     adapter may change.
     """
 

@@ -1,7 +1,7 @@
 """The vision tower with inputs and outputs at fixed addresses, so that its kernel launches can be captured.
 
-A step writes its pixels, the position embeddings, cosines and sines of its frames (which the tower caches by
-grid), and where each frame begins. The unused patches of a captured size count as one more frame with
+A step writes its pixels, the position embeddings, cosines and sines for its frames (which the tower caches by
+grid), and where each frame begins. A captured size's unused patches count as one more frame with
 arbitrary pixels, which no other frame attends to; further unused frames are empty. It has not been run on a
 GPU yet.
 """
@@ -19,7 +19,7 @@ from mmengine.models.vision.tower import VisionTower
 
 
 class CapturedVision:
-    """Implements CapturableEncoder of the plugin protocol; a segment is a frame. `ops`: the tower's
+    """Implements the plugin protocol's CapturableEncoder; a segment is a frame. `ops`: the tower's
     kernels.
     """
 

@@ -1,11 +1,11 @@
-"""The sizes and options of a vision tower as plain data. Does not import torch."""
+"""A vision tower's sizes and options as plain data. Does not import torch."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class VisionConfig:
-    """A tower of blocks whose attention stays within a frame. Patches have learned position embeddings.
+    """A tower whose blocks restrict attention to a frame. Patches have learned position embeddings.
 
     Mergers join merge_size x merge_size patches to an embedding for the text model. Pixels are uint8, and the
     tower scales them to [-1, 1].

@@ -38,7 +38,7 @@ class TorchLinear:
 
 
 class Linear(Protocol):
-    """A PackedLinear or a TorchLinear, or a wrapper of one of them."""
+    """A PackedLinear or a TorchLinear, or a wrapper around either."""
 
     def __call__(self, x: Tensor, *, residual: Tensor | None = None, out: Tensor | None = None) -> Tensor: ...
 
@@ -55,7 +55,7 @@ class Block:
 
 @dataclass(slots=True)
 class Merger:
-    """The layers that turn merge x merge joined patches into an embedding of the text model's width: the
+    """The layers that turn merge x merge joined patches into an embedding with the text model's width: the
     norm, `fc1` with GELU (unless None), and `fc2`.
     """
 
@@ -74,7 +74,7 @@ class LayerReader:
         self._config, self._weights, self._library = config, weights, library
 
     def linear(self, *names: str, biased: bool = True) -> Linear:
-        """Return a linear layer that joins the outputs of the named layers."""
+        """Return a linear layer that joins the named layers' outputs."""
         weights = [f"{name}.weight" for name in names]
         bias = self._weights.read(*(f"{name}.bias" for name in names)) if biased else None
         if self._library is None:

@@ -33,7 +33,7 @@ class TorchAdded:
 
 @dataclass(slots=True)
 class NativeAdded:
-    """A layer of the CPU kernels with an adapter's addition."""
+    """A CPU kernel layer with an adapter's addition."""
 
     linear: Linear
     library: ctypes.CDLL

@@ -1,5 +1,5 @@
-"""Attention in the vision tower. The patches of many frames are packed together, and a patch attends to the
-patches of its own frame."""
+"""Attention in the vision tower. Many frames' patches are packed together, and a patch attends to its
+own frame's patches."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from mmengine.native.vision import VisionKernels
 
 class Rotation:
     """A pack's rotation tables and frames. `cos`, `sin`: float32 [patches, head_dim], the first half of sin
-    negated. `lengths`: each frame's number of patches. `starts`: each frame's first patch, then the number of
+    negated. `lengths`: each frame's number of patches. `starts`: each frame's first patch, then how many
     patches, int32 [frames + 1].
     """
 
@@ -34,7 +34,7 @@ class Rotation:
 
 class RotationThere(NamedTuple):
     """A Rotation whose `starts` is a tensor on the device, int32 [frames + 1]. A frame may be empty.
-    `longest`: an upper bound for the number of patches in a frame.
+    `longest`: an upper bound for a frame's patch count.
     """
 
     cos: Tensor
@@ -49,7 +49,7 @@ def upload(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def upload_into(tensor: Tensor, target: Tensor) -> None:
-    """Write a host tensor to the beginning of `target` without waiting for the device."""
+    """Write a host tensor to `target`'s beginning without waiting for the device."""
     if target.device.type != "cpu":
         tensor = tensor.pin_memory()
     target[: len(tensor)].copy_(tensor, non_blocking=True)
@@ -77,8 +77,8 @@ def attend_packed(ops: VisionOps, qkv: Tensor, num_heads: int, pack: RotationThe
 
 def attend_torch(qkv: Tensor, num_heads: int, pack: Rotation) -> Tensor:
     """Return the attention output [p, num_heads * head_dim] for qkv [p, 3 * num_heads * head_dim], which is
-    not rotated yet. Neighbouring frames of equal length are computed together, so callers should place such
-    frames side by side.
+    not rotated yet. Neighbouring frames with equal lengths are computed together, so callers should place
+    such frames side by side.
     """
     head_dim = qkv.shape[1] // (3 * num_heads)
     qkv = qkv.view(len(qkv), 3 * num_heads, head_dim)
@@ -124,7 +124,7 @@ def attend_turned(qkv: Tensor, num_heads: int, pack: Rotation, rows: slice) -> T
 
 
 def equal_neighbours(lengths: Sequence[int]) -> list[tuple[int, int]]:
-    """Return (count, length) for each run of neighbouring frames of equal length."""
+    """Return (count, length) for each run of neighbouring frames with equal lengths."""
     runs: list[tuple[int, int]] = []
     for length in lengths:
         count = runs.pop()[0] if runs and runs[-1][1] == length else 0

@@ -1,8 +1,8 @@
 """The vision tower, over all images and videos in a step at once.
 
 A patch attends to the patches in its own frame. An image is one frame, and a video has a frame per temporal
-patch. With the CPU kernels, and on a GPU in 16 bits, attention is a single call per layer for frames of any
-lengths. With torch's operations, frames of equal length are grouped, with a batched call per length and
+patch. With the CPU kernels, and on a GPU in 16 bits, attention is a single call per layer for frames with any
+lengths. With torch's operations, frames with equal lengths are grouped, with a batched call per length and
 layer.
 """
 
@@ -43,7 +43,7 @@ Attend = Callable[[Tensor, Tensor | None], Tensor]
 
 @dataclass(slots=True)
 class GridTables:
-    """A frame's tables, which depend only on its height and width. Rows are in the order of its patches."""
+    """A frame's tables, which depend only on its height and width. Rows are in its patches' order."""
 
     positions: Tensor  # [patches, hidden], added to the patch embeddings.
     cos: Tensor  # float32 [patches, head_dim].
@@ -113,7 +113,7 @@ class VisionTower:
                 )
 
     def _forward(self, pixels: Tensor, grids: Sequence[tuple[int, int, int]]) -> Tensor:
-        """Encode without checks. If torch computes attention, frames of equal length must be neighbours."""
+        """Encode without checks. If torch computes attention, equally long frames must be neighbours."""
         frames = self.frames_of(grids)
         positions, cos, sin = (
             torch.cat([getattr(frame, name) for frame in frames]) for name in ("positions", "cos", "sin")
@@ -160,7 +160,7 @@ class VisionTower:
     def finish_block(
         self, block: Block, mixed: Tensor, hidden: Tensor, inner: Tensor | None = None
     ) -> Tensor:
-        """Compute the part of a layer that follows attention, and update `hidden` [n, hidden] in place.
+        """Compute a layer's operations after attention, and update `hidden` [n, hidden] in place.
 
         `mixed`: [n, hidden], attention's output for the same patches. `inner`: a tensor to overwrite,
         returned by an earlier call with as many patches. Returns such a tensor.
@@ -260,7 +260,7 @@ def normalise(pixels: Tensor) -> Tensor:
 
 
 def patch_coordinates(height: int, width: int, merge: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the row and the column of each patch in a frame, int64 [height * width] each. The patches of a
+    """Return each patch's row and column in a frame, int64 [height * width] each. The patches of a
     merge x merge window follow each other."""
     windows = np.arange(height * width).reshape(height // merge, merge, width // merge, merge)
     return np.divmod(windows.swapaxes(1, 2).reshape(-1), width)

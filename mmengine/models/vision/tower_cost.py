@@ -1,4 +1,4 @@
-"""Measures a vision tower's speed on this machine, by timing the linear layers of one layer, and attention,
+"""Measures a vision tower's speed on this machine, by timing one layer's linear layers, and attention,
 for a few hundred patches."""
 
 import time

@@ -1,6 +1,6 @@
 """Runs an image or video through the vision tower in parts, so that other work can run in between.
 
-A layer processes the item's patches in tiles: first q, k and v of all tiles, then attention and the other
+A layer processes the item's patches in tiles: first q, k and v for all tiles, then attention and the other
 operations for one tile after the other. So between two parts, only the hidden states, one layer's q, k and v,
 and the features so far are stored. With the CPU kernels, the features have the same bits as if the item was
 encoded at once.
@@ -69,7 +69,7 @@ class TowerPass:
         self._next = next(self._stages)  # The cost of the stage that runs next.
 
     def advance(self, until: int, work: int) -> Tensor | None:
-        """Compute until the share `until` / `work` of the pass is done. When the whole pass is done, return
+        """Compute until the share `until` / `work` of the pass is done. At the pass's end, return
         the features, as `encode` does; otherwise return None.
         """
         while until >= work or (self._done + self._next) * work <= until * self._total:
@@ -83,7 +83,7 @@ class TowerPass:
         return None
 
     def _compute(self, pixels: Tensor, grid: tuple[int, int, int]) -> Generator[int, None, Tensor]:
-        """Run the stages of the pass. Before each stage, yield its cost; after the last, return the
+        """Run the pass's stages. Before each stage, yield its cost; after the last, return the
         features.
         """
         tower, costs, count = self._tower, self._costs, len(pixels)
