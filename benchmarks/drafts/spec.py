@@ -22,8 +22,9 @@ Greedy, float32, one thread. Every round draws new pictures and texts, so that d
 answers have not seen the request. The time is the process's CPU time, from the end of the prompts' last step
 ("decoding") or from the first submit ("whole") to the last token. A result is the median of the rounds'
 ratios, with its bootstrapped 95 % interval; a bar counts as missed only if the upper end of the interval
-misses it. "length" is the number of tokens of a row in a pass without the sampled token after the drafts, and
-"with bonus" includes this token. "equal" counts answers whose tokens equal the tokens without drafts.
+misses it. "length" is the mean number of drafts that are accepted in a row's pass, and "with bonus" also
+counts the token sampled after the drafts. "equal" counts answers whose tokens equal the tokens without
+drafts.
 
     --batch 1,4    concurrent requests (default: 1, 4, 16 and 64)
     --tasks LIST   some of the tasks above, separated by commas

@@ -1,5 +1,5 @@
-"""Tests of drafts from a grammar: a row follows its first draft grammar, and the next one after a departure.
-If draft grammars fail to compile or never finish, drafts come from the row's own grammar.
+"""Test drafts from a grammar: a row follows its first draft grammar, and when its text leaves that grammar,
+the next. If draft grammars fail to compile or never finish, drafts come from the row's own grammar.
 """
 
 import threading

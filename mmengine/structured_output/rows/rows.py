@@ -125,7 +125,7 @@ class RowMatchers:
             return True
         if found is None or row not in self.closers:
             return False
-        self._consume_closing(row, cut.token_ids[-1:])  # One at most: such a row has no drafts.
+        self._consume_closing(row, cut.token_ids[-1:])  # At most one token: such a row has no drafts.
         return None if self._close_cut(row, cut) else False
 
     def _close_cut(self, row: int, cut: Cut) -> bool:
@@ -351,7 +351,7 @@ class RowMatchers:
         for index, row in enumerate(rows):
             if row in self.closers:
                 self.closers[row].left -= 0 if before is None else before[index]
-                for token in said[index]:  # One at most: such a row has no drafts.
+                for token in said[index]:  # At most one token: such a row has no drafts.
                     self.closers[row].accept(matchers[index], token)
 
     def _is_full(self, row: int, matcher: Matcher) -> bool:

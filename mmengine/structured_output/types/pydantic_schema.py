@@ -168,7 +168,7 @@ class _Narrow(GenerateJsonSchema):
         try:
             first = max(first, schema["gt"] + a_day) if "gt" in schema else first
             last = min(last, schema["lt"] - a_day) if "lt" in schema else last
-            # The client's date may differ, and an answer takes time.
+            # The margins allow for a client in another time zone, and for the time that an answer takes.
             first = max(first, today + 3 * a_day) if schema.get("now_op") == "future" else first
             last = min(last, today - 2 * a_day) if schema.get("now_op") == "past" else last
         except OverflowError:

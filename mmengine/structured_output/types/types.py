@@ -182,8 +182,8 @@ def _close_schema(schema: object) -> object:
 
 
 def _drop_idle_unique(schema: Schema, root: Schema) -> Schema:
-    """Drop a set's `uniqueItems` if the keyword cannot be enforced and the set needs at most 1 item: decoding
-    then merges duplicates.
+    """Drop a set's `uniqueItems` if the keyword cannot be enforced and the set needs at most 1 item. Decoding
+    to a set then merges duplicates.
     """
     out = _map_subschemas(
         schema, lambda each: _drop_idle_unique(each, root) if isinstance(each, dict) else each
