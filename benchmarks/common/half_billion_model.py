@@ -1,10 +1,10 @@
 """A Qwen3-VL with half a billion random weights in bfloat16, made once into a cache folder.
 
-Text: 20 layers, hidden size 1024, 16 heads on 8, head size 128, intermediate size 3072, 65,536 tokens, tied:
-381.7 M. Vision: 12 layers, hidden size 768. Tokenizer and processor come from the embedded checkpoint. With
-plain random weights the model would repeat one token forever, and equal tokens would prove nothing. So the
-layers' outputs are made large compared with the embedding. With even larger outputs (q and k norms of 2), the
-rounding to bfloat16 alone changed two tokens in three.
+Text: 20 layers, hidden size 1024, 16 query heads, 8 KV heads, head size 128, intermediate size 3072, 65,536
+tokens, tied: 381.7 M. Vision: 12 layers, hidden size 768. Tokenizer and processor come from the embedded
+checkpoint. With plain random weights the model would repeat one token forever, and equal tokens would prove
+nothing. So the layers' outputs are made large compared with the embedding. With even larger outputs (q and k
+norm weights of 2), the rounding to bfloat16 alone changed two tokens in three.
 """
 
 import json
@@ -61,7 +61,7 @@ def cached_folder() -> Path:
         with tempfile.TemporaryDirectory(dir=folder.parent) as unfinished:
             made = Path(unfinished) / name
             make(made)
-            if not folder.is_dir():  # another process may have finished first
+            if not folder.is_dir():  # Another process may have made it meanwhile.
                 made.rename(folder)
     return folder
 
@@ -97,7 +97,7 @@ def _drawn(name: str, shape: torch.Size, source: torch.Generator) -> torch.Tenso
         value = 0.1 * noise
     elif "norm" in name:
         value = 1 + 0.3 * noise
-    elif "embed_tokens" in name:  # tied: sets the scale of the logits
+    elif "embed_tokens" in name:  # The head is tied to it, so this sets the logits' scale.
         value = 0.025 * noise
     else:
         value = noise / noise[0].numel() ** 0.5

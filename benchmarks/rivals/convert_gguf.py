@@ -1,4 +1,4 @@
-"""Run llama.cpp's convert_hf_to_gguf.py on a checkpoint with an unknown vocabulary.
+"""Runs llama.cpp's convert_hf_to_gguf.py on a checkpoint with an unknown vocabulary.
 
     python benchmarks/rivals/convert_gguf.py LLAMA_CPP FOLDER --outtype bf16 --outfile FILE
 

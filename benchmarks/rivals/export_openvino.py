@@ -1,4 +1,4 @@
-"""Export a text decoder to OpenVINO's format, in the checkpoint's own dtype.
+"""Exports a text decoder to OpenVINO's format, in the checkpoint's own dtype.
 
     python export_openvino.py FOLDER OUT
 

@@ -21,8 +21,8 @@ class MediaDescription:
 
     `placeholders`: maps the id that stands for an item in a template (a special token's, or an id from the
     tokenizer's `marked`) to the modality ("image" or "video"). `tokens`: returns an item's tokens, given that
-    id and the loaded media; its runs of placeholders receive the item's embeddings in order. `encoder`: the
-    encoder's fingerprint, which enters every hash of pixels.
+    id and the loaded media; its placeholder runs receive the item's embeddings in order. `encoder`: the
+    encoder's fingerprint, which enters every pixel hash.
     """
 
     settings: MediaSettings
@@ -39,8 +39,8 @@ class MediaDescription:
 class Description:
     """Describes a model's prompts.
 
-    `version`: version of the plugin's prompt code; changes when the same input would give other pixels or
-    tokens. `max_positions`: number of positions in the model. `generation`: generation_config.json's content.
+    `version`: the prompt code's version; changes when the same input would give other pixels or tokens.
+    `max_positions`: number of positions in the model. `generation`: generation_config.json's content.
     `eos_token_ids`: used if that file names none. `media`: None for a text-only model. `templates`: maps a
     modality to the template that replaces `template` for messages with such media.
     """

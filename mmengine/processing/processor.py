@@ -42,8 +42,8 @@ GENERATION_NAMES = (
 
 
 class ChatProcessor:
-    """Implements the Processor of mmengine.models.plugin. Mutable state is only in caches. Raises ModelError
-    for a description that contradicts its tokenizer.
+    """Implements mmengine.models.plugin.Processor. Mutable state is only in caches. Raises ModelError for a
+    description that contradicts its tokenizer.
     """
 
     def __init__(self, described: Description) -> None:
@@ -88,7 +88,7 @@ class ChatProcessor:
         `continue_final_message` leaves the last message open and overrides `add_generation_prompt`.
         `media_options` apply to every image and video; options in a message part override them. They may also
         hold `local_files` (default True; False refuses paths, for untrusted messages) and `video_metadata` (a
-        list with an entry for each of `videos`).
+        list with an entry for each video).
         """
         options, access, metadata = read_arguments(media_options, base_folder)
         plain, parts = read_messages(messages)
@@ -150,7 +150,7 @@ class ChatProcessor:
         return self._plain_ids(before).tolist(), self._plain_ids(after).tolist()
 
     def _plain_ids(self, pieces: Sequence[str | int]) -> np.ndarray:
-        """Return the token ids of pieces without media, int32 [n]."""
+        """Return the token ids for pieces without media, int32 [n]."""
         tokens = TokenWriter(self.tokenizer, self._limit, self._check_length)
         for piece in pieces:
             tokens.add(piece)
@@ -227,7 +227,7 @@ class ChatProcessor:
         access: Access,
         cache_salt: str,
     ) -> tuple[np.ndarray, tuple[MediaInput, ...]]:
-        """Load the media and write their tokens in place of the placeholders in `pieces`. Returns the ids,
+        """Load the media, and replace the placeholders in `pieces` by the media's tokens. Returns the ids,
         int32 [n], and the media.
         """
         self._check_length(sum(isinstance(piece, int) for piece in pieces))

@@ -138,7 +138,7 @@ def _budgets(state: State) -> Iterator[str]:
         yield f"the step has the rows {rows.tolist()}; there are {config.max_num_seqs}"
     part = state.step_part.key if state.step_part is not None else None  # The part has a budget of its own.
     sizes = [request.media[index].num_embeds for key, request, index in state.step_encoded if key != part]
-    # vLLM returns the budget for a preempted request's items, and encodes them all the same.
+    # Under vLLM's rules a preempted request's items are encoded, although their budget was given back.
     uncounted = sum(sizes) > config.encoder_budget - state.encoder_left and not config.compat
     if state.encoder_left < 0 or uncounted:
         yield (
@@ -179,7 +179,9 @@ def _flights(state: State) -> Iterator[str]:
 
 
 def _media(state: State) -> Iterator[str]:
-    """Check that a row holds the encoder outputs that its step reads, and the one that the row is in."""
+    """Check that a row holds the encoder outputs that its step reads. Between steps, a row whose position
+    lies inside an item must hold this item's output.
+    """
     for row in state.running[state.ended[state.running] == RUNS_ON].tolist():
         req_state, computed = state.requests_by_row[row], int(state.num_computed[row])
         before = computed - int(state.scheduled[row])

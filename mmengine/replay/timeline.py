@@ -49,8 +49,8 @@ def fold(log: CheckedLog) -> Iterator[tuple[State, Record]]:
 def is_scheduling(state: State, event: ev.Event) -> bool:
     """Return whether the scheduler (`schedule`) decided this event. `state`: the state before the event.
 
-    A preemption because a step failed, the process ended, or the cache is reset is not the scheduler's: it
-    comes before the scheduler runs.
+    Preemptions after a failed step, a crash or a cache reset are not the scheduler's: they come before the
+    scheduler runs.
     """
     match event:
         case ev.Scheduled() | ev.Admitted() | ev.StatesKept() | ev.Evicted() | ev.Encoded() | ev.Fetched():
@@ -204,7 +204,7 @@ class Step:
 def _most_decisions(state: State) -> int:
     """Return an upper limit on a step's events.
 
-    In a step each row is left and taken at most once, each item is evicted at most once, and each such event
+    In a step each row is freed and taken at most once, each item is evicted at most once, and each such event
     takes at most one lease.
     """
     moved = 4 * state.config.max_num_seqs + len(state.requests) + len(state.sessions)

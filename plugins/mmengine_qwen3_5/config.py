@@ -33,8 +33,8 @@ class ModelConfig(NetworkConfig):
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """Return the sizes and constants of the model in `folder`. Raises ModelError, which names the file and
-    the field.
+    """Return the model's sizes and constants from the files in `folder`. Raises ModelError, which names the
+    file and the field.
     """
     path = folder / "config.json"
     root = Fields(read_json(path), path, "")
@@ -104,8 +104,8 @@ def _text_config(text: Fields, tied: bool, *, is_mixture: bool) -> DecoderConfig
 
 
 def _experts(text: Fields) -> ExpertsConfig:
-    """Read the experts, which are in every layer. The fields `decoder_sparse_step` and `mlp_only_layers` of
-    other mixtures are ignored.
+    """Read the experts, which are in every layer. The fields `decoder_sparse_step` and `mlp_only_layers`,
+    which other mixtures have, are ignored.
     """
     if not text.flag("norm_topk_prob", True):
         text.fail(f"{text.prefix}norm_topk_prob is false; this family always divides by the sum")

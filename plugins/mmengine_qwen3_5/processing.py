@@ -1,5 +1,5 @@
 """Describes this family's prompts and media to the shared processor. Images, videos, placeholders and
-timestamps are those of Qwen3-VL.
+timestamps are the same as in Qwen3-VL.
 """
 
 from pathlib import Path

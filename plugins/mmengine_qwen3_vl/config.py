@@ -30,8 +30,8 @@ class ModelConfig(NetworkConfig):
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """Return the sizes and constants of the model in `folder`. Raises ModelError, which names the file and
-    the field.
+    """Return the model's sizes and constants from the files in `folder`. Raises ModelError, which names the
+    file and the field.
     """
     path = folder / "config.json"
     root = Fields(read_json(path), path, "")
@@ -74,7 +74,7 @@ def _text_config(root: Fields) -> DecoderConfig:
 def text_rope(
     text: Fields, head_dim: int, sections: tuple[int, ...] = (24, 20, 20), theta: float = 500000.0
 ) -> RopeConfig:
-    """Read the rotary embedding from either config style. `head_dim`: number of rotated values of a head.
+    """Read the rotary embedding from either config style. `head_dim`: number of rotated values per head.
     `sections`, `theta`: the values if the file has none.
     """
     modern = text.values.get("rope_parameters") is not None

@@ -11,5 +11,5 @@ def checkpoint_path() -> pathlib.Path:
 
 
 def draft_head_path() -> pathlib.Path:
-    """Return the folder of the EAGLE-3 head that drafts for the embedded checkpoint, in hub layout."""
+    """Return the embedded checkpoint's draft head, an EAGLE-3 head: a folder in hub layout."""
     return pathlib.Path(__file__).resolve().parent / "draft_head"

@@ -52,7 +52,7 @@ WORDINGS = {
 
 
 def wording(task: str, rng: random.Random | None) -> str:
-    """Return a wording of the question; the first wording without `rng`."""
+    """Return a wording for the question; the first wording without `rng`."""
     choices = WORDINGS[task]
     return rng.choice(choices) if rng else choices[0]
 

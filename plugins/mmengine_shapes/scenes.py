@@ -135,13 +135,13 @@ def draw_thing(pen: ImageDraw.ImageDraw, thing: Thing, side: int) -> None:
 
 
 def _star() -> list[tuple[float, float]]:
-    """Return the ten corners of a five-pointed star in a circle of radius 1.1."""
+    """Return a five-pointed star's ten corners, in a circle with radius 1.1."""
     rays = [(1.1 if k % 2 == 0 else 0.45, math.pi * (k / 5 - 0.5)) for k in range(10)]
     return [(length * math.cos(turn), length * math.sin(turn)) for length, turn in rays]
 
 
 def _cross(arm: float = 1.0, half: float = 0.32) -> list[tuple[float, float]]:
-    """Return the twelve corners of an upright cross."""
+    """Return an upright cross's twelve corners."""
     return [
         (-half, -arm),
         (half, -arm),
@@ -167,7 +167,7 @@ OUTLINES = {
 
 
 def add_noise(picture: Image.Image, strength: float, seed: int) -> Image.Image:
-    """Blend in `strength` (0 to 1) of uniform noise drawn from `seed`."""
+    """Blend in uniform noise, drawn from `seed`, with a weight `strength` from 0 to 1."""
     if strength == 0:
         return picture
     width, height = picture.size

@@ -15,7 +15,9 @@ from mmengine_smolvlm.names import NAMES
 
 
 class SmolVLMPlugin(DescribedPlugin):
-    """SmolVLM2 in every size. Images become tiles, and videos frames; positions are those of a text model."""
+    """SmolVLM2 in every size. Images become tiles, and videos frames; positions are counted as in a text
+    model.
+    """
 
     architectures = (ARCHITECTURE,)
     names = NAMES
@@ -29,8 +31,8 @@ class SmolVLMPlugin(DescribedPlugin):
         return load_processor(folder)
 
     def positions(self, prompt_token_ids: np.ndarray, media: Sequence[MediaItem]) -> tuple[np.ndarray, int]:
-        """Return the prompt's positions. Raises InvalidRequest unless each item has a run for each tile, all
-        of equal length.
+        """Return the prompt's positions. Raises InvalidRequest unless each item has a run for each tile, and
+        all runs have equal length.
         """
         for item in media:
             if len(item.runs) != item.grid[0] or len({length for _, length in item.runs}) != 1:

@@ -1,7 +1,7 @@
 """Reads and checks SmolVLM2's config.json.
 
-Published files leave out fields that have a default in transformers, even sizes of the vision tower and of
-the text model. This module has the same defaults.
+Published files leave out fields that have a default in transformers, even the vision tower's and the text
+model's sizes. This module has the same defaults.
 """
 
 from dataclasses import dataclass
@@ -41,8 +41,8 @@ class ModelConfig(NetworkConfig):
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """Return the sizes and constants of the model in `folder`. Raises ModelError, which names the file and
-    the field.
+    """Return the model's sizes and constants from the files in `folder`. Raises ModelError, which names the
+    file and the field.
     """
     path = folder / "config.json"
     root = Fields(read_json(path), path, "")

@@ -1,9 +1,9 @@
-"""Converts images to tiles of equal size, followed by a thumbnail of the whole image, and videos to frames of
-the same size.
+"""Converts images to tiles with equal sizes, followed by a thumbnail of the whole image, and videos to frames
+with a tile's size.
 
-The sizes are those of transformers' processors. An image is resized to a longest edge, then to a whole number
-of tiles, and cut; an image that fits into one tile is not cut. Images are resized with Pillow's filter, and
-videos with torch's.
+The sizes are the same as in transformers' processors. An image is resized to a longest edge, then to
+multiples of a tile's side, and cut; an image that fits into one tile is not cut. Images are resized with
+Pillow's filter, and videos with torch's.
 """
 
 import json
@@ -117,7 +117,7 @@ class TileSettings:
         return self.do_image_splitting if options.splits is None else options.splits
 
     def _edge(self, size: tuple[int, int], options: ImageOptions, where: str) -> int:
-        """Return the longest edge to which an image is resized. `max_pixels` limits the pixels of all its
+        """Return the longest edge to which an image is resized. `max_pixels` limits the pixels in all its
         tiles; one tile is always allowed.
         """
         edge = self.longest_edge if options.longest_edge is None else options.longest_edge
@@ -172,7 +172,7 @@ class TileSettings:
 
 
 def fitted(size: tuple[int, ...], edge: int) -> tuple[int, int]:
-    """Return the (height, width) whose longest edge is `edge` and whose aspect ratio is that of `size`. The
+    """Return the (height, width) whose longest edge is `edge` and whose aspect ratio equals `size`'s. The
     other edge is even, or 1.
     """
     height, width = size

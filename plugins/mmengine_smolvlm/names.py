@@ -1,4 +1,6 @@
-"""Maps the tensor names in files of transformers, and in files derived from them, to canonical names."""
+"""Maps the tensor names in files that transformers writes, and in files derived from them, to canonical
+names.
+"""
 
 import re
 

@@ -10,7 +10,7 @@ import pytest
 def benchmark(module, monkeypatch):
     monkeypatch.setattr(
         module("common.measure"), "use_threads", lambda threads: None
-    )  # it would change this process
+    )  # The real function would limit this test process.
     return module("structured.structured_decode")
 
 

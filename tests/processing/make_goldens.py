@@ -1,4 +1,5 @@
-"""Write video_goldens.json: the output of transformers' own video processing for video_cases.
+"""Writes video_goldens.json: the output of transformers' own video processing for the cases in
+video_cases.py.
 
     pip install --no-deps --target DIR torchvision==0.28.0
     python tests/processing/make_goldens.py DIR

@@ -1,4 +1,5 @@
-"""Write video_goldens.json: the output of transformers' own video processing for video_cases.
+"""Writes video_goldens.json: the output of transformers' own video processing for the cases in
+video_cases.py.
 
     pip install --no-deps --target DIR torchvision==0.28.0 num2words==0.5.14 docopt==0.6.2
     PYTHONPATH=. python tests/smolvlm/make_goldens.py DIR

@@ -7,7 +7,8 @@ from typing import Any
 
 from mmengine.errors import InvalidRequest
 
-# Marks the end of the text to continue; ChatTemplate's marks for special tokens are low surrogates.
+# Marks the end of the text to continue. As a high surrogate, it differs from ChatTemplate's marks for special
+# tokens, which are low surrogates.
 CUT = "\ud800"
 
 
@@ -33,8 +34,8 @@ def in_parts(message: dict) -> dict:
 def with_cut(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the messages with the cut mark and a space after the last text.
 
-    If the space is missing after rendering, the template trims texts. Raises InvalidRequest if the last
-    message has no text.
+    The space shows whether the template trims texts: if so, it is missing after rendering. Raises
+    InvalidRequest if the last message has no text.
     """
     content = messages[-1].get("content")
     if isinstance(content, str):

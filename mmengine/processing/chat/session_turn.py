@@ -37,9 +37,9 @@ def render_turn(
 ) -> RenderedTurn:
     """Render a piece of a user's turn.
 
-    `parts`: plain content of a user's message. `opens`: the piece begins the session's first turn ("first")
-    or a later turn ("next"); "" if it continues a turn. `closes`: the answer comes next. Raises
-    InvalidRequest if the template drops the marks.
+    `parts`: a user message's plain content. `opens`: the piece begins the session's first turn ("first") or a
+    later turn ("next"); "" if it continues a turn. `closes`: the answer comes next. Raises InvalidRequest if
+    the template drops the marks.
     """
     before: list[dict[str, object]] = [{"role": "system", "content": system}] if system else []
     if opens == "next":

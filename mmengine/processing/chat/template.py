@@ -107,8 +107,8 @@ class ChatTemplate:
     ) -> "ChatTemplate":
         """Return a checked template. If `source` is None: a template that refuses every chat.
 
-        `config`: tokenizer_config.json's content, which names tokens such as eos_token. The other parameters
-        are those of the constructor. Raises ModelError.
+        `config`: tokenizer_config.json's content, which names tokens such as eos_token. The constructor
+        describes the other parameters. Raises ModelError.
         """
         template = cls(source or NO_TEMPLATE, _named_tokens(config), tokenizer, origin, modalities)
         if source:
@@ -154,7 +154,7 @@ class ChatTemplate:
         continue_final_message: bool,
         variables: Mapping[str, Any] = _NO_VARIABLES,
     ) -> str:
-        """Render the prompt, with marks in place of special tokens. Messages and variables are plain, checked
+        """Render the prompt, with marks for special tokens. Messages and variables are plain, checked
         data.
         """
         if any(is_text_in_parts(message) for message in messages) and not self.reads_parts:

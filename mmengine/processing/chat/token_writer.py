@@ -48,7 +48,7 @@ class TokenWriter:
         return start, times
 
     def write(self, pieces: Iterable[Piece]) -> tuple[tuple[int, int], ...]:
-        """Append the pieces, and return the positions of the placeholders: a (start, length) for each Run."""
+        """Append the pieces, and return the placeholders' positions: a (start, length) for each Run."""
         runs = []
         for piece in pieces:
             if isinstance(piece, Run):

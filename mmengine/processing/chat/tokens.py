@@ -20,11 +20,11 @@ NUM_SHORT = 1024  # Number of cached texts.
 
 
 class ChatTokenizer:
-    """Implements the Tokenizer of mmengine.models.plugin. Thread-safe.
+    """Implements mmengine.models.plugin.Tokenizer. Thread-safe.
 
     `special` maps each special token's text to its id. Added tokens that the file does not mark as special
-    (such as <think> or <tool_call>) are ordinary text with their own id. `marked` adds to `special` the media
-    placeholders of templates that are not tokens. Their ids are below 0, and no finished prompt contains
+    (such as <think> or <tool_call>) are ordinary text with their own id. `marked` adds to `special` the
+    templates' media placeholders that are not tokens. Their ids are below 0, and no finished prompt contains
     them.
     """
 
@@ -93,7 +93,7 @@ class ChatTokenizer:
 
     def exceeds(self, text: str, limit: int) -> bool:
         """Return whether a long text has more than `limit` tokens, with special tokens read as text. The time
-        depends on `limit` and not on the length of the text.
+        depends on `limit` and not on the text's length.
         """
         return exceeds(self._plain, text, limit)
 
@@ -219,7 +219,7 @@ def exceeds(tokenizer: tokenizers.Tokenizer, text: str, limit: int) -> bool:
     there. The cut is exact if the next slice begins with the same tokens. Byte-level BPE decides whether to
     join two tokens by these two alone (van Antwerpen and Neubeck, "So many tokens, so little time", 2024), so
     tokens that are neighbours in a slice are neighbours in the whole text. If no cut is exact, which happens
-    only in crafted text, half of the slice's tokens are counted.
+    only in crafted text, half the slice's tokens are counted.
     """
     if len(text) <= max(SLICE_CHARS, SURE_CHARS * limit):
         return False

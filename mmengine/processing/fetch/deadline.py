@@ -28,7 +28,7 @@ class Deadline:
         return left
 
     def part(self, number: int) -> "Deadline":
-        """Return a deadline that is the first of `number` equal parts of the time left."""
+        """Divide the time left into `number` equal parts, and return the first part's deadline."""
         return Deadline(self.check() / number, self._is_over)
 
     def wait_for(self, one: socket.socket, what: int) -> None:

@@ -45,7 +45,7 @@ class Lookups:
         self._room = threading.BoundedSemaphore(MAX_LOOKUPS)
 
     def addresses(self, url: Url, deadline: Deadline) -> list[IPAddress]:
-        """Return all addresses of the URL's host; each must be allowed. Raises FetchRefused, AttemptOver."""
+        """Return all the host's addresses; each must be allowed. Raises FetchRefused, AttemptOver."""
         found = [url.literal] if url.literal is not None else self._lookup(url.host, deadline)
         if not 1 <= len(found) <= MAX_ANSWERS or not all(map(self._is_allowed, found)):
             raise refused("address")
@@ -188,7 +188,7 @@ class MediaFetcher:
     def _first(self) -> Wanted | None:
         """Return the first fetch that may start.
 
-        A fetch of the oldest prompt may start even if others hold all the bytes; otherwise several prompts
+        The oldest prompt's fetches may start even if others hold all the bytes; otherwise several prompts
         could wait for each other forever.
         """
         limits, oldest = self.limits, next(iter(self._holders), None)

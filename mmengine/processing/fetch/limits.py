@@ -43,7 +43,7 @@ class FetchLimits:
 
     @property
     def max_fetches_a_prompt(self) -> int:
-        """Return how many fetches a prompt may run at once: half of all, so that a prompt with many slow
+        """Return how many fetches a prompt may run at once: half the slots, so that a prompt with many slow
         fetches leaves slots for others.
         """
         return max(1, self.max_fetches // 2)

@@ -64,7 +64,7 @@ class _Exchange:
         return self._checked(head) or self._body()
 
     def _event(self) -> object:
-        """Return h11's next event. h11 limits the size of headers and trailers."""
+        """Return h11's next event. h11 limits the headers' and trailers' size."""
         while (event := self._http.next_event()) is h11.NEED_DATA:
             data = self._connection.receive()
             self._received += len(data)

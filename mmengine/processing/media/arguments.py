@@ -14,7 +14,7 @@ from mmengine.processing.media.sources import MAX_MEDIA, Access
 def read_arguments(
     options: Mapping[str, Any] | None, base_folder: Path | None
 ) -> tuple[dict[str, dict[str, Any]], Access, Sequence[Any] | None]:
-    """Return the options per modality, the access rights to files, and the metadata of `videos`."""
+    """Return the options per modality, the access rights to files, and the videos' metadata."""
     rest = _given(options or {}, "media_options")
     local_files = rest.pop("local_files", True)
     if not isinstance(local_files, bool):
@@ -48,8 +48,8 @@ def _given(options: Any, name: str) -> dict[str, Any]:
 
 
 def _sized(options: dict[str, Any], least: str, most: str) -> dict[str, Any]:
-    """Translate transformers' `size` to our option names: the pixels of an image, or of all frames of a
-    video.
+    """Translate transformers' `size` to our option names: an image's pixels, or the pixels in all frames
+    together.
     """
     size = options.pop("size", None)
     if size is None:
@@ -64,7 +64,7 @@ def _sized(options: dict[str, Any], least: str, most: str) -> dict[str, Any]:
 
 
 def for_item(options: dict[str, Any], number: int, where: str) -> dict[str, Any]:
-    """Return the options of the item with this number. `fps` may be a list with a value per video, as frame
+    """Return the options for the item with this number. `fps` may be a list with a value per video, as frame
     samplers return.
     """
     fps = options.get("fps")
@@ -84,7 +84,7 @@ def as_images(images: Any) -> list[Any]:
 
 
 def as_videos(videos: Any, metadata: Any) -> list[Any]:
-    """Return a list of videos. A single video may be passed alone; a list of images is a video, as in
+    """Return the videos as a list. A single video may be passed alone; a list of images is a video, as in
     transformers.
     """
     if videos is None:

@@ -49,8 +49,8 @@ def _decode(loader: MediaLoader, media: EncodedMedia) -> DecodedMedia:
 
 
 def check_length(length: int, most: int, who: str = "the model", *, media: bool = True) -> None:
-    """Raise InvalidRequest for a prompt with more tokens than `most`, the limit of `who`. `media`: whether
-    the prompt may hold media.
+    """Raise InvalidRequest for a prompt with more tokens than `most`. `who`: whose limit this is, for the
+    error. `media`: whether the prompt may hold media.
     """
     if length > most:
         advice = "shorten it, or send fewer or smaller images" if media else "shorten it"

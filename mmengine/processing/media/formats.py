@@ -20,7 +20,7 @@ class FormatError(ValueError):
 
 
 def image_format(data: bytes) -> str | None:
-    """Return Pillow's name of an image's format, or None for a format that is not supported.
+    """Return Pillow's name for an image's format, or None for a format that is not supported.
 
     Raises FormatError for an image whose header claims too many pixels.
     """
@@ -62,7 +62,7 @@ def _check_bmp(data: bytes) -> None:
 
 
 def container_format(file: BinaryIO) -> str | None:
-    """Return FFmpeg's name of a video file's demuxer, or None if the first bytes do not determine it.
+    """Return FFmpeg's name for a video file's demuxer, or None if the first bytes do not determine it.
 
     Leaves the file's position after the bytes that were read.
     """

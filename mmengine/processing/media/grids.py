@@ -144,8 +144,9 @@ class GridSettings:
 def read_grids(folder: Path, defaults: GridSettings, normalisation: Mapping[str, object]) -> GridSettings:
     """Return the settings in the folder's files, with `defaults` for missing fields.
 
-    The files must have the patch sizes of `defaults`. `normalisation`: fields such as image_mean, each with
-    the only value that the model's encoder supports. Raises ModelError, which names the file and the field.
+    The files must have the same patch sizes as `defaults`. `normalisation`: fields such as image_mean, each
+    with the only value that the model's encoder supports. Raises ModelError, which names the file and the
+    field.
     """
     constants = {**normalisation, **_DONE, **asdict(defaults.patches)}
     image, image_path = read_section(folder, "image_processor", "preprocessor_config.json")

@@ -39,8 +39,8 @@ _ENTRY_BYTES = 1024  # Overhead of a cache entry beside its patches.
 
 @dataclass(frozen=True, slots=True)
 class LoadedMedia:
-    """A DecodedMedia with the hash of its patches. The patches (uint8) are shared by all requests with the
-    same content and must not be written.
+    """A DecodedMedia with its patches' hash. The patches (uint8) are shared by all requests with the same
+    content and must not be written.
     """
 
     patches: np.ndarray
@@ -135,7 +135,8 @@ def _source_of(part: MediaPart, given: Mapping[str, Any], access: Access) -> Med
 def encoded_media(part: MediaPart, given: Mapping[str, object], access: Access) -> EncodedMedia | None:
     """Return the input with which another process can decode a part.
 
-    None if the pixels (of a video: of any frame) were decoded elsewhere. Raises InvalidMedia, InvalidRequest.
+    None if the pixels were decoded elsewhere (in a video: any frame's pixels). Raises InvalidMedia,
+    InvalidRequest.
     """
     source, times = part.source, None
     if part.modality == "video" and isinstance(source, tuple) and len(source) == 2:
@@ -187,8 +188,9 @@ def _frame_times(metadata: object, where: str) -> FrameTimes | None:
 
 
 def _content_key(part: MediaPart, given: Mapping[str, Any], cache_salt: str) -> bytes:
-    """Return the cache key. Raises InvalidRequest for options out of range, InvalidMedia for a missing
-    file."""
+    """Return the cache key. Raises InvalidRequest for options outside their range, InvalidMedia for a missing
+    file.
+    """
     options = (image_options if part.modality == "image" else video_options)(given, part.where)
     head = (
         json.dumps([part.modality, repr(options), cache_salt]) + "\n"

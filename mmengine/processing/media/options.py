@@ -1,4 +1,6 @@
-"""Checks an image's or video's options. Their names are those of transformers and of scripts that use it."""
+"""Checks an image's or video's options. Their names are the same as in transformers and in scripts that use
+transformers.
+"""
 
 import math
 from collections.abc import Mapping
@@ -71,8 +73,8 @@ class VideoOptions(ImageOptions):
 
 
 def image_options(values: Mapping[str, Any], where: str) -> ImageOptions:
-    """Return the image options. Raises InvalidRequest for the first option out of range. Unknown names are
-    ignored.
+    """Return the image options. Raises InvalidRequest for the first option outside its range. Unknown names
+    are ignored.
     """
     return ImageOptions(**_common(_checked(values, where), where))
 

@@ -23,11 +23,11 @@ class PatchSettings:
 
     @property
     def factor(self) -> int:
-        """Return the side of an embedding in pixels; the sides of a resized frame are multiples of it."""
+        """Return an embedding's side in pixels. A resized frame's sides are multiples of this number."""
         return self.patch_size * self.merge_size
 
     def embeds(self, grid: tuple[int, int, int]) -> int:
-        """Return the number of embeddings per temporal patch of `grid` (t, h, w)."""
+        """Return the number of embeddings per temporal patch in `grid` (t, h, w)."""
         return grid[1] * grid[2] // self.merge_size**2
 
 
@@ -42,7 +42,7 @@ def image_size(height: int, width: int, factor: int, low: int, high: int, where:
 def video_size(
     num_frames: int, height: int, width: int, patches: PatchSettings, low: int, high: int, where: str
 ) -> tuple[int, int]:
-    """Return the size (height, width) of a video's frames. `low` and `high` limit the pixels of all frames
+    """Return a size (height, width) for a video's frames. `low` and `high` limit the pixels in all frames
     together.
     """
     factor, shown = patches.factor, f"{width} x {height}"
@@ -81,7 +81,7 @@ def _check_ratio(height: int, width: int, shown: str, where: str) -> None:
 def patchify(frames: np.ndarray, settings: PatchSettings) -> tuple[np.ndarray, tuple[int, int, int]]:
     """Cut frames, uint8 [t, 3, h, w], into patches. Return (rows, grid (t, h, w) in patches).
 
-    The number of frames must be a multiple of the temporal patch size. Rows are uint8 [patches, 3 * temporal
+    The frame count must be a multiple of the temporal patch size. Rows are uint8 [patches, 3 * temporal
     * patch * patch]. The merge x merge patches that become an embedding are adjacent.
     """
     count, channels, height, width = frames.shape

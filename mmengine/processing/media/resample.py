@@ -46,7 +46,7 @@ def _pass(lines: np.ndarray, size: int, by: Filter) -> np.ndarray:
 
 @lru_cache(maxsize=64)
 def _weights(old: int, new: int, by: Filter) -> tuple[tuple[tuple[int, int, np.ndarray], ...], int]:
-    """Return the blocks (first output, first input, weights [outputs, inputs]) and the number of fraction
+    """Return the blocks (first output, first input, weights [outputs, inputs]) and the weights' fraction
     bits.
     """
     kernel = _KERNELS[by]

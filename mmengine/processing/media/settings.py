@@ -39,7 +39,7 @@ class MediaSettings(Protocol):
 
     @property
     def max_image_pixels(self) -> int:
-        """Return the most pixels (height * width) that an image has after resizing by default."""
+        """Return a resized image's maximum height * width, if the request sets no options."""
 
     def describe(self) -> str:
         """Return canonical JSON, for fingerprints."""
@@ -58,8 +58,8 @@ class MediaSettings(Protocol):
 
 
 def read_section(folder: Path, key: str, name: str, *, optional: bool = False) -> tuple[dict[str, Any], Path]:
-    """Return the object `key` in processor_config.json or, without it, the content of the file `name`; and
-    the path of the file read. `optional`: return {} if neither exists. Raises ModelError.
+    """Return the object `key` in processor_config.json or, without it, the file `name`'s content. Also return
+    the path that was read. `optional`: return {} if neither exists. Raises ModelError.
     """
     common = folder / "processor_config.json"
     if common.is_file():
@@ -73,7 +73,7 @@ def read_section(folder: Path, key: str, name: str, *, optional: bool = False) -
 
 
 def check_constants(values: Mapping[str, object], path: Path, constants: Mapping[str, object]) -> None:
-    """Raise ModelError for a field in `values` that differs from the constant of the same name."""
+    """Raise ModelError for a field in `values` that differs from the constant with the same name."""
     for name, wanted in constants.items():
         if (value := values.get(name, wanted)) != wanted:
             raise ModelError(f"{path}: {name} is {repr(value)[:60]}; only {wanted} is supported here")

@@ -1,4 +1,4 @@
-"""Reads the encoded bytes of an image or video from a path, a data: URL, base64 or bytes, up to a limit."""
+"""Reads an image's or video's encoded bytes from a path, a data: URL, base64 or bytes, up to a limit."""
 
 import base64
 import binascii
@@ -69,9 +69,7 @@ def read_source(value: Any, access: Access, max_bytes: int, where: str) -> bytes
 
 
 def open_source(value: Any, access: Access, max_bytes: int, where: str) -> BinaryIO:
-    """Open the source as a byte stream; a file is not read into memory. The parameters are those of
-    read_source.
-    """
+    """Open the source as a byte stream; a file is not read into memory. The parameters: see read_source."""
     if isinstance(value, (bytes, bytearray, memoryview)):
         if memoryview(value).nbytes > max_bytes:
             raise _too_large(max_bytes, where)
@@ -93,9 +91,7 @@ def open_source(value: Any, access: Access, max_bytes: int, where: str) -> Binar
 
 
 def _is_base64(value: str, access: Access) -> bool:
-    """Return whether a string is a base64 image, by its first characters, and not the name of an existing
-    file.
-    """
+    """Return whether a string is a base64 image, by its first characters, and not an existing file's name."""
     if len(value) < MIN_BASE64_CHARS or not value.startswith(_BASE64_HEADS):
         return False
     is_name = access.local_files and len(value) <= MAX_PATH_CHARS and "\0" not in value

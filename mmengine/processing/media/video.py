@@ -1,7 +1,7 @@
 """Converts a video, from a file or from frames, to patches and timestamps.
 
-Timestamps equal those of transformers' video processors. The model family chooses which frames are sampled,
-and their size. Only sampled frames are decoded to pixels, and each is resized immediately.
+Timestamps are the same as in transformers' video processors. The model family chooses which frames are
+sampled, and their size. Only sampled frames are decoded to pixels, and each is resized immediately.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -48,8 +48,8 @@ class VideoRules(Protocol):
         """Return whether frames passed by the caller are sampled by default."""
 
     def sample(self, num_frames: int, fps: float, options: VideoOptions, where: str) -> np.ndarray:
-        """Return ascending indices of the frames to use, int64, for a video with `num_frames` at `fps`.
-        Raises InvalidMedia.
+        """Return the indices at which to sample a video with `num_frames` at `fps`: int64, ascending. Raises
+        InvalidMedia.
         """
 
     def frame_size(
@@ -100,9 +100,9 @@ def load_video(
 ) -> DecodedMedia:
     """Load a video as patches.
 
-    `source`: a file, an array of frames or a list of frames; or a pair of one of these and its metadata.
+    `source`: a file, a frame array or a frame list; or a tuple (one of these, its metadata).
     `check_length`: called with the embedding count before frames are decoded. Raises InvalidMedia, and the
-    exceptions of `check_length`.
+    exceptions that `check_length` raises.
     """
     clip, indices = _open(source, access, where)
     try:
@@ -120,9 +120,7 @@ def _take(
     check_length: Callable[[int], None],
     where: str,
 ) -> DecodedMedia:
-    """Sample a clip. `indices`: if the clip was sampled before, the indices of its frames in the original
-    video.
-    """
+    """Sample a clip. `indices`: if the clip was sampled before, its frames' indices in the original video."""
     fps = options.source_fps or clip.fps or DEFAULT_SOURCE_FPS
     sampled = options.sampled if options.sampled is not None else not rules.do_sample_frames
     is_file = isinstance(clip, VideoFile)
@@ -158,7 +156,7 @@ def _take(
 
 
 def _open(source: Any, access: Access, where: str) -> tuple[Clip, np.ndarray | None]:
-    """Return the clip, and the indices of its frames in the original video (None without such metadata)."""
+    """Return the clip, and its frames' indices in the original video (None without such metadata)."""
     metadata = None
     if isinstance(source, tuple) and len(source) == 2 and isinstance(source[1], dict):
         source, metadata = source

@@ -1,4 +1,4 @@
-"""The deadline and the cancellation of a request's preparation."""
+"""A request preparation's deadline and cancellation."""
 
 import threading
 import time

@@ -1,7 +1,7 @@
 """Messages between an engine and its decoder processes, over a socket.
 
-A message is a length (4 bytes), a msgpack struct, and raw bytes whose number the struct tells. Pixels of more
-than MAX_INLINE bytes are sent as the descriptor of an anonymous file, which the engine maps without copying.
+A message is a length (4 bytes), a msgpack struct, and raw bytes whose number the struct tells. Pixels with
+more than MAX_INLINE bytes are sent as an anonymous file's descriptor, which the engine maps without copying.
 """
 
 import fcntl
@@ -32,8 +32,8 @@ class Hello(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Job(msgspec.Struct, frozen=True, array_like=True):
-    """An image or video to decode. The contents of its files follow the message; `sizes` are their lengths in
-    bytes. For a file with `is_path`, its path follows in place of its content.
+    """An image or video to decode. The files' contents follow the message; `sizes` are their lengths in
+    bytes. For a file with `is_path`, the path follows instead.
     """
 
     modality: str
@@ -48,8 +48,8 @@ class Job(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Done(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Decoded pixels, uint8 of `shape`. They follow the message (`inline`), or are in the file whose
-    descriptor came with the message.
+    """Decoded pixels, uint8 with the shape `shape`. They follow the message (`inline`), or are in the file
+    whose descriptor came with the message.
     """
 
     shape: tuple[int, int]
@@ -61,7 +61,7 @@ class Done(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Says that an item was not decoded. `text`, `code` and `path` are those of the error."""
+    """Says that an item was not decoded. `text`, `code` and `path` are the error's."""
 
     kind: Literal["media", "request", "memory", "bug"]
     text: str
@@ -85,7 +85,7 @@ class Wire:
     """One end of the socket.
 
     `ends_at`: deadline for sends and receives by time.monotonic(); None for no deadline. After the deadline
-    they raise TimeoutError, and if the other end is gone EOFError or another OSError.
+    they raise TimeoutError. If the other end is gone they raise EOFError or OSError.
     """
 
     def __init__(self, end: socket.socket) -> None:
@@ -165,7 +165,7 @@ def write_file(data: memoryview) -> int:
 def map_file(descriptor: int, size: int) -> mmap.mmap:
     """Map a file that another process wrote; changes to the mapping stay private.
 
-    The file is sealed before, so that no process can change or shorten it. Raises OSError if the file has
+    The file is sealed first, so that no process can change or shorten it. Raises OSError if the file has
     another size or cannot be sealed.
     """
     seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL

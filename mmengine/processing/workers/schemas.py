@@ -1,4 +1,5 @@
-"""Normalises large JSON schemas in worker processes, with the same class of pool that decodes media.
+"""Normalises large JSON schemas in worker processes. Their pool has the same class as the media decoders'
+pool.
 
 The normalisation is Python code: a schema of a megabyte takes a second, during which the engine's threads and
 the event loop wait for the GIL again and again. So a large schema is sent to a process as text, and comes
@@ -58,8 +59,8 @@ class SchemaProcesses:
 
 
 def decoder(settings: bytes) -> MediaDecoder:
-    """Return the function that the worker calls for a schema. The function returns an encoded _Answer in
-    place of pixels.
+    """Return the function that the worker calls for a schema. The function returns an encoded _Answer instead
+    of pixels.
     """
     return _worked_out
 

@@ -1,8 +1,8 @@
 """A process that decodes untrusted images and videos: `python -m mmengine.processing.workers.worker FD`.
 
-`process.py` starts it with one end of a socket pair. The process decodes one item after another, within
-limits on memory and processor time. An item can harm only this process. The process ends when the engine
-closes its end of the socket.
+`process.py` starts it, and passes it a socket to the engine. The process decodes one item after another,
+within limits on memory and processor time. An item can harm only this process. The process ends when the
+engine closes the socket.
 """
 
 import importlib
@@ -65,7 +65,7 @@ def _step_back() -> None:
 
 
 def _limit(hello: Hello) -> None:
-    """Limit the private memory beyond that of the imports, the size of written files, and the descriptors.
+    """Limit the private memory beyond the imports' memory, the written files' size, and the descriptors.
     Forbid core files.
     """
     with suppress(OSError, ValueError):
@@ -85,8 +85,8 @@ def _set_limit(which: int, value: int) -> None:
 def _answer(wire: Wire, job: Job, decode: MediaDecoder) -> bool:
     """Decode an item, and send the result or the refusal.
 
-    Returns whether this process can take another job. After an item that ran out of memory it cannot, because
-    its heap may be fragmented.
+    Returns whether this process can take another job. After an item that exhausted the memory the answer is
+    False, because the heap may be fragmented.
     """
     _limit_time(job.cpu_s)
     try:
@@ -133,8 +133,8 @@ def _refusal(error: BaseException) -> Refused:
 
 
 def _for_memory(error: BaseException | None) -> bool:
-    """Return whether memory ran out. Parsers catch library errors and report a damaged file, so the error's
-    context is searched.
+    """Return whether memory ran out. The error's context is searched too, because parsers replace library
+    errors by errors about a damaged file.
     """
     while error is not None:
         if isinstance(error, MemoryError):

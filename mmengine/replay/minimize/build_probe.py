@@ -29,7 +29,8 @@ from mmengine.replay.rerun.script import Script
 from mmengine.replay.verify import verify
 
 KIND = "parted"
-# Steps between digests: none is written, because states may differ where decisions do not.
+# Steps between state digests: so many that a run writes no digest. The builds' states may differ although
+# their decisions are equal.
 NEVER_A_DIGEST = 2**20
 FIRST_STEPS = 512
 START_SECONDS, ANSWER_SECONDS = 60.0, 600.0

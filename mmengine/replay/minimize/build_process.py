@@ -1,7 +1,7 @@
 """A script for another installation's Python: answers each line of JSON with a line of JSON.
 
-    {"verify": LOG}              {"step": …, …} where its decisions differ from the log's, or {"steps": …}
-    {"serve": FILE, "into": LOG} {}: it served the file's requests and wrote their log
+    {"verify": LOG}              {"step": …, …}: the first decision that differs from the log, or {"steps": …}
+    {"serve": FILE, "into": LOG} {}, after it served the file's requests and wrote their log
 
 The first line identifies the build. `argv[1]`, if given, is the checkout whose mmengine is used. That build
 may be older than this file, so the script uses few mmengine names, and reports a missing name as an error.

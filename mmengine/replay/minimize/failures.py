@@ -37,8 +37,8 @@ _VARIES = re.compile(r"0x[0-9a-f]+|'[^']*'|\b[0-9a-f]{8,}\b|\d+(?:\.\d+)?")
 
 
 class Failure(NamedTuple):
-    """A failure. `kind` is in KINDS, never "any". `step`: the open or next step; -1 for a command. `present`:
-    the requests that waited or ran at that step, if known.
+    """A failure. `kind` is in KINDS, never "any". `step`: the open or next step; -1 if a user's command
+    reported the failure. `present`: the requests that waited or ran at that step, if known.
     """
 
     kind: str

@@ -177,8 +177,8 @@ class Minimizer:
     def _pressure(self) -> None:
         """Replace the requests by a few long requests that fill the pool.
 
-        Which request needs the next block first depends on the position in its last block at which the first
-        request ends, so all positions are tried.
+        The order in which the requests need their next blocks depends on how far the first request fills its
+        last block. So all its lengths within that block are tried.
         """
         self._phase = "filling the pool with fewer requests"
         whole, names = self.best, [event.request_id for event in self.best.requests]
@@ -190,7 +190,7 @@ class Minimizer:
 
     def _merges(self) -> None:
         """Replace two requests by a single long request that holds as much memory as both. As in `_pressure`,
-        all positions in the last block are tried.
+        all lengths within the last block are tried.
         """
         self._phase = "merging requests"
         before = 0

@@ -33,8 +33,8 @@ class PrefixTrail:
     """Follows the blocks that a request's prefix would hit, from the log's first record on.
 
     The caller applies each record to the state, and then calls `after`. `tokens` (int32 [n]): the request's
-    tokens at admission. `ahead`: the log's constant `media_ahead`. `by`: the request that computed the blocks
-    which are present at the start.
+    tokens at admission. `ahead`: the log's constant `media_ahead`, see STARTED. `by`: the request that
+    computed the blocks which are present at the start.
     """
 
     def __init__(self, state: State, request: Request, tokens: np.ndarray, ahead: int, by: str = ""):

@@ -83,8 +83,8 @@ _SENTENCES = {
 
 
 class Reasons:
-    """Collects a step's reasons. `view`: shows the state; the caller applies each event to the state after
-    `before`.
+    """Collects a step's reasons. `view`: shows the state. For each event, the caller calls `before` and then
+    applies the event to the state.
     """
 
     def __init__(self, view: View):
@@ -93,8 +93,8 @@ class Reasons:
         self._found: dict[str, Reason] = {}
 
     def before(self, event: ev.Event) -> None:
-        """Record the reasons that follow from the current state, before `event` is applied, which `schedule`
-        decided on this state.
+        """Record the reasons that follow from the current state. `event`: the event that `schedule` decided
+        on this state. Must be called before the event is applied.
         """
         if self._view.suspects and not isinstance(event, ev.Preempted):
             return

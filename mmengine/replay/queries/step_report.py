@@ -17,8 +17,9 @@ from mmengine.replay.timeline import Step, open_log
 class BatchRow(msgspec.Struct, frozen=True):
     """A row in a step.
 
-    The row computes tokens [first, first + num_tokens) of its request's `known` tokens; the last `num_drafts`
-    are drafts. `start` is "" for a row that ran before, otherwise "admitted" or "swapped in".
+    The request has `known` tokens, and the row computes tokens [first, first + num_tokens). The last
+    `num_drafts` of these are drafts. `start` is "" for a row that ran before, otherwise "admitted" or
+    "swapped in".
     """
 
     row: int

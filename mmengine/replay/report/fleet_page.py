@@ -50,7 +50,7 @@ def write_fleet_report(folder: Path, out: Path) -> tuple[int, int]:
 
 
 def _counts(way: ReplicaPath) -> tuple[int, int]:
-    """Return how many answer tokens replicas computed, and how many without tokens computed twice."""
+    """Return how many answer tokens the replicas computed, and this number without the repetitions."""
     return way.num_computed, way.num_tokens - way.hops[0].num_given
 
 

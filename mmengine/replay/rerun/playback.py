@@ -4,7 +4,7 @@ same answers.
     script ──► Playback (the source: due observations) ──► EngineCore ──► executor (answers, time)
 
 An observation is due at the step that the log names, or at a time in ns on the executor's clock. An idle
-engine waits for the next observation. With steps, later observations are then shifted by the wait.
+engine waits for the next observation. If the clock counts steps, this wait shifts all later observations.
 """
 
 from collections.abc import Callable

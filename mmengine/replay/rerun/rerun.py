@@ -122,7 +122,9 @@ def _fit(measured: Measured, folder: Path) -> tuple[FittedCost, FitError]:
 
 
 def _acceptance(measured: Measured, logged: EngineConfig, config: EngineConfig) -> float:
-    """Return the acceptance rate: the accepted fraction among drafts that follow accepted drafts."""
+    """Return the acceptance rate: accepted drafts as a fraction of compared drafts. In a row, drafts are
+    compared up to the first rejected draft.
+    """
     tried = measured.num_accepted + measured.num_refused
     if config.num_draft_tokens and not tried:
         raise ConfigError(
@@ -133,8 +135,8 @@ def _acceptance(measured: Measured, logged: EngineConfig, config: EngineConfig) 
 
 
 def _whole(script: Script) -> tuple[Script, list[str]]:
-    """Return the script with an end for each request, and notes about everything in the log that cannot be
-    repeated.
+    """Return the script, changed so that each request ends, and notes about everything in the log that cannot
+    be repeated.
     """
     notes, unfinished = [], set(script.unfinished)
     observations = []

@@ -25,7 +25,7 @@ IMAGE, VIDEO = "<|image_pad|>", "<|video_pad|>"
 
 
 class Answerer:
-    """Answers batches of items with a checkpoint."""
+    """Answers items in batches with a checkpoint."""
 
     def __init__(self, folder: pathlib.Path) -> None:
         # fp32 arithmetic on the bf16 weights, so that answers do not depend on the batch.
@@ -34,7 +34,7 @@ class Answerer:
         self.processor = AutoImageProcessor.from_pretrained(folder, backend="pil")
 
     def answer(self, items: list[Item]) -> list[str]:
-        """Return the greedy answer to each item. All items must have the same kind of media: images, clips or
+        """Return the greedy answer to each item. All items must have the same media: images, clips or
         none.
         """
         pixels, grids, texts = [], [], []
@@ -99,7 +99,7 @@ def parses(answer: str) -> bool:
 
 
 def measure(answerer: Answerer, task: str, items: list[Item], show: int) -> dict[str, float]:
-    """Return the share of exact answers, and of answers that parse."""
+    """Return the share of exact answers, and the share that parses."""
     answers = []
     for start in range(0, len(items), BATCH):
         answers += answerer.answer(items[start : start + BATCH])

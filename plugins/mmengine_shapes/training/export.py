@@ -55,7 +55,7 @@ def export(model: Qwen3VLForConditionalGeneration, folder: pathlib.Path) -> None
 
 
 def main() -> None:
-    """Export a file of training weights."""
+    """Export a training run's weights."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("weights", type=pathlib.Path)
     parser.add_argument("folder", type=pathlib.Path)

@@ -1,4 +1,4 @@
-"""A training forward pass over the weights of transformers' model.
+"""A training forward pass with the weights in transformers' model.
 
 All views in a batch have the same size, so the vision tower processes them as one batch. The text model uses
 a mask for the trees that `packing` builds. Both compute the same as transformers' own forward pass, which

@@ -1,4 +1,4 @@
-"""Writes a trained draft head as a hub folder, in the layout of EAGLE, SpecForge and SGLang or in
+"""Writes a trained draft head as a hub folder, in the layout for EAGLE, SpecForge and SGLang or in
 speculators' layout. Reads the first layout.
 
 python -m mmengine_shapes.training.head_export HEAD.pt FOLDER [--speculators FOLDER]
@@ -76,7 +76,9 @@ def switches(head: DraftHead) -> dict[str, Any]:
 
 
 def write_hub(head: DraftHead, vocabulary: Tensor, folder: Path) -> None:
-    """Write the layout of EAGLE, SpecForge and SGLang; the embedding is the target's and is left out."""
+    """Write the layout that EAGLE, SpecForge and SGLang read; the embedding is the target's and is left
+    out.
+    """
     config = {
         **layer_config(head),
         **switches(head),
@@ -123,7 +125,7 @@ def _write(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> 
 def read_hub(folder: Path, target: Path | None = None) -> tuple[DraftHead, Tensor]:
     """Return a head that `write_hub` wrote, in float32, and its draft vocabulary, int64 target ids.
 
-    `target`: folder of the checkpoint for which the head drafts (default: the embedded checkpoint).
+    `target`: the checkpoint for which the head drafts (default: the embedded checkpoint).
     """
     target = target or checkpoint_path()
     config = json.loads((folder / "config.json").read_text())
@@ -143,7 +145,7 @@ def read_hub(folder: Path, target: Path | None = None) -> tuple[DraftHead, Tenso
 
 
 def main() -> None:
-    """Export a file of training weights."""
+    """Export a training run's weights."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("weights", type=Path)
     parser.add_argument("folder", type=Path)

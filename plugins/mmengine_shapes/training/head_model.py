@@ -2,9 +2,9 @@
 and predicts tokens ahead.
 
 At position p the head reads the tapped layers' inputs at p and the token at p + 1, and predicts the token at
-p + 2. In later draft steps the head's own output replaces the target's states. Parameters have the names of
-published heads. The options `fc_norm` (norm each tapped state before they are joined) and `norm_output` (norm
-the state for the next step) are EAGLE 3.1's.
+p + 2. In later draft steps the head's own output replaces the target's states. Parameters have the same names
+as in published heads. The options `fc_norm` (norm each tapped state before they are joined) and `norm_output`
+(norm the state for the next step) are EAGLE 3.1's.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ class HeadShape:
 
 @dataclass(frozen=True, slots=True)
 class HeadBatch:
-    """B padded conversations of at most n tokens, each with up to R positions at which drafts begin
+    """B conversations, padded to n tokens, each with up to R positions at which drafts begin
     (`rows`).
     """
 
@@ -168,8 +168,8 @@ def _attend(
 ) -> Tensor:
     """Return the attention output, [B, R, heads * d], for queries q, [B, R, heads, d].
 
-    A query attends to the keys and values of step 0, [B, n, kv, d], where `visible` [B, R, n] is true, and to
-    its own keys and values from the later steps (`own`, each [B, R, kv, d]).
+    A query attends to step 0's keys and values, [B, n, kv, d], where `visible` [B, R, n] is true, and to its
+    own keys and values from the later steps (`own`, each [B, R, kv, d]).
     """
     batch, rows, heads, d = q.shape
     kv = keys.shape[2]

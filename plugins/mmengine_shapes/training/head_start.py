@@ -1,4 +1,4 @@
-"""Initialises a draft head from the target's last layer, for weights of equal shape."""
+"""Initialises a draft head from the target's last layer, for weights with equal shapes."""
 
 import torch
 from torch import Tensor

@@ -65,7 +65,7 @@ class Target:
 
     @torch.inference_mode()
     def samples(self, conversations: Sequence[Conversation]) -> Iterator[Sample]:
-        """Run a batch of conversations, and yield each with the tapped layers' inputs."""
+        """Run the conversations as a batch, and yield each with the tapped layers' inputs."""
         ids = [torch.tensor(conversation.token_ids) for conversation in conversations]
         places = [self._positions(conversation) for conversation in conversations]
         length = max(map(len, ids))
@@ -96,8 +96,8 @@ class Target:
     def _inputs(
         self, conversations: Sequence[Conversation], flat: Tensor, length: int
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the input embeddings, with media embeddings instead of placeholders, and the deepstack
-        features [levels, t, hidden].
+        """Return the input embeddings, with media embeddings for placeholders, and the deepstack features
+        [levels, t, hidden].
         """
         embeds = self._model.embed(flat)
         media, places = [], []

@@ -52,8 +52,8 @@ def collect(target: Target, number: int, seed: int) -> list[Sample]:
 
 
 def kept_samples(path: pathlib.Path | None, target: Target, number: int, seed: int) -> list[Sample]:
-    """Return the result of `collect`. If `path` is given, read it from that file or, if there is none, write
-    it there (1.4 GB) for the next run.
+    """Return `collect`'s result. If `path` is given, read it from that file or, if there is none, write it
+    there (1.4 GB) for the next run.
     """
     if path is not None and path.exists():
         return [Sample(*fields) for fields in torch.load(path, weights_only=True)]
@@ -67,7 +67,7 @@ def kept_samples(path: pathlib.Path | None, target: Target, number: int, seed: i
 
 
 def aux_rows(target: Target, conversations: list[Conversation], size: int = 32) -> list[Sample]:
-    """Run the conversations through the target, in batches of similar length."""
+    """Run the conversations through the target, in batches with similar lengths."""
     ordered = sorted(conversations, key=lambda one: len(one.token_ids))
     parts = [ordered[k : k + size] for k in range(0, len(ordered), size)]
     return [sample for part in parts for sample in target.samples(part)]

@@ -33,7 +33,8 @@ class Stage:
 
     steps: int
     sides: dict[int, float]  # Side in pixels -> frequency.
-    counts: tuple[float, float, float, float] = (1.0, 1.2, 1.4, 1.4)  # For scenes with 1 to 4 things.
+    # Relative frequencies of scenes with 1 to 4 things.
+    counts: tuple[float, float, float, float] = (1.0, 1.2, 1.4, 1.4)
     lookup_weight: float = 2.0  # Weight of a token in a short answer, relative to JSON.
     tasks: dict[str, float] = field(default_factory=lambda: TASK_WEIGHTS)
     texts: dict[str, float] = field(default_factory=lambda: EVEN_TEXTS)

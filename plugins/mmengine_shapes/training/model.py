@@ -93,5 +93,5 @@ def write_processors(folder: pathlib.Path) -> None:
 
 
 def _edges(pixels: tuple[int, int]) -> dict[str, int]:
-    """Return the minimum and maximum pixels of an image, under the names in transformers' processors."""
+    """Return an image's minimum and maximum pixels, under the names in transformers' processors."""
     return {"shortest_edge": pixels[0], "longest_edge": pixels[1]}

@@ -70,7 +70,9 @@ class Row:
         self.weights.append(0.0)
 
     def branch(self, turns: Turns, weight: float) -> bool:
-        """Append a conversation of one or more turns. Returns False, without a change, if it does not fit."""
+        """Append a conversation with one or more turns. Returns False, without a change, if it does not
+        fit.
+        """
         ids, asked = self.packer.conversation(turns)
         if len(self.ids) + len(ids) > self.length:
             return False
@@ -103,7 +105,9 @@ class Packer:
         return tuple(self.tokenizer.encode(string, add_special_tokens=False).ids)
 
     def conversation(self, turns: Turns) -> tuple[list[int], list[bool]]:
-        r"""Return the turns' token ids after "<|im_start|>user\n", and which of them are targets."""
+        r"""Return the turns' token ids after "<|im_start|>user\n", and for each token whether it is a
+        target.
+        """
         ids: list[int] = []
         asked: list[bool] = []
         for number, (question, answer) in enumerate(turns):
@@ -135,7 +139,7 @@ class Packer:
         return random_scene(self.rng, side, "train", count=self.rng.choices((1, 2, 3, 4), stage.counts)[0])
 
     def row(self, kind: str, side: int, length: int, stage: Stage, long: bool) -> Row:
-        """Return a row of the given kind: image, pair, clip or text."""
+        """Return a row. `kind`: image, pair, clip or text."""
         if kind == "text":
             return self.text_row(length, stage, long)
         if kind == "image":
@@ -164,7 +168,7 @@ class Packer:
         return row
 
     def clip_row(self, side: int, length: int, stage: Stage) -> Row:
-        """Return a row about a video. In half of the rows, vision marks also enclose the whole video.
+        """Return a row about a video. In half the rows, vision marks also enclose the whole video.
 
         Processors differ: transformers 5.23's keeps the template's marks around the whole video, while
         earlier versions and other engines drop them. The model learns both.
@@ -237,7 +241,7 @@ def patches_of(views: list[View]) -> torch.Tensor:
 
 
 def labels_of(views: list[View]) -> torch.Tensor:
-    """Return each merged token's labels, fp32 flags (V * P/4, len(KINDS)): the properties of the thing whose
+    """Return each merged token's labels, fp32 flags (V * P/4, len(KINDS)): properties of the thing whose
     centre lies in the token.
     """
     across = views[0][2].side // (PATCH * MERGE)

@@ -143,7 +143,7 @@ def filler(rng: random.Random, sentences: int) -> str:
 
 
 def facts(rng: random.Random, number: int, sentences: int) -> tuple[str, list[tuple[str, str]]]:
-    """Return `number` facts shuffled into `sentences` sentences of filler, and a question on each fact."""
+    """Return `number` facts shuffled into `sentences` filler sentences, and a question on each fact."""
     names = rng.sample(NAMES, number)
     known = [f"{name} has {named(rng.choice(list(COLOURS)))} {rng.choice(SHAPES)}." for name in names]
     lines = known + [filler(rng, 1) for _ in range(sentences)]

@@ -34,7 +34,7 @@ MUON_RATE, ADAM_RATE, WARM_UP = 3e-3, 2e-3, 40
 
 
 def draw_batch(packer: Packer, stage: Stage, step: int) -> dict:
-    """Return a batch of rows whose images have equal size. Every twelfth batch has long rows."""
+    """Return a batch. The images in its rows have equal sizes. Every twelfth batch has long rows."""
     rng = packer.rng
     long = step % LONG_EVERY == LONG_EVERY - 1
     side = rng.choices(list(stage.sides), list(stage.sides.values()))[0]
@@ -101,7 +101,7 @@ class Trainer:
         self.rates = [group["lr"] for optimiser in self.optimisers for group in optimiser.param_groups]
 
     def step(self, batch: dict, factor: float, probe_weight: float) -> dict[str, float]:
-        """Run an update; return the losses and the share of correctly predicted target tokens."""
+        """Run an update; return the losses and the target tokens' accuracy."""
         logits, places, merged = self.forward.logits(batch)
         targets = batch["targets"].flatten()[places]
         weights = batch["weights"].flatten()[places]
