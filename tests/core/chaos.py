@@ -1,11 +1,12 @@
-"""A simulated day with every fault, from one seed.
+"""Runs a simulated engine with every kind of fault. All faults are drawn from one seed.
 
     python -m tests.core.chaos --seed 17 --show     # prints what happened, event by event
     python -m tests.core.chaos --seeds 1000 2000    # runs many seeds until one fails
 
-The executor crashes before or after the forward pass, returns wrong results or rows with NaN, is slow, and is
-interrupted. The log stalls and the clock jumps. Grammars become ready late, fail, or belong to no request.
-Clients leave, deadlines pass, ids are used again, prompts have several answers, and caches are reset.
+The executor raises errors before or after the forward pass, returns wrong results or rows with NaN, is slow,
+and is interrupted. The log stalls and the clock jumps. Grammars are ready late, fail, or are reported for
+requests without a grammar. Clients disconnect, deadlines pass, request ids are used again, prompts have
+several answers, and the prefix cache is reset.
 """
 
 import argparse
@@ -41,7 +42,7 @@ FAULTS = (
 
 
 class Plan:
-    """Draws from the seed, counts the draws, and prints them on request."""
+    """Draws faults from the seed and counts them. `show`: print each fault and event."""
 
     def __init__(self, seed: int, show: bool):
         self.rng = random.Random(seed)
@@ -64,7 +65,7 @@ class Plan:
 
 
 class Clock:
-    """Counts calls, and jumps on request, also back."""
+    """A clock that advances by 1 at each call. `jump` moves it forward or back."""
 
     def __init__(self) -> None:
         self.now = 0
@@ -116,7 +117,7 @@ class Unreliable(SimulatedExecutor):
 
 
 class Stalling(LogWriter):
-    """Accepts one in several commits, until it is `cured`."""
+    """A log whose commit fails at random until `cured` is set."""
 
     def __init__(self, plan: Plan, folder: Path):
         self.plan, self.planted, self.cured = plan, False, False
@@ -136,7 +137,7 @@ class Stalling(LogWriter):
 
 
 class Chaos:
-    """One run. `ended`: (request, tokens, finish reason) for each accepted request."""
+    """A run with faults. `ended`: (request, tokens, finish reason) for each request that has ended."""
 
     def __init__(self, seed: int, folder: Path, *, show: bool = False):
         self.folder, self.plan, self.clock = folder, Plan(seed, show), Clock()
@@ -168,7 +169,9 @@ class Chaos:
             self.compiling.append(name)
 
     def compile_grammar(self) -> None:
-        """Report ready grammars in another order, and now and then for a request without one."""
+        """Report a compiled grammar, in random order; now and then for a request that waits for no
+        grammar.
+        """
         name = f"r{self.rng.randrange(8)}"
         if self.compiling and self.rng.random() < 0.8:
             name = self.compiling.pop(self.rng.randrange(len(self.compiling)))
@@ -182,7 +185,7 @@ class Chaos:
         self.core.inbox.put(ev.GrammarFailed(name, "planted") if fails else ev.GrammarReady(name))
 
     def disturb(self) -> None:
-        """Do what callers and the machine do between two steps."""
+        """Draw the faults that happen between two steps."""
         if self.plan.strikes("disconnect", 0.1):
             self.core.cancel(f"r{self.rng.randrange(8)}")
         if self.plan.strikes("reset", 0.03):
@@ -223,8 +226,9 @@ class Chaos:
         self.core.close()
 
     def check(self) -> None:
-        """Check that each request ended once, with the tokens of an undisturbed run as far as it got. The log
-        must fold to the live state, and every decision must be derived again.
+        """Check that each request ended once, and that its tokens are those of an undisturbed run, or the
+        first of them if the request ended early. Applying the log's events must give the live state, and
+        `verify` must accept the log.
         """
         assert not self.live and self.ended
         self.check_tokens()
@@ -251,8 +255,8 @@ class Chaos:
 
 
 def check_seed(seed: int, folder: Path, *, show: bool = False) -> Counter[str]:
-    """Run and check one seed, and return the faults that it met. An error names the command that shows the
-    run again.
+    """Run and check one seed, and return how often each fault occurred. An error has a note with the command
+    that repeats the run.
     """
     chaos = Chaos(seed, folder, show=show)
     try:
@@ -265,7 +269,7 @@ def check_seed(seed: int, folder: Path, *, show: bool = False) -> Counter[str]:
 
 
 def _shown(event: ev.Event) -> str:
-    """Return the fields with a value, columns as lists."""
+    """Return the event's fields that do not have their default, with columns as lists."""
     parts = []
     for field in msgspec.structs.fields(event):
         value = getattr(event, field.name)

@@ -1,4 +1,4 @@
-"""A model of a machine with drafters: how long its steps take, and how likely drafts are accepted."""
+"""A model of a machine with drafters, which simulates step times and accepted drafts for tests of goodput."""
 
 import random
 
@@ -11,8 +11,8 @@ MOST = 7
 
 
 class Drafter:
-    """A drafter with `most` drafts for a row in a share `has_some` of the steps, each accepted with `chance`.
-    Making drafts takes `fixed_us` if the drafter drafts, and `draft_us` each.
+    """A drafter that has `most` drafts for a row in a share `has_some` of the steps. A draft is accepted with
+    the probability `chance`. Making drafts takes `fixed_us` per step and `draft_us` per draft.
     """
 
     def __init__(self, chance, fixed_us=0.0, draft_us=0.0, most=MOST, has_some=1.0):
@@ -21,10 +21,13 @@ class Drafter:
 
 
 class Machine:
-    """A machine whose steps take `step_us` and `row_us` per row; a draft adds `token_us`. `noise`: of each
-    step, one-sided; with noise one step in a hundred takes five times as long. `policy`: goodput, none, or a
-    draft level. A drafter that drafts again after a pause reads the tokens that it missed, `missed_us` per
-    row and step, up to 2,048 of them.
+    """A machine whose steps take `step_us`, plus `row_us` for each row and `token_us` for each verified
+    draft.
+
+    `policy`: "goodput", "none", or a fixed draft level. `noise`: each step takes longer by a random share up
+    to `noise`, and one step in a hundred takes five times as long. `missed_us`: a drafter that drafts again
+    after a pause first reads the tokens that it missed, which takes so long per row and missed step, up to
+    2,048 of them.
     """
 
     def __init__(self, policy, drafters, *, step_us=150, row_us=20, token_us=20, noise=0.0, missed_us=0):
@@ -33,9 +36,9 @@ class Machine:
         self.noise, self.missed_us, self.missed = noise, missed_us, 0
         self.rng = random.Random(7)
         self.goodput = Goodput(128, MOST)
-        self.behind = {}  # by row: the drafter, and the number of its drafts
+        self.behind = {}  # row -> (drafter, number of drafts)
         self.ns = self.tokens = self.steps = self.asked_steps = self.drafts = 0
-        self.work_us = 0  # in all steps, without noise
+        self.work_us = 0  # time of all steps without noise
 
     def admit(self, *rows):
         for row in rows:
@@ -43,8 +46,9 @@ class Machine:
             self.behind.pop(row, None)
 
     def answer(self, num_rows, length, reading_us):
-        """Give requests to rows 0 to `num_rows`. Their prompts take 10 ms, and `reading_us` more if a drafter
-        reads them; then they decode `length` tokens each. Returns whether a drafter read them.
+        """Admit a request to each of the rows [0, `num_rows`), compute the prompts in one step, and decode
+        until each request has `length` tokens. The prompts take 10 ms, plus `reading_us` if a drafter reads
+        them. Returns whether a drafter read them.
         """
         rows = np.arange(num_rows)
         self.admit(*rows.tolist())
@@ -64,7 +68,7 @@ class Machine:
         return is_read
 
     def run(self, num_rows, steps):
-        """Decode rows 0 to `num_rows`, and return the share of steps in which drafters drafted."""
+        """Decode the rows [0, `num_rows`) for so many steps, and return the share of steps with drafting."""
         rows, before = np.arange(num_rows), (self.asked_steps, self.drafts)
         for _ in range(steps):
             self.step(rows)
@@ -95,7 +99,7 @@ class Machine:
             goodput.record_step(rows, drafts, int(counts.sum()), made, ns, True)
 
     def _limits(self, rows):
-        """Return the most drafts for each row, by the drafter's number."""
+        """Return how many drafts each drafter may make for each row, int32 [drafters, rows]."""
         limits = np.zeros((DRAFTERS, len(rows)), np.int32)
         room = self.goodput.draft_limits_of(rows)
         if self.policy == "goodput":
@@ -105,7 +109,7 @@ class Machine:
         return limits
 
     def _make(self, rows, limits):
-        """Draft for the rows, and return the time of making the drafts."""
+        """Make drafts for the rows, and return the time in us that this takes."""
         self.behind, took = {}, 0.0
         level = [number for number in range(len(self.drafters)) if limits[number].any()]
         self.asked_steps += bool(level)

@@ -1,4 +1,4 @@
-"""Chaos with sessions: the day in `chaos.py` with requests that continue one another.
+"""Runs a simulated engine with every kind of fault, as `chaos.py` does, but with requests in sessions.
 
 python -m tests.core.session_chaos 1000 2000
 """
@@ -22,7 +22,7 @@ from tests.core.workloads import small_config, small_request
 
 
 class Grown:
-    """The expected contents of a session: tokens and media of its completed requests."""
+    """The expected contents of a session: the tokens and media of its completed requests."""
 
     def __init__(self, salt: str) -> None:
         self.salt, self.tokens, self.media = salt, np.zeros(0, np.int32), ()
@@ -44,7 +44,7 @@ class SessionChaos(Chaos):
         self.core = EngineCore(self.config, executor, sink=self.sink, clock=self.clock)
         self.live, self.ended, self.compiling, self.last = {}, [], [], None
         self.grown: dict[str, Grown] = {}
-        self.asked: dict[str, tuple[str, Grown]] = {}  # by request
+        self.asked: dict[str, tuple[str, Grown]] = {}  # request id -> (session id, its contents before)
 
     def arrive(self) -> None:
         drawn = self.rng.random()
@@ -117,7 +117,7 @@ class SessionChaos(Chaos):
                 assert session.media == self.grown[session_id].media
 
     def check(self) -> None:
-        """Check the answers in sessions against undisturbed runs, too."""
+        """Check all answers as Chaos does, and that prefill-only requests have no tokens."""
         assert not self.live
         prefills = [each for each in self.ended if each[0].is_prefill]
         assert all(got == [] for _, got, _ in prefills)

@@ -1,5 +1,5 @@
-"""A store with simulated KV that is late, loses blocks, and returns wrong or torn ones. Several engines share
-it.
+"""A faulty block store with simulated KV: replies are late or missing, and blocks are lost, wrong or torn.
+Several engines can share the store.
 """
 
 import random
@@ -15,7 +15,7 @@ FAULTS = ("late", "lost", "wrong", "torn", "silent", "nothing offered", "told tw
 
 
 class ShakyStore:
-    """The stored values, sealed, by digest. `chance`: of each fault."""
+    """The stored values: digest -> sealed KV. `chance`: the probability of each fault at each call."""
 
     def __init__(self, rng: random.Random, chance: float = 0.1):
         self.rng, self.chance = rng, chance
@@ -29,7 +29,7 @@ class ShakyStore:
         return True
 
     def read(self, key: bytes) -> tuple[bytes, np.ndarray] | None:
-        """Return a value's digest and KV if both are intact."""
+        """Return the digest and the KV in a value, or None if the value is missing or damaged."""
         value = self.values.get(key)
         if value is None or self.strikes("lost"):
             return None
@@ -45,14 +45,20 @@ class ShakyStore:
 
 
 class ShakyRemote:
-    """One engine's port to the store. `deliver` does the work of the port's thread."""
+    """One engine's client for the store, as RemoteBlocks describes it. `deliver` does the work that a thread
+    does in
+    a real client."""
 
     def __init__(self, store: ShakyStore, block_size: int):
         self.store, self.block_size = store, block_size
         self.asked: dict[str, list[bytes]] = {}
         self.told: deque[ev.Event] = deque()
-        self.found: dict[str, list[np.ndarray]] = {}  # reported, or about to be
-        self.came: dict[str, list[np.ndarray]] = {}  # and accepted
+        self.found: dict[
+            str, list[np.ndarray]
+        ] = {}  # request id -> fetched blocks that were not accepted yet
+        self.came: dict[
+            str, list[np.ndarray]
+        ] = {}  # request id -> accepted blocks that no step has copied yet
         self.digests: ContentDigests | None = None
 
     def connect(self, core, executor) -> None:
@@ -91,7 +97,7 @@ class ShakyRemote:
         self.found[request_id] = found[count:]
 
     def forget(self, request_id: str) -> None:
-        """Drop everything that was not reported."""
+        """Drop the request's reports that were not delivered."""
         self.told = deque(event for event in self.told if event.request_id != request_id)
 
     def take(self, request_id: str, count: int) -> np.ndarray:
@@ -114,4 +120,4 @@ class ShakyRemote:
             self.inbox.put(self.told.popleft())
 
     def close(self) -> None:
-        """Check that the port holds nothing."""
+        """Do nothing: the client has no resources."""

@@ -1,4 +1,6 @@
-"""An engine with a few rows and blocks over the simulator, for scenarios that a reader can follow."""
+"""Helpers to build a small engine with the simulated executor, for scenarios that a reader can follow
+by hand.
+"""
 
 import numpy as np
 
@@ -12,7 +14,9 @@ from tests.core.workloads import check_invariants
 
 
 def settings_of(**settings) -> EngineConfig:
-    """Return settings with 64 blocks of 4 tokens; all other limits are large enough not to matter."""
+    """Return settings with 64 usable blocks of 4 tokens. By default all other limits are too large to
+    matter.
+    """
     values = {
         "max_num_seqs": 4,
         "token_budget": 64,
@@ -27,7 +31,9 @@ def settings_of(**settings) -> EngineConfig:
 
 
 def request(name: str, prompt: int | list[int], *, max_tokens: int = 4, media=(), **fields) -> Request:
-    """Return a request. `prompt`: token ids, or their number (then no other request has the same)."""
+    """Return a request. `prompt`: token ids, or their number; then requests with other names have other
+    tokens.
+    """
     if isinstance(prompt, int):
         first = 10 * (1 + sum(name.encode()))
         prompt = list(range(first, first + prompt))
@@ -49,7 +55,9 @@ def ints(column: bytes | None) -> list[int] | None:
 
 
 class Bench:
-    """Steps an engine and returns its decisions. `executor` and `sink` may be given."""
+    """An engine that a test runs step by step. `tokens` and `ends`: each request's tokens and its (finish
+    reason, detail) so far.
+    """
 
     def __init__(self, *, executor=None, fault=None, eos_in=0, sink=None, clock=None, **settings):
         self.config = settings_of(**settings)
@@ -86,7 +94,7 @@ class Bench:
         return events
 
     def decisions(self) -> list[ev.Event]:
-        """Run one step and return its decisions about batches."""
+        """Run one step and return its events PREEMPTED, SCHEDULED and ADMITTED."""
         kinds = (ev.Preempted, ev.Scheduled, ev.Admitted)
         return [event for event in self.step() if isinstance(event, kinds)]
 

@@ -1,5 +1,5 @@
-"""Adapter names in the state: it keeps where live requests' adapters were loaded from, even after their names
-changed.
+"""Tests that the state remembers the adapters of live requests, with their folders, even after their names
+refer to other adapters or to none.
 """
 
 import msgspec
@@ -19,8 +19,8 @@ def loaded(tag, name="mine"):
 
 
 def begun(*events):
-    """Run an engine with two requests that have adapter 1, of 2 tokens and of 6, and return its known
-    adapters then.
+    """Return an engine after one step with two requests that use adapter 1. Their answers have 2 and 6
+    tokens. `events`: observations for the first step.
     """
     engine = Bench(max_loras=4, lora_bytes=100)
     engine.core.inbox.put(loaded(1))

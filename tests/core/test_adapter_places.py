@@ -1,5 +1,5 @@
-"""Places for adapters: which adapter has one, for which the next is reserved, and that no request waits for
-ever.
+"""Tests the places for LoRA adapters: which adapter gets a place, for which request the next place is
+reserved, and that no request waits forever.
 """
 
 import random
@@ -40,8 +40,9 @@ def test_as_many_adapters_as_there_are_places():
 
 
 def test_the_next_place_is_for_the_longest_waiting_request():
-    """The adapter that requests joined last continues; the other one admits no request that came long
-    after."""
+    """Of two running adapters, the adapter whose last request began first has to leave: it admits no request
+    that
+    arrived long after the waiting request."""
     engine = bench(max_num_seqs=2)
     engine.submit(request("on 1", 5, max_tokens=3, adapter=adapter(1)))
     engine.submit(request("on 2", 5, max_tokens=20, adapter=adapter(2)))
@@ -49,7 +50,7 @@ def test_the_next_place_is_for_the_longest_waiting_request():
     engine.submit(request("waits", 5, adapter=adapter(3)), request("later", 5, adapter=adapter(4)))
     engine.submit(*(request(f"more {number}", 5, max_tokens=3, adapter=adapter(1)) for number in range(4)))
     order = admitted(engine.run())
-    assert order[0] == "waits", "1 ended, and nobody behind takes its place"
+    assert order[0] == "waits", "adapter 1 left, and no later request takes its place"
     assert order.index("later") < order.index("more 3")
 
 
@@ -72,8 +73,8 @@ def test_an_adapter_larger_than_all_room_is_refused():
 
 
 def test_prefixes_and_features_are_shared_by_content_alone():
-    """A different name with the same digest is the same adapter; another digest shares no KV. Features are
-    separate if the adapter changes them.
+    """Adapters with the same digest share KV although their names differ. Adapters with different digests
+    share no KV, and they share encoder outputs only if neither changes these outputs.
     """
     engine = bench(max_loras=4)
     seen = {}
@@ -94,7 +95,9 @@ def test_prefixes_and_features_are_shared_by_content_alone():
 
 
 def skewed(engine, rng, number, *, hot=0.95):
-    """Return a request for a hot adapter, or now and then for a cold one."""
+    """Submit a request for one of two frequent adapters, or now and then for a rare adapter, and return
+    it.
+    """
     tag = rng.choice([1, 2]) if rng.random() < hot else rng.randint(3, 9)
     one = request(f"{number}", rng.randint(3, 9), max_tokens=rng.randint(1, 8), adapter=adapter(tag))
     engine.submit(one)
@@ -102,8 +105,8 @@ def skewed(engine, rng, number, *, hot=0.95):
 
 
 def worst_wait(seed, **settings):
-    """Return how many steps a request waited at most while new ones keep coming, the engine, and its
-    requests.
+    """Run 200 requests, one arriving in each step. Return the largest number of steps that a request waited,
+    the engine, and the requests.
     """
     rng = random.Random(seed)
     engine = bench(max_num_seqs=6, token_budget=32, **settings)
@@ -123,7 +126,7 @@ def worst_wait(seed, **settings):
 def test_no_adapter_starves_beside_hot_ones(seed):
     worst, engine, asked = worst_wait(seed)
     theirs, _, _ = worst_wait(seed, compat="vllm")
-    print(f"worst wait {worst} steps; by vLLM's rule {theirs}")
+    print(f"longest wait {worst} steps; under vLLM's rules {theirs}")
     assert worst < theirs
     assert len(engine.ends) == len(asked)
     for one in asked[::7]:
@@ -131,8 +134,8 @@ def test_no_adapter_starves_beside_hot_ones(seed):
 
 
 def steps_until_cold(seed, hot=2, **settings):
-    """Give hot adapters new requests in each step for ever, and return after how many steps, up to 200, a
-    request for another adapter starts.
+    """Submit a request for one of `hot` adapters in each step. Return after how many steps a request for
+    another adapter starts; 200 if it did not start in 200 steps.
     """
     rng = random.Random(seed)
     places, room = rng.choice([1, 2]), rng.choice([20, 100])
@@ -152,11 +155,12 @@ def steps_until_cold(seed, hot=2, **settings):
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_request_waits_at_most_for_earlier_requests_and_a_place(seed):
-    before = 12 + 4  # requests before it, and requests that may overtake: one after the other at worst
+    # Requests before it, and requests that may overtake it. In the worst case they run one after the other.
+    before = 12 + 4
     assert steps_until_cold(seed) <= (before + 1) * (MOST + 1)
     assert steps_until_cold(seed, 1, max_loras=1, max_num_seqs=8) <= (before + 5) * (MOST + 1)
     alone = {"max_loras": 1, "max_num_seqs": 8}
-    assert steps_until_cold(seed, 1, **alone, compat="vllm") == 200, "it waits for ever by vLLM's rule"
+    assert steps_until_cold(seed, 1, **alone, compat="vllm") == 200, "under vLLM's rules it never starts"
 
 
 def test_step_cost_is_not_quadratic_in_waiting_adapters(monkeypatch):

@@ -1,4 +1,6 @@
-"""A row whose logits are not finite ends alone, and its blocks are no prefix hits."""
+"""Tests that a row whose logits are not finite ends with an error, that other rows continue, and that the
+row's blocks do not become prefix hits.
+"""
 
 import numpy as np
 from msgspec.structs import replace
@@ -14,7 +16,7 @@ CONFIG = EngineConfig(
 
 
 class BreakingExecutor(SimulatedExecutor):
-    """The first sampled row in the first step is not finite."""
+    """Reports that the first row that samples in the first step has logits that are not finite."""
 
     def collect(self):
         first = self._plans[0].step == 0
@@ -47,5 +49,5 @@ def test_others_go_on_and_its_blocks_are_no_hits():
     assert ends["other"][:2] == reference_tokens(other, CONFIG)
     again = run(core, request("again"))["again"]
     assert again[:2] == reference_tokens(request("again"), CONFIG)
-    assert again[2] == 0, "what a broken row filled is not reused"
+    assert again[2] == 0, "blocks that a broken row filled are not reused"
     assert run(core, request("warm"))["warm"][2] == 16

@@ -1,4 +1,4 @@
-"""Seeded runs with every fault at once: see `chaos.py`."""
+"""Runs `chaos.py`, which simulates an engine with every kind of fault, with several seeds."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""The loop: every kind of end, failures, deadlines, interruptions."""
+"""Tests the engine's loop: all ends of requests, failed steps, cancellations, deadlines and interruptions."""
 
 import numpy as np
 import pytest
@@ -75,7 +75,7 @@ def test_after_so_many_failures_a_request_ends_with_the_error(max_retries, failu
 
 
 def test_requests_that_were_not_in_the_failed_step_are_unharmed():
-    """Three rows, and a budget that leaves the third out of the failing step."""
+    """Two rows, and a token budget that leaves the second row out of the failing step."""
     bench = Bench(token_budget=8, encoder_budget=6, max_retries=0, fault=failing(1))
     a = request("a", 24, media=[image(1, 0, 5), image(2, 6, 5)])
     b = request("b", 20)
@@ -102,7 +102,7 @@ def test_blocks_and_features_of_a_failed_step_are_no_hits():
 
 
 class FailsAfterEncoding(SimulatedExecutor):
-    """The features exist when the forward pass fails."""
+    """Fails in the first two steps after the features were encoded."""
 
     def _write(self, plan):
         if plan.step in (0, 1):
@@ -141,7 +141,7 @@ def test_blocks_of_a_row_that_broke_are_no_hits():
 
 
 class Odd(SimulatedExecutor):
-    """Returns results that no step could have."""
+    """Returns results that do not fit the step. `change`: turns a correct result into a wrong one."""
 
     def __init__(self, config, change):
         super().__init__(config)
@@ -209,7 +209,7 @@ def test_whatever_an_executor_raises_is_a_failed_step():
 
 @pytest.mark.parametrize("where", ["dispatch", "collect"])
 def test_ctrl_c_in_the_device_loses_only_a_step(where):
-    """A notebook's user interrupts a step, looks around, and continues."""
+    """A user in a notebook interrupts a step with Ctrl-C and continues later."""
 
     class Interrupted(SimulatedExecutor):
         pressed = False
@@ -247,7 +247,9 @@ def cancelling(bench, name, steps):
 
 @pytest.mark.parametrize("steps", range(6))
 def test_cancel_at_every_moment(steps):
-    """Before a step sees the request, while it waits for a row, in its prompt, and during its answer."""
+    """The request is cancelled before a step processes it, while it waits for a row, in its prompt, or during
+    its answer.
+    """
     bench = Bench(max_num_seqs=1, token_budget=6)
     first, second = request("a", 4, max_tokens=2), request("b", 15, max_tokens=9, media=[image(1, 2, 4)])
     bench.submit(first, second)
@@ -313,7 +315,7 @@ def test_a_deadline():
 
 
 def test_a_deadline_ends_with_its_request():
-    """The id may be used again; the old deadline must not cancel the new request."""
+    """A new request may have the id of an ended request. The old deadline must not cancel the new request."""
     clock = Clock()
     bench = Bench(clock=clock)
     bench.submit(request("a", 4, max_tokens=2, deadline_ns=50))
@@ -346,7 +348,7 @@ def test_a_reset_forgets_earlier_blocks():
     for _ in range(4):
         bench.step()
     assert bench.state.running.tolist() and set(bench.state.blocks.index.content.tolist()) == {NO_CONTENT}, (
-        "what a running row fills now follows what was forgotten"
+        "blocks that a running row fills after the reset continue a forgotten prefix"
     )
     bench.submit(request("b", prompt))
     events = bench.run()
@@ -354,7 +356,7 @@ def test_a_reset_forgets_earlier_blocks():
     assert not admitted.cached_blocks
     bench.submit(request("c", prompt))
     (admitted,) = [event for event in bench.run() if isinstance(event, ev.Admitted)]
-    assert len(ints(admitted.cached_blocks)) == 2, "what came after the reset counts"
+    assert len(ints(admitted.cached_blocks)) == 2, "blocks that were filled after the reset are hits"
 
 
 def test_outputs_come_after_the_commit():

@@ -1,4 +1,4 @@
-"""The free list, the block pool and the encoder cache, compared with simple models."""
+"""Compares the free list, the block pool and the encoder cache with simple models."""
 
 from collections import OrderedDict, deque
 
@@ -47,7 +47,7 @@ def test_free_list_against_a_deque(operations):
 
 
 def test_free_list_through_many_rounds():
-    """More rounds than the arrays are long, so that they are compacted again and again."""
+    """The free list's arrays must be compacted several times in so many rounds."""
     rng = np.random.default_rng(3)
     free_list, line = FreeList(40), deque(range(1, 40))
     for _ in range(3000):
@@ -66,7 +66,7 @@ def test_free_list_through_many_rounds():
 
 
 def fill(pool, *blocks):
-    """Give each block its own content, chained."""
+    """Record a content for each block. Each block is the parent of the next."""
     parent = ROOT
     for block in blocks:
         tokens = np.full(pool.block_size, block, np.int32)
@@ -87,7 +87,7 @@ def test_blocks_without_content_go_first_then_the_tail_of_the_longest_unused():
     assert pool.free_list.order().tolist() == [6, 3, 7, 8, 2, 5, 4] and pool.references[1] == 1
     pool.share(np.array([1]))
     pool.release(np.array([1]))
-    assert 1 not in pool.free_list.order().tolist(), "somebody still holds it"
+    assert 1 not in pool.free_list.order().tolist(), "block 1 still has a reference"
     pool.release(np.array([1]))
     assert pool.free_list.order().tolist()[-1] == 1
 
@@ -124,11 +124,13 @@ def test_block_extras_distinguish_equal_tokens():
     swapped = block_extras(request("j", 8, media=[image(2, 0, 2), image(1, 2, 2)]), 0, 2, 4)
     assert both[0] != swapped[0]
     between = block_extras(request("k", 16, media=[video(1, (1, 2), (9, 2))]), 0, 4, 4)
-    assert set(between) == {0, 2}, "the text between runs says all"
+    assert set(between) == {0, 2}, "block 1 holds only text between the runs, so it has no extra"
 
 
 class CacheModel:
-    """Entries in the order in which they became idle; held entries separately."""
+    """A simple model of the encoder cache. `held`: key -> (size, references). `idle`: unreferenced entries in
+    the order in which they became unreferenced.
+    """
 
     def __init__(self, capacity):
         self.capacity, self.held, self.idle = capacity, {}, OrderedDict()

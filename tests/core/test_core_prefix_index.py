@@ -1,4 +1,4 @@
-"""The prefix index finds blocks by exact content, even if keys collide."""
+"""Tests that the prefix index finds blocks by their exact content, even if hash keys collide."""
 
 import numpy as np
 import pytest
@@ -49,13 +49,13 @@ def test_keys_depend_on_parent_tokens_order_and_extra():
 
 
 def collide(monkeypatch):
-    """Make every key the same."""
+    """Give all contents the same hash key."""
     monkeypatch.setattr(prefix_index, "_key", lambda parent, part, extra: 0)
     monkeypatch.setattr(prefix_index, "_keys", lambda parents, parts: np.zeros(len(parts), np.uint64))
 
 
 class Model:
-    """A simple model of the index: the last recorded content of each block."""
+    """A simple model of the index. `held`: block -> its last recorded content."""
 
     def __init__(self):
         self.held = {}
@@ -77,7 +77,9 @@ OPERATIONS = st.lists(
 
 
 def replay_operations(operations, collisions):
-    """Run operations against the model. Without key collisions every possible hit must be found."""
+    """Run the operations on an index and on the model, and compare them. Without key `collisions` the index
+    must find every block that the model has.
+    """
     index, model, parents = PrefixIndex(12, SIZE), Model(), [ROOT]
     for kind, blocks, parent_at, draws, extra in operations:
         parent = parents[parent_at % len(parents)]
@@ -114,11 +116,11 @@ def replay_operations(operations, collisions):
             assert (index.content[block] == NO_CONTENT) == (block not in model.held)
         by_id = {}
         for block, held in model.held.items():
-            assert by_id.setdefault(int(index.content[block]), held) == held, "an id means one content"
+            assert by_id.setdefault(int(index.content[block]), held) == held, "equal ids mean equal contents"
 
 
 def one_by_one(index, rows, extras):
-    """Find the blocks at a row's beginning."""
+    """Return the same as `find_first`, but find one block after the other."""
     found, parent = [], ROOT
     for place, tokens in enumerate(rows):
         block = find(index, parent, tokens, extras.get(place, b""))
@@ -130,7 +132,7 @@ def one_by_one(index, rows, extras):
 
 
 def chain(index, model, parents, blocks, parent, draws, extra):
-    """Insert a row's blocks; the last of them has the extra digest."""
+    """Insert a chain of blocks and update the model. Only the last block has the extra digest."""
     columns = np.array([[draws[n % 4], draws[(n + 1) % 4]] for n in range(len(blocks))], np.int32)
     extras = {len(blocks) - 1: extra} if extra else {}
     last = index.insert_chain(np.array(blocks), parent, columns, extras)
@@ -182,7 +184,7 @@ def test_a_collision_costs_a_miss(monkeypatch):
 
 
 def test_extras_that_begin_alike_do_not_collide():
-    """A block with two small images, of which the first is the same."""
+    """The extra digests of blocks with several small images, whose first image is the same."""
     index, tokens = PrefixIndex(8, SIZE), np.zeros(SIZE, np.int32)
     extras = [b"first image" + second for second in (b"", b"one", b"two")]
     content = [insert(index, block + 1, ROOT, tokens, extra) for block, extra in enumerate(extras)]

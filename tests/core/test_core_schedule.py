@@ -1,4 +1,4 @@
-"""A step's decisions, in scenarios that are small enough to follow by hand. Blocks hold 4 tokens."""
+"""Tests a step's decisions, in scenarios that are small enough to follow by hand. Blocks hold 4 tokens."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from tests.core.small_engine import Bench, image, ints, request, video
 
 
 def told(event):
-    """Return a decision in short: which rows compute how many tokens."""
+    """Return a decision as a short tuple, such as ("admit", request id, number of tokens)."""
     if isinstance(event, ev.Preempted):
         return "preempt", event.request_id
     if isinstance(event, ev.Admitted):
@@ -38,7 +38,7 @@ def test_running_rows_come_before_waiting_ones():
     bench.submit(request("b", 12))
     assert decided(bench) == [("run", None), ("admit", "b", 7)]
     assert decided(bench) == [("run", [1, 5])]
-    assert decided(bench) == [("run", None)], "one token each is not spelled out"
+    assert decided(bench) == [("run", None)], "None stands for one token in each row"
 
 
 def test_the_budget_is_spent_in_admission_order():
@@ -131,7 +131,7 @@ def test_a_video_is_held_from_its_first_frame_to_its_last():
 
 
 def test_text_between_frames_needs_no_features():
-    """The first frames are prefix hits; the rest of the prompt is only text."""
+    """The frames lie in prefix hits, and the rest of the prompt is only text."""
     bench = Bench()
     prompt, media = [7] * 16, [video(1, (1, 2), (5, 2))]
     bench.submit(request("a", prompt, media=media))
@@ -177,14 +177,16 @@ def test_a_request_is_not_admitted_into_blocks_for_its_first_chunk_only():
 
 
 def busy(policy):
-    """Three rows that fill a pool of 12 blocks, and grow. a is the least important, then c."""
+    """Return a bench with three growing rows that fill a pool of 12 blocks, and the requests. By priority, a
+    is the least important request, then c.
+    """
     bench = Bench(num_blocks=13, max_model_len=48, policy=policy)
     requests = [
         request("a", 14, max_tokens=20, priority=5),
         request("b", 14, max_tokens=20, priority=1),
         request("c", 14, max_tokens=20, priority=3),
     ]
-    for one in requests:  # one step each, so that they are admitted in this order
+    for one in requests:  # a step for each request, so that they are admitted in this order
         bench.submit(one)
         bench.step()
     return bench, requests
@@ -350,7 +352,9 @@ def test_a_requests_features_are_not_evicted_for_its_next_image():
 
 
 def test_a_row_that_waits_for_room_lets_others_run():
-    """The cache holds one image. a holds it while its chunk is cut; b waits before its own image."""
+    """The encoder cache has room for one image. While a's image is there, b waits for its own image,
+    and c runs.
+    """
     bench = Bench(token_budget=6, encoder_cache_size=6, max_num_seqs=3)
     requests = [
         request("a", 14, media=[image(1, 0, 6), image(2, 7, 6)]),
@@ -386,7 +390,9 @@ def test_schedule_changes_nothing():
 
 
 def test_a_plan_owns_its_arrays():
-    """The next step does not write to arrays that a device may still read."""
+    """A device may still read a plan's arrays while the next step is decided, so the plan may not share
+    memory with the state.
+    """
     plans = []
     bench = Bench()
     dispatch = bench.executor.dispatch

@@ -1,4 +1,6 @@
-"""A snapshot at any event gives the same state, and the events after it give the same states."""
+"""Tests that a snapshot taken after any event restores the same state, and that applying the later events to
+it gives the same states as without the snapshot.
+"""
 
 import random
 
@@ -19,7 +21,7 @@ from mmengine.events.log import MemoryLog
 from mmengine.simulation.simulated_executor import SimulatedExecutor
 from tests.core.workloads import ADAPTERS, small_config, small_request
 
-# Fields of a state beside plain values, lists of names and columns.
+# Fields of State that are neither in PLAIN nor in NAMES nor columns.
 PARTS = {
     *("token_ids", "block_table", "requests_by_row", "free_rows", "running", "requests", "waiting"),
     *("goodput", "blocks", "encoder", "free_host_blocks", "flights", "leaving", "last_rows", "history"),
@@ -44,7 +46,7 @@ PARTS = {
 
 
 def random_run(seed):
-    """Return config and events of a run with every kind of event."""
+    """Return the settings and the events of a random run with many kinds of events."""
     rng = random.Random(seed)
     config = small_config(rng)
     if seed % 2 and not config.compat:

@@ -1,4 +1,4 @@
-"""The digest is a tree: a difference between two states is named by column, request and row."""
+"""Tests that checkpoints show the column, the request and the row in which two states differ."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,9 @@ def records(tmp_path_factory):
 
 
 def folded(records):
-    """Return a state in the middle of a step: rows run, requests wait, media are held."""
+    """Return a state with an open step, more than two running rows, waiting requests, and referenced
+    encoder outputs.
+    """
     state = State(EngineConfig.from_dict(records[0].event.config))
     for record in records:
         evolve(state, record.event)

@@ -1,4 +1,6 @@
-"""Items with more encoder work than a step may take are encoded in parts, while other requests continue."""
+"""Tests that items with more encoder work than one step may do are encoded in parts, while other
+requests continue.
+"""
 
 import pytest
 
@@ -17,7 +19,7 @@ PIECE = {"encoder_piece": 5, "encoder_even_patches": 16}
 
 
 def large(tag: int, start: int, size: int = 4) -> MediaItem:
-    """16 patches in one frame: 32 units, 7 parts of up to 5."""
+    """Return an image with 16 patches, which needs 32 units of work: 7 parts with at most 5 units."""
     return MediaItem(bytes([tag, size]).ljust(32, b"\2"), "image", ((start, size),), (1, 4, 4))
 
 
@@ -34,7 +36,7 @@ def test_work_grows_with_the_square_of_a_frame():
 
 @pytest.mark.parametrize("start", [0, 1, 6])
 def test_a_request_alone_is_answered(start):
-    """The first chunk may or may not begin before the item."""
+    """The item begins at the prompt's first token, or after a first chunk of text."""
     bench = Bench(**PIECE)
     asked = request("a", 12, media=[large(1, start)])
     bench.submit(asked)
@@ -59,7 +61,7 @@ def test_others_decode_in_each_step_of_it_and_small_items_pass():
 
 
 def test_whole_items_of_a_step_share_its_work():
-    """Three images with 4 + 1 units: one per step."""
+    """Each of three images needs 4 + 1 units, as much as a step may do, so a step encodes one image."""
     bench = Bench(**PIECE)
     bench.submit(request("a", 20, media=[image(tag, 2 + 5 * tag, 4) for tag in range(3)]))
     encoded = [len(event.encode) for event in bench.run() if hasattr(event, "encode") and event.encode]
@@ -99,7 +101,7 @@ def test_another_request_continues_the_same_item():
 
 
 def test_a_preempted_request_keeps_its_computed_part():
-    """Five blocks: the decoding row takes the last one, and the other row is preempted."""
+    """The pool has five blocks. The decoding row needs the last block, so the other row is preempted."""
     bench = Bench(**PIECE, num_blocks=6, max_model_len=20, enable_prefix_caching=False)
     bench.submit(request("text", 6, max_tokens=12), request("a", 10, max_tokens=2, media=[large(1, 5)]))
     events = bench.run()
@@ -117,7 +119,7 @@ def test_a_failed_step_begins_it_again():
 
 
 class Refusing(SimulatedExecutor):
-    """Items whose hash begins with 9 fail."""
+    """Fails each step that encodes a part of an item whose hash begins with 9."""
 
     def collect(self):
         plan = self._plans[0]
@@ -129,7 +131,9 @@ class Refusing(SimulatedExecutor):
 
 @pytest.mark.parametrize("start", [0, 2])
 def test_an_item_that_brings_its_steps_down_is_found(start):
-    """The request has a row or waits; the others are answered."""
+    """The request with the failing item has a row (`start` 2) or waits (`start` 0). All other requests
+    are answered.
+    """
     settings = Bench(**PIECE).config
     bench = Bench(**PIECE, executor=Refusing(settings, check_kv=True))
     others = [request("text", 5, max_tokens=6), request("b", 12, media=[large(1, 3)])]
@@ -153,7 +157,9 @@ def test_two_failing_items_delay_no_other_request():
 
 
 def test_features_find_room_when_others_let_go():
-    """The cache holds 6 embeddings, and the row that reads 4 of them goes first."""
+    """The encoder cache has room for 6 embeddings. The large item waits until the other row releases
+    its 4.
+    """
     bench = Bench(**PIECE, encoder_cache_size=6, encoder_budget=6, token_budget=4)
     bench.submit(request("a", 12, media=[image(3, 2, 4)]), request("b", 12, media=[large(1, 2, 5)]))
     bench.run()

@@ -1,4 +1,4 @@
-"""An executor that is lost for good ends the engine, and no request."""
+"""Tests that an executor that is lost stops the engine without ending any request."""
 
 import pytest
 
@@ -11,7 +11,7 @@ from tests.core.small_engine import Bench, request, settings_of
 
 
 class Gone(SimulatedExecutor):
-    """The third and all later steps cannot run."""
+    """Raises ExecutorLost at the third step and all later steps."""
 
     steps = 0
 
@@ -41,7 +41,7 @@ def test_every_step_raises_and_no_request_fails(max_in_flight):
 
 
 class Full(MemoryLog):
-    """A disk that is full at first."""
+    """A log whose commits fail while `full` is set."""
 
     full = True
 

@@ -1,4 +1,6 @@
-"""A request that makes its steps fail ends with an error; the requests beside it do not."""
+"""Tests that a request that makes its steps fail ends with an error, and that all other requests get
+their answers.
+"""
 
 import random
 
@@ -15,7 +17,7 @@ from tests.core.workloads import check_invariants
 
 
 class Killed(SimulatedExecutor):
-    """Fails each step that computes a killer to a length of `at` or more."""
+    """Fails each step after which a request in `killers` has at least `at` computed tokens."""
 
     def __init__(self, config, killers, at=0):
         super().__init__(config, check_kv=True)
@@ -70,7 +72,7 @@ def test_one_killer_among_sixteen(tmp_path, at, in_flight):
     executor, tokens, ends = run(config, requests, {"r09"}, tmp_path / "log", at)
     check_innocents(requests, {"r09"}, config, tokens, ends)
     failed = [names for names, failed in executor.steps if failed]
-    assert len(failed) <= 6, "16, 8, 4, 2, 1, and once more for luck"
+    assert len(failed) <= 6, "steps with 16, 8, 4, 2 and 1 rows fail, and at most one more"
     assert failed[-1] == ["r09"]
 
 
@@ -115,7 +117,7 @@ def test_a_single_failure_costs_two_steps_and_no_request(tmp_path):
     rows = [len(event.rows or b"") // 4 for event in events if isinstance(event, ev.Scheduled)]
     assert sum(isinstance(event, ev.Failed) for event in events) == 1
     admitted = [event.request_id for event in events if isinstance(event, ev.Admitted)]
-    assert len(admitted) == 16 and rows, "each was admitted once more"
+    assert len(admitted) == 16 and rows, "each request was admitted twice"
     for one in requests:
         assert bench.tokens[one.request_id] == reference_tokens(one, bench.config)[0]
 

@@ -1,4 +1,4 @@
-"""The number of verified drafts follows from measured step times and accepted drafts."""
+"""Tests that the number of drafts depends on measured step times and accepted drafts."""
 
 import random
 
@@ -22,8 +22,9 @@ MOST = 6
 
 
 class Drafting(SimulatedExecutor):
-    """Proposes MOST drafts for a row. Each is right with the chance `acceptance` (by a hash of its place) if
-    the drafts before it are. Drafting costs `draft_ns` each, which is reported as a part of the step.
+    """Proposes MOST drafts for each row. If all earlier drafts are right, a draft is right with the
+    probability `acceptance`, by a hash over its position. Making a draft takes `draft_ns`, which is part of
+    the step's time.
     """
 
     def __init__(self, config, cost, acceptance, draft_ns=0):
@@ -75,7 +76,7 @@ def engine(policy, rows, cost, acceptance, *, draft_ns=0, fixed_ns=0, length=400
 
 
 def drafts_a_row(core, steps):
-    """Return the mean number of drafts for a row and step over the next `steps`."""
+    """Run the next `steps` steps and return the mean number of drafts per row and step."""
     drafts = rows = 0
     for _ in range(steps):
         core.step()
@@ -108,7 +109,7 @@ def test_rows_that_guess_badly_draft_less_than_rows_that_guess_well():
 
 
 def test_a_step_decided_before_drafting_counts_as_plain():
-    """With two steps in flight, the returning step was dispatched with an earlier choice."""
+    """With two steps in flight, a step was dispatched with the draft level that was chosen earlier."""
     goodput, rows = Goodput(8, MOST), np.arange(8)
     for _ in range(2 * ENOUGH_PLAIN):
         goodput.count_step(8, False, 1000)
@@ -134,7 +135,7 @@ def test_a_log_is_derived_again(tmp_path):
     assert report.ok, report.divergence
     events = [record.event for record in LogReader(tmp_path / "log")]
     num_drafts = {each.num_drafts is None for each in events if isinstance(each, ev.Scheduled)}
-    assert num_drafts == {True, False}, "drafts were verified in some steps, and not in others"
+    assert num_drafts == {True, False}, "some steps verified drafts, and others did not"
 
 
 def test_a_snapshot_holds_it():
@@ -176,7 +177,8 @@ def test_a_few_long_steps_change_no_decision():
 
 
 def test_a_drafts_cost_sets_the_chance_that_it_needs():
-    # 8 drafts took 100 us more than none, and one of 12 tokens takes 16.7 us: a third of 12.5 / 16.7
+    # 8 drafts took 100 us more than no drafts, 12.5 us each, and each of the 12 tokens took 16.7 us. The
+    # chance is a third of 12.5 / 16.7.
     assert costs_of(4, 200_000, 12).least_chance(4, ALL_DRAFTERS) == pytest.approx(0.25 * ONE, rel=0.02)
     assert costs_of(4, 90_000, 12).least_chance(4, ALL_DRAFTERS) == 0
     assert costs_of(4, 10**9, 4).least_chance(4, ALL_DRAFTERS) == ONE // 2

@@ -1,4 +1,6 @@
-"""Draft levels on a model of a machine: which is chosen, how soon, and what finding out costs."""
+"""Tests the choice of draft levels on a model of a machine: which level is chosen, how soon, and how much
+time the trials cost.
+"""
 
 import random
 
@@ -16,7 +18,9 @@ HEAD = Drafter(0.95, 60, 8)
 
 
 def shares(drafters, run, **costs):
-    """Return how much longer a token takes than under the best fixed choice."""
+    """Return the time per token under goodput, divided by that under the best fixed policy, and the time per
+    token under each policy: goodput, no drafts, and each draft level.
+    """
     found = []
     for policy in ("goodput", "none", *range(len(drafters))):
         machine = Machine(policy, drafters, **costs)
@@ -40,8 +44,8 @@ def shares(drafters, run, **costs):
 def test_it_loses_little_against_the_best_fixed_choice(
     rows, step_us, row_us, token_share, chance, fixed_us, draft_us, noise
 ):
-    """Over a whole run. Finding out costs no more than a few steps with all drafts, and more if a step has
-    few rows.
+    """Over a whole run, trials cost at most as much as a few steps with all drafts. The bound is higher for
+    steps with few rows.
     """
     drafters = [Drafter(chance, fixed_us, draft_us)]
     costs = {"step_us": step_us, "row_us": row_us, "token_us": row_us * token_share, "noise": noise}
@@ -53,7 +57,9 @@ def test_it_loses_little_against_the_best_fixed_choice(
 
 
 def test_drafts_lose_at_most_the_cost_of_finding_out():
-    """Random machines, drafters and request lengths: with all costs of finding out, over 1,500 steps."""
+    """Random machines, drafters and request lengths. The costs of all trials in about 1,500 steps are
+    included.
+    """
     rng, found = random.Random(1), []
     for number in range(24):
         rows, row_us = (1, 4, 16, 64)[number % 4], rng.randint(2, 40)
@@ -81,19 +87,19 @@ def test_drafts_lose_at_most_the_cost_of_finding_out():
         found.append(without * machine.tokens / machine.work_us)
     print(sorted(found))
     assert min(found) >= 0.98
-    assert sum(ratio > 1.1 for ratio in found) >= 4, "drafts that pay are taken"
+    assert sum(ratio > 1.1 for ratio in found) >= 4, "drafts that save time are used"
 
 
 @pytest.mark.parametrize("rows, pays", [(1, True), (4, True), (16, True), (64, False)])
 def test_it_knows_soon(rows, pays):
-    """The costs of a small model on a CPU: with few rows drafts pay, with many they do not."""
+    """With the costs of a small model on a CPU, drafts save time with few rows, but not with 64 rows."""
     machine = Machine("goodput", [HEAD], row_us=17, token_us=8 if rows < 64 else 40, noise=0.1)
     machine.run(rows, 40)
     assert machine.run(rows, 200) == pytest.approx(float(pays), abs=0.15)
 
 
 def test_each_number_of_rows_is_decided_by_itself():
-    """In a shrinking batch: drafts pay at eight rows, and not at 64."""
+    """The batch shrinks. Drafts save time with eight rows, but not with 64."""
     costs = {"row_us": 17, "token_us": 20, "noise": 0.1}
 
     def drain(machine):
@@ -106,7 +112,7 @@ def test_each_number_of_rows_is_decided_by_itself():
 
     share, found = shares([HEAD], drain, **costs)
     print(f"{share:.3f} {found}")
-    assert share < 1.4, "finding out takes that, with each number of rows"
+    assert share < 1.4, "the trials take so much time, because there are trials for each number of rows"
     machine = Machine("goodput", [HEAD], **costs)
     for _ in range(3):
         drain(machine)
@@ -134,13 +140,13 @@ def test_a_large_batchs_loss_does_not_count_for_its_last_rows():
 
 
 def test_drafters_are_measured_separately():
-    """The first drafter's drafts cost nothing and are accepted; the second drafter takes too long."""
+    """The first drafter's drafts cost no time and are always accepted. The second drafter takes too long."""
     costs = {"row_us": 30, "token_us": 12, "noise": 0.1}
     drafters = [Drafter(1.0, most=2, has_some=0.5), Drafter(0.9, 400, 40)]
     share, found = shares(drafters, lambda machine: machine.run(16, RUN), **costs)
     print(f"{share:.3f} {found}")
-    assert found[2] < 0.9 * found[1] < 0.9 * found[3], "the first one alone is best"
-    assert share < 1.1, "all of which finding out takes"
+    assert found[2] < 0.9 * found[1] < 0.9 * found[3], "only the first drafter is best"
+    assert share < 1.1, "the trials take the rest of the time"
     machine = Machine("goodput", drafters, **costs)
     machine.run(16, 300)
     assert machine.goodput.level == 0
@@ -172,7 +178,9 @@ def test_while_drafts_do_not_pay_trying_takes_little():
 
 @pytest.mark.parametrize("rows", [1, 16])
 def test_prompts_of_short_answers_are_not_read_for_drafts(rows):
-    """Drafts save less in six tokens than a head needs to read the prompts, and more in a hundred."""
+    """In an answer of six tokens drafts save less time than a head needs to read the prompt. In an answer of
+    a hundred tokens they save more.
+    """
     costs, reading_us = {"row_us": 10, "token_us": 5, "noise": 0.1}, 1000 + 300 * rows
     machine = Machine("goodput", [Drafter(0.95, 60, 1)], **costs)
     read = [machine.answer(rows, 6, reading_us) for _ in range(200)]
@@ -181,7 +189,7 @@ def test_prompts_of_short_answers_are_not_read_for_drafts(rows):
     plain.answer(rows, 6, reading_us)
     assert machine.work_us / machine.tokens < plain.work_us / plain.tokens / 0.98
     read = [machine.answer(rows, 100, reading_us) for _ in range(60)]
-    assert sum(read[-20:]) >= 15, "but while drafts rest"
+    assert sum(read[-20:]) >= 15, "prompts are read except while drafts rest"
 
 
 def test_requests_that_are_easy_to_guess_are_drafted_for_again():

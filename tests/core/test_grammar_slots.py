@@ -1,4 +1,4 @@
-"""The log holds a grammar once if many requests share it."""
+"""Tests that a log stores a grammar once even if many requests share it."""
 
 import msgspec
 import numpy as np
@@ -29,7 +29,7 @@ def queued(source, slot=ev.NO_SLOT, kind="regex", **how):
 
 
 def run(folder, forms, at_once=1):
-    """Run requests with these grammars, `at_once` at a time."""
+    """Run a request for each grammar in `forms`, `at_once` requests at a time, and return the core."""
     core = EngineCore(CONFIG, SimulatedExecutor(CONFIG), sink=LogWriter(folder))
     names = iter(range(len(forms)))
     while core.has_work or len(core.state.requests) < at_once:
@@ -66,7 +66,9 @@ def test_a_schema_of_100_kilobytes_that_200_requests_ask_for_is_written_once(tmp
         evolve(state, record.event)
         if isinstance(record.event, ev.Queued):
             seen.append(state.requests[record.event.request_id].request.grammar)
-    assert seen == forms and len({id(each.source) for each in seen}) == 1, "and one object in memory"
+    assert seen == forms and len({id(each.source) for each in seen}) == 1, (
+        "all requests share one string in memory"
+    )
 
 
 def test_a_snapshot_has_it_once_and_gives_it_to_all(tmp_path):
@@ -90,7 +92,7 @@ def test_the_slot_that_was_used_longest_ago_is_taken():
 
     def ask(number):
         written = kept.written(queued(sources[number]))
-        assert kept.written(kept.whole(written)) == written, "what is derived again is the same"
+        assert kept.written(kept.whole(written)) == written, "a replay derives the same event"
         whole = kept.whole(written)
         kept.keep(written)
         assert whole == queued(sources[number])
