@@ -1,4 +1,4 @@
-"""max_in_flight 2: a step is decided while the one before runs, and nothing else changes."""
+"""Tests max_in_flight 2: a step is decided while the previous step runs, and the answers stay the same."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,9 @@ from tests.core.workloads import Watched
 
 
 class Overlapping(Bench):
-    """Two steps in flight, with each plan checked; `most` is the largest number at once."""
+    """A bench with two steps in flight, whose plans are checked. `most`: the largest number of steps that
+    were in flight at the same time.
+    """
 
     def __init__(self, *, fault=None, cost=None, eos_in=0, sink=None, **settings):
         settings = {"max_in_flight": 2, **settings}
@@ -58,7 +60,7 @@ def test_a_row_that_ends_by_length_is_not_computed_further():
     bench.submit(request("a", 5, max_tokens=3))
     events = bench.run()
     computed = [event for event in events if isinstance(event, (ev.Admitted, ev.Scheduled))]
-    assert len(computed) == 3, "the prompt and two more"
+    assert len(computed) == 3, "one step for the prompt and two for tokens"
     assert bench.ends["a"] == ("length", "")
 
 
@@ -71,7 +73,7 @@ def test_tokens_computed_after_an_end_are_dropped():
         tokens, reason = reference_tokens(one, bench.config, eos_in=3)
         assert (bench.tokens[one.request_id], bench.ends[one.request_id][0]) == (tokens, reason)
     given = sum(len(ints(event.token_ids)) for event in events if isinstance(event, ev.Executed))
-    assert given > sum(map(len, bench.tokens.values())), "some steps ran on behind an end"
+    assert given > sum(map(len, bench.tokens.values())), "some tokens were computed after an end"
     assert bench.state.blocks.num_free == 64 and len(bench.state.free_rows) == 1
 
 
@@ -107,7 +109,7 @@ FORM = GrammarRequest("regex", "a+")
 
 
 def run_with_form(bench, grammar=FORM):
-    """Return how many rows each step had."""
+    """Run a request without a grammar and a request with one. Return how many rows each step had."""
     requests = [request("plain", 5, max_tokens=8), request("bound", 5, max_tokens=4, grammar=grammar)]
     bench.submit(*requests)
     bench.core.inbox.put(ev.GrammarReady("bound"))
@@ -125,7 +127,9 @@ def run_with_form(bench, grammar=FORM):
 
 @pytest.mark.parametrize("closes, ahead, forms", [(False, 7, 0), (True, 3, 4)])
 def test_a_form_keeps_no_step_back_but_where_it_is_completed_within_its_budget(closes, ahead, forms):
-    """The step's result is known only after it is read, so the next step waits."""
+    """With `on_truncation` "close" the next step waits, because the row's text depends on the running
+    step's result.
+    """
     bench = Overlapping()
     grammar = GrammarRequest("regex", "a+", on_truncation="close" if closes else "length")
     assert run_with_form(bench, grammar) == [2] * 4 + [1] * 4
@@ -138,7 +142,7 @@ DEAR, CHEAP = (CostModel(step_ns=100_000, token_ns=ns, context_ns=0) for ns in (
 
 @pytest.mark.parametrize("cost, ahead", [(DEAR, True), (CHEAP, False)])
 def test_steps_with_drafts_are_awaited_and_others_are_not(cost, ahead):
-    """If drafts do not pay, no drafter drafts, and steps overlap."""
+    """If drafts cost more time than they save, no drafter drafts, and steps overlap."""
     bench = Overlapping(
         cost=cost, num_draft_tokens=3, draft_policy="goodput", max_model_len=400, num_blocks=450
     )
@@ -155,7 +159,9 @@ def test_steps_with_drafts_are_awaited_and_others_are_not(cost, ahead):
 
 @pytest.mark.parametrize("host_ns", [0, 100_000])
 def test_drafters_without_drafts_do_not_prevent_overlap(host_ns):
-    """Drafting costs the engine's time between two steps, which overlaps otherwise."""
+    """While drafters draft, steps do not overlap, so the engine's own time between two steps adds to a
+    step's time.
+    """
 
     class Idle(SimulatedExecutor):
         def dispatch(self, plan):
@@ -187,7 +193,7 @@ def test_without_a_grammar_no_row_waits_for_grammar_drafters():
 
 
 def test_drafts_after_a_step_with_a_dispatched_next_step_are_refused():
-    """The engine that collects them refuses them, and so does a reader of the log."""
+    """The engine refuses them when it collects the step's result."""
 
     class Pushes(SimulatedExecutor):
         def collect(self):
@@ -211,14 +217,14 @@ def test_a_failed_step_voids_the_step_after_it():
     while bench.core.has_work:
         if bench.state.step == 3 and "late" not in bench.state.requests and "late" not in bench.ends:
             requests.append(request("late", 7, max_tokens=3))
-            bench.submit(requests[-1])  # runs in step 3 only, after the failing step
+            bench.submit(requests[-1])  # this request is only in step 3, which follows the failing step
         before = {name: req_state.failures for name, req_state in bench.state.requests.items()}
         new = bench.step()
         events += new
         if any(isinstance(event, ev.Failed) for event in new):
             after = {name: req_state.failures for name, req_state in bench.state.requests.items()}
             blamed = {name for name in before if after[name] > before[name]}
-            assert blamed == {"a", "b"}, "who was only in the step behind is not blamed"
+            assert blamed == {"a", "b"}, "a request that is only in the next step is not blamed"
     assert sum(isinstance(event, ev.Failed) for event in events) == 1
     assert {event.request_id for event in events if isinstance(event, ev.Preempted)} == {"a", "b", "late"}
     for one in requests:
@@ -226,7 +232,9 @@ def test_a_failed_step_voids_the_step_after_it():
 
 
 def test_no_request_is_preempted_while_a_step_runs():
-    """A victim's blocks would not be free yet, so the steps in flight are awaited first."""
+    """While a step has the victim's row, its blocks do not become free. So the engine waits for the steps in
+    flight first.
+    """
     bench = Overlapping(
         num_blocks=10, max_model_len=36, admission_reserve="none", enable_prefix_caching=False
     )
@@ -275,7 +283,7 @@ def test_a_wait_that_is_interrupted_is_taken_up_before_anything_else(tmp_path):
     bench.submit(request("a", 5, max_tokens=1))
     bench.core.step()
     with pytest.raises(KeyboardInterrupt):
-        bench.core.step()  # nothing else can be decided: it waits
+        bench.core.step()  # waits for the step, because no other step can be decided
     bench.core.delivered("somebody before")
     while bench.core.has_work:
         bench.core.step()

@@ -1,5 +1,6 @@
-"""A drafter reads one token ahead. If the image after that token is not available yet, the tokens stay
-right."""
+"""Tests a drafter that reads one token ahead: the answers stay right even if that token belongs to an image
+that is
+not encoded yet."""
 
 import numpy as np
 import pytest

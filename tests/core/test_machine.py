@@ -1,5 +1,6 @@
-"""Any order of arrivals, cancels, failures and steps: the invariants hold after every rule, tokens equal
-those of an undisturbed run, and the log folds and derives to the same state.
+"""A Hypothesis state machine that runs arrivals, cancellations, failures and steps in any order. The
+invariants must hold after every rule, the tokens must equal those of an undisturbed run, applying the log's
+events must give the live state, and `verify` must accept the log.
 """
 
 import random
@@ -97,7 +98,7 @@ class EngineMachine(RuleBasedStateMachine):
         for _ in range(count):
             for output in self.core.step():
                 name = output.request_id
-                assert name not in self.ends, "nothing comes after the end"
+                assert name not in self.ends, "no output follows a request's end"
                 self.tokens.setdefault(name, []).extend(output.token_ids)
                 if output.finish_reason is not None:
                     self.ends[name] = output.finish_reason
@@ -148,17 +149,18 @@ class EngineMachine(RuleBasedStateMachine):
         state = State(self.config)
         for record in LogReader(self.folder):
             evolve(state, record.event)
-        assert state_digest(state) == state_digest(self.core.state), "the fold is the live state"
+        assert state_digest(state) == state_digest(self.core.state), "the log's events give the live state"
         report = verify(self.folder)
         assert report.ok, report.divergence
         assert not report.unfinished and report.torn is None
 
 
 def misled(folder):
-    """Return requests that hit a block which a row would have filled in a step that it then left. vLLM has
-    such hits, and `compat` repeats them (docs/how-to/simulation.md).
+    """Return the requests that had prefix hits on blocks that were never filled, because the row that would
+    have filled them was preempted in the same step. vLLM has such hits, and `compat` "vllm" has them too
+    (docs/how-to/simulation.md).
     """
-    left, found = set(), set()  # blocks without content, and requests that hit them
+    left, found = set(), set()  # blocks that were never filled, and requests that hit them
     for state, record in timeline.fold(CheckedLog(folder)):
         event = record.event
         if isinstance(event, ev.Preempted) and state.scheduled[event.row]:
@@ -175,7 +177,9 @@ def misled(folder):
 
 
 def test_hits_on_uncomputed_blocks_are_known(monkeypatch):
-    """Seed 931: r2 leaves step 58 with a block that it would have filled, and hits it."""
+    """With seed 931, r2 is preempted in step 58, in which it would have filled a block, and later hits
+    this block.
+    """
     machine = EngineMachine()
     machine.start(seed=931)
     for _ in range(40):

@@ -1,4 +1,4 @@
-"""Policies by name, by registration and by entry point; prefill first."""
+"""Tests how policies are found (by name, registration or entry point), and the policy prefill_first."""
 
 import runpy
 from pathlib import Path

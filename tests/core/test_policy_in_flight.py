@@ -1,6 +1,5 @@
-"""The policy with two steps in flight, compared with a simple model of its events: which request is
-preempted, its place in the queue, the order of admissions, and that no request is preempted while a step
-runs.
+"""Compares the policies, with two steps in flight, with a simple model: which request is preempted, its
+position in the queue, the order of admissions, and that no request is preempted while a step runs.
 """
 
 import random
@@ -19,10 +18,12 @@ SEEDS = range(40)
 
 @dataclass
 class Follower:
-    """A model of the rules in docs/explanation/policies.md, updated by events."""
+    """A model of the rules in docs/explanation/policies.md. `see` updates it with an event and checks
+    the event.
+    """
 
     config: EngineConfig
-    arrivals: dict = field(default_factory=dict)  # by name: the arrived request and its time
+    arrivals: dict = field(default_factory=dict)  # request id -> (QUEUED, number in order of arrival)
     running: list = field(default_factory=list)
     waiting: list = field(default_factory=list)
     rows: dict = field(default_factory=dict)
@@ -35,8 +36,8 @@ class Follower:
         return (event.priority, number) if self.config.policy == "priority" else (number,)
 
     def passed_over(self, name, grammars):
-        """Return whether a request may be passed over: it waits for its grammar, a place of its adapter, an
-        encoder output or its group's prompt.
+        """Return whether a request may be passed over, because it may wait for its grammar, a place for its
+        adapter, an encoder output, or its group's prompt.
         """
         event = self.arrivals[name][0]
         return name in grammars or bool(event.media or event.group or event.adapter)
@@ -104,7 +105,7 @@ def follow(seed):
 
 
 def test_the_policy_holds_with_two_steps_in_flight():
-    assert sum(follow(seed) for seed in SEEDS) > len(SEEDS), "blocks were short"
+    assert sum(follow(seed) for seed in SEEDS) > len(SEEDS), "there were preemptions, so blocks were short"
 
 
 @pytest.mark.soak

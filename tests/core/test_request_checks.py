@@ -1,4 +1,4 @@
-"""Refused requests and their messages; settings that contradict each other."""
+"""Tests which requests are refused, with which messages, and which settings contradict each other."""
 
 import msgspec
 import numpy as np
@@ -167,7 +167,7 @@ def test_just_below_every_limit():
 
 
 def test_a_queued_request_has_the_logs_types():
-    """An integer temperature is a float for every reader of the log, and so for the live engine."""
+    """A reader of the log sees an integer temperature as a float, so the live engine must see a float too."""
     bench = Bench()
     bench.submit(Request("a", np.array([1], np.int32), SamplingParams(temperature=1, seed=3)))
     bench.step()
@@ -262,7 +262,7 @@ def test_settings_of_another_type(wrong):
         msgspec.structs.replace(settings_of(), **wrong).check()
 
 
-OPPOSED = {  # words of the message: contradicting settings, and settings without the contradiction
+OPPOSED = {  # pattern in the message -> (contradicting settings, changes that remove the contradiction)
     "token_budget 7 is smaller than max_num_seqs 8": (
         {"max_num_seqs": 8, "token_budget": 7},
         {"token_budget": 8},
@@ -330,7 +330,7 @@ def test_an_item_is_no_longer_than_a_prompt():
 
 @pytest.mark.parametrize("group", ["nobody", "alone", "bad"])
 def test_a_missing_group_leader_is_ignored(group):
-    """The group's leader is gone, never existed, or is the request itself: the request runs alone."""
+    """If the group's leader never existed, is the request itself, or was refused, the request runs alone."""
     bench = Bench()
     alone = request("alone", 9, group=group)
     bench.submit(alone, request("other", 9))

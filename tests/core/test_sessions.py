@@ -1,4 +1,6 @@
-"""Sessions in the core: their contents, the blocks that they keep, and requests that take those blocks."""
+"""Tests sessions in the core: their contents, the blocks that they lease, and requests that take leased
+blocks.
+"""
 
 from dataclasses import replace
 
@@ -17,7 +19,7 @@ from tests.core.small_engine import Bench, image, ints, request
 
 
 class SessionBench(Bench):
-    """Run a request in a session until it ends."""
+    """A bench with helpers for sessions. `say`: run a request in a session until it ends."""
 
     def open(self, *names, **fields):
         for name in names:
@@ -49,7 +51,7 @@ def test_a_prompt_is_computed_and_nothing_is_sampled():
     executed = [event for event in events if isinstance(event, ev.Executed)]
     assert executed and not any(event.token_ids for event in executed)
     (lease,) = (event for event in events if isinstance(event, ev.Leased))
-    assert len(ints(lease.blocks)) == 2, "whole blocks of 4 of 10 tokens"
+    assert len(ints(lease.blocks)) == 2, "10 tokens fill 2 blocks of 4 tokens"
     assert bench.of("s").tokens.tolist() == list(range(10))
 
 
@@ -63,7 +65,9 @@ def test_a_prompt_longer_than_a_step_is_computed_in_several():
 
 @pytest.mark.parametrize("max_in_flight", [1, 2])
 def test_an_answer_is_that_of_one_cold_request(max_in_flight):
-    """Parts with media, then a question, twice: the answers belong to the next prompt."""
+    """The session gets two parts with media and then two questions. The first answer is part of the
+    second prompt.
+    """
     bench = SessionBench(max_in_flight=max_in_flight)
     bench.open("s")
     pictures = (image(1, 2, 3), image(2, 7, 4))
@@ -76,9 +80,12 @@ def test_an_answer_is_that_of_one_cold_request(max_in_flight):
         events = bench.say("s", f"a{number}", said, max_tokens=5, media=pictures)
         cold, _ = reference_tokens(request("cold", said, max_tokens=5, media=pictures), bench.config)
         assert bench.tokens[f"a{number}"] == cold
-        # With two steps in flight a block that ends with the last token but one is not recorded.
+        # With two steps in flight, a block whose last token is the second to last token of the answer is not
+        # recorded.
         missing = max_in_flight - 1 if number else 0
-        assert cached(events)[0] == (len(said) - 2) // 4 - missing, "all full blocks of before"
+        assert cached(events)[0] == (len(said) - 2) // 4 - missing, (
+            "all full blocks of the earlier prompt are hits"
+        )
         said += cold
         assert bench.of("s").tokens.tolist() == said and bench.of("s").media == pictures
 
@@ -91,7 +98,7 @@ def test_events_carry_what_is_new_alone():
     (appended,) = (event for event in events if isinstance(event, ev.Appended))
     (queued,) = (event for event in events if isinstance(event, ev.Queued))
     assert appended.num_kept == 10 and ints(queued.prompt) == [50, 51, 52]
-    assert [item.runs for item in queued.media] == [((1, 1),)], "counted from there"
+    assert [item.runs for item in queued.media] == [((1, 1),)], "positions are relative to num_kept"
 
 
 def test_a_lease_survives_other_requests():
@@ -112,7 +119,9 @@ def test_a_lease_gives_way_before_a_request_waits_and_is_computed_again():
     bench.say("s", "p", said)
     bench.submit(request("large", 60, max_tokens=3))
     first, *_, last = taken(bench.run())
-    assert first.reason == "no free blocks" and 0 < last.num_kept < first.num_kept < 10, "its end goes first"
+    assert first.reason == "no free blocks" and 0 < last.num_kept < first.num_kept < 10, (
+        "blocks at the lease's end are taken first"
+    )
     assert bench.core.stats().num_leases_taken >= 2
     events = bench.say("s", "q", [*said, 1, 2], max_tokens=3)
     cold, _ = reference_tokens(request("cold", [*said, 1, 2], max_tokens=3), bench.config)
@@ -209,7 +218,7 @@ def test_an_unused_session_is_closed():
     assert not bench.core.has_work
     bench.say("s", "q", list(range(12)))
     now[0] = 180
-    assert not bench.core.has_work, "it counts from its last request on"
+    assert not bench.core.has_work, "the idle time begins at the last request's end"
     now[0] = 200
     assert bench.core.has_work
     closed = [event for event in bench.run() if isinstance(event, ev.SessionClosed)]
@@ -229,12 +238,14 @@ def test_a_held_session_is_not_idle():
     bench.say("s", "p", list(range(9)))
     door.release("s")
     now[0] = 500
-    assert not bench.core.has_work, "another one prepares something"
+    assert not bench.core.has_work, "another caller still holds the session"
     after = SessionBench(clock=lambda: now[0])
     after.open("s", idle_ns=100)
     after.core.sessions.hold_sessions_of(door)
     after.run()
-    assert after.core.inbox.next_idle_ns is None, "it goes on in place of the first, of which a step hung"
+    assert after.core.inbox.next_idle_ns is None, (
+        "the second loop, which replaces the first, holds the session too"
+    )
     door.release("s")
     assert bench.core.inbox.next_idle_ns == 600
     door.hold("s")
@@ -290,7 +301,8 @@ def test_a_snapshot_holds_sessions_and_their_running_requests():
     assert np.array_equal(found.leased, bench.of("s").leased) and found.chunks == bench.of("s").chunks
 
 
-# 276, 497: a suspect's item was being encoded for another request, and began again after its parts.
+# With seeds 276 and 497, a suspect's item was already being encoded in parts for another request, and the
+# encoding began again.
 @pytest.mark.parametrize("seed", [*range(12), 276, 497])
 def test_sessions_in_a_day_with_every_fault(seed, tmp_path):
     check_seed(seed, tmp_path / "log")

@@ -1,4 +1,4 @@
-"""The loop reports a lack of progress, and the log still verifies."""
+"""Tests that the loop reports stalls, and that `verify` accepts the log of such a run."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,6 @@
-"""State slots: which rows hold one, which states are kept, and from which state a request continues."""
+"""Tests state slots: which rows hold a slot, which states are kept, and from which state a request
+continues.
+"""
 
 from msgspec.structs import replace
 
@@ -20,21 +22,21 @@ def admitted(events):
 
 
 def kept(events):
-    """Return (row, tokens) for each kept state."""
+    """Return (row, number of tokens) for each kept state."""
     found = [event for event in events if isinstance(event, ev.StatesKept)]
     return [pair for event in found for pair in zip(ints(event.rows), ints(event.num_tokens), strict=True)]
 
 
 def test_where_states_are_kept():
-    """Multiples of 8 in blocks of 4; the prompt's last block that leaves a token; the end of the shared
-    tokens.
+    """With a prompt of 30 tokens, 12 shared tokens and blocks of 4, states are kept at multiples of 8, after
+    the shared tokens (12), and after the last full block before the prompt's last token (28).
     """
     places, place = [], 0
     while (place := next_kept(place, 30, 12, 8, 4)) < 40:
         places.append(place)
     assert places == [8, 12, 16, 24, 28, 32]
     assert next_kept(0, 4, 0, 0, 4) == NEVER and next_kept(0, 5, 0, 0, 4) == 4
-    assert next_kept(0, 1, 0, 6, 4) == 8, "whole blocks"
+    assert next_kept(0, 1, 0, 6, 4) == 8, "6 is rounded up to full blocks"
 
 
 def test_a_prompt_shorter_than_the_distance_is_a_hit():
@@ -50,7 +52,9 @@ def test_a_prompt_shorter_than_the_distance_is_a_hit():
 
 
 def test_a_state_is_kept_where_a_shared_prefix_ends():
-    """The prompts share only their beginning, which ends at no multiple and at no prompt's end."""
+    """The prompts share only their first 12 tokens. Without a common distance between kept states, only the
+    end of the shared prefix makes 12 a position at which a state is kept.
+    """
     engine = bench(snapshot_every=0, max_num_seqs=1)
     beginning = list(range(12))
     prompts = {name: [*beginning, *range(100 * n, 100 * n + 9)] for n, name in enumerate("abc", 1)}
@@ -84,7 +88,7 @@ def test_the_longest_unused_state_goes_first():
     assert [hits(name) for name in "abab"] == [False, False, True, True]
     assert hits("a"), "used last"
     prompts["c"] = list(range(30, 36))
-    assert not hits("c"), "takes the place of b's"
+    assert not hits("c"), "c's state replaces b's state"
     assert hits("a") and not hits("b")
 
 
@@ -113,8 +117,8 @@ def test_states_kept_by_a_failed_step_are_forgotten():
 
 
 def test_a_preempted_request_continues_from_its_last_state():
-    """Blocks for one and a half requests: the second is preempted, and hits its own blocks if they still
-    exist.
+    """The pool has blocks for one and a half requests. The second request is preempted. When it starts again,
+    it may hit its own blocks.
     """
     engine = bench(num_blocks=14, max_model_len=48, snapshot_every=4)
     engine.submit(request("a", 16, max_tokens=24), request("b", 16, max_tokens=24))

@@ -1,4 +1,4 @@
-"""Engines that share an unreliable store: no request hangs, and all get their tokens."""
+"""Tests engines that share an unreliable block store: no request hangs, and all requests get their tokens."""
 
 import random
 from dataclasses import replace
@@ -24,7 +24,9 @@ SEEDS, SOAK_SEEDS = 3, 200
 
 
 class Engine:
-    """One of the engines that share a store. `fault`: of its executor."""
+    """One of the engines that share a store. `fault`: the executor's fault function, as in
+    SimulatedExecutor.
+    """
 
     def __init__(self, config, store, folder, fault=lambda step: None):
         self.remote, self.folder = ShakyRemote(store, config.block_size), folder

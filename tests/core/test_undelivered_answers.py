@@ -1,4 +1,6 @@
-"""A process that continues from the newest snapshot finds the same as a reader of the whole log."""
+"""Tests that a process that continues a log from its newest snapshot finds the same state and the same
+undelivered answers as a reader of the whole log.
+"""
 
 import random
 import shutil
@@ -34,7 +36,7 @@ WHOLE = Resume(wanted=lambda name: False)  # makes a reader read the whole log
 
 
 class Scoring(SimulatedExecutor):
-    """Returns logprobs for every second request, and now and then for a prompt."""
+    """Returns logprobs for about every second request, and prompt logprobs for some of them."""
 
     def collect(self):
         plan = self._plans[0]
@@ -55,15 +57,15 @@ class Scoring(SimulatedExecutor):
 
 @dataclass
 class Lives:
-    """One log and the processes that wrote it; each but the last is killed."""
+    """A log and the processes that write it, one after the other. Each process except the last is killed."""
 
     rng: random.Random
     folder: object
     config: object
     core: EngineCore | None = None
-    tokens: dict[str, list[int]] = field(default_factory=dict)  # that consumers saw, by id
-    logprobs: dict[str, list] = field(default_factory=dict)  # that consumers saw, by id
-    ended: list[str] = field(default_factory=list)  # ended and not delivered
+    tokens: dict[str, list[int]] = field(default_factory=dict)  # request id -> tokens that its consumer got
+    logprobs: dict[str, list] = field(default_factory=dict)  # request id -> logprobs that its consumer got
+    ended: list[str] = field(default_factory=list)  # requests that have ended and were not delivered
     delivered: set[str] = field(default_factory=set)
     number: int = 0
     now: int = 0
@@ -133,11 +135,11 @@ class Lives:
             self.ask()
             for _ in range(self.rng.randrange(4)):
                 self.step()
-        self.core.step()  # the delivery is in the log, and no consumer heard of it
+        self.core.step()  # writes the last deliveries to the log
 
 
 def told(resumed):
-    """Return everything that a continuing process learns."""
+    """Return all values that a continuing process reads from a log, in a form that can be compared."""
     answers = {
         name: (
             *(answer.queued, answer.token_ids, answer.logprobs, answer.reason, answer.detail),
@@ -160,7 +162,7 @@ def told(resumed):
 
 
 def run_lives(tmp_path, seed, num_lives=3, num_requests=14):
-    """Run the processes of a log; yield the log and the expected answers at each death."""
+    """Run the processes of a log one after the other, and yield the Lives each time a process was killed."""
     rng = random.Random(seed)
     lives = Lives(rng, tmp_path / "log-0", small_config(rng))
     lives.begin()
@@ -184,7 +186,7 @@ def test_the_newest_snapshot_and_the_whole_log_agree(tmp_path, seed):
         names = {name for name, _ in whole["answers"]}
         for name, answer in whole["answers"]:
             seen, scores = lives.tokens[name], lives.logprobs.get(name, [])
-            assert answer[1][: len(seen)] == seen, "what a consumer saw stays"
+            assert answer[1][: len(seen)] == seen, "tokens that a consumer has got do not change"
             assert (answer[2] or [])[: len(scores)] == scores
         assert names >= set(lives.ended) | set(lives.core.state.requests) - lives.core.inbox.queued
         damaged = snapshot_sequences(folder)[-2:]
@@ -193,13 +195,15 @@ def test_the_newest_snapshot_and_the_whole_log_agree(tmp_path, seed):
             data = bytearray(path.read_bytes())
             data[lives.rng.randrange(len(data))] ^= 1
             path.write_bytes(data)
-        assert told(read_resume_state(folder, Resume())) == whole, "an older one, or none, says the same"
+        assert told(read_resume_state(folder, Resume())) == whole, (
+            "an older snapshot, or none, gives the same"
+        )
     report = verify(folder)
     assert report.ok, report.divergence
 
 
 def test_no_record_of_before_the_snapshot_is_read(tmp_path, monkeypatch):
-    """Damage there does not matter."""
+    """Only the records after the newest snapshot are read, so damage before it does not matter."""
     (lives,) = run_lives(tmp_path, 1, num_lives=1, num_requests=60)
     folder, starts = lives.folder, []
     begin = LogReader.__init__
@@ -210,11 +214,11 @@ def test_no_record_of_before_the_snapshot_is_read(tmp_path, monkeypatch):
     assert answers and starts == [(snapshot_sequences(folder)[-1] + 1,)]
     starts.clear()
     assert read_resume_state(folder, Resume(mode="strict")).answers.keys() == answers.keys()
-    assert starts[0] == (), "who forgives nothing reads all"
+    assert starts[0] == (), "the mode strict reads the whole log"
 
 
 def long_run(folder, num_requests=8, **options):
-    """Run requests with logprobs that no consumer takes; return the live core."""
+    """Run requests with logprobs whose answers are never delivered, and return the live core."""
     config = settings_of()
     writer = LogWriter(folder, segment_bytes=4000, reserve_bytes=0)
     core = EngineCore(config, Scoring(config), sink=writer, snapshots=SnapshotFolder(folder, **options))
@@ -258,7 +262,9 @@ def test_answers_in_a_snapshot_that_contradict_it_are_not_believed(tmp_path, cha
     core.sink.close()
     before = told(read_resume_state(folder, WHOLE))
     snapshot_path(folder, sequence).write_bytes(data)
-    assert snapshot.newest_before(folder, sequence + 1)[1].sequence == sequence, "its state can be used"
+    assert snapshot.newest_before(folder, sequence + 1)[1].sequence == sequence, (
+        "the snapshot's state is still usable"
+    )
     assert told(read_resume_state(folder, Resume())) == before
 
 
@@ -279,7 +285,9 @@ def test_a_request_that_comes_again_under_its_id_is_another_one():
     events = [queued, ev.Finished("a", "stop"), queued, ev.Delivered("a")]
     for sequence, event in enumerate(events):
         undelivered.see(event, sequence)
-    assert undelivered.begins == {"a": 2} and undelivered.oldest == 2, "the second one is live"
+    assert undelivered.begins == {"a": 2} and undelivered.oldest == 2, (
+        "DELIVERED belongs to the first request; the second is live"
+    )
     undelivered.see(ev.Finished("a", "stop"), 4)
     undelivered.see(ev.Delivered("a"), 5)
     assert undelivered.oldest == Undelivered.NONE and not undelivered.begins
@@ -299,8 +307,8 @@ def test_many_short_requests_after_a_long_one_take_no_memory():
 
 
 def test_wanted_answers_are_forgotten_once_delivered_again(tmp_path):
-    """A continued batch needs everything that its file lacks, including requests that it has not submitted
-    yet.
+    """A continued batch wants all answers that its output file lacks, even if they were delivered. Once they
+    are delivered again, the engine forgets them.
     """
     folder = tmp_path / "log"
     core = long_run(folder, every_bytes=10**9)

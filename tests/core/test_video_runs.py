@@ -1,5 +1,5 @@
-"""Found by the state machine: two prompts with the same tokens and the same video, whose embeddings lie at
-different places, do not hit each other's blocks.
+"""Tests that two prompts with the same tokens and the same video do not hit each other's blocks if the
+video's embeddings have different positions. test_machine.py once found such a hit.
 """
 
 import numpy as np
@@ -26,7 +26,7 @@ def test_runs_at_other_places_are_other_content():
                 tokens += output.token_ids
                 cached = output.num_cached_tokens
         assert tokens == reference_tokens(request, config)[0]
-    assert cached == 12, "up to the first run that lies elsewhere"
+    assert cached == 12, "hits end before the first run whose position differs"
 
 
 def test_items_before_a_position_end_there_at_the_latest():

@@ -1,5 +1,5 @@
-"""Deciding functions cannot write: a type checker refuses writes through a view, and the view refuses them at
-run time if that costs nothing.
+"""Tests that functions that decide cannot write to the state: a type checker refuses writes through a view,
+and the view refuses most writes at run time too.
 """
 
 import re

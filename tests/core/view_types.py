@@ -1,4 +1,4 @@
-"""Reads and writes of a View, as code of a scheduling policy. mypy accepts each read and refuses each write.
+"""Reads and writes through a View, as in a scheduling policy. mypy accepts each read and refuses each write.
 
 `make check` runs mypy over this module, where an unused `type: ignore` is an error: a write that the types
 allow fails the check. `test_view.py` runs the writes.
@@ -11,7 +11,7 @@ from mmengine.core.state.view import View
 
 def reads(view: View, row: int, rows: np.ndarray) -> list[int]:
     known = view.num_tokens[view.running] - view.num_computed[rows]
-    known[0] = 1  # what was computed is the decision's own
+    known[0] = 1  # a computed result is an ordinary array, which may be written
     request = view.requests["a"]
     names = [one.request.request_id for one in view.waiting[view.scan_from :]]
     hits = view.blocks.references[view.blocks.peek(2)] == 0

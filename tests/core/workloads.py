@@ -1,4 +1,4 @@
-"""Random settings and requests for the simulator, shared by the tests of core and replay."""
+"""Random settings and requests for the simulated executor, which the tests of core and replay share."""
 
 import random
 from collections import deque
@@ -12,14 +12,14 @@ from mmengine.core.state.state import State
 from mmengine.replay.invariants import find_broken
 from mmengine.request import Adapter, GrammarRequest, MediaItem, Request, SamplingParams
 
-# Sizes of which two, or only one, fit some budgets.
+# Adapters whose sizes are such that with some values of lora_bytes only one or two fit.
 ADAPTERS = (
     None,
     *(Adapter(bytes([n]) * 32, 100, visual=n == 2, name=f"adapter {n}") for n in (1, 2, 3)),
 )
 GRAMMAR_ROWS = (
     GrammarRequest("lark", 'start: "a"' + 100 * ' "b"', (7, 9)),  # long enough for a slot in the log
-    GrammarRequest("regex", "a", on_truncation="close"),  # completed within its budget
+    GrammarRequest("regex", "a", on_truncation="close"),  # must be completed within the token budget
 )
 
 
@@ -70,8 +70,8 @@ def small_config(rng: random.Random) -> EngineConfig:
 def small_request(
     rng: random.Random, name: str, config: EngineConfig, grammars: float = 0.0, like: Request | None = None
 ) -> Request:
-    """Return a request that fits `config`, often with a shared beginning and media; with `like`, now and then
-    a further answer to its prompt.
+    """Return a random request that fits `config`, often with media and a prefix that other requests share.
+    With `like`, the request is sometimes another answer to the prompt of `like`.
     """
     length = rng.randint(1, config.max_model_len - 1)
     prompt = np.array([rng.randrange(3) for _ in range(length)], np.int32)
@@ -120,14 +120,14 @@ def _media(rng: random.Random, length: int, config: EngineConfig) -> list[MediaI
 
 
 def check_invariants(state: State) -> None:
-    """Check the rules that hold between any two events of a run."""
+    """Assert the invariants that hold between any two events."""
     found = find_broken(state)
     assert found is None, found
 
 
 class Watched:
-    """An executor that checks, at each dispatch and collect, the blocks and features of the plans in flight:
-    no block is free or belongs to a new request, and no feature has left the cache.
+    """An executor that checks, at each dispatch and collect, the plans in flight: their blocks are not free
+    and are not overwritten by later steps, and their features are still in the encoder cache.
     """
 
     needs_plan = True
@@ -138,7 +138,7 @@ class Watched:
 
     def dispatch(self, plan: StepPlan) -> None:
         tables = self.state.block_table[plan.rows, : plan.block_table.shape[1]]
-        assert (plan.block_table == tables).all(), "the plan's tables are those of its rows"
+        assert (plan.block_table == tables).all(), "the plan has its rows' block tables"
         new = set(plan.block_table.ravel().tolist()) - {0}
         self.plans.append((plan, new))
         self.check()
@@ -170,4 +170,6 @@ class Watched:
                     own = set(later.block_table[n].tolist()) & written
                     others = set().union(*(held for other, held in owners.items() if other != row)) - {0}
                     shared = {block for block in own & others if self.state.blocks.references[block] > 1}
-                    assert not (own & others) - shared, "nobody writes where a step in flight reads"
+                    assert not (own & others) - shared, (
+                        "no later step writes to a block that a step in flight reads"
+                    )
