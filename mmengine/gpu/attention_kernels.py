@@ -22,8 +22,8 @@ _WIDE_BYTES = 2**15  # a query tile with at least this many bytes gets 8 warps i
 def _join(top, mass, total, other_top, other_mass, other_total):
     """Join the softmaxes over two key sets.
 
-    Each has, for every query, the highest score (`top`), the weights' sum (`mass`) and the weighted sum over
-    V (`total`). fma is written out, so that every compilation rounds in the same way.
+    Each key set has, for every query, the highest score (`top`), the weights' sum (`mass`) and the weighted
+    sum over V (`total`). fma is written out, so that every compilation rounds in the same way.
     """
     joined = tl.maximum(top, other_top)
     base = tl.where(joined == float("-inf"), 0.0, joined)
@@ -36,7 +36,8 @@ def _join(top, mass, total, other_top, other_mass, other_total):
 def _values(x, IS_FP8: tl.constexpr, dtype: tl.constexpr):
     """Return `x` in `dtype`; with IS_FP8 `x` are float8_e4m3fn bytes.
 
-    A byte's sign, exponent and mantissa, moved to their places in a float16, give the value / 256.
+    A byte's sign, exponent and mantissa, moved to their places in a float16, give the byte's value divided by
+    256.
     """
     if IS_FP8:
         bits = x.to(tl.uint16)

@@ -19,7 +19,7 @@ ALIGNED = 16  # bytes: Triton compiles another kernel for unaligned addresses
 
 
 class Tile(NamedTuple):
-    """The part that a program computes in y, [rows, columns], and how it sums."""
+    """The part of y that a program computes, [rows, columns], and how it sums."""
 
     rows: int
     columns: int
@@ -59,7 +59,7 @@ def _linear_kernel(
     STEP: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """Each program computes a tile in y. x [num_rows, DEPTH], weight [WIDTH, DEPTH] and y [num_rows, WIDTH]
+    """Each program computes a tile of y. x [num_rows, DEPTH], weight [WIDTH, DEPTH] and y [num_rows, WIDTH]
     are contiguous.
     """
     program = tl.program_id(0)

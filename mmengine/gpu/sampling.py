@@ -34,7 +34,7 @@ def compile_all(kernels: ModuleType, vocab_size: int, device: torch.device) -> N
 
 
 def describe(device: torch.device) -> str:
-    """Return which library samples on `device`, with its version; for torch on a GPU with the reason."""
+    """Return which library samples on `device`. If torch samples on a GPU, the reason is added."""
     if device.type == "cpu":
         return "the CPU's kernels"
     return _checked_kernels(device)[1] if device.type in DEVICE_TYPES else "torch"

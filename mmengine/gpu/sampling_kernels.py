@@ -175,9 +175,9 @@ def draw(
 ) -> torch.Tensor:
     """Return a sampled token for each row in float32 logits [r, vocab], int64 [r].
 
-    The result equals filters.apply_temperature and gumbel.gumbel_noise. A token is a candidate if its
-    logit, minus `largest` and divided by `temperature` (above 0), is at least `least` (all float32 [r]).
-    `keys`, int64 [3, r]: seeds, output indices and sample indices. Each row in logits is contiguous.
+    The tokens are the same as with filters.apply_temperature and gumbel.gumbel_noise. A token is a candidate
+    if its logit, minus `largest` and divided by `temperature` (above 0), is at least `least` (all float32
+    [r]). `keys`, int64 [3, r]: seeds, output indices and sample indices. Each row in logits is contiguous.
     """
     rows, vocab = logits.shape
     scores, tokens = _partial(rows, vocab, logits.device)
@@ -190,8 +190,8 @@ def draw(
 def top_p_bound(
     logits: torch.Tensor, largest: torch.Tensor, temperature: torch.Tensor, top_p: torch.Tensor
 ) -> torch.Tensor:
-    """Return `least` for `draw`, float32 [r], that keeps the fewest likeliest tokens with at least the mass
-    `top_p`.
+    """Return `least` for `draw`, float32 [r]: a bound that keeps the likeliest tokens until their mass
+    reaches `top_p`.
 
     Tokens that tie with the last one are kept too. `top_p` [r] is between 0 and 1, exclusive.
     """

@@ -41,7 +41,7 @@ class TextOps:
     into which k and v are also stored; or None.
 
     `by`: the library that provides each operation, keyed by "matmuls", "norms", "gate" and "rotation".
-    `batch_invariant`: a row's results have bits that depend on that row alone.
+    `batch_invariant`: each row's results depend, bit by bit, on that row alone.
     """
 
     linear: Callable[[Tensor, Tensor | None], Linear]
@@ -196,7 +196,9 @@ def _example(ops: TextOps, device: torch.device, dtype: torch.dtype) -> list[Ten
 
 
 def _keeps_bits(ops: TextOps, device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether rows among 67 give the same bits when computed without the other rows."""
+    """Return whether some rows in a batch with 67 rows have the same bits when computed without the
+    others.
+    """
     ramp = torch.arange(67 * 128, device=device, dtype=torch.float32).view(67, 128)
     x, weight = (ramp * ramp).sin().to(dtype), (ramp * 0.7).cos().to(dtype)
     linear = ops.linear(weight, None)

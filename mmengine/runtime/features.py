@@ -218,7 +218,7 @@ def _not_external(
 ) -> list[EncodeItem]:
     """Put features that `external` has into `store`.
 
-    Returns the other items, and `last`'s item if there is one.
+    Returns the other items, and always the last item if `last` is given.
     """
     left = []
     for item in items:

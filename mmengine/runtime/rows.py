@@ -28,7 +28,7 @@ HISTORY = 4096  # rules depend on earlier tokens: no-repeat n-grams, biased sequ
 TYPICAL = 8192
 THINKING = 16384  # the reasoning has a token budget
 
-NEVER = float("-inf")  # a logit, or an addition to one, whose token is never sampled
+NEVER = float("-inf")  # as a logit, or added to a logit: its token is never sampled
 
 COLUMNS = np.dtype(
     [

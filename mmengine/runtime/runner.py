@@ -260,7 +260,7 @@ class ModelRunner:
             )
 
     def _launch_encoder_only(self, plan: StepPlan) -> ComputedStep:
-        """Launch a step without rows, which only encodes an item's part. Its block copies run too."""
+        """Launch a step without rows, which only encodes part of an item. Its block copies run too."""
         self._kv.copy(plan)
         return ComputedStep(
             plan, SampleRows.of(self._rows, plan.rows, plan.num_computed, None), None, None, None

@@ -17,7 +17,7 @@ from mmengine.runtime.device.port import Device
 from mmengine.runtime.kv.pool import KVPool
 
 PACKAGE = "flashinfer-python"
-OLDEST, BEYOND = (0, 7, 2), (0, 8)  # supported versions: from OLDEST to before BEYOND; signatures may change
+OLDEST, BEYOND = (0, 7, 2), (0, 8)  # supported versions: from OLDEST to before BEYOND
 CAPABILITY = (8, 0)  # lowest compute capability with fa2 kernels
 HEAD_DIMS = (64, 128, 256)
 QUERY_DTYPES = (torch.bfloat16, torch.float16)

@@ -41,7 +41,7 @@ class CopyStream(Protocol):
     def run(self, copies: Callable[[], None], staged: Tensor) -> None:
         """Run `copies` after the computation launched so far.
 
-        They read or write `staged`, which is kept until then.
+        They read or write `staged`, which is kept until they have run.
         """
 
     def join(self) -> None:
@@ -165,7 +165,7 @@ class Device(Protocol):
         """
 
     def release_unused(self) -> None:
-        """Return memory that torch's allocator caches but does not use to the device."""
+        """Release the memory that torch's allocator caches but does not use."""
 
     def meter(self) -> Meter | None:
         """Return a meter for the device's own memory, or None if it has none."""

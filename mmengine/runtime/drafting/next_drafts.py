@@ -25,7 +25,7 @@ log = structlog.get_logger("mmengine.operators")
 
 class Drafts(NamedTuple):
     """The drafts for s rows, as in StepResult: `token_ids` int32 [counts.sum()], `counts` int32 [s], and
-    `drafters` int32 [s], each row's (last) drafter.
+    `drafters` int32 [s], the number of each row's last drafter.
     """
 
     token_ids: np.ndarray

@@ -17,14 +17,12 @@ from mmengine.runtime.attention.base import AttentionMeta, Bucket
 
 # Reasons why a step is not replayed, as named in its metric.
 MEDIA = "media"  # the step uses features of images or videos
-PROMPT = "prompt"  # a row computes more than one token and its drafts
+PROMPT = "prompt"  # a row computes more than 1 + num_drafts tokens
 REASONS = (MEDIA, PROMPT)
 
 
 class Frame(NamedTuple):
-    """A step's bucket, and the step's t token indices among the bucket's tokens: a slice or
-    intp [t].
-    """
+    """A step's bucket, and where the step's t tokens are among the bucket's tokens: a slice or intp [t]."""
 
     bucket: Bucket
     places: slice | np.ndarray

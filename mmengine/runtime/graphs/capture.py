@@ -16,7 +16,7 @@ REPLAYED, CAPTURE_FAILED = "replayed", "capture_failed"  # label values of metri
 
 Size = TypeVar("Size")
 Replays = dict[Bucket, Callable[[], None]]
-# The type of `capture` below. Parallel ranks use another function, which captures in step.
+# The type of `capture` below. Parallel ranks use another function, which captures on all ranks together.
 Capture = Callable[
     [str, Iterable[Bucket], Callable[[Bucket], object], Callable[[Bucket], None], Recorder], Replays
 ]

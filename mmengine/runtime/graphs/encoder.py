@@ -1,9 +1,9 @@
 """Captures the encoder, once per size, and replays it. Not yet run on a GPU.
 
-For a small image, launching its many kernels takes longer than running them. Captured is the computation
-from pixels to features, with fixed input and output addresses. The copies are not captured: pixels come
-through pinned memory, and features are copied into the encoder cache. Everything runs on a single stream. So
-with two steps in flight, the second step's pixels are copied only after the first step's pixels are encoded.
+For a small image, launching its many kernels takes longer than running them. The computation from pixels to
+features is captured, with fixed input and output addresses. The copies are not captured: pixels come through
+pinned memory, and features are copied into the encoder cache. Everything runs on a single stream. So with two
+steps in flight, the second step's pixels are copied only after the first step's pixels are encoded.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Computes how many KV blocks fit into a device's memory, and explains it if too few fit.
+"""Computes how many KV blocks fit into a device's memory, and shows the sum if too few fit.
 
     total - taken (weights, other programs) - step peak - graphs - recurrent states - LoRA adapters - reserve
         = encoder cache + KV blocks
@@ -85,7 +85,9 @@ class Memory:
         )
 
     def _largest(self) -> str:
-        """Return ", or " and the setting that makes the largest part (without the weights) smaller, or ""."""
+        """Return ", or NAME" for the setting that makes the largest part (without the weights) smaller,
+        else "".
+        """
         settings = (
             ("token_budget", self.layers if self.layers >= self.encoder else 0),
             ("encoder_budget", self.encoder if self.encoder > self.layers else 0),
@@ -99,8 +101,7 @@ class Memory:
 
 
 def cached_embeds(left: int, embed_bytes: int, kv_bytes: int, *, least: int, wanted: int) -> int:
-    """Return the encoder cache's default embedding count, which shares `left` bytes with the KV
-    pool.
+    """Return how many embeddings the encoder cache gets by default. It shares `left` bytes with the KV pool.
 
     The cache gets `left` / CACHE_PART bytes, up to MOST_CACHED embeddings, or `wanted` embeddings if that
     is more. The KV pool keeps at least half the bytes, and at least `kv_bytes`. In any case the cache has

@@ -137,7 +137,7 @@ class KVPool:
 def fresh_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: Device) -> torch.Tensor:
     """Return zeros. On a CPU they are fresh pages, which take memory only when they are written.
 
-    (calloc might instead reuse memory that the process has freed, which it has to clear.)
+    calloc may reuse memory that the process has freed, and clearing that writes to all its pages.
     """
     if device.torch_device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device.torch_device)

@@ -36,15 +36,15 @@ from mmengine.runtime.kv.pool import KVPool
 
 MAX_WAITING_BYTES = 256 * 2**20  # most bytes in computed rows that are not written yet
 MAX_FETCHED_BYTES = 2**31  # most bytes in fetched rows that no step has taken yet; half for one request
-MAX_KNOWN = 2**17  # how many names that the store has are remembered
+MAX_KNOWN = 2**17  # most names of stored values that are remembered
 NAMESPACE_BYTES = 16  # length of the prefix that precedes each name in a key
 Result = TypeVar("Result")
 CLOSE_S = 10.0  # time for writing the remaining rows when an engine closes
 
 
 def namespace(fingerprints: Mapping[str, str], config: EngineConfig, kind: str) -> bytes:
-    """Return a key prefix that depends on everything a stored value is valid for: weights, dtypes, block
-    size, rank.
+    """Return a key prefix that differs if weights, dtypes, block size or rank differ, on which stored values
+    depend.
 
     `kind`: "kv" or "features".
     """

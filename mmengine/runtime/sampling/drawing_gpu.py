@@ -1,4 +1,4 @@
-"""Draws tokens on a GPU. The tokens equal filters.py and gumbel.py. Not yet run on a GPU.
+"""Draws tokens on a GPU. The tokens are the same as with filters.py and gumbel.py. Not yet run on a GPU.
 
 The filters become a lower bound on a row's logits. A row's token must be the same in any batch, so the
 kernels sum probabilities themselves: torch's cumsum depends on the row count, and its softmax on the

@@ -1,6 +1,7 @@
 """Applies rules that depend on earlier tokens: no-repeat n-grams, and biased or excluded sequences.
 
-If the last tokens are a sequence without its last token, the sequence's bias is added to that token's logit.
+If a row ends with all tokens in a sequence except the last, the sequence's bias is added to the last token's
+logit.
 """
 
 import numpy as np

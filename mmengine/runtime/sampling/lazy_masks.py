@@ -98,8 +98,7 @@ class _Walk:
     def _run_at(self, position: int) -> list[int]:
         """Return the row's sampled tokens from `position` on.
 
-        The last is the first that differs from its draft, or the token before the first without a finite
-        logit.
+        They end with the first that differs from its draft, or before the first without a finite logit.
         """
         end, tokens, largest, follows = position, self._tokens, self._largest, self._follows
         while isfinite(largest[end]):

@@ -22,8 +22,8 @@ class TokenCounts:
     """For rows with penalties: which tokens prompt and output contain, and how often the output contains
     them.
 
-    Each such row takes vocab_size * 5 bytes, on a CPU up to vocab_size * 9. The tables grow with the row
-    count. A row's place is released when another request takes the row.
+    Each such row takes vocab_size * 5 bytes, on a CPU up to vocab_size * 9. The tables grow with the number
+    of such rows. A row's place is released when another request takes the row.
     """
 
     def __init__(self, max_rows: int, vocab_size: int, device: torch.device) -> None:

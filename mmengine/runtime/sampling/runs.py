@@ -20,7 +20,8 @@ class Runs(NamedTuple):
     def counts(self, token_ids: np.ndarray) -> np.ndarray:
         """Return how many tokens each row gives, int64 [s], if `token_ids` (int32 [p]) are sampled.
 
-        A row gives its sampled tokens up to and including the first that differs from the draft there.
+        A row gives its sampled tokens up to and including the first that differs from the draft after its
+        position.
         """
         ends = np.flatnonzero(token_ids != self.follows)
         return ends[np.searchsorted(ends, self.first)] - self.first + 1

@@ -19,7 +19,7 @@ class ReasoningState(NamedTuple):
     """How far a text is in its reasoning.
 
     `opened`: how many start marker tokens it has. `said`: its tokens after the start marker. `closed`:
-    how many last tokens begin the end marker. `is_over`: there is no reasoning, or it
+    how many of its last tokens are the start of the end marker. `is_over`: there is no reasoning, or it
     has ended.
     """
 

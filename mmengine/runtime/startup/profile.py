@@ -15,7 +15,7 @@ from mmengine.models.plugin import AuxHiddenStates, ModelSpec, VisionLanguageMod
 from mmengine.runtime.device.port import Meter
 from mmengine.runtime.graphs.encoder_sizes import MOST_EMBEDS
 
-# Filters need memory for so many copies of float32 logits: scaled, sorted, token ids (int64), cumulative
+# Filters need memory for this many copies of float32 logits: scaled, sorted, token ids (int64), cumulative
 # sums.
 SAMPLING_COPIES = 5
 

@@ -205,8 +205,8 @@ class Eagle3Drafter:
             self.keys.lose(self.deferred.clear())
 
     def _lend(self, plan: StepPlan, rows: np.ndarray, selected: np.ndarray, lacks: np.ndarray) -> np.ndarray:
-        """Let rows that lack blocks borrow other rows' waiting states in these blocks. Returns which can,
-        bool [n].
+        """Let rows that lack blocks borrow other rows' waiting states in these blocks. Returns which rows
+        could borrow, bool [n].
 
         Only rows that may have drafts (`selected`) borrow. If another row reads the states now, the row need
         not borrow them, and continues in the next step.

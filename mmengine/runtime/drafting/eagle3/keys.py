@@ -54,7 +54,7 @@ class Keys:
             self._skipped = []
 
     def prepare(self, plan: StepPlan) -> None:
-        """Follow the plan's block copies and admitted rows, before its forward pass."""
+        """Copy the marks of copied blocks, and set up admitted rows, before the plan's forward pass."""
         self.settle()
         for sources, targets, pairs in (
             (self._known, self._known_on_host, plan.swap_out),
