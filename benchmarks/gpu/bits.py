@@ -21,7 +21,7 @@ DRAFTED = 4  # how many tokens at each row's end are decoded one by one, or veri
 
 
 def compare_bits(device: str, dtype: torch.dtype, dry: bool) -> Verdict:
-    """Compare the logits of every token in three rows that run alone with those of the same rows in batches.
+    """Compare every token's logits when its row runs alone with its logits in batches, for three rows.
 
     `companies` lists the batches. The model has two layers of the 8B's width and the 8B's head. The first row
     has image features that are added after each layer. Raises ConfigError if the device does not

@@ -23,7 +23,7 @@ from benchmarks.gpu.tokens import Verdict
 from mmengine.errors import in_one_line
 
 PATIENCE = 3  # a part is cut off after this many times its duration on an H100
-SHORTEST = 30.0  # seconds; a process that loads CUDA may have to wait
+SHORTEST = 30.0  # least time limit in seconds, because loading CUDA may take long
 
 
 class PartReporter:

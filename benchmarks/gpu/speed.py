@@ -23,7 +23,7 @@ from mmengine.runtime.executor import TorchExecutor
 from mmengine.runtime.startup.sizing import steps_in_flight
 from mmengine_qwen3_vl import plugin
 
-SETTLE = 4  # steps before the measured ones
+SETTLE = 4  # steps in which all rows decode, before the measured steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Sizes:
     steps: int  # measured decode steps
     budget: int  # tokens per step
     prefill: int  # tokens in the long prompt
-    grid: tuple[int, int, int]  # an image's patches
+    grid: tuple[int, int, int]  # an image's grid (t, h, w) in patches
     small_grids: tuple[tuple[int, int, int], ...] = ((1, 16, 16), (1, 32, 32), (1, 44, 44))
 
 

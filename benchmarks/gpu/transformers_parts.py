@@ -71,7 +71,7 @@ def by_continuous_batching(name: str, tell: PartReporter) -> None:
 
 
 def beside(run: Run, name: str) -> None:
-    """Record goals that compare mmengine's tokens per second with the best of transformers'."""
+    """Record goals that compare mmengine's tokens per second with transformers' best figure."""
     for what, other, wanted in (
         ("texts", "continuous batching", WANTED_CONTINUOUS),
         ("images", "generate", WANTED_GENERATE),

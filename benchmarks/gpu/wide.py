@@ -36,7 +36,7 @@ class Widened(RandomWeights):
 
 
 def compare_wide(device: str, dtype: torch.dtype, num_heads: int, count: int) -> tuple[Verdict, str]:
-    """Compare the answers to `count` prompts that run together with the reference.
+    """Run `count` prompts together, and compare their answers with the reference.
 
     The run has prompt chunks, mixed steps, and captured steps if the attention backend supports them. Also
     returns the backend's name with the number of replayed steps.

@@ -1,7 +1,7 @@
 """Compile the Triton kernels for several GPUs on a machine without a GPU. TRITON_INTERPRET must be off.
 
 Without options each kernel is compiled for a few shapes; with `--attention` only the attention kernels, for
-all heads and tiles. With `--newest` only the newest compute capability is compiled for.
+all heads and tiles. `--newest` compiles only for the newest compute capability.
 """
 
 import re

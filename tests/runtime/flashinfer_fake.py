@@ -35,8 +35,8 @@ def _signature(parameters: list[list]) -> inspect.Signature:
 def recorded(module) -> dict[str, list[list]]:
     """Return an installed package's signatures in the record's format.
 
-    For the decode wrapper's `plan` they are those of the method that it calls, because `plan` itself only
-    passes its arguments on.
+    The decode wrapper's `plan` only passes its arguments on, so its entry is the signature of the method that
+    it calls.
     """
     calls = {}
     for wrapper in WRAPPERS:

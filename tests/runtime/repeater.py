@@ -55,8 +55,8 @@ def let_backends_capture(set_attribute=setattr):
         set_attribute(backend, "captures", True)
 
 
-# Environment variable that tells a rank's process where to fail. It has two numbers: of a capture, and of a
-# step that fails before it exchanges anything; 0: none.
+# Environment variable that tells a rank's process where to fail. Its value is two numbers (0: none): which
+# capture fails, and which step fails before it exchanges anything.
 FAILS = "MMENGINE_TEST_FAILS"
 FOLLOWER = (sys.executable, __file__)
 

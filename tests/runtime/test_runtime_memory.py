@@ -78,7 +78,7 @@ def test_the_remaining_memory_is_divided_between_encoder_cache_and_pool(
 
 
 def test_a_share_of_a_gpu():
-    """The 8B's sizes, with the memory that is left on GPUs from 24 to 300 GB, and in the tightest cases."""
+    """The 8B's sizes, if 52, 300, 3 or 1 GiB are left for the encoder cache and the KV pool."""
     embed, kv = 4 * 4096 * 2, 2 * 36 * 16 * 8 * 128 * 2
     for left, cached in ((52 * GIB, 85_196), (300 * GIB, 2**17), (3 * GIB, 32_768), (GIB, 16_384)):
         assert cached_embeds(left, embed, 2 * kv, least=16_384, wanted=32_768) == cached

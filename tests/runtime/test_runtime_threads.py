@@ -17,7 +17,7 @@ from mmengine.serve.engine.engine import Engine
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """Return a function that makes a folder like / with a machine's CPUs, two per core, and more `files`."""
+    """Return a function that makes a machine with so many CPUs, two per core, and returns its root folder."""
 
     def make(num_cpus, files=(), siblings=2):
         monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(num_cpus)), raising=False)
