@@ -94,7 +94,7 @@ def _how_it_ends(walk: Walk) -> LogEnd:
         case Follows.REPAIRED:
             return LogEnd("", "closed by a repair, because its writer was gone")
     last = walk.recovery.next_sequence - 1
-    where = f"behind record {last}" if last >= 0 else "before its first record"
+    where = f"after record {last}" if last >= 0 else "before its first record"
     return LogEnd(
         UNCLOSED,
         f"the log was not closed: its process was killed {where}, or the file was cut there, between two "

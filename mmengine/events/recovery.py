@@ -149,7 +149,7 @@ class Walk:
         recovery = self.recovery
         missing = frame.sequence - recovery.next_sequence
         what = (
-            f"record {frame.sequence} is in the place of record {recovery.next_sequence}; records are "
+            f"record {frame.sequence} was found instead of record {recovery.next_sequence}; records are "
             "missing, or not in order"
         )
         if recovery.mode != "salvage":

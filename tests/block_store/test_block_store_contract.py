@@ -1,4 +1,4 @@
-"""Test the rules that each block store must follow, and the damage that a folder store must survive."""
+"""Tests the rules that every block store must follow, and damaged or foreign files in a folder store."""
 
 import os
 import threading

@@ -1,9 +1,9 @@
 """A coverage-guided fuzzer for the reader: python -m tests.events.fuzz_reader FOLDER [libFuzzer options]
 
-The bytes are a hostile segment. A reader returns records or raises CorruptLog, in bounded memory, and never
-returns two records with one sequence. Records in `strict` also come in `tail`, and records in `tail` also in
-`salvage`. The mutator corrects most checksums, because a guess never would; so the code after the checksums
-is reached too.
+The fuzzer's bytes are read as a hostile segment. A reader must return records or raise CorruptLog, within
+bounded memory, and must never return two records with the same sequence. The records that the mode `strict`
+returns must also be returned in `tail`, and those in `tail` also in `salvage`. The mutator corrects most
+checksums, because random changes never would. So the code after the checksums is reached too.
 """
 
 import struct
@@ -26,7 +26,9 @@ NAME = Path("00000000000000000000.mmlog")
 
 
 def read(data: bytes, mode: str) -> tuple[list, bool]:
-    """Return records, their events as bytes (a logprob may be NaN), and whether the end was reached."""
+    """Return the records, and whether the end was reached. Events are compared as bytes, because a logprob
+    may be NaN.
+    """
     records = []
     try:
         for frame in Walk(NAME, data, Recovery(mode), is_last=True):
@@ -53,7 +55,7 @@ def check(data: bytes) -> None:
 
 
 def with_checksums(data: bytearray) -> bytearray:
-    """Correct checksums, and lengths that reach past the end."""
+    """Correct the checksums and the lengths in all frames, the header and the footer."""
     if len(data) >= HEADER_SIZE:
         data[HEADER_SIZE - 4 : HEADER_SIZE] = _crc(data[: HEADER_SIZE - 4])
     place = data.find(MAGIC)
@@ -79,7 +81,9 @@ def mutate(data: bytes, max_size: int, seed: int) -> bytes:
 
 
 def write_corpus(folder: Path) -> None:
-    """Write the initial segments: golden ones, cut so that they stay small, and one with each event."""
+    """Write the initial segments: the beginnings of two golden logs, and a segment with one event of
+    each type.
+    """
     from tests.events.logs import one_of_each, segments, write_log
 
     folder.mkdir(parents=True, exist_ok=True)

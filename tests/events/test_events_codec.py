@@ -1,4 +1,6 @@
-"""Records: decoding returns what was encoded, and bytes that are no record are recognised."""
+"""Tests that decoding returns the encoded records, and that bytes that are no records raise the right
+errors.
+"""
 
 import struct
 import tracemalloc
@@ -116,18 +118,18 @@ HUGE = 2**32 - 1
 
 
 def framed(body: bytes, *, count: int = 1, length: int | None = None, start=(0, 0, 0)) -> bytes:
-    """Return a frame with a right checksum and any body."""
+    """Return a frame with the given body and a right checksum."""
     checked = struct.pack("<IIQQQ", len(body) if length is None else length, count, *start) + body
     return codec.MAGIC + struct.pack("<I", zlib.crc32(checked)) + checked
 
 
 def record_of(body: bytes, *, number: int = 8, **fields) -> bytes:
-    """Return a frame of one record with the given body."""
+    """Return a frame with one record, whose event has the given body and type number."""
     return framed(b"\x91\x94" + msgspec.msgpack.encode(number) + b"\0\0" + body, **fields)
 
 
 def read(data: bytes, offset: int = 0) -> list:
-    """Return the records of the frame at a place."""
+    """Return the records in the frame at `offset`."""
     return codec.records_in(data, frame_at(data, offset))
 
 
@@ -272,7 +274,7 @@ def test_a_count_that_lies(count):
 
 @pytest.mark.parametrize("steps, ns", [(-1, 0), (0, -1), (2**64, 0), (1, 2**63)])
 def test_a_step_or_time_out_of_range(steps, ns):
-    if steps == 2**64:  # no msgpack integer; the sum is larger
+    if steps == 2**64:  # msgpack has no such integer, so the header's step and the record's step add up to it
         data = framed(msgspec.msgpack.encode([(8, 2**63, 0, ("",))]), start=(0, 2**63, 0))
     else:
         data = framed(msgspec.msgpack.encode([(8, steps, ns, ("",))]), start=(0, 0, 2**63 if ns > 0 else 0))

@@ -1,4 +1,6 @@
-"""A real run's log, cut and flipped everywhere: no wrong recovery, and every flip is found."""
+"""Tests a real run's log that is cut at every byte or has flipped bits: no wrong record is returned, and
+every flip is detected.
+"""
 
 import os
 import random
@@ -54,7 +56,7 @@ def test_a_cut_at_each_of_the_last_bytes(run, tmp_path):
 
 
 def test_a_cut_log_continues_and_verifies(run, tmp_path):
-    """A sample of the cuts above, each continued by a writer."""
+    """A writer continues the log after each of a sample of cuts."""
     data, records = run
     for number, size in enumerate(range(len(data) - LAST_BYTES, len(data), 211)):
         (tmp_path / str(number)).mkdir()
@@ -90,7 +92,7 @@ def test_flipped_bits(run, tmp_path, closed):
             assert path.name in str(error)
             seen["refused"] += 1
         else:
-            assert reader.torn is not None, "unseen"
+            assert reader.torn is not None, "the flip was not detected"
             seen["cut"] += 1
         assert got == records[: len(got)]
         if closed and bit // 8 >= len(data) - FOOTER_SIZE:
@@ -112,7 +114,7 @@ def test_flipped_bits_of_a_packed_segment(run, tmp_path):
         flipped[bit // 8] ^= 1 << bit % 8
         packed.write_bytes(flipped)
         try:
-            assert list(LogReader(folder)) == records, "zstd has a bit or two that mean nothing"
+            assert list(LogReader(folder)) == records, "a few bits in a zstd file have no meaning"
         except CorruptLog:
             refused += 1
     assert refused > 490

@@ -1,4 +1,4 @@
-"""A log is read while it is written."""
+"""Tests LogFollower, which reads a log while it is written."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def records(tmp_path_factory):
 
 
 def test_records_come_as_they_are_committed(records, tmp_path):
-    """Write small segments, so that some become full meanwhile."""
+    """The segments are so small that some become full while the log is followed."""
     writer = LogWriter(tmp_path, segment_bytes=4096)
     left, seen = list(records), []
 
@@ -33,7 +33,7 @@ def test_records_come_as_they_are_committed(records, tmp_path):
 
     for record in LogFollower(tmp_path, wait):
         seen.append(record)
-        assert len(seen) <= len(records) - len(left), "nothing before it is there"
+        assert len(seen) <= len(records) - len(left), "no record is returned before it was committed"
     writer.close()
     assert [(r.sequence, r.step, r.event) for r in seen] == [(r.sequence, r.step, r.event) for r in records]
     assert len(list(tmp_path.glob("*.mmlog*"))) > 2

@@ -1,4 +1,4 @@
-"""fsck prints one line and one kind for each defect, and repairs the tail on request."""
+"""Tests that fsck reports one line and one kind for each defect, and repairs the tail on request."""
 
 import struct
 import zlib
@@ -30,7 +30,7 @@ def edit(path, change):
 
 
 def kill(folder):
-    """Leave the log as a process that is killed between two commits."""
+    """Change the log to that of a process that was killed between two commits."""
     edit(segments(folder)[-1], lambda data: data[:-FOOTER_SIZE])
 
 
@@ -46,7 +46,9 @@ def flip(folder):
 
 
 def lie(folder):
-    """Let a segment's first frame claim more than the file holds; complete frames follow."""
+    """Let the first frame in a segment claim more bytes than the file has, although complete frames
+    follow.
+    """
     edit(segments(folder)[0], lambda data: data[:72] + struct.pack("<I", 10**6) + data[76:])
 
 
@@ -99,7 +101,7 @@ def empty_the_only_one(folder):
 
 
 def keep_a_state_from_behind(folder):
-    """Write a snapshot that fsck accepts."""
+    """Write a valid snapshot file for a record that the log does not have."""
     head = snapshots.HEADER.pack(snapshots.MAGIC, 1, 0, 0, 0)
     snapshots.snapshot_path(folder, COUNT + 7).write_bytes(head)
 
@@ -144,8 +146,8 @@ WRONG = {
     empty_the_last: ("end", "says that another segment follows record"),
     empty_the_only_one: ("end", "no segment has a byte in it"),
     keep_a_state_from_behind: ("end", "a snapshot holds the state after record 103"),
-    kill: ("unclosed", "killed behind record 95, or the file was cut there, between two frames"),
-    cut_between_two_frames: ("unclosed", "killed behind record 94, or the file was cut there"),
+    kill: ("unclosed", "killed after record 95, or the file was cut there, between two frames"),
+    cut_between_two_frames: ("unclosed", "killed after record 94, or the file was cut there"),
 }
 
 
@@ -156,7 +158,7 @@ def test_each_defect_is_named(log, wrong):
     kind, text = WRONG[wrong]
     assert report.findings[0].kind == kind and text in report.findings[0].text
     assert report.exit_code == KINDS[kind] and "\n" not in report.findings[0].text
-    assert len(report.findings) == 1 + (wrong is newer_type), "that one hides the footer, too"
+    assert len(report.findings) == 1 + (wrong is newer_type), "a record of a newer type also hides the footer"
 
 
 def test_every_kind_has_a_code_of_its_own():

@@ -1,5 +1,5 @@
-"""A disk becomes full during a run: running requests end, new ones are refused, no acknowledged record is
-lost, and the log continues when space is free again.
+"""Tests a disk that becomes full during a run: running requests finish, new requests are refused, no
+acknowledged record is lost, and the log continues when space is free again.
 """
 
 import errno
@@ -25,7 +25,9 @@ from tests.core.small_engine import request, settings_of
 
 
 class SmallDisk:
-    """A model of a small file system: segments, and a reserve that is allocated."""
+    """A model of a file system with `num_bytes` bytes, which replaces the system calls of a log writer. It
+    counts written bytes and the allocated reserve.
+    """
 
     def __init__(self, monkeypatch, num_bytes):
         self.free, self.reserve = num_bytes, 0
@@ -60,7 +62,7 @@ class SmallDisk:
 
 
 class Users:
-    """Submit requests until one is refused, and take the outputs."""
+    """Submits requests to an engine whose log is on the disk, and collects the outputs."""
 
     def __init__(self, folder, **options):
         self.config = settings_of(max_waiting=64, max_model_len=512, num_blocks=600)
@@ -115,7 +117,7 @@ def test_running_requests_end_on_the_reserve(tmp_path, monkeypatch):
     assert disk.reserve == 0 and users.core.has_work
     users.finish()
     users.check_all()
-    assert users.core.stalled and disk.free > 0, "room was left, but not enough to take more"
+    assert users.core.stalled and disk.free > 0, "some space is left, but not enough for new requests"
     with pytest.raises(MMEngineError, match="no new requests"):
         users.submit()
     disk.free += 300_000
@@ -131,7 +133,7 @@ def test_running_requests_end_on_the_reserve(tmp_path, monkeypatch):
 
 
 def test_on_the_reserve_no_other_file_takes_space(tmp_path, monkeypatch):
-    """No segment is packed and no snapshot is written; retention, which frees space, continues."""
+    """While the log uses its reserve, no segment is packed and no snapshot is written."""
     disk, folder = SmallDisk(monkeypatch, 300_000), tmp_path / "log"
     users = Users(folder, reserve_bytes=60_000, segment_bytes=20_000)
     core = users.core
@@ -214,7 +216,7 @@ def test_an_engine_that_closes_on_its_reserve_loses_nothing(tmp_path, monkeypatc
 
 @pytest.fixture
 def tmpfs():
-    """A real file system with 1 MB."""
+    """Mount a real file system with 1 MB, and return its folder."""
     folder = Path(tempfile.mkdtemp())
     mount = shutil.which("mount")
     command = [mount, "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
@@ -230,7 +232,7 @@ def tmpfs():
 
 @pytest.mark.long
 def test_a_tmpfs_of_one_megabyte(tmpfs):
-    """The log fills the disk, and another file that is deleted later."""
+    """The log and another file fill the disk. The other file is deleted later."""
     other = tmpfs / "other"
     users = Users(tmpfs / "log")
     other.write_bytes(bytes(450_000))
@@ -253,7 +255,7 @@ def test_a_tmpfs_of_one_megabyte(tmpfs):
 
 
 def test_another_process_fills_a_tmpfs(tmpfs):
-    """Another process takes all the space, and the reserve's space as soon as it is given up."""
+    """Another process uses all free space, and also the reserve's space as soon as the log releases it."""
     users = Users(tmpfs / "log")
     for _ in range(4):
         users.submit()

@@ -1,4 +1,4 @@
-"""The reader's fuzzer, for a moment here and for a minute in `make soak`."""
+"""Runs the reader's fuzzer: a few runs in the usual tests, and a minute in `make soak`."""
 
 import importlib.util
 import subprocess

@@ -1,4 +1,6 @@
-"""A writer is killed between any two system calls: the acknowledged records exist, and the log continues."""
+"""Tests a writer that is killed between any two system calls: all acknowledged records are in the log, and
+another writer can continue the log.
+"""
 
 import os
 from contextlib import suppress
@@ -14,11 +16,11 @@ CALLS = ("open", "write", "fdatasync", "fsync", "ftruncate", "replace", "unlink"
 
 
 class Killed(BaseException):
-    """No handler in the log catches this, as no handler runs in a killed process."""
+    """Stands for a kill. No handler in the log's code catches this exception."""
 
 
 class Kill:
-    """Counts system calls, and kills before one of them or in the middle of a write."""
+    """Counts system calls, and raises Killed at call number `at`; a write stores half of its bytes first."""
 
     def __init__(self, monkeypatch, at):
         self.calls, self.at, self.name = 0, at, ""
@@ -41,7 +43,7 @@ class Kill:
 
 
 def live(folder, numbers, acknowledged, *, snapshots=False):
-    """One process that writes a record per commit into small segments, packing and deleting them."""
+    """Run one process: it commits each record alone into small segments, and packs and deletes segments."""
     retention = Retention(max_bytes=700) if snapshots else Retention()
     writer = LogWriter(folder, reopen="tail", segment_bytes=260, retention=retention, reserve_bytes=65536)
     try:
@@ -86,13 +88,13 @@ def test_killed_at_any_system_call(tmp_path, monkeypatch, snapshots):
         places.add(name)
         found = in_log(folder)
         if found:
-            assert log_end(folder).kind in ("", "unclosed", "truncated"), (
-                "nothing that was acknowledged is lost"
-            )
+            assert log_end(folder).kind in ("", "unclosed", "truncated"), "no acknowledged record is lost"
         kept = found[0] if found else 0
         assert kept == 0 or snapshots
         expected = list(range(kept, len(acknowledged)))
-        assert found in (expected, [*expected, len(acknowledged)]), "at most the one that was being written"
+        assert found in (expected, [*expected, len(acknowledged)]), (
+            "at most the record that was being written is also in the log"
+        )
         again = []
         live(folder, range(100, 103), again, snapshots=snapshots)
         assert again == [100, 101, 102]
@@ -105,7 +107,7 @@ def test_killed_at_any_system_call(tmp_path, monkeypatch, snapshots):
 
 @pytest.mark.long
 def test_killed_again_while_it_recovers(tmp_path, monkeypatch):
-    """The repair of a torn tail is itself cut short, at each of its system calls."""
+    """The process that repairs a torn tail is itself killed, at each of its system calls."""
     torn = next(
         at
         for at in range(1, 400)

@@ -1,4 +1,6 @@
-"""Reading a folder: no wrong record is returned, a cut tail is reported, damage is refused."""
+"""Tests reading a log's folder: no wrong record is returned, a torn tail is reported, and damage raises
+CorruptLog.
+"""
 
 import os
 import zlib
@@ -18,8 +20,8 @@ from tests.events.test_events_codec import one_record, record_of
 
 @pytest.fixture
 def single(tmp_path):
-    """Return path, bytes and events of a log with one segment as a killed process leaves it, without a
-    footer.
+    """Return the path, the bytes and the events of a log with one segment. The segment has no footer,
+    as after a kill.
     """
     folder = write_log(tmp_path / "single", one_of_each())
     (path,) = segments(folder)
@@ -53,7 +55,7 @@ def test_all_comes_back_in_order(several):
 
 
 def ends_of(path):
-    """Return where each complete frame in an undamaged segment begins, and where the last one ends."""
+    """Return the offset of each frame in an undamaged segment, and the end of the last frame."""
     data = path.read_bytes()
     scan = segment.Scan(data)
     return [frame.offset for frame in scan.frames()] + [len(data) - FOOTER_SIZE * scan.is_closed]
@@ -94,7 +96,7 @@ def test_a_tail_of_zeros_is_torn(single):
 
 @pytest.mark.long
 def test_no_bit_of_a_closed_log_flips_unseen(closed):
-    """The footer marks the log's end, so its last record is damaged and never torn."""
+    """Because a footer follows, a damaged last record is not taken for a torn tail."""
     path, data, events = closed
     footer = len(data) - FOOTER_SIZE
     for byte in range(len(data)):
@@ -114,7 +116,7 @@ def test_a_segment_without_a_frame_in_the_middle_is_a_gap_and_one_at_its_end_con
     path, data, _ = closed
     starts = ends_of(path)
     path.write_bytes(data[: starts[3]] + data[starts[4] :])
-    with pytest.raises(CorruptLog, match="record 4 is in the place of record 3") as error:
+    with pytest.raises(CorruptLog, match="record 4 was found instead of record 3") as error:
         list(LogReader(path.parent))
     assert error.value.kind == "gap"
     path.write_bytes(data[: starts[-2]] + data[starts[-1] :])
@@ -267,7 +269,7 @@ def test_too_many_segments_are_refused(single, monkeypatch):
 
 
 def test_false_beginnings_of_records_cost_no_quadratic_time(single, monkeypatch):
-    """Many bytes look like headers, each with a long body to check."""
+    """Many places look like frame headers that claim a long body, over which a checksum must be computed."""
     path, data, _ = single
     fakes, size = 2000, HEADER.size
 

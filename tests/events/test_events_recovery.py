@@ -1,4 +1,4 @@
-"""Recovery modes and continued logs: every loss is reported, and nothing else is lost."""
+"""Tests the recovery modes and continued logs: every lost record is reported, and no other record is lost."""
 
 import random
 
@@ -35,7 +35,7 @@ def flip(path, place):
 
 
 def record_places(folder):
-    """Return file and byte of each record's frame."""
+    """Return (path, offset) for each record's frame."""
     return [(path, r.offset) for path in segments(folder) for r in LogReader(folder) if _stands_in(path, r)]
 
 
@@ -74,9 +74,9 @@ def record_places_after(folder, path, offset):
         (lambda paths: paths[0].unlink(), [0, 1, 2]),
         (lambda paths: paths[1].write_bytes(b""), [3, 4, 5]),
         (lambda paths: paths[1].write_bytes(b"no log at all" * 20), [3, 4, 5]),
-        (lambda paths: flip(paths[1], 3), []),  # the header alone
+        (lambda paths: flip(paths[1], 3), []),  # damages only the header
         (lambda paths: paths[1].write_bytes(paths[1].read_bytes()[:150]), [4, 5]),
-        (lambda paths: flip(paths[1], paths[1].stat().st_size - 5), []),  # the footer alone
+        (lambda paths: flip(paths[1], paths[1].stat().st_size - 5), []),  # damages only the footer
         (lambda paths: flip(paths[3], 100), [9]),
     ],
 )
@@ -86,7 +86,7 @@ def test_salvage_of_worse(log, damage, lost):
     first = [record.sequence for record in reader]
     assert first == [n for n in range(12) if n not in lost]
     told = [n for cut in reader.recovery.cuts for n in range(cut.first_lost, cut.first_lost + cut.num_lost)]
-    assert told == (lost if lost != [0, 1, 2] else [])  # a lost beginning is unknown
+    assert told == (lost if lost != [0, 1, 2] else [])  # a reader cannot know that the beginning is lost
     with pytest.raises(CorruptLog):
         list(LogReader(log, "strict"))
 
@@ -115,7 +115,7 @@ def test_strict_wants_a_footer_of_every_segment_but_the_last(log):
     last.write_bytes(last.read_bytes()[:-FOOTER_SIZE])
     assert names(log, "strict") == list(range(12))
     first.write_bytes(first.read_bytes()[:-FOOTER_SIZE])
-    assert names(log) == list(range(12)), "sequences tell that nothing is missing"
+    assert names(log) == list(range(12)), "the sequences show that no record is missing"
     with pytest.raises(CorruptLog, match="no footer"):
         names(log, "strict")
 
@@ -126,7 +126,7 @@ def test_a_word_that_is_no_mode(log):
             use()
 
 
-# Continuing
+# Continued logs
 
 
 def go_on(folder, mode="tail", **options):
@@ -154,7 +154,9 @@ def test_a_new_folder_is_begun(tmp_path):
 
 @pytest.mark.long
 def test_a_log_cut_at_every_byte_goes_on(tmp_path):
-    """Cut, continue, and read: complete records and the new ones, without a gap, and a footer everywhere."""
+    """The log is cut, continued and read in the mode strict: complete records and new records follow without
+    a gap, and every segment has a footer.
+    """
     source = write_log(tmp_path / "source", NAMES[:3])
     data = segments(source)[0].read_bytes()
     ends = [record.offset for record in LogReader(source)][1:] + [len(data) - FOOTER_SIZE]
@@ -177,7 +179,7 @@ def test_strict_refuses_to_continue_a_torn_log(log):
     with pytest.raises(CorruptLog, match="cut short"):
         LogWriter(log, reopen="strict")
     assert path.read_bytes() == before
-    go_on(log, "tail")  # the lock is free
+    go_on(log, "tail")  # works because the refused writer has released the lock
 
 
 @pytest.mark.parametrize("mode", ["strict", "tail", "salvage"])
@@ -191,7 +193,7 @@ def test_damage_inside_the_last_segment(log, mode):
         assert path.read_bytes() == before
         return
     recovery = go_on(log, mode, pack_full=False)
-    assert recovery.num_lost == 1 and path.read_bytes() == before, "nothing is written over damage"
+    assert recovery.num_lost == 1 and path.read_bytes() == before, "the damaged segment is unchanged"
     assert names(log, "salvage") == [*range(9), 10, 11, 100, 101]
 
 
@@ -206,7 +208,7 @@ def test_a_killed_writer_leaves_files_that_do_not_matter(log):
 
 
 def test_the_history_of_a_log_that_was_continued_often(tmp_path):
-    """Cut at random places again and again: complete records stay, in order."""
+    """The log is cut at random positions and continued many times. Complete records stay, in order."""
     rng, expected, folder = random.Random(5), [], tmp_path / "log"
     for life in range(25):
         writer = LogWriter(folder, reopen="tail", segment_bytes=rng.choice([300, 1000, 10**6]))

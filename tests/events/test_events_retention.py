@@ -30,7 +30,7 @@ class Days:
         self.writer = LogWriter(folder, retention=retention, segment_bytes=330, **options)
 
     def again(self, retention, *, knows=True):
-        """Continue the log as another process does. With `knows`, say that no answer is undelivered."""
+        """Continue the log as another process. `knows`: tell the writer that no answer is undelivered."""
         self.writer.close()
         self.writer = LogWriter(self.folder, reopen="tail", retention=retention, segment_bytes=330)
         if knows:
@@ -145,7 +145,7 @@ def test_a_segment_stays_while_a_request_that_begins_in_it_was_not_delivered(day
     assert days.first == max(first for first in days.firsts if first <= place) == days.firsts[0] > 0
     days.add(ev.Finished("a", "stop"))
     days.tidy()
-    assert days.first == days.firsts[0] <= place, "finished, and nobody has the answer"
+    assert days.first == days.firsts[0] <= place, "the request has ended, but its answer was not delivered"
     days.add(ev.Delivered("a"))
     days.fill(8)
     days.snapshot(days.writer.next_sequence - 1)
@@ -223,7 +223,7 @@ def test_undelivered_answers_are_known_after_a_restart(days):
     days.fill(8)
     days.snapshot(days.writer.next_sequence - 1)
     days.tidy()
-    assert days.first == 0, "nobody said yet what is needed"
+    assert days.first == 0, "the undelivered requests are not known yet"
     days.writer.expect(Undelivered({"a": 0}))
     days.tidy()
     assert days.first == 0
@@ -236,7 +236,9 @@ def test_segments_that_were_not_packed_are_packed_after_a_restart(tmp_path):
     folder = write_log(tmp_path / "log", [ev.Failed(f"number {n}") for n in range(20)], segment_bytes=330)
     writer = LogWriter(folder, reopen="tail")
     writer.close()
-    assert len(list(folder.glob("*.mmlog"))) == 1, "the last one may say another day that it goes on"
+    assert len(list(folder.glob("*.mmlog"))) == 1, (
+        "the last segment is not packed, because its footer may still change"
+    )
     assert len(list(folder.glob("*.zst"))) > 5 and len(read_events(folder)) == 20
 
 
@@ -262,7 +264,7 @@ def test_a_disk_without_space_to_pack_keeps_its_segments(days, monkeypatch):
     calls = []
     monkeypatch.setattr(module.os, "fsync", lambda fd: calls.append(fd))
     days.writer.tidy()
-    assert not calls, "not again at once"
+    assert not calls, "the next call does not try again at once"
     days.tidy()
     assert calls and list(days.folder.glob("*.zst"))
     assert len(read_events(days.folder)) == 12

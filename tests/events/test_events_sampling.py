@@ -1,4 +1,6 @@
-"""Sampling parameters in the log: new fields come back, and records without them get their defaults."""
+"""Tests sampling parameters in the log: new fields are read back, and records without them get the
+defaults.
+"""
 
 import msgspec
 import pytest
@@ -6,7 +8,7 @@ import pytest
 from mmengine.events import vocabulary as ev
 from mmengine.request import SamplingParams
 
-FIELDS_OF_0_1 = 16  # of SamplingParams in version 0.1.0
+FIELDS_OF_0_1 = 16  # number of fields of SamplingParams before the fields in RULES were added
 RULES = {
     "suppress_tokens": (3, 4),
     "bad_words_ids": ((1,), (2, 3)),

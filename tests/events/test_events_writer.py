@@ -1,4 +1,6 @@
-"""Writing: one write per commit, and complete records only, whatever the disk does."""
+"""Tests the writer: each commit is one write, and the log has only complete records even if system
+calls fail.
+"""
 
 import errno
 import os
@@ -24,8 +26,9 @@ from tests.events.logs import one_of_each, read_events, segments, write_log
 
 
 class Disk:
-    """A model of a writer's system calls. `room`: bytes that it still takes, None for no limit. `fail_at`:
-    the number of the call that raises; a write stores half of its bytes then.
+    """Replaces a writer's system calls. `room`: how many bytes can still be written; None: no limit.
+    `fail_at`: the number of the call that fails. It raises OSError; a write stores half of its bytes and
+    returns a short count.
     """
 
     def __init__(self, monkeypatch, room=None, fail_at=None):
@@ -64,7 +67,7 @@ def test_one_write_per_commit(tmp_path, monkeypatch):
         writer.append(event, 0, 0)
     assert disk.calls == 0 and not segments(tmp_path / "log")
     assert writer.commit() and writer.commit()
-    assert disk.calls == 7, "a header in a file of its own, its name, then one write of the records"
+    assert disk.calls == 7, "the calls for a new segment's header and name, then one write of the records"
     assert read_events(tmp_path / "log") == one_of_each()
     assert writer.num_bytes == segments(tmp_path / "log")[0].stat().st_size
     writer.close()
@@ -175,7 +178,7 @@ def test_torn_bytes_that_cannot_be_cut_at_once_are_cut_before_the_next_write(tmp
 
 @pytest.mark.parametrize("sync_always", [False, True])
 def test_any_system_call_may_fail_once(tmp_path, monkeypatch, sync_always):
-    """For every call in a short run: each record is in the log once, in order."""
+    """Whichever call fails in a short run, each record is in the log once, in order."""
     events, kinds = one_of_each()[3:12], set()
     for fail_at in range(1, 100):
         folder = tmp_path / str(fail_at)
@@ -210,11 +213,11 @@ def test_closing_a_stalled_log_reports_lost_records(tmp_path, monkeypatch):
         writer.close()
     assert [event.error for event in read_events(tmp_path / "log")] == ["kept"]
     segments(tmp_path / "log")[0].unlink()
-    LogWriter(tmp_path / "log").close()  # the lock is free
+    LogWriter(tmp_path / "log").close()  # works because the lock was released
 
 
 def test_sync_beside_rotation(tmp_path, monkeypatch):
-    """Another thread syncs a descriptor that the writer closed meanwhile."""
+    """`sync` in another thread may get a descriptor that the writer has closed meanwhile."""
     writer = LogWriter(tmp_path / "log")
     writer.sync()
     writer.append(ev.Failed("x"), 0, 0)
@@ -238,7 +241,7 @@ def run(core, tokens, ends, steps=10_000):
 
 @pytest.mark.parametrize("room", [0, 1, 40, 200, 1000, 1777])
 def test_an_engine_on_a_full_disk(tmp_path, monkeypatch, room):
-    """No output appears without its record in the log; the run continues when there is space."""
+    """No output appears before its record is in the log. The run continues when space is free again."""
     config = settings_of(checkpoint_interval=2)
     core = EngineCore(config, SimulatedExecutor(config), sink=LogWriter(tmp_path / "log"))
     tokens, ends = {}, {}
@@ -256,7 +259,7 @@ def test_an_engine_on_a_full_disk(tmp_path, monkeypatch, room):
         executed = [record.event for record in reader if isinstance(record.event, ev.Executed)]
         logged = sum(len(event.token_ids) // 4 for event in executed)
         assert reader.torn is None
-    assert sum(map(len, tokens.values())) == logged, "tokens that came out are in the log"
+    assert sum(map(len, tokens.values())) == logged, "all tokens in outputs are in the log"
     assert core.step() is not None and not list(core.step())
     disk.room = None
     run(core, tokens, ends)
@@ -315,7 +318,7 @@ print("recovered", before)
 
 
 def test_a_real_limit_of_the_system(tmp_path):
-    """The kernel gives a short count first and raises later; no model is involved."""
+    """With a real limit on file sizes, the kernel first returns a short count and later raises an error."""
     done = subprocess.run(
         [sys.executable, "-c", LIMITED, str(tmp_path / "log")], capture_output=True, text=True, check=False
     )
@@ -324,7 +327,9 @@ def test_a_real_limit_of_the_system(tmp_path):
 
 
 def test_a_segment_has_so_many_frames_at_most(tmp_path, monkeypatch):
-    """A continuing process walks over the last segment frame by frame, and frames may be short."""
+    """A process that continues the log reads its last segment frame by frame, so the number of frames
+    is limited.
+    """
     monkeypatch.setattr(writer_module, "SEGMENT_FRAMES", 10)
     folder = write_log(tmp_path / "log", [ev.Failed(f"number {n}") for n in range(35)])
     assert [int(path.stem) for path in segments(folder)] == [0, 10, 20, 30]
@@ -349,7 +354,9 @@ def test_a_continuing_writer_reads_the_last_segment_once(tmp_path, monkeypatch, 
 
 
 def test_a_footer_promises_a_segment_again_after_a_repair(tmp_path):
-    """A writer was killed after it had promised a segment and before it began one."""
+    """The writer was killed after the footer announced another segment and before this segment had its
+    name.
+    """
     folder = write_log(tmp_path / "log", [ev.Failed(f"number {n}") for n in range(35)], segment_bytes=600)
     *_, before, last = segments(folder)
     last.rename(part_of(folder, int(last.stem)))

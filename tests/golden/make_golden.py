@@ -1,10 +1,10 @@
-"""Record a golden log; there is a log for each engine feature.
+"""Records golden logs. There is a golden log for each engine feature.
 
     python -m tests.golden.make_golden NAME...
 
-Each folder holds the log, a snapshot from its middle, and the digest, counts and lines that a build must find
-in the log. Until 0.1.0 is released a golden log is recorded again when its bytes or its decisions change;
-from 0.1.0 on a recorded log stays.
+Each folder holds the log, a snapshot from its middle, and `expected.json` with the digest, the counts and the
+lines that every build must compute from the log. Before version 0.1.0, a golden log is recorded again if the
+log's bytes or the decisions change. From 0.1.0 on, a recorded log never changes.
 """
 
 import json
@@ -36,7 +36,9 @@ HERE = Path(__file__).parent
 
 
 def expected(folder: Path, digest: bytes) -> dict:
-    """Return the figures that every build must find in the log."""
+    """Return the values that every build must compute from the log. `digest`: the digest of the final
+    state.
+    """
     report = verify(folder)
     lines = [asdict(line) for line in request_lines(folder)]
     return {
@@ -54,18 +56,18 @@ def expected(folder: Path, digest: bytes) -> dict:
 MIXED = {"seed": 42, "max_in_flight": 2, "draft_policy": "goodput"}
 SETTINGS = {
     "mixed": MIXED,
-    # A drafter that keeps KV, and a run in which each vLLM rule changes a decision.
+    # A drafter with its own KV. With this seed, each of vLLM's rules changes a decision.
     "compat": {"seed": 49, "compat": "vllm", "lookahead_tokens": 2},
-    # State slots for the rows and for a few kept states, which evict each other.
+    # State slots for all rows and for only a few kept states, so that kept states are replaced.
     "recurrent_states": MIXED | {"num_state_slots": 9, "snapshot_every": 8},
-    # Two adapters with a slot for only one adapter.
+    # Several adapters, of which only one can run at a time.
     "adapters": MIXED | {"max_loras": 1},
 }
 
 
 def crashed_run(folder: Path, num_requests: int, settings: dict = MIXED) -> EngineCore:
     """Record a process that ends during its run, and the process that continues its log. The second process
-    receives more requests than its queue takes.
+    gets more requests than fit into its queue.
     """
     drafts = {"num_draft_tokens": 2, "drafts_for": "forms"}
     with TemporaryDirectory() as before:
@@ -93,7 +95,7 @@ def crashed_run(folder: Path, num_requests: int, settings: dict = MIXED) -> Engi
 
 
 def _run(core: EngineCore) -> None:
-    """Step until all requests ended; each grammar is ready at once."""
+    """Run until all requests have ended. Grammars are ready at once."""
     while core.has_work:
         for name, known in core.state.requests.items():
             if known.waits_for_grammar:
@@ -104,8 +106,8 @@ def _run(core: EngineCore) -> None:
 
 
 def stored_run(folder: Path) -> EngineCore:
-    """Record an engine that shares a faulty block store with a second engine; both reset their prefix caches
-    at times.
+    """Record an engine that shares a faulty block store with a second engine. Now and then, both reset their
+    prefix caches, so that blocks must be fetched.
     """
     rng = random.Random(7)
     with TemporaryDirectory() as beside:
@@ -127,7 +129,7 @@ def stored_run(folder: Path) -> EngineCore:
 
 
 def save_state(folder: Path) -> None:
-    """Write a snapshot from the log's middle, taken between two steps, beside the log."""
+    """Write a snapshot beside the log, taken between two steps in the middle of the log."""
     records = list(LogReader(folder))
     state = State(EngineConfig.from_dict(records[0].event.config))
     for place, record in enumerate(records):

@@ -1,5 +1,5 @@
-"""Record the golden log `killed`: a process was killed with 50 live requests. `answers.json` beside the log
-holds the answers from an undisturbed run.
+"""Records the golden log `killed`, of a process that was killed with 50 live requests. `answers.json` beside
+the log holds the answers of an undisturbed run.
 
     python -m tests.golden.make_killed
 """

@@ -1,4 +1,6 @@
-"""Test golden logs: a build reads them, folds them to their digests, and derives their decisions."""
+"""Tests that this build reads the golden logs, computes their digests from their events, and derives
+their decisions.
+"""
 
 import json
 from dataclasses import asdict

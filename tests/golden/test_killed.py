@@ -1,4 +1,6 @@
-"""Test that this build finishes the log left by a process that was killed with 50 live requests."""
+"""Tests that this build continues the log of a process that was killed with 50 live requests, and
+finishes them.
+"""
 
 import json
 import shutil
@@ -32,7 +34,9 @@ def test_each_request_ends_once_with_the_tokens_of_an_undisturbed_run(folder):
     opened = open_log(folder, Resume(), config())
     resumed = opened.resumed
     assert set(resumed.answers) == set(ANSWERS) and len(resumed.state.requests) == NUM_LIVE
-    assert any(answer.reason for answer in resumed.answers.values()), "some ended, and nobody had them"
+    assert any(answer.reason for answer in resumed.answers.values()), (
+        "some requests have ended and were not delivered"
+    )
     assert all(not answer.queued.outputs for answer in resumed.answers.values())
     opened.check_fingerprints(FINGERPRINTS, None)
     now = resumed.config_for(config())
@@ -63,7 +67,7 @@ def test_changes_that_give_other_tokens_are_refused_by_name(folder, name):
     with pytest.raises(LogError, match=rf"other {name} \(was {FINGERPRINTS[name][:12]}, is 2222"):
         opened.check_fingerprints({**FINGERPRINTS, name: "2" * 64}, Resume())
     opened.sink.close()
-    assert [record.event for record in LogReader(folder)] == before, "nothing was mixed into it"
+    assert [record.event for record in LogReader(folder)] == before, "the log is unchanged"
     opened = open_log(folder, Resume(force=True), config())
     opened.check_fingerprints({**FINGERPRINTS, name: "2" * 64}, Resume(force=True))
     opened.sink.close()
