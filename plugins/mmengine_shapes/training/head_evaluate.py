@@ -28,7 +28,7 @@ def main() -> None:
     options = parser.parse_args()
     head, vocabulary = read_hub(options.head)
     target = Target(checkpoint_path(), head.shape.levels)
-    print("| task | tokens an answer | " + " | ".join(f"K={k}" for k in options.drafts) + " |")
+    print("| task | tokens per answer | " + " | ".join(f"K={k}" for k in options.drafts) + " |")
     print("|---" * (2 + len(options.drafts)) + "|", flush=True)
     for task in options.tasks:
         samples = held_out_samples(target, (task,), options.items, options.seed)
