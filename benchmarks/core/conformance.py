@@ -35,7 +35,7 @@ def main() -> int:
     for path in paths:
         try:
             difference = difference_of(path, "" if options.own else "vllm", options.soft)
-        except Exception as error:  # a file that breaks the engine must not hide the others
+        except Exception as error:  # an error in one file must not stop the others
             difference = f"{type(error).__name__}: {error}"
         num_identical += not difference
         print(f"{path.stem}: {difference or 'identical'}")

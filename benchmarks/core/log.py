@@ -1,15 +1,16 @@
-"""The event log's cost, beside SQLite with the same records.
+"""Measures the event log's cost, and compares it with SQLite for the same records.
 
     python -m benchmarks log [--quick] [--json]
 
-    append    one decode step of 256 rows, appended and committed; back to back, and one every 5 ms
+    append    time to append and commit one decode step of 256 rows, back to back and once every 5 ms
     size      bytes per generated token, when all rows decode
-    scan      records per second: framing and checksums, as in a recovery, and with every event decoded
-    verify    decode steps and tokens per second of `mmengine log verify`
+    scan      records read per second: only framing and checksums, as in a recovery, or every event decoded
+    verify    decode steps and tokens that `mmengine log verify` checks per second
 
-Appends are wall time, with the engine's background sync; scan and verify are CPU time of their one thread.
-SQLite stores one row per record in WAL mode, one transaction per step, synchronous=NORMAL: like the log, it
-loses nothing when the process is killed and a little on a power cut.
+Appends are measured in wall time, with the engine's background sync. scan and verify are measured in CPU
+time; each uses one thread. SQLite stores one row per record in WAL mode, with one transaction per step and
+synchronous=NORMAL. Like the log, it loses no record when the process is killed, and only the last records on
+a power cut.
 """
 
 import argparse
@@ -38,7 +39,7 @@ BLOCK = 16
 
 
 def decode_step(rows: int, number: int) -> list[ev.Event]:
-    """Return the events that a step commits when all rows decode; one row in sixteen needs a block."""
+    """Return the events that a step commits when all rows decode. One row in sixteen needs a new block."""
     tokens = (np.arange(rows, dtype=np.int32) * 7919 + number) % 151_936
     blocks = np.arange(rows // BLOCK, dtype=np.int32) + number
     return [ev.Executed(tokens.tobytes(), device_ns=12_345_678), ev.Scheduled(None, None, blocks.tobytes())]
@@ -80,7 +81,7 @@ class SqliteLog:
 def append_times(
     sink: Any, steps: list[list[ev.Event]], pace_s: float, after: Callable[[], None]
 ) -> list[int]:
-    """Return wall ns of appending and committing each step; `after` runs after each."""
+    """Return each step's wall time in ns for appending and committing. `after` is called after each step."""
     times, next_at = [], time.perf_counter()
     for number, events in enumerate(steps):
         begin = time.perf_counter_ns()
@@ -139,7 +140,9 @@ def steady_log(folder: Path, rows: int, count: int, max_in_flight: int) -> float
 
 
 def rate(work: Callable[[], int], rounds: int = 3) -> float:
-    """Return the best rate over some rounds: units per second of this thread's CPU time."""
+    """Return the best round's rate, in units per second of this thread's CPU time. `work` returns how
+    many units it did.
+    """
     best = 0.0
     for _ in range(rounds):
         gc.collect()
@@ -167,7 +170,7 @@ def measure_steady(folder: Path, table: Table, targets: dict, *, rows: int, coun
         logs[in_flight] = log
         report = verify(log)
         if not report.ok:
-            raise SystemExit(f"the log in {log} does not verify; its figures mean nothing")
+            raise SystemExit(f"the log in {log} does not verify, so the figures are invalid")
         steps = rate(lambda log=log: verify(log).steps)
         table.rows.append(
             (

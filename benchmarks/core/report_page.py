@@ -1,9 +1,10 @@
-"""Frame times of a long log's report page in headless Chromium, drawn in software on one core.
+"""Measures the frame times of a long log's report page in headless Chromium, which draws in software on one
+core.
 
     python -m benchmarks report_page [STEPS]
 
 The program writes a log with at least STEPS steps (default 100,000) on the simulated executor and its report
-page. It prints the frame times: everything in view, zooming, panning, scrubbing.
+page. It prints the frame times with all steps in view, and while zooming, panning and scrubbing.
 """
 
 import random
@@ -22,7 +23,7 @@ from mmengine.simulation.simulated_executor import CostModel  # noqa: E402
 from mmengine.simulation.workload import generated_tokens, image_item  # noqa: E402
 from tests.replay.browser import Browser, chromium  # noqa: E402
 
-STEPS_A_REQUEST = 21  # with the load below
+STEPS_A_REQUEST = 21  # steps per request with the load below
 CONFIG = EngineConfig(
     max_num_seqs=16,
     token_budget=256,

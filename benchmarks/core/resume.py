@@ -1,4 +1,4 @@
-"""Time until a restarted server with a long log decides its next step.
+"""Measures the time until a restarted server with a long log decides its next step.
 
     python -m benchmarks resume [--quick]
 
@@ -6,13 +6,15 @@ A process writes a log over the simulated executor: long prompts first, then 500
 next snapshot is almost due. Then it is killed. Another process opens the log and continues to its first
 decided step:
 
-    snapshot   from the newest snapshot, as usual
-    whole      from the whole log, as without a usable snapshot
-    open       prepare the log for appending; read: the fold; decide: RECOVERED and the first step
-    bytes      in the segments and snapshots that were opened
+    snapshot   start from the newest snapshot, as usual
+    whole      read the whole log, as when no snapshot is usable
 
-Files are in the page cache. In each step one of the 500 requests ends and another one with 800 tokens
-arrives; one answer in ten was not delivered.
+The time for "open and read" covers preparing the log for appending and folding it into a state. The time "to
+the first decided step" also covers RECOVERED and the decision. "MB read" is the total size of the opened
+segments and snapshots.
+
+Files are in the page cache. In each step one of the 500 requests ends and a new request with 800 tokens
+arrives. One answer in ten was not delivered.
 """
 
 import argparse
@@ -43,7 +45,7 @@ from mmengine.events.writer import SEGMENT_BYTES
 from mmengine.request import Request, SamplingParams
 from mmengine.simulation.simulated_executor import SimulatedExecutor
 
-LIVE, PROMPT, ANSWER = 500, 800, 500  # requests, tokens
+LIVE, PROMPT, ANSWER = 500, 800, 500  # live requests, tokens in a prompt, mean tokens in an answer
 BENCHMARKS = Path(__file__).resolve().parents[1]
 LONG = 32_000  # tokens in the prompts that fill a log
 LOG_BYTES, QUICK_BYTES = 5 * 10**9, 50 * 10**6
@@ -65,7 +67,7 @@ def settings(quick: bool) -> EngineConfig:
 
 
 class Load:
-    """Requests for an engine, and the consumers of their answers."""
+    """Submits requests to an engine and delivers their answers."""
 
     def __init__(self, core: EngineCore):
         self.core, self.number = core, 0
@@ -78,7 +80,7 @@ class Load:
         self.number += 1
 
     def step(self, keep_every: int = 0) -> None:
-        """Run a step. With `keep_every`, one answer in this many is not delivered."""
+        """Run a step. With `keep_every` above 0, one answer in `keep_every` is not delivered."""
         for output in self.core.step():
             number = int(output.request_id.split()[1])
             if output.finish_reason is not None and not (keep_every and number % keep_every == 0):
@@ -86,7 +88,9 @@ class Load:
 
 
 class Timed(SnapshotFolder):
-    """A snapshot folder that records the CPU time of snapshots in the engine's thread and in the writer's."""
+    """A snapshot folder that records the CPU time that snapshots take in the engine's thread and in the
+    writing thread.
+    """
 
     seconds: list[float] = []
     began = writing_s = 0.0
@@ -134,7 +138,7 @@ def write(folder: Path, quick: bool) -> None:
 
 @contextmanager
 def counted() -> Iterator[list[int]]:
-    """Record the sizes of the files that are opened meanwhile."""
+    """Yield a list that collects the sizes of files opened while the block runs."""
     sizes: list[int] = []
     opened, read = recovery.opened, snapshots.read_snapshot
 
@@ -155,7 +159,7 @@ def counted() -> Iterator[list[int]]:
 
 
 def read(folder: Path, quick: bool, whole: bool) -> None:
-    """Continue the log until a step is decided."""
+    """Continue the log until a step is decided, and print the times as JSON."""
     config = settings(quick)
     executor = SimulatedExecutor(config)
     with counted() as sizes:
@@ -191,7 +195,11 @@ def main() -> None:
         read(args.folder, args.quick, whole=args.part == "whole")
     with tempfile.TemporaryDirectory(dir=args.folder) as name:
         found = {}
-        for part in ("write", "snapshot", "whole"):  # the first part finds the state that the kill left
+        for part in (
+            "write",
+            "snapshot",
+            "whole",
+        ):  # "snapshot" must read the log as the killed process left it
             words = [sys.executable, str(BENCHMARKS), "resume", "--part", part, "--folder", f"{name}/log"]
             done = subprocess.run(words + ["--quick"] * args.quick, stdout=subprocess.PIPE, check=True)
             found[part] = json.loads(done.stdout)

@@ -1,11 +1,11 @@
-"""A step's cost without the model, beside a bare Python loop.
+"""Measures a step's cost without the model, and compares it with a bare Python loop.
 
     python -m benchmarks step_cost [--quick] [--json]
 
-CPU time of one thread, with the garbage collector frozen and the log on disk. The bare loop runs in the same
-process: over N objects it adds one to two integers and appends a token. The executor returns its tokens at
-once, and its own time is subtracted. Each case runs in three rounds, and the calmest counts (one round with
---quick).
+Costs are CPU times of one thread, with the garbage collector frozen and the log on disk. The bare loop runs
+in the same process: for each of N objects it adds one to two integers and appends a token. The executor
+returns its tokens at once, and its own time is subtracted. Each case runs in three rounds (one with --quick),
+and the round with the smallest median counts.
 
     --rows 16,64   numbers of rows (default: 16 to 4,096)
     --trace FILE   also run 2,000 requests of a ServeGen trace with 256 rows
@@ -52,7 +52,7 @@ class Table:
         self.targets: dict[str, dict[str, float | bool]] = {}
 
     def add(self, case: str, rows: int, times: dict[str, list[int]], bare: int) -> None:
-        """Add a row. `times`: ns of each step by phase. Each cell is p50 / p99."""
+        """Add a row. `times`: phase -> each step's ns. Each cell is p50 / p99."""
         cells = [f"{_us(times[name], 50)} / {_us(times[name], 99)}" for name in (*PHASES, "core", "whole")]
         ratios = [f"{percentile(times[name], 50) / bare:.1f}" for name in ("core", "whole")]
         self.lines.append(
@@ -97,7 +97,7 @@ def measure(table: Table, folder: Path, args: argparse.Namespace) -> None:
 
 
 def _cases(rows: int, folder: Path, steps: int) -> dict[str, dict]:
-    """Return ns of each step by phase and case, for rows that decode."""
+    """Return {case: {phase: each step's ns}} for rows that decode."""
     count = steps if rows < 4096 else steps // 3
     cases = {"decode": decode(Shape(rows), folder, count)}
     if rows in OVERLAPPED:
@@ -115,8 +115,8 @@ def _busy_cases(folder: Path, steps: int) -> dict[str, dict]:
 
 
 def _calmest(rounds: int, rows: int, run: Callable[[], dict[str, dict]]) -> tuple[dict[str, dict], int]:
-    """Return, for each case and for the bare loop, the round with the smallest p50: other load makes a step
-    slower, never faster.
+    """Return, for each case and for the bare loop, the round with the smallest p50, because other load
+    on the machine only makes steps slower.
     """
     bare, found = [], []
     for _ in range(rounds):

@@ -1,4 +1,4 @@
-"""Engines in the states that step_cost.py measures, and the clocks around them."""
+"""Builds engines in the states that step_cost.py measures, and times their steps."""
 
 import gc
 import resource
@@ -35,7 +35,7 @@ def percentile(values: Iterable[int], share: int) -> int:
 @dataclass(frozen=True, slots=True)
 class Shape:
     """A workload. `prefill`: long prompts arrive in chunks beside the decoding rows. `max_in_flight`: maximum
-    number of undelivered steps. `slots`: rows have recurrent states, and some states are kept.
+    number of steps in flight. `slots`: rows have recurrent states, and some states are kept.
     """
 
     rows: int
@@ -55,8 +55,9 @@ class _Bare:
 
 
 def bare_loop(rows: int, rounds: int) -> list[int]:
-    """Return ns of the minimum that a step could do in Python, on rows of `LENGTH` tokens. Integers up to 256
-    are preallocated in CPython; counting with them would be a quarter cheaper than with real rows' integers.
+    """Return each round's ns for the least work that a step could do in Python, on rows with `LENGTH`
+    tokens. LENGTH is above 256, because CPython preallocates integers up to 256, with which the loop
+    would be a quarter faster than with real rows' integers.
     """
     objects, tokens, times = [_Bare() for _ in range(rows)], list(range(rows)), []
     for _ in range(rounds):
@@ -70,7 +71,7 @@ def bare_loop(rows: int, rounds: int) -> list[int]:
 
 
 class Instant:
-    """An executor whose tokens are ready at once. `spent_ns`: its own time."""
+    """An executor whose tokens are ready at once. `spent_ns`: the executor's own CPU time."""
 
     needs_plan = True
 
@@ -110,7 +111,9 @@ class Instant:
 
 
 class Bench:
-    """An engine with its log in its own folder; `step` returns the step's ns."""
+    """An engine with its log in its own folder. `step` runs a step and returns its ns without the
+    executor's.
+    """
 
     _number = 0
 
@@ -139,7 +142,7 @@ class Bench:
 
 @contextmanager
 def _phases(bench: Bench, into: dict[str, int]) -> Iterator[None]:
-    """Add up the ns of each part of the loop while the block runs."""
+    """Add each phase's ns to `into` while the block runs."""
 
     def timed(name: str, call: Callable) -> Callable:
         def run(*args: Any) -> Any:
@@ -167,8 +170,8 @@ def _phases(bench: Bench, into: dict[str, int]) -> Iterator[None]:
 
 
 def _measure(bench: Bench, count: int, before: Callable[[int], None] = lambda number: None) -> dict:
-    """Return ns by phase and as a whole for `count` steps. Every second step is timed by phase, so that these
-    clocks do not count in the whole.
+    """Run 2 * `count` steps and return {phase: each step's ns}. Every second step is timed by phase, so
+    that the clocks add no time to "whole", which comes from the other steps.
     """
     times: dict[str, list[int]] = defaultdict(list)
     for number in range(count):
@@ -273,7 +276,9 @@ def storm(rows: int, mode: str, folder: Path, count: int) -> dict[str, list[int]
 
 
 def steady(shape: Shape, folder: Path, count: int) -> tuple[int, float]:
-    """Return the full garbage collections in `count` steps whose outputs are read, and µs of a checkpoint."""
+    """Return the number of full garbage collections in `count` steps whose outputs are read, and a
+    checkpoint's time in µs.
+    """
     bench, full = _running(shape, folder, count // 2), 0
     gc.collect()
     gc.freeze()

@@ -1,10 +1,11 @@
-"""10,000 requests through a KV pool that is far too small for them.
+"""Runs 10,000 requests through a KV pool that is far too small for them.
 
     python -m benchmarks stress [--requests N]
 
-Preemption by recompute and by swap runs alone, with drafts, and with two steps in flight, each with its log
-on disk. The simulated model's tokens depend on every KV slot that a request reads. All answers are compared
-with those of requests that run alone, and the logs are verified. Exits with 1 when anything differs.
+There are runs with preemption by recompute and by swap, each alone, with drafts, and with two steps in
+flight. Every run writes a log to disk. The simulated model's tokens depend on every KV slot that a request
+reads. All answers are compared with those of requests that run alone, and the logs are verified. Exits with 1
+when anything differs.
 
     --traces DIR   also run every trace in this folder (.csv, .jsonl, maybe .gz): each request must finish,
                    and the log must verify
@@ -72,7 +73,7 @@ TRACE_HEAD = (
 
 @dataclass(slots=True)
 class Run:
-    """A run's results. `answers`: tokens and finish reason by request id. `seconds`: CPU time."""
+    """A run's results. `answers`: request id -> (tokens, finish reason). `seconds`: CPU time."""
 
     answers: dict[str, tuple[list[int], str]] = field(default_factory=dict)
     seconds: float = 0.0
@@ -80,7 +81,7 @@ class Run:
 
 
 def run_engine(config: EngineConfig, requests: Iterable[Request], log: Path) -> Run:
-    """Keep the queue full until every request has ended."""
+    """Run all requests to their end. The queue is kept full while requests are left."""
     executor = SimulatedExecutor(config, eos_in=EOS_IN, check_kv=True)
     core = EngineCore(config, executor, sink=LogWriter(log))
     run, tokens, waiting = Run(), {}, iter(requests)
@@ -122,7 +123,7 @@ def stress_row(case: str, num_requests: int, seed: int, log: Path) -> tuple[list
 
 
 def preemptions(log: Path) -> Counter:
-    """Count a log's preemptions, those by swap, and the blocks swapped out."""
+    """Count a log's preemptions, the preemptions by swap, and the blocks swapped out."""
     counts = Counter()
     for record in LogReader(log):
         if isinstance(record.event, ev.Preempted):

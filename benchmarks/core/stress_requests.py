@@ -1,4 +1,6 @@
-"""Requests of every kind that the scheduler supports, for `stress`; the same seed gives the same requests."""
+"""Generates requests of every kind that the scheduler supports, for `stress`. Equal seeds give equal
+requests.
+"""
 
 import random
 from collections.abc import Iterator
@@ -10,12 +12,12 @@ from mmengine.request import MediaItem, Request, SamplingParams
 
 NUM_PREFIXES = 40
 NUM_PICTURES = 60
-ITEM_SIZES = (8, 24, 60, 96)  # embeddings; the text between them may be one token
+ITEM_SIZES = (8, 24, 60, 96)  # embeddings in an item; the text between two items may be one token
 
 
 def stress_requests(count: int, seed: int) -> Iterator[Request]:
-    """Yield `count` requests. Three in four share a beginning with others; half have images or a video; one
-    in eight asks for two to four answers (each is a request); tenants and priorities are mixed.
+    """Yield `count` requests. Three in four share a prefix with other requests; half have images or a video;
+    one in eight asks for two to four answers (each is a request); tenants and priorities are mixed.
     """
     rng = random.Random(seed)
     prefixes = [_tokens(rng, rng.randint(16, 96)) for _ in range(NUM_PREFIXES)]
@@ -52,7 +54,9 @@ def _request(rng: random.Random, name: str, prefixes: list[list[int]]) -> Reques
 
 
 def _item(rng: random.Random, start: int) -> MediaItem:
-    """Return an image, or a video in runs with text between them, from a few that other requests show too."""
+    """Return an image, or a video whose runs have text between them. Only a few contents exist, so
+    requests share them.
+    """
     number, size = rng.randrange(NUM_PICTURES), rng.choice(ITEM_SIZES)
     frames = rng.choice((1, 1, 2))
     runs = tuple((start + frame * (size // frames + 3), size // frames) for frame in range(frames))

@@ -1,5 +1,5 @@
-"""Blocks and encoder outputs, implemented a second time with lists and sets, one block and one image at a
-time.
+"""A second implementation of the block pool and the encoder cache, with lists and sets, one block and
+one image at a time.
 """
 
 from dataclasses import dataclass, field
@@ -13,8 +13,8 @@ class Block:
 
 @dataclass(eq=False)
 class Naive:
-    """A request. `known`: prompt and output; `computed`: how many of them have KV. `queued_with`: how many
-    were known when it was queued last.
+    """A request. `known`: prompt and output tokens. `computed`: how many of them have KV. `queued_with`: how
+    many were known when the request was last queued.
     """
 
     raw: dict
@@ -25,7 +25,7 @@ class Naive:
     blocks: list = field(default_factory=list)
     num_filled: int = 0
     drafts: list = field(default_factory=list)
-    held: set = field(default_factory=set)  # places of images whose encoder output it holds
+    held: set = field(default_factory=set)  # indices of images whose encoder outputs the request references
     num_output: int = 0
     queued_with: int = 0
 
@@ -39,12 +39,12 @@ class Naive:
 
 
 class Blocks:
-    """The block pool. `ahead`: tokens after a block that belong to its content."""
+    """The block pool. `ahead`: how many tokens after a block determine its content too."""
 
     def __init__(self, count, size, ahead, caching):
         self.size, self.ahead, self.caching = size, ahead, caching
         self.free = [Block() for _ in range(count)]
-        self.hits = {}  # blocks by content, the first holder first
+        self.hits = {}  # content -> blocks, in the order in which they were filled
 
     def content(self, who, number):
         end = (number + 1) * self.size
@@ -52,7 +52,9 @@ class Blocks:
         return (tuple(who.known[: end + self.ahead]), images)
 
     def prefix(self, who):
-        """Return the cached blocks at the request's beginning; one token is left to compute."""
+        """Return the cached blocks at the request's beginning. At least one token is not covered,
+        because its logits are needed.
+        """
         found = []
         for number in range((len(who.known) - 1) // self.size if self.caching else 0):
             same = self.hits.get(self.content(who, number))
@@ -81,8 +83,9 @@ class Blocks:
         block.content = None
 
     def fill(self, rows):
-        """Make full blocks of known tokens hits from the moment they are scheduled, the first of equal ones.
-        Rows that fill one block without an image in it or after it come first.
+        """Record the contents of full blocks with known tokens, so that the blocks can be hits as soon
+        as they are scheduled. Among equal blocks the first recorded block is hit. Rows that fill one
+        block without an image in it or after it are recorded first.
         """
         for who in sorted(rows, key=lambda who: not self.fills_one_behind_images(who)):
             full = self.full(who)
@@ -100,8 +103,8 @@ class Blocks:
         return self.full(who) - who.num_filled == 1 and who.num_filled * self.size >= behind
 
     def release(self, who):
-        """Free blocks: those without content to the front, the last first; those with content to the back,
-        the tail first.
+        """Free the request's blocks, its last block first. Blocks without content go to the front of
+        the free list, and blocks with content go to the back.
         """
         for block in who.blocks:
             block.holders -= 1
@@ -113,7 +116,9 @@ class Blocks:
 
 
 class Encoder:
-    """Outputs by content: their holders, and the order in which they became unreferenced."""
+    """The encoder cache: each content's size and holders, and the unreferenced contents in the order in
+    which they became unreferenced.
+    """
 
     def __init__(self, capacity):
         self.capacity, self.sizes, self.holders, self.idle = capacity, {}, {}, []
@@ -146,7 +151,9 @@ class Encoder:
 
 
 class Asking:
-    """Images that are needed before it is certain that a row runs: what would be encoded and evicted."""
+    """Plans the encoder work for rows before it is certain that they run: the images to encode and the
+    outputs to evict.
+    """
 
     def __init__(self, encoder, budget, ahead, whole):
         self.encoder, self.left, self.ahead, self.whole = encoder, budget, ahead, whole

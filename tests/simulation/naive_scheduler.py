@@ -1,6 +1,6 @@
-"""The scheduler, implemented a second time from docs/explanation/policies.md, docs/how-to/simulation.md and
-the scheduling rules, with plain lists, one request at a time. It runs a whole scenario by itself and writes
-the same records.
+"""A second, naive implementation of the scheduler, with plain lists, one request at a time. It follows
+docs/explanation/policies.md, docs/how-to/simulation.md and the scheduling rules, runs a whole scenario by
+itself, and writes the same records as the simulation.
 
 A policy is `rank(request)`, `victim(running)` and whether prompts go first.
 """
@@ -41,7 +41,9 @@ RULES = {
 
 
 class NaiveScheduler:
-    """`config`: an EngineConfig. `path`: a scenario without resets, whose aborts are not late."""
+    """Runs a scenario without resets, whose aborts are not late. `config`: an EngineConfig. `path`: the
+    scenario's file.
+    """
 
     def __init__(self, path, raw, config):
         self.config, self.rules = config, RULES[config.policy]
@@ -110,7 +112,9 @@ class NaiveScheduler:
             self.admit()
 
     def serve_running(self, chosen):
-        """Preempt the victim, then decide all rows again without it."""
+        """Schedule the running requests. If blocks are short, preempt the victim and decide all rows
+        again without it.
+        """
         while chosen():
             rows, asking = self.wanted(chosen())
             needed = sum(self.further(who, count) for who, count in rows)
@@ -179,7 +183,7 @@ class NaiveScheduler:
 
     def admit(self):
         """Admit by rank. Requests that wait for a grammar or an encoder output are passed over; a request
-        that waits for blocks holds back the others.
+        that waits for blocks holds back all requests after it.
         """
         for who in list(self.waiting):
             if self.record["preempt"] and self.running:
@@ -252,7 +256,9 @@ class NaiveScheduler:
             self.leave(who)
 
     def sample(self, who):
-        """Return the model's tokens as far as drafts are right, and why the request ends with them."""
+        """Return the model's tokens up to and including the correction of the first wrong draft, and
+        the finish reason, which is "" if the request goes on.
+        """
         tokens, most = [], min(len(self.prompts[who.name]) + who.raw["max_tokens"], self.config.max_model_len)
         for draft in [*who.drafts, None]:
             tokens.append(token(who.raw, who.num_output))
@@ -269,8 +275,8 @@ class NaiveScheduler:
 
 
 def drafts_of(who, place, count):
-    """Return drafts: right up to a place from a checksum, then wrong; cut to the tokens that the grammar
-    allows.
+    """Return drafts. A checksum determines how many are right; the drafts after them are wrong. They
+    end before the first draft that the grammar forbids.
     """
     raw, drafts = {**who.raw, "inject_bad_at": None}, []
     right = zlib.crc32(f"acc:{who.name}:{place}".encode()) % (count + 1)

@@ -1,4 +1,4 @@
-"""Runs workloads in tests, and implements the fake model's rules a second time, one token at a time."""
+"""Helpers that run workloads, and a second implementation of the fake model's rules, one token at a time."""
 
 import json
 import zlib
@@ -11,7 +11,9 @@ from mmengine.simulation.workload_files import load_workload
 
 
 class Checked(Recorder):
-    """Checks the invariants at each step, when it is decided and when its tokens are applied."""
+    """A recorder that also checks the state's invariants when a step is decided and when its tokens are
+    applied.
+    """
 
     def decided(self, state):
         assert find_broken(state) is None, find_broken(state)
@@ -89,7 +91,7 @@ def token(raw, index):
 
 
 def whole_output(raw, max_model_len):
-    """Return all tokens of a request that is not given up, and its finish reason."""
+    """Return all tokens and the finish reason of a request that is not aborted."""
     most = min(raw["max_tokens"], max_model_len - prompt_length(raw))
     tokens = []
     while len(tokens) < most:

@@ -1,5 +1,6 @@
-"""The policy's decisions compared with a second, naive scheduler, over random scenarios: scheduled tokens,
-admitted, passed-over and preempted requests, hits, encoded and evicted items, and both queues.
+"""Tests that the scheduler and a second, naive scheduler make equal decisions in random scenarios:
+scheduled tokens, admitted, passed-over and preempted requests, hits, encoded and evicted items, and
+both queues.
 """
 
 import json
@@ -85,7 +86,7 @@ def scenarios(draw):
     events = []
     for raw in asked:
         at = raw["arrival_step"]
-        if config["enable_prefix_caching"]:  # the tokens after a broken block are no hits: see those tests
+        if config["enable_prefix_caching"]:  # the two schedulers differ in hits after a row's error
             raw.pop("inject_bad_at", None)
         if raw.get("grammar"):
             op = draw(st.sampled_from(["grammar_ready"] * 4 + ["grammar_error"]))
@@ -111,25 +112,25 @@ def path(tmp_path_factory):
 
 
 GRAMMAR = {"ranges": RANGES}
-# Rare cases in random scenarios: the decision, settings, requests.
+# Cases that random scenarios rarely reach: decision -> (settings, requests).
 CASES = {
-    "of equals the latest gives way": (
+    "among equal requests the latest is preempted": (
         {"policy": "priority", "num_blocks": 5, "max_model_len": 40},
         [request("a", 14, out=9), request("b", 14, out=9), request("c", 3, out=9, at=1)],
     ),
-    "who gave way waits behind who is more important": (
+    "a preempted request waits after a more important request": (
         {"policy": "priority", "num_blocks": 4, "max_model_len": 32, "max_num_seqs": 2},
         [request("a", 14, out=9), request("b", 14, out=9, priority=2), request("c", 6, at=1, priority=1)],
     ),
-    "who gave way waits behind who came before": (
+    "a preempted request waits after an earlier request": (
         {"num_blocks": 4, "max_model_len": 32},
         [request("g", grammar=GRAMMAR), request("a", 14, out=9), request("b", 14, out=9)],
     ),
-    "who gave way waits before who came later": (
+    "a preempted request waits before a later request": (
         {"num_blocks": 4, "max_model_len": 32, "max_num_seqs": 2},
         [request("a", 14, out=9), request("b", 14, out=9), request("c", 6, at=1)],
     ),
-    "one that waits for the encoder is passed over": (
+    "a request that waits for the encoder is passed over": (
         {"encoder_cache_size": 16, "long_prefill_token_threshold": 6},
         [
             request("a", prompt=[["img", 16], ["gen", "a", 6, 0]], images=[[0, 16, "owl"]]),
@@ -137,11 +138,11 @@ CASES = {
             request("c", 9),
         ],
     ),
-    "one whose blocks are not free holds back those behind it": (
+    "a request whose blocks are not free holds back later requests": (
         {"num_blocks": 6, "max_model_len": 48},
         [request("a", 30, out=12), request("b", 30, out=2), request("c", 3, out=2)],
     ),
-    "room for the whole prompt is asked for, not only for its first chunk": (
+    "blocks for the whole prompt must be free, not only for its first chunk": (
         {
             "num_blocks": 6,
             "max_model_len": 48,
@@ -165,7 +166,7 @@ CASES = {
             request("b", prompt=[["gen", "b", 3, 0], ["img", 11]], images=[[3, 11, "dog"]]),
         ],
     ),
-    "an image that is there gives no room to one beside it": (
+    "a cached image that a request needs is not evicted for the request's next image": (
         {"encoder_cache_size": 16, "max_num_seqs": 2},
         [
             request("a", prompt=[["img", 6], ["gen", "a", 3, 0]], images=[[0, 6, "cat"]], out=1),
@@ -185,7 +186,7 @@ CASES = {
         {"max_model_len": 24, "num_spec_tokens": 3, "spec_method": "eagle3"},
         [request("a", 14, out=10), request("b", 13, out=11)],
     ),
-    "of equal blocks that one step fills, the one with no image behind it is hit": (
+    "of equal blocks that one step fills, the block without an image after it is hit": (
         {"long_prefill_token_threshold": 5},
         [
             request(

@@ -1,4 +1,6 @@
-"""Request files with adapters: places, a log that replays, and an adapter that changes an image."""
+"""Tests request files with adapters: the limit on adapters, a log that can be replayed, and an adapter
+that changes an image's output.
+"""
 
 import json
 
@@ -13,7 +15,9 @@ NAMES = ("a", "b", "c", None)
 
 
 def asked(folder, *, places, **more):
-    """Return the tokens of sixteen requests over three adapters and none, with so many places."""
+    """Return the tokens of sixteen requests that use three adapters or none, with `places` places for
+    adapters.
+    """
     requests = []
     for number in range(16):
         own = {"adapter": {"name": NAMES[number % 4], "bytes": 60}} if NAMES[number % 4] else {}

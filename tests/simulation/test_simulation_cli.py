@@ -1,4 +1,4 @@
-"""Test `mmengine simulate`: it reads and writes files, and reports each error in one line."""
+"""Tests `mmengine simulate`: it reads and writes files, and reports each error in one line."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""vLLM's rules that differ from ours, each in a scenario with a few requests, decided by both."""
+"""Tests the rules of vLLM that differ from ours, each in a small scenario that is run with both rules."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ GRAMMAR = {"ranges": [[2000, 2010]]}
 
 
 def both(folder, requests, **more):
-    """Return the records under compat="vllm" and under our rules; every request ends in both."""
+    """Return the records under compat="vllm" and under our rules. All requests must end in both runs."""
     path = write_scenario(folder, requests, **more)
     runs = [run(path, compat=compat) for compat in ("vllm", "")]
     assert not any(report.unfinished for report, _, _ in runs)
@@ -27,7 +27,7 @@ def first(records, field):
 
 
 def test_a_preempted_request_goes_to_the_front_of_the_queue(tmp_path):
-    """The 17th token of `a` needs a block; `b` loses its own. `g` arrived before `b` and still waits."""
+    """`a` needs a block for its 17th token, so `b` is preempted. `g` arrived before `b` and still waits."""
     requests = [request("g", grammar=GRAMMAR), request("a", 12, out=12), request("b", 12, out=12)]
     events = [{"step": 8, "op": "grammar_ready", "id": "g"}]
     config = {"num_blocks": 4, "max_model_len": 32}
@@ -38,8 +38,9 @@ def test_a_preempted_request_goes_to_the_front_of_the_queue(tmp_path):
 
 
 def test_a_chunk_stays_as_it_was_cut_before_someone_gave_way(tmp_path):
-    """`v` decodes one token, and 31 of 32 are left for `a`, whose blocks are not free. `v`, the least
-    important, gives its token back, but only to rows after `a`. Our rules decide all rows again.
+    """`v` decodes one of the step's 32 tokens, which leaves 31 for `a`. Blocks for `a` are not free, so
+    `v`, the least important request, is preempted. vLLM gives the token of `v` only to rows after `a`.
+    Our rules decide all rows again.
     """
     requests = [request("v", 30, out=5, priority=5), request("a", 80, at=1)]
     config = {"policy": "priority", "num_blocks": 11, "max_model_len": 88, "reserve_full_prompt": False}
@@ -51,7 +52,7 @@ def test_a_chunk_stays_as_it_was_cut_before_someone_gave_way(tmp_path):
 
 @pytest.mark.parametrize("path", THEIRS, ids=lambda path: path.stem)
 def test_decisions_are_vllms(path, tmp_path):
-    """Our scenarios, checked by eye against vLLM 0.33's behaviour in similar ones."""
+    """The expected decisions were checked by hand against vLLM 0.33's behaviour in similar scenarios."""
     _, records, _ = run(path, compat="vllm", log=LogWriter(tmp_path / "log"))
     assert first_difference(read_records(path), records, soft=True) == ""
     report = verify(tmp_path / "log")
@@ -68,7 +69,9 @@ def test_a_row_that_preempts_itself_lets_later_rows_run(tmp_path):
 
 
 def test_an_eviction_stands_though_the_blocks_do_not_fit(tmp_path):
-    """`b` needs its picture, then blocks that `a` holds. vLLM has evicted `old` by then."""
+    """`b` needs room for its picture, and then blocks that `a` holds. vLLM has already evicted `old`
+    when the blocks turn out to be missing.
+    """
     image = {"prompt": [["img", 16], ["gen", "b", 40, 0]], "images": [[0, 16, "new"]]}
     requests = [
         request("a", 20, out=10),
@@ -82,7 +85,9 @@ def test_an_eviction_stands_though_the_blocks_do_not_fit(tmp_path):
 
 
 def test_one_with_one_token_left_is_padded_beside_decodes(tmp_path):
-    """All but one token of `b` are hits. A placeholder stands for its draft, and is not accepted."""
+    """All but one token of `b` are hits. vLLM schedules a placeholder in place of a draft, which is not
+    accepted.
+    """
     requests = [
         request("a", out=10, prompt=[["gen", "k", 17, 0]]),
         request("b", out=2, at=2, prompt=[["gen", "k", 17, 0]]),
@@ -108,8 +113,8 @@ def test_one_with_one_token_left_is_padded_when_it_comes_alone(tmp_path):
 
 
 def test_blocks_of_a_broken_request_are_kept(tmp_path):
-    """A token outside the grammar says nothing about the KV before it. Our rules cannot distinguish it from
-    NaN.
+    """vLLM keeps the blocks, because a token outside the grammar does not mean that the KV is wrong.
+    Our rules cannot distinguish this error from NaN.
     """
     prompt = [["gen", "k", 17, 0]]
     requests = [
@@ -122,8 +127,8 @@ def test_blocks_of_a_broken_request_are_kept(tmp_path):
 
 
 def test_a_prompt_is_admitted_without_slots_for_drafts(tmp_path):
-    """16 tokens fit two blocks; the three slots after them belong to no known token. Slots are reserved for
-    the first chunk, which has 8 tokens.
+    """The 16 tokens of `b` fit into two blocks, and three slots for drafts would need a third. vLLM
+    reserves the slots only after the first chunk, which has 8 tokens.
     """
     requests = [request("a", 24, out=8), request("b", 16, out=2, at=1)]
     config = {"num_spec_tokens": 3, "spec_method": "eagle3", "num_blocks": 6, "max_model_len": 40}
@@ -145,8 +150,8 @@ def picture(name, content, **more):
 
 
 def test_a_leaving_request_releases_its_blocks_before_its_tokens_are_applied(tmp_path):
-    """Both are done with their pictures after step 1, in which `b` is given up. vLLM frees the picture of `b`
-    first, so it is evicted first.
+    """After step 1 neither request needs its picture. `b` is aborted in that step, and vLLM frees its
+    picture first, so that picture is evicted first.
     """
     requests = [picture("a", "first"), picture("b", "second"), picture("c", "third", at=2)]
     events = [{"step": 1, "op": "abort", "id": "b", "when": "before_update"}]
@@ -176,7 +181,9 @@ def test_a_log_with_leaving_requests_verifies(tmp_path, drafts):
 
 @pytest.fixture
 def equal_blocks(tmp_path):
-    """A step fills the same block of `a`, with a picture after it, and of `b`, which ends; `c` hits it."""
+    """Return requests and settings. One step fills equal blocks of `a`, with a picture after the block,
+    and of `b`, which then ends. `c` hits one of the two blocks.
+    """
     prompt = [["gen", "Q", 8, 0], ["img", 6], ["gen", "a", 2, 0]]
     requests = [
         request("a", prompt=prompt, images=[[8, 6, "cat"]], out=9),
@@ -191,7 +198,7 @@ def test_of_equal_blocks_that_of_the_row_served_first_is_hit(tmp_path, equal_blo
     theirs, ours = both(tmp_path, requests, config=config)
     assert [records[1]["sched"] for records in (theirs, ours)] == [[["a", 5], ["b", 3]]] * 2
     assert [records[4]["admit"] for records in (theirs, ours)] == [{"c": 8}] * 2
-    # `a` holds its block, and the block of `b` is free
+    # vLLM hits the block that `a` still holds; our rules take the free block of `b`
     assert (theirs[4]["free"], ours[4]["free"]) == (60, 59)
 
 

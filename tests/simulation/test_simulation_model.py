@@ -1,4 +1,6 @@
-"""The fake model computes all rows at once, with the tokens that its rules give one by one."""
+"""Tests that the fake model, which computes all rows together, gives the tokens that its rules give one
+by one.
+"""
 
 import zlib
 

@@ -1,5 +1,5 @@
-"""Two steps in flight in a simulation, with drafts and grammars: a request gets the tokens of an undisturbed
-run, the log derives again, and a step takes the time from one result to the next.
+"""Tests two steps in flight in simulations with drafts and grammars: each request gets the tokens of an
+undisturbed run, `verify` accepts the log, and a step's time is the time between two results.
 """
 
 import random
@@ -39,7 +39,7 @@ def test_random_scenarios(seed, policy, tmp_path):
     answers = read_resume_state(tmp_path / "log", Resume(wanted=lambda name: True)).answers
     for raw in requests:
         found, (expected, reason) = answers[raw["id"]], whole_output(raw, settings.config.max_model_len)
-        if raw["id"] in gone or reason == "error":  # the tokens of the step in which a row broke are void
+        if raw["id"] in gone or reason == "error":  # the step in which a row fails gives it no tokens
             expected = expected[: len(found.token_ids)]
         assert found.token_ids == expected
         assert raw["id"] in gone or found.reason == reason
@@ -58,7 +58,7 @@ class Steady(TimedExecutor):
 
 
 def test_a_step_takes_the_time_between_two_results():
-    """The engine's work while the device computes costs nothing."""
+    """The engine's own work adds no time while the device computes."""
     plan, executor = SimpleNamespace(admitted=(), encode=(), part=None, rows=np.zeros(1)), Steady()
     executor.wait_until(1000)
     executor.dispatch(plan)

@@ -1,5 +1,5 @@
-"""Random scenarios with every feature: each request gets the tokens of an undisturbed run, and the log
-derives again. A failing seed is a scenario file in the test's folder.
+"""Tests random scenarios with all features: each request gets the tokens of an undisturbed run, and
+`verify` accepts the log. The scenario file of a failing seed is in the test's temporary folder.
 """
 
 import json

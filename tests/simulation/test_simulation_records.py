@@ -1,4 +1,4 @@
-"""Comparing runs: which differences count."""
+"""Tests which differences between two runs' records count."""
 
 import pytest
 

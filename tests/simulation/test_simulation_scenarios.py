@@ -1,4 +1,6 @@
-"""Whole runs of small scenarios: decisions that were checked by eye, and rules that every run must keep."""
+"""Tests whole runs of small scenarios: the decisions are those that were checked by hand, and the rules
+for every run hold.
+"""
 
 import json
 

@@ -1,4 +1,6 @@
-"""Sessions in request files: each request continues its session, one after the other."""
+"""Tests sessions in request files: a session's requests run one after the other, and each continues the
+session.
+"""
 
 import json
 from pathlib import Path

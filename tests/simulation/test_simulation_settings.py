@@ -1,4 +1,4 @@
-"""A simulation's settings: scenario names, engine names, and defaults."""
+"""Tests a simulation's settings: scenario names, engine names and defaults."""
 
 import pytest
 
@@ -30,7 +30,7 @@ SCENARIO = {
 def test_all_words_of_a_scenario():
     config = read_settings(SCENARIO, WORK, "vllm").config
     assert (config.policy, config.max_num_seqs, config.token_budget) == ("priority", 8, 64)
-    # with the dummy block
+    # num_blocks includes block 0, which holds no KV
     assert (config.max_model_len, config.block_size, config.num_blocks) == (100, 8, 21)
     assert (config.encoder_budget, config.encoder_cache_size) == (64, 96)  # raised to an item's size
     assert not config.enable_prefix_caching and config.long_prefill_token_threshold == 32

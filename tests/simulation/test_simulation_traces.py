@@ -1,4 +1,4 @@
-"""Traces: times, lengths and shared parts of requests."""
+"""Tests reading traces: arrival times, lengths and shared prefixes."""
 
 import gzip
 import json
@@ -38,7 +38,7 @@ def test_azure(tmp_path):
     assert work.timed and [each.num_prompt for each in work.requests] == [48, 30, 7]
     assert (first.arrival, second.arrival) == (0, 52_000_000)
     assert third.arrival - second.arrival == 86400 * 10**9
-    assert second.max_tokens == 1  # none generated: the smallest number that an engine can give
+    assert second.max_tokens == 1  # 0 in the trace, but an engine generates at least one token
     assert not set(first.prompt().tolist()) & set(second.prompt().tolist())
 
 
