@@ -30,7 +30,7 @@ class Command(TyperCommand):
         given = list(args)
         try:
             return super().parse_args(ctx, args)
-        except Exception as error:  # The parser's error classes are in another module in each typer version.
+        except Exception as error:  # The error class's module depends on typer's version.
             option = getattr(error, "option_name", "")
             takes_settings = any("--set" in each.opts for each in self.params)
             if type(error).__name__ == "NoSuchOption" and takes_settings and (meant := _meant(option, given)):

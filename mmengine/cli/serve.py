@@ -112,7 +112,7 @@ def serve(
             raise ConfigError("--kv-events reads a single log, and --ray has a log per replica; leave it out")
         if model.lora or settings.lora_root:
             raise ConfigError("--ray does not support adapters; leave --lora and --lora-root out")
-        from mmengine.cli.serve_ray import serve_ray  # Lazy: most serve by one process
+        from mmengine.cli.serve_ray import serve_ray  # Lazy: most servers do without Ray
 
         serve_ray(model, log, fleet, settings, keys, _engine_config(model, log, is_new=log.log is not None))
         return

@@ -20,7 +20,7 @@ from mmengine.replay.verify import verify
 from tests.cli.cli_process import call_cli
 
 COMMAND = (sys.executable, "-m", "mmengine.cli.main", "run", "--batch", "requests.jsonl")
-# Few rows and small steps make the run long enough for several kills.
+# Few concurrent requests and small steps make the run long enough for several kills.
 SETTINGS = ("--set", "max_num_seqs=3", "--set", "token_budget=64", "--set", "snapshot_bytes=4000")
 DRAFTED = ("--set", "spec=eagle3", "--set", "draft_policy=goodput")
 START_S = 60

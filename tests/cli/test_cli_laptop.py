@@ -64,7 +64,8 @@ print(json.dumps([name for name in heavy if name in sys.modules]))
 # descriptor releases the lock.
 SYSTEM = """
 import fcntl, os, types
-import getpass, random, shutil, subprocess, tempfile, uuid  # they look at what this system has
+# Imported first: these modules look at the system's features.
+import getpass, random, shutil, subprocess, tempfile, uuid
 
 msvcrt = types.ModuleType("msvcrt")
 msvcrt.LK_NBLCK, flock = 2, fcntl.flock

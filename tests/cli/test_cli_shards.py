@@ -147,7 +147,7 @@ def test_a_shard_with_a_new_log_is_not_answered(tmp_path, monkeypatch):
     begin_log(log)
 
     def asked(folder):
-        """Return False only on the first call, as if a process took the lock after it."""
+        """Return False only on the first call, as if a process took the lock after that call."""
         found = bool(held)
         held.append(folder)
         return found

@@ -86,8 +86,8 @@ def streamed():
 
 @check("tools in a loop")
 def tools():
-    """The model must call a tool in each answer: `paint` at first, which is offered only once, or the output
-    tool.
+    """The model must call a tool in each answer: the output tool, or `paint`, which is offered until it is
+    called.
     """
     needs_tools()
     painted = []

@@ -128,9 +128,7 @@ def table(found: dict[str, list[dict]]) -> str:
 
 
 def remarks(found: dict[str, list[dict]]) -> str:
-    """Return a list of the ways that each client was checked in, and of the reasons for results other than
-    ok.
-    """
+    """Return a list: how each client was checked, and the reasons for its results other than ok."""
     lines = []
     for client, checks in found.items():
         ways = [each["capability"] for each in checks if ":" in each["capability"]]

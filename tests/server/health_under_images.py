@@ -33,7 +33,9 @@ _HOST = "pictures.example.org"
 
 
 def photo(seed: int) -> Image.Image:
-    """Return an image with gradients and noise, which compresses like a photo: as PNG to half its size."""
+    """Return an image with gradients and noise, which compresses like a photo: its PNG has half the
+    raw size.
+    """
     random = np.random.default_rng(seed)
     slopes = np.add.outer(np.linspace(0, 120, SIDE), np.linspace(0, 100, SIDE))[..., None]
     noise = random.integers(0, 16, (SIDE, SIDE, 3))

@@ -239,7 +239,7 @@ def is_empty(server):
 
 
 def leave_at_random(server, times, chosen):
-    """Send a call and disconnect after a random time; `times` times. `chosen`: the random generator."""
+    """`times` times, send a call and disconnect after a random time. `chosen`: the random generator."""
     for _ in range(times):
         connection = opened(server, n=chosen.choice([1, 1, 3]), stream=chosen.random() < 0.8)
         time.sleep(chosen.random() * 0.03)

@@ -20,7 +20,7 @@ ASKED = {
     "model": NAME,
     "max_tokens": 100,
     "messages": [{"role": "user", "content": "What is a triangle?"}],
-    "extra_body": {"temperature": 0},  # Newer clients have no parameter for it.
+    "extra_body": {"temperature": 0},  # Newer clients have no parameter `temperature`.
 }
 TOOLS = [{"name": "area", "description": "Of a shape.", "input_schema": SHAPES, "strict": True}]
 PICTURE = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(scene(1)).decode()}

@@ -1,4 +1,4 @@
-"""Tests that each field of a call reaches the engine, and of API keys, unsupported routes and late bodies."""
+"""Tests that each body field reaches the engine. Also tests API keys, unsupported routes and late bodies."""
 
 import socket
 

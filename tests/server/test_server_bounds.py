@@ -1,4 +1,4 @@
-"""Tests of the limits for clients and bodies, and of the Retry-After of refused calls."""
+"""Tests the limits for clients and bodies, and the header Retry-After in refusals."""
 
 import gc
 import hmac
@@ -207,7 +207,7 @@ def test_a_key_is_limited_to_its_share_of_calls(tmp_path):
 def test_a_deadline_in_the_queue_is_504_without_retry():
     with served(executor_class=SlowEcho) as one:
         one.executor.pause_s = 0.02
-        busy = [opened(one) for _ in range(4)]  # They take all rows of the scheduler.
+        busy = [opened(one) for _ in range(4)]  # These calls fill max_num_seqs.
         wait_for(lambda: one.engine._engine.stats().num_running == 4)
         status, headers, found = one.chat("a", deadline_s=0.1)
         assert one.engine._engine.stats().num_running == 4, "the refused request ran"

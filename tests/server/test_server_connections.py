@@ -87,7 +87,7 @@ def test_too_many_connections_close_the_longest_idle(monkeypatch):
 
 @pytest.fixture
 def limit():
-    """Lower this process's soft limit of open files to a half, and yield the hard limit."""
+    """Halve this process's soft limit for open files, and yield the hard limit."""
     before, interval = resource.getrlimit(resource.RLIMIT_NOFILE), sys.getswitchinterval()
     resource.setrlimit(resource.RLIMIT_NOFILE, (before[0] // 2, before[1]))
     yield before[1]

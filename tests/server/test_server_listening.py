@@ -29,7 +29,7 @@ def environment(**changed):
 
 @pytest.fixture
 def third(monkeypatch):
-    """A function that makes another descriptor take the place of descriptor 3."""
+    """A function that sets FIRST_FD, the first descriptor that systemd passes."""
 
     def use(fd):
         monkeypatch.setattr(listening, "FIRST_FD", fd)

@@ -1,4 +1,4 @@
-"""Tests that long work runs on threads and not on the event loop, and of the parsing that makes this
+"""Tests that long work runs on threads and not on the event loop, and tests the parser that makes this
 possible.
 """
 

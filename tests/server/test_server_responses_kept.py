@@ -184,7 +184,7 @@ def long_input(num_chars):
 
 
 def test_previous_items_are_read_beside_the_event_loop(one, monkeypatch):
-    """The size of the previous items decides, even if the call itself is short."""
+    """Large previous items are read on a thread, even if the call itself is short."""
     threads = []
     for owner, name in (
         (ContinuationReader, "read"),

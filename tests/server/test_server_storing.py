@@ -264,7 +264,7 @@ def test_a_repeated_read_gets_the_whole_response(one, log, goes_on):
 
 @pytest.mark.parametrize("scores", [False, True])
 def test_a_long_answer_is_read_in_parts(scores):
-    """Otherwise rendering a long answer would block all other clients."""
+    """Rendering a long answer in one piece would block all other clients."""
     tokens = list(range(5000))
     logprobs = [((token, -1.0),) for token in tokens] if scores else None
     sampling, asked = SamplingParams(max_tokens=5000), ("a", NO_REASONING, None, {}, 3)

@@ -35,8 +35,8 @@ def one(exporter):
 
 @pytest.fixture(autouse=True)
 def spans(exporter):
-    """A function that returns the server's span of a test's call and the list of its child spans, in the
-    order of their starts.
+    """A function that returns the server's span for a test's call and the list of its child spans, sorted by
+    start.
     """
     exporter.clear()
 

@@ -38,7 +38,7 @@ decode_detokenize = msgspec.json.Decoder(DetokenizeBody).decode
 
 
 class ServiceRoutes:
-    """The service routes. `reader`: reads conversations for /tokenize as for an answer."""
+    """The service routes. `reader`: reads /tokenize's conversations like chat completions' conversations."""
 
     def __init__(
         self,

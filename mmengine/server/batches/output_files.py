@@ -1,4 +1,4 @@
-"""Writes a batch's output file and error file. Only these files tell which lines are answered."""
+"""Writes a batch's output file and error file. These files are the only record of the answered lines."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence

@@ -13,7 +13,7 @@ from mmengine.server.http.errors import ApiError
 
 IDEMPOTENCY_KEY, ITS_ID = "Idempotency-Key", "request_id"
 MAX_KEY_CHARS = 255  # Limit for an Idempotency-Key.
-RETRY_HEADER = "x-stainless-retry-count"  # OpenAI's clients send it: the 0-based number of the try.
+RETRY_HEADER = "x-stainless-retry-count"  # OpenAI's clients set it to the try's 0-based number.
 _DIGEST_BYTES = 16
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 Key = tuple[str, str, str]  # owner, kind (IDEMPOTENCY_KEY or ITS_ID), value

@@ -160,8 +160,8 @@ class CallRegistry:
     def _retried(
         self, request: ParsedRequest, keys: list[Key], caller: Caller
     ) -> tuple[ParsedRequest, Sequence[AnswerSource]] | None:
-        """Return a recovered response that this call retries, as `_repeated` does, or None. Only once
-        each.
+        """Return a recovered response that this call retries, as `_repeated` does, or None. Each is returned
+        once.
         """
         for recovered_call, call in self._continued if caller.tries_again else ():
             if call.keys and not call.is_live and recovered_call.is_of(request.envelope, keys, caller):

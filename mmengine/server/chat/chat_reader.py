@@ -151,8 +151,8 @@ class ChatReader:
         return dict(self._media_options)
 
     def template_options(self, given: Json) -> Json:
-        """Check the call's chat template variables, and return them with the template in the server's
-        settings. Raises ApiError.
+        """Check the call's chat template variables, and add the template from the server's settings to them.
+        Raises ApiError.
         """
         variables = without_nulls(given)
         for name in ("chat_template", "messages", "tools", "add_generation_prompt"):

@@ -133,7 +133,7 @@ class FairShares:
             del self._held[owner]
 
     def _refused(self, owner: str, text: str) -> ApiError:
-        # This many calls of all keys end for each call of this key.
+        # For each call with this key that ends, about this many calls with any key end.
         num_others = self._rate.num_open / max(1, self._open[owner])
         return ApiError(
             ErrorCode.KEY_SHARE_FULL,

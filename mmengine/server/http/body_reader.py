@@ -79,7 +79,7 @@ class BodyBudget:
             raise ApiError(
                 ErrorCode.BODY_COMPRESSED, "compressed bodies are not supported; send the body uncompressed"
             )
-        # Most bodies are read without a timeout, which would take longer than reading.
+        # Most bodies are read without a timeout, because setting a timeout would take longer than reading.
         if WHOLE in scope["extensions"]:
             return await self._chunks(receive, reservation)
         try:

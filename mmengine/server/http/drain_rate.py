@@ -30,7 +30,7 @@ class DrainRate:
     def end(self) -> None:
         self.num_open -= 1
         if len(self._ends) == MEASURED:
-            self._since = self._ends[0]  # The window now begins at its oldest end.
+            self._since = self._ends[0]  # The window now begins when its oldest call ended.
         self._ends.append(self._clock())
 
     def retry_after_s(self, num_ends: float = 1) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 # Enough for a body with the maximum number of tools and of message parts with two fields each.
 MAX_VALUES = 2**18
 _PIECE = 2**16  # Bytes in each step.
-# Each value has one of these signs before it, or, as a list's or object's first value, its container's sign.
+# Counts the values: a comma precedes every value except its container's first, for which the bracket counts.
 _SIGNS = (b",", b"[", b"{")
 
 

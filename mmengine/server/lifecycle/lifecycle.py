@@ -85,7 +85,7 @@ class _Uvicorn(uvicorn.Server):
         self._app.admission.is_draining = True
         await super().shutdown(sockets)
         waiting = set(self.server_state.tasks)
-        if self.force_exit:  # Without a second signal, they were cancelled when drain_s ended.
+        if self.force_exit:  # Otherwise uvicorn cancelled these calls when drain_s ended.
             for task in waiting:
                 task.cancel()
         if waiting:
@@ -117,9 +117,10 @@ async def serve(
 
     `listening`: called once the server listens. `media_fetcher`: fetches media from URLs and local files.
     `open_storage`: opens the store beside the log. `heartbeats`: sends heartbeats to a supervisor.
-    `in_haste`: answer calls during the warm-up already, because clients wait since the previous process
-    ended. `live`: the log folder that /live shows. `admin_keys`: keys that may load adapters; SIGHUP reloads
-    them and `keys`. Raises ExecutorFailed if the engine fails, so that the supervisor starts another process.
+    `in_haste`: answer calls during the warm-up already, because clients have been waiting since the previous
+    process ended. `live`: the log folder that /live shows. `admin_keys`: keys that may load adapters; SIGHUP
+    reloads them and `keys`. Raises ExecutorFailed if the engine fails, so that the supervisor starts another
+    process.
     """
     pulse = _Pulse(engine, heartbeats)
     tasks, storage = [asyncio.create_task(pulse.beat())], None

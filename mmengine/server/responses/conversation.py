@@ -74,8 +74,8 @@ class Conversation:
         self._is_assistant = False
 
     def _item(self, where: FieldPath, item: Json) -> tuple[str, Json] | None:
-        """Add an item. Return the prefix for its id and the item without id as a response repeats it. None
-        for a reference to an item in a previous response.
+        """Add an item. Return its id's prefix, and the item as a response repeats it, but without an id.
+        Return None for a reference to an item in a previous response.
         """
         kind = item.get("type", "message" if "role" in item else "item_reference" if "id" in item else None)
         match kind:

@@ -44,8 +44,8 @@ def _no_media(name: str) -> bytes | None:
 class ResponsesReader:
     """Reads /v1/responses bodies.
 
-    `chat`: reads the converted body. `stores_responses`: whether the server stores responses. `refusal`:
-    otherwise, the error text for fields that require storage.
+    `chat`: reads the converted body. `stores_responses`: whether the server stores responses. `refusal`: if
+    it does not, the error text for fields that require storage.
     """
 
     def __init__(
@@ -204,8 +204,8 @@ RENAMES: Renames = (
 
 
 def upload_place(where: FieldPath, names: FieldNames) -> FieldPath:
-    """Return the path in the client's body to an uploaded image's file_id, whose path in the chat body is
-    `where`.
+    """Convert `where`, an uploaded image's path in the chat body, to its file_id's path in the
+    client's body.
     """
     path = names.path(where)
     return FieldPath(*path[:-1], "file_id") if path[-1] == "image_url" else path / "file_id"

@@ -57,7 +57,7 @@ class FoundResponse(NamedTuple):
 
 
 class PreviousItems(NamedTuple):
-    """All previous responses' items, oldest first, and their media by the SHA-256 in hex."""
+    """All previous responses' items, oldest first, and their media, keyed by the SHA-256 in hex."""
 
     items: list[Json]
     media: dict[str, bytes]
